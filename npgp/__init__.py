@@ -1,0 +1,14 @@
+"""Sparse Gaussian processes as building blocks of NumPyro programs."""
+
+from npgp import datasets, kernels, likelihoods
+from npgp.collapsed import CollapsedGP, exact_log_evidence
+from npgp.component import Function, Latent, SparseGP, observe, plate, sample
+from npgp.features import Points
+from npgp.gplvm import BayesianGPLVM, pca_start
+from npgp.guide import AutoSparseGP, posterior
+from npgp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, White
+from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from npgp.training import NonFiniteLossError, adam, evaluate, fit
+from npgp.variational import Posterior
+
+__version__ = "0.1.0"

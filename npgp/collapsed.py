@@ -1,0 +1,187 @@
+"""Collapsed bounds for Gaussian noise: q(ε) at its optimum, as a NumPyro distribution over all observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.util import is_prng_key
+
+from npgp import conditionals, linalg
+from npgp.features import InducingBlock, as_block
+from npgp.kernels import Kernel
+from npgp.projection import Projection, factorize
+from npgp.variational import Posterior, ScaledProjection, gaussian_optimum
+
+__all__ = ["CollapsedGP", "collapsed_bound", "exact_log_evidence"]
+
+
+def collapsed_bound(
+    projection: Projection,
+    y: jax.Array,
+    noise_variance: ArrayLike,
+    covariances: Sequence[str],
+    conditional: conditionals.Conditional = "tight",
+) -> jax.Array:
+    """
+    The ELBO for Gaussian noise at the optimal q(ε) (DESIGN section 5).
+
+    :param projection: of the training inputs.
+    :param y: observations less the mean function, shape (..., N).
+    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param covariances: ``"dense"`` or ``"prior"`` (moves the mean only) for each block.
+    :param conditional: what q does to the residual.
+    :return: shape (...).
+    """
+    dense = [kind == "dense" for kind in covariances]
+    scaled = ScaledProjection.of(projection, noise_variance)
+    fit = jnp.sum(jnp.square(y / scaled.scale), -1) - jnp.sum(jnp.square(scaled.half_solve(y)), -1)
+    log_det = jnp.zeros((), fit.dtype)
+    for A, use in zip(scaled.A, dense, strict=True):
+        if use and len(dense) == 1:
+            log_det = linalg.log_determinant(scaled.cholesky)
+        elif use:
+            B = linalg.matmul(A, A.T) + jnp.eye(A.shape[0], dtype=A.dtype)
+            log_det = log_det + linalg.log_determinant(jnp.linalg.cholesky(B))
+    penalty = conditionals.collapsed_penalty(conditional, projection.residual_variance(dense), noise_variance)
+    log_scale = jnp.sum(jnp.log(jnp.broadcast_to(scaled.scale, y.shape[-1:])))
+    return -0.5 * (fit + log_det + y.shape[-1] * math.log(2.0 * math.pi)) - log_scale - penalty
+
+
+class CollapsedGP(dist.Distribution):
+    """
+    Gaussian-noise observations of a sparse GP, with q(ε) collapsed: ``log_prob(y)`` is a lower bound on the log
+    evidence. For NUTS, L-BFGS or SVI over hyperparameters::
+
+        numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, noise_variance), obs=y)
+
+    Several outputs that share the GP's hyperparameters are rows of y: ``log_prob`` maps (..., N) to (...).
+
+    :param kernel: the kernel.
+    :param X: training inputs, shape (N, D).
+    :param inducing: Z of shape (M, D), a block of features, or a list of these.
+    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param mean: the mean function's values at X, a scalar or (N,). Add its values at new inputs to predictions.
+    :param conditional: ``"tight"`` (Bui et al. 2025), ``"prior"`` (SGPR, Titsias 2009), or ``"shared"`` (Artemev et
+        al. 2021).
+    :param covariances: for each block ``"dense"`` or ``"prior"`` (the block moves the mean only; such blocks come
+        last). Dense throughout if omitted.
+    :param jitter: relative jitter tried first.
+    :raises ValueError: for inputs of the wrong shape and for a noise variance known not to be positive.
+    """
+
+    support = constraints.real_vector
+    reparametrized_params: list[str] = []
+    pytree_data_fields = ("kernel", "X", "blocks", "noise_variance", "mean_value")
+    pytree_aux_fields = ("conditional", "covariances", "jitter")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        X: ArrayLike,
+        inducing: object,
+        noise_variance: ArrayLike,
+        mean: ArrayLike = 0.0,
+        conditional: conditionals.Conditional = "tight",
+        covariances: Sequence[str] | None = None,
+        jitter: float | None = None,
+        *,
+        validate_args=None,
+    ):
+        conditionals.check(conditional)
+        linalg.require_positive(noise_variance, "noise_variance")
+        self.kernel = kernel
+        self.X = linalg.inputs(X)
+        self.blocks = as_blocks(inducing)
+        self.covariances = check_covariances(covariances, len(self.blocks), allowed=("dense", "prior"))
+        rows = self.X.shape[0]
+        for name, value in (("noise_variance", noise_variance), ("mean", mean)):
+            if jnp.shape(value) not in ((), (rows,)):
+                raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
+        self.noise_variance = noise_variance
+        self.mean_value = mean
+        self.conditional = conditional
+        self.jitter = jitter
+        super().__init__((), (rows,), validate_args=validate_args)
+
+    def log_prob(self, value):
+        """The bound for observations y of shape (..., N): (...)."""
+        projection = factorize(self.kernel, self.blocks, self.jitter)(self.X)
+        return collapsed_bound(
+            projection, value - self.mean_value, self.noise_variance, self.covariances, self.conditional
+        )
+
+    def sample(self, key, sample_shape=()):
+        """Joint draws from the prior with noise, at O(N³)."""
+        assert is_prng_key(key)
+        L, _ = linalg.cholesky(self.kernel(self.X), self.jitter)
+        f_key, noise_key = jax.random.split(key)
+        shape = sample_shape + self.batch_shape + self.event_shape
+        f = linalg.matmul(L, jax.random.normal(f_key, shape, L.dtype)[..., None])[..., 0]
+        noise = jnp.sqrt(self.noise_variance) * jax.random.normal(noise_key, shape, L.dtype)
+        return self.mean_value + f + noise
+
+    def condition(self, y: ArrayLike) -> Posterior:
+        """
+        The posterior of f, less the mean function, given observations y of shape (..., N).
+
+        :raises ValueError: if y has NaN or another number of rows.
+        """
+        linalg.require_finite(y, "y")
+        y = jnp.asarray(y, self.X.dtype)
+        if y.shape[-1:] != self.event_shape:
+            raise ValueError(f"y has shape {y.shape}; its last axis must match the {self.event_shape[0]} rows of X.")
+        projector = factorize(self.kernel, self.blocks, self.jitter)
+        q = gaussian_optimum(projector(self.X), y - self.mean_value, self.noise_variance, self.covariances)
+        return Posterior(projector, q)
+
+    def log_likelihood(self, y: ArrayLike) -> jax.Array:
+        """
+        Pointwise log likelihood ``log ∫ p(y_n | f_n) q(f_n) df_n``, for ArviZ: (..., N).
+
+        These are the data's, given the posterior of f; they do not sum to the bound.
+        """
+        posterior = self.condition(y)
+        mean, variance = posterior.mean_and_variance(self.X)
+        return dist.Normal(mean + self.mean_value, jnp.sqrt(variance + self.noise_variance)).log_prob(jnp.asarray(y))
+
+
+def as_blocks(inducing: object) -> tuple[InducingBlock, ...]:
+    """Inducing blocks from one block or array, or from a list of these."""
+    if isinstance(inducing, (list, tuple)):
+        if not inducing:
+            raise ValueError("inducing is an empty list; it needs at least one block of inducing features.")
+        return tuple(as_block(block, f"inducing[{i}]") for i, block in enumerate(inducing))
+    return (as_block(inducing),)
+
+
+def check_covariances(
+    covariances: Sequence[str] | str | None, blocks: int, allowed: tuple[str, ...]
+) -> tuple[str, ...]:
+    """One covariance structure per block, mean-only blocks last; dense throughout if omitted."""
+    if covariances is None:
+        return ("dense",) * blocks
+    kinds = (covariances,) * blocks if isinstance(covariances, str) else tuple(covariances)
+    if len(kinds) != blocks or any(kind not in allowed for kind in kinds):
+        raise ValueError(f"covariances is {covariances!r}; it must give one of {allowed} for each of {blocks} blocks.")
+    if any(kind == "prior" and later != "prior" for kind, later in zip(kinds, kinds[1:], strict=False)):
+        raise ValueError(f"covariances is {covariances!r}; blocks left at the prior ('prior') must come last.")
+    return kinds
+
+
+def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_variance: ArrayLike) -> jax.Array:
+    """
+    Log evidence of the exact GP with Gaussian noise, at O(N³): what every bound stays below.
+
+    :param X: inputs (N, D).
+    :param y: observations less the mean function, (..., N).
+    :param noise_variance: σ², a scalar or (N,).
+    """
+    X = linalg.inputs(X)
+    K = kernel(X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
+    return dist.MultivariateNormal(jnp.zeros(X.shape[0], X.dtype), scale_tril=jnp.linalg.cholesky(K)).log_prob(y)

@@ -1,0 +1,48 @@
+"""Inducing points: function values u = f(Z)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+from jax.typing import ArrayLike
+
+from npgp import linalg
+from npgp.kernels import Kernel
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Points:
+    """
+    The values of f at inducing inputs.
+
+    :param inputs: Z, shape (M, D); numbers, a ``numpyro.param`` or a sampled value.
+    :param name: what error messages call them.
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN.
+    """
+
+    inputs: jax.Array
+    name: str = field(default="inducing", metadata={"static": True})
+
+    def __post_init__(self):
+        # JAX rebuilds pytrees with placeholders and batched leaves; only what a user could have passed is checked.
+        if isinstance(self.inputs, (list, tuple)) or (hasattr(self.inputs, "shape") and hasattr(self.inputs, "dtype")):
+            if not linalg.is_traced(self.inputs):
+                object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name))
+
+    @property
+    def size(self) -> int:
+        """Number of inducing points M."""
+        return self.inputs.shape[0]
+
+    def gram(self, kernel: Kernel) -> jax.Array:
+        """``k(Z, Z)``, (M, M)."""
+        return kernel(self.inputs)
+
+    def cross(self, kernel: Kernel, X: ArrayLike) -> jax.Array:
+        """``k(Z, X)``, (M, N)."""
+        return kernel(self.inputs, jnp.asarray(X))

@@ -1,0 +1,152 @@
+"""Numerics that every other room relies on: the one Cholesky with its jitter policy, and exact products.
+
+Accelerators may multiply float32 matrices in a shorter format by default. A projection ``L⁻¹ K`` loses all of
+its digits that way, so matrix products of this library go through :func:`matmul`, which asks for full precision.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
+
+#: First jitter tried, relative to the mean of the diagonal.
+DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}
+#: Each retry multiplies the jitter by this, until :data:`MAX_JITTER` has failed.
+JITTER_GROWTH = 10.0
+MAX_JITTER = 1e-1
+
+
+def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Matrix product in the full precision of its inputs, also on an accelerator."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def default_jitter(dtype) -> float:
+    """The relative jitter used when none is given, for a floating dtype."""
+    return DEFAULT_JITTER[jnp.dtype(dtype).name]
+
+
+def _mean_diagonal(K: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.diagonal(K, axis1=-2, axis2=-1), axis=-1)
+
+
+def _add_to_diagonal(K: jax.Array, value: jax.Array) -> jax.Array:
+    return K + value[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
+
+
+@jax.custom_jvp
+@jax.jit  # run eagerly, the loop would be compiled anew at every call
+def _jittered_cholesky(K: jax.Array, scale: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def attempt(relative):
+        return lax.linalg.cholesky(_add_to_diagonal(K, relative * scale), symmetrize_input=False)
+
+    def failed(state):
+        relative, L = state
+        return ~jnp.all(jnp.isfinite(L)) & (relative < 0.99 * MAX_JITTER)
+
+    def retry(state):
+        relative = jnp.minimum(state[0] * JITTER_GROWTH, MAX_JITTER)
+        return relative, attempt(relative)
+
+    relative, L = lax.while_loop(failed, retry, (first, attempt(first)))
+    return L, relative
+
+
+@_jittered_cholesky.defjvp
+def _(primals, tangents):
+    # dL = L Φ(L⁻¹ dK L⁻ᵀ), Φ the lower triangle with its diagonal halved; the retries are not differentiated.
+    K, scale, first = primals
+    L, relative = _jittered_cholesky(K, scale, first)
+    dK = _add_to_diagonal(tangents[0], relative * tangents[1])
+    dK = 0.5 * (dK + jnp.swapaxes(dK, -1, -2))
+    inner = solve_triangular(L, dK, lower=True)
+    inner = solve_triangular(L, jnp.swapaxes(inner, -1, -2), lower=True)
+    phi = jnp.tril(inner) - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
+    return (L, relative), (matmul(L, phi), jnp.zeros_like(relative))
+
+
+def cholesky(
+    K: jax.Array, jitter: float | None = None, scale: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """
+    Lower Cholesky factor of a covariance matrix, and the jitter it took.
+
+    ``K + ε · scale · I`` is factorised with ε starting at ``jitter``; while the factor has NaN, ε is multiplied by
+    10 (inside ``jit``), up to 0.1. Gradients are those of the factor at the ε used.
+
+    :param K: symmetric positive semi-definite matrices, shape (..., M, M); the lower triangle is read.
+    :param jitter: relative jitter tried first; default by dtype, :data:`DEFAULT_JITTER`.
+    :param scale: what the jitter is relative to, shape (...); the mean of K's diagonal if omitted.
+    :return: the factor (..., M, M) and the relative jitter ε used, a scalar. If no ε up to 0.1 works the factor
+        is NaN, which training loops report.
+    """
+    first = jnp.asarray(default_jitter(K.dtype) if jitter is None else jitter, K.dtype)
+    return _jittered_cholesky(K, _mean_diagonal(K) if scale is None else scale, first)
+
+
+def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.Array:
+    """``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``."""
+    return solve_triangular(L, B, lower=True, trans=1 if transpose else 0)
+
+
+def inverse_factor(L: jax.Array) -> jax.Array:
+    """
+    Lower Cholesky factor of ``(L Lᵀ)⁻¹``.
+
+    Factorising the inverse would square its condition number; reversing the order of rows and columns turns
+    the upper factor ``L⁻ᵀ`` into one without. With P the reversal, ``P (L Lᵀ) P = F Fᵀ`` gives
+    ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular.
+    """
+    A = matmul(L, jnp.swapaxes(L, -1, -2))
+    F = lax.linalg.cholesky(jnp.flip(A, (-2, -1)))
+    identity = jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
+    return jnp.flip(jnp.swapaxes(solve_lower(F, identity), -1, -2), (-2, -1))
+
+
+def log_determinant(L: jax.Array) -> jax.Array:
+    """``log |L Lᵀ|`` from the Cholesky factor."""
+    return 2.0 * jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+
+
+def inputs(x: ArrayLike, name: str = "X") -> jax.Array:
+    """
+    Check an input array: floating, shape (N, D), at least one row and one column, finite where that can be seen.
+
+    :param x: inputs of shape (N, D); a vector (N,) is refused rather than guessed at.
+    :param name: what the error calls the array.
+    :raises TypeError: if the array is not floating.
+    :raises ValueError: if its shape is wrong, it has no rows, or (when concrete) has NaN or infinities.
+    """
+    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{name} has dtype {dtype}; GP inputs must be floating point, as {name}.astype(float).")
+    if np.ndim(x) != 2:
+        hint = f"; a single input column is {name}[:, None]" if np.ndim(x) == 1 else ""
+        raise ValueError(f"{name} has shape {np.shape(x)}; inputs are (rows, input dimensions){hint}.")
+    if 0 in np.shape(x):
+        raise ValueError(f"{name} has shape {np.shape(x)}; it needs at least one row and one column.")
+    require_finite(x, name)
+    return jnp.asarray(x)
+
+
+def require_finite(x: ArrayLike, name: str) -> None:
+    """Raise ``ValueError`` if a concrete array has NaN or infinities; traced arrays pass."""
+    if not is_traced(x) and not np.all(np.isfinite(np.asarray(x))):
+        raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
+
+
+def require_positive(value: object, name: str) -> None:
+    """Raise ``ValueError`` if a concrete hyperparameter is not positive and finite; traced ones pass."""
+    if isinstance(value, (int, float, np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not is_traced(value)):
+        array = np.asarray(value)
+        if not (np.all(array > 0) and np.all(np.isfinite(array))):
+            raise ValueError(f"{name} is {value}; it must be positive and finite.")
+
+
+def is_traced(x: object) -> bool:
+    """Whether an array's values cannot be seen yet (it is traced by ``jit``, ``vmap`` or ``grad``)."""
+    return isinstance(x, jax.core.Tracer)

@@ -1,0 +1,438 @@
+"""Tests of npgp.datasets."""
+
+import hashlib
+import sys
+import types
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npgp import datasets
+from npgp.datasets import _files, _oil, _openml, _simulate, _uci
+
+KEY = jax.random.PRNGKey(3)
+OFFSETS = np.array(_simulate.VERTICAL + _simulate.HORIZONTAL)
+CHORDS = 2 * np.sqrt(1 - OFFSETS**2)
+
+
+def digest(*arrays: np.ndarray) -> str:
+    blocks = (np.ascontiguousarray(a, dtype=f"<{a.dtype.kind}8").tobytes() for a in arrays)
+    return hashlib.sha256(b"".join(blocks)).hexdigest()[:16]
+
+
+def one_nearest_neighbour_errors(Y, labels):
+    squares = (Y**2).sum(axis=1)
+    distance = squares[:, None] + squares[None, :] - 2 * Y @ Y.T
+    np.fill_diagonal(distance, np.inf)
+    return int((labels[distance.argmin(axis=1)] != labels).sum())
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    monkeypatch.delenv("NPGP_DATA", raising=False)
+
+
+# ---------------------------------------------------------------- files of the data folder
+
+
+def test_load_promotes_floats_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("NPGP_DATA", str(tmp_path))
+    np.savez(tmp_path / "toy.npz", x=np.float32([0.1]), k=np.int8([3]), mask=np.array([True]))
+    data = datasets.load("toy")
+    assert {key: value.dtype for key, value in data.items()} == {"x": "f8", "k": "i1", "mask": "?"}
+    assert data["x"][0] == np.float32(0.1)
+
+
+def test_load_refuses_pickles(tmp_path, monkeypatch):
+    monkeypatch.setenv("NPGP_DATA", str(tmp_path))
+    np.savez(tmp_path / "toy.npz", x=np.array([{}], dtype=object))
+    with pytest.raises(ValueError, match="pickle"):
+        datasets.load("toy")
+
+
+def test_missing_files_are_said_clearly(no_data, monkeypatch, tmp_path):
+    for get in (lambda: datasets.load("coal"), datasets.snelson, lambda: datasets.uci("servo")):
+        with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\]"):
+            get()
+    with pytest.raises(ValueError, match="letters"):
+        datasets.load("../coal")
+    monkeypatch.setenv("NPGP_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match="NPGP_DATA is set to .* not a folder"):
+        datasets.load("coal")
+
+
+def test_snelson(data_dir):
+    x_train, y_train, x_test = datasets.snelson()
+    assert (x_train.shape, y_train.shape, x_test.shape) == ((200, 1), (200,), (301, 1))
+    assert x_train.dtype == y_train.dtype == x_test.dtype == np.float64
+    np.testing.assert_allclose(x_test[[0, -1], 0], [-3, 10])
+    assert digest(x_train, y_train, x_test) == "cb374755e1058385"
+
+
+# ---------------------------------------------------------------- oil flow
+
+OIL_DIGESTS = {
+    "train": ("8cc8b78555ef1310", "f83dd2553dad9bd8", "195736a536cb0b86"),
+    "valid": ("a51f175067ec01db", "b05882e57556e1e1", "4d247d7307e4efea"),
+    "test": ("18cdbd11375b02c4", "25c759d37f2547c3", "7dac60d14f556aae"),
+}
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_oil_flow_values(data_dir, split):
+    data = datasets.oil_flow(split)
+    assert data.Y.shape == (1000, 12) and data.Y.dtype == np.float64
+    assert data.labels.shape == (1000,) and data.labels.dtype == np.int64
+    assert data.fractions.shape == (1000, 2) and data.fractions.dtype == np.float64
+    assert (digest(data.Y), digest(data.labels), digest(data.fractions)) == OIL_DIGESTS[split]
+
+
+def test_oil_flow_refuses_unknown_split():
+    with pytest.raises(ValueError, match="split must be one of"):
+        datasets.oil_flow("all")
+
+
+def write_oil_text(folder: Path, data: datasets.OilFlow, stem: str) -> None:
+    np.savetxt(folder / f"{stem}.txt", data.Y, fmt="%.17g")
+    np.savetxt(folder / f"{stem}Lbls.txt", np.eye(3)[data.labels], fmt="%d")
+
+
+def fake_pooch(retrieve, cache: Path) -> types.ModuleType:
+    module = types.ModuleType("pooch")
+    module.retrieve = retrieve
+    module.os_cache = lambda name: cache / name
+    return module
+
+
+def test_oil_flow_download(no_data, monkeypatch, tmp_path):
+    made = datasets.simulate_oil_flow(KEY, 7)
+    write_oil_text(tmp_path, made, "DataVdn")
+    asked = []
+
+    def retrieve(url, known_hash, fname, path):
+        asked.append((url, known_hash))
+        return str(tmp_path / fname)
+
+    monkeypatch.setitem(sys.modules, "pooch", fake_pooch(retrieve, tmp_path))
+    data = datasets.oil_flow("valid")
+    np.testing.assert_array_equal(data.Y, made.Y)
+    np.testing.assert_array_equal(data.labels, made.labels)
+    assert data.fractions is None
+    base = (
+        "https://raw.githubusercontent.com/lawrennd/datasets_mirror/"
+        "2eb6dce7501464457465facc7ef9334250efe4b4/three_phase_oil_flow/"
+    )
+    assert asked == [
+        (base + name, "sha256:" + _oil._SHA256[name]) for name in ("DataVdn.txt", "DataVdnLbls.txt")
+    ]
+
+
+def test_oil_flow_digests_are_those_of_the_listing(data_dir):
+    listing = data_dir / "OIL_SHA256"
+    if not listing.is_file():
+        pytest.skip("the listing is not in the data folder")
+    words = [line.split() for line in listing.read_text().splitlines() if line.strip()]
+    assert {name: value for value, name in words} == _oil._SHA256
+
+
+def test_oil_flow_without_network_or_pooch(no_data, monkeypatch, tmp_path):
+    def retrieve(**_):
+        raise ConnectionError("no network")
+
+    monkeypatch.setitem(sys.modules, "pooch", fake_pooch(retrieve, tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\]"):
+        datasets.oil_flow()
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    with pytest.raises(ImportError, match=r"NPGP_DATA.*npgp\[data\].*simulate_oil_flow"):
+        datasets.oil_flow()
+
+
+@pytest.mark.parametrize(("columns", "classes"), [(11, np.eye(3)), (12, np.ones((3, 3)))])
+def test_oil_flow_text_is_checked(tmp_path, columns, classes):
+    np.savetxt(tmp_path / "DataTrn.txt", np.zeros((3, columns)))
+    np.savetxt(tmp_path / "DataTrnLbls.txt", classes)
+    paths = {name: tmp_path / name for name in ("DataTrn.txt", "DataTrnLbls.txt")}
+    with pytest.raises(ValueError, match="oil-flow text files"):
+        _oil._parse(paths, "train")
+
+
+# ---------------------------------------------------------------- regression benchmarks
+
+
+def test_uci_names_are_the_files(data_dir):
+    stored = {path.stem.removeprefix("uci_") for path in data_dir.glob("uci_*.npz")}
+    assert stored == set(datasets.UCI_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"), [("servo", 10), ("autos", 10), ("yacht_raw", 10), ("power", 20)]
+)
+def test_uci_splits(data_dir, name, splits):
+    data = datasets.load(f"uci_{name}")
+    n = len(data["y"])
+    tests = []
+    for k in range(splits):
+        train, test = _uci._rows(name, data, k)
+        np.testing.assert_array_equal(np.sort(np.r_[train, test]), np.arange(n))
+        assert 0.05 < len(test) / n < 0.15
+        tests.append(test)
+    if "test_idx" in data:
+        np.testing.assert_array_equal(tests[3], np.sort(data["test_idx"][3]))
+    else:
+        np.testing.assert_array_equal(np.sort(np.concatenate(tests)), np.arange(n))
+    with pytest.raises(ValueError, match=f"must be 0..{splits - 1}, got {splits}"):
+        datasets.uci(name, splits)
+    with pytest.raises(ValueError, match="got 'orig'"):
+        datasets.uci(name, "orig")
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [("kin40k", ((10000, 8), (30000, 8))), ("pumadyn32nm", ((7168, 32), (1024, 32)))],
+)
+def test_uci_original_split(data_dir, name, shapes):
+    data = datasets.uci(name, "orig", standardize=False)
+    assert (data.X_train.shape, data.X_test.shape) == shapes
+    stored = datasets.load(f"uci_{name}")
+    np.testing.assert_array_equal(data.X_train, stored["X"][stored["orig_train_idx"]])
+    np.testing.assert_array_equal(data.y_test, stored["y"][stored["orig_test_idx"]])
+    rows = np.r_[stored["orig_train_idx"], stored["orig_test_idx"]]
+    np.testing.assert_array_equal(np.sort(rows), np.arange(len(stored["y"])))
+
+
+@pytest.mark.parametrize("name", ["yacht", "challenger", "sml"])
+def test_uci_standardisation(data_dir, name):
+    raw, data = datasets.uci(name, 4, standardize=False), datasets.uci(name, 4)
+    assert {array.dtype for array in (data.X_train, data.y_train, data.X_test, data.y_test)} == {
+        np.dtype(np.float64)
+    }
+    constant = np.ptp(raw.X_train, axis=0) == 0
+    assert constant.sum() == {"yacht": 0, "challenger": 1, "sml": 4}[name]
+    np.testing.assert_allclose(data.X_train.mean(axis=0), 0, atol=1e-9)
+    np.testing.assert_allclose(data.X_train.std(axis=0), np.where(constant, 0, 1), atol=1e-9)
+    np.testing.assert_allclose([data.y_train.mean(), data.y_train.std()], [0, 1], atol=1e-9)
+    np.testing.assert_allclose(data.X_test * data.x_scale + data.x_mean, raw.X_test, atol=1e-9)
+    np.testing.assert_allclose(data.y_test * data.y_scale + data.y_mean, raw.y_test, atol=1e-9)
+    assert (raw.y_mean, raw.y_scale) == (0.0, 1.0)
+
+
+def test_uci_refuses_unknown_name():
+    with pytest.raises(ValueError, match="name must be one of autompg"):
+        datasets.uci("boston")
+
+
+def fake_openml(monkeypatch, fetch) -> None:
+    module = types.ModuleType("sklearn.datasets")
+    module.fetch_openml = fetch
+    monkeypatch.setitem(sys.modules, "sklearn", types.ModuleType("sklearn"))
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", module)
+
+
+def test_uci_from_openml(no_data, monkeypatch):
+    rng = np.random.default_rng(0)
+    X, heating = rng.normal(size=(768, 9)), rng.normal(size=768)
+
+    def fetch(data_id, target_column, as_frame, parser):
+        assert (data_id, target_column, as_frame) == (44960, "heating_load", False)
+        names = [*"abcd", "cooling_load", *"efgh"]
+        return types.SimpleNamespace(data=X, target=heating.astype(str), feature_names=names)
+
+    fake_openml(monkeypatch, fetch)
+    with pytest.warns(UserWarning, match="not the published ones"):
+        data = datasets.uci("energy", 2, standardize=False)
+    train, test = _uci._rows("energy", {"y": heating}, 2)
+    inputs = np.delete(X, 4, axis=1)
+    np.testing.assert_allclose(data.X_train, (inputs - inputs.mean(axis=0))[train])
+    np.testing.assert_allclose(data.y_test, (heating - heating.mean())[test])
+
+
+def test_uci_openml_errors(no_data, monkeypatch):
+    def refuse(**_):
+        raise ConnectionError("no network")
+
+    fake_openml(monkeypatch, refuse)
+    with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\].*not be reached"):
+        datasets.uci("wine")
+    wrong = types.SimpleNamespace(
+        data=np.zeros((3, 2)), target=np.zeros(3), feature_names=["a"] * 2
+    )
+    fake_openml(monkeypatch, lambda **_: wrong)
+    with pytest.raises(ValueError, match=r"shape \(3, 2\), not \(1599, 11\)"):
+        datasets.uci("wine")
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match=r"NPGP_DATA.*npgp\[data\]"):
+        datasets.uci("wine")
+
+
+def test_openml_shapes_and_yacht_transform_are_those_of_the_files(data_dir):
+    for name, source in _openml.SOURCES.items():
+        data = datasets.load(f"uci_{name}")
+        assert data["X"].shape == source.shape
+        assert source.centred == (abs(data["X"].mean(axis=0)) < 1e-3 * data["X"].std(axis=0)).all()
+    raw = np.log(datasets.load("uci_yacht_raw")["y"])
+    stored = datasets.load("uci_yacht")["y"]
+    np.testing.assert_allclose(np.sort(raw - raw.mean()), np.sort(stored), atol=1e-4)
+
+
+# ---------------------------------------------------------------- simulated oil flow
+
+
+def random_shares(n, seed=0):
+    shares = np.random.default_rng(seed).uniform(size=(n, 3))
+    return shares / shares.sum(axis=1, keepdims=True)
+
+
+def test_simulation_form_and_determinism():
+    data = datasets.simulate_oil_flow(KEY, 100)
+    assert data.Y.shape == (100, 12) and data.Y.dtype == np.float64
+    assert data.labels.dtype == np.int64 and data.fractions.dtype == np.float64
+    assert sorted(np.bincount(data.labels)) == [33, 33, 34]
+    assert (np.diff(data.labels) != 0).sum() > 40
+    assert (data.fractions > 0).all() and (data.fractions.sum(axis=1) < 1).all()
+    again = datasets.simulate_oil_flow(jax.random.key(3), 100)
+    np.testing.assert_array_equal(data.Y, again.Y)
+    np.testing.assert_array_equal(data.labels, again.labels)
+    other = datasets.simulate_oil_flow(jax.random.PRNGKey(4), 100)
+    assert (data.Y != other.Y).mean() > 0.99
+    with pytest.raises(ValueError, match="n must be"):
+        datasets.simulate_oil_flow(KEY, 0)
+    with pytest.raises(ValueError, match="counts must be"):
+        datasets.simulate_oil_flow(KEY, 3, counts=0.0)
+
+
+def test_simulation_does_not_depend_on_precision():
+    made = []
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            data = datasets.simulate_oil_flow(KEY, 50, counts=None)
+            shares = np.c_[data.fractions, 1 - data.fractions.sum(axis=1)]
+            lengths = np.asarray(_simulate._path_lengths(shares, data.labels))
+        assert lengths.dtype == (np.float64 if x64 else np.float32)
+        # without counting noise, the measurements are the true path lengths
+        np.testing.assert_allclose(data.Y, lengths[:, :, :2].reshape(50, 12), atol=1e-4)
+        made.append(data)
+    np.testing.assert_array_equal(made[0].labels, made[1].labels)
+    np.testing.assert_array_equal(made[0].fractions, made[1].fractions)
+    np.testing.assert_allclose(made[0].Y, made[1].Y, atol=1e-4)
+    np.testing.assert_allclose(data.Y, lengths[:, :, :2].reshape(50, 12), atol=1e-12)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.tuples(*[st.floats(0, 1, width=32)] * 3).filter(lambda shares: sum(shares) > 1e-3),
+    st.integers(0, 2),
+)
+def test_path_lengths_sum_to_the_chord(shares, label):
+    shares = np.array([shares]) / sum(shares)
+    lengths = np.asarray(_simulate._path_lengths(shares, np.array([label])))[0]
+    np.testing.assert_allclose(lengths.sum(axis=1), CHORDS, rtol=1e-5)
+    assert (lengths > -1e-5).all()
+
+
+def test_single_phase_fills_every_beam():
+    for phase in range(3):
+        expected = np.zeros((3, 6, 3))
+        expected[:, :, phase] = CHORDS
+        lengths = _simulate._path_lengths(np.eye(3)[[phase] * 3], np.arange(3))
+        np.testing.assert_allclose(lengths, expected, atol=1e-3)
+
+
+def test_segment_areas():
+    area_below, height_of = jax.jit(_simulate.segment_area), jax.jit(_simulate.segment_height)
+    heights = np.linspace(-1, 1, 41)
+    theta = np.arccos(-heights)
+    analytic = (theta - np.sin(2 * theta) / 2) / np.pi
+    np.testing.assert_allclose(area_below(heights), analytic, atol=1e-6)
+    np.testing.assert_allclose(height_of(analytic), heights, atol=1e-3)
+    np.testing.assert_allclose(area_below(height_of(analytic)), analytic, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", [0, 1, 2])
+def test_path_lengths_agree_with_walking_along_the_beams(label):
+    shares = random_shares(5, seed=label)
+    lengths = np.asarray(_simulate._path_lengths(shares, np.full(5, label)))
+    steps = (np.arange(40000) + 0.5) / 40000
+    along = CHORDS[:, None] * (steps - 0.5)
+    across = np.broadcast_to(OFFSETS[:, None], along.shape)
+    height = np.where(np.arange(6)[:, None] < 3, along, across)
+    table = np.linspace(-1, 1, 100001)
+    width = 2 * np.sqrt(1 - table**2)
+    below = np.r_[0, np.cumsum((width[1:] + width[:-1]) / 2) * (table[1] - table[0])] / np.pi
+    for share, length in zip(shares, lengths, strict=True):
+        if label == _simulate.HOMOGENEOUS:
+            expected = CHORDS[:, None] * share
+        else:
+            # share of the disc further out or further down than the point
+            inner = np.interp(height, table, below)
+            outward = inner if label == _simulate.STRATIFIED else 1 - along**2 - across**2
+            phase = (outward > share[0]).astype(int) + (outward > share[0] + share[1])
+            expected = CHORDS[:, None] * np.stack([(phase == p).mean(1) for p in range(3)], axis=1)
+        np.testing.assert_allclose(length, expected, atol=3e-4)
+
+
+def test_attenuation_and_inversion():
+    shares = random_shares(50)
+    lengths = np.asarray(_simulate._path_lengths(shares, np.arange(50) % 3), dtype=np.float64)
+    attenuation = np.einsum("nbp,ep->nbe", lengths, _simulate.MU)
+    assert 0.03 < attenuation.min() < attenuation.max() < 3
+    # the same from the two linear equations written out, less the gas, for one beam
+    (a, b), (c, d) = _simulate.MU[:, :2] - _simulate.MU[:, 2:]
+    low, high = (attenuation[:, 2] - _simulate.MU[:, 2] * CHORDS[2]).T
+    water, oil = (d * low - b * high) / (a * d - b * c), (a * high - c * low) / (a * d - b * c)
+    found = _simulate.invert(attenuation)
+    np.testing.assert_allclose(found[:, 2], np.stack([water, oil], axis=1), atol=1e-12)
+    np.testing.assert_allclose(found, lengths[..., :2], atol=1e-4)
+
+
+@pytest.mark.parametrize("counts", [5e3, 6.5e5])
+def test_counting_noise(counts):
+    data = datasets.simulate_oil_flow(KEY, 1000, counts=counts)
+    shares = np.c_[data.fractions, 1 - data.fractions.sum(axis=1)]
+    lengths = np.asarray(_simulate._path_lengths(shares, data.labels), dtype=np.float64)
+    errors = data.Y.reshape(-1, 6, 2) - lengths[..., :2]
+    # back to attenuations, whose variance is one over the expected number of photons
+    contrast = _simulate.MU[:, :2] - _simulate.MU[:, 2:]
+    expected_counts = counts * np.exp(-np.einsum("nbp,ep->nbe", lengths, _simulate.MU))
+    standard = np.einsum("nbp,ep->nbe", errors, contrast) * np.sqrt(expected_counts)
+    # a stratified interface may fall on either side of a horizontal beam by rounding
+    standard = standard[(abs(standard) < 8).all(axis=(1, 2))]
+    assert len(standard) >= 998
+    assert abs(standard.mean()) < 0.06
+    np.testing.assert_allclose(standard.var(axis=(0, 1)), 1, atol=0.1)
+    assert abs(np.mean(standard[..., 0] * standard[..., 1])) < 0.05
+
+
+def test_simulation_separates_the_classes_in_measurement_space():
+    data = datasets.simulate_oil_flow(KEY, 1000)
+    assert one_nearest_neighbour_errors(data.Y, data.labels) <= 20
+
+
+def test_simulation_resembles_the_real_data(data_dir):
+    real, made = datasets.oil_flow("train"), datasets.simulate_oil_flow(KEY, 1000)
+    assert one_nearest_neighbour_errors(real.Y, real.labels) == 2
+    spectra = [np.linalg.svd(Y - Y.mean(axis=0), compute_uv=False) for Y in (real.Y, made.Y)]
+    np.testing.assert_allclose(spectra[1], spectra[0], rtol=0.2)
+    np.testing.assert_allclose(made.Y.mean(axis=0), real.Y.mean(axis=0), atol=0.12)
+    np.testing.assert_allclose(made.Y.std(axis=0), real.Y.std(axis=0), atol=0.08)
+
+
+def test_real_rows_fit_the_geometry(data_dir):
+    errors = []
+    for split in ("train", "valid", "test"):
+        real = datasets.oil_flow(split)
+        shares = np.c_[real.fractions, 1 - real.fractions.sum(axis=1)]
+        lengths = np.asarray(_simulate._path_lengths(shares, real.labels))[..., :2]
+        errors.append(real.Y.reshape(-1, 6, 2) - lengths)
+    # shares are stored with four digits, so an interface may cross a horizontal beam
+    assert (abs(np.concatenate(errors)) < 0.35).all(axis=(1, 2)).sum() >= 2998
+    np.testing.assert_allclose(np.median(abs(np.concatenate(errors)), axis=0), 0.035, atol=0.02)
+
+
+def test_every_public_name_is_documented():
+    for name in datasets.__all__:
+        assert name == "UCI_NAMES" or getattr(datasets, name).__doc__
+    assert _files.ENV_VAR == "NPGP_DATA"
