@@ -11,4 +11,39 @@ from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from npgp.training import NonFiniteLossError, adam, evaluate, fit
 from npgp.variational import Posterior
 
+__all__ = [
+    "RBF",
+    "AutoSparseGP",
+    "BayesianGPLVM",
+    "Bernoulli",
+    "CollapsedGP",
+    "Constant",
+    "Function",
+    "Gaussian",
+    "Latent",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "NonFiniteLossError",
+    "Points",
+    "Poisson",
+    "Posterior",
+    "SparseGP",
+    "StudentT",
+    "White",
+    "adam",
+    "datasets",
+    "evaluate",
+    "exact_log_evidence",
+    "fit",
+    "kernels",
+    "likelihoods",
+    "observe",
+    "pca_start",
+    "plate",
+    "posterior",
+    "sample",
+]
+
 __version__ = "0.1.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -169,7 +170,7 @@ def check_covariances(
     kinds = (covariances,) * blocks if isinstance(covariances, str) else tuple(covariances)
     if len(kinds) != blocks or any(kind not in allowed for kind in kinds):
         raise ValueError(f"covariances is {covariances!r}; it must give one of {allowed} for each of {blocks} blocks.")
-    if any(kind == "prior" and later != "prior" for kind, later in zip(kinds, kinds[1:], strict=False)):
+    if any(kind == "prior" and later != "prior" for kind, later in itertools.pairwise(kinds)):
         raise ValueError(f"covariances is {covariances!r}; blocks left at the prior ('prior') must come last.")
     return kinds
 

@@ -22,8 +22,8 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
-from numpyro.util import is_prng_key
 from numpyro.primitives import Messenger, apply_stack
+from numpyro.util import is_prng_key
 
 from npgp import conditionals, linalg
 from npgp.collapsed import as_blocks, check_covariances
@@ -177,10 +177,10 @@ class SparseGP:
 
     def _draw(self, guided: bool, shared: bool) -> Function:
         values, q, messages = [], [], []
-        for site, block, kind in zip(self.sites, self.inducing, self.covariances, strict=True):
+        for site, block, kind in zip(self.sites, self.inducing, self.covariances, strict=True):  # type: ignore[arg-type]
             q_block = _declare_block(site, block, kind, self.init_scale) if guided else None
             with (catch := _Catch("sample")):
-                value = numpyro.sample(site, q_block or WhitenedPrior(block.size), infer={Q: q_block})
+                value = numpyro.sample(site, WhitenedPrior(block.size) if q_block is None else q_block, infer={Q: q_block})
             _check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block, kind))
@@ -365,7 +365,7 @@ class Latent:
     def __init__(self, terms: tuple[tuple[jax.Array, Function, jax.Array], ...], offset: jax.Array):
         self.terms, self.offset = terms, offset
         try:
-            self.shape
+            self.shape  # noqa: B018
         except ValueError:
             shapes = [f"{f.gp.name}: {(*f.batch_shape, X.shape[0])}" for _, f, X in terms]
             raise ValueError(
@@ -431,7 +431,8 @@ class Latent:
     def moments(self) -> Moments:
         """Moments of the combination, the draws being independent; each of shape :attr:`shape`."""
         self.check_independent()
-        mean, variance, residual = self.offset, 0.0, 0.0
+        mean = self.offset
+        variance = residual = jnp.zeros((), mean.dtype)
         for a, f, X in self.terms:
             m = f.moments(X)
             mean = mean + a * m.mean
@@ -468,8 +469,8 @@ def as_latent(latent: object, where: str) -> Latent:
     if isinstance(latent, Latent):
         return latent
     raise TypeError(
-        f"{where} was given a {type(latent).__name__}; it takes GP values at rows, such as f(X) or f(X) + g(X2) + offset, "
-        "where f = SparseGP(...).draw()."
+        f"{where} was given a {type(latent).__name__}; it takes GP values at rows, such as f(X) or "
+        "f(X) + g(X2) + offset, where f = SparseGP(...).draw()."
     )
 
 
@@ -551,8 +552,8 @@ def observe(
     :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets.
     :param likelihood: an ``npgp`` likelihood, or a function from f to a NumPyro distribution.
     :param obs: observations of the latent's shape, (N,) or (outputs, N).
-    :param conditional: what q does to the residual (:mod:`npgp.conditionals`): ``"tight"``, ``"prior"``, ``"shared"`` or
-        ``"published"``.
+    :param conditional: what q does to the residual (:mod:`npgp.conditionals`): ``"tight"``, ``"prior"``, ``"shared"``
+        or ``"published"``.
     :param mask: True where an observation is present, of the same shape; the others may be NaN.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row.
     :raises TypeError: if ``latent`` is not GP values.
@@ -616,8 +617,8 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: str = 
         independent.
     :param joint: draw the rows jointly, at O(N³), or from their marginals, which suffices for training where what
         follows factorises over rows, and then has less Monte Carlo noise.
-    :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence whatever
-        follows.
+    :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence
+        whatever follows.
     :return: shape (N,) or (outputs, N).
     """
     latent = as_latent(latent, "sample")

@@ -2,8 +2,8 @@
 The Bayesian GPLVM: a GP whose inputs are latent (Titsias & Lawrence 2010), uncollapsed and minibatched (Lalchand,
 Ravuri & Lawrence 2022).
 
-``p(x_n) = N(0, I_Q)``, ``q(x_n) = N(μ_n, diag s_n)``, and D outputs that share kernel and inducing inputs, each with its
-own q(ε). It is an ordinary NumPyro model around a :class:`~npgp.component.SparseGP`.
+``p(x_n) = N(0, I_Q)``, ``q(x_n) = N(μ_n, diag s_n)``, and D outputs that share kernel and inducing inputs, each with
+its own q(ε). It is an ordinary NumPyro model around a :class:`~npgp.component.SparseGP`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class BayesianGPLVM:
 
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs.
     :param conditional: what q does to the residual (:mod:`npgp.conditionals`).
-    :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with automatic relevance determination if omitted.
+    :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
     :param latent_guide: a guide for the site ``x`` with the model's arguments; free Gaussians per row if omitted.
     """
 

@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide, AutoNormal
 from numpyro.primitives import Messenger
 
+from npgp import linalg
 from npgp.component import CONTEXT, FUNCTION, is_gp_site
 from npgp.variational import Posterior
 
@@ -34,10 +36,24 @@ class _Rerun(Messenger):
         site = self.rest.get(msg.get("name"))
         if site is None or site["type"] != msg["type"] or msg.get("is_observed"):
             return
+        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
+            _check_same_rows(msg, site)
         msg["value"] = site["value"]
         if msg["type"] == "sample":
             msg["fn"], msg["intermediates"] = site["fn"], site["intermediates"]
             msg["infer"] = {**msg["infer"], **site["infer"]}
+
+
+def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
+    given = msg["value"]
+    same = given is None or given is site["value"]
+    if not same and not (linalg.is_traced(given) or linalg.is_traced(site["value"])):
+        same = np.array_equal(given, site["value"])
+    if not same:
+        raise ValueError(
+            f"plate {msg['name']!r} takes its rows from the model's arguments, but the guide for its other latent sites "
+            "drew rows of its own: give that guide the same plate, with create_plates if it is an autoguide."
+        )
 
 
 class AutoSparseGP:
@@ -162,9 +178,10 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
         replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
         sites = handlers.trace(handlers.substitute(replayed, params)).get_trace(*args, **kwargs)
     # The prefix of the site's name is the component's, with its scope.
-    found = {site: msg["infer"][FUNCTION] for site, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
+    found = {
+        site: msg["infer"][FUNCTION] for site, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]
+    }
     functions = {site.rsplit(".", 1)[0]: function for site, function in found.items()}
     if name not in functions:
         raise KeyError(f"the model has no component named {name!r}; it has {sorted(functions)}.")
     return functions[name].posterior()
-

@@ -86,7 +86,7 @@ def _check_ard(lengthscale: ArrayLike, columns: int, name: str) -> None:
     shape = jnp.shape(lengthscale)
     if shape not in ((), (1,), (columns,)):
         raise ValueError(
-            f"{name} has shape {shape} but the kernel sees {columns} input columns; it must be a scalar or ({columns},)."
+            f"{name} has shape {shape} but the kernel sees {columns} input columns; it must be () or ({columns},)."
         )
 
 

@@ -49,7 +49,7 @@ def _jittered_cholesky(K: jax.Array, scale: jax.Array, first: jax.Array) -> tupl
         return ~jnp.all(jnp.isfinite(L)) & (relative < 0.99 * MAX_JITTER)
 
     def retry(state):
-        relative = jnp.minimum(state[0] * JITTER_GROWTH, MAX_JITTER)
+        relative = jnp.clip(state[0] * JITTER_GROWTH, default_jitter(K.dtype), MAX_JITTER)  # 0 would stay 0
         return relative, attempt(relative)
 
     relative, L = lax.while_loop(failed, retry, (first, attempt(first)))
@@ -69,9 +69,7 @@ def _(primals, tangents):
     return (L, relative), (matmul(L, phi), jnp.zeros_like(relative))
 
 
-def cholesky(
-    K: jax.Array, jitter: float | None = None, scale: jax.Array | None = None
-) -> tuple[jax.Array, jax.Array]:
+def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """
     Lower Cholesky factor of a covariance matrix, and the jitter it took.
 
@@ -141,7 +139,9 @@ def require_finite(x: ArrayLike, name: str) -> None:
 
 def require_positive(value: object, name: str) -> None:
     """Raise ``ValueError`` if a concrete hyperparameter is not positive and finite; traced ones pass."""
-    if isinstance(value, (int, float, np.ndarray, np.generic)) or (isinstance(value, jax.Array) and not is_traced(value)):
+    if isinstance(value, (int, float, np.ndarray, np.generic)) or (
+        isinstance(value, jax.Array) and not is_traced(value)
+    ):
         array = np.asarray(value)
         if not (np.all(array > 0) and np.all(np.isfinite(array))):
             raise ValueError(f"{name} is {value}; it must be positive and finite.")

@@ -1,8 +1,8 @@
 """
 Block projection: kernel + inducing blocks → (A_1, …, A_K, d). Nothing below or beside this room repeats it.
 
-With C⁽¹⁾ = K and, for each block in turn, ``C⁽ⁱ⁾_ab = K_ab − Σ_{j<i} A_j(a)ᵀ A_j(b)``, ``L_i L_iᵀ = C⁽ⁱ⁾_{u_i u_i}`` and
-``A_i(x) = L_i⁻¹ C⁽ⁱ⁾_{u_i x}``, the prior is exactly
+With C⁽¹⁾ = K and, for each block in turn, ``C⁽ⁱ⁾_ab = K_ab − Σ_{j<i} A_j(a)ᵀ A_j(b)``, ``L_i L_iᵀ = C⁽ⁱ⁾_{u_i u_i}``
+and ``A_i(x) = L_i⁻¹ C⁽ⁱ⁾_{u_i x}``, the prior is exactly
 
     f(x) = Σ_i A_i(x)ᵀ ε_i + r(x),   ε_i ~ N(0, I) independent,   r ⟂ ε,   Var r(x_n) = d_n = k_nn − Σ_i ‖A_i(x_n)‖².
 

@@ -126,9 +126,7 @@ def test_oil_flow_download(no_data, monkeypatch, tmp_path):
         "https://raw.githubusercontent.com/lawrennd/datasets_mirror/"
         "2eb6dce7501464457465facc7ef9334250efe4b4/three_phase_oil_flow/"
     )
-    assert asked == [
-        (base + name, "sha256:" + _oil._SHA256[name]) for name in ("DataVdn.txt", "DataVdnLbls.txt")
-    ]
+    assert asked == [(base + name, "sha256:" + _oil._SHA256[name]) for name in ("DataVdn.txt", "DataVdnLbls.txt")]
 
 
 def test_oil_flow_digests_are_those_of_the_listing(data_dir):
@@ -168,9 +166,7 @@ def test_uci_names_are_the_files(data_dir):
     assert stored == set(datasets.UCI_NAMES)
 
 
-@pytest.mark.parametrize(
-    ("name", "splits"), [("servo", 10), ("autos", 10), ("yacht_raw", 10), ("power", 20)]
-)
+@pytest.mark.parametrize(("name", "splits"), [("servo", 10), ("autos", 10), ("yacht_raw", 10), ("power", 20)])
 def test_uci_splits(data_dir, name, splits):
     data = datasets.load(f"uci_{name}")
     n = len(data["y"])
@@ -207,9 +203,7 @@ def test_uci_original_split(data_dir, name, shapes):
 @pytest.mark.parametrize("name", ["yacht", "challenger", "sml"])
 def test_uci_standardisation(data_dir, name):
     raw, data = datasets.uci(name, 4, standardize=False), datasets.uci(name, 4)
-    assert {array.dtype for array in (data.X_train, data.y_train, data.X_test, data.y_test)} == {
-        np.dtype(np.float64)
-    }
+    assert {array.dtype for array in (data.X_train, data.y_train, data.X_test, data.y_test)} == {np.dtype(np.float64)}
     constant = np.ptp(raw.X_train, axis=0) == 0
     assert constant.sum() == {"yacht": 0, "challenger": 1, "sml": 4}[name]
     np.testing.assert_allclose(data.X_train.mean(axis=0), 0, atol=1e-9)
@@ -257,9 +251,7 @@ def test_uci_openml_errors(no_data, monkeypatch):
     fake_openml(monkeypatch, refuse)
     with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\].*not be reached"):
         datasets.uci("wine")
-    wrong = types.SimpleNamespace(
-        data=np.zeros((3, 2)), target=np.zeros(3), feature_names=["a"] * 2
-    )
+    wrong = types.SimpleNamespace(data=np.zeros((3, 2)), target=np.zeros(3), feature_names=["a"] * 2)
     fake_openml(monkeypatch, lambda **_: wrong)
     with pytest.raises(ValueError, match=r"shape \(3, 2\), not \(1599, 11\)"):
         datasets.uci("wine")

@@ -74,9 +74,7 @@ def test_every_epoch_is_a_fresh_permutation():
     assert (np.sort(epochs) == np.arange(N)).all()
     assert (epochs[0] != epochs[1]).any()
     # A function of the step alone, whatever was asked before.
-    np.testing.assert_array_equal(
-        inputs.rows(4, 2), _Inputs((X,), {}, KEY, 20, None).rows(0, 6)[4:]
-    )
+    np.testing.assert_array_equal(inputs.rows(4, 2), _Inputs((X,), {}, KEY, 20, None).rows(0, 6)[4:])
     other = _Inputs((X,), {}, random.key(1), 20, None)
     assert (other.rows(0, 1) != inputs.rows(0, 1)).any()
 
@@ -160,9 +158,7 @@ def test_continuation_is_exact(batch_size, steps_per_call):
 
     whole = run(100, steps_per_call=steps_per_call)
     part = run(60, steps_per_call=steps_per_call)
-    state = jax.tree.map(
-        lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), part.state
-    )
+    state = jax.tree.map(lambda x: x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), part.state)
     rest = run(40, init_state=state, steps_per_call=steps_per_call)
     assert len(rest.losses) == 40
     np.testing.assert_array_equal(np.concatenate([part.losses, rest.losses]), whole.losses)
@@ -335,9 +331,7 @@ def test_evaluate():
     mean, error = evaluate(svi, random.key(1), result, X, y=Y, num_draws=400)
     assert 0 < error < 0.02 * abs(mean)
     # Batches: the same mean. A fresh `SVI`, as for a restored state.
-    batch, batch_error = evaluate(
-        make_svi(), random.key(3), state, X, y=Y, num_draws=600, batch_size=20
-    )
+    batch, batch_error = evaluate(make_svi(), random.key(3), state, X, y=Y, num_draws=600, batch_size=20)
     assert abs(batch - mean) < 5 * np.hypot(error, batch_error)
 
 

@@ -13,10 +13,7 @@ from npgp.datasets import _files
 OilSplit = Literal["train", "valid", "test"]
 
 _COMMIT = "2eb6dce7501464457465facc7ef9334250efe4b4"
-_URL = (
-    "https://raw.githubusercontent.com/lawrennd/datasets_mirror/"
-    f"{_COMMIT}/three_phase_oil_flow/{{name}}"
-)
+_URL = f"https://raw.githubusercontent.com/lawrennd/datasets_mirror/{_COMMIT}/three_phase_oil_flow/{{name}}"
 _STEMS: dict[str, str] = {"train": "DataTrn", "valid": "DataVdn", "test": "DataTst"}
 _SHA256 = {
     "DataTrn.txt": "ff1aeeceb204de936990bc22cc9d0e4ca7094e993a6d723509c60be0b0f2a136",

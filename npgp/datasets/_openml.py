@@ -30,9 +30,7 @@ class _Source:
 _YACHT: dict[str, Any] = {"name": "yacht_hydrodynamics", "version": 1}
 SOURCES = {
     "concrete": _Source({"data_id": 44959, "target_column": "strength"}, (1030, 8)),
-    "energy": _Source(
-        {"data_id": 44960, "target_column": "heating_load"}, (768, 8), drop=("cooling_load",)
-    ),
+    "energy": _Source({"data_id": 44960, "target_column": "heating_load"}, (768, 8), drop=("cooling_load",)),
     "kin8nm": _Source({"data_id": 44980, "target_column": "y"}, (8192, 8), centred=False),
     "protein": _Source({"data_id": 44963, "target_column": "RMSD"}, (45730, 9), "log1p"),
     "wine": _Source({"data_id": 44972, "target_column": "alcohol"}, (1599, 11)),
@@ -70,9 +68,7 @@ def fetch(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     X = np.asarray(bunch.data, dtype=np.float64)[:, keep]
     y = np.asarray(bunch.target, dtype=np.float64).reshape(-1)
     if X.shape != source.shape or y.shape != source.shape[:1]:
-        raise ValueError(
-            f"OpenML's set for {name!r} has inputs of shape {X.shape}, not {source.shape}."
-        )
+        raise ValueError(f"OpenML's set for {name!r} has inputs of shape {X.shape}, not {source.shape}.")
     if source.transform != "none":
         y = _TRANSFORMS[source.transform](y)
     if source.centred:

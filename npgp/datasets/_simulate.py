@@ -162,9 +162,7 @@ def path_lengths(fractions: ArrayLike, labels: ArrayLike) -> Array:
     stratified = jnp.concatenate([vertical, horizontal], axis=1)
 
     which = jnp.asarray(labels)[:, None, None]
-    outside = jnp.select(
-        [which == HOMOGENEOUS, which == ANNULAR], [homogeneous, annular], stratified
-    )
+    outside = jnp.select([which == HOMOGENEOUS, which == ANNULAR], [homogeneous, annular], stratified)
     water, water_oil = outside[..., 0], outside[..., 1]
     return jnp.stack([water, water_oil - water, chord - water_oil], axis=-1)
 

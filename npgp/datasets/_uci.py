@@ -70,9 +70,7 @@ class RegressionSplit:
     y_scale: float
 
 
-def uci(
-    name: str, split: int | Literal["orig"] = 0, *, standardize: bool = True
-) -> RegressionSplit:
+def uci(name: str, split: int | Literal["orig"] = 0, *, standardize: bool = True) -> RegressionSplit:
     """A regression benchmark with one of its train/test splits.
 
     Read from ``uci_<name>.npz`` in the folder named by ``NPGP_DATA``. Where that is not to be had,
@@ -131,16 +129,13 @@ def _data(name: str) -> dict[str, NDArray[Any]]:
         return _files.load(f"uci_{name}")
     X, y = _openml.fetch(name)
     warnings.warn(
-        f"uci({name!r}) was fetched from OpenML: the splits are seeded ones made here, not the "
-        "published ones.",
+        f"uci({name!r}) was fetched from OpenML: the splits are seeded ones made here, not the published ones.",
         stacklevel=3,
     )
     return {"X": X, "y": y}
 
 
-def _rows(
-    name: str, data: dict[str, NDArray[Any]], split: int | str
-) -> tuple[NDArray[Any], NDArray[Any]]:
+def _rows(name: str, data: dict[str, NDArray[Any]], split: int | str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Numbers of the training and test rows of a split.
 
     :param name: name of the set, for the message.

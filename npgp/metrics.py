@@ -1,0 +1,27 @@
+"""Figures of merit for fitted models."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def nearest_neighbour_errors(points: ArrayLike, labels: ArrayLike) -> int:
+    """
+    Leave-one-out nearest-neighbour errors: how many points have a nearest other point of another class.
+
+    :param points: (N, Q), scaled as distances should be taken: for a GPLVM, latent means over lengthscales.
+    :param labels: classes, (N,).
+    :return: a count out of N.
+    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
+    :raises ValueError: for fewer than two points, or labels of another length.
+    """
+    points, labels = np.asarray(points), np.asarray(labels)
+    if len(points) < 2 or labels.shape != points.shape[:1]:
+        raise ValueError(f"points of shape {points.shape} and labels of shape {labels.shape} do not match.")
+    try:
+        from sklearn.neighbors import NearestNeighbors
+    except ImportError as error:
+        raise ImportError("nearest neighbours need scikit-learn: pip install npgp[data].") from error
+    neighbours = NearestNeighbors(n_neighbors=1).fit(points).kneighbors(return_distance=False)
+    return int(np.sum(labels[neighbours[:, 0]] != labels))

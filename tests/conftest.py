@@ -1,0 +1,59 @@
+"""Fixtures and settings that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import pytest
+
+os.environ["MPLBACKEND"] = "Agg"
+
+hypothesis.settings.register_profile(
+    "ci",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    # A first example compiles; and the dtype fixtures below hold for all examples of a test alike.
+    suppress_health_check=[
+        hypothesis.HealthCheck.too_slow,
+        hypothesis.HealthCheck.function_scoped_fixture,
+    ],
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "data_dir" in getattr(item, "fixturenames", ()):
+            item.add_marker("data")
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of data sets named by NPGP_DATA; without one, tests skip or (in CI) fail."""
+    folder = os.environ.get("NPGP_DATA")
+    if folder and Path(folder).is_dir():
+        return Path(folder)
+    reason = f"NPGP_DATA={folder} is not a folder" if folder else "NPGP_DATA is not set"
+    if os.environ.get("NPGP_REQUIRE_DATA") == "1":
+        pytest.fail(f"{reason}, and NPGP_REQUIRE_DATA=1", pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(params=[False, True], ids=["float32", "float64"])
+def x64(request: pytest.FixtureRequest) -> Iterator[type]:
+    """Runs the test twice, without and with 64-bit numbers; the value is the dtype."""
+    with jax.enable_x64(request.param):
+        yield jnp.float64 if request.param else jnp.float32
+
+
+@pytest.fixture
+def float64() -> Iterator[type]:
+    """Runs the test with 64-bit numbers; the value is the dtype."""
+    with jax.enable_x64(True):
+        yield jnp.float64

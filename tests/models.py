@@ -1,0 +1,200 @@
+"""What the tests of the NumPyro component share: small data, runners, and GP algebra in dense NumPy matrices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import TraceMeanField_ELBO
+
+import npgp
+
+LENGTHSCALE, VARIANCE, NOISE = 0.7, 1.3, 0.2
+RESIDUAL_SCALE = 0.4  # m of the conditional "shared"
+
+_rng = np.random.default_rng(7)
+X = _rng.uniform(0.0, 4.0, (8, 1))
+X_NEW = _rng.uniform(-0.5, 4.5, (8, 1))  # as many rows as X, elsewhere
+Y = np.sin(2.0 * X[:, 0]) + 0.3 * _rng.normal(size=8)
+Z = np.array([[0.5], [2.0], [3.5]])
+O = np.array([[1.2], [2.9]])
+
+#: Inducing blocks, and the covariance structure of q(ε) for each.
+STRUCTURES = {
+    "svgp": ([Z], ("dense",)),
+    "mean-field": ([Z], ("diagonal",)),
+    "odvgp": ([Z, O], ("dense", "prior")),
+    "solve": ([Z, O], ("dense", "dense")),
+}
+ORTHOGONAL = ("svgp", "odvgp", "solve")
+
+
+def kernel() -> npgp.RBF:
+    return npgp.RBF(lengthscale=LENGTHSCALE, variance=VARIANCE)
+
+
+def sparse_gp(structure: str = "svgp", name: str = "f", k=None, jitter: float | None = None) -> npgp.SparseGP:
+    blocks, kinds = STRUCTURES[structure]
+    blocks = [jnp.asarray(block) for block in blocks]
+    return npgp.SparseGP(name, kernel() if k is None else k, blocks, kinds, jitter=jitter)
+
+
+def regression(structure="svgp", conditional="tight", likelihood=None):
+    """The model of the README: one GP, observed."""
+
+    def model(X, y=None):
+        f = sparse_gp(structure, jitter=1e-12).draw()
+        npgp.observe("y", f(X), likelihood or npgp.Gaussian(NOISE), obs=y, conditional=conditional)
+
+    return model
+
+
+def sites(structure: str, name: str = "f") -> tuple[str, ...]:
+    return tuple(f"{name}.{suffix}" for suffix, _ in zip("uv", STRUCTURES[structure][0], strict=False))
+
+
+def random_params(structure: str = "svgp", seed: int = 0, name: str = "f") -> dict[str, jax.Array]:
+    """Parameters of some q(ε), far from the prior and from the optimum."""
+    rng = np.random.default_rng(seed)
+    params = {}
+    for site, block, kind in zip(sites(structure, name), *STRUCTURES[structure], strict=True):
+        size = len(block)
+        params[f"{site}.loc"] = jnp.asarray(0.7 * rng.normal(size=size))
+        if kind == "dense":
+            factor = np.tril(0.2 * rng.normal(size=(size, size)), -1) + np.diag(rng.uniform(0.3, 0.9, size))
+            params[f"{site}.scale_tril"] = jnp.asarray(factor)
+        elif kind == "diagonal":
+            params[f"{site}.scale"] = jnp.asarray(rng.uniform(0.3, 0.9, size))
+    return params
+
+
+def params_of(posterior: npgp.Posterior, structure: str = "svgp", name: str = "f") -> dict[str, jax.Array]:
+    """The parameters of q(ε) that a posterior holds, under the names that guides give them."""
+    params = {}
+    for site, block in zip(sites(structure, name), posterior.q, strict=True):
+        params[f"{site}.loc"] = block.loc
+        if block.learned:
+            params[f"{site}.scale_tril"] = block.scale_tril
+    return params
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Dense algebra
+
+
+def rbf(A, B, lengthscale=LENGTHSCALE, variance=VARIANCE):
+    return variance * np.exp(-0.5 * np.sum((A[:, None] - B) ** 2, -1) / lengthscale**2)
+
+
+def log_normal(y, mean, variance):
+    return -0.5 * (np.log(2 * np.pi * variance) + (y - mean) ** 2 / variance)
+
+
+class Dense:
+    """
+    The prior of f at inputs given ε, and q(f), from one Cholesky factor of all inducing values' joint covariance.
+
+    No block is treated apart: S is block diagonal, with I where a block keeps its prior.
+    """
+
+    def __init__(self, structure, inputs, params=None, name="f", **hyperparameters):
+        blocks, kinds = STRUCTURES[structure]
+        inputs, inducing = np.asarray(inputs), np.concatenate(blocks)
+        L = np.linalg.cholesky(rbf(inducing, inducing, **hyperparameters))
+        self.A = np.linalg.solve(L, rbf(inducing, inputs, **hyperparameters))
+        self.K = rbf(inputs, inputs, **hyperparameters)
+        self.Q = self.A.T @ self.A
+        self.D = self.K - self.Q
+        size = len(inducing)
+        learned = np.concatenate([np.full(len(b), k != "prior") for b, k in zip(blocks, kinds, strict=True)])
+        # What the learned blocks leave over: a mean-only block's variance belongs to the residual.
+        self.residual = np.diag(self.K) - np.sum(self.A[learned] ** 2, 0)
+        self.m, self.S = np.zeros(size), np.eye(size)
+        start = 0
+        for site, block in zip(sites(structure, name), blocks, strict=True):
+            rows = slice(start, start := start + len(block))
+            if params is not None:
+                self.m[rows] = params[f"{site}.loc"]
+                if f"{site}.scale_tril" in params:
+                    factor = np.asarray(params[f"{site}.scale_tril"])
+                    self.S[rows, rows] = factor @ factor.T
+                if f"{site}.scale" in params:
+                    self.S[rows, rows] = np.diag(np.asarray(params[f"{site}.scale"]) ** 2)
+        self.mean = self.A.T @ self.m
+        self.cov = self.D + self.A.T @ self.S @ self.A
+        self.variance = np.diag(self.cov)
+        self.explained = self.variance - self.residual  # s_n
+        sign, log_det = np.linalg.slogdet(self.S)
+        assert sign == 1
+        self.kl = 0.5 * (np.trace(self.S) + self.m @ self.m - size - log_det)
+
+    def rows(self, y, conditional="tight", noise=NOISE):
+        """Each row's share of the ELBO for Gaussian noise."""
+        fit = log_normal(y, self.mean, noise)
+        if conditional == "prior":
+            return fit - 0.5 * self.variance / noise
+        if conditional == "shared":
+            m = RESIDUAL_SCALE
+            return fit - 0.5 * (self.explained + m * self.residual) / noise - 0.5 * (m - 1 - np.log(m))
+        return fit - 0.5 * self.explained / noise - 0.5 * np.log1p(self.residual / noise)
+
+    def elbo(self, y, conditional="tight", noise=NOISE):
+        return np.sum(self.rows(y, conditional, noise)) - self.kl
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Runners
+
+
+def keys(n: int, seed: int = 0) -> jax.Array:
+    return jax.random.split(jax.random.key(seed), n)
+
+
+def make_elbo(model, guide=None, loss=None, **static):
+    """``elbo(key, params, *args)``, not compiled."""
+    guide, loss = guide or npgp.AutoSparseGP(model), loss or TraceMeanField_ELBO()
+
+    def elbo(key, params, *args, **kwargs):
+        return -loss.loss(key, params, model, guide, *args, **kwargs, **static)
+
+    return elbo
+
+
+def over_keys(fn, n, params, *args, seed=0):
+    """Values of ``fn(key, params, *args)`` for n keys, compiled once."""
+    return jax.tree.map(
+        np.asarray, jax.jit(jax.vmap(fn, (0, None) + (None,) * len(args)))(keys(n, seed), params, *args)
+    )
+
+
+def elbo_value(model, params, *args, guide=None, loss=None) -> float:
+    """The ELBO with one key, compiled."""
+    return float(jax.jit(make_elbo(model, guide, loss))(jax.random.key(3), params, *args))
+
+
+def traces(model, guide, params, *args, values=None, key=0):
+    """Traces of guide and of the replayed model, as SVI makes them, with chosen values of latent sites."""
+    guide_key, model_key = keys(2, key)
+    start = handlers.substitute(handlers.seed(guide, guide_key), {**params, **(values or {})})
+    guide_trace = handlers.trace(start).get_trace(*args)
+    replayed = handlers.substitute(handlers.replay(handlers.seed(model, model_key), guide_trace), params)
+    return guide_trace, handlers.trace(replayed).get_trace(*args)
+
+
+def affine(fn, sizes):
+    """``fn(values)`` at zero, and its Jacobian by site: all that there is to an affine function of noise."""
+    zeros = {name: jnp.zeros(size) for name, size in sizes.items()}
+    return jax.tree.map(np.asarray, jax.jit(lambda v: (fn(v), jax.jacfwd(fn)(v)))(zeros))
+
+
+def worst_z_of_moments(draws, mean, cov) -> float:
+    """The largest z-score of sample means and covariances of Gaussian draws (S, N)."""
+    draws = np.asarray(draws, float)
+    count = len(draws)
+    diagonal = np.diag(cov)
+    centred = draws - mean
+    z_mean = centred.mean(0) / np.sqrt(diagonal / count)
+    spread = np.sqrt((np.outer(diagonal, diagonal) + cov**2) / count)
+    z_cov = (centred.T @ centred / count - cov) / spread
+    return float(max(np.abs(z_mean).max(), np.abs(z_cov).max()))

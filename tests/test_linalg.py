@@ -1,0 +1,282 @@
+"""The one Cholesky: what it factorises, what it adds, what its derivatives are; and who is turned away."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from npgp import linalg
+
+EPS = {jnp.float32: 1e-5, jnp.float64: 1e-13}
+cholesky = jax.jit(linalg.cholesky, static_argnames="jitter")
+
+
+def random_psd(seed, size, dtype):
+    W = np.random.default_rng(seed).normal(size=(size, size))
+    return (W @ W.T / size + 0.3 * np.eye(size)).astype(dtype)
+
+
+def with_eigenvalues(values, dtype):
+    """A symmetric matrix with these eigenvalues, whose mean is that of its diagonal."""
+    Q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(len(values), len(values))))
+    return (Q * values @ Q.T).astype(dtype)
+
+
+#: The last eigenvalue is -3e-4 of the mean diagonal: a jitter of 1e-4 cannot help, one of 1e-3 does.
+NEEDS_JITTER = np.array([2.0003, 1.0, -3e-4])
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("size", [1, 6])
+def test_cholesky_reproduces_the_matrix_and_the_jitter_it_reports(x64, size):
+    K = np.stack([random_psd(seed, size, x64) for seed in range(20)])
+    L, jitter = map(np.asarray, jax.jit(jax.vmap(linalg.cholesky))(K))
+    assert L.dtype == jitter.dtype == x64 and jitter.shape == (20,)
+    np.testing.assert_array_equal(L, np.tril(L))
+    assert np.all(np.diagonal(L, axis1=1, axis2=2) > 0)
+    np.testing.assert_array_equal(jitter, np.asarray(linalg.default_jitter(x64), x64))  # nothing was retried
+    added = jitter * np.trace(K, axis1=1, axis2=2) / size
+    np.testing.assert_allclose(
+        L @ np.swapaxes(L, 1, 2), K + added[:, None, None] * np.eye(size), atol=EPS[x64] * np.max(K)
+    )
+
+
+def test_default_jitter_is_above_rounding_of_its_dtype():
+    # Below ~100 ε a Gram matrix of rank one could fail to factorise, and above 1e-4 the bounds would feel it.
+    for dtype in (jnp.float32, jnp.float64):
+        assert 50 * jnp.finfo(dtype).eps < linalg.default_jitter(dtype) < 1e-4
+
+
+def test_only_the_lower_triangle_is_read(x64):
+    K = random_psd(1, 3, x64)
+    spoiled = np.tril(K) + np.triu(np.full_like(K, np.nan), 1)
+    np.testing.assert_array_equal(cholesky(spoiled)[0], cholesky(K)[0])
+
+
+def test_jitter_is_retried_inside_jit_and_reported(x64):
+    K = with_eigenvalues(NEEDS_JITTER, x64)
+    L, jitter = map(np.asarray, cholesky(K))
+    np.testing.assert_allclose(jitter, 1e-3, rtol=1e-5)
+    np.testing.assert_allclose(L @ L.T, K + 1e-3 * np.eye(3), atol=10 * EPS[x64])
+    # The attempts count from what the caller asks for.
+    np.testing.assert_allclose(cholesky(K, jitter=2e-3)[1], 2e-3, rtol=1e-5)
+
+
+def test_jitter_is_relative(x64):
+    K = random_psd(0, 3, x64)
+    np.testing.assert_allclose(cholesky(1e6 * K)[0], 1e3 * np.asarray(cholesky(K)[0]), rtol=100 * EPS[x64])
+    # … to what the caller says: a residual that is all rounding has no scale of its own.
+    L, jitter = cholesky(np.zeros((3, 3), x64), scale=np.asarray(4.0, x64))
+    np.testing.assert_allclose(L, 2 * np.sqrt(jitter) * np.eye(3), rtol=1e-5)
+
+
+def test_no_jitter_if_none_is_asked_for_or_needed(x64):
+    L, jitter = cholesky(4.0 * np.eye(3, dtype=x64), jitter=0.0)
+    np.testing.assert_array_equal(L, 2.0 * np.eye(3))
+    assert jitter == 0.0
+    # Where some is needed, growing from zero must not go on forever.
+    singular = with_eigenvalues(NEEDS_JITTER, x64)
+    np.testing.assert_allclose(cholesky(singular, jitter=0.0)[1], 1e-3, rtol=1e-5)
+
+
+def test_batches_share_one_jitter_unless_mapped(x64):
+    batch = np.stack([random_psd(0, 3, x64), with_eigenvalues(NEEDS_JITTER, x64)])
+    L, jitter = map(np.asarray, cholesky(batch))
+    assert L.shape == (2, 3, 3) and jitter.shape == ()
+    expected = batch + (jitter * np.trace(batch, axis1=1, axis2=2) / 3)[:, None, None] * np.eye(3)
+    np.testing.assert_allclose(L @ np.swapaxes(L, 1, 2), expected, atol=10 * EPS[x64])
+    _, each = jax.jit(jax.vmap(linalg.cholesky))(batch)
+    np.testing.assert_allclose(each, [linalg.default_jitter(x64), 1e-3], rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
+def test_hopeless_matrices_give_no_finite_factor_and_end(x64, bad):
+    L, jitter = cholesky(np.diag(np.array([1.0, bad, 1.0], x64)))
+    assert not np.any(np.isfinite(np.diag(L)[1:]))
+    np.testing.assert_allclose(jitter, linalg.MAX_JITTER, rtol=1e-5)
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def factor_of(theta, jitter=None):
+    """Symmetric psd matrices as a smooth function of anything, so that finite differences stay symmetric."""
+    W = theta.reshape(3, 3)
+    return linalg.cholesky(W @ W.T + jnp.eye(3, dtype=theta.dtype), jitter)[0]
+
+
+def test_derivatives_of_the_factor_by_finite_differences(float64):
+    # Every order of forward and reverse mode to the second.
+    theta, v, w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 9)))
+    weight = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)))
+
+    @jax.jit
+    def derivatives(theta, jitter):
+        def g(theta):
+            return jnp.sum(weight * factor_of(theta, jitter))
+
+        def forward(theta):
+            return jax.jvp(g, (theta,), (v,))[1]
+
+        def reverse(theta):
+            return jax.grad(g)(theta) @ v
+
+        first = jnp.stack([forward(theta), reverse(theta)])
+        second = [d(theta) for f in (forward, reverse) for d in (along(f), lambda t, f=f: jax.grad(f)(t) @ w)]
+        return g(theta), first, jnp.stack(second)
+
+    def along(f):
+        return lambda theta: jax.jvp(f, (theta,), (w,))[1]
+
+    def difference(index, direction, jitter, h=1e-5):
+        ends = [derivatives(theta + sign * h * direction, jitter)[index] for sign in (1, -1)]
+        return (ends[0] - ends[1]) / (2 * h)
+
+    # With a jitter that is felt, the derivative of the mean diagonal it is relative to counts.
+    for jitter in (1e-8, 0.1):
+        _, first, second = derivatives(theta, jitter)
+        np.testing.assert_allclose(first, difference(0, v, jitter), rtol=1e-7)
+        np.testing.assert_allclose(second, np.tile(difference(1, w, jitter), 2), rtol=1e-6)
+
+
+def test_derivatives_at_the_jitter_that_was_needed(float64):
+    K = with_eigenvalues(NEEDS_JITTER, jnp.float64)
+    direction = random_psd(3, 3, jnp.float64)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def value_and_tangent(t, jitter):
+        return jax.jvp(lambda t: linalg.cholesky(K + t * direction, jitter)[0], (t,), (1.0,))
+
+    _, retried = value_and_tangent(0.0, None)
+    np.testing.assert_allclose(retried, value_and_tangent(0.0, 1e-3)[1], rtol=1e-8)
+    h = 1e-7
+    difference = (value_and_tangent(h, None)[0] - value_and_tangent(-h, None)[0]) / (2 * h)
+    np.testing.assert_allclose(retried, difference, rtol=1e-4, atol=1e-4)
+
+
+def test_float32_derivatives_agree_with_float64():
+    theta = np.random.default_rng(1).normal(size=9)
+
+    def loss(theta):
+        return jnp.sum(jnp.sin(factor_of(theta, jitter=1e-5)))
+
+    gradient = jax.jit(jax.grad(loss))
+    single = gradient(jnp.asarray(theta, jnp.float32))
+    with jax.enable_x64(True):
+        double = gradient(jnp.asarray(theta))
+    np.testing.assert_allclose(single, double, rtol=1e-4, atol=1e-5)
+
+
+def test_the_jitter_used_has_no_derivative(x64):
+    gradient = jax.jit(jax.grad(lambda K: linalg.cholesky(K)[1]))(random_psd(0, 3, x64))
+    np.testing.assert_array_equal(gradient, 0.0)
+
+
+# ---------------------------------------------------------------- other algebra
+
+
+@pytest.mark.parametrize("size", [1, 6])
+def test_inverse_factor_is_the_lower_factor_of_the_inverse(x64, size):
+    L = np.linalg.cholesky(np.stack([random_psd(seed, size, x64) for seed in range(20)]))
+    F = jax.jit(linalg.inverse_factor)(jnp.asarray(L))
+    np.testing.assert_array_equal(F, np.tril(F))
+    assert F.dtype == x64 and np.all(np.diagonal(F, axis1=1, axis2=2) > 0)
+    half = np.swapaxes(L, 1, 2) @ np.asarray(F)  # orthogonal
+    np.testing.assert_allclose(half @ np.swapaxes(half, 1, 2), np.tile(np.eye(size), (20, 1, 1)), atol=20 * EPS[x64])
+
+
+def test_triangular_solves_and_determinant(float64):
+    K = random_psd(0, 6, float64)
+    B = np.random.default_rng(1).normal(size=(6, 3))
+    L = np.linalg.cholesky(K)
+
+    @jax.jit
+    def algebra(L, B):
+        solved = linalg.solve_lower(L, linalg.solve_lower(L, B), transpose=True)
+        return solved, linalg.log_determinant(L), linalg.log_determinant(jnp.stack([L, 2 * L])[:, None])
+
+    solved, log_det, batch = algebra(L, B)
+    expected = np.linalg.slogdet(K)[1]
+    np.testing.assert_allclose(solved, np.linalg.solve(K, B), rtol=1e-10)
+    np.testing.assert_allclose(log_det, expected, rtol=1e-12)
+    np.testing.assert_allclose(batch, [[expected], [expected + 12 * np.log(2)]], rtol=1e-12)
+
+
+def test_matmul_multiplies_in_full_precision(x64):
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=shape).astype(x64) for shape in ((2, 3, 4), (4, 5)))
+    np.testing.assert_allclose(linalg.matmul(a, b), a @ b, atol=EPS[x64])
+    # A CPU always does; what an accelerator is told is seen in the program, derivatives included.
+    program = str(jax.make_jaxpr(jax.grad(lambda a: jnp.sum(linalg.matmul(a, b) ** 2)))(a))
+    assert program.count("dot_general[") == program.count("Precision.HIGHEST, Precision.HIGHEST") == 2
+
+
+# ---------------------------------------------------------------- who is turned away
+
+
+@pytest.mark.parametrize(
+    "value, error, words",
+    [
+        (np.arange(6).reshape(3, 2), TypeError, "int"),
+        (np.ones((3, 2), bool), TypeError, "bool"),
+        (np.ones((3, 2), complex), TypeError, "complex"),
+        ([[1, 2], [3, 4]], TypeError, "int"),
+        (np.ones(3), ValueError, r"Z\[:, None\]"),
+        (np.float64(1.0), ValueError, r"\(\)"),
+        (np.ones((2, 3, 1)), ValueError, r"\(2, 3, 1\)"),
+        (np.ones((0, 2)), ValueError, "at least one row"),
+        (np.ones((2, 0)), ValueError, "one column"),
+        (np.array([[1.0], [np.nan]]), ValueError, "NaN or infinite"),
+        (np.array([[1.0], [-np.inf]]), ValueError, "NaN or infinite"),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
+)
+def test_inputs_names_the_argument_and_the_fault(value, error, words):
+    with pytest.raises(error, match=words) as caught:
+        linalg.inputs(value, "Z")
+    message = str(caught.value)
+    assert message.startswith("Z ") and message.endswith(".") and "\n" not in message
+
+
+def test_inputs_keeps_good_arrays(x64):
+    X = np.random.default_rng(0).normal(size=(3, 2)).astype(x64)
+    kept = linalg.inputs(X)
+    assert isinstance(kept, jax.Array) and kept.dtype == x64
+    np.testing.assert_array_equal(kept, X)
+    np.testing.assert_array_equal(linalg.inputs([[0.5], [1.5]]), [[0.5], [1.5]])
+
+
+def test_shapes_and_dtypes_of_traced_inputs_are_checked():
+    # Values cannot be seen under jit; everything else can.
+    finite_or_not = jax.jit(linalg.inputs)(jnp.array([[jnp.nan]]))
+    assert np.isnan(finite_or_not)
+    with pytest.raises(ValueError, match="Z has shape"):
+        jax.jit(lambda x: linalg.inputs(x, "Z"))(jnp.ones(3))
+    with pytest.raises(TypeError, match="Z has dtype int32"):
+        jax.jit(lambda x: linalg.inputs(x, "Z"))(jnp.ones((3, 1), jnp.int32))
+
+
+@pytest.mark.parametrize("value", [-1.0, 0, np.nan, np.inf, np.array([1.0, -1.0]), jnp.zeros(2), np.float32(-2.0)])
+def test_hyperparameters_must_be_positive(value):
+    with pytest.raises(ValueError, match=r"^noise is .*it must be positive and finite\.$"):
+        linalg.require_positive(value, "noise")
+
+
+def test_traced_hyperparameters_and_good_ones_pass():
+    for value in (1, 0.5, np.ones(2), jnp.ones(2), np.float32(1.0)):
+        linalg.require_positive(value, "noise")
+
+    @jax.jit
+    def traced(value):
+        linalg.require_positive(value, "noise")
+        linalg.require_finite(value, "noise")
+        return lax.stop_gradient(value)
+
+    assert np.isnan(traced(jnp.nan))
+    with pytest.raises(ValueError, match=r"^y has NaN or infinite entries"):
+        linalg.require_finite(np.array([1.0, np.nan]), "y")
