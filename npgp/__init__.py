@@ -2,12 +2,14 @@
 
 from npgp import datasets, kernels, likelihoods
 from npgp.collapsed import CollapsedGP, exact_log_evidence
-from npgp.component import Function, Latent, SparseGP, observe, plate, sample
+from npgp.component import Function, SparseGP, plate
 from npgp.features import Points
 from npgp.gplvm import BayesianGPLVM, pca_start
 from npgp.guide import AutoSparseGP, posterior
 from npgp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, White
+from npgp.latent import Latent
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from npgp.statements import observe, sample
 from npgp.training import NonFiniteLossError, adam, evaluate, fit
 from npgp.variational import Posterior
 

@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from npgp import component, guide, linalg
+from npgp import component, guide, linalg, statements
 from npgp.conditionals import Conditional
 from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian
@@ -131,7 +131,7 @@ class BayesianGPLVM:
         with component.plate("rows", size, rows, dim=-1):
             x = numpyro.sample("x", dist.Normal(jnp.zeros((batch, latent_dim)), 1.0).to_event(1))
             with outputs:
-                component.observe(
+                statements.observe(
                     "y",
                     f(x),
                     Gaussian(noise_variance),

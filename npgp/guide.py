@@ -51,7 +51,7 @@ def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
         same = np.array_equal(given, site["value"])
     if not same:
         raise ValueError(
-            f"plate {msg['name']!r} takes its rows from the model's arguments, but the guide for its other latent sites "
+            f"plate {msg['name']!r} takes its rows from the model's arguments, but the guide for other latent sites "
             "drew rows of its own: give that guide the same plate, with create_plates if it is an autoguide."
         )
 

@@ -22,6 +22,7 @@ from models import (
     X,
     Y,
     affine,
+    compiled,
     elbo_value,
     kernel,
     log_normal,
@@ -102,11 +103,11 @@ def test_observe_svi_at_the_optimum_is_the_collapsed_bound(structure, x64):
 
     elbos = {conditional: make(conditional) for conditional in ("prior", "tight")}
     x, y = jnp.asarray(X, x64), jnp.asarray(Y, x64)
-    params = params_of(jax.jit(lambda: collapsed(structure).condition(Y))(), structure)
+    params = params_of(compiled(lambda: collapsed(structure).condition(Y))(), structure)
     values = over_keys(lambda *a: {c: e(*a) for c, e in elbos.items()}, 5, params, x, y)
     tolerance = 1e-9 if x64 == jnp.float64 else 1e-3
     with jax.enable_x64(True):
-        bounds = jax.jit(lambda: {c: collapsed(structure, c).log_prob(Y) for c in elbos})()
+        bounds = compiled(lambda: {c: collapsed(structure, c).log_prob(Y) for c in elbos})()
     for conditional, value in values.items():
         assert value.dtype == x64
         assert np.ptp(value) == 0.0  # no Monte Carlo noise at all
@@ -136,7 +137,7 @@ def test_observe_svi_with_other_likelihoods(name, float64):
     values = over_keys(lambda *a: {c: e(*a) for c, e in elbos.items()}, 2, params, X, y)
     by_hand = hermite(numpy_log_prob(name, y), dense.mean, dense.variance)
     np.testing.assert_allclose(values["prior"], by_hand.sum() - dense.kl, rtol=1e-8)
-    rows = jax.jit(conditionals.row_elbo, static_argnums=0)(
+    rows = compiled(conditionals.row_elbo, static_argnums=0)(
         "tight", likelihood, y, dense.mean, dense.explained, dense.residual
     )
     np.testing.assert_allclose(values["tight"], rows.sum() - dense.kl, rtol=1e-8)
@@ -176,7 +177,7 @@ def test_observe_without_guide_is_the_density_given_epsilon(structure, float64):
     pointwise = log_likelihood(model, jax.tree.map(jnp.asarray, draws), jnp.asarray(X), jnp.asarray(Y))
     assert set(pointwise) == {"y"}
     np.testing.assert_allclose(pointwise["y"], rows, rtol=1e-8, atol=1e-8)
-    total = jax.jit(jax.vmap(lambda eps: log_density(model, (X, Y), {}, eps)[0]))(draws)
+    total = compiled(jax.vmap(lambda eps: log_density(model, (X, Y), {}, eps)[0]))(draws)
     np.testing.assert_allclose(total, rows.sum(1) + log_normal(stacked, 0.0, 1.0).sum(1), rtol=1e-8)
 
 
@@ -187,7 +188,7 @@ def test_observe_without_guide_integrates_other_likelihoods(float64):
     log_prob = numpy_log_prob("bernoulli", y)
     rows = np.log(hermite(lambda f: np.exp(log_prob(f)), eps @ dense.A, np.diag(dense.D)))
     model = regression(likelihood=npgp.Bernoulli())
-    value = jax.jit(lambda e: log_density(model, (X, y), {}, {"f.u": e})[0])(eps)
+    value = compiled(lambda e: log_density(model, (X, y), {}, {"f.u": e})[0])(eps)
     np.testing.assert_allclose(value, rows.sum() + log_normal(eps, 0.0, 1.0).sum(), rtol=1e-7)
 
 
@@ -247,7 +248,7 @@ def check_predictions(draws, dense):
 def test_predictive_with_a_guide(structure, float64):
     params, model = random_params(structure), statements(structure)
     predictive = Predictive(model, guide=npgp.AutoSparseGP(model), params=params, num_samples=6000)
-    draws = jax.jit(predictive)(jax.random.key(1), jnp.asarray(X_NEW))
+    draws = compiled(predictive)(jax.random.key(1), jnp.asarray(X_NEW))
     dense = Dense(structure, X_NEW, params)
     check_predictions(draws, dense)
     # The test sees the difference between joint and marginal draws.
@@ -267,13 +268,13 @@ def test_predictive_with_posterior_samples_does_not_replay_the_training_rows(flo
         "f_joint": jnp.full((count, 8), 50.0),
         "f_rows": jnp.full((count, 8), 50.0),
     }
-    draws = jax.jit(Predictive(model, samples))(jax.random.key(1), jnp.asarray(X_NEW))
+    draws = compiled(Predictive(model, samples))(jax.random.key(1), jnp.asarray(X_NEW))
     check_predictions(draws, Dense("svgp", X_NEW, random_params()))
 
 
 def test_prior_predictive_draws_the_exact_gp(float64):
     model = statements("odvgp")
-    draws = jax.jit(Predictive(model, num_samples=6000))(jax.random.key(2), jnp.asarray(X_NEW))
+    draws = compiled(Predictive(model, num_samples=6000))(jax.random.key(2), jnp.asarray(X_NEW))
     check_predictions(draws, Dense("odvgp", X_NEW))
     assert worst_z_of_moments(draws["f_joint"], 0.0, Dense("odvgp", X_NEW).K) < Z_LIMIT
 
@@ -420,7 +421,7 @@ def test_sample_without_guide_has_the_density_of_a_non_centred_model(float64):
     f = eps @ dense.A + np.linalg.cholesky(dense.D + 1e-8 * models.VARIANCE * np.eye(8)) @ z
     expected = log_normal(Y, f, NOISE).sum() + log_normal(eps, 0, 1).sum() + log_normal(z, 0, 1).sum()
     latents = {"f.u": eps, "f.residual": z}
-    value = jax.jit(lambda v: log_density(model, (jnp.asarray(X), Y), {}, v)[0])(latents)
+    value = compiled(lambda v: log_density(model, (jnp.asarray(X), Y), {}, v)[0])(latents)
     np.testing.assert_allclose(value, expected, rtol=1e-7)
 
 
@@ -438,7 +439,7 @@ def test_collapsed_log_prob_is_the_dense_bound(float64):
         "shared": 0.5 * 8 * np.log1p(d.mean() / NOISE),
     }
     for conditional, penalty in penalties.items():
-        bound = jax.jit(collapsed("svgp", conditional, jitter=1e-12).log_prob)(Y)
+        bound = compiled(collapsed("svgp", conditional, jitter=1e-12).log_prob)(Y)
         np.testing.assert_allclose(bound, evidence - penalty, rtol=1e-8)
 
 
@@ -452,8 +453,8 @@ def test_collapsed_without_guide_and_under_svi_is_the_bound(float64):
     x, y = jnp.asarray(X), jnp.asarray(Y)
     latents = {"lengthscale": jnp.asarray(models.LENGTHSCALE), "noise": jnp.asarray(NOISE)}
     prior = dist.LogNormal(0.0, 1.0).log_prob(models.LENGTHSCALE)
-    bound = jax.jit(collapsed().log_prob)(y)
-    density, gradient = jax.jit(jax.value_and_grad(lambda v: log_density(model, (x, y), {}, v)[0]))(latents)
+    bound = compiled(collapsed().log_prob)(y)
+    density, gradient = compiled(jax.value_and_grad(lambda v: log_density(model, (x, y), {}, v)[0]))(latents)
     np.testing.assert_allclose(density, prior + bound, rtol=1e-10)
     assert all(np.isfinite(g) and g != 0 for g in gradient.values())
 
@@ -461,7 +462,7 @@ def test_collapsed_without_guide_and_under_svi_is_the_bound(float64):
         numpyro.sample("lengthscale", dist.Delta(models.LENGTHSCALE))
 
     loss = TraceMeanField_ELBO().loss
-    value = jax.jit(lambda p: -loss(jax.random.key(0), p, model, guide, x, y))({"noise": jnp.asarray(NOISE)})
+    value = compiled(lambda p: -loss(jax.random.key(0), p, model, guide, x, y))({"noise": jnp.asarray(NOISE)})
     np.testing.assert_allclose(value, prior + bound, rtol=1e-10)
 
 
@@ -478,7 +479,7 @@ def test_collapsed_nuts_over_hyperparameters(float64):
     mcmc.run(jax.random.key(5), x, y)
     draws = np.asarray(mcmc.get_samples()["log_lengthscale"])
     grid = jnp.linspace(-2.5, 2.5, 400)
-    log_p = jax.jit(jax.vmap(lambda v: log_density(model, (x, y), {}, {"log_lengthscale": v})[0]))(grid)
+    log_p = compiled(jax.vmap(lambda v: log_density(model, (x, y), {}, {"log_lengthscale": v})[0]))(grid)
     weights = np.asarray(jax.nn.softmax(log_p))
     mean = weights @ np.asarray(grid)
     sd = np.sqrt(weights @ (np.asarray(grid) - mean) ** 2)
@@ -493,17 +494,17 @@ def test_collapsed_condition_is_the_sgpr_posterior(float64):
     sigma = k_zz + k_zx @ k_zx.T / NOISE
     mean = k_zn.T @ np.linalg.solve(sigma, k_zx @ Y) / NOISE
     cov = models.rbf(X_NEW, X_NEW) - k_zn.T @ (np.linalg.inv(k_zz) - np.linalg.inv(sigma)) @ k_zn
-    posterior = jax.jit(lambda: collapsed(jitter=1e-12).condition(Y))()
+    posterior = compiled(lambda: collapsed(jitter=1e-12).condition(Y))()
     np.testing.assert_allclose(posterior.mean(X_NEW), mean, atol=1e-7)
     np.testing.assert_allclose(posterior.covariance(X_NEW), cov, atol=1e-7)
     np.testing.assert_allclose(posterior.variance(X_NEW), np.diag(cov), atol=1e-7)
-    pointwise = jax.jit(collapsed(jitter=1e-12).log_likelihood)(Y)
+    pointwise = compiled(collapsed(jitter=1e-12).log_likelihood)(Y)
     dense = Dense("svgp", X, params_of(posterior))
     np.testing.assert_allclose(pointwise, log_normal(Y, dense.mean, dense.variance + NOISE), atol=1e-7)
 
 
 def test_collapsed_draws_data_from_the_exact_gp(float64):
-    draws = jax.jit(lambda: collapsed().sample(jax.random.key(0), (6000,)))()
+    draws = compiled(lambda: collapsed().sample(jax.random.key(0), (6000,)))()
     cov = models.rbf(X, X) + NOISE * np.eye(8)
     assert worst_z_of_moments(draws, 0.0, cov) < Z_LIMIT
 
@@ -515,7 +516,7 @@ def test_collapsed_draws_data_from_the_exact_gp(float64):
 @pytest.mark.parametrize("structure", ORTHOGONAL)
 def test_statements_agree_on_posterior_and_elbo(structure, float64):
     """One q(ε) at the optimum: the same posterior whichever statement the model has."""
-    conditioned = jax.jit(lambda: collapsed(structure).condition(Y))()
+    conditioned = compiled(lambda: collapsed(structure).condition(Y))()
     params = params_of(conditioned, structure)
     gp = sparse_gp(structure)
 
@@ -530,7 +531,7 @@ def test_statements_agree_on_posterior_and_elbo(structure, float64):
         posterior = npgp.posterior("f", model, npgp.AutoSparseGP(model), params, jnp.asarray(X))
         for got, want in zip((posterior.mean(X_NEW), posterior.covariance(X_NEW)), expected, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-12)
-    bound = float(jax.jit(collapsed(structure, "prior").log_prob)(Y))
+    bound = float(compiled(collapsed(structure, "prior").log_prob)(Y))
     elbos = {"observe": make_elbo(observing), "sample": make_elbo(sampling)}
     values = over_keys(lambda *a: {n: e(*a) for n, e in elbos.items()}, 4000, params, X, Y)
     np.testing.assert_allclose(values["observe"], bound, rtol=1e-9)
@@ -543,6 +544,6 @@ def test_training_by_svi_reaches_the_collapsed_bound(structure, float64):
     model = regression(structure)
     svi = SVI(model, npgp.AutoSparseGP(model), optax.adam(0.05), TraceMeanField_ELBO())
     result = svi.run(jax.random.key(0), 1500, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
-    bound = float(jax.jit(collapsed(structure).log_prob)(Y))
+    bound = float(compiled(collapsed(structure).log_prob)(Y))
     assert -0.02 < -result.losses[-1] - bound < 1e-6
     assert -result.losses[0] < bound - 1.0

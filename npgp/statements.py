@@ -1,0 +1,214 @@
+"""The statements that use GP values in a model: ``observe`` and ``sample``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.util import is_prng_key
+
+from npgp import conditionals, linalg
+from npgp.component import Catch, Q, in_automatic_guide
+from npgp.latent import Latent, Moments, as_latent
+from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.variational import learned_blocks
+
+__all__ = ["observe", "sample"]
+
+#: Key of a residual site's ``infer`` dict: the GP values that the automatic guide has computed already.
+VALUE = "npgp.value"
+
+
+class LatentObservation(dist.Distribution):
+    """
+    Observations of Gaussian latent values, which are integrated out row by row.
+
+    With q at hand ``log_prob(y)`` is each row's share of the ELBO, else ``log ∫ p(y_n | f_n) N(f_n; μ_n, v_n) df_n``.
+    Made by :func:`observe`.
+    """
+
+    support = constraints.real
+    reparametrized_params: list[str] = []
+    pytree_data_fields = ("likelihood", "moments", "parameter", "mask_", "residual_factor")
+    pytree_aux_fields = ("conditional",)
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        moments: Moments,
+        conditional: conditionals.Conditional | None,
+        parameter: ArrayLike | None = None,
+        mask: jax.Array | None = None,
+        residual_factor: jax.Array | None = None,
+    ):
+        self.likelihood, self.moments, self.conditional = likelihood, moments, conditional
+        self.parameter, self.mask_, self.residual_factor = parameter, mask, residual_factor
+        super().__init__(moments.mean.shape, (), validate_args=False)
+
+    def log_prob(self, value):
+        mean, variance, residual = self.moments
+        # 1 is a possible observation of every likelihood; a masked row may hold NaN, also in the gradient.
+        y = value if self.mask_ is None else jnp.where(self.mask_, value, 1)
+        if self.conditional is None:
+            terms = self.likelihood.log_marginal(y, mean, variance + residual)
+        else:
+            terms = conditionals.row_elbo(self.conditional, self.likelihood, y, *self.moments, self.parameter)
+        return terms if self.mask_ is None else jnp.where(self.mask_, terms, 0.0)
+
+    def sample(self, key, sample_shape=()):
+        assert is_prng_key(key)
+        mean, variance, residual = self.moments
+        keys = jax.random.split(key, 3)
+        shape = sample_shape + self.batch_shape
+        z = jax.random.normal(keys[0], shape, mean.dtype)
+        if self.residual_factor is None:
+            f = mean + jnp.sqrt(variance + residual) * z
+        else:
+            f = mean + linalg.matmul(self.residual_factor, z[..., None])[..., 0]
+            f = f + jnp.sqrt(variance) * jax.random.normal(keys[1], shape, mean.dtype)
+        return self.likelihood.sample(keys[2], f)
+
+
+def observe(
+    name: str,
+    latent: Latent,
+    likelihood: Likelihood | Any,
+    obs: ArrayLike | None = None,
+    *,
+    conditional: conditionals.Conditional = "tight",
+    mask: ArrayLike | None = None,
+    joint: bool = False,
+) -> jax.Array:
+    """
+    Observe GP values through a likelihood, with f integrated out row by row. Use it inside the plate over rows.
+
+    =================================  ===========================================================================
+    SVI                                each row's expected log likelihood under q, with the conditional's term; no
+                                       Monte Carlo noise for Gaussian and other closed forms
+    NUTS, or a model without guide     ``log ∫ p(y_n|f_n) N(f_n; A_nᵀε, d_n) df_n``, the FITC-type density
+    ``Predictive`` with a posterior    y from q(f) at the rows given; jointly in f on request
+    =================================  ===========================================================================
+
+    :param name: name of the site.
+    :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets.
+    :param likelihood: an ``npgp`` likelihood, or a function from f to a NumPyro distribution.
+    :param obs: observations of the latent's shape, (N,) or (outputs, N).
+    :param conditional: what q does to the residual (:mod:`npgp.conditionals`): ``"tight"``, ``"prior"``, ``"shared"``
+        or ``"published"``.
+    :param mask: True where an observation is present, of the same shape; the others may be NaN.
+    :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row.
+    :raises TypeError: if ``latent`` is not GP values.
+    :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask.
+    """
+    latent = as_latent(latent, "observe")
+    likelihood = as_likelihood(likelihood)
+    conditionals.check(conditional)
+    if obs is not None:
+        obs = _check_observations(name, obs, mask, latent, likelihood)
+    parameter = None
+    if latent.variational and conditional in conditionals.LEARNED_PARAMETER:
+        suffix, start, constraint = conditionals.LEARNED_PARAMETER[conditional]
+        parameter = numpyro.param(f"{name}.{suffix}", start, constraint=constraint)
+    if latent.guided and obs is not None:
+        return obs  # a guide has no observed sites, and need not compute anything here
+    moments = latent.moments()
+    factor = None
+    if joint and obs is None:
+        factor = latent.residual_factor(True, [[True] * len(f.values) for f in latent.functions])
+    distribution = LatentObservation(
+        likelihood,
+        moments,
+        conditional if latent.variational else None,
+        parameter,
+        None if mask is None else jnp.asarray(mask),
+        factor,
+    )
+    return numpyro.sample(name, distribution, obs=obs)
+
+
+def _check_observations(name, obs, mask, latent: Latent, likelihood: Likelihood) -> jax.Array:
+    for what, value in (("observations", obs), ("mask", mask)):
+        if value is not None and jnp.shape(value) != latent.shape:
+            raise ValueError(
+                f"{name}: the {what} have shape {jnp.shape(value)} but the GP values have shape {latent.shape}."
+            )
+    seen = obs
+    if mask is not None and not linalg.is_traced(obs) and not linalg.is_traced(mask):
+        seen = np.asarray(obs)[np.asarray(mask).astype(bool)]
+    if mask is None or seen is not obs:
+        linalg.require_finite(seen, f"the observations of {name}")
+        likelihood.check(seen)
+    return jnp.asarray(obs)
+
+
+def sample(name: str, latent: Latent, *, joint: bool = True, conditional: str = "prior") -> jax.Array:
+    """
+    GP values as an array, for any expression downstream. Use it inside the plate over rows.
+
+    The randomness of the residual is the site ``name.residual``; ``name`` itself is a deterministic site.
+
+    =================================  ===========================================================================
+    SVI                                f from q, jointly over the rows unless ``joint=False``
+    NUTS, or a model without guide     ``A_nᵀε`` plus the residual: the exact GP if joint, FITC's model if not
+    ``Predictive`` with a posterior    a fresh draw at the rows given, whatever rows the posterior was trained on
+    =================================  ===========================================================================
+
+    :param name: name of the site.
+    :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets. Residuals of separate statements are
+        independent.
+    :param joint: draw the rows jointly, at O(N³), or from their marginals, which suffices for training where what
+        follows factorises over rows, and then has less Monte Carlo noise.
+    :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence
+        whatever follows.
+    :return: shape (N,) or (outputs, N).
+    """
+    latent = as_latent(latent, "sample")
+    latent.check_independent()
+    conditionals.check(conditional, allowed=("prior", "shared"))
+    shape = latent.shape
+    scale: ArrayLike = 1.0
+    if latent.variational and conditional == "shared":
+        suffix, start, constraint = conditionals.LEARNED_PARAMETER["shared"]
+        scale = jnp.sqrt(numpyro.param(f"{name}.{suffix}", start, constraint=constraint))
+    if not latent.variational and numpyro.get_mask() is False:
+        # Under Predictive: a residual sampled at the training rows must not be taken for one at these.
+        key = numpyro.prng_key()
+        if key is None:
+            raise ValueError(f"{name}: sampling GP values needs a random key; wrap the model in handlers.seed.")
+        return numpyro.deterministic(name, _assemble(latent, jax.random.normal(key, shape), scale, joint, conditional))
+    prior = dist.Normal(jnp.zeros(shape), 1.0)
+    q = dist.Normal(jnp.zeros(shape), scale)
+    with (catch := Catch("sample")):
+        z = numpyro.sample(f"{name}.residual", q if latent.guided else prior, infer={Q: None})
+    infer = catch.message["infer"]
+    value = infer.get(VALUE)
+    if value is None:
+        value = _assemble(latent, z, scale, joint, conditional)
+        if in_automatic_guide():
+            infer[VALUE] = value  # the model takes it from here, with no second projection
+    return numpyro.deterministic(name, value)
+
+
+def _assemble(latent: Latent, z: jax.Array, scale: ArrayLike, joint: bool, conditional: str) -> jax.Array:
+    """GP values from the drawn ε and the residual's noise z, which has standard deviation ``scale`` under q."""
+    if latent.variational and not joint:
+        mean, variance, residual = latent.moments()
+        total = variance + jnp.square(scale) * residual
+        return mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
+    # With its prior variance kept, a mean-only block's noise is drawn with ε; if not, it is part of the residual.
+    keep = [
+        [True] * len(f.values) if f.q is None or conditional == "prior" else list(learned_blocks(f.q))
+        for f in latent.functions
+    ]
+    value = latent.offset
+    for (a, f, X), blocks in zip(latent.terms, keep, strict=True):
+        value = value + a * f.given_values(X, blocks)[0]
+    factor = latent.residual_factor(joint, keep)
+    noise = linalg.matmul(factor, z[..., None])[..., 0] if joint else factor * z
+    return jnp.broadcast_to(value, z.shape) + noise

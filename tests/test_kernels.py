@@ -1,0 +1,403 @@
+"""Covariance functions against their formulas in NumPy, and what float32 and automatic differentiation make of them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from npgp import kernels
+from npgp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, White
+
+STATIONARY = {"RBF": RBF, "Matern12": Matern12, "Matern32": Matern32, "Matern52": Matern52}
+ARD = np.array([0.5, 1.5, 3.0])
+TOLERANCE = {np.float32: 5e-6, np.float64: 1e-13}
+
+
+def _stationary(name, **settings):
+    columns = list(settings.pop("active_dims", (0, 1, 2)))
+    return lambda X, Z: oracles.stationary(name, X[:, columns], Z[:, columns], **settings)
+
+
+#: How a kernel is written, given a scalar hyperparameter that may be traced, and its formula.
+CASES = {
+    **{
+        name: (
+            lambda v, k=kernel: k(lengthscale=0.7, variance=v),
+            lambda X, Z, v, n=name: oracles.stationary(n, X, Z, 0.7, v),
+        )
+        for name, kernel in STATIONARY.items()
+    },
+    "ARD": (
+        lambda v: Matern52(lengthscale=v * ARD),
+        lambda X, Z, v: oracles.stationary("Matern52", X, Z, v * ARD),
+    ),
+    "active": (
+        lambda v: RBF(lengthscale=jnp.stack([v, 2.0 * v]), active_dims=(2, 0)),
+        lambda X, Z, v: oracles.stationary("RBF", X[:, [2, 0]], Z[:, [2, 0]], np.array([v, 2 * v])),
+    ),
+    "Linear": (lambda v: Linear(v), lambda X, Z, v: v * X @ Z.T),
+    "Linear ARD": (
+        lambda v: Linear(v * ARD[:2], active_dims=(0, 2)),
+        lambda X, Z, v: X[:, [0, 2]] * (v * ARD[:2]) @ Z[:, [0, 2]].T,
+    ),
+    "Constant": (lambda v: Constant(v), lambda X, Z, v: np.full((len(X), len(Z)), v)),
+    "White": (lambda v: White(v), lambda X, Z, v: v * np.eye(len(X)) if X is Z else np.zeros((len(X), len(Z)))),
+    "sum": (
+        lambda v: RBF(0.4) + Linear(v) + White(0.1),
+        lambda X, Z, v: oracles.stationary("RBF", X, Z, 0.4) + v * X @ Z.T + 0.1 * (X is Z) * np.eye(len(X), len(Z)),
+    ),
+    "product": (
+        lambda v: RBF(v, active_dims=(0,)) * Matern32(0.5, active_dims=(1, 2)) * Linear(),
+        lambda X, Z, v: (
+            oracles.stationary("RBF", X[:, :1], Z[:, :1], v)
+            * oracles.stationary("Matern32", X[:, 1:], Z[:, 1:], 0.5)
+            * (X @ Z.T)
+        ),
+    ),
+    "scaled": (
+        lambda v: v * (2.0 * RBF() + Constant(0.5) * v),
+        lambda X, Z, v: v * (2.0 * oracles.stationary("RBF", X, Z) + 0.5 * v),
+    ),
+}
+
+
+@jax.jit
+def evaluate_all(X, Z, v):
+    """Every case's cross-covariance, covariance and diagonal, with a traced hyperparameter: compiled once."""
+    made = {name: make(v) for name, (make, _) in CASES.items()}
+    return {name: (k(X, Z), k(X), k.diag(X)) for name, k in made.items()}
+
+
+def some_inputs(seed, dtype, rows=(9, 6), offset=0.0, spread=1.0):
+    """X with a repeated row and a near one, and Z with a row of X."""
+    rng = np.random.default_rng(seed)
+    X, Z = (offset + spread * rng.normal(size=(n, 3)) for n in rows)
+    X[1], X[2], Z[0] = X[0], X[0] + 1e-4 * spread, X[3]
+    return X.astype(dtype), Z.astype(dtype)
+
+
+@functools.cache
+def evaluated(dtype):
+    X, Z = some_inputs(0, dtype)
+    with jax.enable_x64(dtype == np.float64):
+        return jax.tree.map(np.asarray, evaluate_all(X, Z, dtype(0.8)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", CASES)
+def test_kernel_is_its_formula(name, dtype):
+    X, Z = (A.astype(float) for A in some_inputs(0, dtype))
+    formula = functools.partial(CASES[name][1], v=float(dtype(0.8)))
+    cross, square, diagonal = evaluated(dtype)[name]
+    assert cross.dtype == square.dtype == diagonal.dtype == dtype
+    # Matérn-1/2 has a cusp at zero distance, where it magnifies rounding of the squared distance.
+    atol = {np.float32: 1e-3, np.float64: 1e-6}[dtype] if name == "Matern12" else 10 * TOLERANCE[dtype]
+    np.testing.assert_allclose(cross, formula(X, Z), atol=atol)
+    np.testing.assert_allclose(square, formula(X, X), atol=atol)
+    np.testing.assert_allclose(diagonal, np.diag(formula(X, X)), rtol=TOLERANCE[dtype])
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10**6),
+    offset=st.sampled_from([0.0, -3.0, 50.0]),
+    spread=st.sampled_from([1e-3, 1.0, 30.0]),
+    v=st.floats(0.1, 10.0),
+)
+def test_covariances_are_symmetric_and_psd_and_the_diagonal_is_theirs(x64, seed, offset, spread, v):
+    X, Z = some_inputs(seed, x64, offset=offset, spread=spread)
+    for name, (cross, square, diagonal) in jax.tree.map(np.asarray, evaluate_all(X, Z, x64(v))).items():
+        scale = np.max(diagonal)
+        tolerance = 20 * np.finfo(x64).eps * scale
+        np.testing.assert_allclose(square, square.T, atol=tolerance, err_msg=name)
+        np.testing.assert_allclose(np.diag(square), diagonal, rtol=1e-5, err_msg=name)
+        assert np.linalg.eigvalsh(square.astype(float))[0] > -len(X) * tolerance, name
+        bound = np.sqrt(np.outer(np.diag(square), evaluate_diag(Z, name, v)))
+        assert np.all(np.abs(cross) <= bound * (1 + 1e-5) + tolerance), name  # Cauchy-Schwarz
+
+
+def evaluate_diag(Z, name, v):
+    Z = Z.astype(float)
+    return np.diag(CASES[name][1](Z, Z, v))
+
+
+# ---------------------------------------------------------------- near points, far from the origin
+
+
+@pytest.mark.parametrize("name", STATIONARY)
+@pytest.mark.parametrize(
+    "offset, spacing",
+    [(0.0, 1e-3), (1e4, 1e-3), (1e4, 0.1), (-2e5, 0.1)],
+    ids=["origin", "rounded inputs", "far", "farther"],
+)
+def test_float32_is_accurate_for_near_points_wherever_they_are(name, offset, spacing):
+    # Against float64 of the same rounded inputs: no digit may be lost but those the inputs lack.
+    rng = np.random.default_rng(0)
+    X, Z = ((offset + 50 * spacing * rng.uniform(size=(30, 2))).astype(np.float32) for _ in range(2))
+    Z[:10] = X[:10] + np.float32(spacing) * (np.arange(10) % 3)[:, None].astype(np.float32)
+    lengthscale = 10 * spacing
+    computed = _single(name)(X, Z, np.float32(lengthscale))
+    expected = oracles.stationary(name, X, Z, float(np.float32(lengthscale)))
+    assert np.ptp(expected) > 0.8  # near and far pairs
+    np.testing.assert_allclose(computed, expected, atol=3e-4 if name == "Matern12" else 1e-6)
+
+
+@functools.cache
+def _single(name):
+    return jax.jit(lambda X, Z, lengthscale: STATIONARY[name](lengthscale)(X, Z))
+
+
+def test_float32_distances_within_clusters_that_are_far_apart():
+    # A thousand lengthscales apart, where ‖x‖² + ‖z‖² − 2 x·z would have errors of about 0.1.
+    rng = np.random.default_rng(1)
+    X = (np.repeat([[0.0], [1000.0]], 15, 0) + rng.uniform(size=(30, 3))).astype(np.float32)
+    r2 = oracles.distances(X, X) ** 2
+    near = r2 < 5
+    computed = np.asarray(jax.jit(RBF())(X[:, :], X[::-1]))[:, ::-1]
+    np.testing.assert_allclose(computed, np.exp(-0.5 * r2), atol=1e-3)
+    assert near.sum() == 2 * 15**2 and np.all(computed[~near] < 1e-30)
+
+
+def test_float32_gradients_of_near_points_far_from_the_origin():
+    rng = np.random.default_rng(2)
+    X, Z = ((1e4 + 0.1 * rng.uniform(size=(20, 2))).astype(np.float32) for _ in range(2))
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1, 2))
+    def gradient(X, Z, lengthscale):
+        return jnp.sum(jnp.square(RBF(lengthscale)(X, Z)))
+
+    single = gradient(X, Z, np.float32(0.05))
+    with jax.enable_x64(True):
+        double = gradient(X.astype(float), Z.astype(float), float(np.float32(0.05)))
+    for a, b in zip(single, double, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.max(np.abs(b)))
+
+
+# ---------------------------------------------------------------- derivatives
+
+#: −k''(0) at unit lengthscale and variance.
+CURVATURE = {"RBF": 1.0, "Matern52": 5 / 3, "Matern32": 3.0}
+
+
+@jax.jit
+def derivatives(x, z, lengthscale):
+    """Gradient in (x, z, ℓ) and the mixed second derivative in (x, z) of every stationary kernel at one pair."""
+
+    def of(kernel):
+        def k(x, z, lengthscale):
+            return kernel(lengthscale, 2.0)(x[None], z[None])[0, 0]
+
+        mixed = jax.jacfwd(jax.grad(k), argnums=1)(x, z, lengthscale)
+        twice = jax.jacrev(jax.grad(k))(x, z, lengthscale)
+        return jax.grad(k, argnums=(0, 1, 2))(x, z, lengthscale), mixed, twice
+
+    return {name: of(kernel) for name, kernel in STATIONARY.items()}
+
+
+def test_derivatives_at_zero_distance(x64):
+    x = np.array([0.3, -2.0, 7.0], x64)
+    lengthscale = np.array([0.5, 1.0, 4.0], x64)
+    for name, (first, mixed, twice) in derivatives(x, x, lengthscale).items():
+        for slope in first:
+            np.testing.assert_array_equal(slope, 0.0, err_msg=name)
+        if name in CURVATURE:
+            expected = np.diag(2 * CURVATURE[name] / lengthscale**2)
+            np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5, err_msg=name)
+            np.testing.assert_allclose(twice, -expected, rtol=1e-5, atol=1e-5, err_msg=name)
+        else:  # Matérn-1/2 has no derivative there; a finite number keeps optimisers alive
+            assert np.all(np.isfinite(mixed)) and np.all(np.isfinite(twice))
+
+
+def test_derivatives_elsewhere_by_finite_differences_of_the_formula(float64):
+    rng = np.random.default_rng(0)
+    x, z, lengthscale = rng.normal(size=3), rng.normal(size=3), rng.uniform(0.5, 2.0, size=3)
+
+    def difference(f, at, h):
+        return np.stack([(f(at + e) - f(at - e)) / (2 * h) for e in h * np.eye(3)], axis=-1)
+
+    for name, (first, mixed, twice) in derivatives(x, z, lengthscale).items():
+
+        def k(x, z, lengthscale, name=name):
+            return oracles.stationary(name, x[None], z[None], lengthscale, 2.0)[0, 0]
+
+        slopes = [
+            difference(lambda t: k(t, z, lengthscale), x, 1e-5),
+            difference(lambda t: k(x, t, lengthscale), z, 1e-5),
+            difference(lambda t: k(x, z, t), lengthscale, 1e-5),
+        ]
+        for ours, theirs in zip(first, slopes, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-8, err_msg=name)
+
+        def slope(x, z):
+            return difference(lambda t: k(t, z, lengthscale), x, 1e-4)
+
+        np.testing.assert_allclose(mixed, difference(lambda t: slope(x, t), z, 1e-4), atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(twice, difference(lambda t: slope(t, z), x, 1e-4), atol=1e-6, err_msg=name)
+
+
+def test_gradients_are_finite_with_repeated_rows(x64):
+    X, _ = some_inputs(0, x64)
+
+    @jax.jit
+    def gradient(X, v):
+        made = [make(v) for make, _ in CASES.values()]
+        return jax.grad(lambda X, v: sum(jnp.sum(make(v)(X)) for make, _ in CASES.values()), argnums=(0, 1))(X, v), made
+
+    for leaf in jax.tree.leaves(gradient(X, x64(0.8))[0]):
+        assert np.all(np.isfinite(leaf)) and np.any(leaf != 0)
+
+
+def equations(jaxpr):
+    """All equations of a program, those of its inner programs included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+@pytest.mark.parametrize("name", [*STATIONARY, "Linear"])
+def test_no_array_of_rows_times_rows_times_columns(x64, name):
+    N, M, D = 40, 30, 16
+    kernel = {**STATIONARY, "Linear": Linear}[name]
+
+    def loss(X, Z, hyperparameter):
+        return jnp.sum(jnp.square(kernel(hyperparameter)(X, Z)))
+
+    for f in (loss, jax.grad(loss, argnums=(0, 1, 2))):
+        program = jax.make_jaxpr(f)(jnp.ones((N, D), x64), jnp.ones((M, D), x64), jnp.ones(D, x64))
+        made = [(variable.aval.size, str(e)) for e in equations(program.jaxpr) for variable in e.outvars]
+        size, where = max(made)
+        assert size <= 2 * max(N * M, N * D), where
+        assert size >= N * M  # the matrix itself has been seen: inner programs are searched
+        products = [e for e in equations(program.jaxpr) if e.primitive.name == "dot_general"]
+        assert products
+        for product in products:
+            assert str(product.params["precision"]).count("HIGHEST") == 2, str(product)
+
+
+# ---------------------------------------------------------------- kernels as values
+
+
+def test_hyperparameters_may_be_mapped_and_differentiated(float64):
+    X, Z = some_inputs(0, float64)
+    lengthscales = np.array([0.3, 1.0, 2.0])
+    mapped = jax.vmap(lambda k: k(X, Z))(2.0 * RBF(jnp.asarray(lengthscales), jnp.ones(3)) * jnp.full(3, 1.5))
+    for K, lengthscale in zip(mapped, lengthscales, strict=True):
+        np.testing.assert_allclose(K, 3.0 * oracles.stationary("RBF", X, Z, lengthscale), rtol=1e-10)
+
+
+def test_new_values_do_not_compile_again(float64):
+    X, _ = some_inputs(0, float64)
+    traces = []
+
+    @jax.jit
+    def f(kernel, X):
+        traces.append(None)
+        return kernel.diag(X)
+
+    for value in (0.5, 1.0, 2.0):
+        f(value * RBF(value, value) + Linear(value), X)
+        f(jnp.asarray(value) * RBF(jnp.full(3, value), value) + Linear(value), X)
+    assert len(traces) == 2  # one for each structure
+    f(value * RBF(value, value, active_dims=(0,)) + Linear(value), X)
+    assert len(traces) == 3  # another kernel
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_survive_the_round_trip_through_leaves(name):
+    kernel = CASES[name][0](0.5)
+    leaves, structure = jax.tree.flatten(kernel)
+    rebuilt = jax.tree.unflatten(structure, leaves)
+    assert type(rebuilt) is type(kernel) and len(leaves) >= 1
+    assert jax.tree.structure(rebuilt) == structure
+    doubled = jax.tree.map(lambda leaf: 2 * leaf, kernel)
+    np.testing.assert_array_equal(doubled.diag(np.ones((2, 3))).shape, (2,))
+
+
+def test_gradients_with_respect_to_a_kernel_are_kernels():
+    # A gradient has the kernel's structure but not its constraints: it may well be negative.
+    X = np.random.default_rng(0).normal(size=(4, 2)).astype(np.float32)
+    kernel = RBF(0.7, 1.3) + Linear(0.5) * White(0.1)
+    gradient = jax.grad(lambda k: -jnp.sum(k(X)))(kernel)
+    assert jax.tree.structure(gradient) == jax.tree.structure(kernel)
+    assert gradient.kernels[0].variance < 0
+    np.testing.assert_allclose(gradient.kernels[0].variance, -np.sum(oracles.stationary("RBF", X, X, 0.7)), rtol=1e-5)
+
+
+def test_numbers_take_the_dtype_of_the_inputs():
+    with jax.enable_x64(True):
+        X = np.ones((2, 3), np.float32)
+        for name in ("RBF", "Matern12", "Matern32", "Matern52", "Linear", "Constant", "White", "sum", "scaled"):
+            kernel = CASES[name][0](0.5)
+            assert kernel(X).dtype == kernel(X, X).dtype == kernel.diag(X).dtype == np.float32, name
+
+
+def test_a_kernel_is_scaled_from_either_side():
+    X = np.ones((1, 1), np.float32)
+    for scale in (3.0, np.float32(3.0), np.array(3.0, np.float32), jnp.asarray(3.0)):
+        for kernel in (scale * RBF(), RBF() * scale):
+            assert isinstance(kernel, kernels.Scaled)
+            np.testing.assert_array_equal(kernel(X), [[3.0]])
+    with pytest.raises(TypeError):
+        RBF() + 1.0
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: RBF(lengthscale=0.0), "RBF lengthscale is 0.0"),
+        (lambda: Matern12(lengthscale=np.array([1.0, -1.0])), "Matern12 lengthscale is"),
+        (lambda: Matern32(variance=-1), "Matern32 variance is -1"),
+        (lambda: Matern52(variance=jnp.asarray(np.nan)), "Matern52 variance is nan"),
+        (lambda: Linear(np.inf), "Linear variance is inf"),
+        (lambda: Constant(-0.1), "Constant variance is -0.1"),
+        (lambda: White(0.0), "White variance is 0.0"),
+        (lambda: -1.0 * RBF(), "kernel scale is -1.0"),
+    ],
+)
+def test_hyperparameters_that_make_no_covariance_are_refused(make, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        make()
+    assert str(caught.value).endswith("it must be positive and finite.")
+
+
+@pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52, Linear])
+def test_inputs_that_do_not_fit_the_kernel_are_refused(kernel):
+    X = np.ones((4, 3), np.float32)
+    with pytest.raises(ValueError, match=rf"{kernel.__name__} \w+ has shape \(2,\) .* 3 input columns"):
+        kernel(np.ones(2))(X)
+    with pytest.raises(ValueError, match=r"has shape \(3,\) .* 1 input columns"):
+        kernel(np.ones(3), active_dims=(1,))(X)
+    for wrong in ([0, 1], 0, ("a",), ()):
+        with pytest.raises(TypeError, match="active_dims is .* tuple of column numbers"):
+            kernel(active_dims=wrong)
+
+
+@pytest.mark.parametrize("kernel", [RBF, Matern32, Linear])
+@pytest.mark.parametrize("columns", [(3, 1), (1, 3), (2, 3)])
+def test_inputs_of_different_width_are_refused(kernel, columns):
+    # A single column would broadcast against the other inputs' centre.
+    X, Z = (np.ones((4, n), np.float32) for n in columns)
+    with pytest.raises(ValueError, match="columns"):
+        kernel()(X, Z)
+
+
+@pytest.mark.parametrize("kernel", [RBF, Linear])
+def test_columns_that_do_not_exist_are_refused(kernel):
+    # JAX would clamp the index and use another column instead.
+    for wrong in ((3,), (0, 5), (-4,)):
+        k = kernel(active_dims=wrong)
+        for use in (k, k.diag) if kernel is Linear else (k,):
+            with pytest.raises(ValueError, match="active_dims"):
+                use(np.ones((4, 3), np.float32))
