@@ -45,8 +45,8 @@ class Start:
     latents: np.ndarray
     inducing: np.ndarray
     offset: np.ndarray
-    latent_scale: float = 0.3**0.5
-    noise_variance: float = 0.02
+    latent_scale: float = 0.3
+    noise_variance: float = 0.2
     variance: float = 1.0
     lengthscale: float = 1.0
 
@@ -118,7 +118,7 @@ class BayesianGPLVM:
         batch = size if rows is None else jnp.shape(rows)[0]
         if jnp.shape(Y) != (batch, columns):
             raise ValueError(f"Y has shape {jnp.shape(Y)}; with these row numbers it must be {(batch, columns)}.")
-        positive = constraints.softplus_positive
+        positive = constraints.positive  # its logarithm is free: a dimension can be switched off in few steps
         kernel = self.kernel(
             lengthscale=numpyro.param("lengthscale", jnp.full(latent_dim, start.lengthscale), constraint=positive),
             variance=numpyro.param("variance", jnp.asarray(start.variance), constraint=positive),
@@ -147,7 +147,7 @@ class BayesianGPLVM:
         scale = numpyro.param(
             "x.scale",
             jnp.full(self.start.latents.shape, self.start.latent_scale),
-            constraint=constraints.softplus_positive,
+            constraint=constraints.positive,
         )
         with component.plate("rows", size, rows, dim=-1) as index:
             numpyro.sample("x", dist.Normal(loc[index], scale[index]).to_event(1))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from numpyro import handlers
-from numpyro.infer import TraceMeanField_ELBO
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 
 LENGTHSCALE, VARIANCE, NOISE = 0.7, 1.3, 0.2
 RESIDUAL_SCALE = 0.4  # m of the conditional "shared"
+PRECISION = 2.5  # λ of the conditional "published"
 
 _rng = np.random.default_rng(7)
 X = _rng.uniform(0.0, 4.0, (8, 1))
@@ -50,22 +52,29 @@ def regression(structure="svgp", conditional="tight", likelihood=None):
     return model
 
 
-def sites(structure: str, name: str = "f") -> tuple[str, ...]:
-    return tuple(f"{name}.{suffix}" for suffix, _ in zip("uv", STRUCTURES[structure][0], strict=False))
+def _blocks(structure):
+    return STRUCTURES[structure] if isinstance(structure, str) else structure
+
+
+def sites(structure, name: str = "f") -> tuple[str, ...]:
+    return tuple(f"{name}.{suffix}" for suffix, _ in zip("uv", _blocks(structure)[0], strict=False))
 
 
 def random_params(structure: str = "svgp", seed: int = 0, name: str = "f") -> dict[str, jax.Array]:
-    """Parameters of some q(ε), far from the prior and from the optimum."""
+    """Parameters of a q(ε) that is neither the prior nor the optimum, but explains Y to a degree."""
     rng = np.random.default_rng(seed)
-    params = {}
+    A = Dense(structure, X).A
+    mean = np.linalg.solve(A @ A.T + NOISE * np.eye(len(A)), A @ Y) + 0.2 * rng.normal(size=len(A))
+    params, start = {}, 0
     for site, block, kind in zip(sites(structure, name), *STRUCTURES[structure], strict=True):
         size = len(block)
-        params[f"{site}.loc"] = jnp.asarray(0.7 * rng.normal(size=size))
+        params[f"{site}.loc"] = jnp.asarray(mean[start : start + size])
+        start += size
         if kind == "dense":
-            factor = np.tril(0.2 * rng.normal(size=(size, size)), -1) + np.diag(rng.uniform(0.3, 0.9, size))
+            factor = np.tril(0.1 * rng.normal(size=(size, size)), -1) + np.diag(rng.uniform(0.2, 0.6, size))
             params[f"{site}.scale_tril"] = jnp.asarray(factor)
         elif kind == "diagonal":
-            params[f"{site}.scale"] = jnp.asarray(rng.uniform(0.3, 0.9, size))
+            params[f"{site}.scale"] = jnp.asarray(rng.uniform(0.2, 0.6, size))
     return params
 
 
@@ -84,7 +93,7 @@ def params_of(posterior: npgp.Posterior, structure: str = "svgp", name: str = "f
 
 
 def rbf(A, B, lengthscale=LENGTHSCALE, variance=VARIANCE):
-    return variance * np.exp(-0.5 * np.sum((A[:, None] - B) ** 2, -1) / lengthscale**2)
+    return variance * np.exp(-0.5 * np.sum(((A[:, None] - B) / lengthscale) ** 2, -1))
 
 
 def log_normal(y, mean, variance):
@@ -96,10 +105,12 @@ class Dense:
     The prior of f at inputs given ε, and q(f), from one Cholesky factor of all inducing values' joint covariance.
 
     No block is treated apart: S is block diagonal, with I where a block keeps its prior.
+
+    :param structure: a name, or inducing blocks and their covariance structures.
     """
 
     def __init__(self, structure, inputs, params=None, name="f", **hyperparameters):
-        blocks, kinds = STRUCTURES[structure]
+        blocks, kinds = _blocks(structure)
         inputs, inducing = np.asarray(inputs), np.concatenate(blocks)
         L = np.linalg.cholesky(rbf(inducing, inducing, **hyperparameters))
         self.A = np.linalg.solve(L, rbf(inducing, inputs, **hyperparameters))
@@ -107,9 +118,9 @@ class Dense:
         self.Q = self.A.T @ self.A
         self.D = self.K - self.Q
         size = len(inducing)
-        learned = np.concatenate([np.full(len(b), k != "prior") for b, k in zip(blocks, kinds, strict=True)])
+        self.learned = np.concatenate([np.full(len(b), k != "prior") for b, k in zip(blocks, kinds, strict=True)])
         # What the learned blocks leave over: a mean-only block's variance belongs to the residual.
-        self.residual = np.diag(self.K) - np.sum(self.A[learned] ** 2, 0)
+        self.residual = np.diag(self.K) - np.sum(self.A[self.learned] ** 2, 0)
         self.m, self.S = np.zeros(size), np.eye(size)
         start = 0
         for site, block in zip(sites(structure, name), blocks, strict=True):
@@ -137,6 +148,10 @@ class Dense:
         if conditional == "shared":
             m = RESIDUAL_SCALE
             return fit - 0.5 * (self.explained + m * self.residual) / noise - 0.5 * (m - 1 - np.log(m))
+        if conditional == "published":
+            c = self.residual / (1 + PRECISION * self.residual)
+            penalty = 0.5 * PRECISION * c - 0.5 * np.log1p(PRECISION * self.residual)
+            return fit - 0.5 * (self.explained + c) / noise + penalty
         return fit - 0.5 * self.explained / noise - 0.5 * np.log1p(self.residual / noise)
 
     def elbo(self, y, conditional="tight", noise=NOISE):
@@ -189,6 +204,18 @@ def over_keys(fn, n, params, *args, seed=0):
 def elbo_value(model, params, *args, guide=None, loss=None) -> float:
     """The ELBO with one key, compiled."""
     return float(compiled(make_elbo(model, guide, loss))(jax.random.key(3), params, *args))
+
+
+def train(model, guide, steps, *args, rate=0.05, seed=0):
+    """Adam: the trained parameters and all losses."""
+    svi = SVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
+
+    def run(*args):
+        state = svi.init(jax.random.key(seed), *args)
+        state, losses = jax.lax.scan(lambda state, _: svi.update(state, *args), state, length=steps)
+        return svi.get_params(state), losses
+
+    return jax.tree.map(np.asarray, compiled(run)(*args))
 
 
 def traces(model, guide, params, *args, values=None, key=0):

@@ -10,11 +10,11 @@ import models
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import pytest
 from models import (
     NOISE,
     ORTHOGONAL,
+    PRECISION,
     RESIDUAL_SCALE,
     STRUCTURES,
     X_NEW,
@@ -34,6 +34,7 @@ from models import (
     sites,
     sparse_gp,
     traces,
+    train,
     worst_z_of_moments,
 )
 from numpy.polynomial.hermite_e import hermegauss
@@ -42,7 +43,6 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import (
     MCMC,
     NUTS,
-    SVI,
     Predictive,
     Trace_ELBO,
     TraceMeanField_ELBO,
@@ -101,9 +101,12 @@ def test_observe_svi_at_the_optimum_is_the_collapsed_bound(structure, x64):
 
         return make_elbo(model)
 
-    elbos = {conditional: make(conditional) for conditional in ("prior", "tight")}
+    elbos = {conditional: make(conditional) for conditional in ("prior", "tight", "shared")}
     x, y = jnp.asarray(X, x64), jnp.asarray(Y, x64)
     params = params_of(compiled(lambda: collapsed(structure).condition(Y))(), structure)
+    # The best m (Artemev et al. 2021).
+    best = 1.0 / (1.0 + Dense(structure, X).residual.mean() / NOISE)
+    params["y.residual_scale"] = jnp.asarray(best, x64)
     values = over_keys(lambda *a: {c: e(*a) for c, e in elbos.items()}, 5, params, x, y)
     tolerance = 1e-9 if x64 == jnp.float64 else 1e-3
     with jax.enable_x64(True):
@@ -112,16 +115,16 @@ def test_observe_svi_at_the_optimum_is_the_collapsed_bound(structure, x64):
         assert value.dtype == x64
         assert np.ptp(value) == 0.0  # no Monte Carlo noise at all
         np.testing.assert_allclose(value[0], bounds[conditional], rtol=tolerance)
-    assert values["tight"][0] > values["prior"][0] + 1e-2
+    assert values["tight"][0] > values["shared"][0] + 1e-3 > values["prior"][0] + 2e-3
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_observe_svi_at_any_q(structure, float64):
     params = random_params(structure)
     dense = Dense(structure, X, params)
-    choices = ("prior", "tight", "shared")
+    choices = ("prior", "tight", "shared", "published")
     elbos = {c: make_elbo(regression(structure, c)) for c in choices}
-    params["y.residual_scale"] = jnp.asarray(RESIDUAL_SCALE)
+    params |= {"y.residual_scale": jnp.asarray(RESIDUAL_SCALE), "y.residual_precision": jnp.asarray(PRECISION)}
     values = over_keys(lambda *a: {c: e(*a) for c, e in elbos.items()}, 3, params, X, Y)
     for conditional in choices:
         assert np.ptp(values[conditional]) == 0.0
@@ -193,16 +196,18 @@ def test_observe_without_guide_integrates_other_likelihoods(float64):
 
 
 def test_observe_nuts_targets_the_fitc_posterior(float64):
-    model = regression()
-    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=800, progress_bar=False)
-    mcmc.run(jax.random.key(0), jnp.asarray(X), jnp.asarray(Y))
-    draws = np.asarray(mcmc.get_samples()["f.u"])
+    def run(X, Y):
+        mcmc = MCMC(NUTS(regression()), num_warmup=150, num_samples=1500, progress_bar=False)
+        mcmc.run(jax.random.key(0), X, Y)
+        return mcmc.get_samples()
+
+    draws = np.asarray(compiled(run)(X, Y)["f.u"])
     dense = Dense("svgp", X)
     scaled = dense.A / (np.diag(dense.D) + NOISE)
     cov = np.linalg.inv(np.eye(3) + scaled @ dense.A.T)
     mean = cov @ scaled @ Y
     ess = effective_sample_size(draws[None])
-    assert np.all(ess > 100)
+    assert np.all(ess > 400)
     z_mean = (draws.mean(0) - mean) / np.sqrt(np.diag(cov) / ess)
     # Squares mix faster than half as well as the draws themselves.
     z_variance = (np.mean((draws - mean) ** 2, 0) / np.diag(cov) - 1) / np.sqrt(4 / ess)
@@ -220,11 +225,11 @@ def test_observe_nuts_targets_the_fitc_posterior(float64):
 def statements(structure):
     """A model with all that can be predicted, at whatever rows it is given."""
 
-    def model(X):
+    def model(X, y=None):
         f = sparse_gp(structure, jitter=1e-12).draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE))
-            npgp.observe("joint", f(X), npgp.Gaussian(NOISE), joint=True)
+            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("joint", f(X), npgp.Gaussian(NOISE), obs=y, joint=True)
             npgp.sample("f_joint", f(X))
             npgp.sample("f_rows", f(X), joint=False)
 
@@ -247,7 +252,9 @@ def check_predictions(draws, dense):
 @pytest.mark.parametrize("structure", ORTHOGONAL)
 def test_predictive_with_a_guide(structure, float64):
     params, model = random_params(structure), statements(structure)
-    predictive = Predictive(model, guide=npgp.AutoSparseGP(model), params=params, num_samples=6000)
+    guide = npgp.AutoSparseGP(model)
+    jax.eval_shape(handlers.seed(guide, jax.random.key(0)), X, Y)  # as training does
+    predictive = Predictive(model, guide=guide, params=params, num_samples=6000)
     draws = compiled(predictive)(jax.random.key(1), jnp.asarray(X_NEW))
     dense = Dense(structure, X_NEW, params)
     check_predictions(draws, dense)
@@ -304,33 +311,28 @@ def test_sample_svi_has_the_distribution_of_q(structure, float64):
     dense = Dense(structure, X, params)
     params |= {f"{name}.residual_scale": jnp.asarray(RESIDUAL_SCALE) for name in SAMPLES}
     offsets = {site: params[f"{site}.loc"] for site in sites(structure)}
-    residual_variance = {}
 
     def draw(noise):
         values = {s: v + offsets[s] if s in offsets else v for s, v in noise.items()}
         guide_trace, model_trace = traces(model, guide, params, jnp.asarray(X), values=values)
-        for name in SAMPLES:
-            residual_variance[name] = float(guide_trace[f"{name}.residual"]["fn"].variance[0])
-        return {name: model_trace[name]["value"] for name in SAMPLES}
+        variance = {name: guide_trace[f"{name}.residual"]["fn"].variance[0] for name in SAMPLES}
+        return {name: model_trace[name]["value"] for name in SAMPLES}, variance
 
     sizes = {s: len(b) for s, b in zip(offsets, STRUCTURES[structure][0], strict=True)}
     sizes |= {f"{name}.residual": 8 for name in SAMPLES}
-    mean, jacobian = affine(draw, sizes)
+    (mean, residual_variance), (jacobian, _) = affine(draw, sizes)
     for name, options in SAMPLES.items():
         shared = options.get("conditional") == "shared"
         assert residual_variance[name] == pytest.approx(RESIDUAL_SCALE if shared else 1.0)
         epsilon = np.concatenate([jacobian[name][site] for site in offsets], axis=1)
         residual = jacobian[name][f"{name}.residual"] * residual_variance[name] ** 0.5
         cov = epsilon @ dense.S @ epsilon.T + residual @ residual.T
-        # With one m for all rows, all of the residual shrinks, a mean-only block's share included.
-        learned = np.concatenate([np.full(len(b), k != "prior") for b, k in zip(*STRUCTURES[structure], strict=True)])
-        A = dense.A[learned]
-        left = dense.K - A.T @ A
-        full = A.T @ dense.S[np.ix_(learned, learned)] @ A + (RESIDUAL_SCALE if shared else 1.0) * left
-        if not shared:
-            np.testing.assert_allclose(full, dense.cov, atol=1e-10)
+        expected = dense.cov
+        if shared:  # all of the residual shrinks, a mean-only block's share included
+            A, S = dense.A[dense.learned], dense.S[np.ix_(dense.learned, dense.learned)]
+            expected = A.T @ S @ A + RESIDUAL_SCALE * (dense.K - A.T @ A)
         np.testing.assert_allclose(mean[name], dense.mean, atol=1e-8)
-        expected = full if options["joint"] else np.diag(np.diag(full))
+        expected = expected if options["joint"] else np.diag(np.diag(expected))
         np.testing.assert_allclose(cov, expected, atol=2e-7)
 
 
@@ -349,20 +351,18 @@ def test_sample_svi_has_the_dense_elbo_on_average(structure, float64):
     params = random_params(structure)
     dense = Dense(structure, X, params)
     params["f.residual_scale"] = jnp.asarray(RESIDUAL_SCALE)
-    values = over_keys(lambda *a: {n: e(*a) for n, e in elbos.items()}, 4000, params, X, Y)
+    values = over_keys(lambda *a: {n: e(*a) for n, e in elbos.items()}, 16000, params, X, Y)
     for name, value in values.items():
-        error = value.std() / 4000**0.5
+        error = value.std() / 16000**0.5
         conditional = SAMPLES[name].get("conditional", "prior")
         assert abs(value.mean() - dense.elbo(Y, conditional)) < Z_LIMIT * error, name
-        assert abs(dense.elbo(Y, "prior") - dense.elbo(Y, "shared")) > 3 * Z_LIMIT * error
+        assert Z_LIMIT * error < 0.6  # nats that would be noticed
     assert values["rows"].std() < values["joint"].std()  # what marginal draws are for
 
 
 @pytest.mark.parametrize("joint", [True, False])
 def test_sample_svi_with_trace_elbo_has_the_same_expectation(joint, float64):
     def model(X, y):
-        with numpyro.plate("data", X.shape[0]):
-            pass
         f = sparse_gp("odvgp", jitter=1e-12).draw()
         with numpyro.plate("rows", X.shape[0]):
             value = npgp.sample("f", f(X), joint=joint, conditional="shared")
@@ -373,7 +373,7 @@ def test_sample_svi_with_trace_elbo_has_the_same_expectation(joint, float64):
     params["f.residual_scale"] = jnp.asarray(RESIDUAL_SCALE)
     values = over_keys(make_elbo(model, loss=Trace_ELBO()), 4000, params, X, Y)
     assert abs(values.mean() - expected) < Z_LIMIT * values.std() / 4000**0.5
-    assert values.std() < 15
+    assert Z_LIMIT * values.std() / 4000**0.5 < 0.8
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -431,16 +431,17 @@ def test_sample_without_guide_has_the_density_of_a_non_centred_model(float64):
 
 def test_collapsed_log_prob_is_the_dense_bound(float64):
     dense = Dense("svgp", X)
-    evidence = dist.MultivariateNormal(jnp.zeros(8), dense.Q + NOISE * jnp.eye(8)).log_prob(Y)
+    cov = dense.Q + NOISE * np.eye(8)
+    evidence = -0.5 * (Y @ np.linalg.solve(cov, Y) + np.linalg.slogdet(2 * np.pi * cov)[1])
     d = np.diag(dense.D)
     penalties = {
         "prior": 0.5 * d.sum() / NOISE,
         "tight": 0.5 * np.log1p(d / NOISE).sum(),
         "shared": 0.5 * 8 * np.log1p(d.mean() / NOISE),
     }
+    bounds = compiled(lambda y: {c: collapsed("svgp", c, jitter=1e-12).log_prob(y) for c in penalties})(Y)
     for conditional, penalty in penalties.items():
-        bound = compiled(collapsed("svgp", conditional, jitter=1e-12).log_prob)(Y)
-        np.testing.assert_allclose(bound, evidence - penalty, rtol=1e-8)
+        np.testing.assert_allclose(bounds[conditional], evidence - penalty, rtol=1e-8)
 
 
 def test_collapsed_without_guide_and_under_svi_is_the_bound(float64):
@@ -466,38 +467,20 @@ def test_collapsed_without_guide_and_under_svi_is_the_bound(float64):
     np.testing.assert_allclose(value, prior + bound, rtol=1e-10)
 
 
-def test_collapsed_nuts_over_hyperparameters(float64):
-    """A chain over the one hyperparameter, against its density on a grid."""
-
-    def model(x, y):
-        log_lengthscale = numpyro.sample("log_lengthscale", dist.Normal(0.0, 0.5))
-        k = npgp.RBF(jnp.exp(log_lengthscale), models.VARIANCE)
-        numpyro.sample("y", npgp.CollapsedGP(k, x, jnp.asarray(models.Z), NOISE), obs=y)
-
-    x, y = jnp.asarray(X), jnp.asarray(Y)
-    mcmc = MCMC(NUTS(model), num_warmup=150, num_samples=500, progress_bar=False)
-    mcmc.run(jax.random.key(5), x, y)
-    draws = np.asarray(mcmc.get_samples()["log_lengthscale"])
-    grid = jnp.linspace(-2.5, 2.5, 400)
-    log_p = compiled(jax.vmap(lambda v: log_density(model, (x, y), {}, {"log_lengthscale": v})[0]))(grid)
-    weights = np.asarray(jax.nn.softmax(log_p))
-    mean = weights @ np.asarray(grid)
-    sd = np.sqrt(weights @ (np.asarray(grid) - mean) ** 2)
-    ess = float(effective_sample_size(draws[None]))
-    assert ess > 60
-    assert abs(draws.mean() - mean) < 4 * sd / ess**0.5
-    assert 0.6 < draws.std() / sd < 1.6
-
-
 def test_collapsed_condition_is_the_sgpr_posterior(float64):
     k_zz, k_zx, k_zn = (models.rbf(models.Z, points) for points in (models.Z, X, X_NEW))
     sigma = k_zz + k_zx @ k_zx.T / NOISE
     mean = k_zn.T @ np.linalg.solve(sigma, k_zx @ Y) / NOISE
     cov = models.rbf(X_NEW, X_NEW) - k_zn.T @ (np.linalg.inv(k_zz) - np.linalg.inv(sigma)) @ k_zn
-    posterior = compiled(lambda: collapsed(jitter=1e-12).condition(Y))()
-    np.testing.assert_allclose(posterior.mean(X_NEW), mean, atol=1e-7)
-    np.testing.assert_allclose(posterior.covariance(X_NEW), cov, atol=1e-7)
-    np.testing.assert_allclose(posterior.variance(X_NEW), np.diag(cov), atol=1e-7)
+
+    @compiled
+    def condition(y):
+        posterior = collapsed(jitter=1e-12).condition(y)
+        return posterior, posterior.mean(X_NEW), posterior.covariance(X_NEW), posterior.variance(X_NEW)
+
+    posterior, *predictions = condition(Y)
+    for got, want in zip(predictions, (mean, cov, np.diag(cov)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-7)
     pointwise = compiled(collapsed(jitter=1e-12).log_likelihood)(Y)
     dense = Dense("svgp", X, params_of(posterior))
     np.testing.assert_allclose(pointwise, log_normal(Y, dense.mean, dense.variance + NOISE), atol=1e-7)
@@ -526,10 +509,13 @@ def test_statements_agree_on_posterior_and_elbo(structure, float64):
     def sampling(X, y=None):
         numpyro.sample("y", dist.Normal(npgp.sample("f", gp.draw()(X)), NOISE**0.5), obs=y)
 
-    expected = conditioned.mean(X_NEW), conditioned.covariance(X_NEW)
-    for model in (observing, sampling):
-        posterior = npgp.posterior("f", model, npgp.AutoSparseGP(model), params, jnp.asarray(X))
-        for got, want in zip((posterior.mean(X_NEW), posterior.covariance(X_NEW)), expected, strict=True):
+    def predictions(params):
+        made = [npgp.posterior("f", m, npgp.AutoSparseGP(m), params, X) for m in (observing, sampling)]
+        return [(p.mean(X_NEW), p.covariance(X_NEW), p.kl()) for p in [conditioned, *made]]
+
+    expected, *others = compiled(predictions)(params)
+    for other in others:
+        for got, want in zip(other, expected, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-12)
     bound = float(compiled(collapsed(structure, "prior").log_prob)(Y))
     elbos = {"observe": make_elbo(observing), "sample": make_elbo(sampling)}
@@ -542,8 +528,7 @@ def test_statements_agree_on_posterior_and_elbo(structure, float64):
 @pytest.mark.parametrize("structure", ORTHOGONAL)
 def test_training_by_svi_reaches_the_collapsed_bound(structure, float64):
     model = regression(structure)
-    svi = SVI(model, npgp.AutoSparseGP(model), optax.adam(0.05), TraceMeanField_ELBO())
-    result = svi.run(jax.random.key(0), 1500, jnp.asarray(X), jnp.asarray(Y), progress_bar=False)
+    _, losses = train(model, npgp.AutoSparseGP(model), 1000, X, Y)
     bound = float(compiled(collapsed(structure).log_prob)(Y))
-    assert -0.02 < -result.losses[-1] - bound < 1e-6
-    assert -result.losses[0] < bound - 1.0
+    assert -0.02 < -losses[-1] - bound < 1e-6
+    assert -losses[0] < bound - 1.0
