@@ -122,7 +122,7 @@ print(f"{'truth':>20}{noise_variance:47.4f}")
 # %% [markdown]
 # Fifteen inducing inputs are too few for this curve: both bounds explain a part of the signal as noise. The tight one
 # is higher and does so a little less, but it does not make up for missing inducing inputs. With 25 of them, the ELBO is
-# about a nat short of the exact answer. Where the exact evidence is out of reach, add inducing inputs until the ELBO
+# two nats short of the exact GP. Where the exact evidence is out of reach, add inducing inputs until the ELBO
 # stops rising.
 
 # %%
@@ -130,7 +130,7 @@ figure = plots.plot_elbo(
     {f"{num_inducing} inducing, {conditional}": -fit[0].losses for (num_inducing, conditional), fit in fits.items()}
 )
 figure.axes[0].axhline(-exact.fun, color="k", lw=0.8, ls="--", label="exact GP, log evidence")
-figure.axes[0].legend(frameon=False, loc="lower right");
+_ = figure.axes[0].legend(frameon=False, loc="lower right")
 
 # %% [markdown]
 # `npgp.posterior` gave the posterior of $f$ with mean, variance, covariance and joint draws at any inputs. The bands
@@ -149,7 +149,7 @@ for ax in figure.axes:
     ax.plot(grid, curve(grid), "k", lw=0.8, label="truth")
 figure.axes[0].get_legend().remove()
 handles = figure.axes[0].get_legend_handles_labels()
-figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8);
+_ = figure.legend(*handles, loc="outside upper center", ncols=4, frameon=False, fontsize=8)
 
 # %% [markdown]
 # ## 2. A GP inside a larger model
@@ -215,7 +215,7 @@ svi = SVI(effect_model, guide, npgp.adam(0.02, num_steps), TraceMeanField_ELBO()
 result = npgp.fit(svi, jax.random.key(0), num_steps, *data, batch_size=100, progress=False)
 elbo, error = npgp.evaluate(svi, jax.random.key(1), result, *data)
 print(f"ELBO {elbo:.1f} ± {error:.1f}")
-plots.plot_elbo({"effect model": -result.losses}, rows=num_people, window=200);
+figure = plots.plot_elbo({"effect model": -result.losses}, rows=num_people, window=200)
 
 # %% [markdown]
 # Draws from the guide are draws from the approximate posterior, as with any autoguide.
@@ -242,7 +242,7 @@ for group, name, rows, colour in [(-0.5, "untreated", ~treated, "C0"), (0.5, "tr
     ax.plot(grid, of_group.mean(axis=0), color=colour, label=f"{name}: mean and 90 % of new outcomes")
     ax.fill_between(grid, *np.quantile(of_group, [0.05, 0.95], axis=0), color=colour, alpha=0.2, lw=0)
 ax.set(xlabel="age", ylabel="outcome")
-ax.legend(frameon=False, fontsize=8);
+_ = ax.legend(frameon=False, fontsize=8)
 
 # %% [markdown]
 # ## 3. The same model with NUTS
@@ -272,7 +272,7 @@ for ax, name in zip(axes, ["effect", "lengthscale"], strict=True):
         ax.hist(np.asarray(values), bins=30, density=True, alpha=0.6, label=method)
     ax.set(xlabel=name, ylabel="posterior density")
 axes[0].axvline(true_effect, color="k", lw=0.8, ls="--", label="truth")
-axes[0].legend(frameon=False, fontsize=8);
+_ = axes[0].legend(frameon=False, fontsize=8)
 
 # %% [markdown]
 # The two agree about the effect, and about where the lengthscale is, but not about how well it is known: the guide of

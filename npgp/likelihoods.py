@@ -136,9 +136,7 @@ def _static(default: Any = dataclasses.MISSING, accepted: tuple = ()) -> Any:
     return dataclasses.field(default=default, metadata={"static": True, "accepted": accepted})
 
 
-@dataclass_transform(
-    frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, _static)
-)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field, _static))
 def _likelihood(cls):
     """A frozen dataclass and pytree: static fields are metadata, the rest are children.
 
@@ -382,9 +380,7 @@ class StudentT(Likelihood):
         y, mean, variance, df, scale = _floats(y, mean, variance, self.df, self.scale)
         spread, residual = (s / (df * scale**2) for s in (_at_least(variance, 0), (y - mean) ** 2))
         # The integrand is below e⁻²⁰ to the left, and below e⁻²⁷ to the right.
-        u, step = _trapezoid(
-            -20 - jnp.log1p(spread + residual), jnp.full_like(y, 3.3), self.num_nodes
-        )
+        u, step = _trapezoid(-20 - jnp.log1p(spread + residual), jnp.full_like(y, 3.3), self.num_nodes)
         x = jnp.exp(u)
         inflation = 1 + 2 * x * spread
         complement = -jnp.expm1(-0.5 * jnp.log(inflation) - x * residual / inflation)
@@ -620,12 +616,12 @@ class Bernoulli(Likelihood):
 class Ordinal(Likelihood):
     """Ordered categories 0, …, K − 1 with P(y ≤ k | f) = F(cutpoints_k − f) (McCullagh, 1980).
 
-    :param cutpoints: increasing, shape (K − 1,).
+    :param cutpoints: increasing numbers, shape (K − 1,).
     :param link: "logit" (F logistic) or "probit" (F normal).
     :param num_nodes: nodes of the quadrature.
     """
 
-    cutpoints: jax.Array
+    cutpoints: Any  # stored as an array
     link: str = _static(default="logit", accepted=("logit", "probit"))
     num_nodes: int = _static(default=NUM_NODES)
     certificate: ClassVar[str] = "log-concave"
@@ -737,14 +733,10 @@ def as_likelihood(obj: Likelihood | Callable[[jax.Array], Distribution]) -> Like
     is_class = isinstance(obj, type) and issubclass(obj, Likelihood)
     if callable(obj) and not is_class and not isinstance(obj, Distribution):
         return Factorized(obj)
-    raise TypeError(
-        f"Expected a Likelihood or a function from f to a NumPyro distribution, got {obj!r}."
-    )
+    raise TypeError(f"Expected a Likelihood or a function from f to a NumPyro distribution, got {obj!r}.")
 
 
-def quadrature_error(
-    likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, variance: ArrayLike
-) -> jax.Array:
+def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
     """The larger of the changes of ``expected_log_prob`` and ``log_marginal`` with twice the nodes.
 
     Elementwise, and 0 for closed forms. An estimate: make it where your data and posterior are.

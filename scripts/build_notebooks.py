@@ -32,7 +32,8 @@ def build(source: Path) -> Path:
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}, record_timing=False).execute()
+    folder = {"metadata": {"path": str(FOLDER)}}
+    NotebookClient(notebook, timeout=600, resources=folder, record_timing=False, coalesce_streams=True).execute()
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     notebook.metadata["language_info"] = {"name": "python"}
     for i, cell in enumerate(notebook.cells):
@@ -65,7 +66,8 @@ def main() -> None:
     for source in sources:
         began = time.perf_counter()
         path = build(source)
-        print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size / 1000:.0f} kB, {time.perf_counter() - began:.0f} s")
+        seconds = time.perf_counter() - began
+        print(f"wrote {path.relative_to(ROOT)}, {path.stat().st_size / 1000:.0f} kB, {seconds:.0f} s")
 
 
 if __name__ == "__main__":

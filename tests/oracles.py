@@ -73,9 +73,12 @@ class Joint:
     K_ff: np.ndarray
 
     @classmethod
-    def of(cls, kernel: Callable, inducing: Sequence[np.ndarray], X: np.ndarray) -> Joint:
+    def of(cls, kernel: Callable, inducing: Sequence[np.ndarray], X: np.ndarray, jitter: float = 0.0) -> Joint:
+        """For points; ``jitter`` is relative to the mean prior variance of the inducing values."""
         Z = np.concatenate(inducing)
-        return cls(tuple(len(z) for z in inducing), kernel(Z, Z), kernel(Z, X), kernel(X, X))
+        K_uu = kernel(Z, Z)
+        K_uu = K_uu + jitter * np.mean(np.diag(K_uu)) * np.eye(len(Z))
+        return cls(tuple(len(z) for z in inducing), K_uu, kernel(Z, X), kernel(X, X))
 
     @property
     def factor(self) -> np.ndarray:

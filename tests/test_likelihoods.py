@@ -85,17 +85,13 @@ CASES = {
         lambda f, y: stats.laplace.logpdf(y, f, 0.4),
         lambda f: (f, 0.32 + 0 * f),
     ),
-    "Bernoulli logit": Case(
-        likelihoods.Bernoulli, (0, 1), *bernoulli(special.expit, special.log_expit)
-    ),
+    "Bernoulli logit": Case(likelihoods.Bernoulli, (0, 1), *bernoulli(special.expit, special.log_expit)),
     "Bernoulli probit": Case(
         lambda: likelihoods.Bernoulli("probit"),
         (0, 1),
         *bernoulli(special.ndtr, special.log_ndtr),
     ),
-    "Poisson exp": Case(
-        lambda: likelihoods.Poisson(exposure=2.5), (0, 3, 40), *counts(lambda f: 2.5 * np.exp(f))
-    ),
+    "Poisson exp": Case(lambda: likelihoods.Poisson(exposure=2.5), (0, 3, 40), *counts(lambda f: 2.5 * np.exp(f))),
     "Poisson softplus": Case(
         lambda: likelihoods.Poisson("softplus", 2.5),
         (0, 3, 40),
@@ -119,12 +115,9 @@ CASES = {
         negative_binomial,
         lambda f: (np.exp(f), np.exp(f) + np.exp(2 * f) / 1.7),
     ),
-    "Ordinal logit": Case(
-        lambda: likelihoods.Ordinal(CUTS), (0, 1, 2, 3), *ordinal(special.expit, special.log_expit)
-    ),
-    "Ordinal probit": Case(
+    "Ordinal": Case(
         lambda: likelihoods.Ordinal(CUTS, "probit"),
-        (0, 2, 3),
+        (0, 1, 2, 3),
         *ordinal(special.ndtr, special.log_ndtr),
     ),
     "Factorized": Case(
@@ -174,22 +167,15 @@ def values_and_gradients(likelihood, y, mean, variance):
     """Expected and averaged likelihood per row, and the gradients of their sums in all the rest."""
 
     def pull(method):
-        value, vjp = jax.vjp(
-            lambda *a: getattr(a[0], method)(y, *a[1:]), likelihood, mean, variance
-        )
+        value, vjp = jax.vjp(lambda *a: getattr(a[0], method)(y, *a[1:]), likelihood, mean, variance)
         return value, vjp(jnp.ones_like(value))
 
     with jax.disable_jit():  # compiles each operation once for all likelihoods: half the time
         return pull("expected_log_prob"), pull("log_marginal")
 
 
-@jax.jit
-def log_marginal(likelihood, y, mean, variance):
-    return likelihood.log_marginal(y, mean, variance)
-
-
 def dense(case, y, mean, variance):
-    """The same five numbers by dense sums; the curvature by Stein's identity, E[(1 − z²) log p]/v."""
+    """The same five numbers by dense sums; the curvature is E[(1 − z²) log p]/v (Stein)."""
     sd = np.sqrt(variance)
     z = np.linspace(-18, 18, 20001)
     w = stats.norm.pdf(z) * (z[1] - z[0])
@@ -251,8 +237,8 @@ def test_float32_and_its_gradients(name):
         assert all(leaf.dtype == jnp.float32 for leaf in mixed[: 3 if "Fact" in name else 5])
     (expected, (_, _, slope)), (marginal, _) = single
     # Tiny variances are raised to machine epsilon; the curvature is 40 there for |y − f|/0.4.
-    np.testing.assert_allclose(expected, double[0], rtol=3e-5, atol=2e-3)
-    np.testing.assert_allclose(marginal, double[1], rtol=3e-5, atol=2e-3)
+    np.testing.assert_allclose(expected, double[0], rtol=1e-4, atol=2e-3)
+    np.testing.assert_allclose(marginal, double[1], rtol=1e-4, atol=2e-3)
     large = variance > 1e-6
     np.testing.assert_allclose(expected[large], double[0][large], rtol=3e-5, atol=3e-5)
     np.testing.assert_allclose(marginal[large], double[1][large], rtol=3e-5, atol=3e-5)
@@ -267,25 +253,19 @@ def test_limit_of_no_variance(name):
     with jax.enable_x64(True):
         expected, marginal, curvature, *_ = integrals(case.make(), y, f, np.zeros(ROWS))
     rows = zip(y, f, strict=True)
-    lp, up, down = np.array(
-        [[case.log_density(b + d, a) for d in (0, h, -h)] for a, b in rows]
-    ).T.reshape(3, ROWS)
+    lp, up, down = np.array([[case.log_density(b + d, a) for d in (0, h, -h)] for a, b in rows]).T.reshape(3, ROWS)
     np.testing.assert_allclose(expected, lp, atol=1e-6)
     np.testing.assert_allclose(marginal, lp, atol=1e-6)
     np.testing.assert_allclose(curvature, (2 * lp - up - down) / h**2, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, c in CASES.items() if c.make().certificate in ("gaussian", "log-concave")]
-)
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.make().certificate in ("gaussian", "log-concave")])
 def test_log_concave_where_claimed(name):
     case, h = CASES[name], 0.02
     with jax.enable_x64(True):
         # Second differences, so that kinks are no exception; y on the leading axis.
         f, y = np.linspace(-20, 20, 2001), np.array(case.ys)[:, None]
-        up, centre, down = jax.jit(case.make().log_prob)(
-            f + h * np.array([1, 0, -1])[:, None, None], y
-        )
+        up, centre, down = jax.jit(case.make().log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
         assert np.all(up + down - 2 * centre <= 1e-12 * (1 + np.abs(centre)))
 
 
@@ -302,7 +282,7 @@ def test_certificates():
 @pytest.mark.parametrize(
     "make, y, peak",
     [
-        (lambda: likelihoods.Poisson(), 10_000.0, np.log(1e4)),
+        (lambda: likelihoods.Poisson(exposure=1.0), 10_000.0, np.log(1e4)),
         (lambda: likelihoods.NegativeBinomial(500.0), 300.0, np.log(300.0)),
         (lambda: likelihoods.Laplace(1e-2), 2.0, 2.0),
         (lambda: likelihoods.StudentT(4.0, 1e-3), 2.0, 2.0),
@@ -312,18 +292,22 @@ def test_certificates():
 def test_averaged_likelihood_far_narrower_than_the_gaussian(make, y, peak):
     means, variances = np.array([0.0, -2.0, 1.0]), np.array([9.0, 100.0, 1e-3])
     with jax.enable_x64(True):
-        double, log_prob = log_marginal(make(), y, means, variances), jax.jit(make().log_prob)
+        rows = np.stack([np.resize(a, ROWS) for a in (y, means, variances)])
+        double, log_prob = integrals(make(), *rows)[1][:3], jax.jit(make().log_prob)
         truth = []
         for mean, variance in zip(means, variances, strict=True):
             # Dense around and between both peaks.
             sd, low, high = np.sqrt(variance), min(peak, mean) - 1, max(peak, mean) + 1
-            f = [np.linspace(mean - 12 * sd, mean + 12 * sd, 2001), np.linspace(low, high, 200_001)]
-            f = np.unique(np.concatenate([*f, peak + np.linspace(-0.1, 0.1, 100_001)]))
+            wide = np.linspace(mean - 12 * sd, mean + 12 * sd, 2001)
+            fine = np.linspace(low, high, 200_001)
+            finer = peak + np.linspace(-0.1, 0.1, 100_001)
+            f = np.unique(np.concatenate([wide, fine, finer]))
             integrand = np.asarray(log_prob(f, y)) + stats.norm.logpdf(f, mean, sd)
             top = integrand.max()
             truth.append(top + np.log(np.trapezoid(np.exp(integrand - top), f)))
     np.testing.assert_allclose(double, truth, atol=1e-4)
-    single = log_marginal(make(), y, np.float32(means), np.float32(variances))
+    with jax.disable_jit():
+        single = make().log_marginal(*rows.astype(np.float32))[:3]
     # The normaliser of 10,000 counts is a difference of numbers near 10⁵: .01 in float32.
     np.testing.assert_allclose(single, truth, rtol=1e-4, atol=0.02 if y > 1000 else 2e-3)
 
@@ -337,33 +321,32 @@ def test_narrow_student_t_where_twenty_nodes_are_off():
 
     truth = quad(lambda f: log_density(f) * stats.norm.pdf(f), -10, 10, points=peak)[0]
     with jax.enable_x64(True):
-        likelihood = likelihoods.StudentT(4.0, 0.03)
-        assert float(likelihood.expected_log_prob(y, 0.0, 1.0)) == pytest.approx(truth, abs=1e-6)
-        assert float(likelihoods.quadrature_error(likelihood, y, 0.0, 1.0)) < 1e-6
+        rows = np.full((3, ROWS), [[y], [0.0], [1.0]])
+        expected, *_ = integrals(likelihoods.StudentT(4.0, 0.03), *rows)
+    assert float(expected[0]) == pytest.approx(truth, abs=1e-6)
     assert abs((weights * log_density(nodes)).sum() / weights.sum() - truth) > 0.1
 
 
 def test_quadrature_error_finds_what_is_wrong():
-    y, mean, variance = np.resize([0.0, 1.0], ROWS), np.resize([0.3, -0.4], ROWS), np.ones(ROWS)
-    assert np.all(likelihoods.quadrature_error(likelihoods.Gaussian(0.1), y, mean, variance) == 0)
+    error = jax.jit(likelihoods.quadrature_error)
+    y, mean, variance = jnp.array([0.0, 1.0]), jnp.array([0.3, -0.4]), 1.0
+    assert np.all(error(likelihoods.Gaussian(0.1), y, mean, variance) == 0)
     narrow = likelihoods.Factorized(lambda f: dist.StudentT(4, f, 0.03))
-    assert np.all(likelihoods.quadrature_error(narrow, y, mean, variance) > 0.05)
-    for nodes, low, high in ((4, 1e-4, np.inf), (20, 0, 1e-5)):
-        error = likelihoods.quadrature_error(
-            likelihoods.Bernoulli(num_nodes=nodes), y, mean, variance
-        )
-        assert error.shape == (ROWS,) and low < error.min() and error.max() < high
+    assert np.all(error(narrow, y, mean, variance) > 0.05)
+    coarse, fine = (likelihoods.Factorized(bernoulli_logits, num_nodes=n) for n in (5, 20))
+    assert np.all(error(coarse, y, mean, variance) > 10 * error(fine, y, mean, variance))
+    assert np.all(error(fine, y, mean, variance) < 1e-5)
 
 
 @pytest.mark.parametrize("certified", [True, False])
 def test_factorized_repeats_bernoulli(certified):
-    mean, variance = np.resize([-1.0, 0.2, 3.0], ROWS), np.resize([0.1, 1.0, 4.0], ROWS)
-    y = np.resize([0.0, 1.0], ROWS)
-    with jax.enable_x64(True):
-        ours = integrals(likelihoods.Bernoulli(), y, mean, variance)
-        theirs = likelihoods.Factorized(bernoulli_logits, certified)
-        theirs = integrals(theirs, y, mean, variance)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
+    mean, variance, y = (jnp.asarray(np.resize(a, ROWS), jnp.float32) for a in ([-1, 0.2, 3], [0.1, 1, 4], [0, 1]))
+    ours = likelihoods.Bernoulli()
+    theirs = likelihoods.Factorized(bernoulli_logits, certified)
+    pairs = zip(*(values_and_gradients(lik, y, mean, variance) for lik in (ours, theirs)), strict=True)
+    for (a, (_, *da)), (b, (_, *db)) in pairs:
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(da, db, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -380,17 +363,15 @@ def test_factorized_repeats_bernoulli(certified):
 def test_one_parameter_per_row(make, y):
     parameters = jnp.asarray(np.resize([0.3, 1.0, 2.0], ROWS), jnp.float32)
     likelihood = make(parameters)
+    # Rows may share mean and variance, which then have fewer axes than the parameters.
+    shared = np.array([y, 0.2, 0.5], np.float32)
     with jax.disable_jit():
-        # Rows may share mean and variance, which then have fewer axes than the parameters.
-        together = integrals(likelihood, y, 0.2, 0.5)
-        for row in range(3):
-            alone = integrals(
-                make(jnp.full(ROWS, parameters[row])),
-                *np.full((3, ROWS), [[y], [0.2], [0.5]], np.float32),
-            )
-            for a, b in zip(together, alone, strict=True):
-                a, b = (jnp.broadcast_to(x, ROWS)[row] for x in (a, b))
-                np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+        for method in ("expected_log_prob", "log_marginal"):
+            together = getattr(likelihood, method)(*shared)
+            for row in range(3):
+                single = make(jnp.full(ROWS, parameters[row]))
+                alone = getattr(single, method)(*(jnp.full(ROWS, a) for a in shared))
+                np.testing.assert_allclose(together[row], alone[row], rtol=1e-5, atol=1e-5)
     assert likelihood.log_prob(jnp.zeros((4, 1)), y).shape == (4, ROWS)
     assert jax.eval_shape(likelihood.sample, jax.random.key(0), jnp.zeros(ROWS)).shape == (ROWS,)
 
@@ -402,9 +383,7 @@ def test_shapes(name):
     assert all(x.shape == (3, 2) for x in together[:3])
     assert all(jnp.broadcast_shapes(x.shape, (3, 2)) == (3, 2) for x in together[3:])
     assert all(x.shape == () for x in jax.eval_shape(integrals, likelihood, y, 0.1, 1.0))
-    assert all(
-        x.shape == (3,) for x in jax.eval_shape(integrals, likelihood, np.full(3, y), 0.1, 1.0)[:3]
-    )
+    assert all(x.shape == (3,) for x in jax.eval_shape(integrals, likelihood, np.full(3, y), 0.1, 1.0)[:3])
 
 
 def test_new_values_do_not_compile_again():
@@ -428,7 +407,7 @@ def test_pytrees():
     likelihood = likelihoods.StudentT(4.0, 0.5)
     leaves, structure = jax.tree.flatten(likelihood)
     assert leaves == [4.0, 0.5] and not jax.tree.leaves(likelihoods.Exponential())
-    assert dataclasses.asdict(structure.unflatten(leaves)) == dataclasses.asdict(likelihood)
+    assert dataclasses.asdict(jax.tree.unflatten(structure, leaves)) == dataclasses.asdict(likelihood)
     # A gradient is no likelihood: negative entries, and any object JAX may put in, are no errors.
     gradient = jax.grad(lambda lik: lik.expected_log_prob(0.0, 0.0, 1.0))(likelihoods.Gaussian(9.0))
     assert gradient.variance < 0
@@ -440,13 +419,13 @@ def test_pytrees():
     assert rows.precision[1] == 0.5
 
 
-@pytest.mark.parametrize("name", [n for n in CASES if n != "Cauchy"])  # which has no moments
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"Cauchy", "Factorized, none"}))
 def test_samples_have_the_moments(name):
     case, n, mean, variance = CASES[name], 10_000, 0.3, 0.2
     keys = jax.random.split(jax.random.key(3), 2)
     f = mean + np.sqrt(variance) * jax.random.normal(keys[0], (n,))
     likelihood = case.make()
-    y = jax.jit(likelihood.sample)(keys[1], f)
+    y = likelihood.sample(keys[1], f)
     likelihood.check(y)
     assert y.shape == f.shape
     assert jnp.issubdtype(y.dtype, jnp.integer) == isinstance(case.ys[0], int)
@@ -463,37 +442,35 @@ def test_moments_that_do_not_exist():
 
 def test_float32_tails():
     def value_and_slope(likelihood, f, y):
-        return jax.jit(jax.vmap(jax.value_and_grad(likelihood.log_prob)))(*map(jnp.array, (f, y)))
+        f, y = (jnp.asarray(np.resize(a, ROWS), jnp.float32) for a in (f, y))
+        return jax.jvp(lambda f: likelihood.log_prob(f, y), (f,), (jnp.ones(ROWS),))
 
-    for link, steepest in (("logit", 1.0), ("probit", 1e4)):
-        value, slope = value_and_slope(likelihoods.Bernoulli(link), [-1e4, 1e4], [1, 1])
-        np.testing.assert_allclose(slope, [steepest, 0], rtol=1e-5)
-        assert np.isfinite(value[0]) and value[1] == 0
-        f, y = (a.ravel() for a in np.meshgrid([-50.0, 50.0], np.arange(4)))
-        assert np.all(np.isfinite(value_and_slope(likelihoods.Ordinal(CUTS, link), f, y)))
-    x = np.linspace(-12, 9, 400)
-    first = jax.grad(lambda f: likelihoods.Bernoulli("probit").log_prob(f, 1))
-    hazard = np.exp(stats.norm.logpdf(x) - stats.norm.logcdf(x))
-    np.testing.assert_allclose(jax.jit(jax.vmap(first))(x), hazard, rtol=1e-5)
-    bend = jax.jit(jax.vmap(jax.grad(first)))(x)
-    np.testing.assert_allclose(bend, -hazard * (x + hazard), rtol=1e-3, atol=1e-6)
-    value, slope = value_and_slope(likelihoods.Poisson("softplus"), [-500.0], [1])
-    np.testing.assert_allclose([value, slope], [[-500], [1]])
-
-
-def test_two_ordered_categories_are_bernoulli():
-    f, y = np.linspace(-6, 6, ROWS), np.resize([0, 1], ROWS)
-    for link in ("logit", "probit"):
-        ordinal = likelihoods.Ordinal([0.3], link).log_prob(f, y)
-        bernoulli = likelihoods.Bernoulli(link).log_prob(f - 0.3, y)
-        np.testing.assert_allclose(ordinal, bernoulli, rtol=1e-5, atol=1e-6)
+    with jax.disable_jit():
+        for link, steepest in (("logit", 1.0), ("probit", 1e4)):
+            value, slope = value_and_slope(likelihoods.Bernoulli(link), [-1e4, 1e4], 1)
+            np.testing.assert_allclose(slope[:2], [steepest, 0], rtol=1e-5)
+            assert np.isfinite(value[0]) and value[1] == 0
+            ends = likelihoods.Ordinal(CUTS, link), np.repeat([-50.0, 50.0], 4), np.arange(4)
+            assert np.all(np.isfinite(value_and_slope(*ends)))
+        value, slope = value_and_slope(likelihoods.Poisson("softplus"), -500.0, 1)
+        np.testing.assert_allclose([value[0], slope[0]], [-500, 1])
+        x = np.linspace(-12, 9, ROWS)
+        hazard = np.exp(stats.norm.logpdf(x) - stats.norm.logcdf(x))
+        _, slope = value_and_slope(likelihoods.Bernoulli("probit"), x, 1)
+        np.testing.assert_allclose(slope, hazard, rtol=1e-5)
+        x, ones = jnp.asarray(x, jnp.float32), jnp.ones(ROWS)
+        _, bend = jax.jvp(likelihoods._hazard, (x,), (ones,))
+        np.testing.assert_allclose(bend, -hazard * (x + hazard), rtol=1e-3, atol=1e-6)
 
 
-def test_exponential_is_gamma_with_concentration_one():
-    ours, gamma = likelihoods.Exponential(), likelihoods.Gamma(1.0)
-    for name in ("expected_log_prob", "expected_curvature"):
-        a, b = (float(getattr(lik, name)(0.7, 0.1, 0.8)) for lik in (ours, gamma))
-        assert a == pytest.approx(b, rel=1e-6)
+def test_ordinal_links():
+    f, y = np.linspace(-30, 30, ROWS), np.arange(4)[:, None]
+    log_density, _ = ordinal(special.expit, special.log_expit)
+    with jax.enable_x64(True):
+        got = jax.jit(likelihoods.Ordinal(CUTS).log_prob)(f, y)
+        two = jax.jit(likelihoods.Ordinal([0.3]).log_prob)(f, y[:2])
+    np.testing.assert_allclose(got, [log_density(f, k) for k in range(4)], rtol=1e-10)
+    np.testing.assert_allclose(two, [special.log_expit(0.3 - f), special.log_expit(f - 0.3)])
 
 
 @pytest.mark.parametrize(
@@ -503,7 +480,7 @@ def test_exponential_is_gamma_with_concentration_one():
         (lambda: likelihoods.Gaussian(jnp.array([1.0, 0.0])), "variance must be positive"),
         (lambda: likelihoods.Gaussian(np.nan), "variance must be positive, got nan"),
         (lambda: likelihoods.StudentT(0, 1.0), "df must be positive, got 0"),
-        (lambda: likelihoods.StudentT(3.0, [1.0, -1.0]), "scale must be positive"),
+        (lambda: likelihoods.StudentT(3.0, np.array([1.0, -1.0])), "scale must be positive"),
         (lambda: likelihoods.Laplace(-1), "scale must be positive"),
         (lambda: likelihoods.Gamma(0.0), "concentration must be positive"),
         (lambda: likelihoods.NegativeBinomial(-2.0), "concentration must be positive"),
@@ -514,7 +491,7 @@ def test_exponential_is_gamma_with_concentration_one():
         (lambda: likelihoods.Ordinal([1.0, 0.0]), "cutpoints must increase"),
         (lambda: likelihoods.Ordinal(1.0), "cutpoints must be a vector"),
         (lambda: likelihoods.Ordinal([]), "cutpoints must be a vector"),
-        (lambda: likelihoods.Factorized(3), "fn must be a function of f, got 3"),
+        (lambda: likelihoods.Factorized(3), "fn must be a function of f, got 3"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_parameters(make, message):
@@ -555,7 +532,7 @@ def test_as_likelihood():
     assert isinstance(made, likelihoods.Factorized) and made.fn is bernoulli_logits
     for wrong in (3.0, None, likelihoods.Bernoulli, dist.Normal(0, 1), "gaussian"):
         with pytest.raises(TypeError, match="Expected a Likelihood or a function"):
-            likelihoods.as_likelihood(wrong)
+            likelihoods.as_likelihood(wrong)  # type: ignore[arg-type]
 
 
 def test_factorized_says_what_its_function_does_wrong():

@@ -1,0 +1,56 @@
+"""The notebooks: the sources run, and the committed files with outputs were made from these sources."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+SOURCES = sorted(FOLDER.glob("*.py"))
+
+each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+
+
+@pytest.mark.notebook
+@pytest.mark.slow
+@each_notebook
+def test_runs_from_top_to_bottom(source, tmp_path):
+    # In a process of its own: a notebook may set matplotlib's and JAX's options.
+    env = {**os.environ, "NPGP_SMALL": "1", "MPLBACKEND": "Agg"}
+    run = subprocess.run([sys.executable, source], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr
+    assert "nan" not in run.stdout
+
+
+@each_notebook
+def test_committed_notebook_has_the_cells_of_the_source(source):
+    def cells(notebook):
+        return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+    made = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    hint = f"run scripts/build_notebooks.py {source.stem}"
+    assert cells(made) == cells(jupytext.read(source, fmt="py:percent")), hint
+
+
+@each_notebook
+def test_committed_notebook_was_executed_and_is_clean(source):
+    path = source.with_suffix(".ipynb")
+    assert path.stat().st_size < 400_000
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert all(cell.metadata == {} for cell in notebook.cells)
+    assert "site-packages" not in path.read_text()
+
+
+def test_every_committed_notebook_has_a_source():
+    assert SOURCES == sorted(path.with_suffix(".py") for path in FOLDER.glob("*.ipynb"))
