@@ -47,6 +47,7 @@ __all__ = ["Function", "SparseGP", "plate"]
 # Keys of a site's ``infer`` dict. The first marks the sites of this library and holds q(ε) in a guide.
 Q = "npgp"
 FUNCTION = "npgp.function"
+OBSERVATION = "npgp.observation"
 
 #: Type of the nameless message by which a component asks whether it runs inside the automatic guide.
 CONTEXT = "npgp.context"
@@ -55,6 +56,11 @@ CONTEXT = "npgp.context"
 def is_gp_site(msg: dict[str, Any]) -> bool:
     """Whether a message is one of this library's latent sites, which a guide for the rest of the model leaves out."""
     return msg["type"] == "sample" and Q in (msg.get("infer") or {})
+
+
+def is_observation(msg: dict[str, Any]) -> bool:
+    """Whether a message is an observation of GP values, which is no latent site even where no data are given."""
+    return msg["type"] == "sample" and OBSERVATION in (msg.get("infer") or {})
 
 
 class Catch(Messenger):

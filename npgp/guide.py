@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoNormal
 from numpyro.primitives import Messenger
 
 from npgp import linalg
-from npgp.component import CONTEXT, FUNCTION, is_gp_site
+from npgp.component import CONTEXT, FUNCTION, is_gp_site, is_observation
 from npgp.variational import Posterior
 
 __all__ = ["AutoSparseGP", "posterior"]
@@ -40,7 +40,8 @@ class _Rerun(Messenger):
             _check_same_rows(msg, site)
         msg["value"] = site["value"]
         if msg["type"] == "sample":
-            msg["fn"], msg["intermediates"] = site["fn"], site["intermediates"]
+            # No intermediates: a handler outside may put another value in the place of this one.
+            msg["fn"], msg["intermediates"] = site["fn"], []
             msg["infer"] = {**msg["infer"], **site["infer"]}
 
 
@@ -74,22 +75,23 @@ class AutoSparseGP:
 
     def __init__(self, model: Callable, guide: Callable = AutoNormal):
         self.model = model
-        self.hidden_model = handlers.block(model, hide_fn=is_gp_site)
+        self.hidden_model = handlers.block(model, hide_fn=lambda msg: is_gp_site(msg) or is_observation(msg))
         self._is_factory = isinstance(guide, (type, partial))
         self.rest: Callable | None = guide(self.hidden_model) if self._is_factory else guide
         self._gp_sites: list[str] | None = None
+        self._other_sites: list[str] = []
 
     def _setup(self, *args, **kwargs) -> None:
         """Find the component sites, and whether the model has latent sites beside them."""
         with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
             self.model(*args, **kwargs)
         self._gp_sites = [name for name, site in sites.items() if is_gp_site(site)]
-        others = [
+        self._other_sites = [
             name
             for name, site in sites.items()
-            if site["type"] == "sample" and not site["is_observed"] and not is_gp_site(site)
+            if site["type"] == "sample" and not (site["is_observed"] or is_gp_site(site) or is_observation(site))
         ]
-        if self._is_factory and not others:
+        if self._is_factory and not self._other_sites:
             self.rest = None
 
     def __call__(self, *args, **kwargs) -> dict[str, jax.Array]:
@@ -111,7 +113,9 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable")
 
         with handlers.block(hide_fn=hidden), handlers.trace() as sites:
-            _Rerun(self.model, rest)(*args, **kwargs)
+            # Substituted as well, for the sake of sites inside NumPyro's control flow.
+            values = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
+            _Rerun(handlers.substitute(self.model, data=values), rest)(*args, **kwargs)
         return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
     def sample_posterior(self, rng_key, params, *args, sample_shape: tuple[int, ...] = (), **kwargs):
@@ -145,17 +149,19 @@ class AutoSparseGP:
             return {}
         if not isinstance(self.rest, AutoGuide):
             raise NotImplementedError(f"{method}: the guide for the other sites is hand-written and offers none.")
-        return getattr(self.rest, method)(*args)
+        found = getattr(self.rest, method)(*args)
+        return {name: value for name, value in found.items() if name in self._other_sites}
 
     def _blocks(self, params) -> list[str]:
         return [site for site in self._gp_sites or [] if f"{site}.loc" in params]
 
 
 def _belongs_to_rerun(msg: dict[str, Any]) -> bool:
-    """What the rest guide states and the rerun states again: latent sites and plates, not auxiliary sites."""
+    """What the rest guide states and the rerun states again: latent sites, but for auxiliary ones."""
     if msg["type"] == "sample":
         return not msg["infer"].get("is_auxiliary", False)
-    return msg["type"] in ("plate", "deterministic")
+    # Plates stay visible, so that handlers outside choose the same rows for both.
+    return msg["type"] == "deterministic"
 
 
 def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_key=None, **kwargs) -> Posterior:

