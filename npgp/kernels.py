@@ -82,6 +82,14 @@ def _check_active_dims(active_dims: Any) -> None:
         raise TypeError(f"active_dims is {active_dims!r}; it must be a tuple of column numbers, such as (0, 2).")
 
 
+def _check_columns(X: jax.Array, X2: jax.Array | None) -> None:
+    if X2 is not None and X.shape[-1] != X2.shape[-1]:
+        raise ValueError(
+            f"the kernel was given inputs of {X.shape[-1]} and {X2.shape[-1]} columns; inducing inputs and data must "
+            "have the same columns."
+        )
+
+
 def _check_ard(lengthscale: ArrayLike, columns: int, name: str) -> None:
     shape = jnp.shape(lengthscale)
     if shape not in ((), (1,), (columns,)):
@@ -159,6 +167,7 @@ class Stationary(Kernel):
         raise NotImplementedError
 
     def __call__(self, X, X2=None):
+        _check_columns(X, X2)
         X = _select(X, self.active_dims)
         _check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
         centre = lax.stop_gradient(jnp.mean(X, axis=0))
@@ -279,6 +288,7 @@ class Linear(Kernel):
         _check_active_dims(self.active_dims)
 
     def __call__(self, X, X2=None):
+        _check_columns(X, X2)
         X = _select(X, self.active_dims)
         _check_ard(self.variance, X.shape[-1], "Linear variance")
         X2 = X if X2 is None else _select(X2, self.active_dims)
