@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from npgp.linalg import matmul, require_positive
+from npgp.pytrees import pytree
 
 __all__ = [
     "RBF",
@@ -41,7 +41,7 @@ class Kernel:
     A covariance function. ``k1 + k2``, ``k1 * k2`` and ``2.0 * k`` build sums, products and scalings.
 
     A kernel of one's own subclasses this, as a frozen dataclass registered with
-    :func:`jax.tree_util.register_dataclass`, and defines :meth:`__call__` and :meth:`diag`.
+    :func:`npgp.pytrees.pytree`, and defines :meth:`__call__` and :meth:`diag`.
     """
 
     def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
@@ -73,12 +73,17 @@ def _static() -> Any:
 
 
 def _select(X: jax.Array, active_dims: tuple[int, ...] | None) -> jax.Array:
-    return X if active_dims is None else X[:, np.asarray(active_dims)]
+    if active_dims is None:
+        return X
+    columns = X.shape[-1]
+    if not all(-columns <= i < columns for i in active_dims):
+        raise ValueError(f"active_dims is {active_dims}, but the inputs have {columns} columns.")
+    return X[:, np.asarray(active_dims)]
 
 
 def _check_active_dims(active_dims: Any) -> None:
-    valid = active_dims is None or (isinstance(active_dims, tuple) and all(isinstance(i, int) for i in active_dims))
-    if not valid:
+    whole = isinstance(active_dims, tuple) and all(isinstance(i, int) for i in active_dims)
+    if active_dims is not None and not (whole and active_dims):
         raise TypeError(f"active_dims is {active_dims!r}; it must be a tuple of column numbers, such as (0, 2).")
 
 
@@ -176,10 +181,10 @@ class Stationary(Kernel):
         return self.variance * self.correlation(squared_distances(scaled, scaled2))
 
     def diag(self, X):
-        return jnp.broadcast_to(jnp.asarray(self.variance, X.dtype), X.shape[:1])
+        return jnp.broadcast_to(jnp.asarray(self.variance, jnp.result_type(X)), X.shape[:1])
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class RBF(Stationary):
     """Squared-exponential kernel, ``σ_f² exp(−r²/2)``; parameters as :class:`Stationary`."""
@@ -236,7 +241,7 @@ def _(primals, tangents):
     return _matern52(a2), -_matern32(a2) * da2 / 6.0
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Matern12(Stationary):
     """Matérn-1/2 (exponential) kernel, ``σ_f² exp(−r)``; parameters as :class:`Stationary`."""
@@ -246,7 +251,7 @@ class Matern12(Stationary):
         return _matern12(r2)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Matern32(Stationary):
     """Matérn-3/2 kernel, ``σ_f² (1 + √3 r) exp(−√3 r)``; parameters as :class:`Stationary`."""
@@ -256,7 +261,7 @@ class Matern32(Stationary):
         return _matern32(3.0 * r2)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Matern52(Stationary):
     """Matérn-5/2 kernel, ``σ_f² (1 + √5 r + 5r²/3) exp(−√5 r)``; parameters as :class:`Stationary`."""
@@ -270,7 +275,7 @@ class Matern52(Stationary):
 # Others
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Linear(Kernel):
     """
@@ -299,7 +304,7 @@ class Linear(Kernel):
         return jnp.sum(self.variance * jnp.square(X), axis=-1)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Constant(Kernel):
     """
@@ -315,13 +320,13 @@ class Constant(Kernel):
 
     def __call__(self, X, X2=None):
         rows = X.shape[0] if X2 is None else X2.shape[0]
-        return jnp.broadcast_to(jnp.asarray(self.variance, X.dtype), (X.shape[0], rows))
+        return jnp.broadcast_to(jnp.asarray(self.variance, jnp.result_type(X)), (X.shape[0], rows))
 
     def diag(self, X):
-        return jnp.broadcast_to(jnp.asarray(self.variance, X.dtype), X.shape[:1])
+        return jnp.broadcast_to(jnp.asarray(self.variance, jnp.result_type(X)), X.shape[:1])
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class White(Kernel):
     """
@@ -339,14 +344,14 @@ class White(Kernel):
 
     def __call__(self, X, X2=None):
         if X2 is None:
-            return self.variance * jnp.eye(X.shape[0], dtype=X.dtype)
-        return jnp.zeros((X.shape[0], X2.shape[0]), X.dtype)
+            return self.variance * jnp.eye(X.shape[0], dtype=jnp.result_type(X))
+        return jnp.zeros((X.shape[0], X2.shape[0]), jnp.result_type(X))
 
     def diag(self, X):
-        return jnp.broadcast_to(jnp.asarray(self.variance, X.dtype), X.shape[:1])
+        return jnp.broadcast_to(jnp.asarray(self.variance, jnp.result_type(X)), X.shape[:1])
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Sum(Kernel):
     """Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``."""
@@ -360,7 +365,7 @@ class Sum(Kernel):
         return sum(k.diag(X) for k in self.kernels)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Product(Kernel):
     """Product of kernels. Written ``k1 * k2``."""
@@ -374,7 +379,7 @@ class Product(Kernel):
         return math.prod(k.diag(X) for k in self.kernels)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Scaled(Kernel):
     """

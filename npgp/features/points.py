@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.kernels import Kernel
+from npgp.pytrees import pytree
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Points:
     """
@@ -29,10 +29,7 @@ class Points:
     name: str = field(default="inducing", metadata={"static": True})
 
     def __post_init__(self):
-        # JAX rebuilds pytrees with placeholders and batched leaves; only what a user could have passed is checked.
-        if isinstance(self.inputs, (list, tuple)) or (hasattr(self.inputs, "shape") and hasattr(self.inputs, "dtype")):
-            if not linalg.is_traced(self.inputs):
-                object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name))
+        object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name))
 
     @property
     def size(self) -> int:

@@ -1,0 +1,35 @@
+"""Registration of dataclasses as JAX pytrees."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+import jax
+
+T = TypeVar("T", bound=type)
+
+
+def pytree(cls: T) -> T:
+    """
+    Register a dataclass as a pytree; fields with ``static`` in their metadata are not leaves.
+
+    Unlike :func:`jax.tree_util.register_dataclass`, rebuilding skips ``__init__`` and its checks: a gradient with
+    respect to a kernel is a kernel too, whose lengthscale may be negative.
+    """
+    fields = dataclasses.fields(cls)
+    static = tuple(field.name for field in fields if field.metadata.get("static"))
+    children = tuple(field.name for field in fields if field.name not in static)
+
+    def flatten(self):
+        keyed = [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in children]
+        return keyed, tuple(getattr(self, name) for name in static)
+
+    def unflatten(metadata, values):
+        self = object.__new__(cls)
+        for name, value in zip((*static, *children), (*metadata, *values), strict=True):
+            object.__setattr__(self, name, value)
+        return self
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
