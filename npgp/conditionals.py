@@ -122,7 +122,8 @@ def _fixed_point(curvature, variance: jax.Array, residual: jax.Array) -> jax.Arr
     λ_n = κ_n(s_n + ĉ_n(λ_n)), with no gradient: the ELBO is stationary in λ there.
 
     Stationary, that is, for log-concave and Student-t likelihoods. For others the value is a bound as well, but its
-    gradient leaves out what passes through λ. Any λ ≥ 0 gives a bound, so the damped iteration (geometric means) may stop early without harm.
+    gradient leaves out what passes through λ. Any λ ≥ 0 gives a bound, so the damped iteration (geometric means) may
+    stop early without harm.
     """
     variance, residual = lax.stop_gradient((variance, residual))
     tiny = jnp.finfo(residual.dtype).tiny * 1e6

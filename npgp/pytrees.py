@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -26,7 +26,7 @@ def pytree(cls: T) -> T:
         return keyed, tuple(getattr(self, name) for name in static)
 
     def unflatten(metadata, values):
-        self = object.__new__(cls)
+        self: Any = object.__new__(cls)
         for name, value in zip((*static, *children), (*metadata, *values), strict=True):
             object.__setattr__(self, name, value)
         return self
