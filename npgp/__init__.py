@@ -9,9 +9,9 @@ from npgp.guide import AutoSparseGP, posterior
 from npgp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, White
 from npgp.latent import Latent
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from npgp.posteriors import Posterior
 from npgp.statements import observe, sample
 from npgp.training import NonFiniteLossError, adam, evaluate, fit
-from npgp.variational import Posterior
 
 __all__ = [
     "RBF",

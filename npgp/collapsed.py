@@ -16,8 +16,9 @@ from numpyro.util import is_prng_key
 from npgp import conditionals, linalg
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel
+from npgp.posteriors import Posterior
 from npgp.projection import Projection, factorize
-from npgp.variational import Posterior, ScaledProjection, gaussian_optimum
+from npgp.variational import ScaledProjection, gaussian_optimum
 
 __all__ = ["CollapsedGP", "collapsed_bound", "exact_log_evidence"]
 

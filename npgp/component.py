@@ -28,13 +28,13 @@ from npgp.collapsed import as_blocks, check_covariances
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.latent import Latent, Moments
+from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector, factorize
 from npgp.variational import (
     BlockNormal,
     DenseNormal,
     DiagonalNormal,
     MeanOnlyNormal,
-    Posterior,
     WhitenedPrior,
     learned_blocks,
     square_tril,

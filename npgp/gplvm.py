@@ -23,7 +23,7 @@ from npgp import component, guide, linalg, statements
 from npgp.conditionals import Conditional
 from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian
-from npgp.variational import Posterior
+from npgp.posteriors import Posterior
 
 __all__ = ["BayesianGPLVM", "Start", "pca_start"]
 

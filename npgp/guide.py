@@ -14,7 +14,7 @@ from numpyro.primitives import Messenger
 
 from npgp import linalg
 from npgp.component import CONTEXT, FUNCTION, is_gp_site, is_observation
-from npgp.variational import Posterior
+from npgp.posteriors import Posterior
 
 __all__ = ["AutoSparseGP", "posterior"]
 

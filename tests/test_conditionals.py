@@ -49,26 +49,31 @@ def rows_of(name):
     likelihood, (y, *moments) = LIKELIHOODS[name], grid_of_rows(name)
 
     @jax.jit
-    def evaluate(*moments):
-        def tight(*moments):
+    def evaluate(moments):
+        def tight(moments):
             return row_elbo("tight", likelihood, y, *moments)
 
+        gradient = jax.grad(lambda moments: jnp.sum(tight(moments)))(moments)
+        shifts = 1e-4 * jnp.concatenate([jnp.eye(3), -jnp.eye(3)])
+        mean, variance, residual = moments
         precisions = jnp.exp(jnp.linspace(-7.0, 7.0, 281))
-        sites = jax.lax.map(lambda p: row_elbo("published", likelihood, y, *moments, p), precisions)
-        near = [
-            [tight(*(m + sign * 1e-4 * (i == j) for j, m in enumerate(moments))) for sign in (1, -1)] for i in range(3)
-        ]
+        # At the fixed point ∂ELBO/∂d = −½ λ/(1 + λd), from which λ can be read.
+        precision = -2 * gradient[2] / (1 + 2 * gradient[2] * residual)
         return {
             "prior": row_elbo("prior", likelihood, y, *moments),
-            "plain": likelihood.expected_log_prob(y, moments[0], moments[1] + moments[2]),
-            "tight": tight(*moments),
-            "best site": jnp.max(sites, axis=0),
-            "gradient": jax.grad(lambda *m: jnp.sum(tight(*m)), argnums=(0, 1, 2))(*moments),
-            "near": near,
+            "plain": likelihood.expected_log_prob(y, mean, variance + residual),
+            "tight": tight(moments),
+            "best site": jnp.max(
+                jax.lax.map(lambda p: row_elbo("published", likelihood, y, *moments, p), precisions), axis=0
+            ),
+            "gradient": gradient,
+            "near": jax.lax.map(lambda shift: tight(moments + shift[:, None]), shifts),
+            "precision": precision,
+            "curvature": likelihood.expected_curvature(y, mean, variance + residual / (1 + precision * residual)),
         }
 
     with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, evaluate(*moments))
+        return jax.tree.map(np.asarray, evaluate(np.stack(moments)))
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -96,23 +101,19 @@ def test_gradients_are_those_of_the_value(name):
     # point alone, so that this also says how near to it a few iterations come.
     rows, (*_, variance, residual) = rows_of(name), grid_of_rows(name)
     inside = (variance > 0) & (residual > 1e-2)  # where finite differences can be taken
-    for slope, (up, down) in zip(rows["gradient"], rows["near"], strict=True):
+    for i, slope in enumerate(rows["gradient"]):
         assert np.all(np.isfinite(slope))
-        difference = (up - down)[inside] / 2e-4
+        difference = (rows["near"][i] - rows["near"][3 + i])[inside] / 2e-4
         np.testing.assert_allclose(slope[inside], difference, rtol=0.03, atol=0.03)
     assert np.max(np.abs(rows["gradient"])) > 0.5
 
 
 @pytest.mark.parametrize("name", LOG_CONCAVE)
-def test_site_precision_is_the_expected_curvature(name, float64):
-    # λ = κ(s + ĉ(λ)) is what makes ∂ELBO/∂d = −½ λ/(1 + λd), from which λ can be read.
-    likelihood, (y, mean, variance, residual) = LIKELIHOODS[name], grid_of_rows(name)
-    slope = rows_of(name)["gradient"][2]
-    precision = -2 * slope / (1 + 2 * slope * residual)
-    curvature = jax.jit(lambda v: likelihood.expected_curvature(y, mean, v))
-    expected = curvature(variance + residual / (1 + precision * residual))
+def test_site_precision_is_the_expected_curvature(name):
+    # λ = κ(s + ĉ(λ)), with λ as the gradient says.
+    rows, residual = rows_of(name), grid_of_rows(name)[-1]
     felt = residual > 1e-2
-    np.testing.assert_allclose(precision[felt], expected[felt], rtol=0.05)
+    np.testing.assert_allclose(rows["precision"][felt], rows["curvature"][felt], rtol=0.05)
 
 
 def test_gaussian_tight_is_the_site_formula_at_the_noise_precision(x64):
@@ -182,8 +183,8 @@ def test_names_and_certificates():
 
 # ---------------------------------------------------------------- never above the evidence
 
-SITES = np.exp(np.linspace(-4.0, 5.0, 19))
-SHARES = np.exp(np.linspace(-5.0, 0.0, 16))
+SITES = np.exp(np.linspace(-4.0, 5.0, 13))
+SHARES = np.exp(np.linspace(-5.0, 0.0, 11))
 PROBLEMS, ROWS, RANK = 24, 4, 2
 
 
@@ -195,7 +196,7 @@ def random_problems(name, seed=0):
     one by one could fail; and the evidence is a sum over a plane.
     """
     rng = np.random.default_rng(seed)
-    roots = rng.normal(size=(PROBLEMS, ROWS, RANK)) * np.exp(rng.uniform(-1.5, 0.7, size=(PROBLEMS, 1, 1)))
+    roots = rng.normal(size=(PROBLEMS, ROWS, RANK)) * np.exp(rng.uniform(-3.0, 0.7, size=(PROBLEMS, 1, 1)))
     f = np.einsum("bnr,br->bn", roots, rng.normal(size=(PROBLEMS, RANK)))
     sample = {
         "logit": lambda: rng.uniform(size=f.shape) < 1 / (1 + np.exp(-f)),
@@ -270,8 +271,7 @@ def test_certified_bounds_are_below_the_evidence(name):
         assert is_certified(conditional, LIKELIHOODS[name])
         gap = evidence - bound
         assert np.all(gap > -error), (conditional, setting, np.min(gap))
-        if setting == "no feature" and name not in ("student", "bimodal"):
-            assert np.min(gap) < 0.5, (conditional, setting)  # sharp enough to be refuted
+        assert np.min(gap) < 0.1, (conditional, setting)  # sharp enough to be refuted
     mean_gap = {key: np.mean(evidence - bound) for key, bound in bounds.items()}
     # m = 1 is among the shares, so that this holds of every problem.
     assert np.all(bounds["shared", "no feature"] >= bounds["prior", "no feature"] - 1e-9)

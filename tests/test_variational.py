@@ -19,12 +19,12 @@ from npgp.collapsed import collapsed_bound
 from npgp.conditionals import row_elbo
 from npgp.features import Points
 from npgp.kernels import Matern32
+from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector
 from npgp.variational import (
     DenseNormal,
     DiagonalNormal,
     MeanOnlyNormal,
-    Posterior,
     WhitenedPrior,
     gaussian_optimum,
     learned_blocks,
