@@ -6,7 +6,20 @@ from npgp.component import Function, SparseGP, plate
 from npgp.features import Points
 from npgp.gplvm import BayesianGPLVM, pca_start
 from npgp.guide import AutoSparseGP, posterior
-from npgp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, White
+from npgp.kernels import (
+    RBF,
+    ArcCosine,
+    Constant,
+    Cosine,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Polynomial,
+    RationalQuadratic,
+    White,
+)
 from npgp.latent import Latent
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from npgp.posteriors import Posterior
@@ -15,11 +28,13 @@ from npgp.training import NonFiniteLossError, adam, evaluate, fit
 
 __all__ = [
     "RBF",
+    "ArcCosine",
     "AutoSparseGP",
     "BayesianGPLVM",
     "Bernoulli",
     "CollapsedGP",
     "Constant",
+    "Cosine",
     "Function",
     "Gaussian",
     "Latent",
@@ -28,9 +43,12 @@ __all__ = [
     "Matern32",
     "Matern52",
     "NonFiniteLossError",
+    "Periodic",
     "Points",
     "Poisson",
+    "Polynomial",
     "Posterior",
+    "RationalQuadratic",
     "SparseGP",
     "StudentT",
     "White",

@@ -1,0 +1,45 @@
+"""Covariance functions: frozen dataclasses that are pytrees of arrays.
+
+A hyperparameter is a number, an array, a ``numpyro.param`` or a ``numpyro.sample`` value; the kernel is built
+inside the model from whatever is at hand. ``k(X, X2)`` works by matrix products, so no (N, M, D) array exists.
+
+Sources: Rasmussen & Williams 2006, chapter 4; Cho & Saul 2009 (arc-cosine); Rahimi & Recht 2007 (random features).
+"""
+
+from npgp.kernels.adapters import Tinygp, as_kernel
+from npgp.kernels.arccosine import ArcCosine
+from npgp.kernels.base import Kernel, Product, Scaled, Sum
+from npgp.kernels.linear import Constant, Linear, Polynomial, White
+from npgp.kernels.periodic import Cosine, Periodic
+from npgp.kernels.stationary import (
+    RBF,
+    Matern12,
+    Matern32,
+    Matern52,
+    RationalQuadratic,
+    Stationary,
+    squared_distances,
+)
+
+__all__ = [
+    "RBF",
+    "ArcCosine",
+    "Constant",
+    "Cosine",
+    "Kernel",
+    "Linear",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "Polynomial",
+    "Product",
+    "RationalQuadratic",
+    "Scaled",
+    "Stationary",
+    "Sum",
+    "Tinygp",
+    "White",
+    "as_kernel",
+    "squared_distances",
+]

@@ -1,0 +1,153 @@
+"""The arc-cosine kernel: infinitely wide networks of one hidden layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+
+from npgp.kernels.base import (
+    Kernel,
+    check_active_dims,
+    check_ard,
+    check_columns,
+    columns_seen,
+    filled,
+    select,
+    static,
+)
+from npgp.kernels.random_features import project
+from npgp.kernels.stationary import safe_sqrt, squared_distances
+from npgp.linalg import require_positive
+from npgp.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class ArcCosine(Kernel):
+    """
+    Arc-cosine kernel, ``σ² ‖x̃‖ⁿ ‖x̃'‖ⁿ J_n(θ)/π``, with θ the angle of the weighted inputs ``x̃ = (√w_d x_d, √b)``.
+
+    It is ``2σ² E[h(w·x̃) h(w·x̃')]`` with w standard normal and ``h(a) = aⁿ`` for positive a, else 0: the prior of a
+    network of one wide hidden layer of steps (n = 0), rectified linear (1) or rectified quadratic units (2).
+
+    :param order: n.
+    :param variance: σ².
+    :param weight_variance: w, a scalar or one for each input column (ARD).
+    :param bias_variance: b > 0.
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    :raises ValueError: for another order, or a hyperparameter that is known to be non-positive.
+
+    Source: Cho & Saul 2009, eqs. 1–8.
+    """
+
+    order: int = static(1)
+    variance: ArrayLike = 1.0
+    weight_variance: ArrayLike = 1.0
+    bias_variance: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static()
+
+    def __post_init__(self):
+        if self.order not in (0, 1, 2):
+            raise ValueError(f"ArcCosine order is {self.order!r}; it must be 0, 1 or 2.")
+        for name in ("variance", "weight_variance", "bias_variance"):
+            require_positive(getattr(self, name), f"ArcCosine {name}")
+        check_active_dims(self.active_dims)
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        norm, unit = _polar(_weighted(self, X))
+        norm2, unit2 = (norm, None) if X2 is None else _polar(_weighted(self, X2))
+        chord2 = squared_distances(unit, unit2)
+        scale = self.variance / math.pi * norm[:, None] ** self.order * norm2**self.order
+        return scale * ANGULAR[self.order](chord2)
+
+    def diag(self, X):
+        square = jnp.sum(jnp.square(_weighted(self, X)), axis=-1)
+        return self.variance * (1.0, 1.0, 3.0)[self.order] * square**self.order
+
+    @property
+    def differentiable(self) -> bool:
+        return self.order > 0
+
+    def feature_draws(self, rng_key, columns, count):
+        normals = jax.random.normal(rng_key, (count, columns_seen(columns, self.active_dims) + 1))
+        return Partial(_half_spaces, self, normals)
+
+
+def _weighted(kernel: ArcCosine, X: jax.Array) -> jax.Array:
+    X = select(X, kernel.active_dims)
+    check_ard(kernel.weight_variance, X.shape[-1], "ArcCosine weight_variance")
+    bias = filled(jnp.sqrt(kernel.bias_variance), X, X.shape[0], 1)
+    return jnp.concatenate([X * jnp.sqrt(kernel.weight_variance), bias], axis=-1)
+
+
+def _polar(X: jax.Array) -> tuple[jax.Array, jax.Array]:
+    norm = jnp.sqrt(jnp.sum(jnp.square(X), axis=-1))
+    return norm, X / norm[:, None]
+
+
+def _half_spaces(kernel: ArcCosine, normals: jax.Array, X: jax.Array) -> jax.Array:
+    """The unit of a random half-space and that of the opposite one."""
+    height = project(_weighted(kernel, X), normals)
+    heights = jnp.stack([height, -height], axis=-1)
+    units = (heights > 0).astype(heights.dtype) if kernel.order == 0 else jnp.maximum(heights, 0.0) ** kernel.order
+    return jnp.sqrt(kernel.variance) * units
+
+
+# The angular part J_n as a function of the squared chord c² = ‖u − u'‖² = 2 − 2 cos θ of unit vectors, from which
+# even float32 finds small angles to all digits; from cos θ it would lose half of them. Each derivative in cos θ is a
+# multiple of the member below (J_2' = 4 J_1, J_1' = J_0), which is finite at θ = 0; arccos has none there.
+
+
+def _angle(chord2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """π − θ, and cosine and sine of θ."""
+    rest2 = jnp.maximum(4.0 - chord2, 0.0)
+    chord, rest = safe_sqrt(chord2), safe_sqrt(rest2)
+    return 2.0 * jnp.arctan2(rest, chord), 1.0 - 0.5 * chord2, 0.5 * chord * rest
+
+
+@jax.custom_jvp
+def _angular0(chord2):
+    return _angle(chord2)[0]
+
+
+@_angular0.defjvp
+def _(primals, tangents):
+    # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x.
+    (chord2,), (dchord2,) = primals, tangents
+    sine = _angle(chord2)[2]
+    slope = jnp.where(sine > 0.0, -0.5 / jnp.where(sine > 0.0, sine, 1.0), 0.0)
+    return _angular0(chord2), slope * dchord2
+
+
+@jax.custom_jvp
+def _angular1(chord2):
+    supplement, cosine, sine = _angle(chord2)
+    return sine + supplement * cosine
+
+
+@_angular1.defjvp
+def _(primals, tangents):
+    (chord2,), (dchord2,) = primals, tangents
+    return _angular1(chord2), -0.5 * _angular0(chord2) * dchord2
+
+
+@jax.custom_jvp
+def _angular2(chord2):
+    supplement, cosine, sine = _angle(chord2)
+    return 3.0 * sine * cosine + supplement * (1.0 + 2.0 * jnp.square(cosine))
+
+
+@_angular2.defjvp
+def _(primals, tangents):
+    (chord2,), (dchord2,) = primals, tangents
+    return _angular2(chord2), -2.0 * _angular1(chord2) * dchord2
+
+
+#: J_n(θ) by order.
+ANGULAR = (_angular0, _angular1, _angular2)

@@ -1,0 +1,229 @@
+"""What a kernel is, and kernels made of kernels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+
+from npgp.kernels import random_features
+from npgp.kernels.random_features import FeatureMap
+from npgp.linalg import require_positive
+from npgp.pytrees import pytree
+
+
+class Kernel:
+    """
+    A covariance function. ``k1 + k2``, ``k1 * k2`` and ``2.0 * k`` build sums, products and scalings.
+
+    A kernel of one's own subclasses this, as a frozen dataclass registered with
+    :func:`npgp.pytrees.pytree`, and defines :meth:`__call__` and :meth:`diag`; also :meth:`feature_draws` if random
+    features are wanted, and ``differentiable = False`` if its sample paths have no derivative.
+    """
+
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+        """
+        Covariance matrix of f(X) and f(X2).
+
+        :param X: inputs, shape (N, D).
+        :param X2: inputs, shape (M, D); ``X`` itself if omitted.
+        :return: shape (N, M), or (N, N).
+        """
+        raise NotImplementedError
+
+    def diag(self, X: jax.Array) -> jax.Array:
+        """Prior variance k(x_n, x_n), shape (N,), without the square matrix."""
+        raise NotImplementedError
+
+    @property
+    def differentiable(self) -> bool:
+        """
+        Whether sample paths are mean-square differentiable: ``∂²k/∂x∂x'`` exists at ``x = x'``.
+
+        Where it is true, JAX derivatives of ``k(x[None], x2[None])[0, 0]`` are right at equal inputs too.
+        """
+        return True
+
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
+        """
+        A random finite-dimensional feature map φ with ``E[φ(X) φ(X')ᵀ] = k(X, X')``.
+
+        A path from the prior, approximately, is ``φ(X) @ w`` with ``w ~ N(0, I_F)``. The error falls as
+        ``1/√count``; kernels of finitely many features (linear, constant, cosine) give these, without error. φ is
+        differentiable in X and in hyperparameters, which may be traced; it is a pytree too. Inputs should be
+        centred, since in float32 far from the origin phases are lost to rounding.
+
+        :param rng_key: decides the draws.
+        :param columns: number of input columns D.
+        :param count: number of independent draws (frequencies, half-spaces, …), for each part of a sum. A draw gives
+            one feature or several: two for stationary kernels, a product's factors multiply theirs.
+        :return: from (N, D) to (N, F).
+        :raises ValueError: if ``count`` is not positive.
+        :raises NotImplementedError: for kernels without continuous paths or without a known feature map.
+
+        Source: Rahimi & Recht 2007.
+        """
+        if count < 1:
+            raise ValueError(f"count is {count}; it must be at least 1.")
+        return Partial(random_features.average, self.feature_draws(rng_key, columns, count))
+
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
+        """
+        ``count`` independent unbiased groups of features, which :meth:`random_features` averages.
+
+        :return: ψ from (N, D) to (N, count, P), with ``E[Σ_p ψ_cp(x) ψ_cp(x')] = k(x, x')`` for every c.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no random features; a kernel of one's own defines feature_draws for them."
+        )
+
+    def __add__(self, other: Kernel) -> Kernel:
+        return Sum((self, other)) if isinstance(other, Kernel) else NotImplemented
+
+    def __mul__(self, other: Kernel | ArrayLike) -> Kernel:
+        return Product((self, other)) if isinstance(other, Kernel) else Scaled(self, other)
+
+    def __rmul__(self, other: ArrayLike) -> Kernel:
+        return Scaled(self, other)
+
+
+@pytree
+@dataclass(frozen=True)
+class Sum(Kernel):
+    """Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``."""
+
+    kernels: tuple[Kernel, ...]
+
+    def __call__(self, X, X2=None):
+        return sum(k(X, X2) for k in self.kernels)
+
+    def diag(self, X):
+        return sum(k.diag(X) for k in self.kernels)
+
+    @property
+    def differentiable(self) -> bool:
+        return all(k.differentiable for k in self.kernels)
+
+    def random_features(self, rng_key, columns, count):
+        keys = jax.random.split(rng_key, len(self.kernels))
+        parts = zip(self.kernels, keys, strict=True)
+        return Partial(random_features.side_by_side, tuple(k.random_features(key, columns, count) for k, key in parts))
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(random_features.side_by_side, _parts(self.kernels, rng_key, columns, count))
+
+
+@pytree
+@dataclass(frozen=True)
+class Product(Kernel):
+    """Product of kernels. Written ``k1 * k2``."""
+
+    kernels: tuple[Kernel, ...]
+
+    def __call__(self, X, X2=None):
+        return math.prod(k(X, X2) for k in self.kernels)
+
+    def diag(self, X):
+        return math.prod(k.diag(X) for k in self.kernels)
+
+    @property
+    def differentiable(self) -> bool:
+        return all(k.differentiable for k in self.kernels)
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(random_features.products, _parts(self.kernels, rng_key, columns, count))
+
+
+def _parts(kernels, rng_key, columns, count) -> tuple[FeatureMap, ...]:
+    keys = jax.random.split(rng_key, len(kernels))
+    return tuple(k.feature_draws(key, columns, count) for k, key in zip(kernels, keys, strict=True))
+
+
+@pytree
+@dataclass(frozen=True)
+class Scaled(Kernel):
+    """
+    A kernel times a non-negative number. Written ``scale * k``.
+
+    :param kernel: the kernel.
+    :param scale: the factor, a scalar.
+    """
+
+    kernel: Kernel
+    scale: ArrayLike
+
+    def __post_init__(self):
+        require_positive(self.scale, "kernel scale")
+
+    def __call__(self, X, X2=None):
+        return self.scale * self.kernel(X, X2)
+
+    def diag(self, X):
+        return self.scale * self.kernel.diag(X)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.kernel.differentiable
+
+    def random_features(self, rng_key, columns, count):
+        return Partial(random_features.scaled, self.scale, self.kernel.random_features(rng_key, columns, count))
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(random_features.scaled, self.scale, self.kernel.feature_draws(rng_key, columns, count))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# For kernels of columns of the inputs
+
+
+def static(default: Any = None, **options: Any) -> Any:
+    """A dataclass field that is part of the kernel's structure, no array."""
+    return field(default=default, metadata={"static": True}, **options)
+
+
+def select(X: jax.Array, active_dims: tuple[int, ...] | None) -> jax.Array:
+    """The columns a kernel sees."""
+    if active_dims is None:
+        return X
+    columns = X.shape[-1]
+    if not all(-columns <= i < columns for i in active_dims):
+        raise ValueError(f"active_dims is {active_dims}, but the inputs have {columns} columns.")
+    return X[:, np.asarray(active_dims)]
+
+
+def columns_seen(columns: int, active_dims: tuple[int, ...] | None) -> int:
+    """How many columns a kernel sees of inputs with so many."""
+    return columns if active_dims is None else len(active_dims)
+
+
+def check_active_dims(active_dims: Any) -> None:
+    whole = isinstance(active_dims, tuple) and all(isinstance(i, int) for i in active_dims)
+    if active_dims is not None and not (whole and active_dims):
+        raise TypeError(f"active_dims is {active_dims!r}; it must be a tuple of column numbers, such as (0, 2).")
+
+
+def check_columns(X: jax.Array, X2: jax.Array | None) -> None:
+    if X2 is not None and X.shape[-1] != X2.shape[-1]:
+        raise ValueError(
+            f"the kernel was given inputs of {X.shape[-1]} and {X2.shape[-1]} columns; inducing inputs and data must "
+            "have the same columns."
+        )
+
+
+def check_ard(value: ArrayLike, columns: int, name: str) -> None:
+    shape = jnp.shape(value)
+    if shape not in ((), (1,), (columns,)):
+        raise ValueError(
+            f"{name} has shape {shape} but the kernel sees {columns} input columns; it must be () or ({columns},)."
+        )
+
+
+def filled(variance: ArrayLike, X: jax.Array, *shape: int) -> jax.Array:
+    """A constant array in the inputs' dtype."""
+    return jnp.broadcast_to(jnp.asarray(variance, jnp.result_type(X)), shape)

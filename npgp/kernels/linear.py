@@ -1,0 +1,203 @@
+"""Kernels of inner products and constants: priors of regression coefficients; and white noise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+
+from npgp.kernels.base import (
+    Kernel,
+    check_active_dims,
+    check_ard,
+    check_columns,
+    columns_seen,
+    filled,
+    select,
+    static,
+)
+from npgp.kernels.random_features import project, repeated
+from npgp.linalg import matmul, require_positive
+from npgp.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class Linear(Kernel):
+    """
+    Linear kernel, ``Σ_d σ_d² x_d x'_d``: the prior of a regression line through the origin.
+
+    :param variance: prior variance of the slopes, a scalar or one for each input column (ARD).
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    """
+
+    variance: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static()
+
+    def __post_init__(self):
+        require_positive(self.variance, "Linear variance")
+        check_active_dims(self.active_dims)
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        X = select(X, self.active_dims)
+        check_ard(self.variance, X.shape[-1], "Linear variance")
+        X2 = X if X2 is None else select(X2, self.active_dims)
+        return matmul(X * self.variance, X2.T)
+
+    def diag(self, X):
+        X = select(X, self.active_dims)
+        return jnp.sum(self.variance * jnp.square(X), axis=-1)
+
+    def random_features(self, rng_key, columns, count):
+        return Partial(_weighted, self)  # exact
+
+    def feature_draws(self, rng_key, columns, count):
+        signs = jax.random.rademacher(rng_key, (count, columns_seen(columns, self.active_dims)), dtype=float)
+        return Partial(_signed_sums, self, signs)
+
+
+def _weighted(kernel: Linear, X: jax.Array) -> jax.Array:
+    return select(X, kernel.active_dims) * jnp.sqrt(kernel.variance)
+
+
+def _signed_sums(kernel: Linear, signs: jax.Array, X: jax.Array) -> jax.Array:
+    return project(_weighted(kernel, X), signs)[..., None]
+
+
+@pytree
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """
+    Polynomial kernel, ``(Σ_d σ_d² x_d x'_d + c)^p``: the prior of a polynomial of degree p.
+
+    Random features are the monomials themselves where there are no more than ``count`` of them, else products of p
+    random projections (Kar & Karnick 2012), whose variance grows with p.
+
+    :param degree: p, a whole number of at least 1.
+    :param variance: σ², a scalar or one for each input column (ARD).
+    :param offset: c > 0, against which the inputs' part is weighed.
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    :raises ValueError: for another degree, or a hyperparameter that is known to be non-positive.
+    """
+
+    degree: int = static(2)
+    variance: ArrayLike = 1.0
+    offset: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static()
+
+    def __post_init__(self):
+        if not isinstance(self.degree, int) or self.degree < 1:
+            raise ValueError(f"Polynomial degree is {self.degree!r}; it must be a whole number of at least 1.")
+        require_positive(self.variance, "Polynomial variance")
+        require_positive(self.offset, "Polynomial offset")
+        check_active_dims(self.active_dims)
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        X = select(X, self.active_dims)
+        check_ard(self.variance, X.shape[-1], "Polynomial variance")
+        X2 = X if X2 is None else select(X2, self.active_dims)
+        return (matmul(X * self.variance, X2.T) + self.offset) ** self.degree
+
+    def diag(self, X):
+        X = select(X, self.active_dims)
+        return (jnp.sum(self.variance * jnp.square(X), axis=-1) + self.offset) ** self.degree
+
+    def random_features(self, rng_key, columns, count):
+        if math.comb(columns_seen(columns, self.active_dims) + self.degree, self.degree) <= count:
+            return Partial(_monomials, self)
+        return super().random_features(rng_key, columns, count)
+
+    def feature_draws(self, rng_key, columns, count):
+        shape = (self.degree, count, columns_seen(columns, self.active_dims) + 1)
+        return Partial(_signed_products, self, jax.random.rademacher(rng_key, shape, dtype=float))
+
+
+def _with_offset(kernel: Polynomial, X: jax.Array) -> jax.Array:
+    """Inputs whose inner products are the base of the power, (N, D + 1)."""
+    X = select(X, kernel.active_dims)
+    return jnp.concatenate([X * jnp.sqrt(kernel.variance), filled(jnp.sqrt(kernel.offset), X, X.shape[0], 1)], -1)
+
+
+def _monomials(kernel: Polynomial, X: jax.Array) -> jax.Array:
+    inputs = _with_offset(kernel, X)
+    choices = list(itertools.combinations_with_replacement(range(inputs.shape[-1]), kernel.degree))
+    repeats = [math.prod(math.factorial(n) for n in Counter(choice).values()) for choice in choices]
+    weights = jnp.sqrt(jnp.asarray(math.factorial(kernel.degree) / np.array(repeats), inputs.dtype))  # multinomial
+    return weights * math.prod(inputs[:, column] for column in np.array(choices).T)
+
+
+def _signed_products(kernel: Polynomial, signs: jax.Array, X: jax.Array) -> jax.Array:
+    inputs = _with_offset(kernel, X)
+    return jnp.expand_dims(math.prod(project(inputs, factor) for factor in signs), -1)
+
+
+@pytree
+@dataclass(frozen=True)
+class Constant(Kernel):
+    """
+    Constant kernel: an unknown offset with this prior variance.
+
+    :param variance: prior variance of the offset.
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __post_init__(self):
+        require_positive(self.variance, "Constant variance")
+
+    def __call__(self, X, X2=None):
+        return filled(self.variance, X, X.shape[0], (X if X2 is None else X2).shape[0])
+
+    def diag(self, X):
+        return filled(self.variance, X, X.shape[0])
+
+    def random_features(self, rng_key, columns, count):
+        return Partial(_constant, self)  # exact
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(repeated, Partial(_constant, self), jnp.ones((count, 1)))
+
+
+def _constant(kernel: Constant, X: jax.Array) -> jax.Array:
+    return filled(jnp.sqrt(kernel.variance), X, X.shape[0], 1)
+
+
+@pytree
+@dataclass(frozen=True)
+class White(Kernel):
+    """
+    White noise: variance at every row, no covariance between rows, of two calls' inputs neither.
+
+    ``k(X)`` is diagonal and ``k(X, X2)`` zero even where rows coincide, since each evaluation is fresh noise.
+
+    :param variance: the noise variance.
+    """
+
+    variance: ArrayLike = 1.0
+
+    def __post_init__(self):
+        require_positive(self.variance, "White variance")
+
+    def __call__(self, X, X2=None):
+        if X2 is None:
+            return self.variance * jnp.eye(X.shape[0], dtype=jnp.result_type(X))
+        return jnp.zeros((X.shape[0], X2.shape[0]), jnp.result_type(X))
+
+    def diag(self, X):
+        return filled(self.variance, X, X.shape[0])
+
+    @property
+    def differentiable(self) -> bool:
+        return False
+
+    def feature_draws(self, rng_key, columns, count):
+        raise NotImplementedError("White has no random features: white noise has no continuous paths.")

@@ -1,0 +1,130 @@
+"""Kernels of phases: periodic functions, and single waves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+
+from npgp.kernels.base import (
+    Kernel,
+    check_active_dims,
+    check_ard,
+    check_columns,
+    columns_seen,
+    filled,
+    select,
+    static,
+)
+from npgp.kernels.random_features import repeated, waves
+from npgp.kernels.stationary import squared_distances
+from npgp.linalg import matmul, require_positive
+from npgp.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class Periodic(Kernel):
+    """
+    Periodic kernel, ``σ_f² exp(−2 Σ_d sin²(π (x_d − x'_d)/p_d)/ℓ_d²)`` (MacKay 1998).
+
+    It is an RBF kernel of the inputs' places on circles, ``(cos 2πx_d/p_d, sin 2πx_d/p_d)``.
+
+    :param period: p, in the inputs' units: a scalar, or one for each input column.
+    :param lengthscale: ℓ, without units: a scalar, or one for each input column.
+    :param variance: prior variance σ_f².
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    :raises ValueError: for a hyperparameter that is known to be non-positive.
+    """
+
+    period: ArrayLike = 1.0
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static()
+
+    def __post_init__(self):
+        for name in ("period", "lengthscale", "variance"):
+            require_positive(getattr(self, name), f"Periodic {name}")
+        check_active_dims(self.active_dims)
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        X = select(X, self.active_dims)
+        centre = lax.stop_gradient(jnp.mean(X, axis=0))
+        places = _on_circles(self, X - centre)
+        places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - centre)
+        return self.variance * jnp.exp(-0.5 * squared_distances(places, places2))
+
+    def diag(self, X):
+        return filled(self.variance, X, X.shape[0])
+
+    def feature_draws(self, rng_key, columns, count):
+        z = jax.random.normal(rng_key, (count, 2 * columns_seen(columns, self.active_dims)))
+        return Partial(_circle_waves, self, z)
+
+
+def _on_circles(kernel: Periodic, X: jax.Array) -> jax.Array:
+    """Places on circles of radius 1/ℓ, (N, 2 D)."""
+    check_ard(kernel.period, X.shape[-1], "Periodic period")
+    check_ard(kernel.lengthscale, X.shape[-1], "Periodic lengthscale")
+    phase = 2.0 * math.pi * (X / kernel.period)
+    return jnp.concatenate([jnp.cos(phase) / kernel.lengthscale, jnp.sin(phase) / kernel.lengthscale], axis=-1)
+
+
+def _circle_waves(kernel: Periodic, frequencies: jax.Array, X: jax.Array) -> jax.Array:
+    return jnp.sqrt(kernel.variance) * waves(_on_circles(kernel, select(X, kernel.active_dims)), frequencies)
+
+
+@pytree
+@dataclass(frozen=True)
+class Cosine(Kernel):
+    """
+    Cosine kernel, ``σ_f² cos(2π Σ_d (x_d − x'_d)/p_d)``: one plane wave of unknown amplitude and phase.
+
+    :param period: p, in the inputs' units: a scalar, or one for each input column.
+    :param variance: prior variance σ_f².
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    :raises ValueError: for a hyperparameter that is known to be non-positive.
+    """
+
+    period: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static()
+
+    def __post_init__(self):
+        require_positive(self.period, "Cosine period")
+        require_positive(self.variance, "Cosine variance")
+        check_active_dims(self.active_dims)
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        X = select(X, self.active_dims)
+        centre = lax.stop_gradient(jnp.mean(X, axis=0))
+        wave = _wave(self, X - centre)
+        wave2 = wave if X2 is None else _wave(self, select(X2, self.active_dims) - centre)
+        return self.variance * matmul(wave, wave2.T)
+
+    def diag(self, X):
+        return filled(self.variance, X, X.shape[0])
+
+    def random_features(self, rng_key, columns, count):
+        return Partial(_plane_wave, self)  # exact
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(repeated, Partial(_plane_wave, self), jnp.ones((count, 1)))
+
+
+def _wave(kernel: Cosine, X: jax.Array) -> jax.Array:
+    """Cosine and sine of the phase, (N, 2)."""
+    check_ard(kernel.period, X.shape[-1], "Cosine period")
+    phase = 2.0 * math.pi * jnp.sum(X / kernel.period, axis=-1)
+    return jnp.stack([jnp.cos(phase), jnp.sin(phase)], axis=-1)
+
+
+def _plane_wave(kernel: Cosine, X: jax.Array) -> jax.Array:
+    return jnp.sqrt(kernel.variance) * _wave(kernel, select(X, kernel.active_dims))

@@ -1,0 +1,257 @@
+"""Stationary kernels: functions of the scaled distance of two inputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+
+from npgp.kernels.base import (
+    Kernel,
+    check_active_dims,
+    check_ard,
+    check_columns,
+    columns_seen,
+    filled,
+    select,
+    static,
+)
+from npgp.kernels.random_features import waves
+from npgp.linalg import matmul, require_positive
+from npgp.pytrees import pytree
+
+
+def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+    """
+    ``‖x_n − x'_m‖²`` by matrix products, accurate for near points in float32 too.
+
+    Inputs far from the origin must be centred by the caller. In float32, ``‖x‖² + ‖x'‖² − 2 x·x'`` loses
+    ``ε‖x‖²``, which swamps small distances. Each input is therefore split in a coarse part on a grid, so coarse
+    that its products and their sum are exact, and a small rest; what is left of the error is ``ε‖x‖²`` times the
+    grid's spacing. Gradients pass through the rest and are those of the distance.
+
+    :param X: shape (N, D).
+    :param X2: shape (M, D), or ``None`` for ``X`` itself, with zeros on the diagonal.
+    :return: shape (N, M), never negative.
+    """
+    Z = X if X2 is None else X2
+    if X.dtype == jnp.float64:
+        r2 = _square_norm(X)[:, None] + _square_norm(Z) - 2.0 * matmul(X, Z.T)
+    else:
+        bits = max(int((22 - math.log2(X.shape[-1])) / 2), 1)
+        largest = lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(X)), jnp.max(jnp.abs(Z))))
+        exponent = jnp.frexp(largest)[1] - bits
+        Xh, Zh = (_round_to_grid(A, exponent) for A in (X, Z))
+        Xl, Zl = X - Xh, Z - Zh
+        coarse = _square_norm(Xh)[:, None] + _square_norm(Zh) - 2.0 * matmul(Xh, Zh.T)  # exact
+        rest = matmul(jnp.concatenate([Xh, Xl], -1), jnp.concatenate([Zl, Zh + Zl], -1).T)
+        ends = jnp.sum((2.0 * Xh + Xl) * Xl, -1)[:, None] + jnp.sum((2.0 * Zh + Zl) * Zl, -1)
+        r2 = coarse + (ends - 2.0 * rest)
+    # Clip without stopping the gradient, which is 2(x − x') and right at zero distance too.
+    r2 = r2 + lax.stop_gradient(jnp.maximum(r2, 0.0) - r2)
+    return r2 if X2 is not None else r2 * (1.0 - jnp.eye(X.shape[0], dtype=r2.dtype))
+
+
+def _square_norm(A: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.square(A), axis=-1)
+
+
+def _round_to_grid(A: jax.Array, exponent: jax.Array) -> jax.Array:
+    return lax.stop_gradient(jnp.ldexp(jnp.round(jnp.ldexp(A, -exponent)), exponent))
+
+
+@dataclass(frozen=True)
+class Stationary(Kernel):
+    """
+    Kernels of the scaled distance ``r² = Σ_d (x_d − x'_d)² / ℓ_d²``; a subclass gives :meth:`correlation`, and
+    :meth:`spectral_scale` for random features.
+
+    :param lengthscale: ℓ, in the inputs' units: a scalar, or one for each input column (ARD).
+    :param variance: prior variance σ_f², in the squared units of f.
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    :raises ValueError: for a hyperparameter that is known to be non-positive.
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static()
+
+    def __post_init__(self):
+        require_positive(self.lengthscale, f"{type(self).__name__} lengthscale")
+        require_positive(self.variance, f"{type(self).__name__} variance")
+        check_active_dims(self.active_dims)
+
+    def correlation(self, r2: jax.Array) -> jax.Array:
+        """The kernel at unit variance, as a function of the scaled squared distance."""
+        raise NotImplementedError
+
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
+        """
+        Draws of √τ, shape (count,) or (), where the kernel is a mixture ``E_τ exp(−τ r²/2)`` of RBF kernels.
+
+        Every kernel of r that is valid in any dimension is one (Schoenberg 1938). Frequencies are then ``√τ z``, z
+        standard normal.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no random features; a stationary kernel of one's own defines spectral_scale "
+            "for them."
+        )
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        X = select(X, self.active_dims)
+        check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
+        centre = lax.stop_gradient(jnp.mean(X, axis=0))
+        scaled = (X - centre) / self.lengthscale
+        scaled2 = None if X2 is None else (select(X2, self.active_dims) - centre) / self.lengthscale
+        return self.variance * self.correlation(squared_distances(scaled, scaled2))
+
+    def diag(self, X):
+        return filled(self.variance, X, X.shape[0])
+
+    def feature_draws(self, rng_key, columns, count):
+        keys = jax.random.split(rng_key)
+        z = jax.random.normal(keys[0], (count, columns_seen(columns, self.active_dims)))
+        scale = jnp.asarray(self.spectral_scale(keys[1], count))
+        return Partial(_fourier, self, z * scale[..., None])
+
+
+def _fourier(kernel: Stationary, frequencies: jax.Array, X: jax.Array) -> jax.Array:
+    scaled = select(X, kernel.active_dims) / kernel.lengthscale
+    return jnp.sqrt(kernel.variance) * waves(scaled, frequencies)
+
+
+@pytree
+@dataclass(frozen=True)
+class RBF(Stationary):
+    """Squared-exponential kernel, ``σ_f² exp(−r²/2)``; parameters as :class:`Stationary`."""
+
+    def correlation(self, r2):
+        return jnp.exp(-0.5 * r2)
+
+    def spectral_scale(self, rng_key, count):
+        return 1.0
+
+
+@pytree
+@dataclass(frozen=True)
+class RationalQuadratic(Stationary):
+    """
+    Rational-quadratic kernel, ``σ_f² (1 + r²/(2α))^−α``: a gamma mixture of RBF kernels of many lengthscales.
+
+    :param lengthscale: as :class:`Stationary`.
+    :param variance: as :class:`Stationary`.
+    :param alpha: shape α of the mixture, a scalar; RBF in the limit of large α.
+    :param active_dims: as :class:`Stationary`; by keyword.
+    """
+
+    alpha: ArrayLike = 1.0
+    active_dims: tuple[int, ...] | None = static(kw_only=True)
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_positive(self.alpha, "RationalQuadratic alpha")
+
+    def correlation(self, r2):
+        return jnp.exp(-(self.alpha * jnp.log1p(0.5 * r2 / self.alpha)))
+
+    def spectral_scale(self, rng_key, count):
+        # τ ~ Gamma(α, rate α), by its logarithm: a small α makes numbers that would be rounded to zero.
+        return jnp.exp(0.5 * (jax.random.loggamma(rng_key, self.alpha, (count,)) - jnp.log(self.alpha)))
+
+
+# The Matérn family in a² = 2ν r². Each derivative in a² is a multiple of the member below it, which is finite at
+# zero; automatic differentiation through √(a²) would give NaN there.
+
+
+def safe_sqrt(a2: jax.Array) -> jax.Array:
+    positive = a2 > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, a2, 1.0)), 0.0)
+
+
+@jax.custom_jvp
+def _matern12(a2):
+    return jnp.exp(-safe_sqrt(a2))
+
+
+@_matern12.defjvp
+def _(primals, tangents):
+    # Not differentiable at zero distance; zero there is the mean of the one-sided slopes in x.
+    (a2,), (da2,) = primals, tangents
+    a = safe_sqrt(a2)
+    slope = jnp.where(a > 0.0, -0.5 * jnp.exp(-a) / jnp.where(a > 0.0, a, 1.0), 0.0)
+    return _matern12(a2), slope * da2
+
+
+@jax.custom_jvp
+def _matern32(a2):
+    a = safe_sqrt(a2)
+    return (1.0 + a) * jnp.exp(-a)
+
+
+@_matern32.defjvp
+def _(primals, tangents):
+    (a2,), (da2,) = primals, tangents
+    return _matern32(a2), -0.5 * _matern12(a2) * da2
+
+
+@jax.custom_jvp
+def _matern52(a2):
+    a = safe_sqrt(a2)
+    return (1.0 + a + a2 / 3.0) * jnp.exp(-a)
+
+
+@_matern52.defjvp
+def _(primals, tangents):
+    (a2,), (da2,) = primals, tangents
+    return _matern52(a2), -_matern32(a2) * da2 / 6.0
+
+
+def _inverse_gamma_scale(rng_key: jax.Array, nu: float, count: int) -> jax.Array:
+    """√τ of the Matérn family: 1/τ ~ Gamma(ν, rate ν), so frequencies are Student-t with 2ν degrees of freedom."""
+    return jnp.exp(0.5 * (math.log(nu) - jax.random.loggamma(rng_key, nu, (count,))))
+
+
+@pytree
+@dataclass(frozen=True)
+class Matern12(Stationary):
+    """Matérn-1/2 (exponential) kernel, ``σ_f² exp(−r)``; parameters as :class:`Stationary`."""
+
+    def correlation(self, r2):
+        return _matern12(r2)
+
+    @property
+    def differentiable(self) -> bool:
+        return False
+
+    def spectral_scale(self, rng_key, count):
+        return _inverse_gamma_scale(rng_key, 0.5, count)
+
+
+@pytree
+@dataclass(frozen=True)
+class Matern32(Stationary):
+    """Matérn-3/2 kernel, ``σ_f² (1 + √3 r) exp(−√3 r)``; parameters as :class:`Stationary`."""
+
+    def correlation(self, r2):
+        return _matern32(3.0 * r2)
+
+    def spectral_scale(self, rng_key, count):
+        return _inverse_gamma_scale(rng_key, 1.5, count)
+
+
+@pytree
+@dataclass(frozen=True)
+class Matern52(Stationary):
+    """Matérn-5/2 kernel, ``σ_f² (1 + √5 r + 5r²/3) exp(−√5 r)``; parameters as :class:`Stationary`."""
+
+    def correlation(self, r2):
+        return _matern52(5.0 * r2)
+
+    def spectral_scale(self, rng_key, count):
+        return _inverse_gamma_scale(rng_key, 2.5, count)
