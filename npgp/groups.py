@@ -1,0 +1,419 @@
+"""
+Groups of neighbouring rows: a partition of N rows, made once, outside ``jit``, before training.
+
+A conditional that knows the residual's covariance within groups of rows (DESIGN section 2, ``grouped``) needs rows
+that are close in input space to be in one group, and minibatches made of whole groups. The partition is the classic
+k-d tree's: halve the rows at the median of the column in which they spread most, until groups are small enough
+(Bentley 1975). New inputs find the group they belong to by the same splits.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from numpy.typing import NDArray
+
+from npgp import linalg
+from npgp.pytrees import pytree
+
+__all__ = ["Groups", "consecutive", "default_size", "kmeans_groups", "median_split", "single"]
+
+#: What groups may add to the cost of a step, as a share of the cost without; :func:`default_size` keeps to it.
+EXTRA_COST = 0.1
+#: Multiply-adds for each row and each of the M² entries of a factor, without groups: whitening, and L_Sᵀ A.
+TIGHT_COST = 2.0
+#: Multiply-adds for each row and each of its group's g rows: 1/3 g in the Cholesky factor, the rest in using it.
+GROUP_COST = 2.0
+#: Sizes that :func:`default_size` chooses from.
+SIZES = range(4, 65, 4)
+
+#: k-means looks at all rows at each step up to this many; with more, at small batches of them.
+FULL_KMEANS_ROWS = 100_000
+#: :func:`kmeans_groups` makes at most this many cells, as each costs time for every row; median splits do the rest.
+MAX_CELLS = 256
+
+Array = np.ndarray | jax.Array
+
+
+def default_size(num_inducing: int) -> int:
+    """
+    The size of groups that adds about a tenth to the cost of a step.
+
+    In multiply-adds for each row, with M inducing features in all, ``tight`` costs ``2 M²`` (whitening K_uf, and L_Sᵀ
+    times that); groups of g rows add ``g M`` for the Gram matrix of their projections and about ``2 g²`` for the
+    Cholesky factor of their residual covariance and its uses. The largest multiple of 4 for which the latter is at most
+    a tenth of the former, but never below 4 nor above 64.
+
+    :param num_inducing: M, the number of inducing features of all blocks together.
+    :raises ValueError: if it is not a positive whole number.
+    """
+    M = _positive_int(num_inducing, "num_inducing")
+    within = [g for g in SIZES if g * M + GROUP_COST * g**2 <= EXTRA_COST * TIGHT_COST * M**2]
+    return max(within, default=SIZES[0])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The partition
+
+
+@pytree
+@dataclass(frozen=True)
+class Tree:
+    """
+    The splits by which inputs find their group: nearest centre first, then a binary tree for each centre.
+
+    A node sends an input left if it comes before or at the pivot in the order by the node's column, ties resolved by
+    the other columns in a fixed order.
+
+    :param centres: (C, D), or ``None`` for one tree.
+    :param roots: the node where each centre's tree begins, (C,). A group g stands in the place of a node as −1 − g.
+    :param columns: the order of columns that resolves ties, (D,).
+    :param column: the column of each node's split, (T,).
+    :param children: nodes on the left and on the right, (T, 2).
+    :param pivot: (T, D).
+    """
+
+    centres: Array | None
+    roots: Array
+    columns: Array
+    column: Array
+    children: Array
+    pivot: Array
+
+
+@pytree
+@dataclass(frozen=True)
+class Groups:
+    """
+    A partition of N rows in G groups of at most g; made by :func:`median_split`, :func:`kmeans_groups`,
+    :func:`consecutive` or :func:`single`.
+
+    A minibatch is made of whole groups: ``groups.rows[b]`` and ``groups.mask[b]``, for group numbers b. To spare the
+    lookup, lay the data out once, ``groups.arrange(X)``, ``groups.arrange(y)`` and ``groups.mask.ravel()``, and take
+    g consecutive rows for each group.
+
+    :param rows: row numbers, (G, g) int32, ascending in each group; places beyond a group's length repeat its first.
+    :param mask: False at those places, (G, g).
+    :param inverse: the place of each row in ``rows.ravel()``, (N,) int32.
+    :param num_rows: N.
+    :param tree: how inputs find their group; ``None`` for groups that do not depend on inputs.
+    """
+
+    rows: Array
+    mask: Array
+    inverse: Array
+    num_rows: int = field(metadata={"static": True})
+    tree: Tree | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of groups G."""
+        return self.rows.shape[0]
+
+    @property
+    def size(self) -> int:
+        """Places in each group g, the length of the longest."""
+        return self.rows.shape[1]
+
+    def gather(self, v: ArrayLike) -> jax.Array:
+        """
+        Values by group, from values by row.
+
+        :param v: (..., N).
+        :return: (..., G, g); places beyond a group's length have its first row's value.
+        :raises ValueError: if the last axis is not N.
+        """
+        if jnp.shape(v)[-1:] != (self.num_rows,):
+            raise ValueError(f"v has shape {jnp.shape(v)}; its last axis must be the {self.num_rows} rows.")
+        return jnp.take(jnp.asarray(v), jnp.asarray(self.rows), axis=-1, mode="clip")
+
+    def scatter(self, w: ArrayLike) -> jax.Array:
+        """
+        Values by row, from values by group: the inverse of :meth:`gather`. Places beyond a group's length are left out.
+
+        :param w: (..., G, g).
+        :return: (..., N).
+        :raises ValueError: if the last two axes are not (G, g).
+        """
+        shape = jnp.shape(w)
+        if shape[-2:] != self.rows.shape:
+            raise ValueError(f"w has shape {shape}; its last axes must be {self.rows.shape}, groups and their places.")
+        flat = jnp.reshape(w, (*shape[:-2], self.count * self.size))
+        return jnp.take(flat, jnp.asarray(self.inverse), axis=-1, mode="clip")
+
+    def arrange(self, array: ArrayLike) -> Any:
+        """
+        Data laid out group after group, NumPy's as NumPy and JAX's as JAX.
+
+        :param array: rows along its first axis, (N, ...).
+        :return: (G g, ...); places beyond a group's length repeat its first row, so mask them.
+        :raises ValueError: if the first axis is not N.
+        """
+        if np.shape(array)[:1] != (self.num_rows,):
+            raise ValueError(f"array has shape {np.shape(array)}; its first axis must be the {self.num_rows} rows.")
+        if isinstance(array, jax.Array) or linalg.is_traced(self.rows):
+            return jnp.take(jnp.asarray(array), jnp.ravel(self.rows), axis=0, mode="clip")
+        return np.asarray(array)[np.ravel(self.rows)]
+
+    def assign(self, X_new: ArrayLike) -> jax.Array:
+        """
+        The groups that inputs belong to, by the splits that made the groups.
+
+        A row of the training inputs is given its own group. Where rows are duplicates in all columns and a split parts
+        them, that is the group of one of them; and a row that two centres of k-means are equally far from, to
+        rounding, may be given the other's.
+
+        :param X_new: (N*, D), in the units of the inputs that were split.
+        :return: group numbers, (N*,) int32.
+        :raises ValueError: for inputs of the wrong shape, and for groups that were not made from inputs.
+        """
+        X_new = linalg.inputs(X_new, "X_new")
+        if self.tree is None:
+            if self.count > 1:
+                raise ValueError("these groups were made without inputs, so new inputs belong to none of them.")
+            return jnp.zeros(X_new.shape[:1], jnp.int32)
+        columns = self.tree.columns.shape[0]
+        if X_new.shape[1] != columns:
+            raise ValueError(f"X_new has {X_new.shape[1]} columns; the inputs that were split have {columns}.")
+        return _assign(self.tree, X_new)
+
+
+def _partition(labels: NDArray[Any], tree: Tree | None = None) -> Groups:
+    """Groups from the group number of each row, every number from 0 up having rows."""
+    lengths = np.bincount(labels)
+    starts = np.cumsum(lengths) - lengths
+    order = np.argsort(labels, kind="stable")
+    place = np.arange(lengths.max())
+    mask = place < lengths[:, None]
+    rows = order[starts[:, None] + np.where(mask, place, 0)]
+    inverse = np.empty(labels.size, np.int32)
+    inverse[order] = np.flatnonzero(mask)
+    return Groups(rows.astype(np.int32), mask, inverse, labels.size, tree)
+
+
+def _positive_int(value: int, name: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be a whole number.") from None
+    if number < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 1.")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Constructors
+
+
+def single(num_rows: int) -> Groups:
+    """
+    One group of all rows.
+
+    :param num_rows: N.
+    """
+    return _partition(np.zeros(_positive_int(num_rows, "num_rows"), int))
+
+
+def consecutive(num_rows: int, size: int) -> Groups:
+    """
+    Groups of consecutive rows, for data in an order of their own such as time. The last may be shorter.
+
+    :param num_rows: N.
+    :param size: rows in a group.
+    """
+    return _partition(np.arange(_positive_int(num_rows, "num_rows")) // _positive_int(size, "size"))
+
+
+def median_split(X: ArrayLike, size: int) -> Groups:
+    """
+    Groups of at most ``size`` rows, by halving at medians.
+
+    Whatever has more than ``size`` rows is halved at the median of the column in which its rows have the largest
+    standard deviation: scale columns alike, or by the lengthscales expected. So no group is shorter than half of
+    ``size``. Rows that tie at the median are parted by the other columns, those of larger standard deviation over all
+    rows first, and duplicates by row number.
+
+    :param X: inputs, (N, D).
+    :param size: the largest number of rows in a group. 1 gives one row to each group, N or more a single group.
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
+    """
+    X = _concrete_inputs(X)
+    return _split_cells(X, np.zeros(len(X), int), None, _positive_int(size, "size"))
+
+
+def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
+    """
+    Groups of at most ``size`` rows: the cells of k-means, and median splits of cells that are larger.
+
+    Cells follow the clusters of the data, but are of unequal lengths: there are more places to pad than with
+    :func:`median_split`. There are N / size cells, but at most 256.
+
+    :param X: inputs, (N, D).
+    :param size: the largest number of rows in a group.
+    :param seed: of scikit-learn's k-means.
+    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
+    """
+    X = _concrete_inputs(X)
+    size = _positive_int(size, "size")
+    centres = kmeans_centres(X, min(-(-len(X) // size), MAX_CELLS), seed)
+    # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
+    used, cells = np.unique(np.asarray(_nearest(centres, X)), return_inverse=True)
+    return _split_cells(X, cells, centres[used], size)
+
+
+def kmeans_centres(X: NDArray[Any], size: int, seed: int) -> NDArray[Any]:
+    """The different centres of k-means, at most ``size``: fewer where X has fewer different rows."""
+    try:
+        from sklearn.cluster import KMeans, MiniBatchKMeans
+        from sklearn.exceptions import ConvergenceWarning
+    except ImportError as error:
+        raise ImportError("k-means needs scikit-learn: pip install npgp[data].") from error
+    method: Any = partial(KMeans, n_init=1)
+    if len(X) > FULL_KMEANS_ROWS:
+        method = partial(MiniBatchKMeans, n_init=1, batch_size=max(1024, 4 * size))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than asked for
+        fitted = method(n_clusters=size, random_state=seed).fit(X)
+    return np.unique(fitted.cluster_centers_.astype(X.dtype), axis=0)
+
+
+def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:
+    # As JAX will hold them: float64 values rounded to float32 only later might change sides.
+    if linalg.is_traced(X):
+        raise TypeError("X is traced; groups are made outside jit, once, from concrete inputs.")
+    return np.asarray(linalg.inputs(X))
+
+
+def _split_cells(X: NDArray[Any], cells: NDArray[Any], centres: NDArray[Any] | None, size: int) -> Groups:
+    """
+    Split cells at medians, all cells of one level at a time.
+
+    :param X: inputs, (N, D).
+    :param cells: the cell of each row, (N,), every number from 0 up having rows.
+    """
+    N = len(X)
+    columns = np.argsort(-_variances(X.T, np.arange(N), np.zeros(1, int))[0], kind="stable")
+    # With rows in lexicographic order from here on, a stable sort by one column resolves ties by the others.
+    lexicographic = np.lexsort(X.T[columns[::-1]])
+    XT = np.ascontiguousarray(X.T[:, lexicographic])
+    cells = cells[lexicographic]
+    counts = np.bincount(cells)
+    # Each cell is linked from a root or from a node's left or right; ``target`` is the link's place among them.
+    roots = counts.size
+    links, target = np.empty(roots, int), np.arange(roots)
+    splits: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    order = np.argsort(cells, kind="stable")
+    while np.any(split := counts > size):
+        starts = np.cumsum(counts) - counts
+        column = np.argmax(_variances(XT, order, starts), axis=1)
+        order = np.lexsort((XT[column[cells], np.arange(N)], cells))
+        half = (counts + 1) // 2
+        splits.append(_pivots(XT, order, (starts + half - 1)[split], column[split]))
+
+        # The halves of a cell take its place, so that neighbouring groups have neighbouring numbers.
+        position = np.empty(N, int)
+        position[order] = np.arange(N) - np.repeat(starts, counts)
+        first = np.cumsum(1 + split) - 1 - split
+        cells = first[cells] + (split[cells] & (position >= half[cells]))
+
+        node = (links.size - roots) // 2 + np.arange(np.count_nonzero(split))
+        links[target[split]] = node
+        target = np.repeat(target, 1 + split)
+        target[first[split]] = roots + 2 * node
+        target[first[split] + 1] = roots + 2 * node + 1
+        links = np.concatenate([links, np.empty(2 * node.size, int)])
+        counts = np.bincount(cells)
+    links[target] = -1 - np.arange(counts.size)
+
+    labels = np.empty(N, int)
+    labels[lexicographic] = cells
+    column, pivot = (np.concatenate(part) for part in zip((np.empty(0, int), X[:0]), *splits, strict=True))
+    tree = Tree(
+        centres,
+        roots=links[:roots].astype(np.int32),
+        columns=columns.astype(np.int32),
+        column=column.astype(np.int32),
+        children=links[roots:].reshape(-1, 2).astype(np.int32),
+        pivot=pivot,
+    )
+    return _partition(labels, tree)
+
+
+def _variances(XT: NDArray[Any], order: NDArray[Any], starts: NDArray[Any]) -> NDArray[Any]:
+    """
+    Variance of each column within each cell, (cells, D).
+
+    :param XT: inputs, columns first, (D, N).
+    :param order: rows sorted by cell.
+    :param starts: where each cell starts in that order.
+    """
+    counts = np.diff(starts, append=order.size)
+    variances = np.empty((starts.size, len(XT)))
+    with np.errstate(over="ignore", invalid="ignore"):  # any column will do, and inputs of 1e200 have one
+        for d, column in enumerate(XT):
+            x = column[order].astype(float)
+            x -= np.repeat(np.add.reduceat(x, starts) / counts, counts)
+            variances[:, d] = np.add.reduceat(np.square(x, out=x), starts) / counts
+    return variances
+
+
+def _pivots(XT, order, last, column):
+    """
+    Column and pivot of each split: the last row on its left, moved half-way to the first on its right in the column.
+
+    :param last: place in ``order`` of the last row on the left of each split.
+    :param column: the column of each split.
+    """
+    rows = np.arange(last.size)
+    left, right = XT[column, order[last]], XT[column, order[last + 1]]
+    middle = 0.5 * left + 0.5 * right
+    pivot = XT[:, order[last]].T.copy()
+    pivot[rows, column] = np.where((left <= middle) & (middle < right), middle, left)
+    return column, pivot
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Finding the group of an input
+
+
+@jax.jit
+def _nearest(centres: ArrayLike, X: ArrayLike) -> jax.Array:
+    """The nearest centre of each row, (N,), by differences, which are the same in whatever batch a row comes."""
+    Z = jnp.asarray(centres)
+    return lax.map(lambda x: jnp.argmin(jnp.sum(jnp.square(Z - x), -1)), jnp.asarray(X), batch_size=1024)
+
+
+@jax.jit
+def _assign(tree: Tree, X: jax.Array) -> jax.Array:
+    columns, column, pivot, roots, children = map(
+        jnp.asarray, (tree.columns, tree.column, tree.pivot, tree.roots, tree.children)
+    )
+    if tree.centres is None:
+        node = jnp.broadcast_to(roots[0], X.shape[:1])
+    else:
+        node = roots[_nearest(tree.centres, X)]
+    if column.size == 0:
+        return -1 - node
+
+    def descend(node):
+        at = jnp.maximum(node, 0)
+        p = pivot[at]
+        side = (X > p).astype(jnp.int8) - (X < p).astype(jnp.int8)
+        # The node's column decides, then the others in their order: the first in which the two differ.
+        side = jnp.concatenate([jnp.take_along_axis(side, column[at, None], 1), side[:, columns]], axis=1)
+        decisive = jnp.take_along_axis(side, jnp.argmax(side != 0, axis=1)[:, None], 1)[:, 0]
+        return jnp.where(node < 0, node, children[at, (decisive > 0).astype(jnp.int32)])
+
+    return -1 - lax.while_loop(lambda node: jnp.any(node >= 0), descend, node)
