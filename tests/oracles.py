@@ -24,11 +24,47 @@ CORRELATION: dict[str, Callable] = {
     "Matern12": lambda r: np.exp(-r),
     "Matern32": lambda r: (1 + np.sqrt(3) * r) * np.exp(-np.sqrt(3) * r),
     "Matern52": lambda r: (1 + np.sqrt(5) * r + 5 * r**2 / 3) * np.exp(-np.sqrt(5) * r),
+    "RationalQuadratic": lambda r: 1 / (1 + r**2 / 2),  # at α = 1
 }
 
 
 def stationary(name, X, X2, lengthscale=1.0, variance=1.0):
     return variance * CORRELATION[name](distances(X, X2, lengthscale))
+
+
+def rational_quadratic(X, X2, lengthscale, variance, alpha):
+    return variance * (1 + distances(X, X2, lengthscale) ** 2 / (2 * alpha)) ** -alpha
+
+
+def periodic(X, X2, period, lengthscale, variance):
+    """MacKay's: a Gaussian of the sines of half the phase differences."""
+    sines = np.sin(np.pi * (np.asarray(X, float)[:, None] - np.asarray(X2, float)[None]) / period)
+    return variance * np.exp(-2 * np.sum((sines / lengthscale) ** 2, axis=-1))
+
+
+def cosine(X, X2, period, variance):
+    difference = np.asarray(X, float)[:, None] - np.asarray(X2, float)[None]
+    return variance * np.cos(2 * np.pi * np.sum(difference / period, axis=-1))
+
+
+def polynomial(X, X2, degree, variance, offset):
+    return ((X * variance) @ X2.T + offset) ** degree
+
+
+def arc_cosine(X, X2, order, variance, weight_variance, bias_variance):
+    """
+    2σ² E[h(w·x) h(w·x')], h(a) = aⁿ for a > 0, by quadrature in the plane of x and x'.
+
+    In polar coordinates (ρ, φ) of w there, x at angle 0 and x' at θ, both units are on for φ in (θ − π/2, π/2).
+    """
+    X, X2 = (np.hstack([A * np.sqrt(weight_variance), np.full((len(A), 1), np.sqrt(bias_variance))]) for A in (X, X2))
+    norms = np.outer(np.linalg.norm(X, axis=1), np.linalg.norm(X2, axis=1))
+    U, V = (A / np.linalg.norm(A, axis=1, keepdims=True) for A in (X, X2))
+    theta = 2 * np.arctan2(distances(U, V), distances(U, -V))[..., None]
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    angle = theta / 2 + (np.pi - theta) / 2 * nodes
+    integral = (np.pi - theta[..., 0]) / 2 * ((np.cos(angle) * np.cos(angle - theta)) ** order @ weights)
+    return variance / np.pi * 2**order * special.factorial(order) * norms**order * integral
 
 
 # ---------------------------------------------------------------- Gaussian algebra
@@ -108,21 +144,30 @@ class Joint:
         gain = np.linalg.solve(self.K_uu, self.K_uf).T
         return gain @ mean, self.K_ff - gain @ (self.K_uu - S) @ gain.T
 
-    def bound(self, y, noise, learned: Sequence[bool], conditional: str = "prior") -> float:
-        """DESIGN section 5 with N × N determinants."""
+    def bound(self, y, noise, learned: Sequence[bool], conditional: str = "prior", groups=(), diagonal=False) -> float:
+        """DESIGN section 5 with N × N determinants; ``diagonal`` for mean-field covariances."""
         noise = np.broadcast_to(noise, y.shape)
         A, root = self.A, np.sqrt(noise)
         C = self.K_ff - self.residual() + np.diag(noise)
         fit = -0.5 * y @ np.linalg.solve(C, y)
         log_det = sum(
-            np.linalg.slogdet(np.eye(y.size) + a.T @ a / np.outer(root, root))[1]
+            np.sum(np.log(1 + np.sum(np.square(a / root), -1)))
+            if diagonal
+            else np.linalg.slogdet(np.eye(y.size) + a.T @ a / np.outer(root, root))[1]
             for a, u in zip(A, learned, strict=True)
             if u
         )
-        return fit - 0.5 * (log_det + np.sum(np.log(2 * np.pi * noise))) - self.penalty(learned, noise, conditional)
+        penalty = self.penalty(learned, noise, conditional, groups)
+        return fit - 0.5 * (log_det + np.sum(np.log(2 * np.pi * noise))) - penalty
 
-    def penalty(self, learned, noise, conditional):
-        ratio = np.diag(self.residual(learned)) / noise
+    def penalty(self, learned, noise, conditional, groups=()):
+        """:param groups: for each group, the numbers of its rows."""
+        D = self.residual(learned)
+        ratio = np.diag(D) / noise
+        if conditional in ("grouped", "full"):
+            whole = np.eye(ratio.size) + D / np.sqrt(np.outer(noise, noise))
+            groups = [np.arange(ratio.size)] if conditional == "full" else groups
+            return 0.5 * sum(np.linalg.slogdet(whole[np.ix_(rows, rows)])[1] for rows in groups)
         return {
             "prior": 0.5 * np.sum(ratio),
             "tight": 0.5 * np.sum(np.log1p(ratio)),
@@ -135,6 +180,14 @@ def titsias(K_uu, K_uf, K_ff, y, noise):
     Q = K_uf.T @ np.linalg.solve(K_uu, K_uf)
     noise = np.broadcast_to(noise, y.shape)
     return log_normal(y, Q + np.diag(noise)) - 0.5 * np.sum(np.diag(K_ff - Q) / noise)
+
+
+def titsias_upper(Q, norm, y, noise):
+    """Titsias' (2014) upper bound, ``norm`` bounding the residual covariance's eigenvalues."""
+    noise = np.broadcast_to(noise, y.shape)
+    inflated = Q + np.diag(noise + norm)
+    log_det = np.linalg.slogdet(Q + np.diag(noise))[1]
+    return -0.5 * (y @ np.linalg.solve(inflated, y) + log_det + y.size * np.log(2 * np.pi))
 
 
 def fernlund(K, Z, O, X, y, noise):

@@ -11,11 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npgp import kernels
-from npgp.kernels import RBF, Constant, Linear, Matern12, Matern32, Matern52, White
+from npgp.kernels import (
+    RBF,
+    ArcCosine,
+    Constant,
+    Cosine,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    Polynomial,
+    RationalQuadratic,
+    White,
+)
 
-STATIONARY = {"RBF": RBF, "Matern12": Matern12, "Matern32": Matern32, "Matern52": Matern52}
+STATIONARY = {k.__name__: k for k in (RBF, Matern12, Matern32, Matern52, RationalQuadratic)}
 ARD = (0.5, 1.5, 3.0)  # no array: JAX would keep it in the dtype in which it is first seen
 TOLERANCE = {np.float32: 5e-6, np.float64: 1e-13}
+#: Kernels with a cusp at equal inputs, which magnifies rounding of the squared distance.
+CUSP = ("Matern12", "ArcCosine 0")
 
 
 #: How a kernel is written, given a scalar hyperparameter that may be traced, and its formula.
@@ -39,6 +54,30 @@ CASES = {
     "Linear ARD": (
         lambda v: Linear(v * jnp.asarray(ARD[:2]), active_dims=(0, 2)),
         lambda X, Z, v: X[:, [0, 2]] * (v * np.array(ARD[:2])) @ Z[:, [0, 2]].T,
+    ),
+    "RationalQuadratic α": (
+        lambda v: RationalQuadratic(0.7, 1.3, v),
+        lambda X, Z, v: oracles.rational_quadratic(X, Z, 0.7, 1.3, v),
+    ),
+    "Periodic": (lambda v: Periodic(1.7, v, 1.3), lambda X, Z, v: oracles.periodic(X, Z, 1.7, v, 1.3)),
+    "Periodic ARD": (
+        lambda v: Periodic(jnp.stack([v, 2.0 * v]), jnp.asarray(ARD[:2]), active_dims=(2, 0)),
+        lambda X, Z, v: oracles.periodic(X[:, [2, 0]], Z[:, [2, 0]], np.array([v, 2 * v]), np.array(ARD[:2]), 1.0),
+    ),
+    "Cosine": (
+        lambda v: Cosine(v * jnp.asarray(ARD), 1.3),
+        lambda X, Z, v: oracles.cosine(X, Z, v * np.array(ARD), 1.3),
+    ),
+    "Polynomial": (lambda v: Polynomial(3, v, 0.5), lambda X, Z, v: oracles.polynomial(X, Z, 3, v, 0.5)),
+    "Polynomial ARD": (
+        lambda v: Polynomial(2, v * jnp.asarray(ARD[:2]), v, active_dims=(0, 2)),
+        lambda X, Z, v: oracles.polynomial(X[:, [0, 2]], Z[:, [0, 2]], 2, v * np.array(ARD[:2]), v),
+    ),
+    "ArcCosine 0": (lambda v: ArcCosine(0, 1.3, v, 0.3), lambda X, Z, v: oracles.arc_cosine(X, Z, 0, 1.3, v, 0.3)),
+    "ArcCosine 1": (lambda v: ArcCosine(1, 1.3, 0.7, v), lambda X, Z, v: oracles.arc_cosine(X, Z, 1, 1.3, 0.7, v)),
+    "ArcCosine 2 ARD": (
+        lambda v: ArcCosine(2, 1.3, v * jnp.asarray(ARD[:2]), 0.3, active_dims=(0, 2)),
+        lambda X, Z, v: oracles.arc_cosine(X[:, [0, 2]], Z[:, [0, 2]], 2, 1.3, v * np.array(ARD[:2]), 0.3),
     ),
     "Constant": (lambda v: Constant(v), lambda X, Z, v: np.full((len(X), len(Z)), v)),
     "White": (lambda v: White(v), lambda X, Z, v: v * np.eye(len(X)) if X is Z else np.zeros((len(X), len(Z)))),
@@ -90,8 +129,8 @@ def test_kernel_is_its_formula(name, dtype):
     formula = functools.partial(CASES[name][1], v=float(dtype(0.8)))
     cross, square, diagonal = evaluated(dtype)[name]
     assert cross.dtype == square.dtype == diagonal.dtype == dtype
-    # Matérn-1/2 has a cusp at zero distance, where it magnifies rounding of the squared distance.
-    atol = {np.float32: 1e-3, np.float64: 1e-6}[dtype] if name == "Matern12" else 10 * TOLERANCE[dtype]
+    atol = {np.float32: 1e-3, np.float64: 1e-6}[dtype] if name in CUSP else 10 * TOLERANCE[dtype]
+    atol = atol * max(1.0, np.max(formula(X, X)))
     np.testing.assert_allclose(cross, formula(X, Z), atol=atol)
     np.testing.assert_allclose(square, formula(X, X), atol=atol)
     np.testing.assert_allclose(diagonal, np.diag(formula(X, X)), rtol=TOLERANCE[dtype])
@@ -110,7 +149,7 @@ def test_covariances_are_symmetric_and_psd_and_the_diagonal_is_theirs(x64, seed,
     # Rounding of the squared distance at the shortest lengthscale; in float32 most of it is avoided.
     distance_error = 4 * eps * (np.max(np.ptp(X, axis=0)) / 0.25) ** 2 * (2.0**-10 if x64 == jnp.float32 else 1.0)
     for name, (cross, square, diagonal) in jax.tree.map(np.asarray, evaluate_all(X, Z, x64(v))).items():
-        error = distance_error if name != "Matern12" else np.sqrt(distance_error)  # k = 1 − √r² + …
+        error = distance_error if name not in CUSP else np.sqrt(distance_error)  # k = 1 − √r² + …
         tolerance = (20 * eps + error) * np.max(diagonal)
         np.testing.assert_allclose(square, square.T, rtol=0, atol=tolerance, err_msg=name)
         np.testing.assert_allclose(np.diag(square), diagonal, rtol=1e-5, err_msg=name)

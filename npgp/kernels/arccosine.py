@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
@@ -62,7 +63,8 @@ class ArcCosine(Kernel):
         check_columns(X, X2)
         norm, unit = _polar(_weighted(self, X))
         norm2, unit2 = (norm, None) if X2 is None else _polar(_weighted(self, X2))
-        chord2 = squared_distances(unit, unit2)
+        centre = lax.stop_gradient(jnp.mean(unit, axis=0))
+        chord2 = squared_distances(unit - centre, None if unit2 is None else unit2 - centre)
         scale = self.variance / math.pi * norm[:, None] ** self.order * norm2**self.order
         return scale * ANGULAR[self.order](chord2)
 
