@@ -26,6 +26,7 @@ from numpyro.primitives import Messenger, apply_stack
 from npgp import linalg
 from npgp.collapsed import as_blocks, check_covariances
 from npgp.features import InducingBlock
+from npgp.groups import Groups
 from npgp.kernels import Kernel
 from npgp.latent import Latent, Moments
 from npgp.posteriors import Posterior
@@ -327,6 +328,11 @@ class Function:
         if variance.ndim > 1:
             variance = self._rows(variance, projection)
         return Moments(self._rows(mean, projection), variance, projection.residual_variance(learned_blocks(self.q)))
+
+    def group_covariance(self, X: jax.Array, groups: Groups) -> jax.Array:
+        """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
+        assert self.q is not None
+        return self.projector.group_covariance(X, self.project(X).A, groups, learned_blocks(self.q))
 
     def given_values(self, X: jax.Array, keep: Sequence[bool]) -> tuple[jax.Array, Projection]:
         """``Σ_i A_iᵀ ε_i`` with the drawn values, or q's mean for blocks not kept; and the projection."""

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import linalg
+from npgp.groups import Groups
+from npgp.residuals import GroupResidual
 
 if TYPE_CHECKING:
     from npgp.component import Function
@@ -124,6 +126,19 @@ class Latent:
             variance = variance + jnp.square(a) * m.variance
             residual = residual + jnp.square(a) * m.residual
         return Moments(*(jnp.broadcast_to(v, self.shape) for v in (mean, variance, residual)))
+
+    def group_residual(self, groups: Groups) -> GroupResidual:
+        """The residual's prior within groups of rows, where guides gave q for all draws."""
+        parts = []
+        for a, f, X in self.terms:
+            D = f.group_covariance(X, groups)
+            if a.ndim:
+                scale = groups.gather(jnp.broadcast_to(a, (*a.shape[:-1], X.shape[0])))
+                D = scale[..., :, None] * D * scale[..., None, :]
+            else:
+                D = jnp.square(a) * D
+            parts.append(D)
+        return GroupResidual(sum(parts[1:], parts[0]), groups)
 
     def residual_factor(self, joint: bool, keep: Sequence[Sequence[bool]]) -> jax.Array:
         """

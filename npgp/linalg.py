@@ -6,6 +6,8 @@ its digits that way, so matrix products of this library go through :func:`matmul
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,12 +85,58 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
         is NaN, which training loops report.
     """
     first = jnp.asarray(default_jitter(K.dtype) if jitter is None else jitter, K.dtype)
+    if not K.shape[-1]:
+        return K, first  # an empty block
     return _jittered_cholesky(K, _mean_diagonal(K) if scale is None else scale, first)
 
 
 def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.Array:
     """``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``."""
     return solve_triangular(L, B, lower=True, trans=1 if transpose else 0)
+
+
+def block_row(
+    cholesky: Sequence[jax.Array], cross: Sequence[Sequence[jax.Array]], column: Sequence[jax.Array], corner: jax.Array
+) -> tuple[tuple[jax.Array, ...], jax.Array]:
+    """
+    What another row of blocks adds to a Cholesky factor that is held by blocks.
+
+    The factor's blocks on the diagonal are L_i; those below it, ``L_ij = cross[i][j]ᵀ``.
+
+    :param cholesky: L_i of the blocks so far.
+    :param cross: for each of these, its blocks to the left, transposed.
+    :param column: the matrix's blocks (M_i, M) above the new corner.
+    :param corner: the matrix's new corner, (M, M).
+    :return: the new row's blocks, transposed, and the corner's Schur complement, which is to be factorised.
+    """
+    before = block_solve(cholesky, cross, column)
+    for block in before:
+        corner = corner - matmul(block.T, block)
+    return before, corner
+
+
+def block_solve(
+    cholesky: Sequence[jax.Array], cross: Sequence[Sequence[jax.Array]], B: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """``L⁻¹ B`` for a factor held by blocks (:func:`block_row`) and B of as many blocks (M_i, N), or fewer."""
+    solved: list[jax.Array] = []
+    for L, before, b in zip(cholesky, cross, B, strict=False):
+        for L_ji, s in zip(before, solved, strict=True):
+            b = b - matmul(L_ji.T, s)
+        solved.append(solve_lower(L, b))
+    return tuple(solved)
+
+
+def block_solve_transposed(
+    cholesky: Sequence[jax.Array], cross: Sequence[Sequence[jax.Array]], B: Sequence[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """``L⁻ᵀ B`` for a factor held by blocks (:func:`block_row`) and B of as many blocks (M_i, N)."""
+    left = list(B)
+    for i in reversed(range(len(left))):
+        left[i] = solve_lower(cholesky[i], left[i], transpose=True)
+        for j, L_ji in enumerate(cross[i]):
+            left[j] = left[j] - matmul(L_ji, left[i])
+    return tuple(left)
 
 
 def inverse_factor(L: jax.Array) -> jax.Array:

@@ -17,10 +17,12 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.tree_util import register_dataclass
 
 from npgp import linalg
 from npgp.features import InducingBlock, covariance
+from npgp.groups import Groups
 from npgp.kernels import Kernel
 
 
@@ -77,12 +79,7 @@ class Projector:
 
         :param covariances: K_{u_i ·}, (M_i, N), for the leading blocks or for all.
         """
-        A: list[jax.Array] = []
-        for L, before, K in zip(self.cholesky, self.cross, covariances, strict=False):
-            for A_j_u, A_j in zip(before, A, strict=True):
-                K = K - linalg.matmul(A_j_u.T, A_j)
-            A.append(linalg.solve_lower(L, K))
-        return tuple(A)
+        return linalg.block_solve(self.cholesky, self.cross, covariances)
 
     def residual_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None
@@ -100,6 +97,21 @@ class Projector:
                 D = D - linalg.matmul(A_i.T, A_i)
         return D
 
+    def group_covariance(
+        self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
+    ) -> jax.Array:
+        """
+        D within groups of rows, (G, g, g); arguments as for :meth:`residual_covariance`.
+
+        :param groups: a partition of the rows.
+        """
+        D = jax.vmap(self.kernel)(groups.gather(X.T).transpose(1, 2, 0))
+        for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True):
+            if use:
+                in_groups = groups.gather(A_i)  # (M, G, g)
+                D = D - jnp.einsum("mgi,mgj->gij", in_groups, in_groups, precision=lax.Precision.HIGHEST)
+        return D
+
 
 def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None = None) -> Projector:
     """
@@ -111,11 +123,9 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
     """
     projector = Projector(kernel, (), (), (), ())
     for block in blocks:
-        before = projector.whiten([covariance(kernel, b, block) for b in projector.blocks])
+        column = [covariance(kernel, b, block) for b in projector.blocks]
         gram = block.gram(kernel)
-        C = gram
-        for A_j in before:
-            C = C - linalg.matmul(A_j.T, A_j)
+        before, C = linalg.block_row(projector.cholesky, projector.cross, column, gram)
         # Relative to the prior variance: the residual of a block that repeats an earlier one is rounding error.
         L, used = linalg.cholesky(C, jitter, scale=jnp.mean(jnp.diagonal(gram)))
         projector = Projector(

@@ -15,8 +15,10 @@ from numpyro.util import is_prng_key
 
 from npgp import conditionals, linalg
 from npgp.component import OBSERVATION, Catch, Q, in_automatic_guide
+from npgp.groups import Groups
 from npgp.latent import Latent, Moments, as_latent
 from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.residuals import Residual
 from npgp.variational import learned_blocks
 
 __all__ = ["observe", "sample"]
@@ -35,7 +37,7 @@ class LatentObservation(dist.Distribution):
 
     support = constraints.real
     reparametrized_params: list[str] = []
-    pytree_data_fields = ("likelihood", "moments", "parameter", "mask_", "residual_factor")
+    pytree_data_fields = ("likelihood", "moments", "parameter", "mask_", "residual_factor", "residual")
     pytree_aux_fields = ("conditional",)
 
     def __init__(
@@ -46,19 +48,29 @@ class LatentObservation(dist.Distribution):
         parameter: ArrayLike | None = None,
         mask: jax.Array | None = None,
         residual_factor: jax.Array | None = None,
+        residual: Residual | None = None,
     ):
         self.likelihood, self.moments, self.conditional = likelihood, moments, conditional
         self.parameter, self.mask_, self.residual_factor = parameter, mask, residual_factor
+        self.residual = residual  # where it is more than its variance row by row
         super().__init__(moments.mean.shape, (), validate_args=False)
 
+    @property
+    def certified(self) -> bool:
+        """Whether the ELBO is known to lie below the log evidence; true of a model that runs without a guide."""
+        return self.conditional is None or conditionals.is_certified(self.conditional, self.likelihood)
+
     def log_prob(self, value):
-        mean, variance, residual = self.moments
+        mean, variance, prior_residual = self.moments
         # 1 is a possible observation of every likelihood; a masked row may hold NaN, also in the gradient.
         y = value if self.mask_ is None else jnp.where(self.mask_, value, 1)
         if self.conditional is None:
-            terms = self.likelihood.log_marginal(y, mean, variance + residual)
+            terms = self.likelihood.log_marginal(y, mean, variance + prior_residual)
         else:
-            terms = conditionals.row_elbo(self.conditional, self.likelihood, y, *self.moments, self.parameter)
+            residual = prior_residual if self.residual is None else self.residual
+            terms = conditionals.row_elbo(
+                self.conditional, self.likelihood, y, mean, variance, residual, self.parameter, self.mask_
+            )
         return terms if self.mask_ is None else jnp.where(self.mask_, terms, 0.0)
 
     def sample(self, key, sample_shape=()):
@@ -84,6 +96,7 @@ def observe(
     conditional: conditionals.Conditional = "tight",
     mask: ArrayLike | None = None,
     joint: bool = False,
+    groups: Groups | int | None = None,
 ) -> jax.Array:
     """
     Observe GP values through a likelihood, with f integrated out row by row. Use it inside the plate over rows.
@@ -99,10 +112,13 @@ def observe(
     :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets.
     :param likelihood: an ``npgp`` likelihood, or a function from f to a NumPyro distribution.
     :param obs: observations of the latent's shape, (N,) or (outputs, N).
-    :param conditional: what q does to the residual (:mod:`npgp.conditionals`): ``"tight"``, ``"prior"``, ``"shared"``
-        or ``"published"``.
+    :param conditional: what q does to the residual (:mod:`npgp.conditionals`): ``"tight"``, ``"grouped"``, ``"prior"``,
+        ``"full"`` (all rows in one group, at O(N³); no minibatches), ``"shared"`` or ``"published"``.
     :param mask: True where an observation is present, of the same shape; the others may be NaN.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row.
+    :param groups: for ``"grouped"``, which rows are neighbours: a partition of these rows such as
+        ``npgp.median_split(X, 32)``, or g where each g consecutive rows are a group. A minibatch consists of whole
+        groups: see :meth:`npgp.Groups.arrange` and the ``group_size`` of :func:`npgp.fit`.
     :raises TypeError: if ``latent`` is not GP values.
     :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask.
     """
@@ -111,6 +127,7 @@ def observe(
     conditionals.check(conditional)
     if obs is not None:
         obs = _check_observations(name, obs, mask, latent, likelihood)
+    groups = conditionals.groups_for(conditional, groups, latent.shape[-1])
     parameter = None
     if latent.variational and conditional in conditionals.LEARNED_PARAMETER:
         suffix, start, constraint = conditionals.LEARNED_PARAMETER[conditional]
@@ -128,8 +145,18 @@ def observe(
         parameter,
         None if mask is None else jnp.asarray(mask),
         factor,
+        latent.group_residual(groups) if groups is not None and latent.variational else None,
     )
-    return numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
+    with (catch := Catch("sample")):
+        value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
+    if conditional == "full" and _is_scaled(catch.message):
+        raise ValueError(f"{name}: conditional='full' needs all rows at once, but its plate has a subsample of them.")
+    return value
+
+
+def _is_scaled(msg: dict[str, Any]) -> bool:
+    scale = msg["scale"]
+    return scale is not None and not linalg.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
 
 
 def _check_observations(name, obs, mask, latent: Latent, likelihood: Likelihood) -> jax.Array:

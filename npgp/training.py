@@ -69,7 +69,7 @@ def _is_array(x) -> bool:
 class _Inputs:
     """The arguments of model and guide, arrays apart from the rest, and batches of their rows."""
 
-    def __init__(self, args, kwargs, rng_key, batch_size: int | None, indices: str | None):
+    def __init__(self, args, kwargs, rng_key, batch_size: int | None, indices: str | None, group_size: int = 1):
         if indices in kwargs:
             raise ValueError(f"indices={indices!r} names an argument that is given as well.")
         self.num_args, self.keywords, self.indices = len(args), list(kwargs), indices
@@ -82,7 +82,10 @@ class _Inputs:
             raise ValueError("batch_size and indices need an array among the arguments.")
         if batch_size is not None and not 1 <= batch_size <= self.num_rows:
             raise ValueError(f"batch_size is {batch_size}, not in 1 to {self.num_rows} (the rows).")
-        self.batch_size = batch_size
+        for what, number in (("rows", self.num_rows), ("batch_size", batch_size)):
+            if group_size < 1 or (number is not None and number % group_size):
+                raise ValueError(f"group_size is {group_size}, which does not divide {what}, {number}.")
+        self.batch_size, self.group_size = batch_size, group_size
         self._seed = np.asarray(jax.random.key_data(rng_key)).ravel().tolist()
         self._epoch, self._order = -1, np.empty(0, np.int32)
 
@@ -90,15 +93,19 @@ class _Inputs:
         """Row numbers of ``num_steps`` batches, each a function of the key and its step alone."""
         if self.batch_size is None:
             return None
-        rows = np.empty((num_steps, self.batch_size), np.int32)
+        groups, chosen = self.num_rows // self.group_size, self.batch_size // self.group_size
+        numbers = np.empty((num_steps, chosen), np.int32)
         for i in range(num_steps):
-            epoch, batch = divmod(step + i, self.num_rows // self.batch_size)
+            epoch, batch = divmod(step + i, groups // chosen)
             if epoch != self._epoch:
                 rng = np.random.default_rng([*self._seed, epoch])
-                self._order = rng.permutation(np.arange(self.num_rows, dtype=np.int32))
+                self._order = rng.permutation(np.arange(groups, dtype=np.int32))
                 self._epoch = epoch
-            rows[i] = self._order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        return rows
+            numbers[i] = self._order[batch * chosen : (batch + 1) * chosen]
+        if self.group_size == 1:
+            return numbers
+        rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=np.int32)
+        return rows.reshape(num_steps, self.batch_size)
 
     def call(self, arrays, rows) -> tuple[tuple, dict[str, Any]]:
         """Positional and keyword arguments of the rows ``rows``, or of all of them for ``None``."""
@@ -184,6 +191,7 @@ def fit(
     num_steps: int,
     *args,
     batch_size: int | None = None,
+    group_size: int = 1,
     indices: str | None = None,
     init_state: SVIState | None = None,
     init_params: dict[str, Any] | None = None,
@@ -212,6 +220,8 @@ def fit(
     :param num_steps: number of steps to take in this call.
     :param args: positional arguments of model and guide.
     :param batch_size: rows per step; all of them at every step if ``None``.
+    :param group_size: each so many consecutive rows stay together, in one batch and in their order: for the ``grouped``
+        conditional, whose data :meth:`npgp.Groups.arrange` puts in order.
     :param indices: keyword under which model and guide receive the row numbers of the batch, for
         models with parameters per row.
     :param init_state: state to continue from.
@@ -225,7 +235,7 @@ def fit(
         raise ValueError(f"num_steps is {num_steps}, not at least 1.")
     if steps_per_call is not None and steps_per_call < 1:
         raise ValueError(f"steps_per_call is {steps_per_call}, not at least 1.")
-    inputs = _Inputs(args, kwargs, rng_key, batch_size, indices)
+    inputs = _Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
     if not allow_nan:
         _refuse_nan(args, kwargs)
 
@@ -303,6 +313,7 @@ def evaluate(
     *args,
     num_draws: int = 100,
     batch_size: int | None = None,
+    group_size: int = 1,
     indices: str | None = None,
     **kwargs,
 ) -> tuple[float, float]:
@@ -317,12 +328,13 @@ def evaluate(
     :param args: positional arguments of model and guide.
     :param num_draws: number of evaluations, at least two.
     :param batch_size: rows per evaluation; all of them if ``None``.
+    :param group_size: as in :func:`fit`.
     :param indices: keyword under which model and guide receive the row numbers, as in :func:`fit`.
     :param kwargs: keyword arguments of model and guide.
     """
     if num_draws < 2:
         raise ValueError(f"num_draws is {num_draws}, not at least 2.")
-    inputs = _Inputs(args, kwargs, rng_key, batch_size, indices)
+    inputs = _Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
     if svi.constrain_fn is None:  # a restored state
         first_args, first_kwargs = inputs.first_call()
         svi.init(rng_key, *first_args, **first_kwargs)

@@ -7,7 +7,6 @@ are NumPyro distributions with closed-form KL divergences, so a guide samples fr
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -308,21 +307,19 @@ def gaussian_optimum(
     :param projection: of the training inputs.
     :param y: observations less the mean function, shape (..., N), one row per output.
     :param noise_variance: σ², a scalar or one for each row (N,).
-    :param covariances: ``"dense"`` or ``"prior"`` for each block.
-    :return: one distribution per block: ``S_i = B_i⁻¹`` where it is learned, and means that solve with
-        ``B = I + Ã Ãᵀ`` for all blocks stacked.
+    :param covariances: ``"dense"``, ``"diagonal"`` or ``"prior"`` for each block.
+    :return: one distribution per block: ``S_i = B_i⁻¹`` if it is dense, the inverse of B_i's diagonal if diagonal, and
+        means that solve with ``B = I + Ã Ãᵀ`` for all blocks stacked.
     """
     scaled = ScaledProjection.of(projection, noise_variance)
-    means = scaled.solve(y)
     q: list[BlockNormal] = []
-    for mean, A, kind in zip(means, scaled.A, covariances, strict=True):
+    for i, (mean, kind) in enumerate(zip(scaled.solve(y), covariances, strict=True)):
         if kind == "prior":
             q.append(MeanOnlyNormal(mean))
-        elif kind == "dense":
-            L = jnp.linalg.cholesky(linalg.matmul(A, A.T) + jnp.eye(A.shape[0], dtype=A.dtype))
-            q.append(DenseNormal(mean, linalg.inverse_factor(L)))
+        elif kind == "diagonal":
+            q.append(DiagonalNormal(mean, 1.0 / jnp.sqrt(scaled.diagonal(i))))
         else:
-            raise ValueError(f"covariance {kind!r} has no closed-form optimum; 'dense' and 'prior' have.")
+            q.append(DenseNormal(mean, linalg.inverse_factor(scaled.factor(i))))
     return tuple(q)
 
 
@@ -330,15 +327,17 @@ def gaussian_optimum(
 @dataclass(frozen=True)
 class ScaledProjection:
     """
-    ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked.
+    ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked, by blocks.
 
     :param A: Ã_i, (M_i, N), for each block.
-    :param cholesky: L_B, (ΣM_i, ΣM_i).
+    :param cholesky: the factor's blocks on the diagonal, (M_i, M_i).
+    :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.
     :param scale: σ, scalar or (N,).
     """
 
     A: tuple[jax.Array, ...]
-    cholesky: jax.Array
+    cholesky: tuple[jax.Array, ...]
+    cross: tuple[tuple[jax.Array, ...], ...]
     scale: jax.Array
 
     @classmethod
@@ -346,22 +345,41 @@ class ScaledProjection:
         """Scale a projection by the noise's standard deviation and factorise B."""
         scale = jnp.sqrt(jnp.asarray(noise_variance, projection.prior_variance.dtype))
         A = tuple(A / scale for A in projection.A)
-        stacked = jnp.concatenate(A) if A else jnp.zeros((0, projection.prior_variance.shape[0]))
-        B = linalg.matmul(stacked, stacked.T) + jnp.eye(stacked.shape[0], dtype=stacked.dtype)
-        return cls(A, jnp.linalg.cholesky(B), scale)
+        cholesky: list[jax.Array] = []
+        cross: list[tuple[jax.Array, ...]] = []
+        for i, A_i in enumerate(A):
+            column = [linalg.matmul(A_j, A_i.T) for A_j in A[:i]]
+            before, C = linalg.block_row(cholesky, cross, column, _one_plus_gram(A_i))
+            cholesky.append(linalg.cholesky(C, jitter=0.0)[0])
+            cross.append(before)
+        return cls(A, tuple(cholesky), tuple(cross), scale)
 
-    def half_solve(self, y: jax.Array) -> jax.Array:
-        """``L_B⁻¹ Ã y/σ`` for y of shape (..., N): (..., ΣM_i)."""
-        Ay = linalg.matmul(y / self.scale, jnp.concatenate(self.A).T)
-        half = linalg.solve_lower(self.cholesky, Ay.reshape(-1, Ay.shape[-1]).T)
-        return half.T.reshape(Ay.shape)
+    def factor(self, i: int) -> jax.Array:
+        """Cholesky factor of block i's own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i)."""
+        return linalg.cholesky(_one_plus_gram(self.A[i]), jitter=0.0)[0] if i else self.cholesky[0]
+
+    def diagonal(self, i: int) -> jax.Array:
+        """Diagonal of ``B_i``, (M_i,)."""
+        return 1.0 + jnp.sum(jnp.square(self.A[i]), axis=-1)
+
+    def _project(self, y: jax.Array) -> list[jax.Array]:
+        """``L_B⁻¹ Ã y/σ``, by blocks: (M_i, outputs) for y of shape (..., N)."""
+        columns = jnp.reshape(y / self.scale, (-1, y.shape[-1])).T
+        return list(linalg.block_solve(self.cholesky, self.cross, [linalg.matmul(A, columns) for A in self.A]))
+
+    def explained(self, y: jax.Array) -> jax.Array:
+        """``‖L_B⁻¹ Ã y/σ‖²`` for y of shape (..., N): (...)."""
+        parts = [jnp.sum(jnp.square(half), axis=0) for half in self._project(y)]
+        return jnp.reshape(sum(parts, jnp.zeros((), y.dtype)), y.shape[:-1])
 
     def solve(self, y: jax.Array) -> list[jax.Array]:
         """Optimal means ``B⁻¹ Ã y/σ``, split by block: each (..., M_i)."""
-        half = self.half_solve(y)
-        mean = linalg.solve_lower(self.cholesky, half.reshape(-1, half.shape[-1]).T, transpose=True)
-        ends = list(itertools.accumulate(A.shape[0] for A in self.A))
-        return jnp.split(mean.T.reshape(half.shape), ends[:-1], axis=-1)
+        means = linalg.block_solve_transposed(self.cholesky, self.cross, self._project(y))
+        return [jnp.reshape(mean.T, (*y.shape[:-1], mean.shape[0])) for mean in means]
+
+
+def _one_plus_gram(A: jax.Array) -> jax.Array:
+    return linalg.matmul(A, A.T) + jnp.eye(A.shape[0], dtype=A.dtype)
 
 
 __all__ = [

@@ -38,7 +38,8 @@ def kernel() -> npgp.RBF:
 
 def sparse_gp(structure: str = "svgp", name: str = "f", k=None, jitter: float | None = None) -> npgp.SparseGP:
     blocks, kinds = STRUCTURES[structure]
-    blocks = [jnp.asarray(block) for block in blocks]
+    # Copies: JAX remembers the conversion of an array object that a failed trace made, with the precision of then.
+    blocks = [jnp.asarray(block.copy()) for block in blocks]
     return npgp.SparseGP(name, kernel() if k is None else k, blocks, kinds, jitter=jitter)
 
 

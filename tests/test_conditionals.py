@@ -10,7 +10,9 @@ import oracles
 import pytest
 
 from npgp import conditionals, likelihoods
-from npgp.conditionals import is_certified, row_elbo
+from npgp.conditionals import groups_for, is_certified, row_elbo
+from npgp.groups import consecutive, median_split, single
+from npgp.residuals import GroupResidual, RowResidual
 
 
 def bimodal(f):
@@ -94,8 +96,7 @@ def test_tight_takes_the_best_site_precision(name):
     np.testing.assert_allclose(rows["tight"][nothing_left], rows["prior"][nothing_left], rtol=1e-10)
 
 
-# Not the bimodal one: the least value over variances is not stationary in λ, whose gradient is stopped all the same.
-@pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "bimodal"])
+@pytest.mark.parametrize("name", LIKELIHOODS)
 def test_gradients_are_those_of_the_value(name):
     # No gradient flows through the site precision where the value is stationary in it: true of the exact fixed
     # point alone, so that this also says how near to it a few iterations come.
@@ -150,7 +151,7 @@ def test_shared_scales_the_residual_at_its_price(float64):
     np.testing.assert_allclose(value, rows_of("probit")["prior"], rtol=1e-12)  # m = 1 is the prior
 
 
-@pytest.mark.parametrize("name", [name for name in LIKELIHOODS if name != "bimodal"])
+@pytest.mark.parametrize("name", LIKELIHOODS)
 def test_float32_values_and_gradients(name):
     # Everything finite where float32 is hardest: nothing left of the residual, or all but one draw of it.
     likelihood, (y, mean, variance, residual) = LIKELIHOODS[name], grid_of_rows(name)
@@ -171,7 +172,7 @@ def test_float32_values_and_gradients(name):
 
 def test_names_and_certificates():
     for name, likelihood in {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(1.0)}.items():
-        for conditional in ("prior", "tight", "shared"):
+        for conditional in ("prior", "tight", "grouped", "full", "shared"):
             assert is_certified(conditional, likelihood)
         assert is_certified("published", likelihood) == (name in (*LOG_CONCAVE, "gaussian"))
     conditionals.check("tight")
@@ -228,25 +229,41 @@ def evidence_of(name):
     )
 
 
+GROUPS = {"grouped": consecutive(ROWS, 3), "full": single(ROWS)}  # of 3 and 1
+
+
+def diagonal(D):
+    return jnp.diagonal(D, axis1=-2, axis2=-1)
+
+
+def residual_in_groups(D, groups):
+    """From the residual's whole covariance, (..., N, N)."""
+    return GroupResidual(D[..., groups.rows[:, :, None], groups.rows[:, None, :]], groups)
+
+
 def best_bounds(name):
     """For each conditional and setting, the best bound over a grid of q(ε) and of the conditional's parameter."""
     likelihood = LIKELIHOODS[name]
     roots, y, a = random_problems(name)
-    d, a = np.sum(roots**2, -1)[:, None], a[:, None]
+    D, a = np.einsum("bnr,bmr->bnm", roots, roots)[:, None], a[:, None]
+    left = D - a[..., :, None] * a[..., None, :]
     m, s = (axis.ravel() for axis in np.meshgrid(np.linspace(-2.5, 2.5, 13), [0.2, 0.5, 0.9]))
     # Mean, variance and residual of each row, and the KL divergence, for each problem and q(ε).
     settings = {
-        "no feature": (0 * d, 0 * d, d, 0.0),
-        "one feature": (m[:, None] * a, s[:, None] ** 2 * a**2, d - a**2, 0.5 * (s**2 + m**2 - 1 - np.log(s**2))),
-        "mean-only feature": (m[::3, None] * a, 0 * a, d, 0.5 * m[::3] ** 2),
+        "no feature": (0 * a, 0 * a, D, 0.0),
+        "one feature": (m[:, None] * a, s[:, None] ** 2 * a**2, left, 0.5 * (s**2 + m**2 - 1 - np.log(s**2))),
+        "mean-only feature": (m[::3, None] * a, 0 * a, D, 0.5 * m[::3] ** 2),
     }
-    chosen = {"prior": np.zeros(1), "tight": np.zeros(1), "shared": SHARES}
+    nothing = np.zeros(1)
+    chosen = {"prior": nothing, "tight": nothing, "grouped": nothing, "full": nothing, "shared": SHARES}
     if likelihood.certificate == "log-concave":
         chosen["published"] = SITES
 
     @jax.jit
     def everything(settings, y):
-        def best(conditional, parameters, mean, variance, residual, kl):
+        def best(conditional, parameters, mean, variance, D, kl):
+            residual = residual_in_groups(D, GROUPS[conditional]) if conditional in GROUPS else diagonal(D)
+
             def over_q(parameter):
                 rows = row_elbo(conditional, likelihood, y[:, None], mean, variance, residual, parameter)
                 return jnp.max(jnp.sum(rows, -1) - kl, axis=-1)
@@ -277,7 +294,8 @@ def test_certified_bounds_are_below_the_evidence(name):
     assert np.all(bounds["shared", "no feature"] >= bounds["prior", "no feature"] - 1e-9)
     if name in ("logit", "probit", "poisson", "laplace"):
         for setting in ("no feature", "one feature"):
-            assert mean_gap["prior", setting] > mean_gap["shared", setting] > mean_gap["tight", setting]
+            gaps = [mean_gap[c, setting] for c in ("prior", "shared", "tight", "grouped", "full")]
+            assert np.all(np.diff(gaps) < 0), gaps
             assert np.all(bounds["tight", setting] >= bounds["prior", setting] - 1e-9)
             # Each row its own precision, against the best common one.
             assert mean_gap["tight", setting] < mean_gap["published", setting] + 1e-3
@@ -343,38 +361,141 @@ def test_probit_bounds_order_in_the_mean(float64):
     rng = np.random.default_rng(0)
     problems, rows = 6, 14
     inputs = np.sort(rng.uniform(-3, 3, size=(problems, rows, 1)), axis=1)
-    A, d, y = [], [], []
+    A, D, y = [], [], []
     for X in inputs:
         kernel = functools.partial(oracles.stationary, "RBF", lengthscale=1.0, variance=4.0)
         joint = oracles.Joint.of(kernel, [np.array([[-1.5], [1.5]])], X)
         A.append(joint.A[0])
-        d.append(np.diag(joint.residual()))
+        D.append(joint.residual())
         f = np.linalg.cholesky(kernel(X, X) + 1e-8 * np.eye(rows)) @ rng.normal(size=rows)
         y.append(rng.normal(size=rows) < f)
-    A, d, y = np.array(A), np.array(d), np.array(y).astype(int)
+    A, D, y = np.array(A), np.array(D), np.array(y).astype(int)
     likelihood = LIKELIHOODS["probit"]
 
-    def elbo(theta, A, d, y, conditional):
+    def elbo(theta, A, D, y, conditional, size):
         m, L = theta[:2], jnp.array([[jnp.exp(theta[2]), 0.0], [theta[4], jnp.exp(theta[3])]])
         variance = jnp.sum(jnp.square(L.T @ A), 0)
         share = jax.nn.sigmoid(theta[5])
-        rows = row_elbo(conditional, likelihood, y, m @ A, variance, d, share)
-        return jnp.sum(rows) - 0.5 * (jnp.sum(L**2) + m @ m - 2) + theta[2] + theta[3]
+        residual = residual_in_groups(D, consecutive(rows, size)) if size else diagonal(D)
+        terms = row_elbo(conditional, likelihood, y, m @ A, variance, residual, share)
+        return jnp.sum(terms) - 0.5 * (jnp.sum(L**2) + m @ m - 2) + theta[2] + theta[3]
 
-    @functools.partial(jax.jit, static_argnums=0)
-    @functools.partial(jax.vmap, in_axes=(None, 0, 0, 0))
-    def best(conditional, A, d, y):
-        value_and_grad = jax.value_and_grad(elbo)
+    @functools.partial(jax.jit, static_argnums=(3, 4))
+    @functools.partial(jax.vmap, in_axes=(0, 0, 0, None, None))
+    def best(A, D, y, conditional, size):
+        slope = jax.grad(elbo)
 
         def step(state, _):
             theta, momentum, square = state
-            slope = value_and_grad(theta, A, d, y, conditional)[1]
-            momentum, square = 0.9 * momentum + 0.1 * slope, 0.99 * square + 0.01 * slope**2
+            g = slope(theta, A, D, y, conditional, size)
+            momentum, square = 0.9 * momentum + 0.1 * g, 0.99 * square + 0.01 * g**2
             return (theta + 0.03 * momentum / (jnp.sqrt(square) + 1e-6), momentum, square), None
 
         (theta, *_), _ = jax.lax.scan(step, (jnp.zeros(6), jnp.zeros(6), jnp.ones(6)), None, length=400)
-        return elbo(theta, A, d, y, conditional)
+        return elbo(theta, A, D, y, conditional, size)
 
-    prior, shared, tight = (np.asarray(best(c, A, d, y)) for c in ("prior", "shared", "tight"))
-    assert np.all(tight > prior) and np.all(shared > prior)
-    assert np.mean(shared - prior) > 0.5 and np.mean(tight - shared) > 0.2
+    cases = [("prior", 0), ("shared", 0), ("tight", 0), ("grouped", 3), ("grouped", 7), ("full", rows)]
+    bounds = [np.asarray(best(A, D, y, *case)) for case in cases]
+    assert np.all(bounds[2] > bounds[0]) and np.all(bounds[1] > bounds[0])
+    gains = np.diff(np.mean(bounds, axis=1))
+    assert gains[0] > 0.5 and np.all(gains[1:] > 0.1), gains
+
+
+# ---------------------------------------------------------------- groups
+
+
+@pytest.mark.parametrize("name", ["probit", "student", "bimodal", "gaussian"])
+def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
+    likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(0.3)}[name]
+    rng = np.random.default_rng(0)
+    N = 4
+    root = rng.normal(size=(N, 2))
+    y = rng.integers(0, 2, size=N) if name == "probit" else rng.normal(size=N)
+    mean, variance = rng.normal(size=N), rng.uniform(0.1, 1.0, size=N)
+    split = median_split(root.astype(np.float32), 3)
+
+    @jax.jit
+    def evaluate(y):
+        D = jnp.asarray(root @ root.T)
+        rows = functools.partial(row_elbo, likelihood=likelihood, y=y, mean=mean, variance=variance)
+        return {
+            "tight": rows("tight", residual=diagonal(D)),
+            "ones": rows("grouped", residual=residual_in_groups(D, consecutive(N, 1))),
+            "all": rows("grouped", residual=residual_in_groups(D, single(N))),
+            "full": rows("full", residual=residual_in_groups(D, single(N))),
+            "permuted": rows("grouped", residual=residual_in_groups(D, split)),
+            "pair": rows("grouped", residual=residual_in_groups(D, consecutive(N, 2))),
+        }
+
+    with jax.enable_x64(True):
+        found = jax.tree.map(np.asarray, evaluate(y))
+    # To the fixed point's accuracy, which the groups' own iterations improve.
+    np.testing.assert_allclose(found["ones"], found["tight"], atol=2e-3, rtol=1e-3)
+    total = {key: np.sum(rows) for key, rows in found.items()}
+    assert total["pair"] > total["tight"] + 1e-3
+    if name in ("gaussian", "probit"):
+        np.testing.assert_allclose(found["all"], found["full"], rtol=1e-10)
+    else:  # without its minorant or its least value, which one group of all rows needs not
+        assert total["full"] >= total["all"] - 1e-6
+    if name == "gaussian":
+        # The formula with determinants; a group's terms are shared among its rows.
+        np.testing.assert_allclose(found["ones"], found["tight"], rtol=1e-10)
+        for key, groups in (("pair", [[0, 1], [2, 3]]), ("full", [[0, 1, 2, 3]])):
+            expected = np.sum(-0.5 * (((y - mean) ** 2 + variance) / 0.3 + np.log(2 * np.pi * 0.3)))
+            for rows in groups:
+                expected -= 0.5 * np.linalg.slogdet(np.eye(len(rows)) + (root @ root.T)[np.ix_(rows, rows)] / 0.3)[1]
+            np.testing.assert_allclose(total[key], expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "student", "bimodal"])
+def test_rows_without_observations_leave_the_others_as_if_alone(name, float64):
+    likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(0.3)}[name]
+    rng = np.random.default_rng(1)
+    present = np.array([True, True, False, True, False, True])
+    root, mean, variance = rng.normal(size=(6, 3)), rng.normal(size=6), rng.uniform(0.1, 1.0, size=6)
+    y = np.array([0, 2, 7, 1, 50, 0])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def total(size, D, y, mean, variance, present):
+        residual = residual_in_groups(D, consecutive(len(mean), size))
+        rows = row_elbo("grouped", likelihood, y, mean, variance, residual, present=present)
+        return jnp.sum(jnp.where(present, rows, 0.0))
+
+    D, keep = root @ root.T, np.flatnonzero(present)
+    whole = total(3, D, y, mean, variance, present)
+    alone = total(2, D[np.ix_(keep, keep)], y[keep], mean[keep], variance[keep], np.ones(4, bool))
+    np.testing.assert_allclose(whole, alone, rtol=1e-9)
+
+
+def test_what_residuals_are_given_is_dense_algebra(x64):
+    rng = np.random.default_rng(2)
+    root = rng.normal(size=(7, 9))
+    D, precision = root @ root.T, np.array([0.0, 0.3, 1.0, 10.0, 0.0, 2.0, 1e3])
+    groups = median_split(rng.normal(size=(7, 2)).astype(x64), 3)
+    left, cost = jax.jit(lambda D, p: residual_in_groups(D, groups).given(p))(D.astype(x64), precision.astype(x64))
+    tolerance = {jnp.float32: 2e-4, jnp.float64: 1e-10}[x64]
+    for rows, mask in zip(groups.rows, groups.mask, strict=True):
+        rows = rows[mask]
+        inside, p = D[np.ix_(rows, rows)], precision[rows]
+        C = np.linalg.inv(np.linalg.inv(inside) + np.diag(p))
+        np.testing.assert_allclose(left[rows], np.diag(C), rtol=tolerance, atol=tolerance)
+        expected = 0.5 * np.linalg.slogdet(np.eye(len(rows)) + inside @ np.diag(p))[1]
+        np.testing.assert_allclose(np.sum(cost[rows]), expected, rtol=tolerance)
+    alone = RowResidual(diagonal(D)).given(precision)
+    np.testing.assert_allclose(alone[0], np.diag(D) / (1 + precision * np.diag(D)), rtol=1e-5)
+
+
+def test_groups_are_checked():
+    assert groups_for("tight", None, 6) is None
+    assert groups_for("full", None, 6).count == 1
+    assert groups_for("grouped", 2, 6).count == 3
+    for conditional, groups, words in [
+        ("grouped", None, "needs groups"),
+        ("grouped", 4, "divides the 6 rows"),
+        ("grouped", 0, "groups is 0"),
+        ("grouped", "all", "groups is 'all'"),
+        ("grouped", single(5), "5 rows, but there are 6"),
+        ("tight", single(6), "conditional is 'tight'; only 'grouped' has groups"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            groups_for(conditional, groups, 6)
