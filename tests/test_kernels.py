@@ -9,6 +9,7 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.gaussian_process import kernels as sklearn
 
 from npgp import kernels
 from npgp.kernels import (
@@ -136,6 +137,18 @@ def test_kernel_is_its_formula(name, dtype):
     np.testing.assert_allclose(diagonal, np.diag(formula(X, X)), rtol=TOLERANCE[dtype])
 
 
+def test_one_column_agrees_with_scikit_learn(float64):
+    X, Z = (A[:, :1] for A in some_inputs(0, float64))
+    pairs = [
+        (RationalQuadratic(0.7, alpha=0.4), sklearn.RationalQuadratic(0.7, 0.4)),
+        (Periodic(1.7, 0.6), sklearn.ExpSineSquared(0.6, 1.7)),
+        (Polynomial(3, 1.0, 0.5), sklearn.DotProduct(np.sqrt(0.5)) ** 3),
+    ]
+    ours = jax.jit(lambda X, Z: [ours(X, Z) for ours, _ in pairs])(X, Z)
+    for made, (_, theirs) in zip(ours, pairs, strict=True):
+        np.testing.assert_allclose(made, theirs(X, Z), rtol=1e-10)
+
+
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 10**6),
@@ -189,6 +202,24 @@ def _single(name):
     return jax.jit(lambda X, Z, lengthscale: STATIONARY[name](lengthscale)(X, Z))
 
 
+@pytest.mark.parametrize(
+    "make, formula",
+    [
+        (lambda: Periodic(1.0, 5e-3), lambda X, Z: oracles.periodic(X, Z, 1.0, float(np.float32(5e-3)), 1.0)),
+        (lambda: ArcCosine(0), lambda X, Z: oracles.arc_cosine(X, Z, 0, 1.0, 1.0, 1.0)),
+    ],
+    ids=["Periodic", "ArcCosine 0"],
+)
+def test_float32_is_accurate_for_near_points_on_circles_and_spheres(make, formula):
+    rng = np.random.default_rng(0)
+    X, Z = ((3.0 + 1e-3 * rng.uniform(size=(30, 2))).astype(np.float32) for _ in range(2))
+    Z[:10] = X[:10]
+    computed = jax.jit(make())(X, Z)
+    expected = formula(X.astype(float), Z.astype(float))
+    assert np.min(np.diag(expected)[:10]) > 1 - 1e-12 and np.max(expected - computed) < 2e-6
+    np.testing.assert_allclose(computed, expected, atol=2e-6)
+
+
 def test_float32_distances_within_clusters_that_are_far_apart():
     # A thousand lengthscales apart, where ‖x‖² + ‖z‖² − 2 x·z would have errors of about 0.1.
     rng = np.random.default_rng(1)
@@ -219,7 +250,7 @@ def test_float32_gradients_of_near_points_far_from_the_origin():
 # ---------------------------------------------------------------- derivatives
 
 #: −k''(0) at unit lengthscale and variance.
-CURVATURE = {"RBF": 1.0, "Matern52": 5 / 3, "Matern32": 3.0}
+CURVATURE = {"RBF": 1.0, "Matern52": 5 / 3, "Matern32": 3.0, "RationalQuadratic": 1.0}
 
 
 @jax.jit
@@ -274,12 +305,139 @@ def test_derivatives_elsewhere_by_finite_differences_of_the_formula(float64):
         np.testing.assert_allclose(mixed, difference(lambda t: slope(x, t), z, 1e-4), atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("name", ["Matern12", "product"])
-def test_gradients_are_finite_with_repeated_rows(x64, name):
-    X, _ = some_inputs(0, x64)
-    make = CASES[name][0]
-    for leaf in jax.jit(jax.grad(lambda X, v: jnp.sum(make(v)(X)), argnums=(0, 1)))(X, x64(0.8)):
-        assert np.all(np.isfinite(leaf)) and np.any(np.asarray(leaf))
+#: ∂²k/∂x∂x' at x = x' with v = 0.8: by formula, x of shape (3,).
+MIXED = {
+    "RationalQuadratic α": lambda x: 1.3 / 0.7**2 * np.eye(3),
+    "Periodic ARD": lambda x: np.diag((2 * np.pi / np.array([1.6, np.inf, 0.8]) / np.array([1.5, 1.0, 0.5])) ** 2),
+    "Cosine": lambda x: 1.3 * (2 * np.pi / 0.8) ** 2 / np.outer(ARD, ARD),
+    "Linear": lambda x: 0.8 * np.eye(3),
+    "Polynomial": lambda x: (
+        3 * 0.8 * (0.8 * x @ x + 0.5) ** 2 * np.eye(3) + 6 * 0.8**2 * (0.8 * x @ x + 0.5) * np.outer(x, x)
+    ),
+    "ArcCosine 1": lambda x: 1.3 * 0.7 * np.eye(3),
+    "ArcCosine 2 ARD": lambda x: _mixed_of_rectified_quadratic(x, 0.8 * np.array([0.5, 0.0, 1.5]), 1.3, 0.3),
+}
+
+
+def _mixed_of_rectified_quadratic(x, weights, variance, bias):
+    """4σ² E[(w·x)² w wᵀ] = 4σ² (‖x‖² I + 2 x xᵀ), for the weighted inputs."""
+    root, weighted = np.sqrt(weights), np.sqrt(weights) * x
+    return (
+        4
+        * variance
+        * ((weighted @ weighted + bias) * np.diag(weights) + 2 * np.outer(root * weighted, root * weighted))
+    )
+
+
+#: The stationary kernels have tests of their own above.
+PAIRED = (*MIXED, "ArcCosine 0", "product")
+
+
+def pair_derivatives(x, z, v):
+    """Of these cases at one pair: gradient in (x, z, v) and mixed second derivative in (x, z)."""
+    result = {}
+    for name in PAIRED:
+
+        def k(x, z, v, make=CASES[name][0]):
+            return make(v)(x[None], z[None])[0, 0]
+
+        def slopes(x, z, v, k=k):
+            all_three = jax.jacrev(k, argnums=(0, 1, 2))(x, z, v)
+            return all_three[0], all_three
+
+        mixed, first = jax.jacfwd(slopes, argnums=1, has_aux=True)(x, z, v)
+        result[name] = first, mixed
+    return result
+
+
+@functools.cache
+def derivatives_at_pairs(dtype):
+    """Pairs of equal inputs, of opposite ones, of any."""
+    x, z = np.array([0.3, -1.0, 0.6]), np.array([-0.5, 0.4, 1.1])
+    pairs = [(x, x), (0 * x, 0 * x), (0 * x, x), (x, -x), (30 * x, -30 * x), (x, z)]
+    xs, zs = (np.stack(side).astype(dtype) for side in zip(*pairs, strict=True))
+    with jax.enable_x64(dtype == np.float64):
+        made = jax.jit(jax.vmap(pair_derivatives, (0, 0, None)))(xs, zs, dtype(0.8))
+        return xs, zs, jax.tree.map(np.asarray, made)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", PAIRED)
+def test_derivatives_at_any_pair(name, dtype):
+    xs, zs, made = derivatives_at_pairs(dtype)
+    (dx, dz, dv), mixed = made[name]
+    for leaf in (dx, dz, dv, mixed):
+        assert np.all(np.isfinite(leaf)) and leaf.dtype == dtype
+    if name in MIXED:  # the first two are of equal inputs
+        for x, computed in zip(xs[:2].astype(float), mixed[:2], strict=True):
+            expected = MIXED[name](x)
+            np.testing.assert_allclose(computed, expected, rtol=1e-5, atol=1e-5 * (1 + np.max(np.abs(expected))))
+
+    # Finite differences of the formula, where it has derivatives.
+    def k(x, z, v):
+        return CASES[name][1](x[None], z[None], v)[0, 0]
+
+    pairs = [5] if name in CUSP else [0, 1, 2, 3, 4, 5] if name.startswith("ArcCosine") else [0, 1, 2, 3, 5]
+    for i in pairs:
+        x, z = xs[i].astype(float), zs[i].astype(float)
+        h = 1e-5 * np.eye(3)
+        scale = 1 + np.sqrt(k(x, x, 0.8) * k(z, z, 0.8)) + np.max(np.abs(dx[i]))
+        tolerance = (2e-5 if dtype == np.float32 else 1e-7) * scale
+        slopes_x = [(k(x + e, z, 0.8) - k(x - e, z, 0.8)) / 2e-5 for e in h]
+        slopes_z = [(k(x, z + e, 0.8) - k(x, z - e, 0.8)) / 2e-5 for e in h]
+        slope_v = (k(x, z, 0.8 + 1e-5) - k(x, z, 0.8 - 1e-5)) / 2e-5
+        np.testing.assert_allclose(dx[i], slopes_x, atol=tolerance, err_msg=f"pair {i}")
+        np.testing.assert_allclose(dz[i], slopes_z, atol=tolerance, err_msg=f"pair {i}")
+        np.testing.assert_allclose(dv[i], slope_v, atol=tolerance, err_msg=f"pair {i}")
+        if kernel_is_differentiable(name) and dtype == np.float64:
+            H = 1e-4 * np.eye(3)
+            second = [
+                [
+                    (k(x + a, z + b, 0.8) - k(x + a, z - b, 0.8) - k(x - a, z + b, 0.8) + k(x - a, z - b, 0.8)) / 4e-8
+                    for b in H
+                ]
+                for a in H
+            ]
+            # Kernels with a third derivative that jumps at equal inputs have an error linear in the step.
+            np.testing.assert_allclose(mixed[i], second, atol=2e-3 * (1 + np.max(np.abs(second))), err_msg=f"pair {i}")
+
+
+def kernel_is_differentiable(name):
+    return CASES[name][0](0.8).differentiable
+
+
+def test_which_sample_paths_are_differentiable():
+    rough = {name for name in CASES if not kernel_is_differentiable(name)}
+    assert rough == {"Matern12", "White", "ArcCosine 0", "sum"}
+    assert not (RBF() * Matern12()).differentiable
+    assert not (2.0 * Matern12()).differentiable
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradients_are_finite_with_repeated_rows(dtype):
+    X, _ = some_inputs(0, dtype)
+    X[4] = 0.0
+
+    @jax.jit
+    def gradients(X, v):
+        return {
+            name: jax.grad(lambda X, v, make=CASES[name][0]: jnp.sum(make(v)(X)), argnums=(0, 1))(X, v)
+            for name in (*CUSP, "Periodic ARD", "ArcCosine 1", "product")
+        }
+
+    with jax.enable_x64(dtype == np.float64):
+        made = jax.tree.map(np.asarray, gradients(X, dtype(0.8)))
+    X = X.astype(float)
+    for name, (dX, dv) in made.items():
+        assert np.all(np.isfinite(dX)) and np.all(np.isfinite(dv)), name
+        assert np.any(dX), name
+
+        def total(v, name=name):
+            return np.sum(CASES[name][1](X, X, v))
+
+        slope = (total(0.8 + 1e-5) - total(0.8 - 1e-5)) / 2e-5
+        rtol = {np.float32: 5e-3 if name in CUSP else 2e-4, np.float64: 1e-6}[dtype]
+        np.testing.assert_allclose(dv, slope, rtol=rtol, err_msg=name)
 
 
 def equations(jaxpr):
@@ -292,19 +450,29 @@ def equations(jaxpr):
                 yield from equations(inner)
 
 
-@pytest.mark.parametrize("name", [*STATIONARY, "Linear"])
+#: Kernels that take a hyperparameter for each column.
+BY_COLUMN = {
+    **STATIONARY,
+    "Periodic": lambda h: Periodic(h, h),
+    "Cosine": Cosine,
+    "Linear": Linear,
+    "Polynomial": lambda h: Polynomial(3, h),
+    "ArcCosine": lambda h: ArcCosine(1, 1.0, h),
+}
+
+
+@pytest.mark.parametrize("name", BY_COLUMN)
 def test_no_array_of_rows_times_rows_times_columns(x64, name):
     N, M, D = 40, 30, 16
-    kernel = {**STATIONARY, "Linear": Linear}[name]
 
     def loss(X, Z, hyperparameter):
-        return jnp.sum(jnp.square(kernel(hyperparameter)(X, Z)))
+        return jnp.sum(jnp.square(BY_COLUMN[name](hyperparameter)(X, Z)))
 
     for f in (loss, jax.grad(loss, argnums=(0, 1, 2))):
         program = jax.make_jaxpr(f)(jnp.ones((N, D), x64), jnp.ones((M, D), x64), jnp.ones(D, x64))
         made = [(variable.aval.size, str(e)) for e in equations(program.jaxpr) for variable in e.outvars]
         size, where = max(made)
-        assert size <= 2 * max(N * M, N * D), where
+        assert size <= 2 * max(N * M, 2 * N * D), where
         assert size >= N * M  # the matrix itself has been seen: inner programs are searched
         products = [e for e in equations(program.jaxpr) if e.primitive.name == "dot_general"]
         assert products
@@ -366,7 +534,11 @@ def test_gradients_with_respect_to_a_kernel_are_kernels():
 def test_numbers_take_the_dtype_of_the_inputs():
     with jax.enable_x64(True):
         X = np.ones((2, 3), np.float32)
-        for name in ("RBF", "Matern12", "Matern32", "Matern52", "Linear", "Constant", "White", "sum", "scaled"):
+        scalars = [
+            name for name in CASES if name not in ("ARD", "active", "Linear ARD", "Cosine") and "ARD" not in name
+        ]
+        assert len(scalars) > 12
+        for name in scalars:
             kernel = CASES[name][0](0.5)
             for made in jax.eval_shape(lambda X, k=kernel: (k(X), k(X, X), k.diag(X)), X):
                 assert made.dtype == np.float32, name
@@ -402,6 +574,16 @@ def test_a_kernel_is_scaled_from_either_side():
         (lambda: Constant(-0.1), "Constant variance is -0.1"),
         (lambda: White(0.0), "White variance is 0.0"),
         (lambda: -1.0 * RBF(), "kernel scale is -1.0"),
+        (lambda: RationalQuadratic(alpha=0.0), "RationalQuadratic alpha is 0.0"),
+        (lambda: RationalQuadratic(lengthscale=-1.0), "RationalQuadratic lengthscale is -1.0"),
+        (lambda: Periodic(period=0.0), "Periodic period is 0.0"),
+        (lambda: Periodic(1.0, -2.0), "Periodic lengthscale is -2.0"),
+        (lambda: Cosine(np.zeros(2)), "Cosine period is"),
+        (lambda: Polynomial(2, 0.0), "Polynomial variance is 0.0"),
+        (lambda: Polynomial(offset=-1.0), "Polynomial offset is -1.0"),
+        (lambda: ArcCosine(1, -1.0), "ArcCosine variance is -1.0"),
+        (lambda: ArcCosine(1, 1.0, np.array([1.0, 0.0])), "ArcCosine weight_variance is"),
+        (lambda: ArcCosine(bias_variance=0.0), "ArcCosine bias_variance is 0.0"),
     ],
 )
 def test_hyperparameters_that_make_no_covariance_are_refused(make, words):
@@ -410,7 +592,16 @@ def test_hyperparameters_that_make_no_covariance_are_refused(make, words):
     assert str(caught.value).endswith("it must be positive and finite.")
 
 
-@pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52, Linear])
+def test_orders_and_degrees_that_do_not_exist_are_refused():
+    for wrong in (3, -1, 0.5, None):
+        with pytest.raises(ValueError, match=f"ArcCosine order is {wrong}; it must be 0, 1 or 2"):
+            ArcCosine(wrong)
+    for wrong in (0, -1, 2.0, None):
+        with pytest.raises(ValueError, match=f"Polynomial degree is {wrong}; it must be a whole number"):
+            Polynomial(wrong)
+
+
+@pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52, Linear, RationalQuadratic, Periodic, Cosine])
 def test_inputs_that_do_not_fit_the_kernel_are_refused(kernel):
     X = np.ones((4, 3), np.float32)
     with pytest.raises(ValueError, match=rf"{kernel.__name__} \w+ has shape \(2,\) .* 3 input columns"):
@@ -422,7 +613,15 @@ def test_inputs_that_do_not_fit_the_kernel_are_refused(kernel):
             kernel(active_dims=wrong)
 
 
-@pytest.mark.parametrize("kernel", [RBF, Matern32, Linear])
+@pytest.mark.parametrize(
+    "make", [lambda v: Polynomial(2, v), lambda v: ArcCosine(1, 1.0, v), lambda v: Periodic(1.0, v)]
+)
+def test_other_hyperparameters_of_columns_are_checked(make):
+    with pytest.raises(ValueError, match=r"\w+ \w+ has shape \(2,\) .* 3 input columns"):
+        make(np.ones(2))(np.ones((4, 3), np.float32))
+
+
+@pytest.mark.parametrize("kernel", [RBF, Matern32, Linear, RationalQuadratic, Periodic, Cosine, Polynomial, ArcCosine])
 @pytest.mark.parametrize("columns", [(3, 1), (1, 3), (2, 3)])
 def test_inputs_of_different_width_are_refused(kernel, columns):
     # A single column would broadcast against the other inputs' centre.
