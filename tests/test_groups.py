@@ -94,7 +94,8 @@ def test_median_split_is_the_recursive_one(float64, size, digits):
     order = np.argsort(-np.std(X, axis=0))
     expected = split_by_recursion(X, list(range(51)), size, order)
     assert (len(np.unique(X, axis=0)) < 51) == (digits == 0)
-    assert members(made := median_split(X, size)) == expected
+    made = median_split(X, size)
+    assert members(made) == expected
     check_training_rows_find_their_group(made, X)
 
 
