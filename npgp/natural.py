@@ -66,8 +66,8 @@ def natural_gradient(
     taken at half the rate, and half again; if nothing helps q(ε) stays. Gradients that are not finite make the
     parameters NaN, for the training loop to see.
 
-    A step costs some matrix-vector products with the projections and one evaluation of the loss more than one of
-    Adam.
+    Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorisation per dense
+    block, and products of the projections with vectors. The loss must be −ELBO, not a multiple of it.
 
     :param rate: ρ in (0, 1], or a schedule: a function of the step's number, such as those of optax.
     :param others: optax or NumPyro optimiser of the other parameters: hyperparameters, inducing inputs, the guides of

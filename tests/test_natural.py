@@ -299,7 +299,9 @@ def test_hyperparameters_are_trained_beside_q(x64):
 
     args = jnp.asarray(X, x64), jnp.asarray(Y, x64)
     svi = make_svi(model, 0.5, npgp.adam(0.03))
-    result = npgp.fit(svi, jax.random.key(0), 120, *args, progress=False)
+    start = compiled(svi.init)(jax.random.key(0), *args)
+    result = npgp.fit(svi, jax.random.key(0), 120, *args, init_state=start, progress=False)
+    assert int(result.state.optim_state[0]) == 120
     assert result.losses[:5].mean() > result.losses[-20:].mean() + 5.0
     assert 0.4 < result.params["lengthscale"] < 1.5
     assert result.params["f.u.scale_tril"].dtype == x64
