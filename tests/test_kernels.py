@@ -330,13 +330,16 @@ def _mixed_of_rectified_quadratic(x, weights, variance, bias):
 
 
 #: The stationary kernels have tests of their own above.
-PAIRED = (*MIXED, "ArcCosine 0", "product")
+PAIRED = {
+    np.dtype(np.float64): (*MIXED, "ArcCosine 0", "product"),
+    np.dtype(np.float32): ("Periodic ARD", "Cosine", "Polynomial", "ArcCosine 0", "ArcCosine 1", "ArcCosine 2 ARD"),
+}
 
 
 def pair_derivatives(x, z, v):
     """Of these cases at one pair: gradient in (x, z, v) and mixed second derivative in (x, z)."""
     result = {}
-    for name in PAIRED:
+    for name in PAIRED[x.dtype]:
 
         def k(x, z, v, make=CASES[name][0]):
             return make(v)(x[None], z[None])[0, 0]
@@ -361,8 +364,7 @@ def derivatives_at_pairs(dtype):
         return xs, zs, jax.tree.map(np.asarray, made)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", PAIRED)
+@pytest.mark.parametrize("name, dtype", [(name, dtype.type) for dtype, names in PAIRED.items() for name in names])
 def test_derivatives_at_any_pair(name, dtype):
     xs, zs, made = derivatives_at_pairs(dtype)
     (dx, dz, dv), mixed = made[name]
@@ -422,7 +424,7 @@ def test_gradients_are_finite_with_repeated_rows(dtype):
     def gradients(X, v):
         return {
             name: jax.grad(lambda X, v, make=CASES[name][0]: jnp.sum(make(v)(X)), argnums=(0, 1))(X, v)
-            for name in (*CUSP, "Periodic ARD", "ArcCosine 1", "product")
+            for name in (*CUSP, "ArcCosine 1", "product")
         }
 
     with jax.enable_x64(dtype == np.float64):
