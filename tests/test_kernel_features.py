@@ -101,6 +101,15 @@ def test_inner_products_of_features_average_to_the_kernel(name):
         np.testing.assert_allclose(all_estimates[-1], exact, rtol=0, atol=1e-12 * np.max(exact))
 
 
+@pytest.mark.parametrize("kernel", [RBF(), RationalQuadratic(alpha=0.4), Matern12(), Matern32(), Matern52()], ids=repr)
+def test_stationary_kernels_are_mixtures_of_rbf_kernels(kernel, float64):
+    r2 = np.array([1e-2, 0.3, 1.0, 4.0, 20.0])
+    draws = np.exp(-0.5 * np.broadcast_to(kernel.spectral_scale(KEY(4), 40_000), 40_000)[:, None] ** 2 * r2)
+    error = np.std(draws, 0) / 200
+    assert np.max(error) < 2.5e-3
+    assert np.all(np.abs(np.mean(draws, 0) - kernel.correlation(r2)) <= 5 * error + 1e-12)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_so_do_their_derivatives_in_hyperparameters(name):
     exact, error, *all_estimates = estimated()[1][name]

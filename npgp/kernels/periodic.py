@@ -55,12 +55,10 @@ class Periodic(Kernel):
     def __call__(self, X, X2=None):
         check_columns(X, X2)
         X = select(X, self.active_dims)
-        origin = lax.stop_gradient(jnp.mean(X, axis=0))
-        places = _on_circles(self, X - origin)
-        places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - origin)
-        centre = lax.stop_gradient(jnp.mean(places, axis=0))
-        r2 = squared_distances(places - centre, None if places2 is None else places2 - centre)
-        return self.variance * jnp.exp(-0.5 * r2)
+        centre = lax.stop_gradient(jnp.mean(X, axis=0))
+        places = _on_circles(self, X - centre)
+        places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - centre)
+        return self.variance * jnp.exp(-0.5 * squared_distances(places, places2))
 
     def diag(self, X):
         return filled(self.variance, X, X.shape[0])
