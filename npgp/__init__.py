@@ -1,10 +1,13 @@
 """Sparse Gaussian processes as building blocks of NumPyro programs."""
 
-from npgp import datasets, kernels, likelihoods
-from npgp.collapsed import CollapsedGP, exact_log_evidence
+from npgp import datasets, inducing, kernels, likelihoods
+from npgp.collapsed import CollapsedGP, exact_log_evidence, upper_bound
 from npgp.component import Function, SparseGP, plate
+from npgp.conditionals import is_certified
+from npgp.corrections import exact_variance, local_correction
 from npgp.features import Points
 from npgp.gplvm import BayesianGPLVM, pca_start
+from npgp.groups import Groups, consecutive, kmeans_groups, median_split
 from npgp.guide import AutoSparseGP, posterior
 from npgp.kernels import (
     RBF,
@@ -22,6 +25,7 @@ from npgp.kernels import (
 )
 from npgp.latent import Latent
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from npgp.natural import natural_gradient
 from npgp.posteriors import Posterior
 from npgp.statements import observe, sample
 from npgp.training import NonFiniteLossError, adam, evaluate, fit
@@ -37,6 +41,7 @@ __all__ = [
     "Cosine",
     "Function",
     "Gaussian",
+    "Groups",
     "Latent",
     "Linear",
     "Matern12",
@@ -53,17 +58,26 @@ __all__ = [
     "StudentT",
     "White",
     "adam",
+    "consecutive",
     "datasets",
     "evaluate",
     "exact_log_evidence",
+    "exact_variance",
     "fit",
+    "inducing",
+    "is_certified",
     "kernels",
+    "kmeans_groups",
     "likelihoods",
+    "local_correction",
+    "median_split",
+    "natural_gradient",
     "observe",
     "pca_start",
     "plate",
     "posterior",
     "sample",
+    "upper_bound",
 ]
 
 __version__ = "0.1.0"

@@ -72,8 +72,8 @@ def upper_bound(
     """
     Titsias' (2014) upper bound on the log evidence for Gaussian noise, at O(NM²).
 
-    ``−½ log|2π(Q + σ²I)| − ½ yᵀ (Q + (σ² + c)I)⁻¹ y`` with Q what the inducing blocks explain of the covariance and c no
-    less than the largest eigenvalue of the residual's covariance.
+    ``−½ log|2π(Q + σ²I)| − ½ yᵀ (Q + (σ² + c)I)⁻¹ y`` with Q what the blocks explain of the covariance, and c no less
+    than the largest eigenvalue of the residual's covariance.
 
     :param projection: of the training inputs.
     :param y: observations less the mean function, shape (..., N).
@@ -138,9 +138,9 @@ class CollapsedGP(dist.Distribution):
         self.covariances = check_covariances(covariances, len(self.blocks), allowed=("dense", "diagonal", "prior"))
         rows = self.X.shape[0]
         if conditional == "grouped" and groups is None:
-            if linalg.is_traced(self.X):
+            if linalg.is_traced(X):
                 raise ValueError("X is traced, so no groups can be made of it: pass groups=npgp.median_split(X, size).")
-            groups = median_split(self.X, default_size(sum(block.size for block in self.blocks)))
+            groups = median_split(X, default_size(sum(block.size for block in self.blocks)))
         self.groups = conditionals.groups_for(conditional, groups, rows)
         for name, value in (("noise_variance", noise_variance), ("mean", mean)):
             if jnp.shape(value) not in ((), (rows,)):
@@ -204,8 +204,12 @@ def as_blocks(inducing: object) -> tuple[InducingBlock, ...]:
     if isinstance(inducing, (list, tuple)):
         if not inducing:
             raise ValueError("inducing is an empty list; it needs at least one block of inducing features.")
-        return tuple(as_block(block, f"inducing[{i}]") for i, block in enumerate(inducing))
-    return (as_block(inducing),)
+        blocks = tuple(as_block(block, f"inducing[{i}]") for i, block in enumerate(inducing))
+    else:
+        blocks = (as_block(inducing),)
+    if not any(block.size for block in blocks):
+        raise ValueError("inducing has no features; at least one block needs at least one.")
+    return blocks
 
 
 def check_covariances(

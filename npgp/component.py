@@ -49,6 +49,7 @@ __all__ = ["Function", "SparseGP", "plate"]
 Q = "npgp"
 FUNCTION = "npgp.function"
 OBSERVATION = "npgp.observation"
+WHITENED = "npgp.whitened"
 
 #: Type of the nameless message by which a component asks whether it runs inside the automatic guide.
 CONTEXT = "npgp.context"
@@ -115,6 +116,9 @@ class SparseGP:
         ODVGP, ``["dense", "dense"]`` SOLVE-GP.
     :param init_scale: initial standard deviation of q(ε), as a share of the prior's.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
+    :param whitened: whether the parameters are those of q(ε). If not, they are those of the inducing values less what
+        the blocks before explain of them, ``m_u = L m`` and ``S_u = L S Lᵀ``, which do not move with the kernel's
+        hyperparameters. Dense and mean-only blocks have the same family either way; a diagonal S_u is another one.
     :raises TypeError: for inducing inputs that are not floating.
     :raises ValueError: for inducing inputs of another shape, without rows or with NaN.
     """
@@ -125,6 +129,7 @@ class SparseGP:
     covariances: Sequence[str] | str | None = None
     init_scale: float = 1.0
     jitter: float | None = None
+    whitened: bool = True
 
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
@@ -174,30 +179,75 @@ class SparseGP:
         :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
         :raises KeyError: if the parameters of q(ε) are not among them.
         """
+        projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
-        for site, _, kind in self._layout():
+        for (site, _, kind), L in zip(self._layout(), projector.cholesky, strict=True):
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{_SCALE[kind]}"] if kind in _SCALE else [])
             missing = [name for name in names if name not in params]
             if missing:
                 raise KeyError(f"params has no {missing[0]!r}, which the approximate posterior of {self.name} needs.")
             arrays = [params[name] for name in names]
-            q.append(_without_row_dim(_block_normal(kind, arrays[0], arrays[1] if len(arrays) > 1 else None)))
-        return Posterior(factorize(self.kernel, self.inducing, self.jitter), tuple(q))
+            scale = arrays[1] if len(arrays) > 1 else None
+            q.append(_without_row_dim(_block_normal(kind, arrays[0], scale, None if self.whitened else L)))
+        return Posterior(projector, tuple(q))
+
+    def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
+        """
+        The parameters at which the guide's q(ε) is the one given: to start SVI from a collapsed optimum, say::
+
+            optimum = npgp.CollapsedGP(kernel, X, gp.inducing, noise_variance).condition(y)
+            npgp.fit(svi, key, 1000, X, y, init_params=gp.params(optimum.q))
+
+        :param q: the approximate posterior of each block (``Posterior.q``), of the same structure as this component's.
+        :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
+        :raises ValueError: for another structure.
+        """
+        params: dict[str, jax.Array] = {}
+        factors: Sequence[jax.Array | None] = [None] * len(self.inducing)
+        if not self.whitened:
+            factors = factorize(self.kernel, self.inducing, self.jitter).cholesky
+        kinds = [block.kind for block in q]
+        sizes = [block.event_shape[0] for block in q]
+        if kinds != list(self.covariances or ()) or sizes != [block.size for block in self.inducing]:
+            raise ValueError(
+                f"q has blocks {kinds} of sizes {sizes}, but {self.name} has {list(self.covariances or ())} of sizes "
+                f"{[block.size for block in self.inducing]}."
+            )
+        for (site, block, _), q_block, L in zip(self._layout(), q, factors, strict=True):
+            # Rows have a dimension of size 1 in the batch.
+            batch = (*q_block.batch_shape, 1) if q_block.batch_shape else ()
+            loc = jnp.reshape(q_block.loc, (*batch, block.size))
+            params[f"{prefix}{site}.loc"] = loc if L is None else linalg.matmul(L, loc[..., None])[..., 0]
+            if isinstance(q_block, DiagonalNormal):
+                if L is not None:
+                    raise ValueError(f"{self.name} has unwhitened diagonal blocks, which are another family than q's.")
+                params[f"{prefix}{site}.scale"] = jnp.reshape(q_block.scale, (*batch, block.size))
+            elif isinstance(q_block, DenseNormal):
+                tril = jnp.broadcast_to(q_block.scale_tril, (*q_block.batch_shape, block.size, block.size))
+                tril = jnp.reshape(tril, (*batch, block.size, block.size))
+                params[f"{prefix}{site}.scale_tril"] = tril if L is None else linalg.matmul(L, tril)
+        return params
 
     def _draw(self, guided: bool, shared: bool) -> Function:
         values, q, messages = [], [], []
-        for site, block, kind in self._layout():
-            q_block = _declare_block(site, block, kind, self.init_scale) if guided else None
+        own_cache = _Cache()
+        if guided and not self.whitened:
+            own_cache.projector = factorize(self.kernel, self.inducing, self.jitter)
+        for i, (site, block, kind) in enumerate(self._layout()):
+            L = own_cache.projector.cholesky[i] if own_cache.projector else None
+            q_block = _declare_block(site, block, kind, self.init_scale, L) if guided else None
             with (catch := Catch("sample")):
                 value = numpyro.sample(
-                    site, WhitenedPrior(block.size) if q_block is None else q_block, infer={Q: q_block}
+                    site,
+                    WhitenedPrior(block.size) if q_block is None else q_block,
+                    infer={Q: q_block, WHITENED: self.whitened},
                 )
             _check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block, kind))
             q.append(catch.message["infer"].get(Q))
         from_guide = messages[0]["infer"].get(FUNCTION)
-        cache = from_guide.cache if from_guide is not None else _Cache()
+        cache = from_guide.cache if from_guide is not None else own_cache
         function = Function(self, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorisation.
@@ -205,17 +255,28 @@ class SparseGP:
         return function
 
 
-def _block_normal(kind: str, loc: jax.Array, scale: jax.Array | None) -> BlockNormal:
+def _block_normal(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Array | None) -> BlockNormal:
+    """q(ε) of one block; parameters are unwhitened if its Cholesky factor L is given."""
+    if L is not None:
+        loc = _solve(L, loc[..., None])[..., 0]
+        if kind == "diagonal":
+            assert scale is not None
+            kind, scale = "dense", scale[..., None] * jnp.eye(scale.shape[-1], dtype=scale.dtype)
+        scale = None if scale is None else _solve(L, scale)
     if kind == "prior":
         return MeanOnlyNormal(loc)
     return DiagonalNormal(loc, scale) if kind == "diagonal" else DenseNormal(loc, scale)
+
+
+def _solve(L: jax.Array, B: jax.Array) -> jax.Array:
+    return linalg.solve_lower(jnp.broadcast_to(L, (*B.shape[:-2], *L.shape)), B)
 
 
 #: Name of the scale parameter of q(ε) for each covariance structure.
 _SCALE = {"dense": "scale_tril", "diagonal": "scale"}
 
 
-def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float) -> BlockNormal:
+def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array | None) -> BlockNormal:
     """q(ε) of one block, with its parameters declared; their batch is that of the enclosing plates."""
     dtype = jnp.result_type(float)
     catch = Catch("param")
@@ -227,11 +288,12 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
     with catch:
         loc = numpyro.param(f"{site}.loc", start)
     if kind == "prior":
-        return _block_normal(kind, loc, None)
-    scale, constraint = jnp.full(jnp.shape(loc), init_scale, dtype), constraints.softplus_positive
-    if kind == "dense":
-        scale, constraint = scale[..., None] * jnp.eye(block.size, dtype=dtype), square_tril
-    return _block_normal(kind, loc, numpyro.param(f"{site}.{_SCALE[kind]}", scale, constraint=constraint))
+        return _block_normal(kind, loc, None, L)
+    prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
+    constraint = square_tril if kind == "dense" else constraints.softplus_positive
+    prior = prior if kind == "dense" else jnp.diagonal(prior)
+    scale = init_scale * jnp.broadcast_to(prior, (*jnp.shape(loc)[:-1], *prior.shape))
+    return _block_normal(kind, loc, numpyro.param(f"{site}.{_SCALE[kind]}", scale, constraint=constraint), L)
 
 
 def _check_draw_context(site: str, msg: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Conditional = Literal["prior", "tight", "grouped", "full", "shared", "published"]
 
-#: Fixed-point iterations for the curvature rule, rows taken one by one; damped, so that each halves the error or better.
+#: Fixed-point iterations for the curvature rule, rows one by one; damped, so that each halves the error or better.
 CURVATURE_ITERATIONS = 6
 #: Further iterations in groups, each with a factorisation of every group.
 GROUP_ITERATIONS = 3
@@ -134,32 +134,53 @@ def row_elbo(
         cost = 0.5 * (parameter - 1.0 - jnp.log(parameter))
         return likelihood.expected_log_prob(y, mean, variance + parameter * residual.variance) - cost
 
-    def seen(precision):
-        """The precision of rows that have an observation; the others tell nothing about their group."""
-        if present is not None:
-            return jnp.where(present, precision, 0.0)
-        # Not to all outputs: what is the same for them is factorised once.
-        return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
-
     if conditional == "published":
         assert parameter is not None
-        return _site_elbo(likelihood.expected_log_prob, seen(parameter), y, mean, variance, residual)
+        precision = _seen(jnp.asarray(parameter), mean, present)
+        return _site_elbo(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+    precision = site_precision(conditional, likelihood, y, mean, variance, residual, present)
     if likelihood.certificate == "gaussian":
         # ½ λ ĉ cancels what ĉ adds to the expected square.
-        precision = seen(likelihood.precision)  # type: ignore[attr-defined]
         return likelihood.expected_log_prob(y, mean, variance) - residual.cost(precision)
+    if conditional == "full" or likelihood.certificate == "log-concave":
+        return _site_elbo(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+    if likelihood.certificate == "student-t":
+        minorant = functools.partial(_student_t_minorant, likelihood)
+        return _site_elbo(minorant, precision, y, mean, variance, residual)
+    return _least_site_elbo(likelihood.expected_log_prob, precision, y, mean, variance, residual)
 
-    expected = likelihood.expected_log_prob
-    minorised = likelihood.certificate == "student-t" and conditional != "full"
-    if minorised:
-        expected = functools.partial(_student_t_minorant, likelihood)
+
+def site_precision(
+    conditional: Conditional,
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None = None,
+) -> jax.Array:
+    """
+    λ_n of ``tight``, ``grouped`` and ``full``; parameters as for :func:`row_elbo`.
+
+    :return: shape (..., N), or (N,) where it is the same for all outputs.
+    """
+    if likelihood.certificate == "gaussian":
+        return _seen(likelihood.precision, mean, present)  # type: ignore[attr-defined]
+    if likelihood.certificate == "none" and conditional != "full":
+        return _seen(_precision_of_least(likelihood, y, mean, variance, residual.variance), mean, present)
+    if likelihood.certificate == "student-t" and conditional != "full":
         rule = functools.partial(_student_t_precision, likelihood, y, mean)
     else:
         rule = functools.partial(_coarse(likelihood).expected_curvature, y, mean)
-    if minorised or likelihood.certificate == "log-concave" or conditional == "full":
-        precision = seen(_fixed_point(lambda v: seen(rule(v)), variance, residual))
-        return _site_elbo(expected, precision, y, mean, variance, residual)
-    return _least_site_elbo(likelihood, seen, y, mean, variance, residual)
+    return _seen(_fixed_point(lambda v: _seen(rule(v), mean, present), variance, residual), mean, present)
+
+
+def _seen(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:
+    """The precision of rows that have an observation; the others tell nothing about their group."""
+    if present is not None:
+        return jnp.where(present, precision, 0.0)
+    # Not to all outputs: what is the same for them is factorised once.
+    return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
 
 
 def _site_elbo(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
@@ -167,21 +188,33 @@ def _site_elbo(expected_log_prob, precision, y, mean, variance, residual: Residu
     return expected_log_prob(y, mean, variance + left) + 0.5 * precision * left - cost
 
 
-def _least_site_elbo(likelihood, seen, y, mean, variance, residual: Residual) -> jax.Array:
+def _least_site_elbo(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
     """
     Where the likelihood promises nothing: the residual's variance given the data may be anything in [0, ĉ_n], and the
     row's term is its least value there, on a grid.
-
-    A row by itself takes the best of as many precisions, ``λ_n = (1/share − 1)/d_n``; rows in groups take the same.
-    No gradient is stopped: λ_n is a function of d_n, and which share is best does not change with its neighbourhood.
     """
-    d = residual.variance
-    shares = jnp.asarray((0.0, *CERTIFICATE_SHARES), d.dtype)
+    left, cost = residual.given(precision)
 
-    def expected(share):
-        return likelihood.expected_log_prob(y, mean, variance + share * d)
+    def term(share):
+        return expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left
 
-    values = lax.map(expected, shares)  # (S, ..., N)
+    return jnp.min(lax.map(term, _shares(left.dtype)), axis=0) - cost
+
+
+def _shares(dtype) -> jax.Array:
+    return jnp.asarray((0.0, *CERTIFICATE_SHARES), dtype)
+
+
+def _precision_of_least(likelihood, y, mean, variance, residual: jax.Array) -> jax.Array:
+    """
+    The precision, of as many as there are shares, at which a row by itself has the largest certified term.
+
+    ``λ_n = (1/share − 1)/d_n`` depends on d_n, with a gradient: the term is not stationary in λ_n. Which share is best
+    does not change in the neighbourhood.
+    """
+    variance, d, mean = lax.stop_gradient((variance, residual, mean))
+    shares = _shares(d.dtype)
+    values = lax.map(lambda share: likelihood.expected_log_prob(y, mean, variance + share * d), shares)  # (S, ..., N)
     wide = (-1,) + (1,) * (values.ndim - 1)
 
     def certified(i):
@@ -190,17 +223,8 @@ def _least_site_elbo(likelihood, seen, y, mean, variance, residual: Residual) ->
         inside = jnp.arange(len(shares)).reshape(wide) <= i
         return jnp.min(jnp.where(inside, terms, jnp.inf), axis=0) + 0.5 * jnp.log(shares[i])
 
-    bounds = lax.map(certified, jnp.arange(1, len(shares)))
-    if isinstance(residual, RowResidual):
-        return jnp.max(bounds, axis=0)
-    share = shares[1:][jnp.argmax(bounds, axis=0)]
-    precision = seen((1.0 / share - 1.0) / jnp.maximum(d, jnp.finfo(d.dtype).tiny))
-    left, cost = residual.given(precision)
-
-    def term(share):
-        return likelihood.expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left
-
-    return jnp.min(lax.map(term, shares), axis=0) - cost
+    best = jnp.argmax(lax.map(certified, jnp.arange(1, len(shares))), axis=0)
+    return (1.0 / shares[1:][best] - 1.0) / jnp.maximum(residual, jnp.finfo(d.dtype).tiny * 1e6)
 
 
 def _coarse(likelihood: Likelihood) -> Likelihood:

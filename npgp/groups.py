@@ -293,7 +293,8 @@ def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:
     # As JAX will hold them: float64 values rounded to float32 only later might change sides.
     if linalg.is_traced(X):
         raise TypeError("X is traced; groups are made outside jit, once, from concrete inputs.")
-    return np.asarray(linalg.inputs(X))
+    with jax.ensure_compile_time_eval():  # inside jit, where X may be concrete
+        return np.asarray(linalg.inputs(X))
 
 
 def _split_cells(X: NDArray[Any], cells: NDArray[Any], centres: NDArray[Any] | None, size: int) -> Groups:

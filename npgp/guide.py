@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoGuide, AutoNormal
 from numpyro.primitives import Messenger
 
 from npgp import linalg
-from npgp.component import CONTEXT, FUNCTION, is_gp_site, is_observation
+from npgp.component import CONTEXT, FUNCTION, WHITENED, is_gp_site, is_observation
 from npgp.posteriors import Posterior
 
 __all__ = ["AutoSparseGP", "posterior"]
@@ -79,6 +79,7 @@ class AutoSparseGP:
         self._is_factory = isinstance(guide, (type, partial))
         self.rest: Callable | None = guide(self.hidden_model) if self._is_factory else guide
         self._gp_sites: list[str] | None = None
+        self._unwhitened: list[str] = []
         self._other_sites: list[str] = []
 
     def _setup(self, *args, **kwargs) -> None:
@@ -86,6 +87,7 @@ class AutoSparseGP:
         with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
             self.model(*args, **kwargs)
         self._gp_sites = [name for name, site in sites.items() if is_gp_site(site)]
+        self._unwhitened = [name for name in self._gp_sites if not sites[name]["infer"].get(WHITENED, True)]
         self._other_sites = [
             name
             for name, site in sites.items()
@@ -138,6 +140,11 @@ class AutoSparseGP:
 
     def median(self, params) -> dict[str, jax.Array]:
         """Posterior medians: those of the rest guide, and the means of the whitened values."""
+        if self._unwhitened:
+            raise NotImplementedError(
+                f"median: the parameters of {self._unwhitened[0]} are unwhitened, so its median depends on the kernel; "
+                "use npgp.posterior(...).q."
+            )
         return {**self._of_rest("median", params), **{s: params[f"{s}.loc"] for s in self._blocks(params)}}
 
     def quantiles(self, params, quantiles) -> dict[str, jax.Array]:

@@ -158,12 +158,13 @@ def log_determinant(L: jax.Array) -> jax.Array:
     return 2.0 * jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
 
 
-def inputs(x: ArrayLike, name: str = "X") -> jax.Array:
+def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Array:
     """
     Check an input array: floating, shape (N, D), at least one row and one column, finite where that can be seen.
 
     :param x: inputs of shape (N, D); a vector (N,) is refused rather than guessed at.
     :param name: what the error calls the array.
+    :param allow_empty: accept arrays without rows.
     :raises TypeError: if the array is not floating.
     :raises ValueError: if its shape is wrong, it has no rows, or (when concrete) has NaN or infinities.
     """
@@ -173,7 +174,7 @@ def inputs(x: ArrayLike, name: str = "X") -> jax.Array:
     if np.ndim(x) != 2:
         hint = f"; a single input column is {name}[:, None]" if np.ndim(x) == 1 else ""
         raise ValueError(f"{name} has shape {np.shape(x)}; inputs are (rows, input dimensions){hint}.")
-    if 0 in np.shape(x):
+    if 0 in np.shape(x)[allow_empty:]:
         raise ValueError(f"{name} has shape {np.shape(x)}; it needs at least one row and one column.")
     require_finite(x, name)
     return jnp.asarray(x)

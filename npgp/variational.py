@@ -61,6 +61,8 @@ class BlockNormal(dist.Distribution):
 
     support = constraints.real_vector
     learned = True
+    #: How S is held, as :class:`~npgp.component.SparseGP` and others name it.
+    kind: str
 
     loc: jax.Array
 
@@ -116,6 +118,7 @@ class DenseNormal(BlockNormal):
     """
 
     pytree_data_fields = ("loc", "scale_tril")
+    kind = "dense"
 
     def __init__(self, loc, scale_tril, *, validate_args=None):
         batch = jax.lax.broadcast_shapes(jnp.shape(loc)[:-1], jnp.shape(scale_tril)[:-2])
@@ -142,7 +145,7 @@ class DenseNormal(BlockNormal):
     def factor_times(self, A):
         # One product for the whole batch: (… M, M) stacked as rows.
         LT = jnp.swapaxes(self.scale_tril, -1, -2)
-        product = linalg.matmul(LT.reshape(-1, LT.shape[-1]), A)
+        product = linalg.matmul(LT.reshape(math.prod(LT.shape[:-1]), LT.shape[-1]), A)
         return product.reshape(LT.shape[:-1] + A.shape[-1:])
 
 
@@ -155,6 +158,7 @@ class DiagonalNormal(BlockNormal):
     """
 
     pytree_data_fields = ("loc", "scale")
+    kind = "diagonal"
 
     def __init__(self, loc, scale, *, validate_args=None):
         shape = jax.lax.broadcast_shapes(jnp.shape(loc), jnp.shape(scale))
@@ -188,6 +192,7 @@ class MeanOnlyNormal(BlockNormal):
     """
 
     pytree_data_fields = ("loc",)
+    kind = "prior"
     learned = False
 
     def __init__(self, loc, *, validate_args=None):

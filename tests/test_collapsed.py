@@ -350,11 +350,11 @@ def test_posterior_with_inducing_points_at_all_inputs_is_exact(float64):
         return posterior.mean(new), posterior.covariance(new)
 
     mean, covariance = compute(predict, Y)
-    assert covariance.shape == (7, 7)  # the same for all outputs, which share kernel and noise
+    assert covariance.shape == (2, 7, 7)
     for i in range(2):
         exact = oracles.gp_posterior(FORMULA(X, X), FORMULA(new, X), FORMULA(new, new), Y[i], 0.1)
         np.testing.assert_allclose(mean[i], exact[0], atol=1e-7)
-        np.testing.assert_allclose(covariance, exact[1], atol=1e-7)
+        np.testing.assert_allclose(covariance[i], exact[1], atol=1e-7)
 
 
 def test_draws_are_from_the_model(x64):
@@ -415,7 +415,9 @@ def test_what_cannot_be_a_model_is_refused():
     refused("X has dtype int", X.astype(int), Z, 0.1, error=TypeError)
     refused("X has NaN", X * np.nan, Z, 0.1)
     refused(r"inducing has shape \(3,\)", X, Z[:, 0], 0.1)
-    refused(r"inducing\[1\] has shape \(0, 1\)", X, [Z, Z[:0]], 0.1)
+    refused("inducing has no features", X, [Z[:0], Z[:0]], 0.1)
+    refused("must be npgp Groups", X, Z, 0.1, conditional="grouped", groups="neighbours")
+    refused("partition of 8 rows, but there are 9", X, Z, 0.1, conditional="grouped", groups=single(8))
     refused("empty list", X, [], 0.1)
     for noise in (0.0, -0.1, np.nan, np.array([0.1] * 8 + [-0.1], np.float32)):
         refused("noise_variance is .* must be positive", X, Z, noise)

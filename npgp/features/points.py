@@ -19,17 +19,17 @@ class Points:
     """
     The values of f at inducing inputs.
 
-    :param inputs: Z, shape (M, D); numbers, a ``numpyro.param`` or a sampled value.
+    :param inputs: Z, shape (M, D); numbers, a ``numpyro.param`` or a sampled value. M may be 0 beside other blocks.
     :param name: what error messages call them.
     :raises TypeError: for inputs that are not floating.
-    :raises ValueError: for inputs of another shape, without rows or with NaN.
+    :raises ValueError: for inputs of another shape, or with NaN.
     """
 
     inputs: jax.Array
     name: str = field(default="inducing", metadata={"static": True})
 
     def __post_init__(self):
-        object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name))
+        object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name, allow_empty=True))
 
     @property
     def size(self) -> int:
@@ -38,8 +38,11 @@ class Points:
 
     def gram(self, kernel: Kernel) -> jax.Array:
         """``k(Z, Z)``, (M, M)."""
-        return kernel(self.inputs)
+        return kernel(self.inputs) if self.size else jnp.zeros((0, 0), self.inputs.dtype)
 
     def cross(self, kernel: Kernel, X: ArrayLike) -> jax.Array:
         """``k(Z, X)``, (M, N)."""
-        return kernel(self.inputs, jnp.asarray(X))
+        X = jnp.asarray(X)
+        if not (self.size and X.shape[0]):
+            return jnp.zeros((self.size, X.shape[0]), jnp.result_type(self.inputs, X))
+        return kernel(self.inputs, X)
