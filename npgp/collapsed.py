@@ -16,7 +16,7 @@ from numpyro.util import is_prng_key
 from npgp import conditionals, linalg
 from npgp.features import InducingBlock, as_block
 from npgp.groups import Groups, default_size, median_split
-from npgp.kernels import Kernel
+from npgp.kernels import Kernel, as_kernel
 from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector, factorize
 from npgp.residuals import Residual, residual_of
@@ -132,7 +132,7 @@ class CollapsedGP(dist.Distribution):
     ):
         conditionals.check(conditional)
         linalg.require_positive(noise_variance, "noise_variance")
-        self.kernel = kernel
+        self.kernel = as_kernel(kernel)
         self.X = linalg.inputs(X)
         self.blocks = as_blocks(inducing)
         self.covariances = check_covariances(covariances, len(self.blocks), allowed=("dense", "diagonal", "prior"))
@@ -234,6 +234,6 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_varianc
     :param y: observations less the mean function, (..., N).
     :param noise_variance: σ², a scalar or (N,).
     """
-    X = linalg.inputs(X)
+    X, kernel = linalg.inputs(X), as_kernel(kernel)
     K = kernel(X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
     return dist.MultivariateNormal(jnp.zeros(X.shape[0], X.dtype), scale_tril=jnp.linalg.cholesky(K)).log_prob(y)

@@ -27,7 +27,7 @@ from npgp import linalg
 from npgp.collapsed import as_blocks, check_covariances
 from npgp.features import InducingBlock
 from npgp.groups import Groups
-from npgp.kernels import Kernel
+from npgp.kernels import Kernel, as_kernel
 from npgp.latent import Latent, Moments
 from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector, factorize
@@ -108,7 +108,8 @@ class SparseGP:
     all share kernel and inducing features.
 
     :param name: prefix of the sites and parameters; unique in the model.
-    :param kernel: the kernel; its hyperparameters are numbers, ``numpyro.param`` or ``numpyro.sample`` values.
+    :param kernel: the kernel, npgp's or tinygp's; its hyperparameters are numbers, ``numpyro.param`` or
+        ``numpyro.sample`` values.
     :param inducing: Z of shape (M, D), a block of features, or a list of these: the blocks of the orthogonal
         decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value.
     :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"prior"`` (the block moves the mean
@@ -134,8 +135,7 @@ class SparseGP:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name is {self.name!r}; it must be a non-empty string.")
-        if not isinstance(self.kernel, Kernel):
-            raise TypeError(f"kernel is a {type(self.kernel).__name__}; it must be an npgp kernel such as npgp.RBF().")
+        object.__setattr__(self, "kernel", as_kernel(self.kernel))
         blocks = as_blocks(self.inducing)
         object.__setattr__(self, "inducing", blocks)
         kinds = check_covariances(self.covariances, len(blocks), allowed=("dense", "diagonal", "prior"))

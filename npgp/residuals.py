@@ -111,21 +111,46 @@ class GroupResidual:
         felt = self.groups.mask & (precision > 0.0)
         return jnp.where(felt, jnp.sqrt(jnp.where(felt, precision, 1.0)), 0.0)
 
-    def factor(self, root: jax.Array) -> jax.Array:
-        """Cholesky factor of ``I + Λ^½ D Λ^½`` for each group, (..., G, g, g)."""
+    def _scaled(self, root: jax.Array) -> jax.Array:
+        """``I + Λ^½ D Λ^½`` for each group, (..., G, g, g)."""
         scaled = root[..., :, None] * self.covariance * root[..., None, :]
-        # The identity is what makes it positive definite: jitter only where rounding of D outweighs that.
-        return linalg.cholesky(scaled + jnp.eye(scaled.shape[-1], dtype=scaled.dtype), jitter=0.0)[0]
+        return scaled + jnp.eye(scaled.shape[-1], dtype=scaled.dtype)
 
-    def _cost(self, factor: jax.Array) -> jax.Array:
-        return self.groups.scatter(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)))
+    def factor(self, root: jax.Array) -> jax.Array:
+        """Its Cholesky factor."""
+        return _cholesky(self._scaled(root))
 
     def cost(self, precision):
-        return self._cost(self.factor(self.roots(precision)))
+        root = self.roots(precision)
+        # In equal parts for the rows that have a precision; the others may be masked.
+        felt = (root > 0.0).astype(root.dtype)
+        part = felt / jnp.maximum(jnp.sum(felt, axis=-1, keepdims=True), 1.0)
+        return self.groups.scatter(_half_log_det(self._scaled(root))[..., None] * part)
 
     def given(self, precision):
         root = self.roots(precision)
-        factor = self.factor(root)
-        half = linalg.solve_lower(factor, root[..., :, None] * self.covariance)
+        half = linalg.solve_lower(self.factor(root), root[..., :, None] * self.covariance)
         left = self._variance - jnp.sum(jnp.square(half), axis=-2)
-        return self.groups.scatter(jnp.maximum(left, 0.0)), self._cost(factor)
+        return self.groups.scatter(jnp.maximum(left, 0.0)), self.cost(precision)
+
+
+def _cholesky(B: jax.Array) -> jax.Array:
+    # The identity in B is what makes it positive definite: jitter only where rounding of D outweighs that.
+    return linalg.cholesky(B, jitter=0.0)[0]
+
+
+@jax.custom_jvp
+def _half_log_det(B: jax.Array) -> jax.Array:
+    """``½ log|B|`` of positive definite matrices (..., g, g)."""
+    return jnp.sum(jnp.log(jnp.diagonal(_cholesky(B), axis1=-2, axis2=-1)), axis=-1)
+
+
+@_half_log_det.defjvp
+def _(primals, tangents):
+    # ½ tr(B⁻¹ dB): one inverse, where differentiating the factor takes several solves.
+    (B,), (dB,) = primals, tangents
+    L = _cholesky(B)
+    inverse_factor = linalg.solve_lower(L, jnp.broadcast_to(jnp.eye(B.shape[-1], dtype=B.dtype), B.shape))
+    inverse = linalg.matmul(jnp.swapaxes(inverse_factor, -1, -2), inverse_factor)
+    value = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
+    return value, 0.5 * jnp.sum(inverse * dB, axis=(-2, -1))
