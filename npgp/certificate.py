@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from npgp import linalg
 from npgp.collapsed import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
-from npgp.conditionals import Conditional, groups_for
+from npgp.conditionals import Conditional, collapsed_penalty, groups_for
 from npgp.features import InducingBlock, Points
 from npgp.groups import Groups, default_size, median_split, single
 from npgp.inducing import greedy_variance
@@ -257,16 +257,21 @@ def evidence_bounds(
         partitions["grouped"] = groups
     if whole:
         partitions["full"] = single(X.shape[0])
-    bounds = {}
+    penalties = {}
     for conditional, partition in partitions.items():
         residual = residual_of(projector, X, projection, learned, partition)
-        bounds[conditional] = collapsed_bound(projection, residual, y, noise_variance, covariances, conditional)
-    upper, exact = upper_bound(projection, y, noise_variance), None
+        penalties[conditional] = collapsed_penalty(conditional, residual, noise_variance)
+    rows = residual_of(projector, X, projection, learned, None)
+    tight = collapsed_bound(projection, rows, y, noise_variance, covariances, "tight")
+    bounds = {name: tight + (penalties["tight"] - penalty) for name, penalty in penalties.items()}
+
+    norm, exact = jnp.sum(projection.residual_variance()), None
     if whole:
         largest = jnp.linalg.eigvalsh(projector.residual_covariance(X, projection.A))[-1]
-        upper = jnp.minimum(upper, upper_bound(projection, y, noise_variance, jnp.maximum(largest, 0.0)))
+        norm = jnp.clip(largest, 0.0, norm)  # no more than the trace but for rounding
         exact = exact_log_evidence(kernel, X, y, noise_variance)
-    ratio = projection.residual_variance(learned) / noise_variance
+    upper = upper_bound(projection, y, noise_variance, norm)  # which increases with the norm
+    ratio = rows.variance / noise_variance
     # Covariances are right to ε k, which in a direction of variance σ² is ε k/σ²; and the fit loses digits to y²/σ².
     scale = (projection.prior_variance + jnp.square(y)) / noise_variance
     rounding = jnp.finfo(X.dtype).eps * jnp.sum(1.0 + scale)
