@@ -27,7 +27,7 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,8 +59,7 @@ class ProblemError(Exception):
     """What is wrong with a problem's file, in a sentence."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A GP with its data and blocks of inducing inputs, checked; in float64."""
 
     X: jax.Array
