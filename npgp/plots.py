@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from npgp.posteriors import Decomposition
+
 # Distinguishable for colour-blind readers (Okabe & Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 
@@ -180,4 +182,43 @@ def plot_fit(
         ax.set_ylabel("y")
     axes[-1, 0].set_xlabel("x")
     axes[0, 0].legend(frameon=False, fontsize=8, ncols=2)
+    return figure
+
+
+def plot_decomposition(
+    X: ArrayLike, decomposition: Decomposition, data: tuple[ArrayLike, ArrayLike] | None = None
+) -> Figure:
+    """
+    The parts of a posterior of f on one input and their total, a panel for each: mean and two standard deviations.
+
+    :param X: the inputs of the decomposition, (N, 1) or (N,).
+    :param decomposition: from :meth:`npgp.Posterior.decompose`, of one output.
+    :param data: inputs and targets, drawn with the total.
+    :raises ValueError: for more than one input column, or more than one output.
+    """
+    x, mean, variance = np.asarray(X), np.asarray(decomposition.mean), np.asarray(decomposition.variance)
+    if x.ndim == 2 and x.shape[1] == 1:
+        x = x[:, 0]
+    if x.ndim != 1:
+        raise ValueError(f"X has shape {x.shape}; parts can be drawn for one input column, (N, 1).")
+    if mean.shape != (len(decomposition.names), len(x)):
+        raise ValueError(
+            f"decomposition.mean has shape {mean.shape}; parts of one output at the {len(x)} rows of X can be drawn, "
+            f"({len(decomposition.names)}, {len(x)})."
+        )
+    panels = [*zip(decomposition.names, mean, variance, strict=True), ("total", mean.sum(0), variance.sum(0))]
+    figure, axes = _subplots(1, len(panels), figsize=(2.7 * len(panels), 2.9), sharex=True, sharey=True)
+    order = np.argsort(x)
+    for i, (ax, (name, part, spread)) in enumerate(zip(axes, panels, strict=True)):
+        total = i == len(panels) - 1
+        colour = "k" if total else COLOURS[i % len(COLOURS)]
+        if total and data is not None:
+            ax.scatter(*map(np.ravel, data), s=6, color="0.6", label="data")
+        centre, scale = part[order], np.sqrt(spread[order])
+        ax.plot(x[order], centre, color=colour, label="mean ± 2 standard deviations")
+        ax.fill_between(x[order], centre - 2 * scale, centre + 2 * scale, color=colour, alpha=0.2, lw=0)
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("x")
+    axes[0].set_ylabel("f")
+    axes[-1].legend(frameon=False, fontsize=8)
     return figure

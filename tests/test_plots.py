@@ -7,6 +7,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from npgp import plots
+from npgp.posteriors import Decomposition
 
 RNG = np.random.default_rng(0)
 
@@ -107,6 +108,35 @@ def test_fit_has_a_panel_per_fit(exact):
         np.testing.assert_allclose(lines["inducing inputs"].get_xdata(), np.ravel(inducing))
         assert ("exact GP" in lines) == (exact is not None)
     assert {"data", "inducing inputs"} <= set(legend(axes[0]))
+
+
+@pytest.mark.parametrize("data", [None, (np.zeros((5, 1)), np.ones(5))], ids=["alone", "with data"])
+def test_decomposition_has_a_panel_per_part_and_the_total(data):
+    x, names = RNG.permutation(np.linspace(-2, 2, 11)), ("principal", "orthogonal", "residual")
+    parts = Decomposition(names, RNG.normal(size=(3, 11)), RNG.uniform(size=(3, 11)))
+    figure = plots.plot_decomposition(x[:, None], parts, data)
+    figure.canvas.draw()
+    axes, order = figure.axes, np.argsort(x)
+    assert [ax.get_title() for ax in axes] == [*names, "total"]
+    assert all(ax.get_xlabel() == "x" for ax in axes) and axes[0].get_ylabel() == "f"
+    panels = [*zip(parts.mean, parts.variance, strict=True), (parts.mean.sum(0), parts.variance.sum(0))]
+    for ax, (mean, variance) in zip(axes, panels, strict=True):
+        np.testing.assert_allclose(ax.lines[0].get_data(), [x[order], mean[order]])
+        (band,) = ax.collections[-1].get_paths()
+        for sign in (-2, 2):
+            edge = np.stack([x, mean + sign * np.sqrt(variance)], -1)
+            distance = np.abs(edge[:, None] - band.vertices).sum(-1).min(1)
+            np.testing.assert_allclose(distance, 0, atol=1e-12)
+    assert ("data" in legend(axes[-1])) == (data is not None)
+    assert len(axes[-1].collections) == 1 + (data is not None)
+
+
+def test_decomposition_of_what_cannot_be_drawn_is_refused():
+    parts = Decomposition(("principal", "residual"), np.zeros((2, 3, 4)), np.zeros((2, 3, 4)))
+    with pytest.raises(ValueError, match=r"X has shape \(4, 2\)"):
+        plots.plot_decomposition(np.zeros((4, 2)), parts)
+    with pytest.raises(ValueError, match=r"decomposition.mean has shape \(2, 3, 4\)"):
+        plots.plot_decomposition(np.zeros(4), parts)
 
 
 def test_missing_matplotlib_says_how_to_get_it(monkeypatch):

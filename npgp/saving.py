@@ -1,0 +1,245 @@
+"""
+Saving and loading of posteriors, kernels and everything else that is made of arrays and dataclasses.
+
+A file is a NumPy ``.npz`` archive: the arrays, and under ``npgp`` a description in JSON of what they are part of. There
+is no pickle in it, and nothing in a file can run code: only classes of this package, or those that the caller of
+:func:`load` names, are rebuilt, without calling them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import uuid
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import Distribution
+
+from npgp import linalg
+
+__all__ = ["load", "save"]
+
+#: Raised when files change in a way that older versions of this module would misread.
+VERSION = 1
+_PACKAGE = __name__.partition(".")[0]
+_DESCRIPTION = _PACKAGE
+
+
+def save(path: str | os.PathLike, obj: Any) -> None:
+    """
+    Save an object to one ``.npz`` file, which :func:`load` reads. The file appears when it is complete, or not at all.
+
+    What can be saved: dataclasses such as posteriors, sample paths, kernels, inducing blocks and likelihoods; NumPyro
+    distributions; arrays and random keys; numbers, strings, ``None``; and tuples, lists and dictionaries of these.
+
+    :param path: of the file; used as it is, without adding a suffix.
+    :param obj: the object.
+    :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    content = _describe(obj, type(obj).__name__.lower(), arrays)
+    text = json.dumps({"format": _PACKAGE, "version": VERSION, "content": content})
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            np.savez(file, allow_pickle=False, **{_DESCRIPTION: np.frombuffer(text.encode(), np.uint8)}, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike, classes: Sequence[type] = ()) -> Any:
+    """
+    Load what :func:`save` wrote: the same object, with arrays of the same dtypes and bits.
+
+    Objects are rebuilt without the checks of their constructors, as JAX does with pytrees. JAX arrays come back on the
+    default device.
+
+    :param path: of the file.
+    :param classes: classes of your own, from outside this package, that may be rebuilt; found by their names.
+    :raises ValueError: for a file that is damaged, not written by :func:`save` or written by a later version; for a
+        class that is unknown; and for 64-bit JAX arrays where JAX has 64-bit numbers switched off, since their
+        digits would be lost in silence.
+    """
+    try:
+        with open(path, "rb") as file:
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile("not a zip archive")
+            file.seek(0)
+            arrays = dict(np.load(file, allow_pickle=False))  # reads everything, and zipfile compares checksums
+        header = json.loads(arrays.pop(_DESCRIPTION).tobytes())
+        if header["format"] != _PACKAGE:
+            raise ValueError("another program's file")
+        version = header["version"]
+    except (zipfile.BadZipFile, AttributeError, EOFError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{os.fspath(path)!r} is damaged, or no file that npgp.save wrote.") from error
+    if version != VERSION:
+        raise ValueError(
+            f"{os.fspath(path)!r} has version {version!r} of the file format; this npgp reads version {VERSION}."
+        )
+    return _Builder(os.fspath(path), arrays, {cls.__qualname__: cls for cls in classes}).build(header["content"])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# From objects to JSON
+
+
+def _describe(obj: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
+    """
+    JSON for an object: numbers, strings, ``None`` as they are; everything else as ``{kind: …}``.
+
+    :param where: what error messages call the object.
+    :param arrays: filled with the arrays in it.
+    """
+    if obj is None or type(obj) in (bool, int, float, str):
+        return obj
+    if type(obj) in (tuple, list):
+        return {type(obj).__name__: [_describe(item, f"{where}[{i}]", arrays) for i, item in enumerate(obj)]}
+    if type(obj) is dict:
+        for key in obj:
+            if type(key) is not str:
+                raise TypeError(f"{where} has the key {key!r}; dictionaries can be saved if their keys are strings.")
+        return {"dict": {key: _describe(item, f"{where}[{key!r}]", arrays) for key, item in obj.items()}}
+    if linalg.is_traced(obj):
+        raise TypeError(f"{where} is traced by JAX and has no values yet: save outside jit, vmap and grad.")
+    if isinstance(obj, jax.Array):
+        if jnp.issubdtype(obj.dtype, jax.dtypes.prng_key):
+            name = _store(np.asarray(jax.random.key_data(obj)), where, arrays)
+            return {"key": name, "impl": str(jax.random.key_impl(obj))}
+        # A weak type lets an array of another precision keep its own. JAX can make scalars of that kind again.
+        weak = {"weak": True} if obj.weak_type and obj.ndim == 0 else {}
+        return {"jax": _store(np.asarray(obj), where, arrays), **weak}
+    if isinstance(obj, np.generic):
+        return {"scalar": _store(np.asarray(obj), where, arrays)}
+    if type(obj) is np.ndarray:
+        return {"numpy": _store(obj, where, arrays)}
+    fields = _fields(obj)
+    if fields is None:
+        kind = f"a {type(obj).__name__}"
+        if isinstance(obj, type) or inspect.isroutine(obj):
+            kind = f"the {'class' if isinstance(obj, type) else 'function'} {obj.__qualname__}"
+        raise TypeError(
+            f"{where} is {kind}, which cannot be saved; arrays, numbers, strings, dataclasses, and tuples, lists and "
+            "dictionaries of these can."
+        )
+    cls = type(obj)
+    described = {name: _describe(value, f"{where}.{name}", arrays) for name, value in fields.items()}
+    return {"class": f"{cls.__module__}:{cls.__qualname__}", "fields": described}
+
+
+def _fields(obj: Any) -> dict[str, Any] | None:
+    """What an object is made of, or ``None``."""
+    if isinstance(obj, Distribution):
+        values, metadata = obj.tree_flatten()
+        names = (*type(obj).gather_pytree_data_fields(), *type(obj).gather_pytree_aux_fields())
+        return dict(sorted(zip(names, (*values, *metadata), strict=True)))
+    if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        return {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+    return None
+
+
+def _store(array: np.ndarray, where: str, arrays: dict[str, np.ndarray]) -> str:
+    if array.dtype.kind not in "biufc":  # objects, strings, and what NumPy does not know, such as bfloat16
+        raise TypeError(f"{where} is an array of {array.dtype}, which cannot be saved; arrays of numbers can.")
+    name = str(len(arrays))
+    arrays[name] = array
+    return name
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# And back
+
+
+class _Builder:
+    """Rebuilds what :func:`_describe` described."""
+
+    def __init__(self, path: str, arrays: dict[str, np.ndarray], classes: dict[str, type]):
+        self.path, self.arrays, self.classes = path, arrays, classes
+
+    def build(self, node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        kind = next(iter(node))
+        value = node[kind]
+        if kind in ("tuple", "list"):
+            items = [self.build(item) for item in value]
+            return tuple(items) if kind == "tuple" else items
+        if kind == "dict":
+            return {key: self.build(item) for key, item in value.items()}
+        if kind == "class":
+            return self._rebuild(value, {name: self.build(item) for name, item in node["fields"].items()})
+        array = self.arrays[value]
+        if kind == "numpy":
+            return array
+        if kind == "scalar":
+            return array[()]
+        if kind == "key":
+            return jax.random.wrap_key_data(jnp.asarray(array), impl=node["impl"])
+        if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            raise ValueError(
+                f"{self.path!r} has arrays of {array.dtype}, and JAX has 64-bit numbers switched off, which would cut "
+                'their digits: call jax.config.update("jax_enable_x64", True) first.'
+            )
+        return jnp.asarray(array.item()) if node.get("weak") else jnp.asarray(array)
+
+    def _rebuild(self, name: str, fields: dict[str, Any]) -> Any:
+        cls: Any = self._class(name)
+        is_distribution = issubclass(cls, Distribution)
+        if is_distribution:
+            data, metadata = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
+            known, required = {*data, *metadata}, set()
+        else:
+            declared = dataclasses.fields(cls)
+            known, required = {field.name for field in declared}, {f.name for f in declared if not _has_default(f)}
+        if (wrong := set(fields) - known) or (wrong := required - set(fields)):
+            raise ValueError(
+                f"{self.path!r} has a {cls.__qualname__} that differs from this version's in {sorted(wrong)}: it was "
+                "written by another version of its package."
+            )
+        if is_distribution:
+            return cls.tree_unflatten(tuple(map(fields.get, metadata)), tuple(map(fields.get, data)))
+        obj = object.__new__(cls)
+        for field in declared:
+            value = fields[field.name] if field.name in fields else _default(field)
+            object.__setattr__(obj, field.name, value)
+        return obj
+
+    def _class(self, name: str) -> type:
+        module, _, qualname = name.partition(":")
+        found: Any = None
+        if module.partition(".")[0] == _PACKAGE:
+            try:
+                found = getattr(importlib.import_module(module), qualname, None)
+            except ImportError:  # a module that another version has
+                pass
+            if getattr(found, "__module__", "").partition(".")[0] != _PACKAGE:
+                found = None  # something that the module imports
+        if found is None:
+            found = self.classes.get(qualname)
+        if not isinstance(found, type) or not (dataclasses.is_dataclass(found) or issubclass(found, Distribution)):
+            raise ValueError(
+                f"{self.path!r} has an object of class {module}.{qualname}, which npgp does not have; if it is yours, "
+                f"pass it: load(path, classes=[{qualname.rpartition('.')[2]}])."
+            )
+        return found
+
+
+def _has_default(field: dataclasses.Field) -> bool:
+    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+
+
+def _default(field: dataclasses.Field) -> Any:
+    factory: Callable[[], Any] | Any = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
