@@ -9,6 +9,8 @@ import numpyro
 import numpyro.distributions as dist
 import oracles
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
@@ -166,6 +168,32 @@ def test_the_order_that_must_hold(shape):
         above(bound, exact)
         if name != "eigenvalue":
             above(bound, upper["eigenvalue"])
+
+
+small = st.integers(-3, 3)  # few values, hence duplicates and inducing points at data
+
+
+@settings(max_examples=60)
+@given(
+    points=st.lists(small, min_size=9, max_size=9),
+    y=st.lists(st.sampled_from([0.0, -1.0, 1.0, 0.3, 50.0]), min_size=4, max_size=4),
+    log_scales=st.tuples(st.floats(-2, 2), st.floats(-3, 3), st.floats(-5, 2)),
+)
+def test_the_order_in_extreme_cases(points, y, log_scales):
+    # Coinciding points, lengthscales from nothing to everything, signal to noise from 10⁻⁵ to 10⁸, outliers.
+    points = 0.5 * np.array(points, float)[None, :, None]
+    lengthscale, variance, noise = 10.0 ** np.array(log_scales)[:, None]
+    arguments = points[:, :3], points[:, 3:5], points[:, 5:], np.array(y)[None], lengthscale, variance
+    with jax.enable_x64(True):
+        exact, upper, bounds = jax.tree.map(np.asarray, all_bounds(*arguments, np.full((1, 4), noise[0])))
+    rounding = 1e-9 * (1 + np.sum(np.square(y)) / noise + 4 * variance / noise)
+    for structure in STRUCTURES:
+        values = [bounds[structure, c] for c in CONDITIONALS] + [exact]
+        assert np.all(np.isfinite(values)), structure
+        assert np.all(np.diff(values, axis=0) > -rounding), (structure, values)
+    for structure in ("SOLVE", "union"):
+        assert bounds[structure, "prior"] > bounds["SGPR", "prior"] - rounding
+    assert all(bound > exact - rounding for bound in upper.values())
 
 
 def test_what_need_not_hold_does_not():
