@@ -35,7 +35,7 @@ import numpy as np
 
 import npgp
 from npgp import kernels
-from npgp.certificate import EXACT_ROWS, evidence_bounds
+from npgp.certificates import EXACT_ROWS, evidence_bounds
 from npgp.groups import Groups, median_split
 
 STRUCTURES = {

@@ -11,13 +11,13 @@ import numpy as np
 import oracles
 import pytest
 
-from npgp.certificate import certificate, evidence_bounds
+from npgp.certificates import certificate, evidence_bounds
 from npgp.collapsed import CollapsedGP
 from npgp.features import Points
 from npgp.groups import consecutive, median_split
 from npgp.kernels import RBF, Matern32
 
-MODULE = importlib.import_module("npgp.certificate")  # npgp.certificate is the function
+MODULE = importlib.import_module("npgp.certificates")  # npgp.certificate is the function
 N = 15
 SIZE = 4  # of consecutive groups; the last is shorter
 GROUPS = [np.arange(N)[i : i + SIZE] for i in range(0, N, SIZE)]
