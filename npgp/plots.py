@@ -220,5 +220,5 @@ def plot_decomposition(
         ax.set_title(name, fontsize=10)
         ax.set_xlabel("x")
     axes[0].set_ylabel("f")
-    axes[-1].legend(frameon=False, fontsize=8)
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure

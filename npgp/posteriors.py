@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,8 @@ from npgp.projection import Projection, Projector
 from npgp.variational import BlockNormal, learned_blocks, whitened_mean, whitened_variance
 
 __all__ = ["Decomposition", "Paths", "Posterior"]
+
+T = TypeVar("T")
 
 
 @register_dataclass
@@ -268,7 +272,7 @@ def _draw_functions(
         noise = jnp.sqrt(jitter * jnp.mean(projector.kernel.diag(Z)))
         u = linalg.matmul(w, phi_Z.T)
         u = u + noise * jax.random.normal(key, u.shape, dtype)
-        values.append(u.reshape(-1, u.shape[-1]).T)
+        values.append(u.reshape(math.prod(shape), Z.shape[0]).T)
     weights = []
     for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):
         if block.learned:
@@ -295,7 +299,7 @@ def _slope_variance(kernel: Callable, X: jax.Array, direction: jax.Array) -> jax
     return jax.vmap(at_row)(X)
 
 
-def _in_batches(function: Callable, X: jax.Array, size: int) -> tuple[jax.Array, ...]:
+def _in_batches(function: Callable[[jax.Array], T], X: jax.Array, size: int) -> T:
     """``function(X)``, whose results have rows last, for ``size`` rows at a time; the last row fills the last batch."""
     rows, columns = X.shape
     batches = -(-rows // size)

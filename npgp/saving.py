@@ -146,8 +146,13 @@ def _fields(obj: Any) -> dict[str, Any] | None:
         names = (*type(obj).gather_pytree_data_fields(), *type(obj).gather_pytree_aux_fields())
         return dict(sorted(zip(names, (*values, *metadata), strict=True)))
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        return {field.name: getattr(obj, field.name) for field in dataclasses.fields(obj)}
+        return {field.name: getattr(obj, field.name) for field in _variable(type(obj))}
     return None
+
+
+def _variable(cls: Any) -> list[dataclasses.Field]:
+    """A dataclass's fields but for constants of the class."""
+    return [field for field in dataclasses.fields(cls) if field.init or field.default is dataclasses.MISSING]
 
 
 def _store(array: np.ndarray, where: str, arrays: dict[str, np.ndarray]) -> str:
@@ -201,7 +206,7 @@ class _Builder:
             data, metadata = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
             known, required = {*data, *metadata}, set()
         else:
-            declared = dataclasses.fields(cls)
+            declared = _variable(cls)
             known, required = {field.name for field in declared}, {f.name for f in declared if not _has_default(f)}
         if (wrong := set(fields) - known) or (wrong := required - set(fields)):
             raise ValueError(

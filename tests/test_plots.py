@@ -127,7 +127,8 @@ def test_decomposition_has_a_panel_per_part_and_the_total(data):
             edge = np.stack([x, mean + sign * np.sqrt(variance)], -1)
             distance = np.abs(edge[:, None] - band.vertices).sum(-1).min(1)
             np.testing.assert_allclose(distance, 0, atol=1e-12)
-    assert ("data" in legend(axes[-1])) == (data is not None)
+    explained = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert explained == ["data"] * (data is not None) + ["mean ± 2 standard deviations"]
     assert len(axes[-1].collections) == 1 + (data is not None)
 
 

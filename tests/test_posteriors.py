@@ -324,9 +324,7 @@ def test_paths_with_new_features_each_have_the_posteriors_moments(float64):
 
         return jax.vmap(draw)(keys), posterior.derivative(X, dim=1)
 
-    (values, slopes), (slope, slope_variance) = compute(
-        evaluate, posterior, jax.random.split(jax.random.key(3), 20_000)
-    )
+    (values, slopes), (slope, slope_variance) = compute(evaluate, posterior, jax.random.split(jax.random.key(3), 8_000))
     assert_moments(values, mean, covariance)
     for i in range(len(X)):
         assert_moments(slopes[:, i : i + 1], slope[i : i + 1], slope_variance[i : i + 1, None])

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from npgp import kernels, likelihoods
 from npgp.collapsed import CollapsedGP
 from npgp.features import Points
+from npgp.groups import median_split
 from npgp.posteriors import Posterior
 from npgp.projection import Projector
 from npgp.pytrees import pytree
@@ -121,6 +122,7 @@ def objects(dtype):
         "posterior": Posterior(
             Projector(KERNEL, (Points(array),), (array,), ((),), (jnp.zeros((), dtype),)), blocks[:1]
         ),
+        "groups": median_split(np.arange(7.0)[:, None], 3),
         # A gradient has the structure of a kernel, not its constraints.
         "gradient": jax.grad(lambda k: -k.variance * 1.0)(kernels.RBF(1.0, 2.0)),
     }
@@ -135,6 +137,7 @@ def test_objects_of_the_library_come_back(x64, tmp_path):
 class Doubled(kernels.Kernel):
     inner: kernels.Kernel
     note: str = field(default="twice", metadata={"static": True})
+    factor: float = field(default=2.0, init=False)  # of the class, and not in the file
 
     def __call__(self, X, X2=None):
         return 2.0 * self.inner(X, X2)
@@ -142,7 +145,8 @@ class Doubled(kernels.Kernel):
 
 def test_classes_of_ones_own_come_back_if_named(tmp_path):
     obj = Doubled(kernels.RBF(0.5))
-    round_trip(obj, tmp_path, classes=[Doubled])
+    loaded = round_trip(obj, tmp_path, classes=[Doubled])
+    assert loaded.factor == 2.0 and "factor" not in vars(loaded)
     with pytest.raises(ValueError, match=r"class test_saving.Doubled, which npgp does not have.*classes=\[Doubled\]"):
         load(tmp_path / "object.npz")
 
