@@ -12,12 +12,19 @@ T = TypeVar("T", bound=type)
 
 def pytree(cls: T) -> T:
     """
-    Register a dataclass as a pytree; fields with ``static`` in their metadata are not leaves.
+    Register a dataclass as a pytree; fields with ``static`` in their metadata (:func:`static`) are not leaves.
+
+    Fields with ``init=False`` are constants of the class, and no part of the pytree.
 
     Unlike :func:`jax.tree_util.register_dataclass`, rebuilding skips ``__init__`` and its checks: a gradient with
     respect to a kernel is a kernel too, whose lengthscale may be negative.
+
+    :raises TypeError: for a field with ``init=False`` and no default, which rebuilding would lose.
     """
-    fields = dataclasses.fields(cls)
+    for field in dataclasses.fields(cls):
+        if not field.init and field.default is dataclasses.MISSING:
+            raise TypeError(f"{cls.__name__}.{field.name} has init=False; in a pytree it must have a default.")
+    fields = [field for field in dataclasses.fields(cls) if field.init]
     static = tuple(field.name for field in fields if field.metadata.get("static"))
     children = tuple(field.name for field in fields if field.name not in static)
 
@@ -33,3 +40,8 @@ def pytree(cls: T) -> T:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls
+
+
+def static(default: Any, **options: Any) -> Any:
+    """A dataclass field that is part of the structure, not an array."""
+    return dataclasses.field(default=default, metadata={"static": True}, **options)

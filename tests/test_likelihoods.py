@@ -1,6 +1,7 @@
 """Every integral of every likelihood against dense sums over independent (SciPy) densities."""
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import jax
@@ -14,6 +15,8 @@ from scipy import special, stats
 from scipy.integrate import quad
 
 from npgp import likelihoods
+from npgp.likelihoods.numerics import hazard
+from npgp.pytrees import pytree
 
 CUTS = (-1.0, 0.2, 2.0)
 
@@ -259,14 +262,70 @@ def test_limit_of_no_variance(name):
     np.testing.assert_allclose(curvature, (2 * lp - up - down) / h**2, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.make().certificate in ("gaussian", "log-concave")])
-def test_log_concave_where_claimed(name):
-    case, h = CASES[name], 0.02
+@jax.jit
+def bends(likelihood, y, mean, variance):
+    """∂²E/∂mean² in three ways, and 2 ∂E/∂variance, of each row."""
+
+    def expected(mean, variance):
+        return likelihood.expected_log_prob(y, mean, variance)
+
+    def slope(mean):
+        return jax.grad(lambda m: jnp.sum(expected(m, variance)))(mean)
+
+    ones = jnp.ones_like(mean)
+    return (
+        jax.linearize(slope, mean)[1](ones),
+        jax.grad(lambda m: jnp.sum(slope(m)))(mean),
+        jax.jvp(lambda m: jax.jvp(lambda m: expected(m, variance), (m,), (ones,))[1], (mean,), (ones,))[1],
+        2 * jax.grad(lambda v: jnp.sum(expected(mean, v)))(variance),
+    )
+
+
+@every
+def test_second_derivatives_in_the_mean(name, x64):
+    """Price's theorem, on which natural gradients rest; at y = mean too, where |y − mean| has none."""
+    case = CASES[name]
+    y = np.resize(np.array(case.ys, float), ROWS)
+    mean = np.repeat([-2.0, -1.0, 0.0, 0.5, 1.3, 3.0], 4)
+    variance = np.square(np.tile([0.2, 0.2, 1.0, 1.0], 6))
+    *seconds, first = bends(case.make(), *(jnp.asarray(a, x64) for a in (y, mean, variance)))
+    double = x64 == jnp.float64
+    for second in seconds:
+        assert second.dtype == x64
+        np.testing.assert_allclose(
+            second, first, **(dict(rtol=1e-9, atol=1e-9) if double else dict(rtol=2e-4, atol=2e-4))
+        )
+    if double:
+        truth = [-dense(case, *row)[2] for row in zip(y, mean, variance, strict=True)]
+        np.testing.assert_allclose(first, truth, rtol=1e-5, atol=1e-5)
+
+
+def second_differences(likelihood, ys):
+    """log p(y | f + h) + log p(y | f − h) − 2 log p(y | f), so that kinks are no exception; and what is rounding."""
     with jax.enable_x64(True):
-        # Second differences, so that kinks are no exception; y on the leading axis.
-        f, y = np.linspace(-20, 20, 2001), np.array(case.ys)[:, None]
-        up, centre, down = jax.jit(case.make().log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
-        assert np.all(up + down - 2 * centre <= 1e-12 * (1 + np.abs(centre)))
+        f, y, h = np.linspace(-20, 20, 2001), np.array(ys)[:, None], 0.02
+        up, centre, down = jax.jit(likelihood.log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
+        return np.asarray(up + down - 2 * centre), 1e-12 * (1 + np.abs(centre))
+
+
+@every
+def test_log_concave_where_claimed_and_nowhere_else(name):
+    likelihood, ys = CASES[name].make(), CASES[name].ys
+    others = {
+        "Ordinal": (likelihoods.Ordinal(CUTS), likelihoods.Ordinal([0.0, 1e-3]))
+    }  # the other link, near cutpoints
+    for this in (likelihood, *others.get(name, ())):
+        difference, rounding = second_differences(this, ys[: len(this.cutpoints) + 1] if name == "Ordinal" else ys)
+        concave = np.all(difference <= rounding)
+        assert concave == (this.certificate in ("gaussian", "log-concave"))
+
+
+def test_every_likelihood_is_tested():
+    exported = [getattr(likelihoods, name) for name in likelihoods.__all__]
+    classes = {a for a in exported if isinstance(a, type) and issubclass(a, likelihoods.Likelihood)}
+    assert classes - {likelihoods.Likelihood} == {type(case.make()) for case in CASES.values()}
+    for cls in classes - {likelihoods.Likelihood, likelihoods.Factorized}:
+        assert "log-concave" in cls.__doc__.lower(), cls
 
 
 def test_certificates():
@@ -419,6 +478,15 @@ def test_pytrees():
     assert rows.precision[1] == 0.5
 
 
+def test_a_field_that_rebuilding_would_lose_is_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Lost:
+        made: float = dataclasses.field(init=False)
+
+    with pytest.raises(TypeError, match=r"^Lost.made has init=False; in a pytree it must have a default\.$"):
+        pytree(Lost)
+
+
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"Cauchy", "Factorized, none"}))
 def test_samples_have_the_moments(name):
     case, n, mean, variance = CASES[name], 10_000, 0.3, 0.2
@@ -455,11 +523,11 @@ def test_float32_tails():
         value, slope = value_and_slope(likelihoods.Poisson("softplus"), -500.0, 1)
         np.testing.assert_allclose([value[0], slope[0]], [-500, 1])
         x = np.linspace(-12, 9, ROWS)
-        hazard = np.exp(stats.norm.logpdf(x) - stats.norm.logcdf(x))
+        truth = np.exp(stats.norm.logpdf(x) - stats.norm.logcdf(x))
         _, slope = value_and_slope(likelihoods.Bernoulli("probit"), x, 1)
-        np.testing.assert_allclose(slope, hazard, rtol=1e-5)
-        _, bend = jax.jvp(likelihoods._hazard, (jnp.asarray(x, jnp.float32),), (jnp.ones(ROWS),))
-        np.testing.assert_allclose(bend, -hazard * (x + hazard), rtol=1e-3, atol=1e-6)
+        np.testing.assert_allclose(slope, truth, rtol=1e-5)
+        _, bend = jax.jvp(hazard, (jnp.asarray(x, jnp.float32),), (jnp.ones(ROWS),))
+        np.testing.assert_allclose(bend, -truth * (x + truth), rtol=1e-3, atol=1e-6)
 
 
 def test_ordinal_links():
@@ -475,26 +543,31 @@ def test_ordinal_links():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: likelihoods.Gaussian(-1.0), "Gaussian: variance must be positive, got -1.0"),
-        (lambda: likelihoods.Gaussian(jnp.array([1.0, 0.0])), "variance must be positive"),
-        (lambda: likelihoods.Gaussian(np.nan), "variance must be positive, got nan"),
-        (lambda: likelihoods.StudentT(0, 1.0), "df must be positive, got 0"),
-        (lambda: likelihoods.StudentT(3.0, np.array([1.0, -1.0])), "scale must be positive"),
-        (lambda: likelihoods.Laplace(-1), "scale must be positive"),
-        (lambda: likelihoods.Gamma(0.0), "concentration must be positive"),
-        (lambda: likelihoods.NegativeBinomial(-2.0), "concentration must be positive"),
-        (lambda: likelihoods.Poisson(exposure=0.0), "exposure must be positive"),
-        (lambda: likelihoods.Poisson("log"), "link must be 'exp' or 'softplus', got 'log'"),
-        (lambda: likelihoods.Bernoulli("cloglog"), "link must be 'logit' or 'probit'"),
-        (lambda: likelihoods.Bernoulli(num_nodes=0), "num_nodes must be positive, got 0"),
-        (lambda: likelihoods.Ordinal([1.0, 0.0]), "cutpoints must increase"),
-        (lambda: likelihoods.Ordinal(1.0), "cutpoints must be a vector"),
-        (lambda: likelihoods.Ordinal([]), "cutpoints must be a vector"),
-        (lambda: likelihoods.Factorized(3), "fn must be a function of f, got 3"),  # type: ignore[arg-type]
+        (lambda: likelihoods.Gaussian(-1.0), "Gaussian variance is -1.0; it must be positive and finite."),
+        (lambda: likelihoods.Gaussian(jnp.array([1.0, 0.0])), "Gaussian variance is [1. 0.]; it must be positive"),
+        (lambda: likelihoods.Gaussian(np.nan), "Gaussian variance is nan; it must be positive"),
+        (lambda: likelihoods.StudentT(0, 1.0), "StudentT df is 0; it must be positive"),
+        (lambda: likelihoods.StudentT(3.0, np.array([1.0, -1.0])), "StudentT scale is [ 1. -1.]; it must be positive"),
+        (lambda: likelihoods.StudentT(3.0, 1.0, 0), "StudentT num_nodes is 0; it must be positive"),
+        (lambda: likelihoods.Laplace(-1), "Laplace scale is -1; it must be positive"),
+        (lambda: likelihoods.Gamma(0.0), "Gamma concentration is 0.0; it must be positive"),
+        (lambda: likelihoods.Exponential(0), "Exponential num_nodes is 0; it must be positive"),
+        (lambda: likelihoods.NegativeBinomial(-2.0), "NegativeBinomial concentration is -2.0; it must be positive"),
+        (lambda: likelihoods.Poisson(exposure=0.0), "Poisson exposure is 0.0; it must be positive"),
+        (lambda: likelihoods.Poisson("log"), "Poisson link is 'log'; it must be 'exp' or 'softplus'."),
+        (lambda: likelihoods.Bernoulli("cloglog"), "Bernoulli link is 'cloglog'; it must be 'logit' or 'probit'."),
+        (lambda: likelihoods.Bernoulli(num_nodes=0), "Bernoulli num_nodes is 0; it must be positive"),
+        (lambda: likelihoods.Ordinal([0.0], "log"), "Ordinal link is 'log'; it must be 'logit' or 'probit'."),
+        (lambda: likelihoods.Ordinal([0.0], num_nodes=-1), "Ordinal num_nodes is -1; it must be positive"),
+        (lambda: likelihoods.Ordinal([1.0, 0.0]), "Ordinal cutpoints is [1. 0.]; it must increase."),
+        (lambda: likelihoods.Ordinal(1.0), "Ordinal cutpoints has shape (); it must be a vector"),
+        (lambda: likelihoods.Ordinal([]), "Ordinal cutpoints has shape (0,); it must be a vector"),
+        (lambda: likelihoods.Factorized(3), "Factorized fn is 3; it must be a function of f."),  # type: ignore[arg-type]
+        (lambda: likelihoods.Factorized(weibull, num_nodes=0), "Factorized num_nodes is 0; it must be positive"),
     ],
 )
 def test_impossible_parameters(make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
         make()
 
 
@@ -506,20 +579,40 @@ def test_traced_parameters_are_not_checked():
 @pytest.mark.parametrize(
     "likelihood, good, bad, message",
     [
-        (likelihoods.Gaussian(1.0), [-1.0, np.nan], [np.inf], "Gaussian: y must be finite"),
-        (likelihoods.Bernoulli(), [0, 1, np.nan], [1, -1], "y must be 0 or 1, got -1"),
-        (likelihoods.Poisson(), [0, 7, np.nan], [0.5], r"y must be a count .*, got 0.5"),
-        (likelihoods.NegativeBinomial(1.0), [0, 7], [-1], "y must be a count"),
-        (likelihoods.Gamma(1.0), [0.1, np.nan], [0.0], "y must be positive, got 0"),
-        (likelihoods.Exponential(), [0.0], [-0.1], "y must be non-negative"),
-        (likelihoods.Ordinal([0.0, 1.0]), [0, 2, np.nan], [3], "a category from 0 to 2, got 3"),
-        (likelihoods.Factorized(weibull), [0.1, np.nan], [-2.0], "y must be in the support"),
+        (likelihoods.Gaussian(1.0), [-1.0, np.nan], [np.inf], "y has the value inf; for Gaussian it must be finite."),
+        (likelihoods.Bernoulli(), [0, 1, np.nan], [1, -1], "y has the value -1; for Bernoulli it must be 0 or 1."),
+        (
+            likelihoods.Poisson(),
+            [0, 7, np.nan],
+            [0.5],
+            "y has the value 0.5; for Poisson it must be a count (0, 1, 2, …).",
+        ),
+        (
+            likelihoods.NegativeBinomial(1.0),
+            [0, 7],
+            [-1],
+            "y has the value -1; for NegativeBinomial it must be a count",
+        ),
+        (likelihoods.Gamma(1.0), [0.1, np.nan], [0.0], "y has the value 0; for Gamma it must be positive."),
+        (likelihoods.Exponential(), [0.0], [-0.1], "y has the value -0.1; for Exponential it must be non-negative."),
+        (
+            likelihoods.Ordinal([0.0, 1.0]),
+            [0, 2, np.nan],
+            [3],
+            "y has the value 3; for Ordinal it must be a category from 0 to 2.",
+        ),
+        (
+            likelihoods.Factorized(weibull),
+            [0.1, np.nan],
+            [-2.0],
+            "y has the value -2; for Factorized it must be in the support",
+        ),
     ],
 )
 def test_impossible_observations(likelihood, good, bad, message):
     for convert in (list, np.asarray, jnp.asarray):
         likelihood.check(convert(good))
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match="^" + re.escape(message)):
             likelihood.check(convert(bad))
     jax.jit(likelihood.check)(jnp.asarray(bad))
 
@@ -530,13 +623,13 @@ def test_as_likelihood():
     made = likelihoods.as_likelihood(bernoulli_logits)
     assert isinstance(made, likelihoods.Factorized) and made.fn is bernoulli_logits
     for wrong in (3.0, None, likelihoods.Bernoulli, dist.Normal(0, 1), "gaussian"):
-        with pytest.raises(TypeError, match="Expected a Likelihood or a function"):
+        with pytest.raises(TypeError, match="^likelihood is .*; it must be a Likelihood, such as"):
             likelihoods.as_likelihood(wrong)  # type: ignore[arg-type]
 
 
 def test_factorized_says_what_its_function_does_wrong():
-    with pytest.raises(TypeError, match="must return a NumPyro distribution"):
+    with pytest.raises(TypeError, match="^Factorized fn returned .*; it must return a NumPyro distribution"):
         likelihoods.Factorized(lambda f: f).log_prob(0.0, 1.0)
-    with pytest.raises(ValueError, match=r"scalar events, got event shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"^Factorized fn returned events of shape \(2,\); they must be scalar"):
         vector = likelihoods.Factorized(lambda f: dist.Normal(jnp.zeros(2), 1.0).to_event(1))
         vector.log_prob(0.0, jnp.zeros(2))

@@ -1,0 +1,160 @@
+"""What a likelihood is, with defaults by quadrature, and how far off these are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
+
+from npgp.likelihoods import quadrature
+from npgp.likelihoods.numerics import floats
+from npgp.linalg import is_traced, require_positive
+
+
+class Likelihood:
+    """
+    p(y | f) for one latent value per observation; the elements of all array arguments broadcast.
+
+    Parameters may be traced, and may have one value per row. A likelihood of one's own subclasses this, as a frozen
+    dataclass registered with :func:`npgp.pytrees.pytree`, and gives :meth:`log_prob`, :meth:`sample` and
+    :meth:`moments`; the other methods have defaults, which need ``num_nodes``. 1 must be a possible observation: what
+    is computed for masked rows, and thrown away, is computed for y = 1.
+
+    :cvar certificate: which proof makes the ELBO a bound on the evidence (DESIGN section 2): ``"gaussian"``,
+        ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"student-t"``, or ``"none"``, which is always
+        safe and the default. A wrong claim of log-concavity makes bounds that are none.
+    """
+
+    certificate: ClassVar[str] = "none"
+    num_nodes: int
+
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
+        """
+        log p(y | f).
+
+        :param f: latent values.
+        :param y: observations.
+        """
+        raise NotImplementedError
+
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
+        """
+        y ~ p(y | f), one for each latent value; counts and labels are integers.
+
+        :param rng_key: a JAX random key.
+        :param f: latent values.
+        """
+        raise NotImplementedError
+
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """
+        Mean and variance of y when f ~ N(mean, variance).
+
+        :param mean: mean of f.
+        :param variance: variance of f.
+        """
+        raise NotImplementedError
+
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        """
+        E[log p(y | f)] when f ~ N(mean, variance).
+
+        Its second derivative in the mean is twice its first in the variance (Price 1958), up to what the quadrature
+        leaves. Gauss-Hermite supposes log p to be smooth in f.
+
+        :param y: observations.
+        :param mean: mean of f.
+        :param variance: variance of f.
+        """
+        mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
+        return jnp.sum(weights * self.log_prob(mean + sd * nodes, y), axis=0)
+
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        """log ∫ p(y | f) N(f; mean, variance) df; arguments as for :meth:`expected_log_prob`."""
+        mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
+        log_weights = jnp.log(weights)
+        if self.certificate == "log-concave":
+            fixed, m, s = jax.tree.map(lax.stop_gradient, (self, mean, sd))
+            nodes, log_weights = quadrature.rule_at_mode(lambda f: fixed.log_prob(f, y), m, s, self.num_nodes)
+        return logsumexp(log_weights + self.log_prob(mean + sd * nodes, y), axis=0)
+
+    def expected_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        """
+        κ = −2 ∂E[log p(y | f)]/∂variance, the expectation of −∂²log p/∂f².
+
+        Non-negative if the likelihood is log-concave, of either sign otherwise. Arguments as for
+        :meth:`expected_log_prob`.
+        """
+        mean, variance = floats(mean, variance)
+        # One derivative per element needs one variance per element.
+        shape = jax.eval_shape(self.expected_log_prob, y, mean, variance).shape
+        variance = jnp.broadcast_to(variance, shape)
+        tangent = jnp.ones_like(variance)
+        _, slope = jax.jvp(lambda v: self.expected_log_prob(y, mean, v), (variance,), (tangent,))
+        # Below 0 is rounding if the likelihood is log-concave; otherwise the sign is information.
+        concave = self.certificate in ("gaussian", "log-concave")
+        return jnp.maximum(-2 * slope, 0) if concave else -2 * slope
+
+    def check(self, y: ArrayLike) -> None:
+        """
+        Raise ``ValueError`` if y has an impossible value; NaN (a masked row) and tracers pass.
+
+        :param y: observations.
+        """
+        if is_traced(y):
+            return
+        values = np.asarray(y, float)
+        possible, meaning = self._support(values)
+        if not is_traced(possible) and not np.all(possible | np.isnan(values)):
+            wrong = np.extract(~(possible | np.isnan(values)), values)[0]
+            raise ValueError(f"y has the value {wrong:g}; for {type(self).__name__} it must be {meaning}.")
+
+    def _support(self, y: np.ndarray) -> tuple[Any, str]:
+        """Which of these values are possible, and in words."""
+        return np.isfinite(y), "finite"
+
+    def _hermite_rule(self, y, mean, variance):
+        return quadrature.hermite_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes)
+
+
+def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+    """
+    The larger of the changes of ``expected_log_prob`` and ``log_marginal`` with twice the nodes.
+
+    Elementwise, and 0 for closed forms. An estimate: make it where your data and posterior are.
+
+    :param likelihood: the likelihood whose ``num_nodes`` is in question.
+    :param y: observations.
+    :param mean: mean of f.
+    :param variance: variance of f.
+    """
+
+    def integrals(likelihood):
+        arguments = y, mean, variance
+        return likelihood.expected_log_prob(*arguments), likelihood.log_marginal(*arguments)
+
+    finer: Any = likelihood
+    if hasattr(finer, "num_nodes"):
+        finer = dataclasses.replace(finer, num_nodes=2 * finer.num_nodes)
+    changes = jax.tree.map(lambda a, b: jnp.abs(a - b), integrals(finer), integrals(likelihood))
+    return jnp.maximum(*changes)
+
+
+def check_positive(likelihood: Likelihood, *names: str) -> None:
+    """Raise ``ValueError`` unless these parameters, where their values can be seen, are positive and finite."""
+    for name in names:
+        require_positive(getattr(likelihood, name), f"{type(likelihood).__name__} {name}")
+
+
+def check_choice(likelihood: Likelihood, name: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless this parameter is one of the choices."""
+    value = getattr(likelihood, name)
+    if value not in choices:
+        accepted = " or ".join(map(repr, choices))
+        raise ValueError(f"{type(likelihood).__name__} {name} is {value!r}; it must be {accepted}.")

@@ -1,0 +1,121 @@
+"""Likelihoods of classes: two, or several in an order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from npgp.likelihoods.base import Likelihood, check_choice, check_positive
+from npgp.likelihoods.numerics import LOG_CDF, floats
+from npgp.likelihoods.quadrature import NUM_NODES
+from npgp.linalg import is_traced
+from npgp.pytrees import pytree, static
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Bernoulli(Likelihood):
+    """
+    y in {0, 1}; P(y = 1 | f) is the logistic or the normal distribution function at f.
+
+    Log-concave: p is F(f) or F(−f), distribution functions of a log-concave density, which are log-concave themselves
+    (Prékopa 1973).
+
+    :param link: "logit" or "probit" (averages and moments in closed form).
+    :param num_nodes: nodes of the quadrature.
+    :raises ValueError: for another link, or no nodes.
+    """
+
+    link: str = static("logit")
+    num_nodes: int = static(NUM_NODES)
+    certificate: ClassVar[str] = "log-concave"
+
+    def __post_init__(self):
+        check_choice(self, "link", tuple(LOG_CDF))
+        check_positive(self, "num_nodes")
+
+    def _support(self, y):
+        return (y == 0) | (y == 1), "0 or 1"
+
+    def log_prob(self, f, y):
+        f, y = floats(f, y)
+        return LOG_CDF[self.link]((2 * y - 1) * f)
+
+    def sample(self, rng_key, f):
+        return jax.random.bernoulli(rng_key, jnp.exp(self.log_prob(f, 1))).astype(int)
+
+    def log_marginal(self, y, mean, variance):
+        if self.link != "probit":
+            return super().log_marginal(y, mean, variance)
+        mean, variance = floats(mean, variance)
+        return self.log_prob(mean / jnp.sqrt(1 + variance), y)
+
+    def moments(self, mean, variance):
+        probability = jnp.exp(self.log_marginal(1, mean, variance))
+        return probability, probability * (1 - probability)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Ordinal(Likelihood):
+    """
+    Ordered categories 0, …, K − 1 with ``P(y ≤ k | f) = F(cutpoints_k − f)`` (McCullagh 1980).
+
+    Log-concave: p is the integral of a log-concave density over an interval that f shifts (Pratt 1981).
+
+    :param cutpoints: increasing numbers, shape (K − 1,).
+    :param link: "logit" (F logistic) or "probit" (F normal).
+    :param num_nodes: nodes of the quadrature.
+    :raises ValueError: for cutpoints of another shape or known not to increase, another link, or no nodes.
+    """
+
+    cutpoints: Any  # stored as an array
+    link: str = static("logit")
+    num_nodes: int = static(NUM_NODES)
+    certificate: ClassVar[str] = "log-concave"
+
+    def __post_init__(self):
+        check_choice(self, "link", tuple(LOG_CDF))
+        check_positive(self, "num_nodes")
+        object.__setattr__(self, "cutpoints", floats(jnp.asarray(self.cutpoints))[0])
+        if self.cutpoints.ndim != 1 or not self.cutpoints.size:
+            raise ValueError(
+                f"Ordinal cutpoints has shape {self.cutpoints.shape}; it must be a vector of K − 1 numbers."
+            )
+        if not is_traced(self.cutpoints) and not np.all(np.diff(self.cutpoints) > 0):
+            raise ValueError(f"Ordinal cutpoints is {self.cutpoints}; it must increase.")
+
+    def _support(self, y):
+        top = self.cutpoints.size
+        return (y >= 0) & (y <= top) & (y == np.floor(y)), f"a category from 0 to {top}"
+
+    def log_prob(self, f, y):
+        f, cutpoints = floats(f, self.cutpoints)
+        y, last = jnp.asarray(y).astype(int), cutpoints.size
+        one_sided = (y == 0) | (y == last)
+        upper = cutpoints[jnp.clip(y, 0, last - 1)] - f
+        lower = cutpoints[jnp.clip(y - 1, 0, last - 1)] - f
+        # F(upper) − F(lower) = F(−lower) − F(−upper); nothing cancels on the side where F is small.
+        mirror = jnp.where(one_sided, y == last, upper + lower > 0)
+        ends = jnp.where(mirror, jnp.stack([-lower, -upper]), jnp.stack([upper, lower]))
+        log_upper, log_lower = LOG_CDF[self.link](ends)
+        log_ratio = jnp.where(one_sided, -1.0, log_lower - log_upper)
+        return log_upper + jnp.where(one_sided, 0.0, jnp.log(-jnp.expm1(log_ratio)))
+
+    def sample(self, rng_key, f):
+        (f,) = floats(f)
+        noise = jax.random.logistic if self.link == "logit" else jax.random.normal
+        latent = f + noise(rng_key, f.shape, f.dtype)
+        return jnp.sum(latent[..., None] > self.cutpoints, axis=-1)
+
+    def moments(self, mean, variance):
+        """Mean and variance of the category's number when f ~ N(mean, variance)."""
+        mean, variance = jnp.broadcast_arrays(*floats(mean, variance))
+        k = jnp.arange(self.cutpoints.size + 1).reshape((-1,) + (1,) * mean.ndim)
+        probabilities = jnp.exp(self.log_marginal(k, mean, variance))
+        average = jnp.sum(k * probabilities, axis=0)
+        return average, jnp.sum((k - average) ** 2 * probabilities, axis=0)

@@ -1,0 +1,116 @@
+"""Likelihoods of counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.nn import softplus
+from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
+
+from npgp.likelihoods.base import Likelihood, check_choice, check_positive
+from npgp.likelihoods.continuous import Gamma
+from npgp.likelihoods.numerics import floats, log_link_moments, log_softplus
+from npgp.likelihoods.quadrature import NUM_NODES, hermite_moments
+from npgp.pytrees import pytree, static
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Poisson(Likelihood):
+    """
+    Counts with rate exposure · link(f).
+
+    Log-concave: log p is ``y log link(f) − exposure · link(f)``, and either link is convex with a concave logarithm
+    (softplus as the integral of the logistic function, whose logarithm is concave; Prékopa 1973).
+
+    :param link: "exp" (expectation and moments in closed form) or "softplus".
+    :param exposure: positive multiplier of the rate, such as time observed; None for 1.
+    :param num_nodes: nodes of the quadrature.
+    :raises ValueError: for another link, or a parameter that is known to be non-positive.
+    """
+
+    link: str = static("exp")
+    exposure: ArrayLike | None = None
+    num_nodes: int = static(NUM_NODES)
+    certificate: ClassVar[str] = "log-concave"
+
+    def __post_init__(self):
+        check_choice(self, "link", ("exp", "softplus"))
+        check_positive(self, "exposure", "num_nodes")
+
+    def _support(self, y):
+        return _is_count(y)
+
+    def _rates(self, f):
+        """Rate and log-rate."""
+        f, exposure = floats(f, 1.0 if self.exposure is None else self.exposure)
+        rate, log_rate = (jnp.exp(f), f) if self.link == "exp" else (softplus(f), log_softplus(f))
+        return exposure * rate, jnp.log(exposure) + log_rate
+
+    def log_prob(self, f, y):
+        f, y = floats(f, y)
+        rate, log_rate = self._rates(f)
+        return y * log_rate - rate - gammaln(y + 1)
+
+    def sample(self, rng_key, f):
+        return jax.random.poisson(rng_key, self._rates(f)[0])
+
+    def expected_log_prob(self, y, mean, variance):
+        if self.link != "exp":
+            return super().expected_log_prob(y, mean, variance)
+        y, mean, variance = floats(y, mean, variance)
+        expected_rate, _ = self._rates(mean + 0.5 * variance)
+        return y * self._rates(mean)[1] - expected_rate - gammaln(y + 1)
+
+    def moments(self, mean, variance):
+        if self.link != "exp":
+            return hermite_moments(lambda f: self._rates(f)[:1] * 2, mean, variance, self.num_nodes)
+        mean, variance = floats(mean, variance)
+        return log_link_moments(self._rates(mean)[1], variance, 1.0, 0.0)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class NegativeBinomial(Likelihood):
+    """
+    Counts with mean eᶠ and variance eᶠ + e²ᶠ/concentration: Poisson with a gamma rate.
+
+    Log-concave: log p is linear in f minus the convex ``(y + concentration) softplus(f − log concentration)``.
+
+    :param concentration: positive; Poisson in the limit of large values.
+    :param num_nodes: nodes of the quadrature.
+    :raises ValueError: for a parameter that is known to be non-positive.
+    """
+
+    concentration: ArrayLike
+    num_nodes: int = static(NUM_NODES)
+    certificate: ClassVar[str] = "log-concave"
+
+    def __post_init__(self):
+        check_positive(self, "concentration", "num_nodes")
+
+    def _support(self, y):
+        return _is_count(y)
+
+    def log_prob(self, f, y):
+        f, y, r = floats(f, y, self.concentration)
+        logit = f - jnp.log(r)
+        log_choose = gammaln(y + r) - gammaln(r) - gammaln(y + 1)
+        return log_choose + y * logit - (y + r) * softplus(logit)
+
+    def sample(self, rng_key, f):
+        rate_key, count_key = jax.random.split(rng_key)
+        return jax.random.poisson(count_key, Gamma(self.concentration).sample(rate_key, f))
+
+    def moments(self, mean, variance):
+        mean, variance, r = floats(mean, variance, self.concentration)
+        return log_link_moments(mean, variance, 1.0, 1 / r)
+
+
+def _is_count(y: np.ndarray) -> tuple[Any, str]:
+    return (y >= 0) & (y == np.floor(y)) & np.isfinite(y), "a count (0, 1, 2, …)"
