@@ -20,7 +20,7 @@ from npgp import kernels, likelihoods
 from npgp.collapsed import CollapsedGP
 from npgp.features import Points
 from npgp.groups import median_split
-from npgp.posteriors import Posterior
+from npgp.posteriors import Decomposition, Paths, Posterior
 from npgp.projection import Projector
 from npgp.pytrees import pytree
 from npgp.saving import load, save
@@ -107,6 +107,7 @@ def objects(dtype):
         DiagonalNormal(array, array),
         MeanOnlyNormal(array[0]),
     )
+    projector = Projector(KERNEL, (Points(array),), (array,), ((),), (jnp.zeros((), dtype),))
     return {
         "kernel": KERNEL,
         "points": Points(array, "Z"),
@@ -119,9 +120,9 @@ def objects(dtype):
             likelihoods.Bernoulli("probit"),
         ],
         "collapsed": CollapsedGP(KERNEL, array, [array], 0.1, conditional="prior"),
-        "posterior": Posterior(
-            Projector(KERNEL, (Points(array),), (array,), ((),), (jnp.zeros((), dtype),)), blocks[:1]
-        ),
+        "posterior": Posterior(projector, blocks[:1]),
+        "paths": Paths(projector, (array, 0.5), array, (array,), 3),
+        "parts": Decomposition(("principal", "residual"), array, array),
         "groups": median_split(np.arange(7.0)[:, None], 3),
         # A gradient has the structure of a kernel, not its constraints.
         "gradient": jax.grad(lambda k: -k.variance * 1.0)(kernels.RBF(1.0, 2.0)),
@@ -181,20 +182,21 @@ def test_predictions_are_the_same_bits(float64, tmp_path):
 
 SCRIPT = """
 import sys
-import jax, numpy as np
-import npgp, npgp.saving
-posterior, X = npgp.saving.load(sys.argv[1])
-predict = jax.jit(lambda p, X: (p.mean_and_variance(X), p.covariance(X), p.kl()))
-npgp.saving.save(sys.argv[2], predict(posterior, X))
+import jax
+from npgp.saving import load, save
+posterior, paths, X = load(sys.argv[1])
+save(sys.argv[2], jax.jit(lambda p, paths, X: (p.mean_and_variance(X), paths(X)))(posterior, paths, X))
 """
 
 
-def test_predictions_are_the_same_bits_in_another_process(tmp_path):
+def test_predictions_and_paths_are_the_same_bits_in_another_process(tmp_path):
     posterior, X = posterior_and_inputs(np.float32)
-    paths = [tmp_path / "posterior.npz", tmp_path / "predictions.npz"]
-    save(paths[0], (posterior, X))
-    subprocess.run([sys.executable, "-c", SCRIPT, *paths], check=True, timeout=120)
-    assert_same(load(paths[1]), predictions(posterior, X))
+    paths = jax.jit(lambda p: p.draw_functions(jax.random.key(0), 2, num_features=3))(posterior)
+    files = [tmp_path / "posterior.npz", tmp_path / "predictions.npz"]
+    save(files[0], (posterior, paths, X))
+    subprocess.run([sys.executable, "-c", SCRIPT, *files], check=True, timeout=300)
+    predict = jax.jit(lambda p, paths, X: (p.mean_and_variance(X), paths(X)))
+    assert_same(load(files[1]), predict(posterior, paths, X))
 
 
 # ---------------------------------------------------------------- what cannot be saved
