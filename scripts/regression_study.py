@@ -347,7 +347,7 @@ def snelson(args: argparse.Namespace) -> dict:
         lengthscale, variance, noise = jnp.exp(theta)
         return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
 
-    exact = -lbfgs(evidence_loss, np.zeros(3), 3, args.iterations)[0]
+    exact = -lbfgs(evidence_loss, np.zeros(3), 3, 200)[0]
     report: dict[str, Any] = {"exact": exact}
     cases = {"5 points": (0, 10), "5 points and 5 mean-only": (5, 25)}
     for title, (mean_only, size) in cases.items():
@@ -515,9 +515,8 @@ def plot_log_likelihoods(report: Mapping[str, Any]):
 
     from npgp.plots import COLOURS
 
-    figure, axes = plt.subplots(
-        1, len(report), figsize=(1.4 + 2.5 * len(report), 2.7), sharey=True, squeeze=False, layout="constrained"
-    )
+    size = (max(6.4, 1.4 + 2.5 * len(report)), 2.7)
+    figure, axes = plt.subplots(1, len(report), figsize=size, sharey=True, squeeze=False, layout="constrained")
     places = np.arange(len(CONDITIONALS))[::-1]
     for ax, (name, result) in zip(axes[0], report.items(), strict=True):
         for place, conditional, colour in zip(places, CONDITIONALS, COLOURS, strict=False):
