@@ -1,6 +1,7 @@
 """Sparse Gaussian processes as building blocks of NumPyro programs."""
 
 from npgp import datasets, inducing, kernels, likelihoods
+from npgp.certificates import Certificate, certificate
 from npgp.collapsed import CollapsedGP, exact_log_evidence, upper_bound
 from npgp.component import Function, SparseGP, plate
 from npgp.conditionals import is_certified
@@ -26,7 +27,8 @@ from npgp.kernels import (
 from npgp.latent import Latent
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from npgp.natural import natural_gradient
-from npgp.posteriors import Posterior
+from npgp.posteriors import Decomposition, Paths, Posterior
+from npgp.saving import load, save
 from npgp.statements import observe, sample
 from npgp.training import NonFiniteLossError, adam, evaluate, fit
 
@@ -36,9 +38,11 @@ __all__ = [
     "AutoSparseGP",
     "BayesianGPLVM",
     "Bernoulli",
+    "Certificate",
     "CollapsedGP",
     "Constant",
     "Cosine",
+    "Decomposition",
     "Function",
     "Gaussian",
     "Groups",
@@ -48,6 +52,7 @@ __all__ = [
     "Matern32",
     "Matern52",
     "NonFiniteLossError",
+    "Paths",
     "Periodic",
     "Points",
     "Poisson",
@@ -58,6 +63,7 @@ __all__ = [
     "StudentT",
     "White",
     "adam",
+    "certificate",
     "consecutive",
     "datasets",
     "evaluate",
@@ -69,6 +75,7 @@ __all__ = [
     "kernels",
     "kmeans_groups",
     "likelihoods",
+    "load",
     "local_correction",
     "median_split",
     "natural_gradient",
@@ -77,6 +84,7 @@ __all__ = [
     "plate",
     "posterior",
     "sample",
+    "save",
     "upper_bound",
 ]
 
