@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -262,9 +263,9 @@ def test_limit_of_no_variance(name):
     np.testing.assert_allclose(curvature, (2 * lp - up - down) / h**2, rtol=1e-3, atol=1e-3)
 
 
-@jax.jit
-def bends(likelihood, y, mean, variance):
-    """∂²E/∂mean² in three ways, and 2 ∂E/∂variance, of each row."""
+@partial(jax.jit, static_argnames="ways")
+def second_derivatives(likelihood, y, mean, variance, ways):
+    """∂²E/∂mean² of each row in these ways, and 2 ∂E/∂variance."""
 
     def expected(mean, variance):
         return likelihood.expected_log_prob(y, mean, variance)
@@ -272,52 +273,51 @@ def bends(likelihood, y, mean, variance):
     def slope(mean):
         return jax.grad(lambda m: jnp.sum(expected(m, variance)))(mean)
 
+    def forward(mean):
+        return jax.jvp(lambda m: expected(m, variance), (mean,), (ones,))[1]
+
     ones = jnp.ones_like(mean)
-    return (
-        jax.linearize(slope, mean)[1](ones),
-        jax.grad(lambda m: jnp.sum(slope(m)))(mean),
-        jax.jvp(lambda m: jax.jvp(lambda m: expected(m, variance), (m,), (ones,))[1], (mean,), (ones,))[1],
-        2 * jax.grad(lambda v: jnp.sum(expected(mean, v)))(variance),
-    )
+    seconds = {
+        "linearize": lambda: jax.linearize(slope, mean)[1](ones),
+        "grad": lambda: jax.grad(lambda m: jnp.sum(slope(m)))(mean),
+        "jvp": lambda: jax.jvp(forward, (mean,), (ones,))[1],
+    }
+    return [seconds[way]() for way in ways], 2 * jax.grad(lambda v: jnp.sum(expected(mean, v)))(variance)
 
 
 @every
 def test_second_derivatives_in_the_mean(name, x64):
     """Price's theorem, on which natural gradients rest; at y = mean too, where |y − mean| has none."""
-    case = CASES[name]
+    case, double = CASES[name], x64 == jnp.float64
     y = np.resize(np.array(case.ys, float), ROWS)
-    mean = np.repeat([-2.0, -1.0, 0.0, 0.5, 1.3, 3.0], 4)
-    variance = np.square(np.tile([0.2, 0.2, 1.0, 1.0], 6))
-    *seconds, first = bends(case.make(), *(jnp.asarray(a, x64) for a in (y, mean, variance)))
-    double = x64 == jnp.float64
+    mean, variance = np.repeat([-2.0, -1.0, 0.0, 0.5, 1.3, 3.0], 4), np.square(np.tile([0.2, 0.2, 1.0, 1.0], 6))
+    arguments = [jnp.asarray(a, x64) for a in (y, mean, variance)]
+    ways = ("linearize", "grad", "jvp") if double else ("linearize",)
+    seconds, first = second_derivatives(case.make(), *arguments, ways)
+    tolerance = 1e-9 if double else 1e-4
     for second in seconds:
         assert second.dtype == x64
-        np.testing.assert_allclose(
-            second, first, **(dict(rtol=1e-9, atol=1e-9) if double else dict(rtol=2e-4, atol=2e-4))
-        )
+        np.testing.assert_allclose(second, first, rtol=tolerance, atol=tolerance)
     if double:
         truth = [-dense(case, *row)[2] for row in zip(y, mean, variance, strict=True)]
         np.testing.assert_allclose(first, truth, rtol=1e-5, atol=1e-5)
 
 
-def second_differences(likelihood, ys):
-    """log p(y | f + h) + log p(y | f − h) − 2 log p(y | f), so that kinks are no exception; and what is rounding."""
-    with jax.enable_x64(True):
-        f, y, h = np.linspace(-20, 20, 2001), np.array(ys)[:, None], 0.02
+@pytest.mark.parametrize(
+    "likelihood, ys",
+    [
+        *((case.make(), case.ys) for case in CASES.values()),
+        (likelihoods.Ordinal(CUTS), (0, 1, 2, 3)),
+        (likelihoods.Ordinal([0.0, 1e-3]), (0, 1, 2)),
+    ],
+    ids=[*CASES, "Ordinal logit", "Ordinal, near cutpoints"],
+)
+def test_log_concave_where_claimed_and_nowhere_else(likelihood, ys):
+    f, y, h = np.linspace(-20, 20, 2001), np.array(ys)[:, None], 0.02
+    with jax.enable_x64(True):  # second differences, so that kinks are no exception
         up, centre, down = jax.jit(likelihood.log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
-        return np.asarray(up + down - 2 * centre), 1e-12 * (1 + np.abs(centre))
-
-
-@every
-def test_log_concave_where_claimed_and_nowhere_else(name):
-    likelihood, ys = CASES[name].make(), CASES[name].ys
-    others = {
-        "Ordinal": (likelihoods.Ordinal(CUTS), likelihoods.Ordinal([0.0, 1e-3]))
-    }  # the other link, near cutpoints
-    for this in (likelihood, *others.get(name, ())):
-        difference, rounding = second_differences(this, ys[: len(this.cutpoints) + 1] if name == "Ordinal" else ys)
-        concave = np.all(difference <= rounding)
-        assert concave == (this.certificate in ("gaussian", "log-concave"))
+        concave = np.all(up + down - 2 * centre <= 1e-12 * (1 + np.abs(centre)))
+    assert concave == (likelihood.certificate in ("gaussian", "log-concave"))
 
 
 def test_every_likelihood_is_tested():
@@ -500,6 +500,12 @@ def test_samples_have_the_moments(name):
     y, (*_, m, v) = np.asarray(y, float), dense(case, case.ys[0], mean, variance)
     assert abs(y.mean() - m) < 5 * np.sqrt(v / n)
     assert abs(y.var() - v) < 5 * np.std((y - y.mean()) ** 2) / np.sqrt(n)
+
+
+def test_averaged_laplace_at_the_seam_of_its_formulas():
+    with jax.enable_x64(True):  # where r + z = 0
+        mean, h, average = 1.0, 1e-5, jax.jit(lambda m: likelihoods.Laplace(1.0).log_marginal(0.0, m, 1.0))
+        assert jax.grad(average)(mean) == pytest.approx((average(mean + h) - average(mean - h)) / (2 * h), rel=1e-8)
 
 
 def test_moments_that_do_not_exist():
