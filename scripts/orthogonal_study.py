@@ -437,9 +437,9 @@ def draw_separation(report: dict):
         ax.plot(shifts[:1], curve[:1], "o", color="k", mfc="none", ms=5, label="O the same as Z", clip_on=False)
         ax.set_title(f"KL[{structure} ‖ SGPR on both sets]", fontsize=10)
         ax.set_xlabel("shift of the second set O from the first Z, in lengthscales")
-        ax.set_ylim(0.0, 1.15 * ax.get_ylim()[1])
+        ax.set_ylim(0.0, 1.25 * ax.get_ylim()[1])
     axes[0].set_ylabel("nats")
-    axes[1].legend(frameon=False, fontsize=9, loc="upper right")
+    axes[0].legend(frameon=False, fontsize=9, loc="upper right")
     return figure
 
 
