@@ -224,7 +224,8 @@ def _precision_of_least(likelihood, y, mean, variance, residual: jax.Array) -> j
         return jnp.min(jnp.where(inside, terms, jnp.inf), axis=0) + 0.5 * jnp.log(shares[i])
 
     best = jnp.argmax(lax.map(certified, jnp.arange(1, len(shares))), axis=0)
-    return (1.0 / shares[1:][best] - 1.0) / jnp.maximum(residual, jnp.finfo(d.dtype).tiny * 1e6)
+    left = residual > jnp.finfo(d.dtype).eps ** 2  # where it can be divided by, twice in the gradient
+    return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
 
 
 def _coarse(likelihood: Likelihood) -> Likelihood:

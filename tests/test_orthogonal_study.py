@@ -121,6 +121,7 @@ def test_cost_is_measured_for_all_methods(run, script, tmp_path, monkeypatch, ca
     assert len(report["breakdown"]["stages"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["uncollapsed_step", "collapsed_step"])
 def test_steps_have_finite_values_and_gradients(script, step):
     X = jnp.asarray(np.random.default_rng(0).normal(size=(12, script.COLUMNS)))
