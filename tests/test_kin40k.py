@@ -101,7 +101,7 @@ def test_elbo_in_chunks_is_the_elbo_of_all_rows(kin40k, monkeypatch):
 def test_scores(kin40k):
     rng = np.random.default_rng(1)
     y, mean, variance = rng.normal(size=7), rng.normal(size=7), rng.uniform(0.5, 2.0, 7)
-    rmse, log_likelihood = kin40k.scores(mean, variance, y)
+    rmse, log_likelihood = kin40k.scores((mean, variance), y)
     assert rmse == pytest.approx(np.linalg.norm(y - mean) / np.sqrt(7))
     expected = np.mean(dist.Normal(mean, np.sqrt(variance)).log_prob(y))
     assert log_likelihood == pytest.approx(float(expected), rel=1e-5)
