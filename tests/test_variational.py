@@ -19,6 +19,7 @@ from npgp.collapsed import collapsed_bound
 from npgp.conditionals import row_elbo
 from npgp.kernels import Matern32
 from npgp.projection import Projection
+from npgp.residuals import RowResidual
 from npgp.variational import (
     DenseNormal,
     DiagonalNormal,
@@ -304,7 +305,8 @@ def at_the_optimum(projection, y, noise, kinds):
 
         slopes, values = jax.grad(with_sum, argnums=(0, 1), has_aux=True)(q, parameter)
         near = value(jax.tree.map(lambda leaf: 1.05 * leaf, q), parameter=parameter)
-        made[conditional] = values, near, slopes, collapsed_bound(projection, y, noise, kinds, conditional)
+        residual = RowResidual(projection.residual_variance([kind != "prior" for kind in kinds]))
+        made[conditional] = values, near, slopes, collapsed_bound(projection, residual, y, noise, kinds, conditional)
     return q, made
 
 
@@ -329,9 +331,3 @@ def test_collapsed_bound_is_the_elbo_where_its_gradient_vanishes(float64, kinds)
                 slope = np.tril(leaf) if leaf.ndim > 1 and leaf.shape[-1] == leaf.shape[-2] else leaf
                 np.testing.assert_allclose(slope, 0.0, atol=1e-8, err_msg=conditional)
             assert np.all(np.asarray(near) < np.asarray(value))  # a maximum, not a saddle
-
-
-def test_optimum_has_no_closed_form_for_other_structures():
-    projection = Projection((np.ones((2, 3), np.float32),), np.ones(3, np.float32))
-    with pytest.raises(ValueError, match="'diagonal' has no closed-form optimum"):
-        jax.jit(lambda y: gaussian_optimum(projection, y, 0.1, ["diagonal"]))(np.zeros(3, np.float32))
