@@ -104,7 +104,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.inducing, args.splits, args.steps = args.inducing[:1], args.splits[:1], min(args.steps, 50)
         args.structures = list(STRUCTURES)
     if args.quick:
-        args.structures, args.conditionals = ["SOLVE-GP"], ["grouped"]
+        args.structures, args.conditionals = ["union"], ["grouped"]
         args.inducing, args.splits, args.rows, args.steps = [16], [0], 600, 60
         args.batch_size, args.group_size, args.neighbours = 128, 8, 16
     if any(M < 4 or M % 4 for M in args.inducing):
