@@ -27,6 +27,19 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
+@jax.custom_jvp
+def gram(A: jax.Array) -> jax.Array:
+    """``A Aᵀ`` over the last two axes. Its gradient takes one product of that size, not two."""
+    return matmul(A, jnp.swapaxes(A, -1, -2))
+
+
+@gram.defjvp
+def _(primals, tangents):
+    (A,), (dA,) = primals, tangents
+    half = matmul(dA, jnp.swapaxes(A, -1, -2))
+    return gram(A), half + jnp.swapaxes(half, -1, -2)
+
+
 def default_jitter(dtype) -> float:
     """The relative jitter used when none is given, for a floating dtype."""
     return DEFAULT_JITTER[jnp.dtype(dtype).name]
@@ -111,7 +124,7 @@ def block_row(
     """
     before = block_solve(cholesky, cross, column)
     for block in before:
-        corner = corner - matmul(block.T, block)
+        corner = corner - gram(block.T)
     return before, corner
 
 

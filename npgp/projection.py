@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.tree_util import register_dataclass
 
 from npgp import linalg
@@ -94,7 +93,7 @@ class Projector:
         D = self.kernel(X)
         for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True):
             if use:
-                D = D - linalg.matmul(A_i.T, A_i)
+                D = D - linalg.gram(A_i.T)
         return D
 
     def group_covariance(
@@ -108,8 +107,7 @@ class Projector:
         D = jax.vmap(self.kernel)(groups.gather(X.T).transpose(1, 2, 0))
         for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True):
             if use:
-                in_groups = groups.gather(A_i)  # (M, G, g)
-                D = D - jnp.einsum("mgi,mgj->gij", in_groups, in_groups, precision=lax.Precision.HIGHEST)
+                D = D - linalg.gram(jnp.moveaxis(groups.gather(A_i), 0, -1))  # (G, g, M)
         return D
 
 

@@ -337,10 +337,12 @@ class ScaledProjection:
     :param A: Ã_i, (M_i, N), for each block.
     :param cholesky: the factor's blocks on the diagonal, (M_i, M_i).
     :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.
+    :param gram: for each block its own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i).
     :param scale: σ, scalar or (N,).
     """
 
     A: tuple[jax.Array, ...]
+    gram: tuple[jax.Array, ...]
     cholesky: tuple[jax.Array, ...]
     cross: tuple[tuple[jax.Array, ...], ...]
     scale: jax.Array
@@ -352,20 +354,21 @@ class ScaledProjection:
         A = tuple(A / scale for A in projection.A)
         cholesky: list[jax.Array] = []
         cross: list[tuple[jax.Array, ...]] = []
+        gram = tuple(linalg.gram(A_i) + jnp.eye(A_i.shape[0], dtype=A_i.dtype) for A_i in A)
         for i, A_i in enumerate(A):
             column = [linalg.matmul(A_j, A_i.T) for A_j in A[:i]]
-            before, C = linalg.block_row(cholesky, cross, column, _one_plus_gram(A_i))
+            before, C = linalg.block_row(cholesky, cross, column, gram[i])
             cholesky.append(linalg.cholesky(C, jitter=0.0)[0])
             cross.append(before)
-        return cls(A, tuple(cholesky), tuple(cross), scale)
+        return cls(A, gram, tuple(cholesky), tuple(cross), scale)
 
     def factor(self, i: int) -> jax.Array:
         """Cholesky factor of block i's own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i)."""
-        return linalg.cholesky(_one_plus_gram(self.A[i]), jitter=0.0)[0] if i else self.cholesky[0]
+        return linalg.cholesky(self.gram[i], jitter=0.0)[0] if i else self.cholesky[0]
 
     def diagonal(self, i: int) -> jax.Array:
         """Diagonal of ``B_i``, (M_i,)."""
-        return 1.0 + jnp.sum(jnp.square(self.A[i]), axis=-1)
+        return jnp.diagonal(self.gram[i])
 
     def _project(self, y: jax.Array) -> list[jax.Array]:
         """``L_B⁻¹ Ã y/σ``, by blocks: (M_i, outputs) for y of shape (..., N)."""
@@ -381,10 +384,6 @@ class ScaledProjection:
         """Optimal means ``B⁻¹ Ã y/σ``, split by block: each (..., M_i)."""
         means = linalg.block_solve_transposed(self.cholesky, self.cross, self._project(y))
         return [jnp.reshape(mean.T, (*y.shape[:-1], mean.shape[0])) for mean in means]
-
-
-def _one_plus_gram(A: jax.Array) -> jax.Array:
-    return linalg.matmul(A, A.T) + jnp.eye(A.shape[0], dtype=A.dtype)
 
 
 __all__ = [
