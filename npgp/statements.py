@@ -127,7 +127,8 @@ def observe(
     conditionals.check(conditional)
     if obs is not None:
         obs = _check_observations(name, obs, mask, latent, likelihood)
-    groups = conditionals.groups_for(conditional, groups, latent.shape[-1])
+    # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
+    groups = None if obs is None else conditionals.groups_for(conditional, groups, latent.shape[-1])
     parameter = None
     if latent.variational and conditional in conditionals.LEARNED_PARAMETER:
         suffix, start, constraint = conditionals.LEARNED_PARAMETER[conditional]

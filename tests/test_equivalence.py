@@ -250,6 +250,23 @@ def test_minibatches_of_whole_groups_are_unbiased(float64):
     assert np.std(parts) > 0.1
 
 
+@pytest.mark.parametrize("groups", [median_split(X.astype(np.float32), 3), 4], ids=["partition", "consecutive"])
+def test_groups_do_not_stand_in_the_way_of_new_rows(groups):
+    gp = npgp.SparseGP("f", kernel(), jnp.asarray(Z.copy()))
+
+    def model(X, y=None):
+        f = gp.draw()
+        with numpyro.plate("data", X.shape[0]):
+            npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y, conditional="grouped", groups=groups)
+
+    guide = npgp.AutoSparseGP(model)
+    svi = numpyro.infer.SVI(model, guide, npgp.adam(0.05), numpyro.infer.TraceMeanField_ELBO())
+    params = npgp.fit(svi, jax.random.key(0), 2, X.copy(), Y.copy(), progress=False).params
+    draws = numpyro.infer.Predictive(model, guide=guide, params=params, num_samples=3)(jax.random.key(1), X[:5].copy())
+    assert draws["y"].shape == (3, 5)
+    assert npgp.posterior("f", model, guide, params, X[:5].copy()).mean(X[:5].copy()).shape == (5,)
+
+
 def test_fit_takes_whole_groups():
     seen = []
 
