@@ -21,6 +21,7 @@ from numpyro.distributions import constraints
 
 from npgp import component, guide, linalg, statements
 from npgp.conditionals import Conditional
+from npgp.groups import Groups
 from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian
 from npgp.posteriors import Posterior
@@ -93,12 +94,15 @@ class BayesianGPLVM:
     :param conditional: what q does to the residual (:mod:`npgp.conditionals`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
     :param latent_guide: a guide for the site ``x`` with the model's arguments; free Gaussians per row if omitted.
+    :param groups: for the ``grouped`` conditional: rows that are close in data space, ``npgp.median_split(Y, 16)``;
+        with minibatches, the number of rows in each group of consecutive rows (:meth:`npgp.Groups.arrange`).
     """
 
     start: Start
     conditional: Conditional = "tight"
     kernel: Callable[..., Kernel] = RBF
     latent_guide: Callable | None = None
+    groups: Groups | int | None = None
     guide: guide.AutoSparseGP = field(init=False)
 
     def __post_init__(self):
@@ -138,6 +142,7 @@ class BayesianGPLVM:
                     obs=(jnp.asarray(Y) - start.offset).T,
                     conditional=self.conditional,
                     mask=None if mask is None else jnp.asarray(mask).T,
+                    groups=self.groups,
                 )
 
     def free_latents(self, Y: ArrayLike, rows: ArrayLike | None = None, mask: ArrayLike | None = None) -> None:

@@ -80,6 +80,30 @@ def test_elbo_at_known_latents_is_that_of_sparse_regressions(conditional, x64):
         assert leaf.dtype == x64 and np.all(np.isfinite(leaf)) and np.any(leaf != 0), name
 
 
+def test_rows_in_groups(float64):
+    # Of unequal length, and with entries missing: a group's penalty is that of the rows that an output has seen.
+    groups = npgp.consecutive(ROWS, 4)
+    mask = np.ones(DATA.shape, bool)
+    mask[[1, 3, 5], [0, 0, 2]] = False
+
+    pair = make_gplvm(), make_gplvm(conditional="grouped", groups=groups)
+
+    @compiled
+    def elbos(params, key):
+        return [make_elbo(g.model, g.guide)(key, params, DATA, mask=mask) for g in pair]
+
+    tight, grouped = elbos(make_params(), jax.random.key(0))
+    gain = 0.0
+    for output, seen in zip(dense_outputs(), mask.T, strict=True):
+        D = output.K - output.Q
+        for rows in (np.arange(4), np.arange(4, 6)):
+            rows = rows[seen[rows]]
+            inside = D[np.ix_(rows, rows)] / NOISE
+            gain += 0.5 * np.sum(np.log1p(np.diag(inside))) - 0.5 * np.linalg.slogdet(np.eye(len(rows)) + inside)[1]
+    assert gain > 0.01
+    np.testing.assert_allclose(grouped - tight, gain, rtol=1e-4)
+
+
 def test_minibatches_are_unbiased_and_rows_index_the_latents(float64):
     gplvm = make_gplvm()
     elbo = make_elbo(gplvm.model, gplvm.guide)
