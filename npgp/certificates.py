@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from npgp import linalg
 from npgp.collapsed import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
-from npgp.conditionals import Conditional, collapsed_penalty, groups_for
+from npgp.conditionals import Conditional, collapsed_penalty
 from npgp.features import InducingBlock, Points
-from npgp.groups import Groups, default_size, median_split, single
+from npgp.groups import Groups, single
 from npgp.inducing import greedy_variance
 from npgp.kernels import Kernel
 from npgp.projection import factorize
@@ -193,7 +193,7 @@ def certificate(
     """
     if any(map(linalg.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, mean)))):
         raise TypeError("certificate was called on traced values; it runs outside jit, on concrete ones.")
-    gp = CollapsedGP(kernel, X, inducing, noise_variance, mean, "tight", covariances, jitter)
+    gp = CollapsedGP(kernel, X, inducing, noise_variance, mean, "grouped", covariances, jitter, groups)
     X, N = gp.X, gp.X.shape[0]
     for name, value in (("y", y), ("mean", mean)):
         linalg.require_finite(value, name)
@@ -204,10 +204,7 @@ def certificate(
         whole = N <= operator.index(exact_rows)
     except TypeError:
         raise TypeError(f"exact_rows is {exact_rows!r}; it must be a whole number of rows.") from None
-    if groups is None:
-        groups = median_split(X, default_size(max(sum(block.size for block in gp.blocks), 1)))
-    groups = groups_for("grouped", groups, N)
-    problem = (kernel, X, y - mean, jnp.asarray(noise_variance, X.dtype), groups, jitter)
+    problem = (kernel, X, y - mean, jnp.asarray(noise_variance, X.dtype), gp.groups, jitter)
 
     found = evidence_bounds(*problem, gp.blocks, gp.covariances, whole)
     bounds = {name: float(found["bounds"][name]) for name in ORDER if name in found["bounds"]}
@@ -370,14 +367,11 @@ def _penalties(kernel, X, learned, points, noise_variance, jitter) -> jax.Array:
 @partial(jax.jit, static_argnames=("covariances", "conditional"))
 def _bounds_of(kernel, X, y, noise_variance, groups, jitter, structures, covariances, conditional) -> list[jax.Array]:
     """The bound of each of several structures with one conditional."""
-    bounds = []
-    for blocks, kinds in zip(structures, covariances, strict=True):
-        projector = factorize(kernel, blocks, jitter)
-        projection = projector(X)
-        partition = groups if conditional == "grouped" else None
-        residual = residual_of(projector, X, projection, [kind != "prior" for kind in kinds], partition)
-        bounds.append(collapsed_bound(projection, residual, y, noise_variance, kinds, conditional))
-    return bounds
+    partition = groups if conditional == "grouped" else None
+    return [
+        CollapsedGP(kernel, X, blocks, noise_variance, 0.0, conditional, kinds, jitter, partition).log_prob(y)
+        for blocks, kinds in zip(structures, covariances, strict=True)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------

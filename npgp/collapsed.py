@@ -153,16 +153,16 @@ class CollapsedGP(dist.Distribution):
 
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
-        _, projection, residual = self._project()
+        projector, projection = self._project()
+        learned = [kind != "prior" for kind in self.covariances]
+        residual = residual_of(projector, self.X, projection, learned, self.groups)
         return collapsed_bound(
             projection, residual, value - self.mean_value, self.noise_variance, self.covariances, self.conditional
         )
 
-    def _project(self) -> tuple[Projector, Projection, Residual]:
+    def _project(self) -> tuple[Projector, Projection]:
         projector = factorize(self.kernel, self.blocks, self.jitter)
-        projection = projector(self.X)
-        learned = [kind != "prior" for kind in self.covariances]
-        return projector, projection, residual_of(projector, self.X, projection, learned, self.groups)
+        return projector, projector(self.X)
 
     def sample(self, key, sample_shape=()):
         """Joint draws from the prior with noise, at O(N³)."""
@@ -184,7 +184,7 @@ class CollapsedGP(dist.Distribution):
         y = jnp.asarray(y, self.X.dtype)
         if y.shape[-1:] != self.event_shape:
             raise ValueError(f"y has shape {y.shape}; its last axis must match the {self.event_shape[0]} rows of X.")
-        projector, projection, _ = self._project()
+        projector, projection = self._project()
         q = gaussian_optimum(projection, y - self.mean_value, self.noise_variance, self.covariances)
         return Posterior(projector, q)
 

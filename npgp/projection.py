@@ -25,6 +25,11 @@ from npgp.groups import Groups
 from npgp.kernels import Kernel
 
 
+def _projected_out(A: Sequence[jax.Array], blocks: Sequence[bool] | None) -> list[jax.Array]:
+    """The projections on the blocks in use; on all if that is not said."""
+    return [A_i for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True) if use]
+
+
 @register_dataclass
 @dataclass(frozen=True)
 class Projection:
@@ -44,7 +49,7 @@ class Projection:
 
         :param blocks: which blocks to project out; all if omitted.
         """
-        kept = self.A if blocks is None else [A for A, use in zip(self.A, blocks, strict=True) if use]
+        kept = _projected_out(self.A, blocks)
         explained = sum((jnp.sum(jnp.square(A), axis=0) for A in kept), jnp.zeros_like(self.prior_variance))
         return jnp.maximum(self.prior_variance - explained, 0.0)
 
@@ -91,9 +96,8 @@ class Projector:
         :param blocks: which blocks to project out; all if omitted.
         """
         D = self.kernel(X)
-        for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True):
-            if use:
-                D = D - linalg.gram(A_i.T)
+        for A_i in _projected_out(A, blocks):
+            D = D - linalg.gram(A_i.T)
         return D
 
     def group_covariance(
@@ -105,9 +109,8 @@ class Projector:
         :param groups: a partition of the rows.
         """
         D = jax.vmap(self.kernel)(groups.gather(X.T).transpose(1, 2, 0))
-        for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True):
-            if use:
-                D = D - linalg.gram(jnp.moveaxis(groups.gather(A_i), 0, -1))  # (G, g, M)
+        for A_i in _projected_out(A, blocks):
+            D = D - linalg.gram(jnp.moveaxis(groups.gather(A_i), 0, -1))  # (G, g, M)
         return D
 
 

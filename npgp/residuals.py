@@ -120,18 +120,24 @@ class GroupResidual:
         """Its Cholesky factor."""
         return _cholesky(self._scaled(root))
 
-    def cost(self, precision):
-        root = self.roots(precision)
-        # In equal parts for the rows that have a precision; the others may be masked.
+    def _shared_out(self, cost: jax.Array, root: jax.Array) -> jax.Array:
+        """Each group's cost (..., G) in equal parts for the rows that have a precision; the others may be masked."""
         felt = (root > 0.0).astype(root.dtype)
         part = felt / jnp.maximum(jnp.sum(felt, axis=-1, keepdims=True), 1.0)
-        return self.groups.scatter(_half_log_det(self._scaled(root))[..., None] * part)
+        return self.groups.scatter(cost[..., None] * part)
+
+    def cost(self, precision):
+        root = self.roots(precision)
+        return self._shared_out(_half_log_det(self._scaled(root)), root)
 
     def given(self, precision):
         root = self.roots(precision)
-        half = linalg.solve_lower(self.factor(root), root[..., :, None] * self.covariance)
+        factor = self.factor(root)
+        half = linalg.solve_lower(factor, root[..., :, None] * self.covariance)
         left = self._variance - jnp.sum(jnp.square(half), axis=-2)
-        return self.groups.scatter(jnp.maximum(left, 0.0)), self.cost(precision)
+        # The factor's derivative is wanted for what is left anyway.
+        cost = self._shared_out(0.5 * linalg.log_determinant(factor), root)
+        return self.groups.scatter(jnp.maximum(left, 0.0)), cost
 
 
 def _cholesky(B: jax.Array) -> jax.Array:
@@ -142,7 +148,7 @@ def _cholesky(B: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def _half_log_det(B: jax.Array) -> jax.Array:
     """``½ log|B|`` of positive definite matrices (..., g, g)."""
-    return jnp.sum(jnp.log(jnp.diagonal(_cholesky(B), axis1=-2, axis2=-1)), axis=-1)
+    return 0.5 * linalg.log_determinant(_cholesky(B))
 
 
 @_half_log_det.defjvp
@@ -152,5 +158,4 @@ def _(primals, tangents):
     L = _cholesky(B)
     inverse_factor = linalg.solve_lower(L, jnp.broadcast_to(jnp.eye(B.shape[-1], dtype=B.dtype), B.shape))
     inverse = linalg.matmul(jnp.swapaxes(inverse_factor, -1, -2), inverse_factor)
-    value = jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
-    return value, 0.5 * jnp.sum(inverse * dB, axis=(-2, -1))
+    return 0.5 * linalg.log_determinant(L), 0.5 * jnp.sum(inverse * dB, axis=(-2, -1))

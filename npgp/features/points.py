@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.kernels import Kernel
-from npgp.pytrees import pytree
+from npgp.pytrees import pytree, static
 
 
 @pytree
@@ -26,7 +26,7 @@ class Points:
     """
 
     inputs: jax.Array
-    name: str = field(default="inducing", metadata={"static": True})
+    name: str = static("inducing")
 
     def __post_init__(self):
         object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name, allow_empty=True))

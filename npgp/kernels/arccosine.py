@@ -19,12 +19,11 @@ from npgp.kernels.base import (
     columns_seen,
     filled,
     select,
-    static,
 )
 from npgp.kernels.random_features import project
 from npgp.kernels.stationary import safe_sqrt, squared_distances
 from npgp.linalg import require_positive
-from npgp.pytrees import pytree
+from npgp.pytrees import pytree, static
 
 
 @pytree
@@ -50,7 +49,7 @@ class ArcCosine(Kernel):
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static()
+    active_dims: tuple[int, ...] | None = static(None)
 
     def __post_init__(self):
         if self.order not in (0, 1, 2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -180,11 +180,6 @@ class Scaled(Kernel):
 
 # ---------------------------------------------------------------------------------------------------------------
 # For kernels of columns of the inputs
-
-
-def static(default: Any = None, **options: Any) -> Any:
-    """A dataclass field that is part of the kernel's structure, no array."""
-    return field(default=default, metadata={"static": True}, **options)
 
 
 def select(X: jax.Array, active_dims: tuple[int, ...] | None) -> jax.Array:

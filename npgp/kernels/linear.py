@@ -21,11 +21,10 @@ from npgp.kernels.base import (
     columns_seen,
     filled,
     select,
-    static,
 )
 from npgp.kernels.random_features import project, repeated
 from npgp.linalg import matmul, require_positive
-from npgp.pytrees import pytree
+from npgp.pytrees import pytree, static
 
 
 @pytree
@@ -39,7 +38,7 @@ class Linear(Kernel):
     """
 
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static()
+    active_dims: tuple[int, ...] | None = static(None)
 
     def __post_init__(self):
         require_positive(self.variance, "Linear variance")
@@ -91,7 +90,7 @@ class Polynomial(Kernel):
     degree: int = static(2)
     variance: ArrayLike = 1.0
     offset: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static()
+    active_dims: tuple[int, ...] | None = static(None)
 
     def __post_init__(self):
         if not isinstance(self.degree, int) or self.degree < 1:

@@ -19,12 +19,11 @@ from npgp.kernels.base import (
     columns_seen,
     filled,
     select,
-    static,
 )
 from npgp.kernels.random_features import repeated, waves
 from npgp.kernels.stationary import squared_distances
 from npgp.linalg import matmul, require_positive
-from npgp.pytrees import pytree
+from npgp.pytrees import pytree, static
 
 
 @pytree
@@ -45,7 +44,7 @@ class Periodic(Kernel):
     period: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static()
+    active_dims: tuple[int, ...] | None = static(None)
 
     def __post_init__(self):
         for name in ("period", "lengthscale", "variance"):
@@ -94,7 +93,7 @@ class Cosine(Kernel):
 
     period: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static()
+    active_dims: tuple[int, ...] | None = static(None)
 
     def __post_init__(self):
         require_positive(self.period, "Cosine period")

@@ -19,11 +19,10 @@ from npgp.kernels.base import (
     columns_seen,
     filled,
     select,
-    static,
 )
 from npgp.kernels.random_features import waves
 from npgp.linalg import matmul, require_positive
-from npgp.pytrees import pytree
+from npgp.pytrees import pytree, static
 
 
 def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
@@ -79,7 +78,7 @@ class Stationary(Kernel):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static()
+    active_dims: tuple[int, ...] | None = static(None)
 
     def __post_init__(self):
         require_positive(self.lengthscale, f"{type(self).__name__} lengthscale")
@@ -151,7 +150,7 @@ class RationalQuadratic(Stationary):
     """
 
     alpha: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(kw_only=True)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
