@@ -14,6 +14,7 @@ from npgp.kernels import (
     RBF,
     ArcCosine,
     Constant,
+    Coregion,
     Cosine,
     Linear,
     Matern12,
@@ -23,10 +24,12 @@ from npgp.kernels import (
     Polynomial,
     RationalQuadratic,
     White,
+    at_outputs,
 )
 from npgp.latent import Latent
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from npgp.natural import natural_gradient
+from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
 from npgp.saving import load, save
 from npgp.statements import observe, sample
@@ -41,6 +44,7 @@ __all__ = [
     "Certificate",
     "CollapsedGP",
     "Constant",
+    "Coregion",
     "Cosine",
     "Decomposition",
     "Function",
@@ -51,6 +55,8 @@ __all__ = [
     "Matern12",
     "Matern32",
     "Matern52",
+    "MixedPaths",
+    "MixedPosterior",
     "NonFiniteLossError",
     "Paths",
     "Periodic",
@@ -63,6 +69,7 @@ __all__ = [
     "StudentT",
     "White",
     "adam",
+    "at_outputs",
     "certificate",
     "consecutive",
     "datasets",

@@ -16,8 +16,13 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from npgp import linalg
+from npgp.conditionals import Conditional
 from npgp.features import Points
+from npgp.groups import Groups
+from npgp.likelihoods import Likelihood
+from npgp.outputs import MixedPosterior
 from npgp.projection import Projection, Projector
+from npgp.updates import update
 from npgp.variational import BlockNormal, learned_blocks, whitened_mean, whitened_variance
 
 __all__ = ["Decomposition", "Paths", "Posterior"]
@@ -133,6 +138,77 @@ class Posterior:
         _require_count(num_draws, "num_draws")
         _require_count(num_features, "num_features")
         return _draw_functions(self.projector, self.q, self.batch_shape, rng_key, num_draws, num_features)
+
+    def condition(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        likelihood: Likelihood,
+        *,
+        offset: ArrayLike = 0.0,
+        mask: ArrayLike | None = None,
+        conditional: Conditional = "tight",
+        groups: Groups | int | None = None,
+        max_iterations: int = 100,
+        tolerance: float = 1e-6,
+    ) -> Posterior:
+        """
+        The posterior given further rows, with hyperparameters and inducing features as they are::
+
+            posterior = posterior.condition(X_new, y_new, npgp.Gaussian(noise_variance))
+
+        The present q(ε) is the prior of what follows, so give each row once. For Gaussian noise the result is the
+        optimum, in closed form. For one dense block it is then no matter whether rows come at once or in parts. With
+        several blocks, or diagonal ones, covariances are as if all rows had come at once, but means only nearly so:
+        q(ε) keeps no correlation between blocks. For other likelihoods the result is the fixed point of
+        natural-gradient steps. What the inducing features cannot tell apart, new rows do not teach them.
+
+        For everything else, such as minibatches, several GPs, or blocks that move the mean only, train q(ε) alone, by
+        SVI on all rows: parameters of the guide change and ``numpyro.param`` hyperparameters stay::
+
+            svi = SVI(model, guide, npgp.natural_gradient(1.0, optax.set_to_zero()), TraceMeanField_ELBO())
+            npgp.fit(svi, rng_key, steps, X, y, init_params=params)
+
+        :param X: inputs of the new rows, (N, D).
+        :param y: their observations, batch + (N,). One posterior may be conditioned on several rows of observations,
+            (..., N): it becomes a batch.
+        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
+        :param offset: what is added to f at these rows, a mean function or other effects; broadcasts to y's shape.
+        :param mask: True where an observation is present, of y's shape; the others may be NaN.
+        :param conditional: what q does to the residual at the new rows: ``"tight"``, ``"prior"``, ``"grouped"`` or
+            ``"full"``; for Gaussian noise the result is the same.
+        :param groups: for ``"grouped"``, as for :func:`npgp.observe`.
+        :param max_iterations: most natural-gradient steps, for likelihoods that are not Gaussian.
+        :param tolerance: they end when another would move q(ε) by less, as a Kullback-Leibler divergence in nats. If
+            they do not, a ``RuntimeWarning`` says so; not inside ``jit``, where it cannot be seen.
+        :raises ValueError: for observations of another shape, outside the likelihood's support, or NaN without mask;
+            and for a block that moves the mean only, since it does not say how sure the earlier rows made it.
+        :raises FloatingPointError: if the result is not finite.
+        """
+        q = update(
+            self.projector,
+            self.q,
+            X,
+            y,
+            likelihood,
+            offset=offset,
+            mask=mask,
+            conditional=conditional,
+            groups=groups,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+        )
+        return Posterior(self.projector, q)
+
+    def mixed(self, W: ArrayLike) -> MixedPosterior:
+        """
+        The posterior of outputs that mix a batch of functions, ``h = W g``: for models with ``W @ g(X)``, where g was
+        drawn in a plate of Q members.
+
+        :param W: the mixing matrix, (P, Q).
+        :raises ValueError: for a matrix without a column for each function.
+        """
+        return MixedPosterior((self,), W)
 
     def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
         """

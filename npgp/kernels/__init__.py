@@ -9,6 +9,7 @@ Sources: Rasmussen & Williams 2006, chapter 4; Cho & Saul 2009 (arc-cosine); Rah
 from npgp.kernels.adapters import Tinygp, as_kernel
 from npgp.kernels.arccosine import ArcCosine
 from npgp.kernels.base import Kernel, Product, Scaled, Sum
+from npgp.kernels.coregion import Coregion, at_outputs
 from npgp.kernels.linear import Constant, Linear, Polynomial, White
 from npgp.kernels.periodic import Cosine, Periodic
 from npgp.kernels.stationary import (
@@ -25,6 +26,7 @@ __all__ = [
     "RBF",
     "ArcCosine",
     "Constant",
+    "Coregion",
     "Cosine",
     "Kernel",
     "Linear",
@@ -41,5 +43,6 @@ __all__ = [
     "Tinygp",
     "White",
     "as_kernel",
+    "at_outputs",
     "squared_distances",
 ]

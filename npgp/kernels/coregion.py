@@ -1,0 +1,157 @@
+"""Kernels of several outputs: inputs with a column that says which output a row belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+
+from npgp import linalg
+from npgp.kernels.adapters import as_kernel
+from npgp.kernels.base import Kernel, check_columns
+from npgp.pytrees import pytree, static
+
+
+@pytree
+@dataclass(frozen=True)
+class Coregion(Kernel):
+    """
+    Intrinsic coregionalisation: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
+
+        kernel = npgp.Coregion(npgp.RBF(lengthscale), W, kappa)       # W (P, R), kappa (P,): sampled, learned or fixed
+        f = npgp.SparseGP("f", kernel, inducing=npgp.at_outputs(Z, [0, 1])).draw()
+        npgp.observe("y", f(npgp.at_outputs(X, [0, 1])), npgp.Gaussian(noise), obs=y)      # y: (2 N,)
+
+    f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
+    has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model
+    of coregionalisation, ``Coregion(RBF(1.0), W1) + Coregion(RBF(5.0), W2)``. Inducing inputs have the column too: a
+    point of one output informs the others through B.
+
+    An output's number that does not exist is an error where it can be seen, and gives NaN inside ``jit``.
+
+    :param kernel: the base kernel of the other columns, npgp's or tinygp's. Its ``active_dims`` count these alone.
+    :param W: shape (P, R), for P outputs.
+    :param kappa: κ, positive, (P,) or one number for all outputs; none if omitted, and B then has rank R.
+    :param column: the input column that holds the output's number 0, …, P − 1, as floating-point numbers.
+    :raises ValueError: for W or κ of another shape, or κ known not to be positive.
+
+    Source: Álvarez, Rosasco & Lawrence 2012, section 4.2; B as in Bonilla, Chai & Williams 2008 and GPflow.
+    """
+
+    kernel: Kernel
+    W: ArrayLike
+    kappa: ArrayLike | None = None
+    column: int = static(-1)
+
+    def __post_init__(self):
+        object.__setattr__(self, "kernel", as_kernel(self.kernel))
+        shape = jnp.shape(self.W)
+        if len(shape) != 2 or 0 in shape:
+            raise ValueError(f"Coregion W has shape {shape}; it must be (P, R), a row for each of P outputs.")
+        if self.kappa is not None:
+            linalg.require_positive(self.kappa, "Coregion kappa")
+            if jnp.shape(self.kappa) not in ((), shape[:1]):
+                raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[:1]}.")
+        if isinstance(self.column, bool) or not isinstance(self.column, int):
+            raise TypeError(f"Coregion column is {self.column!r}; it must be the number of a column.")
+
+    def output_covariance(self) -> jax.Array:
+        """B, the covariance of the outputs at one input, in units of the base kernel's variance; (P, P)."""
+        loadings = self._loadings(jnp.result_type(float))
+        return linalg.gram(loadings)
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        x, outputs = self._split(X)
+        x2, outputs2 = (None, outputs) if X2 is None else self._split(X2)
+        loadings = self._loadings(x.dtype)
+        # Of the rows' own loadings: a gradient with respect to B[p, p'] would scatter N × M values.
+        return self.kernel(x, x2) * linalg.matmul(_take(loadings, outputs), _take(loadings, outputs2).T)
+
+    def diag(self, X):
+        x, outputs = self._split(X)
+        return self.kernel.diag(x) * _take(jnp.sum(jnp.square(self._loadings(x.dtype)), -1), outputs)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.kernel.differentiable
+
+    def random_features(self, rng_key, columns, count):
+        base = self.kernel.random_features(rng_key, columns - 1, count)
+        return Partial(_features, self, base)
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(_features, self, self.kernel.feature_draws(rng_key, columns - 1, count))
+
+    def _loadings(self, dtype) -> jax.Array:
+        """A root of B: (P, R), or (P, R + P)."""
+        W = jnp.asarray(self.W, dtype)
+        if self.kappa is None:
+            return W
+        own = jnp.sqrt(jnp.asarray(self.kappa, dtype)) * jnp.eye(W.shape[0], dtype=dtype)
+        return jnp.concatenate([W, own], axis=-1)
+
+    def _split(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """The columns of the base kernel, and the rows' outputs: P for one that does not exist."""
+        columns, count = jnp.shape(X)[-1], jnp.shape(self.W)[0]
+        if columns < 2 or not -columns <= self.column < columns:
+            raise ValueError(
+                f"Coregion reads the output's number from column {self.column} of inputs that have {columns} columns; "
+                "they need this one and at least one more."
+            )
+        if not linalg.is_traced(X):
+            _check_outputs(np.asarray(X)[:, self.column], count)
+        X = jnp.asarray(X)
+        numbers = X[:, self.column]
+        outputs = jnp.round(numbers).astype(int)
+        known = (outputs == numbers) & (outputs >= 0) & (outputs < count)
+        others = np.delete(np.arange(columns), self.column)
+        return X[:, others], jnp.where(known, outputs, count)
+
+
+def at_outputs(X: ArrayLike, outputs: Sequence[int]) -> jax.Array:
+    """
+    Inputs of several outputs: the rows X with an output's number as a last column, for each output in turn.
+
+    For outputs that are observed at different inputs, join ``at_outputs(X0, [0])``, ``at_outputs(X1, [1])``, ….
+
+    :param X: inputs (N, D).
+    :param outputs: numbers of outputs, K of them.
+    :return: (K · N, D + 1).
+    :raises ValueError: if there are no outputs, or their numbers are no whole numbers of at least 0.
+    """
+    X = linalg.inputs(X)
+    numbers = np.asarray(outputs)
+    if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu" or np.any(numbers < 0):
+        raise ValueError(f"outputs is {outputs!r}; it must be a list of output numbers, such as [0, 1].")
+    column = jnp.repeat(jnp.asarray(numbers, X.dtype), X.shape[0])
+    return jnp.concatenate([jnp.tile(X, (numbers.size, 1)), column[:, None]], axis=-1)
+
+
+def _check_outputs(numbers: np.ndarray, count: int) -> None:
+    wrong = numbers[~((numbers >= 0) & (numbers < count) & (numbers == np.floor(numbers)))]
+    if wrong.size:
+        raise ValueError(
+            f"Coregion has {count} outputs, but the inputs' output column has the value {wrong[0]:g}; it must hold "
+            f"whole numbers from 0 to {count - 1}."
+        )
+
+
+def _take(values: jax.Array, outputs: jax.Array) -> jax.Array:
+    # An index out of range would be clipped, and be another output's.
+    return values.at[outputs].get(mode="fill", fill_value=jnp.nan)
+
+
+def _features(kernel: Coregion, base, X: jax.Array) -> jax.Array:
+    """Products of the base kernel's features with the loadings; (N, F · R), or of groups (N, count, F · R)."""
+    x, outputs = kernel._split(X)
+    features = base(x)
+    loadings = _take(kernel._loadings(features.dtype), outputs)
+    loadings = loadings.reshape(len(outputs), *[1] * (features.ndim - 1), -1)
+    product = features[..., :, None] * loadings
+    return product.reshape(*features.shape[:-1], -1)
