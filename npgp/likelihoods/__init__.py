@@ -1,4 +1,4 @@
-"""Observation models p(y | f) of one latent value each, and their expectations under a Gaussian.
+"""Observation models p(y | f) of one latent value or several, and their expectations under a Gaussian.
 
 A likelihood knows four things about f ~ N(mean, variance): the expected log-likelihood, its curvature in the variance
 (the site precision of a certified conditional), the log of the averaged likelihood, and the moments of y. Some have
@@ -14,7 +14,9 @@ from npgp.likelihoods.classes import Bernoulli, Ordinal
 from npgp.likelihoods.continuous import Exponential, Gamma, Gaussian, Laplace, StudentT
 from npgp.likelihoods.counts import NegativeBinomial, Poisson
 from npgp.likelihoods.factorized import Factorized, as_likelihood
+from npgp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from npgp.likelihoods.quadrature import NUM_NODES
+from npgp.likelihoods.softmax import Softmax
 
 __all__ = [
     "NUM_NODES",
@@ -23,11 +25,13 @@ __all__ = [
     "Factorized",
     "Gamma",
     "Gaussian",
+    "HeteroscedasticGaussian",
     "Laplace",
     "Likelihood",
     "NegativeBinomial",
     "Ordinal",
     "Poisson",
+    "Softmax",
     "StudentT",
     "as_likelihood",
     "quadrature_error",

@@ -19,20 +19,31 @@ from npgp.linalg import is_traced, require_positive
 
 class Likelihood:
     """
-    p(y | f) for one latent value per observation; the elements of all array arguments broadcast.
+    p(y | f) for one latent value per observation, or several; the elements of all array arguments broadcast.
+
+    With C ≥ 2 latent values per observation, f and their mean and variance have a leading axis of size C, for y of
+    shape (..., N) they are (C, ..., N), and under the expectations the latent values are independent.
 
     Parameters may be traced, and may have one value per row. A likelihood of one's own subclasses this, as a frozen
     dataclass registered with :func:`npgp.pytrees.pytree`, and gives :meth:`log_prob`, :meth:`sample` and
-    :meth:`moments`; the other methods have defaults, which need ``num_nodes``. 1 must be a possible observation: what
-    is computed for masked rows, and thrown away, is computed for y = 1.
+    :meth:`moments`; the other methods have defaults for one latent value and two, which need ``num_nodes``. 1 must be
+    a possible observation: what is computed for masked rows, and thrown away, is computed for y = 1.
 
     :cvar certificate: which proof makes the ELBO a bound on the evidence (DESIGN section 2): ``"gaussian"``,
         ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"student-t"``, or ``"none"``, which is always
-        safe and the default. A wrong claim of log-concavity makes bounds that are none.
+        safe and the default. A wrong claim of log-concavity makes bounds that are none. With several latent values,
+        ``"log-concave"`` means jointly in all of them.
+    :cvar num_latents: number C of latent values per observation.
     """
 
     certificate: ClassVar[str] = "none"
+    num_latents: ClassVar[int] = 1
     num_nodes: int
+
+    @property
+    def concave(self) -> tuple[int, ...]:
+        """The latent values in which log p(y | f) is jointly concave, for every y and whatever the others are."""
+        return tuple(range(self.num_latents)) if self.certificate in ("gaussian", "log-concave") else ()
 
     def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         """
@@ -72,34 +83,41 @@ class Likelihood:
         :param mean: mean of f.
         :param variance: variance of f.
         """
+        mean, variance = aligned(self, y, mean, variance)
         mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
         return jnp.sum(weights * self.log_prob(mean + sd * nodes, y), axis=0)
 
     def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """log ∫ p(y | f) N(f; mean, variance) df; arguments as for :meth:`expected_log_prob`."""
+        mean, variance = aligned(self, y, mean, variance)
         mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
         log_weights = jnp.log(weights)
-        if self.certificate == "log-concave":
+        if self.num_latents == 1 and self.concave:
             fixed, m, s = jax.tree.map(lax.stop_gradient, (self, mean, sd))
             nodes, log_weights = quadrature.rule_at_mode(lambda f: fixed.log_prob(f, y), m, s, self.num_nodes)
         return logsumexp(log_weights + self.log_prob(mean + sd * nodes, y), axis=0)
 
     def expected_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """
-        κ = −2 ∂E[log p(y | f)]/∂variance, the expectation of −∂²log p/∂f².
+        κ = −2 ∂E[log p(y | f)]/∂variance, the expectation of −∂²log p/∂f², for each latent value.
 
-        Non-negative if the likelihood is log-concave, of either sign otherwise. Arguments as for
-        :meth:`expected_log_prob`.
+        Non-negative in the latent values in which the likelihood is log-concave, of either sign otherwise. Arguments as
+        for :meth:`expected_log_prob`.
         """
-        mean, variance = floats(mean, variance)
+        mean, variance = aligned(self, y, mean, variance)
         # One derivative per element needs one variance per element.
         shape = jax.eval_shape(self.expected_log_prob, y, mean, variance).shape
-        variance = jnp.broadcast_to(variance, shape)
-        tangent = jnp.ones_like(variance)
-        _, slope = jax.jvp(lambda v: self.expected_log_prob(y, mean, v), (variance,), (tangent,))
+        if self.num_latents == 1:
+            variance = jnp.broadcast_to(variance, shape)
+            tangent = jnp.ones_like(variance)
+            _, slope = jax.jvp(lambda v: self.expected_log_prob(y, mean, v), (variance,), (tangent,))
+            concave: Any = bool(self.concave)
+        else:
+            variance = jnp.broadcast_to(variance, (self.num_latents, *shape))
+            slope = jax.grad(lambda v: jnp.sum(self.expected_log_prob(y, mean, v)))(variance)
+            concave = np.isin(np.arange(self.num_latents), self.concave).reshape((-1,) + (1,) * len(shape))
         # Below 0 is rounding if the likelihood is log-concave; otherwise the sign is information.
-        concave = self.certificate in ("gaussian", "log-concave")
-        return jnp.maximum(-2 * slope, 0) if concave else -2 * slope
+        return jnp.where(concave, jnp.maximum(-2 * slope, 0), -2 * slope)
 
     def check(self, y: ArrayLike) -> None:
         """
@@ -120,7 +138,8 @@ class Likelihood:
         return np.isfinite(y), "finite"
 
     def _hermite_rule(self, y, mean, variance):
-        return quadrature.hermite_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes)
+        check_quadrature(self)
+        return quadrature.hermite_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents)
 
 
 def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
@@ -158,3 +177,33 @@ def check_choice(likelihood: Likelihood, name: str, choices: tuple[str, ...]) ->
     if value not in choices:
         accepted = " or ".join(map(repr, choices))
         raise ValueError(f"{type(likelihood).__name__} {name} is {value!r}; it must be {accepted}.")
+
+
+def check_quadrature(likelihood: Likelihood) -> None:
+    """Raise ``ValueError`` if there are more latent values than product quadrature can serve."""
+    if likelihood.num_latents > 2:
+        raise ValueError(
+            f"{type(likelihood).__name__} takes {likelihood.num_latents} latent values per observation; quadrature "
+            "serves up to 2. npgp.sample gives GP values as arrays, to be used in numpyro.sample with any distribution."
+        )
+
+
+def aligned(likelihood: Likelihood, y: ArrayLike, *values: ArrayLike) -> list[jax.Array]:
+    """
+    The values with as many axes after that of the latent values as broadcast against y, one latent value at a time.
+
+    :param values: shape (C, ...), or numbers; arrays of any shape if the likelihood has one latent value.
+    :raises ValueError: if the first axis has another size than C.
+    """
+    arrays, C = floats(*values), likelihood.num_latents
+    if C == 1:
+        return arrays
+    for array in arrays:
+        if array.ndim and array.shape[0] != C:
+            raise ValueError(
+                f"{type(likelihood).__name__} takes {C} latent values per observation, on the first axis; an array of "
+                f"shape {array.shape} was given."
+            )
+    after = max(jnp.ndim(y), *(array.ndim - 1 for array in arrays))
+    ones = [(1,) * (after + 1 - max(array.ndim, 1)) for array in arrays]
+    return [array.reshape(array.shape[:1] + one + array.shape[1:]) for array, one in zip(arrays, ones, strict=True)]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import jax
 import jax.numpy as jnp
 from numpyro.distributions import Distribution
 
-from npgp.likelihoods.base import Likelihood, check_positive
+from npgp.likelihoods.base import Likelihood, aligned, check_positive, check_quadrature
 from npgp.likelihoods.numerics import floats
-from npgp.likelihoods.quadrature import NUM_NODES, hermite_moments
+from npgp.likelihoods.quadrature import NUM_NODES, NUM_NODES_EACH, hermite_moments
 from npgp.pytrees import pytree, static
 
 
@@ -21,71 +20,103 @@ class Factorized(Likelihood):
     """
     What a function makes of f: ``Factorized(lambda f: dist.Weibull(jnp.exp(f), 2.0))``.
 
-    The function is called with an extra leading axis on f. It is compared by identity: make it once, or jitted
-    functions that take this object compile again. Gauss-Hermite supposes the log-density to be smooth in f, and no
-    narrower than f's distribution: :func:`quadrature_error` measures what it leaves.
+    Of two latent values it makes ``Factorized(lambda f, g: dist.StudentT(4.0, f, jnp.exp(g)), num_latents=2)``.
 
-    :param fn: from latent values to a NumPyro distribution of their shape, with scalar events.
-    :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches.
-    :param num_nodes: nodes of the quadrature.
-    :raises ValueError: if ``fn`` is not a function, for no nodes, and, when used, for events that are not scalar.
+    The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
+    it once, or jitted functions that take this object compile again. Gauss-Hermite supposes the log-density to be
+    smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures what it leaves.
+
+    :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
+    :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. Of two latent values,
+        True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other is.
+    :param num_nodes: nodes of the quadrature, for each latent value; by default 64 for one and 24 for each of two.
+    :param num_latents: number of latent values, 1 or 2.
+    :raises ValueError: if ``fn`` is not a function, for no nodes, for more than two latent values, if ``log_concave``
+        names one there is not, and, when used, for events that are not scalar.
     :raises TypeError: when used, if ``fn`` returns no NumPyro distribution.
     """
 
-    fn: Callable[[jax.Array], Distribution] = field(metadata={"static": True})
-    log_concave: bool = static(False)
-    num_nodes: int = static(NUM_NODES)
+    fn: Callable[..., Distribution] = field(metadata={"static": True})
+    log_concave: bool | tuple[int, ...] = static(False)
+    num_nodes: int = static(None)
+    num_latents: int = static(1)  # type: ignore[misc]
 
     def __post_init__(self):
-        check_positive(self, "num_nodes")
+        if self.num_nodes is None:
+            object.__setattr__(self, "num_nodes", NUM_NODES if self.num_latents == 1 else NUM_NODES_EACH)
+        check_positive(self, "num_nodes", "num_latents")
+        check_quadrature(self)
         if not callable(self.fn):
             raise ValueError(f"Factorized fn is {self.fn!r:.80}; it must be a function of f.")
+        if not isinstance(self.log_concave, bool):
+            object.__setattr__(self, "log_concave", tuple(self.log_concave))
+            if not set(self.log_concave) <= set(range(self.num_latents)):
+                raise ValueError(
+                    f"Factorized log_concave is {self.log_concave}; it must be True, False or indices of the "
+                    f"{self.num_latents} latent values."
+                )
+
+    @property
+    def concave(self) -> tuple[int, ...]:
+        """The latent values for which the caller vouches."""
+        if isinstance(self.log_concave, tuple):
+            return self.log_concave
+        return tuple(range(self.num_latents)) if self.log_concave else ()
 
     @property
     def certificate(self) -> str:  # type: ignore[override]
         """``"log-concave"`` if the caller vouches for it, else ``"none"``."""
-        return "log-concave" if self.log_concave else "none"
+        return "log-concave" if len(set(self.concave)) == self.num_latents else "none"
 
     def _distribution(self, f) -> Distribution:
-        made = self.fn(*floats(f))
+        made = self.fn(*floats(f)) if self.num_latents == 1 else self.fn(*floats(f)[0])
         if not isinstance(made, Distribution):
             raise TypeError(f"Factorized fn returned {made!r:.80}; it must return a NumPyro distribution.")
         if made.event_shape:
-            raise ValueError(f"Factorized fn returned events of shape {made.event_shape}; they must be scalar.")
+            raise ValueError(
+                f"Factorized fn returned events of shape {made.event_shape}; they must be scalar, one for each row. For a "
+                "likelihood that does not factorise over rows, npgp.sample gives GP values as arrays, to be used in "
+                "numpyro.sample with any distribution."
+            )
         return made
 
     def _support(self, y):
-        support = self._distribution(jnp.zeros(y.shape)).support
+        latents = () if self.num_latents == 1 else (self.num_latents,)
+        support = self._distribution(jnp.zeros((*latents, *y.shape))).support
         return support(y), f"in the support, {support}"
 
     def log_prob(self, f, y):
+        (f,) = aligned(self, y, f)
         # NumPyro may promote Python numbers to float64 where that is enabled.
         return self._distribution(f).log_prob(y).astype(floats(f, y)[0].dtype)
 
     def sample(self, rng_key, f):
-        return self._distribution(f).sample(rng_key)
+        return self._distribution(*aligned(self, 0.0, f)).sample(rng_key)
 
     def moments(self, mean, variance):
         def conditional(f):
             made = self._distribution(f)
             return made.mean, made.variance
 
-        return hermite_moments(conditional, mean, variance, self.num_nodes)
+        mean, variance = aligned(self, 0.0, mean, variance)
+        return hermite_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
 
 
-def as_likelihood(obj: Likelihood | Callable[[jax.Array], Distribution]) -> Likelihood:
+def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: int = 1) -> Likelihood:
     """
     A likelihood from what a user may pass as one.
 
-    :param obj: a :class:`Likelihood`, returned as it is, or a function from latent values to a NumPyro distribution,
-        which becomes :class:`Factorized`.
+    :param obj: a :class:`Likelihood`, returned as it is, or a function from latent values, one argument each, to a
+        NumPyro distribution, which becomes :class:`Factorized`.
+    :param num_latents: number of the function's arguments.
     :raises TypeError: for anything else.
+    :raises ValueError: for a function of more than two latent values.
     """
     if isinstance(obj, Likelihood):
         return obj
     is_class = isinstance(obj, type) and issubclass(obj, Likelihood)
     if callable(obj) and not is_class and not isinstance(obj, Distribution):
-        return Factorized(obj)
+        return Factorized(obj, num_latents=num_latents)
     raise TypeError(
         f"likelihood is {obj!r:.80}; it must be a Likelihood, such as Bernoulli(), or a function from f to a NumPyro "
         "distribution."

@@ -27,6 +27,8 @@ from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
 #: Default number of quadrature nodes. Measured errors are below 1e-4 nats up to a standard deviation of f of 4 for
 #: links and counts, and at any for Student-t with df up to about 100.
 NUM_NODES = 64
+#: The same for each of several latent values.
+NUM_NODES_EACH = 24
 #: Standard deviations that a trapezoid rule covers each way: e^-24.5 is left out.
 REACH = 7.0
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
@@ -41,18 +43,29 @@ def hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hermite_rule(
-    function: Callable[[jax.Array], jax.Array], mean: ArrayLike, variance: ArrayLike, num_nodes: int
+    function: Callable[[jax.Array], jax.Array],
+    mean: ArrayLike,
+    variance: ArrayLike,
+    num_nodes: int,
+    num_latents: int = 1,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """
     Mean and deviation in the shape of ``function(f)``; Gauss-Hermite nodes and weights on a new leading axis.
 
-    Leading, because parameters and data with one value per row broadcast on the other side.
+    Leading, because parameters and data with one value per row broadcast on the other side. With C ≥ 2 latent values
+    the nodes are all combinations, num_nodes^C of them, and stand behind the axis of the latent values.
     """
     mean, variance = floats(mean, variance)
     result = jax.eval_shape(lambda m, v: function(m + v), mean, variance)
     sd = deviation(variance)
-    rule = [array.reshape((-1,) + (1,) * result.ndim) for array in hermite(num_nodes)]
-    mean, sd = (jnp.broadcast_to(array, result.shape) for array in (mean, sd))
+    rule: list = [array.reshape((-1,) + (1,) * result.ndim) for array in hermite(num_nodes)]
+    if num_latents == 1:
+        mean, sd = (jnp.broadcast_to(array, result.shape) for array in (mean, sd))
+    else:
+        grid = np.meshgrid(*[np.arange(num_nodes)] * num_latents, indexing="ij")
+        chosen = np.stack([indices.ravel() for indices in grid])  # (C, K^C)
+        rule = [rule[0][chosen], rule[1][chosen].prod(0)]
+        mean, sd = (jnp.broadcast_to(array, (num_latents, *result.shape))[:, None] for array in (mean, sd))
     mean, sd, nodes, weights = (jnp.asarray(array, result.dtype) for array in (mean, sd, *rule))
     return mean, sd, nodes, weights
 
@@ -62,9 +75,10 @@ def hermite_moments(
     mean: ArrayLike,
     variance: ArrayLike,
     num_nodes: int,
+    num_latents: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and variance of y, from ``conditional(f)``: those given f."""
-    mean, sd, nodes, weights = hermite_rule(lambda f: conditional(f)[0], mean, variance, num_nodes)
+    mean, sd, nodes, weights = hermite_rule(lambda f: conditional(f)[0], mean, variance, num_nodes, num_latents)
     means, variances = conditional(mean + sd * nodes)
     average = jnp.sum(weights * means, axis=0)
     return average, jnp.sum(weights * (variances + (means - average) ** 2), axis=0)
