@@ -2,7 +2,7 @@
 Conditioning on more rows with hyperparameters and inducing features as they are: q(ε) alone changes.
 
 The present ``q(ε) = Π_i N(m_i, L_i L_iᵀ)`` is the prior of what follows, as in streaming variational Bayes (Broderick
-et al. 2013; for sparse GPs Bui, Nguyen & Turner 2017, here with the inducing features kept). With ``ε_i = m_i + L_i η_i``
+et al. 2013; sparse GPs: Bui, Nguyen & Turner 2017, here with the inducing features kept). With ``ε_i = m_i + L_i η_i``
 
     f(x) = Σ_i A_iᵀ m_i + Σ_i (L_iᵀ A_i)ᵀ η_i + r(x),    η_i ~ N(0, I),
 
@@ -75,6 +75,13 @@ def update(
                 f"block {i + 1} of q(ε) moves the mean only, so that nothing says how sure the earlier rows made it: "
                 "condition on these and the new rows together, by CollapsedGP or SVI."
             )
+    if likelihood.num_latents != 1:
+        raise ValueError(
+            f"likelihood is {type(likelihood).__name__}, of {likelihood.num_latents} latent values; condition takes "
+            "likelihoods of one, and SVI with natural gradients the others."
+        )
+    for name, value in (("max_iterations", max_iterations), ("tolerance", tolerance)):
+        linalg.require_positive(value, name)
     conditionals.check(conditional, allowed=("prior", "tight", "grouped", "full"))
     groups = conditionals.groups_for(conditional, groups, X.shape[0])
     batch = jnp.broadcast_shapes(*(block.batch_shape for block in q))
@@ -190,7 +197,7 @@ def _gaussian(projector, q, X, y, noise) -> tuple[Scaled, ...]:
 # Other likelihoods
 
 
-@partial(jax.jit, static_argnames=("conditional", "max_iterations"))
+@partial(jax.jit, static_argnames="conditional")
 def _fixed_point(
     projector, q, X, y, likelihood, offset, present, groups, conditional, max_iterations, tolerance
 ) -> tuple[tuple[Scaled, ...], jax.Array]:
