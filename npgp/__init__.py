@@ -10,6 +10,7 @@ from npgp.features import Points
 from npgp.gplvm import BayesianGPLVM, pca_start
 from npgp.groups import Groups, consecutive, kmeans_groups, median_split
 from npgp.guide import AutoSparseGP, posterior
+from npgp.inference_data import to_arviz
 from npgp.kernels import (
     RBF,
     ArcCosine,
@@ -27,12 +28,12 @@ from npgp.kernels import (
     at_outputs,
 )
 from npgp.latent import Latent
-from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
+from npgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT
 from npgp.natural import natural_gradient
 from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
 from npgp.saving import load, save
-from npgp.statements import observe, sample
+from npgp.statements import joint, observe, sample
 from npgp.training import NonFiniteLossError, adam, evaluate, fit
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "Function",
     "Gaussian",
     "Groups",
+    "HeteroscedasticGaussian",
     "Latent",
     "Linear",
     "Matern12",
@@ -65,6 +67,7 @@ __all__ = [
     "Polynomial",
     "Posterior",
     "RationalQuadratic",
+    "Softmax",
     "SparseGP",
     "StudentT",
     "White",
@@ -79,6 +82,7 @@ __all__ = [
     "fit",
     "inducing",
     "is_certified",
+    "joint",
     "kernels",
     "kmeans_groups",
     "likelihoods",
@@ -92,6 +96,7 @@ __all__ = [
     "posterior",
     "sample",
     "save",
+    "to_arviz",
     "upper_bound",
 ]
 

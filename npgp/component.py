@@ -21,14 +21,14 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
-from numpyro.primitives import Messenger, apply_stack
+from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
 from npgp import linalg
 from npgp.collapsed import as_blocks, check_covariances
 from npgp.features import InducingBlock
 from npgp.groups import Groups
 from npgp.kernels import Kernel, as_kernel
-from npgp.latent import Latent, Moments
+from npgp.latent import Latent, Moments, Term
 from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector, factorize
 from npgp.variational import (
@@ -79,9 +79,18 @@ class Catch(Messenger):
             self.message = msg
 
 
+def ask(type: str) -> bool:
+    """Whether a handler around this answers a nameless message of this type with true."""
+    return bool(apply_stack({"type": type, "fn": lambda: False, "args": (), "kwargs": {}, "value": None})["value"])
+
+
 def in_automatic_guide() -> bool:
-    msg = {"type": CONTEXT, "fn": lambda: False, "args": (), "kwargs": {}, "value": None}
-    return bool(apply_stack(msg)["value"])
+    return ask(CONTEXT)
+
+
+def plates_around() -> list[numpyro.plate]:
+    """The plates that enclose this."""
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
 
 
 def _plate_shape(frames) -> tuple[int, ...]:
@@ -237,11 +246,8 @@ class SparseGP:
             L = own_cache.projector.cholesky[i] if own_cache.projector else None
             q_block = _declare_block(site, block, kind, self.init_scale, L) if guided else None
             with (catch := Catch("sample")):
-                value = numpyro.sample(
-                    site,
-                    WhitenedPrior(block.size) if q_block is None else q_block,
-                    infer={Q: q_block, WHITENED: self.whitened},
-                )
+                fn = WhitenedPrior(block.size) if q_block is None else q_block
+                value = numpyro.sample(site, fn, infer={Q: q_block, WHITENED: self.whitened})
             _check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block, kind))
@@ -353,7 +359,7 @@ class Function:
         :raises ValueError: for inputs of another shape, without rows or with NaN.
         """
         X = linalg.inputs(X)
-        return Latent(((jnp.ones((), X.dtype), self, X),), jnp.zeros((), X.dtype))
+        return Latent((Term(jnp.ones((), X.dtype), self, X),), jnp.zeros((), X.dtype))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

@@ -19,6 +19,13 @@ group's share of the ELBO is then
                best m and Gaussian noise: Artemev, Burt & van der Wilk 2021).
 ``published``  λ_n = 1/β with one learned β, as Bui et al. ran: a bound for log-concave likelihoods only.
 =============  ==============================================================================================
+
+Where an observation depends on several latent values, each has a residual and a site precision of its own, and the
+terms are summed over them. Latents in which the likelihood is jointly log-concave, whatever the others are
+(:attr:`npgp.likelihoods.Likelihood.concave`), have the curvature rule, the others precision 0. That is a bound: given
+the others' residuals, the row's factor is log-concave in the first, to which the proof for log-concave likelihoods
+applies as it does to one (the Gaussian correlation inequality holds for groups); the average over the others' residuals
+is then Jensen's inequality.
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
@@ -117,7 +125,7 @@ def row_elbo(
     :param conditional: what q does to the residual.
     :param likelihood: p(y_n | f_n).
     :param y: observations, shape (..., N).
-    :param mean: μ_n under q(ε), (..., N).
+    :param mean: μ_n under q(ε), (..., N); for C latent values an observation, (C, ..., N), here and below.
     :param variance: s_n, the variance that comes from the learned blocks, (..., N).
     :param residual: the residual's prior: d_n, (..., N), or for ``grouped`` and ``full`` its covariances
         (:class:`npgp.residuals.GroupResidual`).
@@ -131,22 +139,23 @@ def row_elbo(
         return likelihood.expected_log_prob(y, mean, variance + residual.variance)
     if conditional == "shared":
         assert parameter is not None
-        cost = 0.5 * (parameter - 1.0 - jnp.log(parameter))
+        cost = 0.5 * likelihood.num_latents * (parameter - 1.0 - jnp.log(parameter))
         return likelihood.expected_log_prob(y, mean, variance + parameter * residual.variance) - cost
 
     if conditional == "published":
         assert parameter is not None
-        precision = _seen(jnp.asarray(parameter), mean, present)
-        return _site_elbo(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+        shape = jnp.shape(parameter) if likelihood.num_latents == 1 else mean.shape
+        precision = _seen(jnp.broadcast_to(parameter, shape), mean, present)
+        return _site_elbo(likelihood, likelihood.expected_log_prob, precision, y, mean, variance, residual)
     precision = site_precision(conditional, likelihood, y, mean, variance, residual, present)
     if likelihood.certificate == "gaussian":
         # ½ λ ĉ cancels what ĉ adds to the expected square.
         return likelihood.expected_log_prob(y, mean, variance) - residual.cost(precision)
-    if conditional == "full" or likelihood.certificate == "log-concave":
-        return _site_elbo(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+    if conditional == "full" or likelihood.certificate == "log-concave" or likelihood.num_latents > 1:
+        return _site_elbo(likelihood, likelihood.expected_log_prob, precision, y, mean, variance, residual)
     if likelihood.certificate == "student-t":
         minorant = functools.partial(_student_t_minorant, likelihood)
-        return _site_elbo(minorant, precision, y, mean, variance, residual)
+        return _site_elbo(likelihood, minorant, precision, y, mean, variance, residual)
     return _least_site_elbo(likelihood.expected_log_prob, precision, y, mean, variance, residual)
 
 
@@ -166,13 +175,19 @@ def site_precision(
     """
     if likelihood.certificate == "gaussian":
         return _seen(likelihood.precision, mean, present)  # type: ignore[attr-defined]
-    if likelihood.certificate == "none" and conditional != "full":
+    several = likelihood.num_latents > 1
+    if likelihood.certificate == "none" and conditional != "full" and not several:
         return _seen(_precision_of_least(likelihood, y, mean, variance, residual.variance), mean, present)
     if likelihood.certificate == "student-t" and conditional != "full":
         rule = functools.partial(_student_t_precision, likelihood, y, mean)
     else:
         rule = functools.partial(_coarse(likelihood).expected_curvature, y, mean)
-    return _seen(_fixed_point(lambda v: _seen(rule(v), mean, present), variance, residual), mean, present)
+    felt = None
+    if several and conditional != "full" and len(likelihood.concave) < likelihood.num_latents:
+        felt = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
+        felt = felt.reshape((-1,) + (1,) * (mean.ndim - 1))
+    fixed = _fixed_point(lambda v: _seen(rule(v), mean, present), variance, residual, felt)
+    return _seen(fixed, mean, present)
 
 
 def _seen(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:
@@ -183,9 +198,12 @@ def _seen(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> j
     return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
 
 
-def _site_elbo(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
+def _site_elbo(likelihood, expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
     left, cost = residual.given(precision)
-    return expected_log_prob(y, mean, variance + left) + 0.5 * precision * left - cost
+    terms = 0.5 * precision * left - cost
+    if likelihood.num_latents > 1:
+        terms = jnp.sum(terms, axis=0)
+    return expected_log_prob(y, mean, variance + left) + terms
 
 
 def _least_site_elbo(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
@@ -235,9 +253,10 @@ def _coarse(likelihood: Likelihood) -> Likelihood:
     return dataclasses.replace(likelihood, num_nodes=CURVATURE_NODES)  # type: ignore[return-value]
 
 
-def _fixed_point(curvature, variance: jax.Array, residual: Residual) -> jax.Array:
+def _fixed_point(curvature, variance: jax.Array, residual: Residual, felt: np.ndarray | None) -> jax.Array:
     """
-    λ_n = κ_n(s_n + ĉ_n(λ)), with no gradient: the ELBO is stationary in λ there, or λ_n is at its limit 0.
+    λ_n = κ_n(s_n + ĉ_n(λ)), with no gradient: the ELBO is stationary in λ there, or λ_n is at its limit 0. And 0 where
+    ``felt`` is false.
 
     Any λ ≥ 0 gives a bound, so the damped iteration (geometric means) may stop early without harm.
     """
@@ -246,7 +265,8 @@ def _fixed_point(curvature, variance: jax.Array, residual: Residual) -> jax.Arra
     tiny = jnp.finfo(variance.dtype).tiny * 1e6
 
     def rule(precision, residual):
-        return jnp.maximum(lax.stop_gradient(curvature(variance + residual.given(precision)[0])), tiny)
+        raised = jnp.maximum(lax.stop_gradient(curvature(variance + residual.given(precision)[0])), tiny)
+        return raised if felt is None else jnp.where(felt, raised, 0.0)
 
     precision = rule(jnp.zeros_like(rows.variance), rows)
     for _ in range(CURVATURE_ITERATIONS):
