@@ -1,60 +1,24 @@
-"""The automatic guide: q(ε) for every GP of a model, and an autoguide of the user's choice for all else."""
+"""The automatic guide: q(ε) for every GP of a model, and guides of the user's choice for all else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
+import jax.numpy as jnp
+import numpyro
+from jax.scipy.special import ndtri
+from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoGuide, AutoNormal
-from numpyro.primitives import Messenger
+from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
 
-from npgp import linalg
-from npgp.component import CONTEXT, FUNCTION, WHITENED, is_gp_site, is_observation
+from npgp.component import FUNCTION, WHITENED, is_gp_site, is_observation
 from npgp.posteriors import Posterior
+from npgp.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 
 __all__ = ["AutoSparseGP", "posterior"]
-
-
-class _Rerun(Messenger):
-    """
-    Runs the model as a guide: components sample from q(ε), and every other latent site is the rest guide's own, with
-    its distribution and value, so that sites come in the model's order.
-    """
-
-    def __init__(self, fn: Callable, rest: dict[str, dict[str, Any]]):
-        super().__init__(fn)
-        self.rest = rest
-
-    def process_message(self, msg):
-        if msg["type"] == CONTEXT:
-            msg["value"] = True
-            return
-        site = self.rest.get(msg.get("name"))
-        if site is None or site["type"] != msg["type"] or msg.get("is_observed"):
-            return
-        if msg["type"] == "plate" and msg["args"][1] not in (None, msg["args"][0]):
-            _check_same_rows(msg, site)
-        msg["value"] = site["value"]
-        if msg["type"] == "sample":
-            # No intermediates: a handler outside may put another value in the place of this one.
-            msg["fn"], msg["intermediates"] = site["fn"], []
-            msg["infer"] = {**msg["infer"], **site["infer"]}
-
-
-def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
-    given = msg["value"]
-    same = given is None or given is site["value"]
-    if not same and not (linalg.is_traced(given) or linalg.is_traced(site["value"])):
-        same = np.array_equal(given, site["value"])
-    if not same:
-        raise ValueError(
-            f"plate {msg['name']!r} takes its rows from the model's arguments, but the guide for other latent sites "
-            "drew rows of its own: give that guide the same plate, with create_plates if it is an autoguide."
-        )
 
 
 class AutoSparseGP:
@@ -65,64 +29,108 @@ class AutoSparseGP:
         svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
 
     Each component gets its structured q(ε), with parameters ``name.u.loc`` and ``name.u.scale_tril``; all other latent
-    sites are left to another guide. Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form;
-    ``Trace_ELBO`` is right too, and noisier.
+    sites are left to other guides::
+
+        AutoSparseGP(model, partial(AutoNormal, init_loc_fn=init_to_median))    an autoguide, and its options
+        AutoSparseGP(model, [hand_written, AutoNormal])                         by hand for the sites that this samples
+        AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
+
+    Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
+    start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params)))``, with
+    ``handlers.substitute(model, params)`` for the model if it has ``numpyro.param`` hyperparameters.
+
+    NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
+    on the evidence of what the model says without a guide, as under NUTS: ``p(y_n | ε)`` row by row (FITC), which may
+    be above the GP's.
 
     :param model: the model.
-    :param guide: for the other latent sites: an autoguide class (or a partial of one), which is made for the model with
-        its GP sites hidden, or a guide written by hand for these sites.
+    :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
+        by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
+        class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
+    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density.
     """
 
-    def __init__(self, model: Callable, guide: Callable = AutoNormal):
+    def __init__(self, model: Callable, guide: Callable | Sequence[Callable] = AutoNormal):
         self.model = model
-        self.hidden_model = handlers.block(model, hide_fn=lambda msg: is_gp_site(msg) or is_observation(msg))
-        self._is_factory = isinstance(guide, (type, partial))
-        self.rest: Callable | None = guide(self.hidden_model) if self._is_factory else guide
-        self._gp_sites: list[str] | None = None
-        self._unwhitened: list[str] = []
-        self._other_sites: list[str] = []
+        self._covered: set[str] = set()
+        self.hidden_model = handlers.block(model, hide_fn=self._is_hidden)
+        parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
+        for i, part in enumerate(parts):
+            _check_part(part, last=i + 1 == len(parts))
+        #: The autoguide for what is left, if there is one.
+        self._auto: AutoGuide | None = parts.pop()(self.hidden_model) if parts and _is_factory(parts[-1]) else None
+        self._parts = parts
+        self._whitened: dict[str, bool] | None = None  # of each whitened site
+        self._other_sites: set[str] = set()
+
+    def _is_hidden(self, msg: dict[str, Any]) -> bool:
+        """What the autoguide for what is left must not see."""
+        if msg["type"] == "deterministic":  # for its sake the autoguide would keep the arguments of its first call
+            return True
+        return msg["type"] == "sample" and (is_gp_site(msg) or is_observation(msg) or msg["name"] in self._covered)
 
     def _setup(self, *args, **kwargs) -> None:
         """Find the component sites, and whether the model has latent sites beside them."""
         with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
             self.model(*args, **kwargs)
-        self._gp_sites = [name for name, site in sites.items() if is_gp_site(site)]
-        self._unwhitened = [name for name in self._gp_sites if not sites[name]["infer"].get(WHITENED, True)]
-        self._other_sites = [
-            name
-            for name, site in sites.items()
-            if site["type"] == "sample" and not (site["is_observed"] or is_gp_site(site) or is_observation(site))
-        ]
-        if self._is_factory and not self._other_sites:
-            self.rest = None
+        samples = {name: site for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
+        self._whitened = {name: s["infer"][WHITENED] for name, s in samples.items() if WHITENED in s["infer"]}
+        self._other_sites = {name for name, s in samples.items() if not (is_gp_site(s) or is_observation(s))}
 
     def __call__(self, *args, **kwargs) -> dict[str, jax.Array]:
         """
         Run the guide with the model's arguments.
 
         :return: the values of the latent sites.
+        :raises ValueError: for a latent site that no guide covers, that two do, or that is not the model's.
         """
-        if self._gp_sites is None:
+        sites = self._run(*args, **kwargs)
+        return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
+
+    def _run(self, *args, **kwargs) -> dict[str, dict[str, Any]]:
+        """Run the guide: its sites, and the model's deterministic ones."""
+        if self._whitened is None:
             self._setup(*args, **kwargs)
-        rest: dict[str, dict[str, Any]] = {}
-        if self.rest is not None:
-            with handlers.block(hide_fn=_belongs_to_rerun), handlers.trace() as rest:
-                self.rest(*args, **kwargs)
+        rest = self._run_parts(*args, **kwargs)
+        samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
         def hidden(msg: dict[str, Any]) -> bool:
             if msg["type"] == "sample":
-                return msg["is_observed"] or not (is_gp_site(msg) or msg["name"] in rest)
+                return msg["is_observed"] or not (is_gp_site(msg) or msg["name"] in samples)
             return msg["type"] not in ("param", "plate", "mutable")
 
+        # Substituted as well, for the sake of sites inside NumPyro's control flow.
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
         with handlers.block(hide_fn=hidden), handlers.trace() as sites:
-            # Substituted as well, for the sake of sites inside NumPyro's control flow.
-            values = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
-            _Rerun(handlers.substitute(self.model, data=values), rest)(*args, **kwargs)
-        return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
+            rerun(*args, **kwargs)
+        if numpyro.get_mask() is not False:  # under Predictive, what was observed is latent
+            check_cover(rest, rerun.latent)
+        return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
+
+    def _run_parts(self, *args, **kwargs) -> dict[str, dict[str, Any]]:
+        """The sites of all other guides, each with its guide under ``"part"``."""
+        rest: dict[str, dict[str, Any]] = {}
+        for part in [*self._parts, *([] if self._auto is None else [self._auto])]:
+            if part is self._auto:
+                self._covered |= {name for name, site in rest.items() if is_latent(site)}
+                if self._other_sites <= self._covered:
+                    continue
+            with handlers.block(hide_fn=is_restated), handlers.trace() as sites:
+                SameRows(part, rest)(*args, **kwargs)
+            twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
+            if twice:
+                raise ValueError(f"{name_of(rest[twice[0]]['part'])} and {name_of(part)} both sample {twice[0]!r}.")
+            rest |= {
+                name: {**site, "part": part}
+                for name, site in sites.items()
+                if site["type"] == "plate" or is_latent(site)
+            }
+        return rest
 
     def sample_posterior(self, rng_key, params, *args, sample_shape: tuple[int, ...] = (), **kwargs):
         """
-        Draws from the guide: whitened values ε, and the other latent sites.
+        Draws from the guide: whitened values ε, the other latent sites, and what of the model is deterministic given
+        these. Plates that draw a subsample of their rows take all of them, so that draws line up row by row.
 
         :param rng_key: random key.
         :param params: parameters, from ``svi.get_params(state)``.
@@ -131,7 +139,9 @@ class AutoSparseGP:
         """
 
         def draw(key):
-            return handlers.substitute(handlers.seed(self, key), params)(*args, **kwargs)
+            guide = handlers.substitute(handlers.seed(self._run, key), params)
+            sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
+            return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 
         fn = draw
         for _ in sample_shape:
@@ -139,36 +149,83 @@ class AutoSparseGP:
         return fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
 
     def median(self, params) -> dict[str, jax.Array]:
-        """Posterior medians: those of the rest guide, and the means of the whitened values."""
-        if self._unwhitened:
-            raise NotImplementedError(
-                f"median: the parameters of {self._unwhitened[0]} are unwhitened, so its median depends on the kernel; "
-                "use npgp.posterior(...).q."
-            )
-        return {**self._of_rest("median", params), **{s: params[f"{s}.loc"] for s in self._blocks(params)}}
+        """
+        Posterior medians of the latent sites; of the whitened values, these are the means.
 
-    def quantiles(self, params, quantiles) -> dict[str, jax.Array]:
-        """Posterior quantiles of the sites that the rest guide covers."""
-        return self._of_rest("quantiles", params, quantiles)
+        :param params: parameters, from ``svi.get_params(state)``.
+        :raises NotImplementedError: if one of the guides offers none, and for unwhitened components.
+        """
+        found = self._of_parts("median", params)
+        return found | {site: params[f"{site}.loc"] for site in self._blocks("median", params)}
 
-    def _of_rest(self, method: str, *args) -> dict[str, jax.Array]:
-        if self.rest is None:
-            return {}
-        if not isinstance(self.rest, AutoGuide):
-            raise NotImplementedError(f"{method}: the guide for the other sites is hand-written and offers none.")
-        found = getattr(self.rest, method)(*args)
+    def quantiles(self, params, quantiles: ArrayLike) -> dict[str, jax.Array]:
+        """
+        Posterior quantiles of the latent sites, along a leading axis.
+
+        :param params: parameters, from ``svi.get_params(state)``.
+        :param quantiles: numbers between 0 and 1. A block that moves the mean only has the prior's standard deviation,
+            1, as in its draws.
+        :raises NotImplementedError: if one of the guides offers none, and for unwhitened components.
+        """
+        levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
+        found = self._of_parts("quantiles", params, levels)
+        for site in self._blocks("quantiles", params):
+            loc, scale = params[f"{site}.loc"], params.get(f"{site}.scale", 1.0)
+            if f"{site}.scale_tril" in params:
+                scale = jnp.linalg.norm(params[f"{site}.scale_tril"], axis=-1)
+            found[site] = loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
+        return found
+
+    def _of_parts(self, method: str, *args) -> dict[str, jax.Array]:
+        if self._whitened is None:
+            raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
+        found: dict[str, jax.Array] = {}
+        left = not self._other_sites <= self._covered
+        for part in [*self._parts, *([self._auto] if self._auto is not None and left else [])]:
+            try:
+                if not hasattr(part, method):
+                    raise NotImplementedError
+                found |= getattr(part, method)(*args)
+            except NotImplementedError:
+                raise NotImplementedError(
+                    f"{method}: {name_of(part)}, a guide for other sites, offers none (hand-written ones may); take "
+                    "those of draws from sample_posterior."
+                ) from None
         return {name: value for name, value in found.items() if name in self._other_sites}
 
-    def _blocks(self, params) -> list[str]:
-        return [site for site in self._gp_sites or [] if f"{site}.loc" in params]
+    def _blocks(self, method: str, params) -> list[str]:
+        sites = self._whitened or {}
+        for site, whitened in sites.items():
+            if not whitened:
+                raise NotImplementedError(
+                    f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
+                    "kernel; use npgp.posterior(...).q."
+                )
+            if f"{site}.loc" not in params:
+                raise KeyError(f"{method}: params has no {site + '.loc'!r}.")
+        return list(sites)
 
 
-def _belongs_to_rerun(msg: dict[str, Any]) -> bool:
-    """What the rest guide states and the rerun states again: latent sites, but for auxiliary ones."""
-    if msg["type"] == "sample":
-        return not msg["infer"].get("is_auxiliary", False)
-    # Plates stay visible, so that handlers outside choose the same rows for both.
-    return msg["type"] == "deterministic"
+#: Autoguides that follow the model's log density.
+_USE_DENSITY = (AutoDAIS, AutoSemiDAIS, AutoLaplaceApproximation)
+
+
+def _is_factory(part: Any) -> bool:
+    return isinstance(part.func if isinstance(part, partial) else part, type)
+
+
+def _check_part(part: Any, last: bool) -> None:
+    if not callable(part) or (_is_factory(part) and not last):
+        raise TypeError(
+            f"guide has {part!r}; it must be an autoguide class (or a partial of one), a guide for some sites, or a "
+            "list of guides of which the last may be a class."
+        )
+    made = part.func if isinstance(part, partial) else part
+    if isinstance(made, _USE_DENSITY) or (isinstance(made, type) and issubclass(made, _USE_DENSITY)):
+        raise TypeError(
+            f"{name_of(made)} uses the model's density, of which it would not see the GPs and their observations; take "
+            "AutoMultivariateNormal, a flow, or another guide that does not."
+        )
 
 
 def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_key=None, **kwargs) -> Posterior:
@@ -185,9 +242,9 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     """
     model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     with handlers.block():
-        guide_trace = handlers.trace(handlers.substitute(handlers.seed(guide, guide_key), params)).get_trace(
-            *args, **kwargs
-        )
+        # No density is asked for, and observations that are left out need no guide.
+        seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
+        guide_trace = handlers.trace(handlers.substitute(seeded, params)).get_trace(*args, **kwargs)
         replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
         sites = handlers.trace(handlers.substitute(replayed, params)).get_trace(*args, **kwargs)
     # The prefix of the site's name is the component's, with its scope.
