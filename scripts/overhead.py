@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """What a step of NumPyro's SVI with the automatic guide costs beyond the bare ELBO.
 
-The same step twice: as a model with ``SparseGP`` and ``observe`` under ``SVI`` and ``AutoSparseGP``, and as one function
-of unconstrained parameters that calls the projection and the rows' terms itself, knows nothing of sites, and is
-differentiated and updated by the same optimiser. Both are compiled and timed in turn. Their losses agree where no
+The same step twice: as a model with ``SparseGP`` and ``observe`` under ``SVI`` and ``AutoSparseGP``, and as one
+function of unconstrained parameters that calls the projection and the rows' terms itself, knows nothing of sites, and
+is differentiated and updated by the same optimiser. Both are compiled and timed in turn. Their losses agree where no
 hyperparameter is sampled.
 
     python scripts/overhead.py --json out/overhead.json
@@ -41,6 +41,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--inducing", type=int, default=256, help="M, the number of inducing points")
     parser.add_argument("--batch-size", type=int, default=1024)
+    parser.add_argument(
+        "--hyperparameters", nargs="+", choices=KINDS, default=list(KINDS), help="parameters, or sites with priors"
+    )
     parser.add_argument("--repetitions", type=int, default=100, help="rounds in which the steps take turns")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args(argv)
@@ -83,6 +86,9 @@ class Sampled:
             values.append(jnp.exp(loc + scale * jax.random.normal(k, shape)))
             divergence += jnp.sum(0.5 * (scale**2 + (loc - mean) ** 2 - 1.0) - jnp.log(scale))
         return *values, divergence
+
+
+KINDS = {"learned": Learned(), "sampled": Sampled()}
 
 
 def steps(hyperparameters: Learned | Sampled, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
@@ -143,8 +149,8 @@ def main(argv: list[str] | None = None) -> dict:
     print(f"A step of SVI, M = {args.inducing}, {args.batch_size} rows of {COLUMNS} columns, Matérn-3/2, float32\n")
     print("hyperparameters   bare ELBO    with sites    ratio (quartiles)")
     with jax.enable_x64(False), threadpool_limits(1, user_api="blas"):
-        for name, hyperparameters in {"learned": Learned(), "sampled": Sampled()}.items():
-            calls = steps(hyperparameters, args)
+        for name in args.hyperparameters:
+            calls = steps(KINDS[name], args)
             losses = {which: float(call()) for which, call in calls.items()}
             seconds = interleaved(calls, args.repetitions)
             ratio = [float(q) for q in np.quantile(seconds["sites"] / seconds["bare"], [0.5, 0.25, 0.75])]
