@@ -44,6 +44,15 @@ from npgp.variational import (
 
 __all__ = ["update"]
 
+#: Newton steps to a row's mode, each of a standard deviation at most. They need not arrive.
+MODE_ITERATIONS = 30
+#: Least precision of a pseudo-observation, relative to what is known of f there.
+MIN_CURVATURE = 1e-3
+
+#: Names and constraints of the scales' parameters, as :mod:`npgp.natural` knows them.
+_PARAMETER = {"dense": "scale_tril", "diagonal": "scale"}
+_CONSTRAINTS = {"dense": square_tril, "diagonal": constraints.softplus_positive}
+
 #: Mean and scale of a block: L (..., M, M), or standard deviations (..., M).
 Scaled = tuple[jax.Array, jax.Array]
 
@@ -173,7 +182,12 @@ def _compose(block: BlockNormal, loc: jax.Array, scale: jax.Array) -> Scaled:
 
 @jax.jit
 def _gaussian(projector, q, X, y, noise) -> tuple[Scaled, ...]:
-    projection = projector(X)
+    eta = _gaussian_optimum(projector(X), q, y, noise)
+    return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True))
+
+
+def _gaussian_optimum(projection: Projection, q: Sequence[BlockNormal], y, noise) -> tuple[Scaled, ...]:
+    """Mean and scale of each block's η, for y of shape (..., N) and noise variances (..., N) or fewer."""
     kinds = [block.kind for block in q]
     y = y - whitened_mean(projection, [block.loc for block in q])
     A = tuple(block.factor_times(A_i) for block, A_i in zip(q, projection.A, strict=True))
@@ -183,14 +197,13 @@ def _gaussian(projector, q, X, y, noise) -> tuple[Scaled, ...]:
         return tuple((block.loc, _scale(block)) for block in eta)
 
     if noise.ndim < 2 and all(A_i.ndim == 2 for A_i in A):
-        eta = optimum(A, y, noise)
-    else:  # a system of equations for each function
-        batch, count = y.shape[:-1], math.prod(y.shape[:-1])
-        A = tuple(jnp.broadcast_to(A_i, batch + A_i.shape[-2:]).reshape(count, *A_i.shape[-2:]) for A_i in A)
-        noise = jnp.broadcast_to(noise, y.shape).reshape(count, -1)
-        eta = jax.vmap(optimum)(A, y.reshape(count, -1), noise)
-        eta = jax.tree.map(lambda value: value.reshape(batch + value.shape[1:]), eta)
-    return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True))
+        return optimum(A, y, noise)
+    # A system of equations for each function.
+    batch, count = y.shape[:-1], math.prod(y.shape[:-1])
+    A = tuple(jnp.broadcast_to(A_i, batch + A_i.shape[-2:]).reshape(count, *A_i.shape[-2:]) for A_i in A)
+    noise = jnp.broadcast_to(noise, y.shape).reshape(count, -1)
+    eta = jax.vmap(optimum)(A, y.reshape(count, -1), noise)
+    return jax.tree.map(lambda value: value.reshape(batch + value.shape[1:]), eta)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -224,12 +237,26 @@ def _fixed_point(
     def constrained(params) -> tuple[Scaled, ...]:
         return tuple((params[loc], t(params[scale])) for (loc, scale), t in zip(names, transforms, strict=True))
 
-    start = {}
-    for (loc, scale), transform, block in zip(names, transforms, q, strict=True):
-        size, dtype = block.event_shape[0], block.loc.dtype
-        one = jnp.eye(size, dtype=dtype) if block.kind == "dense" else jnp.ones(size, dtype)
-        start[loc] = jnp.zeros((*batch, size), dtype)
-        start[scale] = jnp.broadcast_to(transform.inv(one), batch + one.shape)
+    def unconstrained(eta: Sequence[Scaled]) -> dict[str, jax.Array]:
+        params = {}
+        for (loc, scale), transform, values in zip(names, transforms, eta, strict=True):
+            params[loc], params[scale] = values[0], transform.inv(values[1])
+        return params
+
+    unchanged = []
+    for block in q:
+        one = jnp.eye(block.event_shape[0], dtype=block.loc.dtype)
+        one = one if block.kind == "dense" else jnp.diagonal(one)
+        unchanged.append((jnp.zeros(batch + one.shape[:1], one.dtype), jnp.broadcast_to(one, batch + one.shape)))
+    # Where the new rows are far from what q expects, natural-gradient steps from q overshoot at any sensible rate.
+    mean = jnp.broadcast_to(whitened_mean(projection, [block.loc for block in q]) + offset, y.shape)
+    response, precision = _working_response(
+        likelihood, y, mean, jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, y.shape)
+    )
+    noise = 1.0 / precision if present is None else jnp.where(present, 1.0 / precision, jnp.inf)
+    ahead = _gaussian_optimum(projection, q, response - offset, noise)
+    better = loss(ahead) < loss(tuple(unchanged))
+    start = jax.tree.map(lambda a, b: jnp.where(better, a, b), unconstrained(ahead), unconstrained(unchanged))
 
     optimiser = natural_gradient(1.0, sites=sites)
 
@@ -252,9 +279,30 @@ def _fixed_point(
     return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True)), moved
 
 
-#: Names and constraints of the scales' parameters, as :mod:`npgp.natural` knows them.
-_PARAMETER = {"dense": "scale_tril", "diagonal": "scale"}
-_CONSTRAINTS = {"dense": square_tril, "diagonal": constraints.softplus_positive}
+def _working_response(
+    likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """
+    A Gaussian pseudo-observation for each row, and its precision, by Laplace's method row by row; each (..., N).
+
+    As in iteratively reweighted least squares, at the mode of ``p(y_n | f) N(f; mean, variance)``.
+    """
+
+    def slopes(f):
+        def slope(f):
+            return jax.jvp(lambda f: likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))[1]
+
+        value, change = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+        return value, jnp.maximum(-change, MIN_CURVATURE / variance)
+
+    def newton(_, f):
+        slope, curvature = slopes(f)
+        step = (slope - (f - mean) / variance) / (curvature + 1.0 / variance)
+        return f + jnp.clip(step, -jnp.sqrt(variance), jnp.sqrt(variance))
+
+    f = lax.fori_loop(0, MODE_ITERATIONS, newton, mean)
+    slope, curvature = slopes(f)
+    return f + slope / curvature, curvature
 
 
 def _natural_length(eta: Sequence[Scaled], gradient: Sequence[Scaled]) -> jax.Array:

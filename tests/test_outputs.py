@@ -14,6 +14,7 @@ from npgp.features import Points
 from npgp.projection import factorize
 from npgp.variational import DenseNormal
 
+KEY = functools.partial(jax.random.key, impl="rbg")  # compiles much faster than the default
 _rng = np.random.default_rng(11)
 X = _rng.uniform(0.0, 4.0, (6, 2))
 X2 = _rng.uniform(0.0, 4.0, (4, 2))
@@ -42,7 +43,7 @@ def arrays(dtype, *values):
 def test_on_a_grid_of_outputs_and_inputs_it_is_kronecker(x64):
     x, x2 = arrays(x64, X, X2)
 
-    @jax.jit
+    @models.compiled
     def evaluate(x, x2, W, kappa):
         k, X, X2 = kernel(W, kappa), npgp.at_outputs(x, [0, 1, 2]), npgp.at_outputs(x2, [0, 1, 2])
         rank_two = npgp.Coregion(npgp.RBF(0.7, 1.3), W)
@@ -64,7 +65,7 @@ def test_rows_in_any_order_and_the_column_anywhere(float64):
     """The base kernel's columns are counted without the outputs'."""
     rows = np.column_stack([X[:, 0], OUTPUTS, X[:, 1]])
     base = npgp.RBF(0.7, 1.3, active_dims=(1,))
-    found = npgp.Coregion(base, W, KAPPA, column=1)(*arrays(float64, rows))
+    found = models.compiled(lambda rows: npgp.Coregion(base, W, KAPPA, column=1)(rows))(*arrays(float64, rows))
     p = OUTPUTS.astype(int)
     np.testing.assert_allclose(found, rbf(X[:, 1:], X[:, 1:]) * B[np.ix_(p, p)], atol=1e-12)
 
@@ -72,7 +73,7 @@ def test_rows_in_any_order_and_the_column_anywhere(float64):
 def test_gradients_are_those_of_the_kronecker_product(float64):
     weights, x = arrays(float64, _rng.normal(size=(18, 18)), X)
 
-    @jax.jit
+    @models.compiled
     def gradients(x, W, kappa):
         def ours(W, kappa):
             return jnp.sum(weights * kernel(W, kappa)(npgp.at_outputs(x, [0, 1, 2])))
@@ -88,14 +89,18 @@ def test_gradients_are_those_of_the_kronecker_product(float64):
 
 
 def test_features_of_finitely_many_are_exact(float64):
-    x = npgp.at_outputs(*arrays(float64, X), [0, 2])
-    linear = npgp.Coregion(npgp.Linear(0.5), W, KAPPA)
-    phi = linear.random_features(jax.random.key(0), 3, 10)(x)
-    np.testing.assert_allclose(phi @ phi.T, linear(x), atol=1e-12)
-    constant = npgp.Coregion(npgp.Constant(0.5), W, KAPPA)
-    psi = constant.feature_draws(jax.random.key(0), 3, 4)(x)
-    for draw in np.moveaxis(np.asarray(psi), 1, 0):
-        np.testing.assert_allclose(draw @ draw.T, constant(x), atol=1e-12)
+    linear, constant = (npgp.Coregion(base, W, KAPPA) for base in (npgp.Linear(0.5), npgp.Constant(0.5)))
+
+    @models.compiled
+    def evaluate(x):
+        x = npgp.at_outputs(x, [0, 2])
+        phi, psi = linear.random_features(KEY(0), 3, 10)(x), constant.feature_draws(KEY(0), 3, 4)(x)
+        return phi, linear(x), psi, constant(x)
+
+    phi, of_linear, psi, of_constant = map(np.asarray, evaluate(*arrays(float64, X)))
+    np.testing.assert_allclose(phi @ phi.T, of_linear, atol=1e-12)
+    for draw in np.moveaxis(psi, 1, 0):
+        np.testing.assert_allclose(draw @ draw.T, of_constant, atol=1e-12)
 
 
 @pytest.mark.parametrize("value", [3.0, -1.0, 0.5])
@@ -106,7 +111,7 @@ def test_outputs_that_do_not_exist_are_an_error_or_nan(value):
         kernel()(rows)
     with pytest.raises(ValueError, match="has 3 outputs"):
         kernel().diag(rows)
-    found, diagonal = jax.jit(lambda rows: (kernel()(rows), kernel().diag(rows)))(rows)
+    found, diagonal = models.compiled(lambda rows: (kernel()(rows), kernel().diag(rows)))(rows)
     wrong = np.arange(6) == 2
     np.testing.assert_array_equal(np.isnan(found), wrong[:, None] | wrong)
     np.testing.assert_array_equal(np.isnan(diagonal), wrong)
@@ -146,7 +151,7 @@ def test_two_outputs_observed_are_the_exact_multi_output_gp(float64):
     def run(x2, rows, y):
         posterior = npgp.CollapsedGP(gp.kernel, rows, rows, NOISE, jitter=1e-12).condition(y)
         new = npgp.at_outputs(x2, [0, 1])
-        elbo = models.make_elbo(model)(jax.random.key(0), gp.params(posterior.q), rows, y)
+        elbo = models.make_elbo(model)(KEY(0), gp.params(posterior.q), rows, y)
         return elbo, posterior.mean(new), posterior.covariance(new)
 
     elbo, mean, covariance = run(x2, rows, *arrays(float64, y))
@@ -173,7 +178,7 @@ def functions():
             loc = rng.normal(size=(count, 4))
             L = np.tril(0.3 * rng.normal(size=(count, 4, 4)), -1) + np.eye(4) * rng.uniform(0.3, 0.8, (count, 4, 1))
             k = npgp.RBF(lengthscale, 1.3)
-            projector = jax.jit(lambda Z, k=k: factorize(k, [Points(Z)], 1e-12))(jnp.asarray(Z))
+            projector = models.compiled(lambda Z, k=k: factorize(k, [Points(Z)], 1e-12))(jnp.asarray(Z))
             batch = (lambda v: v) if count > 1 else (lambda v: v[0])
             posteriors.append(npgp.Posterior(projector, (DenseNormal(jnp.asarray(batch(loc)), jnp.asarray(batch(L))),)))
             joint = oracles.Joint.of(functools.partial(rbf, lengthscale=lengthscale), [Z], X)
@@ -201,7 +206,7 @@ def test_mixtures_are_dense_algebra(float64, functions):
     posteriors, means, covariances = functions
     x, mixing = arrays(float64, X, MIXING)
 
-    @jax.jit
+    @models.compiled
     def evaluate(posteriors, x, mixing):
         h = npgp.MixedPosterior(posteriors, mixing)
         return h.mean(x), h.mean_and_variance(x, batch_size=4), h.covariance(x), h.output_covariance(x)
@@ -222,7 +227,7 @@ def test_identity_mixing_leaves_the_functions_alone(float64, functions):
     (batch, _), means, covariances = functions
     (x,) = arrays(float64, X)
 
-    @jax.jit
+    @models.compiled
     def evaluate(batch, x):
         h = batch.mixed(np.eye(2))
         return h.mean(x), h.variance(x), h.covariance(x), h.output_covariance(x)
@@ -242,11 +247,11 @@ def test_draws_are_joint_over_outputs(float64, functions):
     square = MIXING[:2]
     (x,) = arrays(float64, X[2:4])
 
-    @jax.jit
+    @models.compiled
     def draw(posteriors, x):
         h = npgp.MixedPosterior(posteriors, square)
-        paths = h.draw_functions(jax.random.key(2), 4000, 64)
-        return h.sample(jax.random.key(1), x, (4000,)), paths(x), h.sample(jax.random.key(1), x)
+        paths = h.draw_functions(KEY(2), 4000, 64)
+        return h.sample(KEY(1), x, (4000,)), paths(x), h.sample(KEY(1), x)
 
     draws, values, one = draw(posteriors, x)
     assert draws.shape == values.shape == (4000, 2, 2) and one.shape == (2, 2)

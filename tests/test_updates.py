@@ -1,13 +1,15 @@
 """Conditioning on more rows at fixed hyperparameters: optima, stationary points, and what is refused."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import models
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 import optax
 import pytest
+from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
@@ -32,13 +34,20 @@ def kernel():
     return npgp.RBF(lengthscale=models.LENGTHSCALE, variance=models.VARIANCE)
 
 
-@jax.jit
+@models.compiled
 def factorized(blocks):
     return factorize(kernel(), [Points(Z) for Z in blocks], jitter=1e-10)
 
 
 def arrays(dtype, *values):
     return [jnp.asarray(np.array(value), dtype) for value in values]
+
+
+@functools.partial(models.compiled, static_argnames="conditional")
+def condition(posterior, X, y, likelihood, **options):
+    """With the posterior's moments at the new rows."""
+    new = posterior.condition(X, y, likelihood, **options)
+    return new, new.mean_and_variance(X)
 
 
 def prior(structure="dense", dtype=np.float64):
@@ -82,7 +91,7 @@ def assert_same_q(posterior, other, **tolerance):
 def test_from_the_prior_it_is_the_collapsed_posterior(float64, structure):
     x, y, offset = arrays(float64, X, Y, OFFSET)
 
-    @jax.jit
+    @models.compiled
     def both(prior, x, y, offset):
         Z = [block.inputs for block in prior.projector.blocks]
         collapsed = npgp.CollapsedGP(kernel(), x, Z, NOISE, offset, covariances=KINDS[structure], jitter=1e-10)
@@ -97,7 +106,7 @@ def test_rows_in_two_parts_are_all_rows(x64):
     posterior, loc, L = later(dtype=x64)
     x, y, noise, offset = arrays(x64, X, Y, ROW_NOISE, OFFSET)
     for rows in (slice(0, 7), slice(7, 14)):
-        posterior = posterior.condition(x[rows], y[rows], npgp.Gaussian(noise[rows]), offset=offset[rows])
+        posterior, _ = condition(posterior, x[rows], y[rows], npgp.Gaussian(noise[rows]), offset=offset[rows])
     A = models.Dense("svgp", X).A / np.sqrt(ROW_NOISE)
     before = np.linalg.inv(L @ L.T)
     S = np.linalg.inv(before + A @ A.T)
@@ -112,12 +121,18 @@ def test_rows_in_two_parts_are_all_rows(x64):
 def test_in_parts_other_structures_keep_covariances_but_means_nearly(float64, structure):
     start, likelihood = prior(structure), npgp.Gaussian(NOISE)
     x, y = arrays(float64, X, Y)
-    together = start.condition(x, y, likelihood)
-    in_parts = start.condition(x[:7], y[:7], likelihood).condition(x[7:], y[7:], likelihood)
+
+    @models.compiled
+    def both(start, x, y):
+        together = start.condition(x, y, likelihood)
+        in_parts = start.condition(x[:7], y[:7], likelihood).condition(x[7:], y[7:], likelihood)
+        difference = (in_parts.mean(x) - together.mean(x)) / jnp.sqrt(together.variance(x))
+        return together, in_parts, difference
+
+    together, in_parts, difference = both(start, x, y)
     for a, b in zip(covariances(in_parts), covariances(together), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-10)
-    difference = np.abs(in_parts.mean(x) - together.mean(x)) / np.sqrt(together.variance(x))
-    assert 1e-3 < difference.max() < 1.0  # the docstring says that it is not exact
+    assert 1e-3 < np.abs(difference).max() < 1.0  # the docstring says that it is not exact
 
 
 def test_each_function_of_a_batch_is_conditioned_by_itself(float64):
@@ -127,7 +142,7 @@ def test_each_function_of_a_batch_is_conditioned_by_itself(float64):
     mask = np.stack([PRESENT, ~PRESENT])
     noise = np.array([[0.1], [0.3]])
     x, y_seen, variance = arrays(float64, X, np.where(mask, y, np.nan), noise)
-    together = posterior.condition(x, y_seen, npgp.Gaussian(variance), mask=mask)
+    together, _ = condition(posterior, x, y_seen, npgp.Gaussian(variance), mask=mask)
     for i in range(2):
         A = models.Dense("svgp", X).A[:, mask[i]]
         before = np.linalg.inv(L[i] @ L[i].T)
@@ -141,10 +156,15 @@ def test_each_function_of_a_batch_is_conditioned_by_itself(float64):
 def test_one_posterior_becomes_a_batch(float64):
     posterior, *_ = later()
     x, y = arrays(float64, X, np.stack([Y, -Y]))
-    together = posterior.condition(x, y, npgp.Gaussian(NOISE))
-    assert together.batch_shape == (2,)
-    alone = posterior.condition(x, y[1], npgp.Gaussian(NOISE))
-    np.testing.assert_allclose(together.mean(x)[1], alone.mean(x), rtol=1e-9)
+
+    @models.compiled
+    def both(posterior, x, y):
+        together = posterior.condition(x, y, npgp.Gaussian(NOISE))
+        return together.batch_shape, together.mean(x), posterior.condition(x, y[1], npgp.Gaussian(NOISE)).mean(x)
+
+    batch, together, alone = both(posterior, x, y)
+    assert batch == (2,)
+    np.testing.assert_allclose(together[1], alone, rtol=1e-9)
 
 
 # ---------------------------------------------------------------- other likelihoods
@@ -158,7 +178,10 @@ def test_counts_give_a_stationary_point(x64):
     x, y_seen, offset = arrays(x64, X, np.where(mask, y, np.nan), OFFSET)
     exact = x64 == jnp.float64
     options = dict(tolerance=1e-16) if exact else {}
-    new = posterior.condition(x, y_seen, npgp.Poisson(), offset=offset, mask=mask, conditional="prior", **options).q[0]
+    posterior, _ = condition(
+        posterior, x, y_seen, npgp.Poisson(), offset=offset, mask=mask, conditional="prior", **options
+    )
+    new = posterior.q[0]
 
     dense = models.Dense("svgp", X)
     with jax.enable_x64(True):
@@ -173,8 +196,9 @@ def test_counts_give_a_stationary_point(x64):
             return jnp.sum(fit) - 0.5 * divergence + jnp.sum(jnp.log(jnp.diagonal(factor, axis1=-2, axis2=-1)))
 
         arguments = [jnp.asarray(np.asarray(value, np.float64)) for value in (new.loc, new.scale_tril)]
-        slope_mean, slope_factor = jax.jit(jax.grad(elbo, (0, 1)))(*arguments)
-        before = jax.jit(jax.grad(elbo))(jnp.asarray(loc), jnp.asarray(L))
+        gradient = models.compiled(jax.grad(elbo, (0, 1)))
+        slope_mean, slope_factor = gradient(*arguments)
+        before, _ = gradient(jnp.asarray(loc), jnp.asarray(L))
     bound = 1e-6 if exact else 2e-2
     assert np.abs(before).max() > 0.5
     np.testing.assert_allclose(slope_mean, 0.0, atol=bound)
@@ -188,23 +212,18 @@ def test_classes_match_training_by_natural_gradients(float64):
     model = models.regression("solve", likelihood=likelihood)
     x, y = arrays(float64, X, labels)
     start = prior("two")
-    ours = start.condition(x, y, likelihood, tolerance=1e-16)
+    ours, _ = condition(start, x, y, likelihood, tolerance=1e-16)
     gp = models.sparse_gp("solve")
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.natural_gradient(1.0), TraceMeanField_ELBO())
 
     @models.compiled
-    def run(x, y, params, q):
+    def run(x, y, params):
         state = svi.init(jax.random.key(0), x, y, init_params=params)
-        state, _ = jax.lax.scan(lambda state, _: svi.update(state, x, y), state, length=25)
-        gradient = jax.grad(lambda q: models.make_elbo(model)(jax.random.key(0), gp.params(q), x, y))(q)
-        return svi.get_params(state), gradient
+        return svi.get_params(jax.lax.scan(lambda state, _: svi.update(state, x, y), state, length=25)[0])
 
-    trained, gradient = run(x, y, gp.params(start.q), ours.q)
+    trained = run(x, y, gp.params(start.q))
     for name, value in gp.params(ours.q).items():
         np.testing.assert_allclose(value, trained[name], atol=1e-6)
-    for block in gradient:
-        np.testing.assert_allclose(block.loc, 0.0, atol=1e-6)
-        np.testing.assert_allclose(np.tril(block.scale_tril), 0.0, atol=1e-6)
 
 
 def test_outliers_are_not_believed(float64):
@@ -214,11 +233,10 @@ def test_outliers_are_not_believed(float64):
     y[3] += 20.0
     x, clean, wild = arrays(float64, X, Y, y)
 
-    @jax.jit
-    def means(x, y):
-        return [posterior.condition(x, y, p).mean(x) for p in (likelihoods.StudentT(4.0, 0.3), npgp.Gaussian(NOISE))]
-
-    robust, trusting = zip(means(x, clean), means(x, wild), strict=True)
+    robust, trusting = (
+        [condition(posterior, x, y, p)[1][0] for y in (clean, wild)]
+        for p in (likelihoods.StudentT(4.0, 0.3, num_nodes=20), npgp.Gaussian(NOISE))
+    )
     moved = [np.abs(after - before).max() for before, after in (robust, trusting)]
     assert moved[0] < 0.1 * moved[1]
 
@@ -228,9 +246,9 @@ def test_outliers_are_not_believed(float64):
 
 def test_a_natural_step_with_other_parameters_held_is_the_optimum(float64):
     def model(X, y=None):
-        lengthscale = numpyro.param("lengthscale", models.LENGTHSCALE, constraint=dist.constraints.positive)
+        lengthscale = numpyro.param("lengthscale", models.LENGTHSCALE, constraint=constraints.positive)
         f = npgp.SparseGP("f", npgp.RBF(lengthscale, models.VARIANCE), jnp.asarray(models.Z.copy())).draw()
-        noise = numpyro.param("noise", NOISE, constraint=dist.constraints.positive)
+        noise = numpyro.param("noise", NOISE, constraint=constraints.positive)
         with numpyro.plate("data", X.shape[0]):
             npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
 
@@ -293,11 +311,15 @@ def test_batches_need_a_row_of_observations_for_each_function():
         posterior.condition(X.astype(np.float32), Y, npgp.Gaussian(NOISE))
 
 
-def test_what_did_not_converge_says_so(float64):
-    posterior, *_ = later((2,))  # with the shapes of another test, whose program this is
-    x, y, offset = arrays(float64, X, np.stack([COUNTS, COUNTS]), OFFSET)
-    options = dict(mask=np.ones((2, 14), bool), conditional="prior", max_iterations=1)
+def test_counts_far_from_what_is_expected_converge_and_what_does_not_says_so(float64):
+    """From the present q(ε) no step helps there; a warning would be an error here."""
+    posterior, *_ = later((2,))
+    x, y, offset = arrays(float64, X, np.stack([COUNTS, 500 + 1000 * COUNTS]), OFFSET)
+    options = dict(mask=np.ones((2, 14), bool), conditional="prior")
+    new = posterior.condition(x, y, npgp.Poisson(), offset=offset, **options)
+    moved = np.sqrt(np.sum(np.square(new.q[0].loc - posterior.q[0].loc), -1))
+    assert moved[1] > 3.0 > moved[0]
     with pytest.warns(RuntimeWarning, match=r"after 1 iterations a step still moves q.* nats"):
-        posterior.condition(x, y, npgp.Poisson(), offset=offset, **options)
+        posterior.condition(x, y, npgp.Poisson(), offset=offset, **options, max_iterations=1)
     with pytest.raises(FloatingPointError, match="not finite"):
         posterior.condition(x, y, npgp.Poisson(), offset=offset + 5000.0, **options)
