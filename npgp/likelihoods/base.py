@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from npgp.likelihoods import quadrature
-from npgp.likelihoods.numerics import floats
+from npgp.likelihoods.numerics import floats, log_normal
 from npgp.linalg import is_traced, require_positive
 
 
@@ -95,7 +95,30 @@ class Likelihood:
         if self.num_latents == 1 and self.concave:
             fixed, m, s = jax.tree.map(lax.stop_gradient, (self, mean, sd))
             nodes, log_weights = quadrature.rule_at_mode(lambda f: fixed.log_prob(f, y), m, s, self.num_nodes)
+        elif self.concave:
+            return self._log_marginal_of_two(y, jnp.asarray(mean)[:, 0], jnp.asarray(sd)[:, 0])
         return logsumexp(log_weights + self.log_prob(mean + sd * nodes, y), axis=0)
+
+    def _log_marginal_of_two(self, y, mean: jax.Array, sd: jax.Array) -> jax.Array:
+        """
+        By the rule at the mode for a latent value in which log p is concave, given each value of the other.
+
+        The other's are equidistant: Gauss-Hermite's outermost nodes are where likelihoods of a scale break down.
+        """
+        first = self.concave[0]
+        order = np.array([first, 1 - first])  # its own inverse
+        (m, m_other), (s, s_other) = mean[order], sd[order]
+        reach = jnp.full_like(m, quadrature.REACH)
+        z, step = quadrature.trapezoid(-reach, reach, 2 * self.num_nodes)
+        log_weights = jnp.log(step) + log_normal(z**2, jnp.ones_like(z))
+        other = m_other + s_other * z
+
+        def log_prob(likelihood, f, other):
+            return likelihood.log_prob(jnp.stack(jnp.broadcast_arrays(f, other))[order], y)
+
+        fixed, m_, s_, at = jax.tree.map(lax.stop_gradient, (self, *jnp.broadcast_arrays(m, s, other)))
+        z, more = quadrature.rule_at_mode(lambda f: log_prob(fixed, f, at), m_, s_, 2 * self.num_nodes)
+        return logsumexp(log_weights + more + log_prob(self, m + s * z, other), axis=(0, 1))
 
     def expected_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """
@@ -206,4 +229,8 @@ def aligned(likelihood: Likelihood, y: ArrayLike, *values: ArrayLike) -> list[ja
             )
     after = max(jnp.ndim(y), *(array.ndim - 1 for array in arrays))
     ones = [(1,) * (after + 1 - max(array.ndim, 1)) for array in arrays]
-    return [array.reshape(array.shape[:1] + one + array.shape[1:]) for array, one in zip(arrays, ones, strict=True)]
+    shapes = [(*one, *array.shape[1:]) for array, one in zip(arrays, ones, strict=True)]
+    return [
+        jnp.broadcast_to(array.reshape((*array.shape[:1], *shape) if array.ndim else (1, *shape)), (C, *shape))
+        for array, shape in zip(arrays, shapes, strict=True)
+    ]

@@ -74,9 +74,9 @@ class Factorized(Likelihood):
             raise TypeError(f"Factorized fn returned {made!r:.80}; it must return a NumPyro distribution.")
         if made.event_shape:
             raise ValueError(
-                f"Factorized fn returned events of shape {made.event_shape}; they must be scalar, one for each row. For a "
-                "likelihood that does not factorise over rows, npgp.sample gives GP values as arrays, to be used in "
-                "numpyro.sample with any distribution."
+                f"Factorized fn returned events of shape {made.event_shape}; they must be scalar, one for each row. "
+                "Where the likelihood does not factorise over rows, npgp.sample gives GP values as arrays, to be used "
+                "in numpyro.sample with any distribution."
             )
         return made
 

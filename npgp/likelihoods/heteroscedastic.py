@@ -48,25 +48,21 @@ class HeteroscedasticGaussian(Likelihood):
         mean, log_scale = jnp.broadcast_arrays(*aligned(self, 0.0, f)[0])
         return mean + jnp.exp(log_scale) * jax.random.normal(rng_key, mean.shape, mean.dtype)
 
-    def _moments(self, y, mean, variance):
-        (mean, log_scale), variance = aligned(self, y, mean, variance)
-        variance, s = jnp.broadcast_to(variance, (2, *variance.shape[1:]))
-        return mean, log_scale, variance, s
+    def _split(self, y, mean, variance):
+        (m, g), (v, s) = aligned(self, y, mean, variance)
+        return floats(y, m, g, v, s)
 
     def expected_log_prob(self, y, mean, variance):
-        m, g, v, s = self._moments(y, mean, variance)
-        y, m, g, v, s = floats(y, m, g, v, s)
+        y, m, g, v, s = self._split(y, mean, variance)
         return -0.5 * (LOG_2PI + ((y - m) ** 2 + v) * jnp.exp(2 * (s - g))) - g
 
     def expected_curvature(self, y, mean, variance):
-        m, g, v, s = self._moments(y, mean, variance)
-        y, m, g, v, s = floats(y, m, g, v, s)
+        y, m, g, v, s = self._split(y, mean, variance)
         precision = jnp.exp(2 * (s - g))
         return jnp.stack(jnp.broadcast_arrays(precision, 2 * ((y - m) ** 2 + v) * precision))
 
     def log_marginal(self, y, mean, variance):
-        m, g, v, s = self._moments(y, mean, variance)
-        y, m, g, v, s = floats(y, m, g, v, s)
+        y, m, g, v, s = self._split(y, mean, variance)
         # The mean in closed form; then over z = (f_1 − g)/sd, between that of the prior and that of a scale |y − m|.
         squared, sd = (y - m) ** 2, deviation(s)
         tiny = jnp.finfo(squared.dtype).tiny
@@ -77,6 +73,5 @@ class HeteroscedasticGaussian(Likelihood):
         return logsumexp(jnp.log(lax.stop_gradient(step)) + terms, axis=0)
 
     def moments(self, mean, variance):
-        m, g, v, s = self._moments(0.0, mean, variance)
-        m, g, v, s = jnp.broadcast_arrays(m, g, v, s)
+        _, m, g, v, s = jnp.broadcast_arrays(*self._split(0, mean, variance))
         return m, v + jnp.exp(2 * (g + s))
