@@ -32,6 +32,7 @@ from numpyro.infer import (
     Trace_ELBO,
     TraceMeanField_ELBO,
     init_to_median,
+    init_to_uniform,
     init_to_value,
     log_likelihood,
 )
@@ -372,6 +373,13 @@ def test_quantiles_of_other_structures(float64):
         guide.median({"f.u.loc": loc})
 
 
+def test_medians_are_of_latent_sites_alone(float64):
+    """Also where an instance made by the user sees deterministic sites."""
+    guide = npgp.AutoSparseGP(model, AutoNormal(handlers.block(model, hide=["f.u", "f.v", "y"])))
+    median = jax.eval_shape(lambda: guide.median(start(model, guide, X, Y)))
+    assert set(median) == {*OTHER_SITES, "f.u", "f.v"}
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Without q: log likelihoods, NUTS, other guides
 
@@ -380,12 +388,8 @@ def test_quantiles_of_other_structures(float64):
 def test_log_likelihood_is_of_each_row_given_epsilon(conditional, float64):
     """The data's and not the bound's, whatever the conditional; with groups, too, each row by itself."""
     rng = np.random.default_rng(0)
-    samples = {
-        "lengthscale": rng.uniform(0.5, 1.0, 3),
-        "slope": rng.normal(size=(3, 2)),
-        "noise": rng.uniform(0.1, 1, 3),
-    }
-    samples |= {"f.u": rng.normal(size=(3, 3)), "f.v": rng.normal(size=(3, 2))}
+    samples = {"lengthscale": rng.uniform(0.5, 1.0, 3), "noise": rng.uniform(0.1, 1.0, 3)}
+    samples |= {"slope": rng.normal(size=(3, 2)), "f.u": rng.normal(size=(3, 3)), "f.v": rng.normal(size=(3, 2))}
     groups = npgp.median_split(X, 4) if conditional == "grouped" else None
     given = partial(model, conditional=conditional, groups=groups)
     rows = compiled(lambda s: log_likelihood(given, s, X, Y)["y"])(jax.tree.map(jnp.asarray, samples))
