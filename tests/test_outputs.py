@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import models
 import numpy as np
+import numpyro
 import oracles
 import pytest
 
@@ -71,7 +72,7 @@ def test_rows_in_any_order_and_the_column_anywhere(float64):
 
 
 def test_gradients_are_those_of_the_kronecker_product(float64):
-    weights, x = arrays(float64, _rng.normal(size=(18, 18)), X)
+    weights, x = arrays(float64, np.random.default_rng(1).normal(size=(18, 18)), X)
 
     @models.compiled
     def gradients(x, W, kappa):
@@ -272,3 +273,21 @@ def test_matrices_that_do_not_fit_are_refused(functions):
     plane = npgp.Posterior(batch.projector, (DenseNormal(q.loc[None], q.scale_tril[None]),))
     with pytest.raises(ValueError, match=r"batches of shape \[\(1, 2\)\]"):
         plane.mixed(np.eye(2))
+
+
+def test_a_model_that_observes_a_mixture_has_its_moments(float64, functions):
+    """``W @ g(X)`` in a model against the mixture of g's posterior: the ELBO with the classical conditional."""
+    (batch, _), means, covariances = functions
+    x, y, mixing = arrays(float64, X, np.random.default_rng(4).normal(size=(3, 6)), W)
+    gp = npgp.SparseGP("g", npgp.RBF(0.7, 1.3), x[:4], jitter=1e-12)
+
+    def model(x, y=None):
+        with numpyro.plate("functions", 2, dim=-2):
+            g = gp.draw()
+        with numpyro.plate("outputs", 3, dim=-2), numpyro.plate("data", 6, dim=-1):
+            npgp.observe("y", mixing @ g(x), npgp.Gaussian(NOISE), obs=y, conditional="prior")
+
+    elbo = models.elbo_value(model, gp.params(batch.q), x, y)
+    mean, covariance = dense_mixture(W, means[:2], covariances[:2])
+    rows = models.log_normal(np.ravel(y), mean, NOISE) - 0.5 * np.diag(covariance) / NOISE
+    np.testing.assert_allclose(elbo, np.sum(rows) - np.sum(batch.kl()), rtol=1e-8)
