@@ -124,6 +124,15 @@ CASES = {
         (0, 1, 2, 3),
         *ordinal(special.ndtr, special.log_ndtr),
     ),
+    "Weibull": Case(
+        lambda: likelihoods.Weibull(1.5),
+        (0.1, 3.0),
+        lambda f, y: stats.weibull_min.logpdf(y, 1.5, scale=np.exp(f)),
+        lambda f: (
+            np.exp(f) * special.gamma(1 + 1 / 1.5),
+            np.exp(2 * f) * (special.gamma(1 + 2 / 1.5) - special.gamma(1 + 1 / 1.5) ** 2),
+        ),
+    ),
     "Factorized": Case(
         lambda: likelihoods.Factorized(weibull, log_concave=True),
         (0.1, 3.0),
@@ -602,6 +611,7 @@ def test_traced_parameters_are_not_checked():
             "y has the value -1; for NegativeBinomial it must be a count",
         ),
         (likelihoods.Gamma(1.0), [0.1, np.nan], [0.0], "y has the value 0; for Gamma it must be positive."),
+        (likelihoods.Weibull(1.0), [0.1], [0.0], "y has the value 0; for Weibull it must be positive."),
         (likelihoods.Exponential(), [0.0], [-0.1], "y has the value -0.1; for Exponential it must be non-negative."),
         (
             likelihoods.Ordinal([0.0, 1.0]),

@@ -17,6 +17,7 @@ from npgp.likelihoods.factorized import Factorized, as_likelihood
 from npgp.likelihoods.heteroscedastic import HeteroscedasticGaussian
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.likelihoods.softmax import Softmax
+from npgp.likelihoods.survival import Weibull
 
 __all__ = [
     "NUM_NODES",
@@ -33,6 +34,7 @@ __all__ = [
     "Poisson",
     "Softmax",
     "StudentT",
+    "Weibull",
     "as_likelihood",
     "quadrature_error",
 ]

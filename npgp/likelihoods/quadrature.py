@@ -58,16 +58,21 @@ def hermite_rule(
     mean, variance = floats(mean, variance)
     result = jax.eval_shape(lambda m, v: function(m + v), mean, variance)
     sd = deviation(variance)
-    rule: list = [array.reshape((-1,) + (1,) * result.ndim) for array in hermite(num_nodes)]
-    if num_latents == 1:
-        mean, sd = (jnp.broadcast_to(array, result.shape) for array in (mean, sd))
-    else:
-        grid = np.meshgrid(*[np.arange(num_nodes)] * num_latents, indexing="ij")
-        chosen = np.stack([indices.ravel() for indices in grid])  # (C, K^C)
-        rule = [rule[0][chosen], rule[1][chosen].prod(0)]
-        mean, sd = (jnp.broadcast_to(array, (num_latents, *result.shape))[:, None] for array in (mean, sd))
-    mean, sd, nodes, weights = (jnp.asarray(array, result.dtype) for array in (mean, sd, *rule))
-    return mean, sd, nodes, weights
+    nodes, weights = hermite(num_nodes)
+    lead: tuple[int, ...] = ()
+    if num_latents > 1:
+        chosen = np.indices((len(nodes),) * num_latents).reshape(num_latents, -1)  # (C, K^C)
+        nodes, weights = nodes[chosen], weights[chosen].prod(0)
+        lead = (num_latents,)
+    # A weight that underflows, times a log-density that overflows, would be NaN.
+    kept = weights > jnp.finfo(result.dtype).tiny
+    after = (-1,) + (1,) * result.ndim
+    z, w = nodes[..., kept].reshape(lead + after), weights[kept].reshape(after)
+    mean, sd = (jnp.broadcast_to(array, lead + result.shape) for array in (mean, sd))
+    if num_latents > 1:
+        mean, sd = mean[:, None], sd[:, None]
+    dtype = result.dtype
+    return jnp.asarray(mean, dtype), jnp.asarray(sd, dtype), jnp.asarray(z, dtype), jnp.asarray(w, dtype)
 
 
 def hermite_moments(
