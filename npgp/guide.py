@@ -70,12 +70,16 @@ class AutoSparseGP:
         return msg["type"] == "sample" and (is_gp_site(msg) or is_observation(msg) or msg["name"] in self._covered)
 
     def _setup(self, *args, **kwargs) -> None:
-        """Find the component sites, and whether the model has latent sites beside them."""
-        with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
-            self.model(*args, **kwargs)
-        samples = {name: site for name, site in sites.items() if site["type"] == "sample" and not site["is_observed"]}
-        self._whitened = {name: s["infer"][WHITENED] for name, s in samples.items() if WHITENED in s["infer"]}
-        self._other_sites = {name for name, s in samples.items() if not (is_gp_site(s) or is_observation(s))}
+        """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
+
+        def look():
+            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
+                self.model(*args, **kwargs)
+            latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
+            self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
+            self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
+
+        jax.eval_shape(look)
 
     def __call__(self, *args, **kwargs) -> dict[str, jax.Array]:
         """

@@ -296,7 +296,8 @@ def test_draws_include_what_is_deterministic_and_no_data(normal, float64):
     guide, params = normal
     draws = compiled(lambda key: guide.sample_posterior(key, params, X, Y, sample_shape=(4, 3)))(jax.random.key(0))
     assert {name: v.shape for name, v in draws.items()} == {
-        "lengthscale": (4, 3), "slope": (4, 3, 2), "twice": (4, 3, 2), "f.u": (4, 3, 3), "f.v": (4, 3, 2), "noise": (4, 3)
+        "lengthscale": (4, 3), "slope": (4, 3, 2), "twice": (4, 3, 2), "noise": (4, 3),
+        "f.u": (4, 3, 3), "f.v": (4, 3, 2),
     }  # fmt: skip
     np.testing.assert_allclose(draws["twice"], 2 * draws["slope"], rtol=1e-12)
 
