@@ -134,7 +134,8 @@ class AutoSparseGP:
     def sample_posterior(self, rng_key, params, *args, sample_shape: tuple[int, ...] = (), **kwargs):
         """
         Draws from the guide: whitened values ε, the other latent sites, and what of the model is deterministic given
-        these. Plates that draw a subsample of their rows take all of them, so that draws line up row by row.
+        these. Plates that draw a subsample of their rows take all of them, so that draws line up row by row. Latent
+        sites in the plate over rows are of these rows: leave them out of ``Predictive(model, draws)`` at others.
 
         :param rng_key: random key.
         :param params: parameters, from ``svi.get_params(state)``.
