@@ -1,0 +1,414 @@
+"""Likelihoods of several latent values against dense sums, Monte Carlo and each other; and more kinds of data."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import integrate, special, stats
+
+from npgp import likelihoods
+from npgp.likelihoods import Factorized, HeteroscedasticGaussian, Softmax
+from npgp.likelihoods.gumbel import gumbel
+
+
+def normal(f, g):
+    return dist.Normal(f, jnp.exp(g))
+
+
+def swapped(g, f):
+    return dist.Normal(f, jnp.exp(g))
+
+
+def bernoulli(f, g):
+    return dist.Bernoulli(logits=g - f)
+
+
+def zero_inflated(gate, f):
+    return dist.ZeroInflatedDistribution(dist.Poisson(jnp.exp(f)), gate_logits=gate)
+
+
+def zero_inflated_at_rate(f):
+    return dist.ZeroInflatedPoisson(0.3, jnp.exp(f))
+
+
+def overdispersed(f, g):
+    return dist.NegativeBinomial2(jnp.exp(f), jnp.exp(g))
+
+
+@jax.jit
+def integrals(likelihood, y, mean, variance):
+    """Expected and averaged likelihood, their gradients in mean and variance, the curvature, and the moments."""
+
+    def pull(method):
+        value, vjp = jax.vjp(lambda m, v: getattr(likelihood, method)(y, m, v), mean, variance)
+        return value, *vjp(jnp.ones_like(value))
+
+    curvature = likelihood.expected_curvature(y, mean, variance)
+    censored = getattr(likelihood, "fn", None) is censored_weibull  # of which NumPyro has no moments
+    moments = () if censored else likelihood.moments(mean, variance)
+    return *pull("expected_log_prob"), *pull("log_marginal"), curvature, *moments
+
+
+ROWS = 12
+
+
+def rows(seed, num_latents, sd, spread=1.0):
+    rng = np.random.default_rng(seed)
+    mean = spread * rng.normal(size=(num_latents, ROWS))
+    return mean, np.square(sd * rng.uniform(0.3, 1.3, size=(num_latents, ROWS)))
+
+
+def dense(mean, variance, nodes=33, reach=6.5):
+    """Nodes (C, J, N) and weights (J,) of an independent rule: equidistant, on the product of all axes."""
+    z = np.linspace(-reach, reach, nodes)
+    w = np.exp(-(z**2) / 2) / np.exp(-(z**2) / 2).sum()
+    axes = np.meshgrid(*[z] * len(mean), indexing="ij")
+    weights = np.prod(np.meshgrid(*[w] * len(mean), indexing="ij"), axis=0).ravel()
+    z = np.stack([a.ravel() for a in axes])
+    return mean[:, None] + np.sqrt(variance)[:, None] * z[:, :, None], weights
+
+
+def test_softmax_agrees_with_dense_sums(float64):
+    mean, variance = rows(0, 3, 2.0, 2.0)
+    y = np.arange(ROWS) % 3
+    f, w = dense(mean, variance)
+    p = special.softmax(f, axis=0)
+    own = np.take_along_axis(p, np.broadcast_to(y, (1, *p.shape[1:])), axis=0)[0]
+    probabilities, is_y = np.einsum("j,cjn->cn", w, p), np.arange(3)[:, None] == y
+    curvature = np.einsum("j,cjn->cn", w, p * (1 - p))
+    log_p = np.take_along_axis(mean, y[None], axis=0)[0] - w @ special.logsumexp(f, axis=0)
+    # Of log E[p_y]: E[p_y (1{c = y} − p_c)] / E[p_y], and half the second derivative.
+    slope = np.einsum("j,jn,cjn->cn", w, own, is_y[:, None] - p) / (w @ own)
+    bend = np.einsum("j,jn,cjn->cn", w, own, (is_y[:, None] - p) ** 2 - p * (1 - p)) / (2 * (w @ own))
+    number = np.arange(3) @ probabilities
+    truth = (log_p, is_y - probabilities, -curvature / 2, np.log(w @ own), slope, bend, curvature)
+    *got, average, spread = integrals(Softmax(3), y, mean, variance)
+    for ours, theirs in zip(got, truth, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(got[0], log_p, atol=2e-6)
+    np.testing.assert_allclose(jax.jit(Softmax(3).probabilities)(mean, variance), probabilities, atol=5e-6)
+    np.testing.assert_allclose(average, number, atol=1e-5)
+    np.testing.assert_allclose(spread, np.arange(3) ** 2 @ probabilities - number**2, atol=1e-5)
+
+
+def test_softmax_of_two_classes_is_bernoulli(float64):
+    mean, variance = rows(1, 2, 3.0, 3.0)
+    y = np.arange(ROWS) % 2
+    value, by_mean, by_variance, marginal, *_, curvature, average, spread = integrals(Softmax(2), y, mean, variance)
+    difference, total = mean[1] - mean[0], variance.sum(0)
+    z = np.linspace(-12, 12, 4001)
+    w, f = stats.norm.pdf(z) * (z[1] - z[0]), difference + np.sqrt(total) * z[:, None]
+    p = special.expit(f)
+    np.testing.assert_allclose(value, w @ special.log_expit((2 * y - 1) * f), atol=2e-6)
+    np.testing.assert_allclose(average, w @ p, atol=5e-6)
+    np.testing.assert_allclose(spread, (w @ p) * (1 - w @ p), atol=5e-6)
+    np.testing.assert_allclose(np.exp(marginal), w @ np.where(y, p, 1 - p), rtol=2e-5)
+    np.testing.assert_allclose(by_mean[1], y - w @ p, atol=1e-5)
+    np.testing.assert_allclose(by_mean[0], -by_mean[1], atol=1e-5)
+    np.testing.assert_allclose(curvature, np.broadcast_to(w @ (p * (1 - p)), (2, ROWS)), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(by_variance, -curvature / 2, atol=1e-12)
+    # And so it is as a function of two latent values, to which no rule of its own belongs.
+    generic = integrals(Factorized(bernoulli, True, 48, 2), y, mean, variance)
+    np.testing.assert_allclose(generic[0], value, atol=2e-4)
+    np.testing.assert_allclose(generic[3], marginal, atol=2e-4)
+
+
+def test_softmax_of_many_classes_agrees_with_monte_carlo(float64):
+    """Narrow and wide latent values together; and one class far below the others."""
+    C, draws = 12, 40_000
+    rng = np.random.default_rng(2)
+    mean, sd = rng.normal(size=(C, ROWS)), np.resize([0.01, 0.5, 1.1, 1.2, 2.5, 6.0], (C, ROWS))
+    y = np.arange(ROWS)
+    mean[3] -= 4.0
+    value, *_, marginal, _, _, _, _, _ = integrals(Softmax(C), y, mean, sd**2)
+    for row in range(ROWS):
+        log_p = special.log_softmax(mean[:, row] + sd[:, row] * rng.normal(size=(draws, C)), axis=1)[:, y[row]]
+        z = (value[row] - log_p.mean()) / (log_p.std() / np.sqrt(draws))
+        p = np.exp(log_p)
+        z_marginal = (np.exp(marginal[row]) - p.mean()) / (p.std() / np.sqrt(draws))
+        assert abs(z) < 4.5 and abs(z_marginal) < 4.5
+    total = jnp.sum(jnp.exp(jax.jit(jax.vmap(lambda c: Softmax(C).log_marginal(c, mean, sd**2)))(np.arange(C))), axis=0)
+    np.testing.assert_allclose(total, 1, atol=2e-5)
+
+
+def test_softmax_in_float32_at_extremes():
+    means = np.array(
+        [[-30.0, 30, 0, 0, 5, 30, -30, 0, 1, 2, 3, 4], [30.0, -30, 0, 0, 5, 29, 30, 0, 3, 2, 1, 0], [0.0] * 12]
+    )
+    sds = np.array([[5, 0.1, 5, 0, 1e-6, 5, 1, 20, 1, 1, 2, 3], [5, 5, 5, 0, 1, 0.1, 1, 20, 0, 1, 2, 3], [3.0] * 12])
+    y, likelihood = np.arange(12) % 3, Softmax(3)
+    arguments = y, means.astype(np.float32), np.square(sds, dtype=np.float32)
+    single = integrals(likelihood, *arguments)
+    assert all(a.dtype == jnp.float32 and np.all(np.isfinite(a)) for a in single)
+    with jax.enable_x64(True):
+        double = integrals(likelihood, y, means, np.maximum(sds**2, 1e-12))
+    np.testing.assert_allclose(single[0], double[0], rtol=1e-5, atol=2e-5)
+    np.testing.assert_allclose(single[3], double[3], rtol=2e-4, atol=5e-5)
+    np.testing.assert_allclose(single[1], double[1], atol=2e-4)
+    np.testing.assert_allclose(single[6], double[6], rtol=1e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2, 7, 16, 40])
+def test_gumbel_rule_is_exact_for_polynomials(num_nodes):
+    g, w = gumbel(num_nodes)
+    assert np.all(np.diff(g) > 0) and np.all(w >= 0)
+    for power in range(min(2 * num_nodes, 8)):
+        moment = integrate.quad(lambda x: x**power * np.exp(-x - np.exp(-x)), -5, 45, epsabs=1e-11, limit=200)[0]  # noqa: B023
+        assert w @ g**power == pytest.approx(moment, rel=1e-8)
+
+
+def dense_normal(y, mean, variance):
+    """Expectation, log-average, curvatures and moments of y ~ N(f, exp(g)²) by dense sums over both."""
+    (f, g), w = dense(mean, variance, 121, 9.0)
+    log_p = stats.norm.logpdf(y, f, np.exp(g))
+    average = w @ f
+    curvature = np.stack([w @ np.exp(-2 * g), w @ (2 * (y - f) ** 2 * np.exp(-2 * g))])
+    spread = w @ (np.exp(2 * g) + f**2) - average**2
+    return w @ log_p, special.logsumexp(log_p + np.log(w)[:, None], axis=0), curvature, average, spread
+
+
+@pytest.mark.parametrize(
+    "likelihood, at",
+    [
+        (HeteroscedasticGaussian(), (0, 1)),
+        (Factorized(normal, (0,), num_latents=2), (0, 1)),
+        (Factorized(swapped, (1,), num_latents=2), (1, 0)),
+    ],
+    ids=["closed form", "quadrature", "arguments swapped"],
+)
+def test_mean_and_scale_agree_with_dense_sums(likelihood, at, float64):
+    mean, variance = rows(3, 2, 0.7)
+    mean[1] -= 0.5
+    y = np.random.default_rng(4).normal(size=ROWS) * 3
+    got = integrals(likelihood, y, mean[list(at)], variance[list(at)])
+    value, marginal, curvature, average, spread = dense_normal(y, mean, variance)
+    np.testing.assert_allclose(got[0], value, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(got[3], marginal, atol=1e-5)
+    np.testing.assert_allclose(got[6], curvature[list(at)], rtol=1e-6)
+    np.testing.assert_allclose(got[1][at[0]], (y - mean[0]) * curvature[0], rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(got[7], average, atol=1e-9)
+    np.testing.assert_allclose(got[8], spread, rtol=1e-8)
+    # Gradients of the averaged likelihood by differences.
+    h = 1e-5
+    for latent in range(2):
+        step = np.zeros_like(mean)
+        step[at[latent]] = h
+        ends = [integrals(likelihood, y, (mean + s * step)[list(at)], variance[list(at)])[3] for s in (1, -1)]
+        np.testing.assert_allclose(got[4][latent], (ends[0] - ends[1]) / (2 * h), rtol=1e-4, atol=1e-5)
+
+
+def test_mean_and_scale_far_from_the_data():
+    """An outlier is explained by f, or by the noise: two modes, of which either may be the larger."""
+    y = np.resize([0.0, 8.0, 30.0, 1e4], ROWS)
+    mean = np.stack([np.zeros(ROWS), np.repeat([-6.0, -1.0, 0.0], 4)])
+    variance = np.stack([np.repeat([1.0, 0.01, 16.0], 4), np.repeat([0.25, 4.0, 1.0], 4)])
+    truth = []
+    for row in range(ROWS):
+        g = np.linspace(-30, 30, 60_001)
+        terms = stats.norm.logpdf(y[row], 0, np.sqrt(variance[0, row] + np.exp(2 * g)))
+        truth.append(
+            special.logsumexp(terms + stats.norm.logpdf(g, mean[1, row], np.sqrt(variance[1, row]))) + np.log(1e-3)
+        )
+    with jax.enable_x64(True):
+        double = integrals(HeteroscedasticGaussian(), y, mean, variance)
+    np.testing.assert_allclose(double[3], truth, rtol=2e-4, atol=2e-4)
+    single = integrals(HeteroscedasticGaussian(), *(a.astype(np.float32) for a in (y, mean, variance)))
+    assert all(np.all(np.isfinite(a)) for a in single)
+    np.testing.assert_allclose(single[3], double[3], rtol=1e-4, atol=1e-4)
+
+
+TIMES, CENSORED = np.array([0.4, 1.5, 1.5, 3.0]), np.array([False, False, True, True])
+
+
+def censored_weibull(f):
+    return dist.RightCensoredDistribution(dist.Weibull(jnp.exp(f), 1.5), censored=CENSORED)
+
+
+def log_censored(f, y, row):
+    made = stats.weibull_min(1.5, scale=np.exp(f))
+    return made.logsf(y) if CENSORED[row] else made.logpdf(y)
+
+
+def log_zero_inflated(f, y, row):
+    return np.log(0.3 * (y == 0) + 0.7 * stats.poisson.pmf(y, np.exp(f)))
+
+
+@pytest.mark.parametrize(
+    "likelihood, y, log_density, tolerance",
+    [
+        (likelihoods.Weibull(1.5, CENSORED), TIMES, log_censored, 1e-6),
+        # NumPyro's log-survival stops at the log of machine epsilon, and is no longer concave: 36 nats, or 16 in float32.
+        (Factorized(censored_weibull), TIMES, log_censored, 2e-3),
+        (Factorized(zero_inflated_at_rate), np.array([0, 1, 2, 7]), log_zero_inflated, 1e-5),
+    ],
+    ids=["survival", "survival, by NumPyro", "zero-inflated"],
+)
+def test_more_kinds_of_data(likelihood, y, log_density, tolerance, float64):
+    mean, variance = np.array([0.3, -0.5, 1.0, 0.6]), np.array([0.2, 0.6, 0.4, 0.3])
+    likelihood.check(y)
+    got = integrals(likelihood, y, mean, variance)
+    for row in range(4):
+        at = stats.norm(mean[row], np.sqrt(variance[row]))
+        ends = at.ppf(1e-15), at.isf(1e-15)
+        value = integrate.quad(lambda f: at.pdf(f) * log_density(f, y[row], row), *ends, epsabs=1e-9)[0]  # noqa: B023
+        average = integrate.quad(lambda f: at.pdf(f) * np.exp(log_density(f, y[row], row)), *ends, epsabs=1e-12)[0]  # noqa: B023
+        assert got[0][row] == pytest.approx(value, abs=tolerance)
+        assert got[3][row] == pytest.approx(np.log(average), abs=tolerance)
+        if log_density is log_censored:  # E[(y e⁻ᶠ)^k]
+            power = np.exp(1.5 * (np.log(y[row]) - mean[row]) + 1.5**2 * variance[row] / 2)
+            assert got[6][row] == pytest.approx(1.5**2 * power, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "fn, density",
+    [
+        (
+            zero_inflated,
+            lambda f, g, y: special.expit(f) * (y == 0) + special.expit(-f) * stats.poisson.pmf(y, np.exp(g)),
+        ),
+        (
+            overdispersed,
+            lambda f, g, y: stats.nbinom.pmf(y, np.exp(g), 1 / (1 + np.exp(f - g))),
+        ),
+    ],
+    ids=["zero-inflated", "overdispersed"],
+)
+def test_counts_of_two_latent_values(fn, density, float64):
+    mean, variance = rows(5, 2, 0.6)
+    y = np.array([0, 1, 2, 7] * 3)
+    likelihood = likelihoods.as_likelihood(fn, 2)
+    assert likelihood.num_latents == 2 and likelihood.concave == () and likelihood.certificate == "none"
+    got = integrals(likelihood, y, mean, variance)
+    (f, g), w = dense(mean, variance, 81, 8.0)
+    p = density(f, g, y)
+    np.testing.assert_allclose(got[0], w @ np.log(p), atol=1e-5)
+    np.testing.assert_allclose(got[3], np.log(w @ p), atol=1e-4)
+    assert np.all(jax.jit(likelihoods.quadrature_error)(likelihood, y, mean, variance) < 1e-3)
+    coarse = jax.jit(likelihoods.quadrature_error)(Factorized(fn, num_nodes=3, num_latents=2), y, mean, variance)
+    assert np.max(coarse) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "likelihood, y, concave",
+    [
+        (Softmax(4), 2, (0, 1, 2, 3)),
+        (HeteroscedasticGaussian(), 0.7, (0,)),
+        (Factorized(swapped, (1,), num_latents=2), 0.7, (1,)),
+        (Factorized(bernoulli, True, num_latents=2), 1, (0, 1)),
+    ],
+)
+def test_concave_where_claimed(likelihood, y, concave, float64):
+    C, rng = likelihood.num_latents, np.random.default_rng(6)
+    assert likelihood.concave == concave
+    assert likelihood.certificate == ("log-concave" if len(concave) == C else "none")
+    a, b = rng.normal(size=(2, C, 2000)) * 3
+    for latents, expected in ((concave, True), (range(C), len(concave) == C)):
+        others = np.setdiff1d(np.arange(C), latents)
+        end = b.copy()
+        end[others] = a[others]
+        low, middle, high = jax.jit(likelihood.log_prob)(np.stack([a, (a + end) / 2, end], axis=1), y)
+        assert np.all(2 * middle >= low + high - 1e-9 * (1 + abs(middle))) == expected
+
+
+@pytest.mark.parametrize("likelihood", [Softmax(3), HeteroscedasticGaussian(), Factorized(normal, num_latents=2)])
+def test_shapes(likelihood):
+    C = likelihood.num_latents
+
+    def shapes(y, mean, variance):
+        value, by_mean, by_variance, marginal, _, _, curvature, *moments = jax.eval_shape(
+            integrals, likelihood, *(jnp.ones(s) for s in (y, mean, variance))
+        )
+        assert value.shape == marginal.shape and curvature.shape == (C, *value.shape)
+        assert (by_mean.shape, by_variance.shape) == (mean, variance)
+        return value.shape, {m.shape for m in moments}
+
+    assert shapes((5,), (C, 5), (C, 5)) == ((5,), {(5,)})
+    assert shapes((), (C,), (C,)) == ((), {()})
+    assert shapes((2, 5), (C, 2, 5), (C, 2, 5)) == ((2, 5), {(2, 5)})
+    assert shapes((2, 5), (C, 5), ()) == ((2, 5), {(5,)})
+    assert shapes((5,), (C, 2, 1), (C, 5)) == ((2, 5), {(2, 5)})
+    assert jax.eval_shape(likelihood.log_prob, jnp.zeros((C, 7, 5)), jnp.ones(5)).shape == (7, 5)
+    assert jax.eval_shape(likelihood.sample, jax.random.key(0), jnp.zeros((C, 2, 5))).shape == (2, 5)
+    if C == 3:
+        assert jax.eval_shape(likelihood.probabilities, jnp.zeros((3, 2, 5)), 1.0).shape == (3, 2, 5)
+
+
+def test_one_parameter_per_row_of_two_latent_values(float64):
+    scale = np.array([0.5, 1.0, 2.0])
+    likelihood = Factorized(lambda f, g: dist.Normal(f, jnp.exp(g) * scale), (0,), num_latents=2)
+    mean, variance, y = np.array([0.1, -0.4]), np.array([0.5, 0.3]), 0.7
+    got = integrals(likelihood, np.full(3, y), np.repeat(mean[:, None], 3, 1), np.repeat(variance[:, None], 3, 1))
+    shifted = np.stack([np.full(3, mean[0]), mean[1] + np.log(scale)])
+    truth = dense_normal(y, shifted, np.repeat(variance[:, None], 3, 1))
+    for i, reference in zip((0, 3, 6, 7, 8), truth, strict=True):
+        np.testing.assert_allclose(got[i], reference, rtol=1e-6, atol=1e-5)
+
+
+def test_samples():
+    n, keys = 20_000, jax.random.split(jax.random.key(1), 2)
+    f = jnp.array([0.5, -1.0, 0.2])
+    y = np.asarray(Softmax(3).sample(keys[0], jnp.repeat(f[:, None], n, 1)))
+    assert np.issubdtype(y.dtype, np.integer)
+    assert stats.chisquare(np.bincount(y), n * special.softmax(np.asarray(f, float))).pvalue > 1e-3
+    y = HeteroscedasticGaussian().sample(keys[1], jnp.repeat(f[:2, None], n, 1))
+    assert stats.kstest(y, stats.norm(0.5, np.exp(-1)).cdf).pvalue > 1e-3
+    same = Factorized(normal, num_latents=2).sample(keys[1], jnp.repeat(f[:2, None], n, 1))
+    np.testing.assert_allclose(y, same, rtol=1e-5)
+
+
+SEVERAL = "npgp.sample gives GP values as arrays, to be used in numpyro.sample with any distribution."
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda: Softmax(), "Softmax num_classes is None; it must be a whole number, 2 or more."),
+        (lambda: Softmax(1), "Softmax num_classes is 1; it must be a whole number, 2 or more."),
+        (lambda: Softmax(2.5), "Softmax num_classes is 2.5; it must be a whole number"),
+        (lambda: Softmax(3, 0), "Softmax num_nodes is 0; it must be positive"),
+        (lambda: HeteroscedasticGaussian(0), "HeteroscedasticGaussian num_nodes is 0; it must be positive"),
+        (lambda: likelihoods.Weibull(0.0), "Weibull concentration is 0.0; it must be positive"),
+        (
+            lambda: likelihoods.as_likelihood(lambda *f: dist.Normal(f[0], 1.0), 3),
+            f"Factorized takes 3 latent values per observation; quadrature serves up to 2. {SEVERAL}",
+        ),
+        (
+            lambda: Factorized(normal, (2,), num_latents=2),
+            "Factorized log_concave is (2,); it must be True, False or indices of the 2 latent values.",
+        ),
+        (
+            lambda: Factorized(lambda f: dist.MultivariateNormal(f, jnp.eye(4))).log_prob(jnp.zeros(4), jnp.zeros(4)),
+            "Factorized fn returned events of shape (4,); they must be scalar, one for each row. Where the likelihood "
+            "does not factorise over rows, npgp.sample gives GP values as arrays, to be used in numpyro.sample with any "
+            "distribution.",
+        ),
+        (
+            lambda: Softmax(3).expected_log_prob(np.zeros(4), np.zeros((2, 4)), np.ones((2, 4))),
+            "Softmax takes 3 latent values per observation, on the first axis; an array of shape (2, 4) was given.",
+        ),
+        (lambda: Softmax(3).check([0, 1, 3]), "y has the value 3; for Softmax it must be a class from 0 to 2."),
+        (lambda: Softmax(3).check([0.5]), "y has the value 0.5; for Softmax it must be a class from 0 to 2."),
+        (
+            lambda: HeteroscedasticGaussian().check([np.inf]),
+            "y has the value inf; for HeteroscedasticGaussian it must be",
+        ),
+        (
+            lambda: Factorized(overdispersed, num_latents=2).check([-1]),
+            "y has the value -1; for Factorized it must be in the support",
+        ),
+    ],
+)
+def test_errors(wrong, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        wrong()
+
+
+def test_masked_rows_and_pytrees():
+    for likelihood in (Softmax(2), HeteroscedasticGaussian(), Factorized(zero_inflated, num_latents=2)):
+        likelihood.check([1, 1, np.nan])  # 1 stands for what is masked
+    assert not jax.tree.leaves(Softmax(3)) and jax.tree.structure(Softmax(3)) == jax.tree.structure(Softmax(3))
+    leaves, structure = jax.tree.flatten(likelihoods.Weibull(1.5, CENSORED))
+    assert len(leaves) == 2 and jax.tree.unflatten(structure, leaves).num_nodes == likelihoods.NUM_NODES
