@@ -24,7 +24,9 @@ class Factorized(Likelihood):
 
     The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
     it once, or jitted functions that take this object compile again. Gauss-Hermite supposes the log-density to be
-    smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures what it leaves.
+    smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures what it leaves. Of two
+    parametrisations choose that in logits and logarithms. NumPyro's censored distributions have log-probabilities that
+    stop at the log of machine epsilon, and are not log-concave for that reason; see :class:`Weibull`.
 
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
     :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. Of two latent values,
@@ -96,7 +98,12 @@ class Factorized(Likelihood):
     def moments(self, mean, variance):
         def conditional(f):
             made = self._distribution(f)
-            return made.mean, made.variance
+            try:
+                return made.mean, made.variance
+            except NotImplementedError:
+                raise NotImplementedError(
+                    f"the moments of y are not known: {type(made).__name__} has no mean or variance in NumPyro."
+                ) from None
 
         mean, variance = aligned(self, 0.0, mean, variance)
         return hermite_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
