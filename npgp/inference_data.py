@@ -60,13 +60,13 @@ def to_arviz(
     coords: Mapping[str, Any] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     **kwargs,
-):
+) -> Any:
     """
     Draws from a posterior, of MCMC or SVI, for ArviZ::
 
         npgp.to_arviz(key, model, mcmc, X, y)
 
-        draws = guide.sample_posterior(key, params, X, sample_shape=(1000,))
+        draws = guide.sample_posterior(key, params, X, y, sample_shape=(1000,))
         npgp.to_arviz(key, model, draws, X, y, params=params)
 
     ========================  ====================================================================================
@@ -81,10 +81,10 @@ def to_arviz(
 
     The log likelihood is that of the data given a draw, ``log ∫ p(y_n|f_n) N(f_n; A_nᵀε, d_n) df_n`` where
     ``observe`` integrates f out, with every conditional. It is not a term of the bound: the values do not sum to the
-    ELBO, and LOO and WAIC are those of the model. Draws of SVI come from q, and so does their LOO; with few inducing
-    features q(ε) is not exactly the posterior under this density, and LOO is approximate by as much. Where a
-    ``CollapsedGP`` is observed, each draw is completed by one of ε from its q(ε). Sites of ``numpyro.factor`` are no
-    data.
+    ELBO. LOO and WAIC are right for draws from the posterior under this density, which is NUTS's. Draws of SVI, or of
+    ε ~ q(ε) by which each draw is completed where a ``CollapsedGP`` is observed, come from an approximation: LOO is as
+    good as that is, and too high where the inducing features leave much of f open (d_n not small next to the noise).
+    Sites of ``numpyro.factor`` are no data.
 
     A masked entry is no observation, and is in none of the groups that concern data. The others are then along one
     dimension ``y_observed``, with coordinates such as ``y_data`` that say which they are.
@@ -132,7 +132,9 @@ def to_arviz(
     # lax.map compiles, once, and the model's arguments are no constants in what it compiles.
     first = {name: value[:1] for name, value in flat.items()}
     observed = jax.tree.map(lambda x: np.asarray(x)[0], lax.map(look, (first_key[None], first)))
-    latent = {name: value for name, value in flat.items() if name in sites and sites[name].kind == "latent"}
+    latent = {name for name, site in sites.items() if site.kind == "latent"}
+    # GP values that a guide drew are what they are; other deterministic sites may depend on the data.
+    given_values = {name: flat[name] for name in flat if name in latent or f"{name}.residual" in latent}
 
     def complete(inputs):
         key, draw = inputs
@@ -156,7 +158,7 @@ def to_arviz(
 
     keys = jax.random.split(key, chains * length)
     groups: dict[str, Any] = jax.tree.map(
-        lambda x: np.asarray(x).reshape(chains, length, *x.shape[1:]), lax.map(complete, (keys, latent))
+        lambda x: np.asarray(x).reshape(chains, length, *x.shape[1:]), lax.map(complete, (keys, given_values))
     )
     groups["posterior"] = draws | groups["posterior"]
     if statistics:
@@ -403,8 +405,10 @@ class _Layout:
 
     def _axes(self, name: str, shape: tuple[int, ...]) -> list[str | None]:
         """The names of a site's axes, of those of the batch alone if there are no more; ``None`` for one to drop."""
-        site = self.sites.get(name)
-        axes = [f"{name}_dim_{i}" for i in range(len(shape))] if site is None else list(site.axes)
+        # Draws from a guide may have the values behind an observation, which the model with data does not state.
+        site = self.sites.get(name) or self.sites.get(name.removesuffix(".latent"))
+        known = site is not None and len(shape) in (site.batch, len(site.axes))
+        axes = list(site.axes) if site is not None and known else [f"{name}_dim_{i}" for i in range(len(shape))]
         given = self.dims.get(_clean(name))
         if given is not None:
             count = sum(axis is not None for axis in axes)

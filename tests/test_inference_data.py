@@ -176,6 +176,7 @@ def test_pointwise_values_are_the_datas_row_by_row(x64):
 
     dose = normals(ROWS, 2)
     draws = {"noise": np.array([0.2, 0.4, 0.9]), "slope": normals(3, 2, seed=1), "part/f.u": normals(3, 3, seed=2)}
+    draws["y.latent"] = np.zeros((3, ROWS))  # a guide that is run without y simulates it
     draws = {name: jnp.asarray(value) for name, value in draws.items()}
     labels = list("abcdefgh")
     x, d, y = (jnp.asarray(a.copy()) for a in (X, dose, Y))
@@ -183,10 +184,11 @@ def test_pointwise_values_are_the_datas_row_by_row(x64):
     assert idata.log_likelihood["y"].dims == ("chain", "draw", "data")
     assert idata.posterior["slope"].dims == ("chain", "draw", "drug")
     assert idata.posterior["part.f.u"].dims == ("chain", "draw", "part.f.u_inducing")
-    assert idata.posterior["effect"].dims == ("chain", "draw", "data")
+    assert idata.posterior["effect"].dims == idata.posterior["y.latent"].dims == ("chain", "draw", "data")
     for group in ("posterior", "log_likelihood", "posterior_predictive", "observed_data", "prior_predictive"):
         np.testing.assert_array_equal(idata[group]["data"], labels)
-    assert set(idata.posterior.data_vars) == set(idata.prior.data_vars) == {"noise", "slope", "part.f.u", "effect"}
+    assert set(idata.prior.data_vars) == {"noise", "slope", "part.f.u", "effect"}
+    assert set(idata.posterior.data_vars) == {*idata.prior.data_vars, "y.latent"}
     for group in ("log_likelihood", "posterior_predictive", "observed_data", "prior_predictive"):
         assert set(idata[group].data_vars) == {"y"}
     assert idata.prior_predictive["y"].shape == (1, 5, ROWS)
@@ -240,19 +242,22 @@ def test_sampled_values_and_factors(float64):
         numpyro.factor("penalty", -scale)
         with numpyro.plate("data", ROWS):
             value = npgp.sample("fx", f(X), joint=False)
-            numpyro.sample("y", dist.StudentT(4.0, value, scale), obs=y)
+            drawn = npgp.sample("gx", f(X), joint=False)
+            numpyro.sample("y", dist.StudentT(4.0, value + drawn, scale), obs=y)
 
     scale, u, z = np.exp(0.2 * normals(500)), normals(500, 3, seed=1), normals(500, ROWS, seed=2)
-    draws = {"scale": scale, "f.u": u, "fx.residual": z}
+    gx = normals(500, ROWS, seed=3)  # where a guide says the values too, these count
+    draws = {"scale": scale, "f.u": u, "fx.residual": z, "gx.residual": z, "gx": gx}
     idata = npgp.to_arviz(KEY, model, draws, jnp.asarray(X.copy()), jnp.asarray(Y.copy()))
     dense = dense_gp()
     fx = u @ dense.A + np.sqrt(dense.residual) * z  # at the posterior's residual, not a fresh one
     np.testing.assert_allclose(idata.posterior["fx"][0], fx, atol=1e-6)
     assert idata.posterior["fx"].dims == idata.posterior["fx.residual"].dims == ("chain", "draw", "data")
     assert set(idata.log_likelihood.data_vars) == set(idata.posterior_predictive.data_vars) == {"y"}
-    expected = stats.t(4.0, fx, scale[:, None]).logpdf(Y)
+    np.testing.assert_array_equal(idata.posterior["gx"][0], gx)
+    expected = stats.t(4.0, fx + gx, scale[:, None]).logpdf(Y)
     np.testing.assert_allclose(idata.log_likelihood["y"][0], expected, atol=1e-6)
-    errors = (idata.posterior_predictive["y"].values[0] - fx) / scale[:, None]
+    errors = (idata.posterior_predictive["y"].values[0] - fx - gx) / scale[:, None]
     assert stats.kstest(errors.ravel(), stats.t(4.0).cdf).pvalue > 1e-3
 
 
