@@ -184,7 +184,7 @@ def observe(
         value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
     if conditional == "full" and _is_scaled(catch.message):
         raise ValueError(f"{name}: conditional='full' needs all rows at once, but its plate has a subsample of them.")
-    if distribution.simulated is not None:
+    if distribution.simulated is not None and not latents.guided:
         numpyro.deterministic(f"{name}.latent", distribution.simulated)
     return value
 
