@@ -132,6 +132,14 @@ def to_arviz(
     # lax.map compiles, once, and the model's arguments are no constants in what it compiles.
     first = {name: value[:1] for name, value in flat.items()}
     observed = jax.tree.map(lambda x: np.asarray(x)[0], lax.map(look, (first_key[None], first)))
+    layout = _Layout(
+        sites,
+        {name: present for name, (_, present) in observed.items()},
+        {_clean(axis): labels for axis, labels in (coords or {}).items()},
+        {_clean(name): names for name, names in (dims or {}).items()},
+    )
+    data = layout.dataset({name: value for name, (value, _) in observed.items()}, ())
+    layout.dataset(draws, ("chain", "draw"))  # names and labels that do not fit are an error now, not after the work
     latent = {name for name, site in sites.items() if site.kind == "latent"}
     # GP values that a guide drew are what they are; other deterministic sites may depend on the data.
     given_values = {name: flat[name] for name in flat if name in latent or f"{name}.residual" in latent}
@@ -167,14 +175,8 @@ def to_arviz(
         prior = lax.map(from_prior, jax.random.split(prior_key, num_prior))
         groups |= jax.tree.map(lambda x: np.asarray(x)[None], prior)
 
-    layout = _Layout(
-        sites,
-        {name: present for name, (_, present) in observed.items()},
-        {_clean(axis): labels for axis, labels in (coords or {}).items()},
-        {_clean(name): names for name, names in (dims or {}).items()},
-    )
     datasets = {group: layout.dataset(arrays, ("chain", "draw")) for group, arrays in groups.items() if arrays}
-    datasets["observed_data"] = layout.dataset({name: value for name, (value, _) in observed.items()}, ())
+    datasets["observed_data"] = data
     if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.InferenceData(**datasets)
     import xarray

@@ -165,7 +165,7 @@ def test_compare_and_plots_work(exact):
 # Values and names
 
 
-def test_pointwise_values_are_the_datas_row_by_row(x64):
+def test_pointwise_values_are_the_datas_row_by_row(float64):
     def model(X, dose, y=None):
         noise = numpyro.sample("noise", dist.HalfNormal(1.0))
         slope = numpyro.sample("slope", dist.Normal().expand([2]).to_event(1))
@@ -198,9 +198,8 @@ def test_pointwise_values_are_the_datas_row_by_row(x64):
     noise, slope, u = (np.asarray(draws[name], float) for name in ("noise", "slope", "part/f.u"))
     mean = u @ dense.A + slope @ dose.T
     expected = log_normal(Y, mean, dense.residual + noise[:, None])
-    tolerance = 1e-8 if x64 == jnp.float64 else 1e-4
-    np.testing.assert_allclose(idata.posterior["effect"][0], slope @ dose.T, atol=1e-5)
-    np.testing.assert_allclose(idata.log_likelihood["y"][0], expected, atol=tolerance)
+    np.testing.assert_allclose(idata.posterior["effect"][0], slope @ dose.T, rtol=1e-8)
+    np.testing.assert_allclose(idata.log_likelihood["y"][0], expected, rtol=1e-8)
 
 
 def test_masked_entries_are_no_observations(float64):
@@ -235,7 +234,7 @@ def test_masked_entries_are_no_observations(float64):
     np.testing.assert_allclose(idata.log_likelihood["z"][0], expected[:, seen], rtol=1e-8)
 
 
-def test_sampled_values_and_factors(float64):
+def test_sampled_values_and_factors_in_float32():
     def model(X, y=None):
         scale = numpyro.sample("scale", dist.HalfNormal(1.0))
         f = gp().draw()
@@ -251,17 +250,17 @@ def test_sampled_values_and_factors(float64):
     idata = npgp.to_arviz(KEY, model, draws, jnp.asarray(X.copy()), jnp.asarray(Y.copy()))
     dense = dense_gp()
     fx = u @ dense.A + np.sqrt(dense.residual) * z  # at the posterior's residual, not a fresh one
-    np.testing.assert_allclose(idata.posterior["fx"][0], fx, atol=1e-6)
+    np.testing.assert_allclose(idata.posterior["fx"][0], fx, atol=2e-4)
     assert idata.posterior["fx"].dims == idata.posterior["fx.residual"].dims == ("chain", "draw", "data")
     assert set(idata.log_likelihood.data_vars) == set(idata.posterior_predictive.data_vars) == {"y"}
     np.testing.assert_array_equal(idata.posterior["gx"][0], gx)
     expected = stats.t(4.0, fx + gx, scale[:, None]).logpdf(Y)
-    np.testing.assert_allclose(idata.log_likelihood["y"][0], expected, atol=1e-6)
+    np.testing.assert_allclose(idata.log_likelihood["y"][0], expected, atol=1e-3)
     errors = (idata.posterior_predictive["y"].values[0] - fx - gx) / scale[:, None]
     assert stats.kstest(errors.ravel(), stats.t(4.0).cdf).pvalue > 1e-3
 
 
-def test_several_outputs_of_a_collapsed_gp(float64):
+def test_several_outputs_of_a_collapsed_gp():
     y = np.stack([Y, -Y, 2 * Y])
 
     def model(X, y=None):
