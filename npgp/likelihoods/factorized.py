@@ -36,6 +36,7 @@ class Factorized(Likelihood):
     :raises ValueError: if ``fn`` is not a function, for no nodes, for more than two latent values, if ``log_concave``
         names one there is not, and, when used, for events that are not scalar.
     :raises TypeError: when used, if ``fn`` returns no NumPyro distribution.
+    :raises NotImplementedError: for the moments of a distribution that has none in NumPyro.
     """
 
     fn: Callable[..., Distribution] = field(metadata={"static": True})

@@ -33,8 +33,9 @@ class Softmax(Likelihood):
     The integrals are deterministic, at a cost linear in C. With independent standard Gumbel noise G_c, ``P(y = c | f)``
     is the probability that f_c + G_c is the largest, and ``log Σ_c exp(f_c) = E[max_c (f_c + G_c)] − 0.577…``. The
     largest of independent variables has the product of their distribution functions (:mod:`npgp.likelihoods.gumbel`).
-    What is left is an integral over one dimension, by the trapezoid rule. Measured errors of all integrals are below
-    1e-5 up to standard deviations of f of 5.
+    What is left is an integral over one dimension, by the trapezoid rule. Up to standard deviations of f of 5, measured
+    errors are below 1e-5 for :meth:`expected_log_prob` and 5e-4 for :meth:`log_marginal` of classes of a probability
+    above 1e-4; below 1e-6 and 1e-4 with 20 nodes.
 
     :param num_classes: number C of classes, at least 2.
     :param num_nodes: nodes of the rule for each class; the last integral has three times as many.
