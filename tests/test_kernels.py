@@ -639,3 +639,15 @@ def test_columns_that_do_not_exist_are_refused(kernel):
         for use in (k, k.diag) if kernel is Linear else (k,):
             with pytest.raises(ValueError, match="active_dims"):
                 use(np.ones((4, 3), np.float32))
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_single_precision_where_an_input_is_the_mean(columns):
+    """A compiled product of JAX 0.10 was off by 1e-3 there."""
+    rng = np.random.default_rng(1)
+    Z = np.linspace(1.0, 3.0, 5, dtype=np.float32)[:, None] * np.ones(columns, np.float32)
+    X = rng.uniform(0.0, 4.0, (8, columns)).astype(np.float32)
+    with jax.enable_x64(False):
+        value = jax.jit(kernels.RBF(0.7, 1.3))(Z, X)
+    distances = np.sum((Z.astype(float)[:, None] - X.astype(float)) ** 2, -1)
+    np.testing.assert_allclose(value, 1.3 * np.exp(-0.5 * distances / 0.49), atol=1e-6)

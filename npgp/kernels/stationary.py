@@ -48,7 +48,11 @@ def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         Xh, Zh = (_round_to_grid(A, exponent) for A in (X, Z))
         Xl, Zl = X - Xh, Z - Zh
         coarse = _square_norm(Xh)[:, None] + _square_norm(Zh) - 2.0 * matmul(Xh, Zh.T)  # exact
-        rest = matmul(jnp.concatenate([Xh, Xl], -1), jnp.concatenate([Zl, Zh + Zl], -1).T)
+        if X.shape[-1] == 1:
+            # JAX 0.10 compiles the product below wrongly for one column, where a row is the inputs' mean.
+            rest = Xh * Zl.T + Xl * (Zh + Zl).T
+        else:
+            rest = matmul(jnp.concatenate([Xh, Xl], -1), jnp.concatenate([Zl, Zh + Zl], -1).T)
         ends = jnp.sum((2.0 * Xh + Xl) * Xl, -1)[:, None] + jnp.sum((2.0 * Zh + Zl) * Zl, -1)
         r2 = coarse + (ends - 2.0 * rest)
     # Clip without stopping the gradient, which is 2(x − x') and right at zero distance too.
