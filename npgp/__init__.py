@@ -28,7 +28,7 @@ from npgp.kernels import (
     at_outputs,
 )
 from npgp.latent import Latent
-from npgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT
+from npgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
 from npgp.natural import natural_gradient
 from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
@@ -70,6 +70,7 @@ __all__ = [
     "Softmax",
     "SparseGP",
     "StudentT",
+    "Weibull",
     "White",
     "adam",
     "at_outputs",

@@ -190,9 +190,9 @@ class CollapsedGP(dist.Distribution):
 
     def log_likelihood(self, y: ArrayLike) -> jax.Array:
         """
-        Pointwise log likelihood ``log ∫ p(y_n | f_n) q(f_n) df_n``, for ArviZ: (..., N).
+        Log likelihood row by row given the posterior, ``log ∫ p(y_n | f_n) q(f_n) df_n``: (..., N).
 
-        These are the data's, given the posterior of f; they do not sum to the bound.
+        How well the posterior fits the data it has seen; not for LOO, which :func:`npgp.to_arviz` serves.
         """
         posterior = self.condition(y)
         mean, variance = posterior.mean_and_variance(self.X)

@@ -175,17 +175,24 @@ def site_precision(
     """
     if likelihood.certificate == "gaussian":
         return _seen(likelihood.precision, mean, present)  # type: ignore[attr-defined]
-    several = likelihood.num_latents > 1
-    if likelihood.certificate == "none" and conditional != "full" and not several:
+    certified = conditional != "full"
+    if likelihood.certificate == "none" and certified and likelihood.num_latents == 1:
         return _seen(_precision_of_least(likelihood, y, mean, variance, residual.variance), mean, present)
-    if likelihood.certificate == "student-t" and conditional != "full":
+    felt = None
+    if certified and len(likelihood.concave) < likelihood.num_latents and likelihood.num_latents > 1:
+        felt = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
+        felt = felt.reshape((-1,) + (1,) * (mean.ndim - 1))
+    quick = likelihood.site_curvature(y, mean, variance + residual.variance)
+    if quick is not None:
+        # With its gradient: it is near the best precision, where the ELBO would be stationary, and not there.
+        left = residual.variance / (1.0 + quick * residual.variance)
+        quick = likelihood.site_curvature(y, mean, variance + left)
+        assert quick is not None
+        return _seen(quick if felt is None else jnp.where(felt, quick, 0.0), mean, present)
+    if likelihood.certificate == "student-t" and certified:
         rule = functools.partial(_student_t_precision, likelihood, y, mean)
     else:
         rule = functools.partial(_coarse(likelihood).expected_curvature, y, mean)
-    felt = None
-    if several and conditional != "full" and len(likelihood.concave) < likelihood.num_latents:
-        felt = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
-        felt = felt.reshape((-1,) + (1,) * (mean.ndim - 1))
     fixed = _fixed_point(lambda v: _seen(rule(v), mean, present), variance, residual, felt)
     return _seen(fixed, mean, present)
 

@@ -154,6 +154,11 @@ def local_correction(
 
 def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> CorrectedPosterior:
     X, likelihood = linalg.inputs(X), as_likelihood(likelihood)
+    if likelihood.num_latents != 1:
+        raise ValueError(
+            f"likelihood is {type(likelihood).__name__}, of {likelihood.num_latents} latent values; corrections are of "
+            "likelihoods of one."
+        )
     if groups.num_rows != X.shape[0]:
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {X.shape[0]}.")
     if groups.tree is None and groups.count > 1:

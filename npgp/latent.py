@@ -356,8 +356,8 @@ def as_latents(latent: object, likelihood: Likelihood) -> Latents:
     if found != count:
         what = f"{found} {'are' if found > 1 else 'is'} given" + ("" if several else f", of shape {parts[0].shape}")
         raise ValueError(
-            f"{type(likelihood).__name__} has {count} latent value{'s' * (count > 1)} per observation, but {what}: pass "
-            "a tuple such as (f(X), g(X)), or a draw of as many functions."
+            f"{type(likelihood).__name__} has {count} latent value{'s' * (count > 1)} per observation, but {what}: "
+            "pass a tuple such as (f(X), g(X)), or a draw of as many functions."
         )
     latents = Latents(parts, count)
     try:

@@ -157,6 +157,23 @@ def test_certified_bounds_lie_below_the_evidence(kind, float64):
     assert np.mean(gaps["grouped"]) < np.mean(gaps["tight"]) < 0.9 * np.mean(gaps["prior"])
 
 
+@pytest.mark.parametrize("likelihood", [HeteroscedasticGaussian(), Softmax(2)], ids=lambda value: type(value).__name__)
+def test_gradients_are_those_of_the_bound(likelihood, float64):
+    """Whether the site precisions are stationary, and stopped, or not."""
+    rng = np.random.default_rng(3)
+    at, direction = rng.uniform(0.2, 1.0, (2, 3, 2, 4))
+
+    @compiled
+    def bound(at):
+        terms = conditionals.row_elbo("tight", likelihood, jnp.array([0.0, 1.0, 1.0, 0.0]), *at)
+        return jnp.sum(terms)
+
+    slope = np.sum(compiled(jax.grad(bound))(at) * direction)
+    step = 1e-4
+    difference = (bound(at + step * direction) - bound(at - step * direction)) / (2 * step)
+    np.testing.assert_allclose(slope, difference, rtol=2e-4)
+
+
 def test_latents_of_one_observation_are_checked():
     def run(latent, likelihood):
         with handlers.seed(rng_seed=0):

@@ -142,6 +142,15 @@ class Likelihood:
         # Below 0 is rounding if the likelihood is log-concave; otherwise the sign is information.
         return jnp.where(concave, jnp.maximum(-2 * slope, 0), -2 * slope)
 
+    def site_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array | None:
+        """
+        A quick, differentiable stand-in for :meth:`expected_curvature`, or ``None`` where that is quick enough itself.
+
+        A certified conditional takes its site precisions from it: any positive values give a bound, and the nearer
+        they are to the expected curvature the tighter it is. Arguments and result as for :meth:`expected_curvature`.
+        """
+        return None
+
     def check(self, y: ArrayLike) -> None:
         """
         Raise ``ValueError`` if y has an impossible value; NaN (a masked row) and tracers pass.

@@ -34,16 +34,17 @@ class Softmax(Likelihood):
     is the probability that f_c + G_c is the largest, and ``log Σ_c exp(f_c) = E[max_c (f_c + G_c)] − 0.577…``. The
     largest of independent variables has the product of their distribution functions (:mod:`npgp.likelihoods.gumbel`).
     What is left is an integral over one dimension, by the trapezoid rule. Up to standard deviations of f of 5, measured
-    errors are below 1e-5 for :meth:`expected_log_prob` and 5e-4 for :meth:`log_marginal` of classes of a probability
-    above 1e-4; below 1e-6 and 1e-4 with 20 nodes.
+    errors are below 1e-4 for :meth:`expected_log_prob` and 5e-4 for :meth:`log_marginal` of classes of a probability
+    above 1e-4; below 1e-6 and 1e-4 with 10 nodes.
 
     :param num_classes: number C of classes, at least 2.
-    :param num_nodes: nodes of the rule for each class; the last integral has three times as many.
+    :param num_nodes: nodes of the rule for each class in the expected log-likelihood, and twice as many in averages;
+        the last integral has six times as many.
     :raises ValueError: for fewer than two classes, or no nodes.
     """
 
     num_classes: int = static(None)
-    num_nodes: int = static(16)
+    num_nodes: int = static(8)
     certificate: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
@@ -78,7 +79,7 @@ class Softmax(Likelihood):
         r_sd = jnp.sqrt(REACH**2 + 2 * begin) - REACH
         r_mean = log_total - 0.5 * r_sd**2
         means, sds = jnp.concatenate([mean, r_mean[None]]), jnp.concatenate([sd, r_sd[None]])
-        s, step = trapezoid(lower, upper, 3 * self.num_nodes)
+        s, step = trapezoid(lower, upper, 6 * self.num_nodes)
 
         @jax.checkpoint
         def add(total, s):
@@ -88,15 +89,21 @@ class Softmax(Likelihood):
         total, _ = lax.scan(add, jnp.zeros_like(r_mean), s)
         return _of_class(y, mean) - (r_mean + step * total)
 
+    def site_curvature(self, y, mean, variance):
+        """``p_c (1 − p_c)`` at MacKay's (1992) approximation of the probabilities; the integral takes far longer."""
+        mean, sd = self._gaussians(y, mean, variance)
+        p = jax.nn.softmax(mean / jnp.sqrt(1 + (jnp.pi / 8) * sd**2), axis=0)
+        return p * (1 - p)
+
     def log_marginal(self, y, mean, variance):
         mean, sd = self._gaussians(y, mean, variance)
         own_mean, own_sd, chosen = _of_class(y, mean), _of_class(y, sd), _is_class(y, mean)
-        s, step = trapezoid(*_range(mean, sd, 15), 3 * self.num_nodes)
+        s, step = trapezoid(*_range(mean, sd, 15), 6 * self.num_nodes)
 
         @jax.checkpoint
         def term(s):
-            others = jnp.sum(jnp.where(chosen, 0, log_cdf(s, mean, sd, self.num_nodes)), axis=0)
-            return others + log_density(s, own_mean, own_sd, self.num_nodes)
+            others = jnp.sum(jnp.where(chosen, 0, log_cdf(s, mean, sd, 2 * self.num_nodes)), axis=0)
+            return others + log_density(s, own_mean, own_sd, 2 * self.num_nodes)
 
         return logsumexp(jnp.log(step) + lax.map(term, s), axis=0)
 
@@ -108,13 +115,13 @@ class Softmax(Likelihood):
         :param variance: variance of f, likewise.
         """
         mean, sd = self._gaussians(0, mean, variance)
-        s, _ = trapezoid(*_range(mean, sd, 15), 3 * self.num_nodes)
+        s, _ = trapezoid(*_range(mean, sd, 15), 6 * self.num_nodes)
 
         @jax.checkpoint
         def add(total, s):
-            log_cdfs = log_cdf(s, mean, sd, self.num_nodes)
+            log_cdfs = log_cdf(s, mean, sd, 2 * self.num_nodes)
             others = jnp.sum(log_cdfs, axis=0) - log_cdfs
-            return total + jnp.exp(others + log_density(s, mean, sd, self.num_nodes)), None
+            return total + jnp.exp(others + log_density(s, mean, sd, 2 * self.num_nodes)), None
 
         total, _ = lax.scan(add, jnp.zeros_like(mean), s)
         return total / jnp.sum(total, axis=0)
