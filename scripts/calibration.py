@@ -63,17 +63,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cases", choices=list(CASES), nargs="+", default=list(CASES))
     parser.add_argument("--replications", type=int, default=320)
     parser.add_argument("--draws", type=int, default=63, help="from each posterior; ranks are 0 to this number")
-    parser.add_argument("--thin", type=int, default=8, help="steps of NUTS for each draw")
-    parser.add_argument("--warmup", type=int, default=300, help="of NUTS")
+    parser.add_argument("--thin", type=int, default=5, help="steps of NUTS for each draw")
+    parser.add_argument("--warmup", type=int, default=200, help="of NUTS")
     parser.add_argument("--steps", type=int, default=3000, help="of SVI")
     parser.add_argument("--learning-rate", type=float, default=0.03, help="of SVI")
-    parser.add_argument("--batch", type=int, default=64, help="replications at a time")
+    parser.add_argument("--batch", type=int, default=32, help="replications at a time")
     parser.add_argument("--level", type=float, default=0.01, help="of the test, for each case")
     parser.add_argument("--shift", type=float, default=0.0, help="add this to the data that the sampler is given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="few replications and draws: does it run?")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, ranks included")
+    parser.add_argument("--json", type=Path, help="write the figures to this file after every case, ranks included")
     args = parser.parse_args(argv)
     if args.quick:
         args.replications, args.draws, args.thin, args.warmup, args.steps, args.batch = 8, 7, 1, 20, 30, 8
@@ -348,6 +348,9 @@ def main(argv: list[str] | None = None) -> dict:
             "quantities": quantities,
         }
         print(f"{name} done in {seconds:.0f} s", flush=True)
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(report) + "\n")
 
     print(f"{args.replications} replications, {args.draws} draws of each posterior, {ROWS} rows; level {args.level:g}")
     print(table(report["cases"]))
@@ -357,8 +360,6 @@ def main(argv: list[str] | None = None) -> dict:
     picture(report["cases"], args.replications).savefig(path, dpi=130)
     print(f"wrote {path}")
     if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report) + "\n")
         print(f"wrote {args.json}")
     return report
 

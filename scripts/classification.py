@@ -41,6 +41,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init
 
 import npgp
 from npgp import datasets
+from npgp.training import FitResult
 
 LIKELIHOOD = npgp.Bernoulli(link="probit")  # GPyTorch's link
 #: Shares of the blocks in M, and the conditional.
@@ -161,6 +162,11 @@ def log_probabilities(mean, variance) -> np.ndarray:
     return np.asarray(log_ndtr(jnp.stack([-ratio, ratio])))
 
 
+def fit(svi: SVI, key: jax.Array, steps: int, split: Split) -> FitResult:
+    start = jax.jit(svi.init)(key, split.X, split.y)  # op by op this takes seconds
+    return npgp.fit(svi, key, steps, split.X, split.y, init_state=start, progress=False)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # First part: everything learned, test rows
 
@@ -189,7 +195,7 @@ def fit_npgp(split: Split, method: str, args: argparse.Namespace, seed: int) -> 
             npgp.observe("y", f(X), LIKELIHOOD, obs=y, conditional=conditional)
 
     svi = SVI(model, npgp.AutoSparseGP(model), optax.adam(args.learning_rate), TraceMeanField_ELBO())
-    result = npgp.fit(svi, jax.random.key(seed), args.steps, split.X, split.y, progress=False)
+    result = fit(svi, jax.random.key(seed), args.steps, split)
     predict = jax.jit(lambda params, X: component(params, len(shares)).posterior(params).mean_and_variance(X))
     log_p = log_probabilities(*predict(result.params, split.X_test))
     hyperparameters = {name: np.asarray(result.params[name]).tolist() for name in ("lengthscale", "variance")}
@@ -329,10 +335,10 @@ def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str
     guide = npgp.AutoSparseGP(model)
     began = time.perf_counter()
     svi = SVI(model, guide, npgp.adam(args.learning_rate, args.nuts_steps), TraceMeanField_ELBO())
-    fit = npgp.fit(svi, keys[0], args.nuts_steps, split.X, split.y, progress=False)
+    params = fit(svi, keys[0], args.nuts_steps, split).params
     count = 2 * args.draws
     by_svi = jax.jit(lambda key, params: guide.sample_posterior(key, params, split.X, sample_shape=(count,)))(
-        keys[1], fit.params
+        keys[1], params
     )
     svi_seconds = time.perf_counter() - began
 
@@ -345,7 +351,7 @@ def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str
         return mcmc.get_samples(), mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields()
 
     began = time.perf_counter()
-    by_nuts, chains, extra = jax.block_until_ready(run(keys[2], guide.median(fit.params), split.X, split.y))
+    by_nuts, chains, extra = jax.block_until_ready(run(keys[2], guide.median(params), split.X, split.y))
     nuts_seconds = time.perf_counter() - began
 
     low, high = split.X.min(0) - 0.3, split.X.max(0) + 0.3
