@@ -163,14 +163,13 @@ def test_gradients_are_those_of_the_bound(likelihood, float64):
     rng = np.random.default_rng(3)
     at, direction = rng.uniform(0.2, 1.0, (2, 3, 2, 4))
 
-    @compiled
     def bound(at):
         terms = conditionals.row_elbo("tight", likelihood, jnp.array([0.0, 1.0, 1.0, 0.0]), *at)
         return jnp.sum(terms)
 
     slope = np.sum(compiled(jax.grad(bound))(at) * direction)
-    step = 1e-4
-    difference = (bound(at + step * direction) - bound(at - step * direction)) / (2 * step)
+    value, step = compiled(bound), 1e-4
+    difference = (value(at + step * direction) - value(at - step * direction)) / (2 * step)
     np.testing.assert_allclose(slope, difference, rtol=2e-4)
 
 
