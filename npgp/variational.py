@@ -44,7 +44,8 @@ class WhitenedPrior(dist.Distribution):
         super().__init__((), (size,), validate_args=validate_args)
 
     def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
+        if not is_prng_key(key):
+            raise ValueError("a GP is drawn without a random key: run the model under SVI, MCMC, Predictive or a seed.")
         return jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape)
 
     def log_prob(self, value):

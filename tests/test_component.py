@@ -198,6 +198,11 @@ def test_draw_accepts_contexts_that_leave_the_prior_alone(make_context):
     assert len([site for site in run(model).values() if site["type"] == "sample"]) == 1
 
 
+def test_a_draw_needs_a_random_key():
+    with pytest.raises(ValueError, match="drawn without a random key"):
+        sparse_gp().draw()
+
+
 def test_a_name_can_be_used_once():
     def model():
         drawing()
