@@ -76,7 +76,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures to this file after every case, ranks included")
     args = parser.parse_args(argv)
     if args.quick:
-        args.replications, args.draws, args.thin, args.warmup, args.steps, args.batch = 8, 7, 1, 20, 30, 8
+        args.replications, args.draws, args.thin, args.warmup, args.steps, args.batch = 8, 7, 1, 20, 30, 1
     if args.draws < 1 or (args.draws + 1) % BINS:
         parser.error(f"--draws must be one less than a multiple of {BINS}.")
     return args
@@ -201,8 +201,9 @@ def autocorrelation(draws: jax.Array) -> jax.Array:
     return jnp.where(square > 0, jnp.sum(centred[1:] * centred[:-1], 0) / jnp.where(square > 0, square, 1), 1.0)
 
 
-def run_case(case: Case, args: argparse.Namespace) -> tuple[np.ndarray, dict[str, float]]:
+def run_case(name: str, args: argparse.Namespace) -> tuple[np.ndarray, dict[str, float]]:
     """Ranks (replications, quantities) of the true values among the draws, and means of the diagnostics."""
+    case = CASES[name]
 
     def fitted(X, y=None):
         return case.model(X, y, Z=case.inducing)
@@ -222,8 +223,11 @@ def run_case(case: Case, args: argparse.Namespace) -> tuple[np.ndarray, dict[str
         diagnostics["autocorrelation"] = jnp.max(autocorrelation(draws))
         return jnp.sum(draws < true_values, 0), jnp.all(jnp.isfinite(draws)), diagnostics
 
-    keys = jax.random.split(jax.random.key(args.seed), args.replications)
-    ranks, finite, diagnostics = jax.jit(lambda keys: lax.map(replicate, keys, batch_size=args.batch))(keys)
+    # Not the same true values in all cases.
+    key = jax.random.fold_in(jax.random.key(args.seed), list(CASES).index(name))
+    keys = jax.random.split(key, args.replications)
+    batch = args.batch if args.batch > 1 else None
+    ranks, finite, diagnostics = jax.jit(lambda keys: lax.map(replicate, keys, batch_size=batch))(keys)
     if not np.all(finite):
         raise FloatingPointError(f"{np.sum(~np.asarray(finite))} of {args.replications} posteriors are not finite.")
     return np.asarray(ranks), {name: float(np.mean(value)) for name, value in diagnostics.items()}
@@ -332,7 +336,7 @@ def main(argv: list[str] | None = None) -> dict:
     for name in args.cases:
         case = CASES[name]
         began = time.perf_counter()
-        ranks, diagnostics = run_case(case, args)
+        ranks, diagnostics = run_case(name, args)
         seconds = time.perf_counter() - began
         quantities: dict[str, dict] = {}
         for quantity, column in zip(case.quantities, ranks.T, strict=True):

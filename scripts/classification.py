@@ -69,10 +69,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--inducing", type=int, default=32, help="M, even")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--nuts-inducing", type=int, default=24, help="M of the second part")
+    parser.add_argument("--nuts-inducing", type=int, default=32, help="M of the second part")
     parser.add_argument("--nuts-steps", type=int, default=4000, help="of SVI in the second part")
     parser.add_argument("--warmup", type=int, default=500, help="of NUTS")
-    parser.add_argument("--draws", type=int, default=750, help="of NUTS, in each of two chains")
+    parser.add_argument("--draws", type=int, default=1000, help="of NUTS, in each chain")
+    parser.add_argument("--chains", type=int, default=2, help="of NUTS")
     parser.add_argument("--grid", type=int, default=40, help="points along a side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="few rows, points, steps and draws: does it run?")
@@ -83,6 +84,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.data, args.methods, args.splits = ["banana"], ["SOLVE-GP, tight"], [0]
         args.rows, args.inducing, args.steps = 80, 8, 100
         args.nuts_inducing, args.nuts_steps, args.warmup, args.draws, args.grid = 6, 200, 40, 40, 8
+        args.chains = 1
     if args.inducing < 2 or args.inducing % 2:
         parser.error("--inducing must be positive and even.")
     return args
@@ -336,7 +338,7 @@ def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str
     began = time.perf_counter()
     svi = SVI(model, guide, npgp.adam(args.learning_rate, args.nuts_steps), TraceMeanField_ELBO())
     params = fit(svi, keys[0], args.nuts_steps, split).params
-    count = 2 * args.draws
+    count = args.chains * args.draws
     by_svi = jax.jit(lambda key, params: guide.sample_posterior(key, params, split.X, sample_shape=(count,)))(
         keys[1], params
     )
@@ -344,8 +346,8 @@ def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str
 
     @jax.jit
     def run(key, start, X, y):
-        kernel = NUTS(model, init_strategy=init_to_value(values=start))
-        options = dict(num_warmup=args.warmup, num_samples=args.draws, num_chains=2, progress_bar=False)
+        kernel = NUTS(model, target_accept_prob=0.9, init_strategy=init_to_value(values=start))
+        options = dict(num_warmup=args.warmup, num_samples=args.draws, num_chains=args.chains, progress_bar=False)
         mcmc = MCMC(kernel, chain_method="vectorized", **options)
         mcmc.run(key, X, y, extra_fields=("diverging", "num_steps"))
         return mcmc.get_samples(), mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields()
@@ -379,7 +381,7 @@ def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str
             "seconds": seconds,
         }
     difference = np.abs(panels["SVI"]["probability"] - panels["NUTS"]["probability"])
-    stacked = np.concatenate([np.asarray(value).reshape(2, args.draws, -1) for value in chains.values()], -1)
+    stacked = np.concatenate([np.asarray(value).reshape(args.chains, args.draws, -1) for value in chains.values()], -1)
     report["difference"] = {
         "mean": float(difference.mean()),
         "max": float(difference.max()),
@@ -419,7 +421,7 @@ def picture(scene: dict[str, Any]):
 
     figure, rows = plt.subplots(2, 3, figsize=(12.5, 7.4), layout="constrained")
     shape = (len(scene["axes"][1]), len(scene["axes"][0]))
-    top = max(panel["sd"].max() for panel in scene["panels"].values())
+    top = np.ceil(10 * max(panel["sd"].max() for panel in scene["panels"].values())) / 10
     for row, (name, panel) in zip(rows.T, scene["panels"].items(), strict=False):
         surfaces = (
             (panel["probability"], np.linspace(0, 1, 11), "RdBu_r", "P(y = 1)"),
