@@ -38,6 +38,7 @@ from jax.scipy.special import log_ndtr
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.distributions import constraints
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_value
+from scipy import special
 
 import npgp
 from npgp import datasets
@@ -161,7 +162,7 @@ def scores(log_p: np.ndarray, y: np.ndarray) -> dict[str, float]:
 def log_probabilities(mean, variance) -> np.ndarray:
     """log P(y = 0) and log P(y = 1) where f ~ N(mean, variance)."""
     ratio = np.asarray(mean) / np.sqrt(1 + np.asarray(variance))
-    return np.asarray(log_ndtr(jnp.stack([-ratio, ratio])))
+    return special.log_ndtr(np.stack([-ratio, ratio]))
 
 
 def fit(svi: SVI, key: jax.Array, steps: int, split: Split) -> FitResult:
@@ -201,7 +202,7 @@ def fit_npgp(split: Split, method: str, args: argparse.Namespace, seed: int) -> 
     predict = jax.jit(lambda params, X: component(params, len(shares)).posterior(params).mean_and_variance(X))
     log_p = log_probabilities(*predict(result.params, split.X_test))
     hyperparameters = {name: np.asarray(result.params[name]).tolist() for name in ("lengthscale", "variance")}
-    return -float(svi.evaluate(result.state, split.X, split.y)), scores(log_p, split.y_test), hyperparameters
+    return -float(jax.jit(svi.evaluate)(result.state, split.X, split.y)), scores(log_p, split.y_test), hyperparameters
 
 
 def import_gpytorch():
