@@ -299,11 +299,11 @@ axes[1].set(xlabel="lengthscale of f (km)", ylabel="posterior density")
 _ = axes[1].legend(frameon=False, fontsize=8)
 
 # %% [markdown]
-# Both find the effects of the covariates, and SVI's intervals of these are a third too narrow. Level, region effects
-# and the mean of $f$ over a region trade off: NUTS knows the level to ± 0.3, where SVI says ± 0.02. Of kernel
-# hyperparameters SVI gives little more than point estimates, as notebook 01 found too. So take what SVI says of the
-# covariates, of $f$ and of predictions; for level, region effects and hyperparameters use NUTS, as long as the data
-# permit all rows at every step.
+# Both find the effects of the covariates; SVI's intervals of these are somewhat too narrow. Others are far too narrow.
+# Level, region effects and the mean of $f$ over a region trade off: NUTS knows the level to ± 0.3, where SVI says
+# ± 0.02. Of kernel hyperparameters SVI gives little more than point estimates, as notebook 01 found too. So take what
+# SVI says of the covariates, of $f$ and of predictions; for level, region effects and hyperparameters use NUTS, as long
+# as the data permit all rows at every step.
 #
 # ## 4. Posterior checks and comparison
 #
