@@ -16,7 +16,7 @@ from jax.scipy.special import expit
 from numpyro.contrib.control_flow import scan
 
 import npgp
-from npgp.likelihoods import Exponential, Factorized, Ordinal
+from npgp.likelihoods import Factorized, Ordinal
 
 Z = np.linspace(0.0, 10.0, 12, dtype=np.float32)[:, None]
 

@@ -87,8 +87,8 @@ def error(values, truth):
 
 def check_function(draws, truth, limit, name="f", coverage=0.7):
     """
-    The posterior mean is as near to the truth as the limit says, bands of 95% hold the truth at a share of the rows, and
-    they are no wider than the error's limit justifies.
+    The posterior mean is as near to the truth as the limit says, bands of 95% hold the truth at a share of the rows,
+    and they are no wider than the error's limit justifies.
     """
     found, spread = error(draws.mean(0), truth), np.mean(draws.std(0)) / np.std(truth)
     low, high = np.quantile(draws, [0.025, 0.975], axis=0)
