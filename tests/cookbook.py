@@ -227,7 +227,7 @@ def deep_gp(X, y=None):
     g = gp("g", lengthscale=2.0)
     noise = numpyro.sample("noise", dist.HalfNormal(0.5))
     with numpyro.plate("data", len(X)):
-        h = npgp.sample("h", f(X) + X[:, 0])
+        h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorises over rows
         npgp.observe("y", g(h[:, None]), npgp.Gaussian(noise**2), obs=y)
 
 

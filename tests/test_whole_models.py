@@ -42,7 +42,7 @@ class Fit(NamedTuple):
     functions: dict[str, np.ndarray]
 
 
-def fitter(model, steps=1000, rate=0.05, draws_of=(), **static):
+def fitter(model, steps=800, rate=0.05, draws_of=(), **static):
     """``fit(data, new, at)``: train by SVI and draw, all in one compiled function."""
     model = partial(model, **static)
     guide = npgp.AutoSparseGP(model, partial(AutoNormal, init_loc_fn=init_to_mean, init_scale=0.1))
