@@ -326,7 +326,7 @@ def test_two_classes_and_a_covariate():
     check_function(fit.predicted["y.latent"], f(x_grid), 0.6)
 
 
-fit_softmax = fitter(cookbook.several_classes, steps=150, rate=0.1, classes=3)
+fit_softmax = fitter(cookbook.several_classes, steps=120, rate=0.1, classes=3)
 
 
 def test_three_classes():
@@ -336,7 +336,7 @@ def test_three_classes():
     y = np.argmax(f(x) + rng.gumbel(size=(3, 80)), 0)
     latent = fit_softmax({"X": np.float32(x[:, None]), "y": y}, {"X": GRID}).predicted["y.latent"]
 
-    check_function(centred(latent, -2), centred(f(x_grid), -2), 0.6)
+    check_function(centred(latent, -2), centred(f(x_grid), -2), 0.7)
 
 
 fit_ratings = fitter(cookbook.ratings, steps=300, categories=4)
@@ -386,18 +386,18 @@ def test_survival_with_censored_times():
     assert abs(bias[0]) < 0.3 < 0.4 < bias[1]
 
 
-fit_zeros = fitter(cookbook.excess_zeros, steps=300)
+fit_zeros = fitter(cookbook.excess_zeros, steps=250)
 
 
 def test_excess_zeros():
     rng = np.random.default_rng(SEED)
-    x = rng.uniform(0, 10, 200)
+    x = rng.uniform(0, 10, 150)
     log_rate, gate = lambda x: 1 + 0.7 * np.sin(x), lambda x: 2 * np.cos(0.5 * x)
-    y = rng.poisson(np.exp(log_rate(x))) * (rng.logistic(size=200) > gate(x))
+    y = rng.poisson(np.exp(log_rate(x))) * (rng.logistic(size=150) > gate(x))
     latent = fit_zeros({"X": np.float32(x[:, None]), "y": y}, {"X": GRID}).predicted["y.latent"]
 
-    check_function(latent[:, 0], log_rate(x_grid), 0.6)
-    check_function(latent[:, 1], gate(x_grid), 0.6, "gate")
+    check_function(latent[:, 0], log_rate(x_grid), 0.7)
+    check_function(latent[:, 1], gate(x_grid), 0.7, "gate", coverage=0.6)
 
 
 # ---------------------------------------------------------------------------------------------------------------
