@@ -163,6 +163,9 @@ class SparseGP:
         kinds: Any = self.covariances
         return list(zip(self.sites, self.inducing, kinds, strict=True))
 
+    def __call__(self, X: ArrayLike):
+        raise TypeError(f"{self.name} is a component, and no function yet: f = gp.draw() first, then f(X).")
+
     def draw(self) -> Function:
         """
         Draw f once: the whitened sites ε_i ~ N(0, I), and the function they and the residual make.
@@ -254,6 +257,9 @@ class SparseGP:
             q.append(catch.message["infer"].get(Q))
         from_guide = messages[0]["infer"].get(FUNCTION)
         cache = from_guide.cache if from_guide is not None else own_cache
+        if shared and cache.projector is None:
+            # Here and not where f is first evaluated, which may be inside a scan, from which nothing may be kept.
+            cache.projector = factorize(self.kernel, self.inducing, self.jitter)
         function = Function(self, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorisation.

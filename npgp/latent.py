@@ -166,6 +166,11 @@ class Latent:
     __radd__ = __add__
     __rmul__ = __mul__
 
+    def _refuse(self, *args):
+        raise TypeError(f"{self!r}: this operation wants an array, so npgp.sample the values first.")
+
+    __array__ = __getitem__ = __matmul__ = __pow__ = __rtruediv__ = _refuse
+
     @property
     def functions(self) -> list[Function]:
         """The draws that occur."""

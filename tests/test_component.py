@@ -198,6 +198,17 @@ def test_draw_accepts_contexts_that_leave_the_prior_alone(make_context):
     assert len([site for site in run(model).values() if site["type"] == "sample"]) == 1
 
 
+def test_what_wants_an_array_says_so():
+    with handlers.seed(rng_seed=0):
+        gp = sparse_gp()
+        f = gp.draw()
+    for operation in (lambda v: v[0], lambda v: v**2, lambda v: v @ Y, lambda v: 1.0 / v, np.asarray):
+        with pytest.raises(TypeError, match=r"npgp\.sample the values first"):
+            operation(f(X))
+    with pytest.raises(TypeError, match=r"gp\.draw\(\) first"):
+        gp(X)
+
+
 def test_a_draw_needs_a_random_key():
     with pytest.raises(ValueError, match="drawn without a random key"):
         sparse_gp().draw()

@@ -361,6 +361,30 @@ def test_a_gp_of_states_from_a_scan(float64):
     np.testing.assert_allclose(run(params), dense.mean, atol=1e-6)
 
 
+def test_a_gp_as_the_transition_of_a_scan(float64):
+    """f is drawn outside the scan, and first evaluated inside."""
+
+    def model(y):
+        f = sparse_gp(jitter=1e-12).draw()
+
+        def step(state, y):
+            mean = npgp.sample("mean", f(state[None, None]), joint=False)
+            state = numpyro.sample("state", dist.Normal(mean[0], 0.3))
+            numpyro.sample("y", dist.Normal(state, NOISE**0.5), obs=y)
+            return state, state
+
+        scan(step, jnp.asarray(0.5), y)
+
+    guide = npgp.AutoSparseGP(model)
+    params = initialise(model, guide, jnp.asarray(Y))
+    value, gradient = compiled(jax.value_and_grad(make_elbo(model, guide), 1))(
+        jax.random.key(0), params, jnp.asarray(Y)
+    )
+    assert np.isfinite(value)
+    assert all(np.all(np.isfinite(leaf)) for leaf in gradient.values())
+    assert np.any(gradient["f.u.loc"] != 0)
+
+
 def test_names_are_stable_under_scopes(float64):
     """The same component twice in nested scopes; parameters, posterior and ELBO by the scoped names."""
     gp = sparse_gp(jitter=1e-12)
