@@ -32,6 +32,7 @@ from npgp.latent import Latent, Moments, Term
 from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector, factorize
 from npgp.variational import (
+    SCALE_NAMES,
     BlockNormal,
     DenseNormal,
     DiagonalNormal,
@@ -194,7 +195,7 @@ class SparseGP:
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
         for (site, _, kind), L in zip(self._layout(), projector.cholesky, strict=True):
-            names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{_SCALE[kind]}"] if kind in _SCALE else [])
+            names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
             missing = [name for name in names if name not in params]
             if missing:
                 raise KeyError(f"params has no {missing[0]!r}, which the approximate posterior of {self.name} needs.")
@@ -284,10 +285,6 @@ def _solve(L: jax.Array, B: jax.Array) -> jax.Array:
     return linalg.solve_lower(jnp.broadcast_to(L, (*B.shape[:-2], *L.shape)), B)
 
 
-#: Name of the scale parameter of q(ε) for each covariance structure.
-_SCALE = {"dense": "scale_tril", "diagonal": "scale"}
-
-
 def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array | None) -> BlockNormal:
     """q(ε) of one block, with its parameters declared; their batch is that of the enclosing plates."""
     dtype = jnp.result_type(float)
@@ -305,7 +302,7 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
     constraint = square_tril if kind == "dense" else constraints.softplus_positive
     prior = prior if kind == "dense" else jnp.diagonal(prior)
     scale = init_scale * jnp.broadcast_to(prior, (*jnp.shape(loc)[:-1], *prior.shape))
-    return _block_normal(kind, loc, numpyro.param(f"{site}.{_SCALE[kind]}", scale, constraint=constraint), L)
+    return _block_normal(kind, loc, numpyro.param(f"{site}.{SCALE_NAMES[kind]}", scale, constraint=constraint), L)
 
 
 def _check_draw_context(site: str, msg: dict[str, Any]) -> None:

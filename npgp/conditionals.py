@@ -185,7 +185,7 @@ def site_precision(
     quick = likelihood.site_curvature(y, mean, variance + residual.variance)
     if quick is not None:
         # With its gradient: it is near the best precision, where the ELBO would be stationary, and not there.
-        left = residual.variance / (1.0 + quick * residual.variance)
+        left, _ = RowResidual(residual.variance).given(quick)
         quick = likelihood.site_curvature(y, mean, variance + left)
         assert quick is not None
         return _seen(quick if felt is None else jnp.where(felt, quick, 0.0), mean, present)

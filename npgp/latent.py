@@ -298,7 +298,7 @@ class Latents:
                 "npgp.sample the functions, mix the values, and observe with numpyro.sample."
             )
         if self.num_latents > 1 and len(self.parts) == 1:
-            self.parts[0].check_unshared()
+            self.check_unshared()
 
     def check_unshared(self) -> None:
         """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""

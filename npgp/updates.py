@@ -32,6 +32,7 @@ from npgp.natural import natural_gradient
 from npgp.projection import Projection, Projector
 from npgp.residuals import residual_of
 from npgp.variational import (
+    SCALE_NAMES,
     BlockNormal,
     DenseNormal,
     DiagonalNormal,
@@ -49,8 +50,7 @@ MODE_ITERATIONS = 30
 #: Least precision of a pseudo-observation, relative to what is known of f there.
 MIN_CURVATURE = 1e-3
 
-#: Names and constraints of the scales' parameters, as :mod:`npgp.natural` knows them.
-_PARAMETER = {"dense": "scale_tril", "diagonal": "scale"}
+#: Constraints of the scales' parameters, as :mod:`npgp.natural` knows them.
 _CONSTRAINTS = {"dense": square_tril, "diagonal": constraints.softplus_positive}
 
 #: Mean and scale of a block: L (..., M, M), or standard deviations (..., M).
@@ -231,7 +231,7 @@ def _fixed_point(
         return kl - jnp.sum(terms)
 
     sites = [str(i) for i in range(len(q))]
-    names = [(f"{site}.loc", f"{site}.{_PARAMETER[block.kind]}") for site, block in zip(sites, q, strict=True)]
+    names = [(f"{site}.loc", f"{site}.{SCALE_NAMES[block.kind]}") for site, block in zip(sites, q, strict=True)]
     transforms = [biject_to(_CONSTRAINTS[block.kind]) for block in q]
 
     def constrained(params) -> tuple[Scaled, ...]:

@@ -219,6 +219,9 @@ class MeanOnlyNormal(BlockNormal):
         return jnp.broadcast_to(A, self.batch_shape + A.shape)
 
 
+#: Name of the parameter that holds the scale, for each kind of block that has one.
+SCALE_NAMES = {"dense": "scale_tril", "diagonal": "scale"}
+
 # Dispatch follows subclasses, so each class registers its own rule.
 for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
 
