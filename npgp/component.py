@@ -19,7 +19,6 @@ import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
@@ -32,6 +31,7 @@ from npgp.latent import Latent, Moments, Term
 from npgp.posteriors import Posterior
 from npgp.projection import Projection, Projector, factorize
 from npgp.variational import (
+    SCALE_CONSTRAINTS,
     SCALE_NAMES,
     BlockNormal,
     DenseNormal,
@@ -39,7 +39,6 @@ from npgp.variational import (
     MeanOnlyNormal,
     WhitenedPrior,
     learned_blocks,
-    square_tril,
     whitened_mean,
     whitened_variance,
 )
@@ -299,10 +298,10 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
     if kind == "prior":
         return _block_normal(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
-    constraint = square_tril if kind == "dense" else constraints.softplus_positive
     prior = prior if kind == "dense" else jnp.diagonal(prior)
     scale = init_scale * jnp.broadcast_to(prior, (*jnp.shape(loc)[:-1], *prior.shape))
-    return _block_normal(kind, loc, numpyro.param(f"{site}.{SCALE_NAMES[kind]}", scale, constraint=constraint), L)
+    name = SCALE_NAMES[kind]
+    return _block_normal(kind, loc, numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name]), L)
 
 
 def _check_draw_context(site: str, msg: dict[str, Any]) -> None:

@@ -29,11 +29,11 @@ import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
 
 from npgp import linalg
-from npgp.variational import square_tril
+from npgp.variational import SCALE_CONSTRAINTS
 
 __all__ = ["natural_gradient"]
 
@@ -44,8 +44,6 @@ ROUNDING = 100.0
 
 #: Names of the sites of :class:`~npgp.component.SparseGP`.
 _SITE = re.compile(r"\.(u\d*|v)$")
-#: The constraints under which they declare the scales of q(ε).
-_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_positive}
 
 
 def natural_gradient(
@@ -213,7 +211,7 @@ def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[
         if loc not in params:
             raise ValueError(f"sites has {site!r}, but there is no parameter {loc!r} among {sorted(params)}.")
         shape = jnp.shape(params[loc])
-        scales = [f"{site}.{kind}" for kind in _CONSTRAINTS if f"{site}.{kind}" in params]
+        scales = [f"{site}.{kind}" for kind in SCALE_CONSTRAINTS if f"{site}.{kind}" in params]
         for name in scales:
             expected = shape + shape[-1:] if name.endswith(".scale_tril") else shape
             if len(scales) > 1 or not shape or jnp.shape(params[name]) != expected:
@@ -231,7 +229,7 @@ def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[
 
 
 def _transform(name: str):
-    return biject_to(_CONSTRAINTS[name.rsplit(".", 1)[1]])
+    return biject_to(SCALE_CONSTRAINTS[name.rsplit(".", 1)[1]])
 
 
 def _scale(name: str | None, params: dict[str, Any], loc: str) -> jax.Array:

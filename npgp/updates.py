@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import biject_to
 
 from npgp import conditionals, linalg
 from npgp.groups import Groups
@@ -32,13 +32,13 @@ from npgp.natural import natural_gradient
 from npgp.projection import Projection, Projector
 from npgp.residuals import residual_of
 from npgp.variational import (
+    SCALE_CONSTRAINTS,
     SCALE_NAMES,
     BlockNormal,
     DenseNormal,
     DiagonalNormal,
     gaussian_optimum,
     learned_blocks,
-    square_tril,
     whitened_mean,
     whitened_variance,
 )
@@ -50,8 +50,6 @@ MODE_ITERATIONS = 30
 #: Least precision of a pseudo-observation, relative to what is known of f there.
 MIN_CURVATURE = 1e-3
 
-#: Constraints of the scales' parameters, as :mod:`npgp.natural` knows them.
-_CONSTRAINTS = {"dense": square_tril, "diagonal": constraints.softplus_positive}
 
 #: Mean and scale of a block: L (..., M, M), or standard deviations (..., M).
 Scaled = tuple[jax.Array, jax.Array]
@@ -232,7 +230,7 @@ def _fixed_point(
 
     sites = [str(i) for i in range(len(q))]
     names = [(f"{site}.loc", f"{site}.{SCALE_NAMES[block.kind]}") for site, block in zip(sites, q, strict=True)]
-    transforms = [biject_to(_CONSTRAINTS[block.kind]) for block in q]
+    transforms = [biject_to(SCALE_CONSTRAINTS[SCALE_NAMES[block.kind]]) for block in q]
 
     def constrained(params) -> tuple[Scaled, ...]:
         return tuple((params[loc], t(params[scale])) for (loc, scale), t in zip(names, transforms, strict=True))

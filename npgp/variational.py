@@ -219,9 +219,6 @@ class MeanOnlyNormal(BlockNormal):
         return jnp.broadcast_to(A, self.batch_shape + A.shape)
 
 
-#: Name of the parameter that holds the scale, for each kind of block that has one.
-SCALE_NAMES = {"dense": "scale_tril", "diagonal": "scale"}
-
 # Dispatch follows subclasses, so each class registers its own rule.
 for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
 
@@ -275,6 +272,11 @@ class SquareTrilTransform(ParameterFreeTransform):
 @biject_to.register(_SquareTril)
 def _(constraint):
     return SquareTrilTransform()
+
+
+#: Name of the parameter that holds the scale, for each kind of block that has one; and the constraint it is under.
+SCALE_NAMES = {"dense": "scale_tril", "diagonal": "scale"}
+SCALE_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_positive}
 
 
 # ---------------------------------------------------------------------------------------------------------------
