@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 os.environ["MPLBACKEND"] = "Agg"
@@ -31,6 +33,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):
             item.add_marker("data")
+
+
+@pytest.fixture(autouse=True)
+def fresh_arrays(request: pytest.FixtureRequest) -> None:
+    """
+    Gives every test copies of the array constants of its module and of those that tests share.
+
+    While the traceback of a failed trace is alive, JAX remembers how that trace converted an array object: one traced
+    with 64-bit numbers would come out as float64 where another test asks for 32 bits.
+    """
+    for name in (request.module.__name__, "models", "oracles", "cookbook"):
+        constants = vars(sys.modules[name]) if name in sys.modules else {}
+        constants.update({key: value.copy() for key, value in constants.items() if isinstance(value, np.ndarray)})
 
 
 @pytest.fixture(scope="session")
