@@ -1,0 +1,421 @@
+#!/usr/bin/env python
+"""What the choice of bound is worth for a Bayesian GPLVM of the oil-flow data: Bui, Ashman & Turner 2025, figure 5.
+
+Three comparisons of ``prior`` (the classical bound), ``tight`` and ``grouped`` at the same settings, over several seeds
+(of the inducing inputs and of the draws of x):
+
+    independent   each trained from the same start
+    continued     each trained further from the solution of ``prior``
+    equal         each evaluated at the same parameters, those that ``prior`` was trained to
+
+The first says which optimum training finds, and only the last two what the bound itself is worth there: in a model
+with many local optima these are different things.
+
+    python scripts/oil_bounds.py                                                     simulated, a minute or two
+    NPGP_DATA=... python scripts/oil_bounds.py --data real --seeds 5 --steps 20000 --json out/oil_bounds.json
+
+Training is by Adam on all rows in float64, one draw of x at each step. Every run is kept in a file of its own, and not
+repeated if that file has the same settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import npgp
+from npgp import datasets, metrics
+
+CONDITIONALS = ("prior", "tight", "grouped")
+#: How a positive parameter is made of a free one.
+POSITIVE = {"softplus": constraints.softplus_positive, "log": constraints.positive}
+#: A latent dimension counts if its relevance is at least this share of the largest.
+RELEVANT = 0.1
+#: Points of a trace that are kept.
+TRACE_POINTS = 400
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--data", choices=["simulated", "real"], default="simulated")
+    add("--rows", type=int, help="the first so many rows; 200 to simulate, or all real ones, if omitted")
+    add("--conditional", nargs="+", choices=CONDITIONALS, default=list(CONDITIONALS))
+    add("--seeds", type=int, default=2)
+    add("--latent-dim", type=int, default=10)
+    add("--inducing", type=int, default=25, help="number of inducing inputs")
+    add("--group-size", type=int, default=16, help="largest group of rows, by median split of the data")
+    add("--steps", type=int, default=1000)
+    add("--learning-rate", type=float, default=0.01, help="at first; it falls to 2%% along a cosine")
+    add("--continue-steps", type=int, help="steps of further training from the solution of prior; half if omitted")
+    add("--continue-rate", type=float, default=0.003)
+    add("--positive", choices=POSITIVE, default="softplus", help="of lengthscales, variance and noise variance")
+    add("--latent-positive", choices=POSITIVE, help="of the scales of q(x); as the others if omitted")
+    add("--noise-start", type=float, default=0.02, help="initial noise variance")
+    add("--latent-scale", type=float, default=0.3, help="initial standard deviation of q(x)")
+    add("--draws", type=int, default=200, help="draws of x when a bound is evaluated")
+    add("--runs", type=Path, default=Path("out/oil_bounds"), help="folder of the single runs")
+    add("--out", type=Path, default=Path("out"), help="folder of the picture")
+    add("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args(argv)
+    args.latent_positive = args.latent_positive or args.positive
+    args.continue_steps = args.steps // 2 if args.continue_steps is None else args.continue_steps
+    args.conditional = [c for c in CONDITIONALS if c in args.conditional]
+    if min(args.seeds, args.steps, args.inducing, args.group_size) < 1:
+        parser.error("counts must be positive.")
+    return args
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The model
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """
+    The Bayesian GPLVM, with a choice of what is free in a positive parameter; sites as in ``npgp.BayesianGPLVM``.
+
+    :param start: where training starts.
+    :param conditional: what q does to the residual.
+    :param groups: of rows, for ``grouped``.
+    :param positive: constraint of the hyperparameters.
+    :param latent_positive: constraint of the scales of q(x).
+    """
+
+    start: npgp.gplvm.Start
+    conditional: Any
+    groups: npgp.Groups | None
+    positive: constraints.Constraint
+    latent_positive: constraints.Constraint
+
+    def model(self, Y) -> None:
+        start, positive = self.start, self.positive
+        rows, latent_dim = start.latents.shape
+        kernel = npgp.RBF(
+            numpyro.param("lengthscale", jnp.full(latent_dim, start.lengthscale), constraint=positive),
+            numpyro.param("variance", jnp.asarray(start.variance), constraint=positive),
+        )
+        inducing = numpyro.param("inducing", jnp.asarray(start.inducing))
+        noise_variance = numpyro.param("noise_variance", jnp.asarray(start.noise_variance), constraint=positive)
+        outputs = numpyro.plate("outputs", Y.shape[1], dim=-2)
+        with outputs:
+            f = npgp.SparseGP("f", kernel, inducing, init_scale=0.5).draw()
+        with numpyro.plate("rows", rows, dim=-1):
+            x = numpyro.sample("x", dist.Normal(jnp.zeros((rows, latent_dim)), 1.0).to_event(1))
+            with outputs:
+                npgp.observe(
+                    "y",
+                    f(x),
+                    npgp.Gaussian(noise_variance),
+                    obs=(Y - start.offset).T,
+                    conditional=self.conditional,
+                    groups=self.groups if self.conditional == "grouped" else None,
+                )
+
+    def latents(self, Y) -> None:
+        start = self.start
+        loc = numpyro.param("x.loc", jnp.asarray(start.latents))
+        scale = jnp.full(start.latents.shape, start.latent_scale)
+        scale = numpyro.param("x.scale", scale, constraint=self.latent_positive)
+        with numpyro.plate("rows", len(start.latents), dim=-1):
+            numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
+
+    def pair(self) -> tuple[Callable, Callable]:
+        """Model and guide."""
+        return self.model, npgp.AutoSparseGP(self.model, guide=self.latents)
+
+
+def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> Model:
+    start = npgp.pca_start(Y, args.latent_dim, args.inducing, seed=seed)
+    start = dataclasses.replace(start, noise_variance=args.noise_start, latent_scale=args.latent_scale)
+    groups = npgp.median_split(Y, args.group_size)
+    return Model(start, conditional, groups, POSITIVE[args.positive], POSITIVE[args.latent_positive])
+
+
+def relevance(params: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Spread of the latent means in units of the lengthscale, the largest dimension being 1."""
+    spread = np.std(params["x.loc"], axis=0) / params["lengthscale"]
+    return spread / spread.max()
+
+
+def evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
+    """
+    A function of parameters and keys, one for each draw of x: all bounds per row at the same draws, the mean over rows
+    of d_n/σ², and what ``tight`` gains over ``prior`` there, ``½ D Σ [d_n/σ² − log(1 + d_n/σ²)] / N``.
+    """
+    pairs = {c: make(args, Y, 0, c).pair() for c in args.conditional}
+    Y = jnp.asarray(Y)
+    rows, columns = Y.shape
+
+    @jax.jit
+    def evaluate(params, keys):
+        def one(key):
+            loss = TraceMeanField_ELBO().loss
+            bounds = {c: -loss(key, params, *pair, Y) / rows for c, pair in pairs.items()}
+            x = params["x.loc"] + params["x.scale"] * jax.random.normal(key, (rows, args.latent_dim))
+            gp = npgp.SparseGP("f", npgp.RBF(params["lengthscale"], params["variance"]), params["inducing"])
+            share = gp.posterior(params).projector(x).residual_variance() / params["noise_variance"]
+            gain = 0.5 * columns * jnp.mean(share - jnp.log1p(share))
+            return bounds, jnp.mean(share), gain
+
+        return jax.lax.map(one, keys)
+
+    return evaluate
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+def cached(args: argparse.Namespace, name: str, settings: dict, run: Callable[[], tuple[dict, dict]]) -> tuple:
+    """The figures and parameters of a run: from its files if they have these settings, or else run and written."""
+    figures_file, params_file = args.runs / f"{name}.json", args.runs / f"{name}.npz"
+    settings = json.loads(json.dumps(settings))
+    if figures_file.exists() and params_file.exists():
+        kept = json.loads(figures_file.read_text())
+        if kept["settings"] == settings:
+            return kept["figures"], dict(np.load(params_file))
+    figures, params = run()
+    args.runs.mkdir(parents=True, exist_ok=True)
+    np.savez(params_file, **params)
+    figures_file.write_text(json.dumps({"settings": settings, "figures": figures}) + "\n")
+    return figures, params
+
+
+def thin(trace: np.ndarray) -> list[float]:
+    """Means over windows of steps."""
+    return [float(np.mean(part)) for part in np.array_split(trace, min(TRACE_POINTS, len(trace)))]
+
+
+SETTINGS = ("data", "rows", "latent_dim", "inducing", "steps", "learning_rate", "positive", "latent_positive")
+SETTINGS += ("noise_start", "latent_scale", "draws", "group_size")
+
+
+def fit(
+    args: argparse.Namespace,
+    data: datasets.OilFlow,
+    evaluate: Callable,
+    seed: int,
+    conditional: str,
+    before: Mapping[str, np.ndarray] | None = None,
+) -> tuple[dict, dict]:
+    """
+    Train one model.
+
+    :param before: parameters to continue from; the start's if omitted.
+    :return: its figures, and its parameters.
+    """
+    steps, rate = (args.steps, args.learning_rate) if before is None else (args.continue_steps, args.continue_rate)
+    name = f"{'independent' if before is None else 'continued'}-{conditional}-{seed}"
+    settings = {key: getattr(args, key) for key in SETTINGS}
+    if before is not None:
+        settings |= {"continue_steps": steps, "continue_rate": rate}
+
+    def run():
+        print(f"  {name}", flush=True)
+        svi = SVI(*make(args, data.Y, seed, conditional).pair(), npgp.adam(rate, steps), TraceMeanField_ELBO())
+        key, evaluation = jax.random.split(jax.random.key(seed))
+        init = None if before is None else {k: jnp.asarray(v) for k, v in before.items()}
+        result = npgp.fit(svi, key, steps, jnp.asarray(data.Y), init_params=init, progress=False)
+        params = {k: np.asarray(v) for k, v in result.params.items()}
+        bounds, share, gain = evaluate(result.params, jax.random.split(evaluation, args.draws))
+        own = np.asarray(bounds[conditional])
+        figures = {
+            "elbo_per_row": float(own.mean()),
+            "monte_carlo_error": float(own.std(ddof=1) / math.sqrt(len(own))),
+            "bounds_here": {c: float(np.mean(bounds[c])) for c in args.conditional},
+            "gain_here": float(np.mean(gain)),
+            "residual_over_noise": float(np.mean(share)),
+            "noise_variance": float(params["noise_variance"]),
+            "variance": float(params["variance"]),
+            "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], data.labels),
+            "relevant_dims": int(np.sum(relevance(params) >= RELEVANT)),
+            "relevances": np.sort(relevance(params))[::-1].tolist(),
+            "trace": thin(-result.losses / len(data.Y)),
+        }
+        return figures, params
+
+    return cached(args, name, settings, run)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What comes out
+
+
+def spread(values: Sequence[float], digits: int = 3, sign: str = "") -> str:
+    """The mean, with its standard error if there are several values."""
+    text = f"{np.mean(values):{sign}.{digits}f}"
+    if len(values) == 1:
+        return text
+    return f"{text} ± {np.std(values, ddof=1) / math.sqrt(len(values)):.{digits}f}"
+
+
+def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a title and columns, flush right."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    print(f"\n{title}")
+    for line in (heads, *rows):
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+
+
+def compare(title: str, fits: Mapping[str, Sequence[dict]]) -> None:
+    """
+    Print the bounds of each seed, their means, and gains over the first conditional paired by seed.
+
+    :param fits: for each conditional the figures of each seed.
+    """
+    base, *others = fits
+    bounds = {c: np.array([f["elbo_per_row"] for f in runs]) for c, runs in fits.items()}
+    heads = ["seed", *fits, *(f"{c} gains" for c in others)]
+    heads += ["noise variance", "mean d/σ²", "NN errors", "relevant dims"]
+    rows = []
+    for seed in range(len(bounds[base])):
+        here = [runs[seed] for runs in fits.values()]
+        rows.append(
+            [
+                str(seed),
+                *(f"{f['elbo_per_row']:.3f}" for f in here),
+                *(f"{bounds[c][seed] - bounds[base][seed]:+.3f}" for c in others),
+                " ".join(f"{f['noise_variance']:.5f}" for f in here),
+                " ".join(f"{f['residual_over_noise']:.3f}" for f in here),
+                " ".join(str(f["nn_errors"]) for f in here),
+                " ".join(str(f["relevant_dims"]) for f in here),
+            ]
+        )
+    means = [spread(v) for v in bounds.values()] + [spread(bounds[c] - bounds[base], sign="+") for c in others]
+    rest = []
+    for key, digits in (("noise_variance", 5), ("residual_over_noise", 3), ("nn_errors", 1), ("relevant_dims", 1)):
+        rest.append(" ".join(f"{np.mean([f[key] for f in runs]):.{digits}f}" for runs in fits.values()))
+    table(title, heads, [*rows, ["mean", *means, *rest]])
+
+
+def compare_here(title: str, runs: Sequence[dict]) -> None:
+    """Print all bounds at the parameters of one run of each seed."""
+    bounds = {c: np.array([f["bounds_here"][c] for f in runs]) for c in runs[0]["bounds_here"]}
+    base, *others = bounds
+    rows = [
+        [
+            str(seed),
+            *(f"{v[seed]:.3f}" for v in bounds.values()),
+            *(f"{bounds[c][seed] - bounds[base][seed]:+.3f}" for c in others),
+            f"{f['gain_here']:+.3f}",
+        ]
+        for seed, f in enumerate(runs)
+    ]
+    rows.append(
+        [
+            "mean",
+            *(spread(v) for v in bounds.values()),
+            *(spread(bounds[c] - bounds[base], sign="+") for c in others),
+            spread([f["gain_here"] for f in runs], sign="+"),
+        ]
+    )
+    heads = ["seed", *bounds, *(f"{c} gains" for c in others), "½D mean(d/σ² − log(1 + d/σ²))"]
+    table(title, heads, rows)
+
+
+def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namespace, out: Path) -> Path:
+    """The traces of both trainings: their mean over seeds, with a band from the lowest to the highest."""
+    from matplotlib import pyplot as plt
+
+    from npgp.plots import COLOURS
+
+    titles = {
+        "independent": f"trained from principal components, M = {args.inducing}",
+        "continued": "trained on from the solution of prior",
+    }
+    steps = {"independent": args.steps, "continued": args.continue_steps}
+    figure, axes = plt.subplots(
+        1,
+        len(fits),
+        figsize=(6.0 * len(fits), 4.2),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
+        width_ratios=[1.4, 1][: len(fits)],
+    )
+    ends, lows = [], []
+    for ax, (stage, runs) in zip(axes[0], fits.items(), strict=True):
+        for i, (conditional, figures) in enumerate(runs.items()):
+            traces = np.array([f["trace"] for f in figures])
+            at = (np.arange(traces.shape[1]) + 0.5) * steps[stage] / traces.shape[1]
+            final = spread([f["elbo_per_row"] for f in figures], 2)
+            ax.plot(at, traces.mean(0), color=COLOURS[i], label=f"{conditional}: {final}")
+            ax.fill_between(at, traces.min(0), traces.max(0), color=COLOURS[i], alpha=0.18, lw=0)
+            ends.append(traces.max())
+            lows.append(np.quantile(traces, 0.08))
+        ax.set_title(titles[stage], fontsize=10)
+        ax.set_xlabel("step")
+        ax.legend(frameon=False, loc="lower right", title="mean ± standard error", alignment="right")
+    margin = 0.06 * (max(ends) - min(lows))
+    axes[0, 0].set_ylim(min(lows) - margin, max(ends) + margin)  # the first steps are far below
+    axes[0, 0].set_ylabel("ELBO per row (nats)")
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "oil_bounds.png"
+    figure.savefig(path, dpi=130)
+    return path
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = parse(argv)
+    jax.config.update("jax_enable_x64", True)
+    if args.data == "real":
+        data = datasets.oil_flow("train")
+        data = datasets.OilFlow(data.Y[: args.rows], data.labels[: args.rows], None)
+    else:
+        data = datasets.simulate_oil_flow(jax.random.key(0), args.rows or 200)
+    rows, columns = data.Y.shape
+    print(
+        f"oil flow, {args.data}: {rows} rows of {columns} measurements; Q = {args.latent_dim}, M = {args.inducing}, "
+        f"{args.steps} steps; free: {args.positive}, of q(x) {args.latent_positive}; initial noise {args.noise_start:g}"
+    )
+    evaluate = evaluator(args, data.Y)
+    fits: dict[str, dict[str, list]] = {"independent": {}, "continued": {}}
+    for seed in range(args.seeds):
+        params = {}
+        for conditional in args.conditional:
+            figures, params[conditional] = fit(args, data, evaluate, seed, conditional)
+            fits["independent"].setdefault(conditional, []).append(figures)
+        if "prior" in args.conditional and args.continue_steps:
+            for conditional in args.conditional:
+                figures, _ = fit(args, data, evaluate, seed, conditional, params["prior"])
+                fits["continued"].setdefault(conditional, []).append(figures)
+    fits = {stage: runs for stage, runs in fits.items() if runs}
+
+    compare("Each trained from the same start: ELBO per row in nats", fits["independent"])
+    if "prior" in args.conditional:
+        compare_here("All bounds at the solution of prior", fits["independent"]["prior"])
+    if "continued" in fits:
+        note = f"{args.continue_steps} steps more, at a learning rate of {args.continue_rate:g}"
+        compare(f"Each trained on from the solution of prior: {note}", fits["continued"])
+    print(f"\nwrote {draw(fits, args, args.out)}")
+
+    report: dict[str, Any] = {"settings": {key: getattr(args, key) for key in SETTINGS}, "n_rows": rows}
+    report["settings"] |= {"continue_steps": args.continue_steps, "continue_rate": args.continue_rate}
+    without_traces = {
+        stage: {c: [{k: v for k, v in f.items() if k != "trace"} for f in figures] for c, figures in runs.items()}
+        for stage, runs in fits.items()
+    }
+    report |= without_traces
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
+        print(f"wrote {args.json}")
+    return report
+
+
+if __name__ == "__main__":
+    main()
