@@ -168,12 +168,12 @@ def test_latents_are_drawn_from_q(float64):
 def test_a_latent_guide_replaces_the_free_one(float64):
     """An encoder: its parameters, and no table of rows."""
 
-    def encoder(Y, rows=None, mask=None):
+    def encoder(start, rows, Y, mask):
         weights = numpyro.param("weights", jnp.ones((COLUMNS, LATENT)))
-        with npgp.plate("rows", ROWS, rows, dim=-1):
+        with rows:
             numpyro.sample("x", dist.Normal((Y - DATA.mean(0)) @ weights, SCALE).to_event(1))
 
-    gplvm = make_gplvm(latent_guide=encoder)
+    gplvm = make_gplvm(latents=encoder)
     weights = np.linalg.lstsq(DATA - DATA.mean(0), LATENTS, rcond=None)[0]
     params = make_params() | {"weights": jnp.asarray(weights)}
     means = (DATA - DATA.mean(0)) @ weights

@@ -1,29 +1,33 @@
 """
-The Bayesian GPLVM: a GP whose inputs are latent (Titsias & Lawrence 2010), uncollapsed and minibatched (Lalchand,
+The Bayesian GPLVM: GPs whose inputs are latent (Titsias & Lawrence 2010), uncollapsed and minibatched (Lalchand,
 Ravuri & Lawrence 2022).
 
-``p(x_n) = N(0, I_Q)``, ``q(x_n) = N(μ_n, diag s_n)``, and D outputs that share kernel and inducing inputs, each with
-its own q(ε). It is an ordinary NumPyro model around a :class:`~npgp.component.SparseGP`.
+``x_n ~ p(x_n)``, and D functions of x that share kernel and inducing inputs, each with its own q(ε). It is an ordinary
+NumPyro model around a :class:`~npgp.component.SparseGP`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
-import numpyro.distributions as dist
 from jax.typing import ArrayLike
+from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import component, guide, statements
 from npgp.conditionals import Conditional
+from npgp.gplvm.guides import FreeNormal, LatentGuide, Point
+from npgp.gplvm.priors import LatentPrior, standard_normal
 from npgp.gplvm.start import Start
 from npgp.groups import Groups
 from npgp.kernels import RBF, Kernel
-from npgp.likelihoods import Gaussian
+from npgp.likelihoods import Gaussian, Likelihood
 from npgp.posteriors import Posterior
 
 __all__ = ["BayesianGPLVM"]
@@ -39,88 +43,175 @@ class BayesianGPLVM:
         result = npgp.fit(svi, jax.random.key(0), 20_000, Y)
 
     For minibatches, give row numbers along with the rows: ``npgp.fit(..., Y, batch_size=100, indices="rows")``.
+    For several draws of x per step: ``TraceMeanField_ELBO(num_particles=10)``.
 
-    :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs.
+    :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs. With
+        several blocks of inducing inputs the functions are orthogonal sparse GPs (SOLVE-GP).
     :param conditional: what q does to the residual (:mod:`npgp.conditionals`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
-    :param latent_guide: a guide for the site ``x`` with the model's arguments; free Gaussians per row if omitted.
+    :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
+        :class:`~npgp.gplvm.Point`, or a function as :mod:`npgp.gplvm.guides` says.
     :param groups: for the ``grouped`` conditional: rows that are close in data space, ``npgp.median_split(Y, 16)``;
         with minibatches, the number of rows in each group of consecutive rows (:meth:`npgp.Groups.arrange`).
+    :param prior: of the latents: :func:`~npgp.gplvm.standard_normal`, :class:`~npgp.gplvm.NormalMixture`,
+        :class:`~npgp.gplvm.Dynamical`, :class:`~npgp.gplvm.ClassNormal`, or a function as :mod:`npgp.gplvm.priors`
+        says.
+    :param likelihood: a function without arguments that gives the likelihood of y, (D, B), and may declare parameters;
+        or a likelihood. Gaussian noise with parameter ``noise_variance`` if omitted, one for all columns or one each as
+        ``start.noise_variance`` says. For unlike columns there is :class:`npgp.likelihoods.Columns`.
+    :param covariances: as for :class:`~npgp.component.SparseGP`.
+    :param positive: constraint of the positive hyperparameters: their logarithm is free, so that a dimension can be
+        switched off in few steps; or ``constraints.softplus_positive``.
+    :param kl_weight: a function from the step to the weight of KL(q(x) ‖ p(x)), to anneal it: pass ``steps="step"`` to
+        :func:`npgp.fit`. One throughout if omitted; where the weight is not 1, the ELBO is none.
     """
 
     start: Start
     conditional: Conditional = "tight"
     kernel: Callable[..., Kernel] = RBF
-    latent_guide: Callable | None = None
+    latents: LatentGuide = field(default_factory=FreeNormal)
     groups: Groups | int | None = None
+    prior: LatentPrior = standard_normal
+    likelihood: Likelihood | Callable[[], Likelihood] | None = None
+    covariances: Sequence[str] | str | None = None
+    positive: Any = field(default_factory=lambda: constraints.positive)
+    kl_weight: Callable[[ArrayLike], ArrayLike] | None = None
     guide: guide.AutoSparseGP = field(init=False)
 
     def __post_init__(self):
-        rest = self.free_latents if self.latent_guide is None else self.latent_guide
-        object.__setattr__(self, "guide", guide.AutoSparseGP(self.model, guide=rest))
+        object.__setattr__(self, "guide", guide.AutoSparseGP(self.model, guide=self.latent_guide))
 
-    def model(self, Y: ArrayLike, rows: ArrayLike | None = None, mask: ArrayLike | None = None) -> None:
+    def model(
+        self,
+        Y: ArrayLike | None = None,
+        rows: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        step: ArrayLike | None = None,
+    ) -> None:
         """
         The model: sites ``x`` (B, Q), ``f.u`` (D, 1, M) and ``y`` (D, B).
 
-        :param Y: the rows at hand, (B, D).
+        :param Y: the rows at hand, (B, D); simulated if omitted.
         :param rows: their numbers in the whole data, (B,); all rows, in order, if omitted.
         :param mask: True where an entry of Y is present, (B, D); the others may be NaN.
+        :param step: the step of training, for ``kl_weight``.
+        :raises ValueError: for Y or mask of another shape.
         """
         start = self.start
-        (size, latent_dim), columns = start.latents.shape, start.offset.shape[0]
-        batch = size if rows is None else jnp.shape(rows)[0]
-        if jnp.shape(Y) != (batch, columns):
-            raise ValueError(f"Y has shape {jnp.shape(Y)}; with these row numbers it must be {(batch, columns)}.")
-        positive = constraints.positive  # its logarithm is free: a dimension can be switched off in few steps
-        kernel = self.kernel(
-            lengthscale=numpyro.param("lengthscale", jnp.full(latent_dim, start.lengthscale), constraint=positive),
-            variance=numpyro.param("variance", jnp.asarray(start.variance), constraint=positive),
-        )
-        inducing = numpyro.param("inducing", jnp.asarray(start.inducing))
-        noise_variance = numpyro.param("noise_variance", jnp.asarray(start.noise_variance), constraint=positive)
+        latent_dim, columns = start.latents.shape[1], start.offset.shape[0]
+        self._check(Y, rows, mask)
         outputs = numpyro.plate("outputs", columns, dim=-2)
+        gp, likelihood = self._gp(), self._likelihood()
         with outputs:
-            f = component.SparseGP("f", kernel, inducing, init_scale=0.5).draw()
-        with component.plate("rows", size, rows, dim=-1):
-            x = numpyro.sample("x", dist.Normal(jnp.zeros((batch, latent_dim)), 1.0).to_event(1))
-            with outputs:
-                statements.observe(
-                    "y",
-                    f(x),
-                    Gaussian(noise_variance),
-                    obs=(jnp.asarray(Y) - start.offset).T,
-                    conditional=self.conditional,
-                    mask=None if mask is None else jnp.asarray(mask).T,
-                    groups=self.groups,
-                )
+            f = gp.draw()
+        plate = self._rows(rows)
+        with self._weight(step):
+            x = self.prior(plate, latent_dim)
+        with plate, outputs:
+            statements.observe(
+                "y",
+                f(x) + jnp.asarray(start.offset, x.dtype)[:, None],
+                likelihood,
+                obs=None if Y is None else jnp.asarray(Y).T,
+                conditional=self.conditional,
+                mask=None if mask is None else jnp.asarray(mask).T,
+                groups=self.groups,
+            )
 
-    def free_latents(self, Y: ArrayLike, rows: ArrayLike | None = None, mask: ArrayLike | None = None) -> None:
-        """The guide of the latents: ``q(x_n) = N(μ_n, diag s_n)`` with parameters ``x.loc`` and ``x.scale``, (N, Q)."""
-        size = self.start.latents.shape[0]
-        loc = numpyro.param("x.loc", jnp.asarray(self.start.latents))
-        scale = numpyro.param(
-            "x.scale",
-            jnp.full(self.start.latents.shape, self.start.latent_scale),
-            constraint=constraints.positive,
+    def latent_guide(
+        self,
+        Y: ArrayLike | None = None,
+        rows: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+        step: ArrayLike | None = None,
+    ) -> None:
+        """The guide of the latents alone; arguments are those of :meth:`model`."""
+        with self._weight(step):
+            self.latents(self.start, self._rows(rows), Y, mask)
+
+    def _rows(self, rows: ArrayLike | None) -> numpyro.plate:
+        return component.plate("rows", self.start.latents.shape[0], rows, dim=-1)
+
+    def _weight(self, step: ArrayLike | None):
+        """The handler under which the latents are sampled, in model and guide."""
+        if isinstance(self.latents, Point) and not self.latents.prior:
+            return handlers.mask(mask=False)
+        if self.kl_weight is None or step is None:
+            return nullcontext()
+        return handlers.scale(scale=self.kl_weight(step))
+
+    def _gp(self) -> component.SparseGP:
+        start = self.start
+        lengthscale = jnp.broadcast_to(jnp.asarray(start.lengthscale, jnp.result_type(float)), start.latents.shape[1])
+        kernel = self.kernel(
+            lengthscale=numpyro.param("lengthscale", lengthscale, constraint=self.positive),
+            variance=numpyro.param("variance", jnp.asarray(start.variance), constraint=self.positive),
         )
-        with component.plate("rows", size, rows, dim=-1) as index:
-            numpyro.sample("x", dist.Normal(loc[index], scale[index]).to_event(1))
+        names = ["inducing", *(f"inducing{i + 2}" for i in range(len(start.blocks) - 1))]
+        inducing = [numpyro.param(name, jnp.asarray(Z)) for name, Z in zip(names, start.blocks, strict=True)]
+        return component.SparseGP("f", kernel, inducing, self.covariances, init_scale=0.5)
+
+    def _likelihood(self) -> Likelihood:
+        if self.likelihood is not None:
+            return self.likelihood if isinstance(self.likelihood, Likelihood) else self.likelihood()
+        noise = jnp.asarray(self.start.noise_variance, jnp.result_type(float))
+        noise = numpyro.param("noise_variance", noise, constraint=self.positive)
+        return Gaussian(noise if jnp.ndim(noise) == 0 else noise[:, None])
+
+    def _check(self, Y, rows, mask) -> None:
+        batch = self.start.latents.shape[0] if rows is None else jnp.shape(rows)[0]
+        expected = (batch, self.start.offset.shape[0])
+        if Y is not None and jnp.shape(Y) != expected:
+            raise ValueError(f"Y has shape {jnp.shape(Y)}; with these row numbers it must be {expected}.")
+        if mask is not None and jnp.shape(mask) != expected:
+            raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {expected}.")
+
+    # -----------------------------------------------------------------------------------------------------------------
+    # At trained parameters
 
     def posterior(self, params: dict[str, jax.Array]) -> Posterior:
         """
         The posterior of the D functions at trained parameters, over latent space: means are (D, N).
 
-        They are those of Y less ``start.offset``.
+        They are those of f less ``start.offset``.
         """
-        kernel = self.kernel(lengthscale=params["lengthscale"], variance=params["variance"])
-        return component.SparseGP("f", kernel, params["inducing"]).posterior(params)
+        with handlers.block(), handlers.substitute(data=params):
+            return self._gp().posterior(params)
+
+    def likelihood_at(self, params: dict[str, jax.Array]) -> Likelihood:
+        """The likelihood of y, (D, N), at trained parameters."""
+        with handlers.block(), handlers.substitute(data=params):
+            return self._likelihood()
+
+    def latents_at(
+        self,
+        params: dict[str, jax.Array],
+        Y: ArrayLike | None = None,
+        rows: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """
+        Mean and standard deviation of q(x) at trained parameters, each (B, Q).
+
+        :param params: trained parameters.
+        :param Y: data rows (B, D), which an encoder needs; any rows, where no parameters belong to them.
+        :param rows: row numbers (B,) for the parameters that do; all rows if omitted.
+        :param mask: True where an entry of Y is present.
+        """
+        plate = self._rows(rows)
+        if Y is not None and rows is None and jnp.shape(Y)[0] != plate.size:
+            plate = component.plate("rows", jnp.shape(Y)[0], dim=-1)
+        with handlers.block(), handlers.substitute(data=params), handlers.trace() as trace:
+            with handlers.seed(rng_seed=0):
+                self.latents(self.start, plate, Y, mask)
+        q = trace["x"]["fn"]
+        return q.mean, jnp.sqrt(q.variance)
 
     def reconstruct(
         self, params: dict[str, jax.Array], latents: ArrayLike, latent_scale: ArrayLike | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """
-        Mean and variance of the noise-free data at latent points, each (N, D).
+        Mean and variance of f at latent points, which for Gaussian noise is the noise-free data: each (N, D).
 
         :param params: trained parameters.
         :param latents: latent points, (N, Q).

@@ -4,59 +4,160 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import linalg
 
-__all__ = ["Start", "pca_start"]
+__all__ = ["Start", "pca_start", "random_start"]
+
+#: Rounds of filling in missing entries by the principal components found so far.
+IMPUTATION_ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class Start:
     """
-    Where training of a GPLVM starts from.
+    Where training of a GPLVM starts from. Made by :func:`pca_start` or :func:`random_start`, changed by
+    ``dataclasses.replace``, or given.
 
     :param latents: μ_n, (N, Q).
+    :param inducing: inducing inputs, (M, Q); or a tuple of such arrays, the blocks of the orthogonal decomposition.
+    :param offset: constant mean of the latent functions, one per column of Y, (D,).
     :param latent_scale: initial standard deviation of every latent coordinate.
-    :param inducing: inducing inputs, (M, Q).
-    :param offset: what is subtracted from each column of Y, (D,).
-    :param noise_variance: initial σ², in the squared units of Y.
+    :param noise_variance: initial σ², in the squared units of Y: a number for all columns together, or one for each,
+        (D,).
     :param variance: initial prior variance of the functions.
     :param lengthscale: initial lengthscale of every latent dimension.
+    :param projection: matrix (D, Q) by which ``(Y − offset) @ projection`` are the latents, where encoders start.
+    :param data_scale: typical deviation of each column from the offset, (D,), by which encoders divide.
     """
 
     latents: np.ndarray
-    inducing: np.ndarray
+    inducing: np.ndarray | tuple[np.ndarray, ...]
     offset: np.ndarray
     latent_scale: float = 0.3
-    noise_variance: float = 0.2
+    noise_variance: float | np.ndarray = 0.2
     variance: float = 1.0
     lengthscale: float = 1.0
+    projection: np.ndarray | None = None
+    data_scale: float | np.ndarray = 1.0
+
+    @property
+    def blocks(self) -> tuple[np.ndarray, ...]:
+        """Inducing inputs of each block."""
+        return self.inducing if isinstance(self.inducing, tuple) else (self.inducing,)
 
 
-def pca_start(Y: ArrayLike, latent_dim: int, num_inducing: int, seed: int = 0) -> Start:
+def pca_start(
+    Y: ArrayLike,
+    latent_dim: int,
+    num_inducing: int | tuple[int, ...],
+    seed: int = 0,
+    *,
+    mask: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+) -> Start:
     """
     Start from principal components: latent means of unit variance, inducing inputs at a random subset of them.
 
+    Missing entries are filled in by the components themselves, in rounds.
+
     :param Y: data, (N, D).
     :param latent_dim: Q, at most min(N, D).
-    :param num_inducing: M, at most N.
+    :param num_inducing: M, at most N; or the sizes of orthogonal blocks.
     :param seed: of the subset.
-    :raises ValueError: for data that is not a finite (N, D) array, and for Q or M out of range.
+    :param mask: True where an entry of Y is present, (N, D); the others may be NaN.
+    :param offset: constant mean of the latent functions, (D,); the columns' means if omitted. Where f enters through a
+        link function it is on f's scale: zero, say.
+    :raises ValueError: for data that is not a finite (N, D) array, for Q or M out of range, and for a column without
+        any entry.
     """
-    Y = np.asarray(linalg.inputs(np.asarray(Y), "Y"), dtype=float)
-    rows, columns = Y.shape
+    data, present, offset = _check(Y, num_inducing, mask, offset)
+    rows, columns = data.shape
     if not 1 <= latent_dim <= min(rows, columns):
         raise ValueError(
-            f"latent_dim is {latent_dim}; principal components of {Y.shape} data allow 1 to {min(rows, columns)}."
+            f"latent_dim is {latent_dim}; principal components of {data.shape} data allow 1 to {min(rows, columns)}."
         )
-    if not 1 <= num_inducing <= rows:
-        raise ValueError(f"num_inducing is {num_inducing}; it must be between 1 and the {rows} rows of Y.")
-    offset = Y.mean(axis=0)
-    left, singular, _ = np.linalg.svd(Y - offset, full_matrices=False)
+    means = np.sum(data * present, axis=0) / np.sum(present, axis=0)
+    centred = np.where(present, data - means, 0.0)
+    for _ in range(1 if present.all() else IMPUTATION_ROUNDS):
+        left, singular, right = np.linalg.svd(centred, full_matrices=False)
+        filled = (left[:, :latent_dim] * singular[:latent_dim]) @ right[:latent_dim]
+        centred = np.where(present, data - means, filled)
     latents = left[:, :latent_dim] * np.sqrt(rows)
     # Directions without variance have arbitrary coordinates: start them at the prior mean.
-    latents[:, singular[:latent_dim] <= 1e-10 * singular[0]] = 0.0
-    chosen = np.random.default_rng(seed).choice(rows, num_inducing, replace=False)
-    return Start(latents, latents[chosen], offset)
+    flat = singular[:latent_dim] <= 1e-10 * singular[0]
+    latents[:, flat] = 0.0
+    lengths = np.where(flat, np.inf, singular[:latent_dim])
+    return Start(
+        latents,
+        _subset(latents, num_inducing, seed),
+        offset,
+        projection=right[:latent_dim].T * (np.sqrt(rows) / lengths),
+        data_scale=_spread(data, present),
+    )
+
+
+def random_start(
+    rng_key: jax.Array,
+    Y: ArrayLike,
+    latent_dim: int,
+    num_inducing: int | tuple[int, ...],
+    *,
+    mask: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+) -> Start:
+    """
+    Start from latent means drawn from N(0, I), inducing inputs at a random subset of them.
+
+    :param rng_key: key of the draw.
+    :param Y: data, (N, D); the other arguments are those of :func:`pca_start`.
+    :raises ValueError: as for :func:`pca_start`, but Q may be larger than D.
+    """
+    data, present, offset = _check(Y, num_inducing, mask, offset)
+    if latent_dim < 1:
+        raise ValueError(f"latent_dim is {latent_dim}; it must be at least 1.")
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+    latents = rng.normal(size=(len(data), latent_dim))
+    return Start(
+        latents, _subset(latents, num_inducing, int(rng.integers(2**31))), offset, data_scale=_spread(data, present)
+    )
+
+
+def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Y with zeros where nothing is present, the mask, and the offset."""
+    Y = np.asarray(Y)
+    present = np.ones(Y.shape, bool) if mask is None else np.asarray(mask).astype(bool)
+    if present.shape != Y.shape:
+        raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {Y.shape}.")
+    data = np.asarray(linalg.inputs(np.where(present, Y, np.zeros((), Y.dtype)), "Y"), dtype=float)
+    rows, columns = data.shape
+    if not present.any(axis=0).all():
+        empty = np.flatnonzero(~present.any(axis=0)).tolist()
+        raise ValueError(f"mask leaves no entry in columns {empty} of Y; every column needs at least one.")
+    sizes = num_inducing if isinstance(num_inducing, tuple) else (num_inducing,)
+    if not sizes or min(sizes) < 1 or sum(sizes) > rows:
+        raise ValueError(f"num_inducing is {num_inducing}; it must be between 1 and the {rows} rows of Y.")
+    if offset is None:
+        offset = np.sum(data, axis=0) / np.sum(present, axis=0)
+    offset = np.asarray(offset, float)
+    if offset.shape not in ((), (columns,)):
+        raise ValueError(f"offset has shape {offset.shape}; it must be a number or ({columns},), one per column of Y.")
+    return data, present, np.broadcast_to(offset, (columns,)).copy()
+
+
+def _subset(latents: np.ndarray, num_inducing: int | tuple[int, ...], seed: int) -> np.ndarray | tuple[np.ndarray, ...]:
+    sizes = num_inducing if isinstance(num_inducing, tuple) else (num_inducing,)
+    chosen = np.random.default_rng(seed).choice(len(latents), sum(sizes), replace=False)
+    blocks = tuple(latents[part] for part in np.split(chosen, np.cumsum(sizes)[:-1]))
+    return blocks if isinstance(num_inducing, tuple) else blocks[0]
+
+
+def _spread(data: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Standard deviation of the entries of each column, 1 for constant ones."""
+    count = np.sum(present, axis=0)
+    means = np.sum(data, axis=0) / count
+    spread = np.sqrt(np.sum(np.square(data - means) * present, axis=0) / count)
+    return np.where(spread > 1e-10 * (np.abs(means) + 1e-300), spread, 1.0)

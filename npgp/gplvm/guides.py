@@ -1,0 +1,178 @@
+"""
+Guides of the latent inputs of a GPLVM: families of q(x).
+
+A guide of latents is a callable ``latents(start, rows, Y, mask)`` that samples the site ``x`` of shape (B, Q) inside
+the plate over rows: ``with rows as index: numpyro.sample("x", …)``. One's own may be any such function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.kl import kl_divergence
+
+from npgp import linalg
+from npgp.gplvm.start import Start
+
+__all__ = ["Encoder", "FreeNormal", "LatentGuide", "Point"]
+
+LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
+
+
+class RowNormal(dist.MultivariateNormal):
+    """A multivariate normal whose divergence from independent normals is known."""
+
+
+@kl_divergence.register(RowNormal, dist.Independent)
+def _(p, q):
+    base = q.base_dist
+    if not isinstance(base, dist.Normal) or q.reinterpreted_batch_ndims != 1:
+        raise NotImplementedError
+    scaled = p.scale_tril / base.scale[..., :, None]  # (B, Q, Q)
+    log_det = jnp.sum(jnp.log(jnp.diagonal(scaled, axis1=-2, axis2=-1)), -1)
+    square = jnp.sum(jnp.square(scaled), (-2, -1)) + jnp.sum(jnp.square((p.loc - base.loc) / base.scale), -1)
+    return 0.5 * (square - p.loc.shape[-1]) - log_det
+
+
+@dataclass(frozen=True)
+class FreeNormal:
+    """
+    ``q(x_n) = N(μ_n, S_n)`` with parameters of its own for each row: ``x.loc`` (N, Q), and ``x.scale`` (N, Q), or
+    ``x.scale_tril`` (N, Q, Q) for a full covariance.
+
+    :param full: whether S_n is a full matrix; diagonal if not.
+    """
+
+    full: bool = False
+
+    def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
+        size, dim = start.latents.shape
+        loc = numpyro.param("x.loc", jnp.asarray(start.latents))
+        if self.full:
+            factor = jnp.broadcast_to(start.latent_scale * jnp.eye(dim), (size, dim, dim))
+            scale = numpyro.param("x.scale_tril", factor, constraint=constraints.lower_cholesky)
+        else:
+            scale = numpyro.param("x.scale", jnp.full((size, dim), start.latent_scale), constraint=constraints.positive)
+        with rows as index:
+            if self.full:
+                numpyro.sample("x", RowNormal(loc[index], scale_tril=scale[index]))
+            else:
+                numpyro.sample("x", dist.Normal(loc[index], scale[index]).to_event(1))
+
+
+@dataclass(frozen=True)
+class Point:
+    """
+    Point estimates ``x.loc`` (N, Q), for comparison: the ELBO is then none of the GPLVM's, as nothing is integrated
+    over x.
+
+    :param prior: whether the prior of x counts (the most probable latents), or not (Lawrence 2005 with neither).
+    """
+
+    prior: bool = True
+
+    def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
+        loc = numpyro.param("x.loc", jnp.asarray(start.latents))
+        with rows as index:
+            numpyro.sample("x", dist.Delta(loc[index], event_dim=1))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """
+    ``q(x_n)`` computed from the row y_n by a network: amortised (Lalchand, Ravuri & Lawrence 2022), or the
+    back-constraints of Lawrence & Quiñonero-Candela (2006).
+
+    The mean is a linear map of the data, which begins at ``start.projection``, plus the network's first Q outputs; its
+    last Q outputs move the standard deviation. Inputs are ``(Y − start.offset) / start.data_scale`` with zeros for
+    missing entries; where there is a mask, it is appended: (B, D) or (B, 2D).
+
+    :param network: an Equinox module that maps one row, a Flax module (linen or nnx) that maps (B, inputs), or any
+        function of (B, inputs), each to 2Q outputs. A perceptron of Equinox's if omitted.
+    :param scale: ``"network"`` for standard deviations from the network, ``"rows"`` for free ones per row (parameter
+        ``x.scale``; means are back-constrained), ``"none"`` for point estimates (back-constraints proper).
+    :param width: of the hidden layers of the perceptron.
+    :param depth: number of its hidden layers.
+    :param seed: of its initial weights.
+    """
+
+    network: Any = None
+    scale: str = "network"
+    width: int = 64
+    depth: int = 2
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.scale not in ("network", "rows", "none"):
+            raise ValueError(f"scale is {self.scale!r}; it must be 'network', 'rows' or 'none'.")
+
+    def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
+        if Y is None:
+            raise ValueError("Y is missing: an encoder computes q(x) from the data.")
+        size, dim = start.latents.shape
+        centred = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
+        present = jnp.ones(centred.shape, bool) if mask is None else jnp.asarray(mask, bool)
+        centred = jnp.where(present, centred, 0.0)
+        inputs = centred / jnp.asarray(start.data_scale, centred.dtype)
+        if mask is not None:
+            inputs = jnp.concatenate([inputs, present.astype(inputs.dtype)], axis=-1)
+        outputs = self._apply(inputs, 2 * dim)
+        if jnp.shape(outputs) != (len(inputs), 2 * dim):
+            raise ValueError(
+                f"the encoder's network gives shape {jnp.shape(outputs)} for inputs of shape {inputs.shape}; it must "
+                f"give twice the latent dimensions, {(len(inputs), 2 * dim)}."
+            )
+        first = np.zeros((centred.shape[1], dim)) if start.projection is None else start.projection
+        skip = numpyro.param("encoder.linear", jnp.asarray(first, centred.dtype))
+        loc = linalg.matmul(centred, skip) + outputs[:, :dim]
+        if self.scale == "none":
+            with rows:
+                numpyro.sample("x", dist.Delta(loc, event_dim=1))
+            return
+        if self.scale == "network":
+            scale = start.latent_scale * jnp.exp(outputs[:, dim:])
+        else:
+            table = jnp.full((size, dim), start.latent_scale)
+            scale = numpyro.param("x.scale", table, constraint=constraints.positive)
+        with rows as index:
+            numpyro.sample("x", dist.Normal(loc, scale if self.scale == "network" else scale[index]).to_event(1))
+
+    def _apply(self, inputs: jax.Array, outputs: int) -> jax.Array:
+        network: Any = self.network
+        if network is None:
+            network = self._perceptron(inputs.shape[-1], outputs, inputs.dtype)
+        kinds = {cls.__module__.split(".")[0] for cls in type(network).__mro__}
+        if "equinox" in kinds:
+            from numpyro.contrib.module import eqx_module
+
+            return jax.vmap(eqx_module("encoder", network))(inputs)
+        if "flax" in kinds:
+            from flax import nnx
+            from numpyro.contrib.module import flax_module, nnx_module
+
+            if isinstance(network, nnx.Module):
+                return nnx_module("encoder", network)(inputs)
+            return flax_module("encoder", network, input_shape=inputs.shape)(inputs)
+        if not callable(network):
+            raise TypeError(f"network is {network!r}; it must be a module of Equinox or Flax, or a function.")
+        return network(inputs)
+
+    def _perceptron(self, inputs: int, outputs: int, dtype) -> Any:
+        try:
+            import equinox as eqx
+        except ImportError as error:
+            raise ImportError("the default encoder needs Equinox: pip install npgp[encoder].") from error
+        net = eqx.nn.MLP(
+            inputs, outputs, self.width, self.depth, jax.nn.tanh, dtype=dtype, key=jax.random.key(self.seed)
+        )
+        # The last layer starts small: the encoder begins at its linear part.
+        return eqx.tree_at(lambda net: net.layers[-1].weight, net, replace_fn=lambda w: 0.01 * w)
