@@ -1,6 +1,6 @@
 """Sparse Gaussian processes as building blocks of NumPyro programs."""
 
-from npgp import datasets, inducing, kernels, likelihoods
+from npgp import datasets, gplvm, inducing, kernels, likelihoods
 from npgp.certificates import Certificate, certificate
 from npgp.collapsed import CollapsedGP, exact_log_evidence, upper_bound
 from npgp.component import Function, SparseGP, plate
@@ -81,6 +81,7 @@ __all__ = [
     "exact_log_evidence",
     "exact_variance",
     "fit",
+    "gplvm",
     "inducing",
     "is_certified",
     "joint",

@@ -175,4 +175,5 @@ class Encoder:
             inputs, outputs, self.width, self.depth, jax.nn.tanh, dtype=dtype, key=jax.random.key(self.seed)
         )
         # The last layer starts small: the encoder begins at its linear part.
-        return eqx.tree_at(lambda net: net.layers[-1].weight, net, replace_fn=lambda w: 0.01 * w)
+        last = lambda net: (net.layers[-1].weight, net.layers[-1].bias)  # noqa: E731
+        return eqx.tree_at(last, net, replace_fn=lambda w: 0.01 * w)
