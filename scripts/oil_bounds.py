@@ -38,6 +38,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import datasets, metrics
+from npgp.gplvm import BayesianGPLVM, Start, pca_start
 
 CONDITIONALS = ("prior", "tight", "grouped")
 #: How a positive parameter is made of a free one.
@@ -84,65 +85,33 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class FreeLatents:
     """
-    The Bayesian GPLVM, with a choice of what is free in a positive parameter; sites as in ``npgp.BayesianGPLVM``.
+    ``q(x_n) = N(μ_n, diag s_n)``, as ``npgp.gplvm.FreeNormal``, with a choice of what is free in the scales.
 
-    :param start: where training starts.
-    :param conditional: what q does to the residual.
-    :param groups: of rows, for ``grouped``.
-    :param positive: constraint of the hyperparameters.
-    :param latent_positive: constraint of the scales of q(x).
+    :param constraint: of the scales.
     """
 
-    start: npgp.gplvm.Start
-    conditional: Any
-    groups: npgp.Groups | None
-    positive: constraints.Constraint
-    latent_positive: constraints.Constraint
+    constraint: constraints.Constraint
 
-    def model(self, Y) -> None:
-        start, positive = self.start, self.positive
-        rows, latent_dim = start.latents.shape
-        kernel = npgp.RBF(
-            numpyro.param("lengthscale", jnp.full(latent_dim, start.lengthscale), constraint=positive),
-            numpyro.param("variance", jnp.asarray(start.variance), constraint=positive),
-        )
-        inducing = numpyro.param("inducing", jnp.asarray(start.inducing))
-        noise_variance = numpyro.param("noise_variance", jnp.asarray(start.noise_variance), constraint=positive)
-        outputs = numpyro.plate("outputs", Y.shape[1], dim=-2)
-        with outputs:
-            f = npgp.SparseGP("f", kernel, inducing, init_scale=0.5).draw()
-        with numpyro.plate("rows", rows, dim=-1):
-            x = numpyro.sample("x", dist.Normal(jnp.zeros((rows, latent_dim)), 1.0).to_event(1))
-            with outputs:
-                npgp.observe(
-                    "y",
-                    f(x),
-                    npgp.Gaussian(noise_variance),
-                    obs=(Y - start.offset).T,
-                    conditional=self.conditional,
-                    groups=self.groups if self.conditional == "grouped" else None,
-                )
-
-    def latents(self, Y) -> None:
-        start = self.start
+    def __call__(self, start: Start, rows: numpyro.plate, Y: Any, mask: Any) -> None:
         loc = numpyro.param("x.loc", jnp.asarray(start.latents))
         scale = jnp.full(start.latents.shape, start.latent_scale)
-        scale = numpyro.param("x.scale", scale, constraint=self.latent_positive)
-        with numpyro.plate("rows", len(start.latents), dim=-1):
-            numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
-
-    def pair(self) -> tuple[Callable, Callable]:
-        """Model and guide."""
-        return self.model, npgp.AutoSparseGP(self.model, guide=self.latents)
+        scale = numpyro.param("x.scale", scale, constraint=self.constraint)
+        with rows as index:
+            numpyro.sample("x", dist.Normal(loc[index], scale[index]).to_event(1))
 
 
-def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> Model:
-    start = npgp.pca_start(Y, args.latent_dim, args.inducing, seed=seed)
+def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> BayesianGPLVM:
+    start = pca_start(Y, args.latent_dim, args.inducing, seed=seed)
     start = dataclasses.replace(start, noise_variance=args.noise_start, latent_scale=args.latent_scale)
-    groups = npgp.median_split(Y, args.group_size)
-    return Model(start, conditional, groups, POSITIVE[args.positive], POSITIVE[args.latent_positive])
+    return BayesianGPLVM(
+        start,
+        conditional,  # type: ignore[arg-type]
+        latents=FreeLatents(POSITIVE[args.latent_positive]),
+        groups=npgp.median_split(Y, args.group_size) if conditional == "grouped" else None,
+        positive=POSITIVE[args.positive],
+    )
 
 
 def relevance(params: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -156,7 +125,7 @@ def evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
     A function of parameters and keys, one for each draw of x: all bounds per row at the same draws, the mean over rows
     of d_n/σ², and what ``tight`` gains over ``prior`` there, ``½ D Σ [d_n/σ² − log(1 + d_n/σ²)] / N``.
     """
-    pairs = {c: make(args, Y, 0, c).pair() for c in args.conditional}
+    models = {c: make(args, Y, 0, c) for c in args.conditional}
     Y = jnp.asarray(Y)
     rows, columns = Y.shape
 
@@ -164,10 +133,10 @@ def evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
     def evaluate(params, keys):
         def one(key):
             loss = TraceMeanField_ELBO().loss
-            bounds = {c: -loss(key, params, *pair, Y) / rows for c, pair in pairs.items()}
+            bounds = {c: -loss(key, params, m.model, m.guide, Y) / rows for c, m in models.items()}
             x = params["x.loc"] + params["x.scale"] * jax.random.normal(key, (rows, args.latent_dim))
-            gp = npgp.SparseGP("f", npgp.RBF(params["lengthscale"], params["variance"]), params["inducing"])
-            share = gp.posterior(params).projector(x).residual_variance() / params["noise_variance"]
+            projector = models[args.conditional[0]].posterior(params).projector
+            share = projector(x).residual_variance() / params["noise_variance"]
             gain = 0.5 * columns * jnp.mean(share - jnp.log1p(share))
             return bounds, jnp.mean(share), gain
 
@@ -226,7 +195,8 @@ def fit(
 
     def run():
         print(f"  {name}", flush=True)
-        svi = SVI(*make(args, data.Y, seed, conditional).pair(), npgp.adam(rate, steps), TraceMeanField_ELBO())
+        gplvm = make(args, data.Y, seed, conditional)
+        svi = SVI(gplvm.model, gplvm.guide, npgp.adam(rate, steps), TraceMeanField_ELBO())
         key, evaluation = jax.random.split(jax.random.key(seed))
         init = None if before is None else {k: jnp.asarray(v) for k, v in before.items()}
         result = npgp.fit(svi, key, steps, jnp.asarray(data.Y), init_params=init, progress=False)
