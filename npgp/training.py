@@ -8,9 +8,13 @@ how far a state has been trained, so a state is all that is needed to continue.
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +26,8 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
+
+from npgp.rows import LazySVI, RowOptimizer, RowState, has_nan, join, split
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
 MAX_STEPS_PER_CALL = 1000
@@ -154,11 +160,26 @@ def _one_blas_thread() -> threadpool_limits:
 
 
 def _steps_taken(state: SVIState) -> int:
-    return int(state.optim_state[0])
+    optim_state = state.optim_state
+    return int(optim_state.count if isinstance(optim_state, RowState) else optim_state[0])
 
 
-def _has_nan(tree) -> jax.Array:
-    return jnp.any(jnp.stack([jnp.any(jnp.isnan(x)) for x in jax.tree.leaves(tree)] or [False]))
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """An interrupt from the keyboard waits for the end of the block: what is donated to a call is gone without it."""
+    handler = signal.getsignal(signal.SIGINT)
+    # Python hands interrupts to the main thread alone.
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[tuple] = []
+    signal.signal(signal.SIGINT, lambda *args: held.append(args))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[0])
 
 
 def _device_loop(svi: SVI, inputs: _Inputs, max_steps: int) -> Callable:
@@ -176,13 +197,42 @@ def _device_loop(svi: SVI, inputs: _Inputs, max_steps: int) -> Callable:
             new, loss = svi.update(state, *args, **kwargs)
             finite = jnp.isfinite(loss)
             good = jax.tree.map(lambda a, b: jnp.where(finite, a, b), state, good)
-            ok = finite & ~_has_nan(svi.optim.get_params(new.optim_state))
+            ok = finite & ~has_nan(svi.optim.get_params(new.optim_state))
             return i + 1, new, good, losses.at[i].set(loss.astype(losses.dtype)), ok
 
         start = (0, state, good, jnp.zeros(max_steps), jnp.asarray(True))
         return lax.while_loop(lambda carry: (carry[0] < num_steps) & carry[4], body, start)
 
     return run
+
+
+def _row_loop(svi: LazySVI, inputs: _Inputs, max_steps: int) -> Callable:
+    """
+    The same with row tables, which are written over in place: no step copies or looks through one.
+
+    The tables of a state that is passed to the function are used up. Its ``good`` is what leads back to the last good
+    state, :class:`npgp.rows.Good`.
+    """
+
+    @partial(jax.jit, donate_argnums=0)
+    def run(tables, small, good, arrays, rows, num_steps):
+        def body(carry):
+            i, tables, small, good, losses, _ = carry
+            args, kwargs = inputs.call(arrays, None if rows is None else rows[i])
+            new, good, loss, ok = svi.step(join(small, tables), good, args, kwargs)
+            small, tables = split(new)
+            return i + 1, tables, small, good, losses.at[i].set(loss.astype(losses.dtype)), ok
+
+        start = (0, tables, small, good, jnp.zeros(max_steps), jnp.asarray(True))
+        return lax.while_loop(lambda carry: (carry[0] < num_steps) & carry[5], body, start)
+
+    def call(state, good, *rest):
+        small, tables = split(state)
+        taken, tables, small, good, losses, ok = run(tables, small, good, *rest)
+        return taken, join(small, tables), good, losses, ok
+
+    call.jitted = run  # type: ignore[attr-defined]
+    return call
 
 
 def fit(
@@ -195,6 +245,7 @@ def fit(
     indices: str | None = None,
     init_state: SVIState | None = None,
     init_params: dict[str, Any] | None = None,
+    row_optim: RowOptimizer | None = None,
     progress: bool = True,
     steps_per_call: int | None = None,
     allow_nan: bool = False,
@@ -226,6 +277,11 @@ def fit(
         models with parameters per row.
     :param init_state: state to continue from.
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
+    :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs the
+        same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
+        the optimiser. ``svi``'s own optimiser moves all other parameters; if omitted, it moves the tables as wholes.
+        Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
+        :func:`evaluate`; ``svi.get_params`` refuses it.
     :param progress: show a progress bar with the ELBO, averaged over the last hundred steps.
     :param steps_per_call: steps per device call; by default as many as take about a second.
     :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.
@@ -238,23 +294,33 @@ def fit(
     inputs = _Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
     if not allow_nan:
         _refuse_nan(args, kwargs)
+    lazy = None if row_optim is None else LazySVI(svi, row_optim)
+    if init_state is not None:
+        _check_state(init_state, lazy)
 
     if init_state is None or svi.constrain_fn is None:
         # Not under jit, so that checks inside the model see values. A restored state needs this
         # too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call()
-        state = svi.init(rng_key, *first_args, init_params=init_params, **first_kwargs)
+        state = (lazy or svi).init(rng_key, *first_args, init_params=init_params, **first_kwargs)
     state = good = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
     first = _steps_taken(state)
 
     # Independent of num_steps: the buffers' length is part of the compiled program.
     affordable = max(1, MAX_ROWS_PER_CALL // (batch_size or 1))
     max_steps = steps_per_call or min(MAX_STEPS_PER_CALL, affordable)
-    run = _device_loop(svi, inputs, max_steps)
+    if lazy is None:
+        run = _device_loop(svi, inputs, max_steps)
+    else:
+        run = _row_loop(lazy, inputs, max_steps)
+        small, tables = split(state)
+        state = join(small, jax.tree.map(jnp.copy, tables))  # the caller's are not used up
+        one = inputs.rows(first, 1)
+        good = lazy.start(state, inputs.call, inputs.arrays, None if one is None else one[0])
     losses = np.zeros(num_steps, jnp.result_type(float))
 
     def result(state: SVIState) -> FitResult:
-        return FitResult(svi.get_params(state), state, losses[: _steps_taken(state) - first])
+        return FitResult((lazy or svi).get_params(state), state, losses[: _steps_taken(state) - first])
 
     done, calls, size = 0, 0, steps_per_call or 1
     with _one_blas_thread(), tqdm(total=num_steps, disable=not progress, unit="step") as bar:
@@ -265,14 +331,21 @@ def fit(
                 rows = inputs.rows(first + done, n)
                 if rows is not None:
                     rows = np.pad(rows, ((0, max_steps - n), (0, 0)))
-                taken, new, new_good, trace, ok = run(state, good, inputs.arrays, rows, n)
-                taken, ok = int(taken), bool(ok)  # waits for the device
-                losses[done : done + taken] = np.asarray(trace)[:taken]
+                with nullcontext() if lazy is None else _interrupts_held():
+                    taken, new, new_good, trace, ok = run(state, good, inputs.arrays, rows, n)
+                    taken, ok = int(taken), bool(ok)  # waits for the device
+                    losses[done : done + taken] = np.asarray(trace)[:taken]
+                    if ok:
+                        state, good, done, calls = new, new_good, done + taken, calls + 1
                 if not ok:
                     step = first + done + taken - 1
-                    message = _explain(svi, new, step, losses[: done + taken])
+                    if lazy is None:
+                        bad = _nan_names(svi.optim.get_params(new.optim_state))
+                    else:
+                        bad = lazy.nan_names(new, new_good)
+                        new_good = lazy.last_good(new, new_good, bool(np.isfinite(losses[done + taken - 1])))
+                    message = _explain(bad, step, losses[: done + taken])
                     raise NonFiniteLossError(message, step, result(new_good))
-                state, good, done, calls = new, new_good, done + taken, calls + 1
 
                 bar.set_postfix_str(_running_elbo(losses[:done], inputs.num_rows), refresh=False)
                 bar.update(taken)
@@ -292,12 +365,26 @@ def _running_elbo(losses: np.ndarray, num_rows: int) -> str:
     return f"ELBO {elbo:.6g}" + (f", per row {elbo / num_rows:.4g}" if num_rows else "")
 
 
-def _explain(svi: SVI, state: SVIState, step: int, losses: np.ndarray) -> str:
-    """Message for the bad step ``step``, the last of ``losses``, which led to ``state``."""
+def _check_state(state: SVIState, lazy: LazySVI | None) -> None:
+    trained = isinstance(state.optim_state, RowState)
+    if trained and lazy is None:
+        raise ValueError("init_state was trained with row_optim; give row_optim to continue.")
+    if lazy is not None and not trained:
+        raise ValueError(
+            "init_state was trained without row_optim, and has no state for single rows: continue without, or start "
+            "from its values with init_params=result.params."
+        )
+
+
+def _nan_names(params: dict[str, Any]) -> list[str]:
+    return [name for name, value in params.items() if has_nan(value)]
+
+
+def _explain(bad: list[str], step: int, losses: np.ndarray) -> str:
+    """Message for the bad step ``step``, the last of ``losses``, at which the parameters ``bad`` became NaN."""
     elbo = -losses[-1]
     if np.isfinite(elbo):
-        params = svi.optim.get_params(state.optim_state)
-        names = ", ".join(name for name, value in params.items() if _has_nan(value))
+        names = ", ".join(bad)
         what = f"The gradient of the ELBO ({elbo:.6g}) is bad at step {step}: {names} became NaN."
     elif len(losses) > 1:
         what = f"The ELBO is {elbo} at step {step}; the last finite one was {-losses[-2]:.6g}."
@@ -339,15 +426,17 @@ def evaluate(
         first_args, first_kwargs = inputs.first_call()
         svi.init(rng_key, *first_args, **first_kwargs)
 
+    state = result if isinstance(result, SVIState) else result.state
+    evaluated = LazySVI(svi) if isinstance(state.optim_state, RowState) else svi
+
     @jax.jit
     def evaluations(state, arrays, keys, rows):
         def one(draw):
             args, kwargs = inputs.call(arrays, draw[1])
-            return svi.evaluate(state._replace(rng_key=draw[0]), *args, **kwargs)
+            return evaluated.evaluate(state._replace(rng_key=draw[0]), *args, **kwargs)
 
         return lax.map(one, (keys, rows))
 
-    state = result if isinstance(result, SVIState) else result.state
     keys = jax.random.split(rng_key, num_draws)
     with _one_blas_thread():
         losses = evaluations(state, inputs.arrays, keys, inputs.rows(0, num_draws))
@@ -369,6 +458,48 @@ def adam(
     :param final: the last learning rate as a fraction of the highest.
     :param warmup: steps in which the learning rate first rises linearly.
     """
+    return optax.adam(_schedule(learning_rate, num_steps, final, warmup))
+
+
+def row_adam(
+    learning_rate: float | Callable[[Any], Any] = 0.01,
+    num_steps: int | None = None,
+    *,
+    final: float = 0.02,
+    warmup: int = 0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> RowOptimizer:
+    """Adam for row tables, lazily: the ``row_optim`` of :func:`fit`.
+
+    A row moves at the steps that ask for it, as if it were alone: in between, neither the row nor its moments change,
+    and the correction of their bias counts the row's own visits. The learning rate follows the number of the step,
+    which is the same for all rows. A row that is asked for twice in a step moves once, along the sum of its gradients.
+
+    The loss weighs the rows of a batch by N / B. Adam does not see this factor, which is the same at every visit: a row
+    moves by about the learning rate at a visit, which is once in N / B steps. Adam on the whole table goes on moving a
+    row between its visits, by √(N / B) times that in all (for N / B well below 1 / (1 − b2)). So with many more rows
+    than in a batch, a higher learning rate is in place for the rows than for the other parameters.
+
+    :param learning_rate: the highest learning rate, or a schedule, and then none of the next three.
+    :param num_steps: steps, not visits, and otherwise as in :func:`adam`.
+    :param final: as in :func:`adam`.
+    :param warmup: as in :func:`adam`.
+    :param b1: decay per visit of the mean of gradients.
+    :param b2: decay per visit of the mean of squared gradients.
+    :param eps: added to the root of the latter.
+    """
+    if callable(learning_rate):
+        if num_steps is not None or warmup:
+            raise ValueError("learning_rate is a schedule; num_steps and warmup make one of a number.")
+        schedule = learning_rate
+    else:
+        schedule = _schedule(learning_rate, num_steps, final, warmup)
+    return RowOptimizer(optax.scale_by_adam(b1, b2, eps), schedule)
+
+
+def _schedule(learning_rate: float, num_steps: int | None, final: float, warmup: int) -> Callable:
     if num_steps is None:
         schedule = optax.constant_schedule(learning_rate)
     elif num_steps > warmup:
@@ -378,4 +509,4 @@ def adam(
     if warmup:
         rise = optax.linear_schedule(learning_rate / (warmup + 1), learning_rate, warmup)
         schedule = optax.join_schedules([rise, schedule], [warmup])
-    return optax.adam(schedule)
+    return schedule
