@@ -42,7 +42,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp.groups import Groups, consecutive, single
-from npgp.residuals import Residual, RowResidual
+from npgp.likelihoods.columns import Columns
+from npgp.residuals import GroupResidual, Residual, RowResidual
 
 if TYPE_CHECKING:
     from npgp.likelihoods import Likelihood
@@ -135,6 +136,9 @@ def row_elbo(
     """
     if not isinstance(residual, Residual):
         residual = RowResidual(residual)
+    if isinstance(likelihood, Columns):
+        rule = functools.partial(row_elbo, conditional)
+        return _by_part(rule, likelihood, y, mean, variance, residual, parameter, present)
     if conditional == "prior":
         return likelihood.expected_log_prob(y, mean, variance + residual.variance)
     if conditional == "shared":
@@ -173,6 +177,9 @@ def site_precision(
 
     :return: shape (..., N), or (N,) where it is the same for all outputs.
     """
+    if isinstance(likelihood, Columns):
+        own = functools.partial(site_precision, conditional)
+        return _by_part(own, likelihood, y, mean, variance, residual, present)
     if likelihood.certificate == "gaussian":
         return _seen(likelihood.precision, mean, present)  # type: ignore[attr-defined]
     certified = conditional != "full"
@@ -195,6 +202,19 @@ def site_precision(
         rule = functools.partial(_coarse(likelihood).expected_curvature, y, mean)
     fixed = _fixed_point(lambda v: _seen(rule(v), mean, present), variance, residual, felt)
     return _seen(fixed, mean, present)
+
+
+def _by_part(rule, likelihood: Columns, y, mean, variance, residual: Residual, *others) -> jax.Array:
+    """A rule for one likelihood, for each part of several: outputs have residuals of their own."""
+
+    def of_part(part, take):
+        if isinstance(residual, GroupResidual):
+            left: Residual = GroupResidual(take(residual.covariance, axis=-4), residual.groups)
+        else:
+            left = RowResidual(take(residual.variance))
+        return rule(part, take(y), take(mean), take(variance), left, *map(take, others))
+
+    return likelihood.by_part(of_part)
 
 
 def _seen(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:

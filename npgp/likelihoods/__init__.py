@@ -11,6 +11,7 @@ Which bound holds rests on how log p(y | f) curves in f: each class says why it 
 
 from npgp.likelihoods.base import Likelihood, quadrature_error
 from npgp.likelihoods.classes import Bernoulli, Ordinal
+from npgp.likelihoods.columns import Columns
 from npgp.likelihoods.continuous import Exponential, Gamma, Gaussian, Laplace, StudentT
 from npgp.likelihoods.counts import NegativeBinomial, Poisson
 from npgp.likelihoods.factorized import Factorized, as_likelihood
@@ -22,6 +23,7 @@ from npgp.likelihoods.survival import Weibull
 __all__ = [
     "NUM_NODES",
     "Bernoulli",
+    "Columns",
     "Exponential",
     "Factorized",
     "Gamma",
