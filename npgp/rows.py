@@ -165,8 +165,9 @@ class _Supply(Messenger):
     def __init__(self, tables: dict[str, jax.Array], constrain: Callable, offsets: dict[str, list] | None = None):
         super().__init__()
         self.tables, self.constrain, self.offsets = tables, constrain, offsets
-        #: Row numbers that were asked for, by table.
+        #: Row numbers that were asked for, by table; and their shapes, which outlive tracing.
         self.rows: dict[str, list[Any]] = {name: [] for name in tables}
+        self.shapes: dict[str, list[tuple[int, ...]]] = {name: [] for name in tables}
 
     def process_message(self, msg):
         name = msg["name"] if msg["type"] == "param" else None
@@ -178,6 +179,7 @@ class _Supply(Messenger):
         slot = next((i for i, known in enumerate(asked) if known is rows), len(asked))
         if slot == len(asked):
             asked.append(rows)
+            self.shapes[name].append((len(self.tables[name]),) if rows is None else jnp.shape(rows))
         values = _take(name, self.tables[name], rows)
         if self.offsets is not None:
             values = values + self.offsets[name][slot]
@@ -186,8 +188,8 @@ class _Supply(Messenger):
 
 def _stated_twice(name: str) -> str:
     return (
-        f"{name!r} is a row table (npgp.row_param), and is stated by numpyro.param as well, which needs all rows at every "
-        "step: state it by row_param alone, or train without row_optim."
+        f"{name!r} is a row table (npgp.row_param), and is stated by numpyro.param as well, which needs all rows at "
+        "every step: state it by row_param alone, or train without row_optim."
     )
 
 
@@ -304,18 +306,18 @@ class _LazyRows(_NumPyroOptim):
         def loss(params, offsets):
             with (supply := _Supply(state.tables, self.constrain, offsets)):
                 value, aux = fn(params)
-            return value, (aux, supply.rows)
+            return value, (aux, _outside(supply.rows))
 
         def dense_loss(params):
             value, (aux, _) = loss(params, offsets)
             return value, aux
 
         if type(self.dense).eval_and_update is _NumPyroOptim.eval_and_update:
-            (value, (aux, rows)), (grads, row_grads) = _value_and_grad(loss, (0, 1), params, offsets)
+            (value, (aux, rows)), (grads, row_grads) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, offsets)
             dense = self.dense.update(grads, state.dense, value=value)
         else:  # one that evaluates the loss as it likes, such as natural_gradient
             (value, aux), dense = self.dense.eval_and_update(dense_loss, state.dense)
-            (_, (_, rows)), row_grads = _value_and_grad(loss, 1, params, offsets)
+            (_, (_, rows)), row_grads = jax.value_and_grad(loss, 1, has_aux=True)(params, offsets)
 
         rate = jnp.asarray(self.rows.learning_rate(state.dense[0]))
         old, new = {}, {}
@@ -338,13 +340,14 @@ class _LazyRows(_NumPyroOptim):
         return (value, aux), _Step(RowState(dense, tables, all_moments), old, nan, ok)
 
 
-def _value_and_grad(loss: Callable, argnums, *args):
+def _outside(rows: dict[str, list]) -> dict[str, list]:
+    """Row numbers that a statement asked for, usable where the loss is."""
     try:
-        return jax.value_and_grad(loss, argnums=argnums, has_aux=True)(*args)
+        return jax.tree.map(lambda numbers: jnp.asarray(numbers) + 0, rows)
     except jax.errors.UnexpectedTracerError as error:
         raise ValueError(
-            "with row_optim, the row numbers that row_param asks for must be the same for all particles of the loss, and "
-            "known outside scan and vmap: take them from the arguments of model and guide."
+            "with row_optim, the row numbers that row_param asks for must be the same for all particles of the loss, "
+            "and known outside scan and vmap: take them from the arguments of model and guide."
         ) from error
 
 
@@ -438,10 +441,7 @@ class LazySVI:
 
         small, (tables, moments) = split(state)
         jax.eval_shape(look, small, *operands)
-        self.optim.slots = {
-            name: [(len(tables[name]),) if r is None else jnp.shape(r) for r in rows]
-            for name, rows in supply.rows.items()
-        }
+        self.optim.slots = supply.shapes
         undo = {}
         for name, shapes in self.optim.slots.items():
             if shapes:

@@ -277,8 +277,8 @@ def fit(
         models with parameters per row.
     :param init_state: state to continue from.
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
-    :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs the
-        same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
+    :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs
+        the same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
         the optimiser. ``svi``'s own optimiser moves all other parameters; if omitted, it moves the tables as wholes.
         Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
         :func:`evaluate`; ``svi.get_params`` refuses it.
@@ -371,8 +371,8 @@ def _check_state(state: SVIState, lazy: LazySVI | None) -> None:
         raise ValueError("init_state was trained with row_optim; give row_optim to continue.")
     if lazy is not None and not trained:
         raise ValueError(
-            "init_state was trained without row_optim, and has no state for single rows: continue without, or start "
-            "from its values with init_params=result.params."
+            "init_state was trained without row_optim, and has no state for single rows: continue without, or "
+            "start from its values with init_params=result.params."
         )
 
 
