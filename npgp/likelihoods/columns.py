@@ -188,7 +188,8 @@ class Columns(Likelihood):
                 raise ValueError(f"columns {', '.join(map(str, columns))}: {error}") from None
 
     def _check_anywhere(self, values: np.ndarray) -> None:
-        possible, meanings = np.isnan(values), []
+        possible = np.isnan(values)
+        meanings: list[str] = []
         for part in self.likelihoods:
             somewhere, meaning = part._support(values)
             if is_traced(somewhere):
