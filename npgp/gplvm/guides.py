@@ -22,6 +22,7 @@ from numpyro.distributions.kl import kl_divergence
 
 from npgp import linalg
 from npgp.gplvm.start import Start
+from npgp.rows import row_param
 
 __all__ = ["Encoder", "FreeNormal", "LatentGuide", "Point"]
 
@@ -43,11 +44,17 @@ def _(p, q):
     return 0.5 * (square - p.loc.shape[-1]) - log_det
 
 
+def _scales(start: Start, rows: ArrayLike) -> jax.Array:
+    """Standard deviations of rows, from a table."""
+    shape, value = start.latents.shape, start.latent_scale
+    return row_param("x.scale", lambda key: jnp.full(shape, value), rows, constraint=constraints.positive)
+
+
 @dataclass(frozen=True)
 class FreeNormal:
     """
     ``q(x_n) = N(μ_n, S_n)`` with parameters of its own for each row: ``x.loc`` (N, Q), and ``x.scale`` (N, Q), or
-    ``x.scale_tril`` (N, Q, Q) for a full covariance.
+    ``x.scale_tril`` (N, Q, Q) for a full covariance. They are row tables (:func:`npgp.row_param`).
 
     :param full: whether S_n is a full matrix; diagonal if not.
     """
@@ -56,17 +63,20 @@ class FreeNormal:
 
     def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
         size, dim = start.latents.shape
-        loc = numpyro.param("x.loc", jnp.asarray(start.latents))
-        if self.full:
-            factor = jnp.broadcast_to(start.latent_scale * jnp.eye(dim), (size, dim, dim))
-            scale = numpyro.param("x.scale_tril", factor, constraint=constraints.lower_cholesky)
-        else:
-            scale = numpyro.param("x.scale", jnp.full((size, dim), start.latent_scale), constraint=constraints.positive)
         with rows as index:
+            loc = row_param("x.loc", start.latents, index)
             if self.full:
-                numpyro.sample("x", RowNormal(loc[index], scale_tril=scale[index]))
+                eye = start.latent_scale * np.eye(dim)
+                factor = row_param(
+                    "x.scale_tril",
+                    lambda key: jnp.broadcast_to(eye, (size, dim, dim)),
+                    index,
+                    constraint=constraints.lower_cholesky,
+                )
+                numpyro.sample("x", RowNormal(loc, scale_tril=factor))
             else:
-                numpyro.sample("x", dist.Normal(loc[index], scale[index]).to_event(1))
+                scale = _scales(start, index)
+                numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
 
 
 @dataclass(frozen=True)
@@ -81,9 +91,9 @@ class Point:
     prior: bool = True
 
     def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
-        loc = numpyro.param("x.loc", jnp.asarray(start.latents))
         with rows as index:
-            numpyro.sample("x", dist.Delta(loc[index], event_dim=1))
+            loc = row_param("x.loc", start.latents, index)
+            numpyro.sample("x", dist.Delta(loc, event_dim=1))
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,7 @@ class Encoder:
     def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
         if Y is None:
             raise ValueError("Y is missing: an encoder computes q(x) from the data.")
-        size, dim = start.latents.shape
+        dim = start.latents.shape[1]
         centred = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
         present = jnp.ones(centred.shape, bool) if mask is None else jnp.asarray(mask, bool)
         centred = jnp.where(present, centred, 0.0)
@@ -134,17 +144,15 @@ class Encoder:
         first = np.zeros((centred.shape[1], dim)) if start.projection is None else start.projection
         skip = numpyro.param("encoder.linear", jnp.asarray(first, centred.dtype))
         loc = linalg.matmul(centred, skip) + outputs[:, :dim]
-        if self.scale == "none":
-            with rows:
-                numpyro.sample("x", dist.Delta(loc, event_dim=1))
-            return
-        if self.scale == "network":
-            scale = start.latent_scale * jnp.exp(outputs[:, dim:])
-        else:
-            table = jnp.full((size, dim), start.latent_scale)
-            scale = numpyro.param("x.scale", table, constraint=constraints.positive)
         with rows as index:
-            numpyro.sample("x", dist.Normal(loc, scale if self.scale == "network" else scale[index]).to_event(1))
+            if self.scale == "none":
+                numpyro.sample("x", dist.Delta(loc, event_dim=1))
+                return
+            if self.scale == "network":
+                scale = start.latent_scale * jnp.exp(outputs[:, dim:])
+            else:
+                scale = _scales(start, index)
+            numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
 
     def _apply(self, inputs: jax.Array, outputs: int) -> jax.Array:
         network: Any = self.network
