@@ -128,10 +128,9 @@ def test_conventions():
 @given(st.permutations(range(Q)), st.lists(st.booleans(), min_size=Q, max_size=Q), st.integers(-3, 3))
 def test_order_signs_and_scale_of_the_input_do_not_matter(order, flips, power):
     order, signs = np.array(order), np.where(flips, -1.0, 1.0)
-    factors = signs * 2.0 ** (power * np.arange(Q))
-    found = canonical_latents(
-        (LOC * factors)[:, order], (SCALE * abs(factors))[:, order], (LENGTHSCALE * abs(factors))[order]
-    )
+    factors = signs * 3.0 ** (power * np.arange(Q))
+    given = LOC * factors, SCALE * abs(factors)
+    found = canonical_latents(*(value[:, order] for value in given), (LENGTHSCALE * abs(factors))[order])
     base = canonical_latents(LOC, SCALE, LENGTHSCALE)
     same(found, base, 1e-12)
     np.testing.assert_array_equal(order[found.order], base.order)

@@ -130,9 +130,10 @@ class CanonicalLatents:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What to call the dimensions: their numbers in the input, from 1, or the axis' number if rotated."""
+        """What to call the dimensions: by their numbers in the input, from 1, or in this order where rotated."""
         return tuple(
-            f"latent dimension {i + 1}" if i >= 0 else f"latent axis {k + 1}" for k, i in enumerate(self.order)
+            f"latent dimension {number + 1}" if number >= 0 else f"principal axis {k + 1}"
+            for k, number in enumerate(self.order)
         )
 
     def apply(self, points: ArrayLike) -> Array:
@@ -176,7 +177,7 @@ def canonical_latents(
 ) -> CanonicalLatents:
     """
     Latents for pictures and comparisons: permuting or reflecting dimensions of the input gives the same result, and so
-    does scaling a dimension along with its lengthscale.
+    does scaling a dimension along with its lengthscale, or rotating what is rotated here.
 
     ============  ==================================================================================================
     scale         In units of the lengthscale, in which distances are what the kernel makes of them.
