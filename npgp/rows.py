@@ -126,9 +126,8 @@ def _take(name: str, table: jax.Array, rows: ArrayLike | None) -> jax.Array:
     if not linalg.is_traced(rows):
         low, high = np.min(rows), np.max(rows)
         if low < 0 or high >= table.shape[0]:
-            raise ValueError(
-                f"rows of {name!r} has {low if low < 0 else high}, which is not in its 0 to {len(table) - 1}."
-            )
+            number = low if low < 0 else high
+            raise ValueError(f"rows of {name!r} has {number}; row numbers must be in 0 to {len(table) - 1}.")
     return table.at[jnp.asarray(rows)].get(mode="fill", wrap_negative_indices=False)
 
 
