@@ -20,6 +20,7 @@ all of whose terms vanish with s. Only they need an array (M, M) for each row, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ from npgp.projection import Projector, factorize
 __all__ = ["ExpectedProjection", "PsiStatistics", "expected_projection", "psi_statistics"]
 
 #: Entries of the arrays (rows, M, M) that are made for so many rows at a time.
-CHUNK_ENTRIES = 2**15
+CHUNK_ENTRIES = 2**18
 #: Below this, exp(x) − 1 is taken by its series, which has this many terms.
 SERIES_LIMIT, SERIES_TERMS = 0.25, 11
 
@@ -82,12 +83,12 @@ def psi_statistics(
 
     Source: Titsias & Lawrence 2010, section 3.2; Damianou, Titsias & Lawrence 2016, appendix (cross terms of sums).
     """
-    Z, loc, scale, weights = _checked(inducing, loc, scale, weights)
-    terms = _terms(kernel, loc.shape[1], loc.dtype)
-    nothing = jnp.zeros((Z.shape[0], Z.shape[0]), loc.dtype)
-    psi1, covariance, _ = _moments(terms, Z, nothing, loc, scale, weights, chunk_size)
-    psi2 = linalg.matmul(psi1.T * weights, psi1) + covariance
-    return PsiStatistics(_psi0(terms, loc, scale), psi1, psi2)
+    given = _checked(inducing, loc, scale, weights)
+    terms = _terms(kernel, given.loc.shape[1], given.loc.dtype)
+    nothing = jnp.zeros((given.Z.shape[0],) * 2, given.loc.dtype)
+    psi1, covariance, _ = _moments(terms, given, nothing, chunk_size)
+    psi2 = linalg.matmul(psi1.T * given.weights, psi1) + covariance
+    return PsiStatistics(_psi0(terms, given), psi1, psi2)
 
 
 @register_dataclass
@@ -129,15 +130,15 @@ def expected_projection(
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :param chunk_size: as for :func:`psi_statistics`; so are the errors.
     """
-    Z, loc, scale, weights = _checked(inducing, loc, scale, weights)
-    terms = _terms(kernel, loc.shape[1], loc.dtype)
-    projector = factorize(kernel, (Points(Z),), jitter)
+    given = _checked(inducing, loc, scale, weights)
+    terms = _terms(kernel, given.loc.shape[1], given.loc.dtype)
+    projector = factorize(kernel, (Points(given.Z),), jitter)
     (L,) = projector.cholesky
     inverse = linalg.gram(linalg.solve_lower(L, jnp.eye(L.shape[0], dtype=L.dtype)).T)
-    psi1, covariance, spread = _moments(terms, Z, inverse, loc, scale, weights, chunk_size)
+    psi1, covariance, spread = _moments(terms, given, inverse, chunk_size)
     A = linalg.solve_lower(L, psi1.T)
     covariance = linalg.solve_lower(L, linalg.solve_lower(L, covariance).T)
-    d = _psi0(terms, loc, scale) - jnp.sum(jnp.square(A), axis=0) - spread
+    d = _psi0(terms, given) - jnp.sum(jnp.square(A), axis=0) - spread
     return ExpectedProjection(projector, A, covariance, jnp.maximum(d, 0.0))
 
 
@@ -173,7 +174,14 @@ def gaussian_inputs(loc: ArrayLike, scale: ArrayLike) -> tuple[jax.Array, jax.Ar
     return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), loc.shape)
 
 
-def _checked(inducing, loc, scale, weights):
+class _Given(NamedTuple):
+    Z: jax.Array
+    loc: jax.Array
+    scale: jax.Array
+    weights: jax.Array
+
+
+def _checked(inducing: object, loc: ArrayLike, scale: ArrayLike, weights: ArrayLike | None) -> _Given:
     loc, scale = gaussian_inputs(loc, scale)
     Z = points(inducing).inputs
     if Z.shape[1] != loc.shape[1]:
@@ -185,7 +193,7 @@ def _checked(inducing, loc, scale, weights):
     if jnp.shape(weights) not in ((), loc.shape[:1]):
         raise ValueError(f"weights has shape {jnp.shape(weights)}; there must be one for each row, ({loc.shape[0]},).")
     weights = jnp.broadcast_to(jnp.asarray(weights, loc.dtype), loc.shape[:1])
-    return Z.astype(loc.dtype), loc, scale, weights
+    return _Given(Z.astype(loc.dtype), loc, scale, weights)
 
 
 @register_dataclass
@@ -219,8 +227,8 @@ def _terms(kernel: Kernel, columns: int, dtype) -> _Terms:
         )
     if type(kernel) is Scaled:
         part, factor = _terms(kernel.kernel, columns, dtype), jnp.asarray(kernel.scale, dtype)
-        slopes = None if part.slopes is None else factor * part.slopes
-        return _Terms(part.precisions, tuple(factor * v for v in part.variances), slopes, factor * part.constant)
+        scaled = None if part.slopes is None else factor * part.slopes
+        return _Terms(part.precisions, tuple(factor * v for v in part.variances), scaled, factor * part.constant)
     zero = jnp.zeros((), dtype)
     if type(kernel) is RBF:
         precision = _seen(1.0 / jnp.square(jnp.asarray(kernel.lengthscale, dtype)), kernel, columns, "lengthscale")
@@ -249,30 +257,25 @@ def _seen(values: jax.Array, kernel: RBF | Linear, columns: int, name: str) -> j
 # Expectations
 
 
-def _psi0(terms: _Terms, loc: jax.Array, scale: jax.Array) -> jax.Array:
-    psi0 = jnp.broadcast_to(sum(terms.variances, terms.constant), loc.shape[:1])
+def _psi0(terms: _Terms, given: _Given) -> jax.Array:
+    psi0 = jnp.broadcast_to(sum(terms.variances, terms.constant), given.loc.shape[:1])
     if terms.slopes is not None:
-        psi0 = psi0 + jnp.sum(terms.slopes * (jnp.square(loc) + jnp.square(scale)), axis=-1)
+        psi0 = psi0 + jnp.sum(terms.slopes * (jnp.square(given.loc) + jnp.square(given.scale)), axis=-1)
     return psi0
 
 
 def _moments(
-    terms: _Terms,
-    Z: jax.Array,
-    form: jax.Array,
-    loc: jax.Array,
-    scale: jax.Array,
-    weights: jax.Array,
-    chunk_size: int | None,
+    terms: _Terms, given: _Given, form: jax.Array, chunk_size: int | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
     Ψ1 (N, M), ``Σ_n w_n Cov[k(Z, x_n)]`` (M, M), and for each row ``tr(form · Cov[k(Z, x_n)])`` (N,).
 
     The gradient computes each chunk of rows again rather than keep anything of it.
     """
+    Z, loc, scale, weights = given
     rows, size = loc.shape[0], Z.shape[0]
     if chunk_size is None:
-        chunk_size = max(CHUNK_ENTRIES // size**2, 4)
+        chunk_size = max(CHUNK_ENTRIES // size**2, 1)
     elif chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1.")
     chunk_size = min(chunk_size, rows)
