@@ -35,7 +35,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("--new-rows", type=int, default=50, help="further rows, of which the first view alone is seen")
-    parser.add_argument("--latent-dim", type=int, default=5)
+    parser.add_argument("--latent-dim", type=int, default=6)
     parser.add_argument("--inducing", type=int, default=30)
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=0)
@@ -60,18 +60,32 @@ def simulate(rows: int, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
     return views, signals
 
 
+def start_latents(views: list[np.ndarray], latent_dim: int) -> np.ndarray:
+    """
+    A third of the dimensions from what the views have in common, the others from what is left of each.
+
+    The axes matter: no view can switch off a direction that is none of them.
+    """
+    size = len(views[0])
+    common = max(1, latent_dim // 3)
+    components = [npgp.pca_start(Y, 2 * common + 1, 1).latents / np.sqrt(size) for Y in views]
+    left, _, right = np.linalg.svd(components[0].T @ components[1])  # canonical correlations of the components
+    shared = components[0] @ left[:, :common] + components[1] @ right[:common].T
+    shared *= np.sqrt(size) / np.linalg.norm(shared, axis=0)
+    latents = [shared]
+    for i, Y in enumerate(views):
+        rest = Y - shared @ np.linalg.lstsq(shared, Y)[0]
+        own = (latent_dim - common + 1 - i) // 2
+        latents.append(npgp.pca_start(rest, own, 1).latents)
+    return np.hstack(latents)
+
+
 class SharedLatents:
     """The model, its guide, and each view's posterior."""
 
     def __init__(self, views: list[np.ndarray], latent_dim: int, num_inducing: int, seed: int):
-        # Half of the latent dimensions start at each view's principal components.
-        half = (latent_dim + 1) // 2
-        parts = [
-            npgp.pca_start(Y, q, num_inducing, seed) for Y, q in zip(views, (half, latent_dim - half), strict=True)
-        ]
-        self.start = npgp.pca_start(np.hstack(views), latent_dim, num_inducing, seed)
+        self.latents = start_latents(views, latent_dim)
         chosen = np.random.default_rng(seed).choice(len(views[0]), num_inducing, replace=False)
-        self.latents = np.hstack([part.latents for part in parts])
         self.inducing = self.latents[chosen]
         self.guide = npgp.AutoSparseGP(self.model, guide=self.latent_guide)
 
@@ -117,7 +131,7 @@ class SharedLatents:
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     jax.config.update("jax_enable_x64", True)
-    views, signals = simulate(args.rows + args.new_rows, args.seed)
+    views, _ = simulate(args.rows + args.new_rows, args.seed)
     old, new = slice(None, args.rows), slice(args.rows, None)
     means = [Y[old].mean(axis=0) for Y in views]
     views = [Y - mean for Y, mean in zip(views, means, strict=True)]
