@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 # Distinguishable for colour-blind readers (Okabe & Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Where there are more classes than colours.
+MARKERS = ("o", "^", "s", "D")
+#: Points along each side of a background that is given as a function.
+BACKGROUND_SIZE = 80
+#: What was not seen of an image: no grey is taken for it.
+BLANK = "#c6dbef"
 
 
 def _subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
@@ -25,60 +31,141 @@ def _subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
     return plt.subplots(*shape, layout="constrained", **kwargs)
 
 
+def _shaped(name: str, value: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; it must be {shape}.")
+    return array
+
+
 def plot_latents(
     mean: ArrayLike,
-    scale: ArrayLike,
+    scale: ArrayLike | None,
     relevance: ArrayLike,
-    labels: ArrayLike,
+    labels: ArrayLike | None = None,
     class_names: Sequence[str] | None = None,
     title: str | None = None,
+    *,
+    background: Callable[[np.ndarray], ArrayLike] | tuple[tuple[ArrayLike, ArrayLike], ArrayLike] | None = None,
+    background_label: str = "predictive variance of f, mean over columns",
+    dimension_names: Sequence[str] | None = None,
+    units: str | None = None,
 ) -> Figure:
     """
     The two most relevant latent dimensions, coloured by class, each point with bars of one standard deviation.
 
+    With :func:`npgp.gplvm.canonical_latents`, and the variance of the functions behind the points::
+
+        c = canonical_latents(loc, scale, lengthscale)
+        plot_latents(c.loc, c.scale, c.relevance, labels, units="lengthscales", dimension_names=c.names,
+                     background=predictive_variance(posterior, c))
+
     :param mean: latent means, (N, Q), Q at least 2.
-    :param scale: their standard deviations, (N, Q).
+    :param scale: their standard deviations, (N, Q); ``None`` for no bars.
     :param relevance: of each dimension, (Q,); the two largest are shown, the largest across.
-    :param labels: classes 0, 1, …, (N,).
+    :param labels: classes 0, 1, …, (N,), and negative numbers for rows without one; one colour if omitted.
     :param class_names: what to call them.
     :param title: of the figure.
+    :param background: what is drawn in grey behind the points, the darker the larger (by its square root if nowhere
+        negative): a function from points (G, 2) of the plane that is shown to values (G,), or increasing coordinates
+        and the values there, ``((x, y), values)`` of shapes (X,), (Y,) and (Y, X).
+    :param background_label: what these values are.
+    :param dimension_names: what to call the Q dimensions.
+    :param units: of the latents.
+    :raises ValueError: for arrays of other shapes.
     """
-    mean, scale, labels = np.asarray(mean), np.asarray(scale), np.asarray(labels)
-    across, up = np.argsort(-np.asarray(relevance))[:2]
+    mean = np.asarray(mean)
+    if mean.ndim != 2 or mean.shape[1] < 2:
+        raise ValueError(f"mean has shape {mean.shape}; it must be (N, Q), Q at least 2.")
+    scale = None if scale is None else _shaped("scale", scale, mean.shape)
+    relevance = _shaped("relevance", relevance, mean.shape[1:])
+    labels = None if labels is None else _shaped("labels", labels, mean.shape[:1])
+    across, up = np.argsort(-relevance, kind="stable")[:2]
     figure, ax = _subplots(figsize=(6.4, 5.4))
-    for i, label in enumerate(np.unique(labels)):
-        rows, colour = labels == label, COLOURS[i % len(COLOURS)]
-        name = f"class {label}" if class_names is None else class_names[int(label)]
+    for name, rows, colour, marker in _classes(labels, class_names, len(mean)):
         x, y = mean[rows, across], mean[rows, up]
-        ax.errorbar(x, y, xerr=scale[rows, across], yerr=scale[rows, up], fmt="none", ecolor=colour, alpha=0.25, lw=0.8)
-        ax.scatter(x, y, s=9, color=colour, label=name)
-    ax.set_xlabel(f"latent dimension {across + 1} (most relevant)")
-    ax.set_ylabel(f"latent dimension {up + 1}")
-    ax.legend(frameon=False, markerscale=2)
+        if scale is not None:
+            bars = {"xerr": scale[rows, across], "yerr": scale[rows, up]}
+            ax.errorbar(x, y, **bars, fmt="none", ecolor=colour, alpha=0.25, lw=0.8)
+        ax.scatter(x, y, s=11, color=colour, label=name, marker=marker, edgecolor="w", linewidth=0.25, zorder=3)
+    if background is not None:
+        _draw_background(ax, background, background_label)
+    names = dimension_names or [f"latent dimension {k + 1}" for k in range(mean.shape[1])]
+    unit = "" if units is None else f", in {units}"
+    ax.set_xlabel(f"{names[across]} (most relevant){unit}")
+    ax.set_ylabel(f"{names[up]}{unit}")
+    if labels is not None:
+        ax.legend(frameon=background is not None, markerscale=2, framealpha=0.8)
     if title:
         ax.set_title(title)
     return figure
 
 
-def plot_relevance(relevance: Mapping[str, ArrayLike], threshold: float | None = None) -> Figure:
+def _classes(labels, class_names, count: int) -> list[tuple[str | None, np.ndarray, str, str]]:
+    """Name, rows, colour and marker of each class, and of rows without a label."""
+    if labels is None:
+        return [(None, np.ones(count, bool), COLOURS[0], MARKERS[0])]
+    series = []
+    for i, label in enumerate(np.unique(labels[labels >= 0])):
+        name = f"class {label}" if class_names is None else class_names[int(label)]
+        marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
+        series.append((name, labels == label, COLOURS[i % len(COLOURS)], marker))
+    if np.any(labels < 0):
+        series.append(("no label", labels < 0, "0.4", MARKERS[0]))
+    return series
+
+
+def _draw_background(ax, background, label: str) -> None:
+    """Grey behind the points that are drawn already, as far as these and their bars reach."""
+    if callable(background):
+        limits = ax.get_xlim(), ax.get_ylim()
+        x, y = (np.linspace(start, stop, BACKGROUND_SIZE) for start, stop in limits)
+        grid = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+        values = _shaped("background of the grid", background(grid), (len(grid),)).reshape(len(y), len(x))
+    else:
+        (x, y), values = background
+        x, y = np.ravel(x), np.ravel(y)
+        values = _shaped("background", values, (*y.shape, *x.shape))
+        limits = (x[0], x[-1]), (y[0], y[-1])
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    greys = LinearSegmentedColormap.from_list("light greys", ["1.0", "0.55"])  # points stand out against these
+    # A variance is nearly 0 where the points are: its square root shows more.
+    norm = PowerNorm(0.5, 0.0, np.max(values)) if np.min(values) >= 0 else None
+    image = ax.pcolormesh(x, y, values, cmap=greys, norm=norm, shading="gouraud", rasterized=True, zorder=0)
+    ax.set(xlim=limits[0], ylim=limits[1])
+    ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
+
+
+def plot_relevance(
+    relevance: Mapping[str, ArrayLike], threshold: float | None = None, label: str = "relevance (largest = 1)"
+) -> Figure:
     """
     Relevance of the latent dimensions, sorted, for one or several fits.
 
     :param relevance: for each fit, relevances (Q,), the largest being 1.
-    :param threshold: where a dimension begins to count, drawn as a line.
+    :param threshold: where a dimension begins to count, drawn as a line; and then how many count of each fit.
+    :param label: what the numbers are.
+    :raises ValueError: for no fits, or arrays of another shape.
     """
+    fits = {name: np.asarray(values, float) for name, values in relevance.items()}
+    if not fits or any(values.ndim != 1 for values in fits.values()):
+        shapes = {name: values.shape for name, values in fits.items()}
+        raise ValueError(f"relevance has arrays of shapes {shapes}; there must be one (Q,) for each fit.")
+    most = max(map(len, fits.values()))
     figure, ax = _subplots(figsize=(6.4, 3.6))
-    width = 0.8 / len(relevance)
-    for i, (name, values) in enumerate(relevance.items()):
-        values = np.sort(np.asarray(values))[::-1]
-        ax.bar(
-            np.arange(len(values)) + (i - (len(relevance) - 1) / 2) * width, values, width, color=COLOURS[i], label=name
-        )
-        ax.set_xticks(np.arange(len(values)), [str(k + 1) for k in range(len(values))])
+    width = 0.8 / len(fits)
+    for i, (name, values) in enumerate(fits.items()):
+        values = np.sort(values)[::-1]
+        left = np.arange(len(values)) + (i - (len(fits) - 1) / 2) * width
+        if threshold is not None:
+            name = f"{name} ({np.sum(values >= threshold)} of {len(values)})"
+        ax.bar(left, values, width, color=COLOURS[i % len(COLOURS)], label=name)
+    ax.set_xticks(np.arange(most), [str(k + 1) for k in range(most)])
     if threshold is not None:
         ax.axhline(threshold, color="0.4", lw=0.8, ls="--", label=f"counts as relevant above {threshold:g}")
     ax.set_xlabel("latent dimension, by rank")
-    ax.set_ylabel("relevance (largest = 1)")
+    ax.set_ylabel(label)
     ax.legend(frameon=False)
     return figure
 
@@ -109,35 +196,197 @@ def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100)
 
 
 def plot_reconstruction(
-    measured: ArrayLike, mean: ArrayLike, scale: ArrayLike, column_names: Sequence[str] | None = None
+    measured: ArrayLike,
+    mean: ArrayLike,
+    scale: ArrayLike,
+    column_names: Sequence[str] | None = None,
+    units: str | None = None,
 ) -> Figure:
     """
     Measured against reconstructed values, one panel per column, with bars of two standard deviations.
 
-    :param measured: (N, D).
+    :param measured: (N, D); NaN, where nothing was measured, is left out.
     :param mean: reconstruction, (N, D).
     :param scale: its standard deviation with noise, (N, D).
     :param column_names: titles of the panels.
+    :param units: of the measurements.
+    :raises ValueError: for arrays of other shapes.
     """
-    measured, mean, scale = np.asarray(measured), np.asarray(mean), np.asarray(scale)
-    columns = measured.shape[1]
-    across = min(4, columns)
-    down = -(-columns // across)
-    figure, axes = _subplots(down, across, figsize=(2.5 * across, 2.4 * down), squeeze=False, sharex=True, sharey=True)
-    for d, ax in enumerate(axes.flat):
-        if d >= columns:
-            ax.set_visible(False)
-            continue
-        ax.errorbar(measured[:, d], mean[:, d], yerr=2 * scale[:, d], fmt="none", ecolor=COLOURS[0], alpha=0.15, lw=0.8)
-        ax.scatter(measured[:, d], mean[:, d], s=3, color=COLOURS[0])
-        ends = [min(measured.min(), mean.min()), max(measured.max(), mean.max())]
-        ax.plot(ends, ends, color="0.3", lw=0.8)
-        rmse = np.sqrt(np.mean((measured[:, d] - mean[:, d]) ** 2))
-        name = f"column {d + 1}" if column_names is None else column_names[d]
-        ax.set_title(f"{name}, RMSE {rmse:.3f}", fontsize=9)
-    figure.supxlabel("measured")
-    figure.supylabel("reconstructed, ± 2 standard deviations")
+    measured, mean, scale = _tables(measured, mean, scale, "measured")
+    panels = [(d, np.isfinite(measured[:, d])) for d in range(measured.shape[1])]
+    figure, _ = _scatter_panels(panels, measured, mean, scale, column_names)
+    unit = "" if units is None else f" ({units})"
+    figure.supxlabel(f"measured{unit}")
+    figure.supylabel(f"reconstructed{unit}, ± 2 standard deviations")
     return figure
+
+
+def plot_imputation(
+    truth: ArrayLike,
+    mean: ArrayLike,
+    scale: ArrayLike,
+    present: ArrayLike,
+    column_names: Sequence[str] | None = None,
+    units: str | None = None,
+) -> Figure:
+    """
+    True against imputed values of the missing entries, one panel per column that has any, with bars of two standard
+    deviations, and the mean of the column's present values for comparison.
+
+    :param truth: all values, (N, D); NaN, where the truth is not known, is left out.
+    :param mean: the imputed ones, (N, D); what it holds for present entries is not shown.
+    :param scale: their standard deviation with noise, (N, D).
+    :param present: True where an entry was seen, (N, D).
+    :param column_names: of the D columns.
+    :param units: of the measurements.
+    :raises ValueError: for arrays of other shapes, or if no entry with a known truth is missing.
+    """
+    truth, mean, scale = _tables(truth, mean, scale, "truth")
+    present = _shaped("present", present, truth.shape).astype(bool)
+    missing = ~present & np.isfinite(truth)
+    panels = [(d, missing[:, d]) for d in range(truth.shape[1]) if np.any(missing[:, d])]
+    if not panels:
+        raise ValueError("present has no missing entry whose true value is known.")
+    figure, axes = _scatter_panels(panels, truth, mean, scale, column_names, coverage=True)
+    for ax, (d, _) in zip(axes, panels, strict=True):
+        if np.any(present[:, d]):
+            level = np.mean(truth[present[:, d], d])
+            ax.axhline(level, color=COLOURS[1], lw=0.9, ls="--", label="mean of the column's present values")
+    unit = "" if units is None else f" ({units})"
+    figure.supxlabel(f"true value{unit}")
+    figure.supylabel(f"imputed{unit}, ± 2 standard deviations")
+    handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _tables(values, mean, scale, name: str) -> list[np.ndarray]:
+    values = np.asarray(values)
+    if values.ndim != 2:
+        raise ValueError(f"{name} has shape {values.shape}; it must be (N, D).")
+    return [values, _shaped("mean", mean, values.shape), _shaped("scale", scale, values.shape)]
+
+
+def _scatter_panels(panels, x, y, scale, column_names, coverage: bool = False) -> tuple[Figure, list[Any]]:
+    """
+    A panel for each (column, rows) of tables (N, D), all with the same limits.
+
+    :param coverage: whether the titles say how many values there are, and the share that the bars cover.
+    """
+    if column_names is not None and len(column_names) != x.shape[1]:
+        raise ValueError(f"column_names has {len(column_names)} names for {x.shape[1]} columns.")
+    across = min(4, len(panels))
+    down = -(-len(panels) // across)
+    size = (max(2.5 * across, 3.4), 2.4 * down + 0.3 + 0.2 * coverage)
+    figure, axes = _subplots(down, across, figsize=size, squeeze=False, sharex=True, sharey=True)
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax in axes.flat[max(len(panels) - across, 0) : len(panels)]:
+        ax.tick_params(labelbottom=True)  # also above a place without a panel
+    shown = np.concatenate([values[rows, d] for d, rows in panels for values in (x, y)])
+    ends = [np.min(shown), np.max(shown)]
+    for ax, (d, rows) in zip(axes.flat, panels, strict=False):
+        a, b, spread = x[rows, d], y[rows, d], scale[rows, d]
+        ax.errorbar(a, b, yerr=2 * spread, fmt="none", ecolor=COLOURS[0], alpha=0.25, lw=0.8, rasterized=len(a) > 500)
+        ax.scatter(a, b, s=4, color=COLOURS[0], label="entry, ± 2 standard deviations", zorder=3)
+        ax.plot(ends, ends, color="0.3", lw=0.8, label="equal")
+        error = f"RMSE {np.sqrt(np.mean((a - b) ** 2)):.3f}"
+        name = f"column {d + 1}" if column_names is None else column_names[d]
+        if coverage:
+            inside = np.mean(np.abs(a - b) <= 2 * spread)
+            error = f"{error}\n{len(a)} missing, {inside:.0%} inside the bars"
+        ax.set_title(f"{name}, {error}", fontsize=9)
+    return figure, list(axes.flat[: len(panels)])
+
+
+def plot_images(
+    images: Mapping[str, ArrayLike],
+    shape: tuple[int, int],
+    deviations: Mapping[str, ArrayLike] | None = None,
+    label: str = "pixel value",
+) -> Figure:
+    """
+    Images in rows of panels, one row for each name: originals above their reconstructions, say.
+
+    :param images: for each row of panels, K images, (K, height · width) or (K, height, width), all on one grey scale.
+        NaN is left blank.
+    :param shape: (height, width).
+    :param deviations: further rows of panels, such as standard deviations, on a scale of their own from 0.
+    :param label: what the numbers of ``images`` are.
+    :raises ValueError: for no images, or of another shape.
+    """
+    tables = {name: _pixels(name, values, shape) for name, values in images.items()}
+    spreads = {name: _pixels(name, values, shape) for name, values in (deviations or {}).items()}
+    every = {**tables, **spreads}
+    count = len(next(iter(tables.values()))) if tables else 0
+    for name, values in every.items():
+        _shaped(name, values, (count, shape[0] * shape[1]))
+    if not count or len(every) < len(tables) + len(spreads):
+        raise ValueError("images and deviations must have images, and each row of panels a name of its own.")
+    import matplotlib
+
+    height = 1.15 * min(shape[0] / shape[1], 2.0)
+    size = (1.15 * count + 1.6, height * len(every) + 0.2)
+    figure, axes = _subplots(len(every), count, figsize=size, squeeze=False)
+    scales = ((tables, "gray", label), (spreads, "magma", " and ".join(spreads)))
+    start = 0
+    for rows, colours, what in scales:
+        if not rows:
+            continue
+        values = np.concatenate(list(rows.values()))
+        limits = {"vmin": np.nanmin(values) if rows is tables else 0.0, "vmax": np.nanmax(values)}
+        cmap = matplotlib.colormaps[colours].with_extremes(bad=BLANK)
+        panels = axes[start : (start := start + len(rows))]
+        for (name, pictures), line in zip(rows.items(), panels, strict=True):
+            for ax, picture in zip(line, pictures, strict=True):
+                image = ax.imshow(np.reshape(picture, shape), cmap=cmap, interpolation="nearest", **limits)
+                ax.set(xticks=[], yticks=[])
+            line[0].set_ylabel(name)
+        figure.colorbar(image, ax=panels, label=what, pad=0.015, fraction=0.05, aspect=14 * len(rows))
+    return figure
+
+
+def _pixels(name: str, images: ArrayLike, shape: tuple[int, int]) -> np.ndarray:
+    """Images as rows of pixels."""
+    array = np.asarray(images, float)
+    flat = array.reshape(len(array), -1) if array.ndim == 3 and array.shape[1:] == tuple(shape) else array
+    if flat.ndim != 2 or flat.shape[1] != shape[0] * shape[1]:
+        raise ValueError(f"{name} has shape {array.shape}; it must be (K, {shape[0] * shape[1]}) or (K, *{shape}).")
+    return flat
+
+
+def plot_imputed_images(
+    images: ArrayLike,
+    mean: ArrayLike,
+    scale: ArrayLike,
+    present: ArrayLike,
+    shape: tuple[int, int],
+    label: str = "pixel value",
+) -> Figure:
+    """
+    Images of which pixels were missing: the original, what was seen, the imputed mean among what was seen, and the
+    standard deviation of what was missing.
+
+    :param images: K images, one column of panels each, (K, height · width) or (K, height, width).
+    :param mean: with the missing pixels imputed, of the same shape; of seen pixels the original is shown.
+    :param scale: standard deviations of the missing pixels, of the same shape.
+    :param present: True where a pixel was seen, of the same shape.
+    :param shape: (height, width).
+    :param label: what the numbers of ``images`` are.
+    :raises ValueError: for arrays of other shapes.
+    """
+    original = _pixels("images", images, shape)
+    mean, scale, seen = (
+        _shaped(name, _pixels(name, values, shape), original.shape)
+        for name, values in (("mean", mean), ("scale", scale), ("present", present))
+    )
+    seen = seen.astype(bool)
+    rows = {
+        "original": original,
+        "seen": np.where(seen, original, np.nan),
+        "imputed": np.where(seen, original, mean),
+    }
+    return plot_images(rows, shape, {"standard deviation": np.where(seen, np.nan, scale)}, label)
 
 
 def plot_fit(
