@@ -1,0 +1,238 @@
+"""
+The collapsed Bayesian GPLVM: q(ε) at its optimum, x integrated out by ψ-statistics (Titsias & Lawrence 2010).
+
+``p(x_n) = N(0, I_Q)``, ``q(x_n) = N(μ_n, diag s_n²)``, and D functions of x that share kernel and inducing inputs, each
+with its own q(ε). The bound has no noise and depends on all rows at once: L-BFGS climbs it in a few hundred steps.
+Minibatches, missing entries, other likelihoods, kernels, priors and guides of x are for
+:class:`~npgp.gplvm.BayesianGPLVM`, whose parameters have the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax.typing import ArrayLike
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer.util import log_density
+
+from npgp import lbfgs, linalg
+from npgp.component import SparseGP
+from npgp.conditionals import Conditional
+from npgp.gplvm.start import Start
+from npgp.kernels import RBF, Kernel
+from npgp.posteriors import Posterior
+from npgp.uncertain import UncertainInputGP
+
+__all__ = ["CollapsedFit", "CollapsedGPLVM"]
+
+
+class CollapsedFit(NamedTuple):
+    """What :meth:`CollapsedGPLVM.fit` returns."""
+
+    #: Parameters by site name, constrained.
+    params: dict[str, jax.Array]
+    #: The bound at the start and after each step, in nats.
+    bounds: np.ndarray
+    #: Whether the last steps gained less than the tolerance.
+    converged: bool
+    #: Why it ended.
+    message: str
+
+
+@dataclass(frozen=True)
+class CollapsedGPLVM:
+    """
+    A Bayesian GPLVM with Gaussian noise, collapsed::
+
+        gplvm = npgp.CollapsedGPLVM(npgp.pca_start(Y, latent_dim=10, num_inducing=25))
+        result = gplvm.fit(Y)
+        functions = gplvm.posterior(result.params, Y)
+
+    It wants float64 (:class:`~npgp.uncertain.UncertainInputGP`). To go on by SVI, or for whatever a
+    :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
+
+        other = npgp.BayesianGPLVM(gplvm.start)
+        npgp.fit(SVI(other.model, other.guide, ...), key, steps, Y, init_params=gplvm.svi_params(result.params, Y))
+
+    :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs.
+    :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
+    :param kernel: from lengthscale (Q,) and variance to a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums
+        and scalings (:mod:`npgp.psi`); RBF with one lengthscale each if omitted.
+    :param penalty_draws: for ``"tight"``, as for :class:`~npgp.uncertain.UncertainInputGP`: the penalty is then
+        estimated, with m_n a function of x_n as in the uncollapsed bound. If omitted it is in closed form, with one
+        m_n for each row. Few draws can be exploited: evaluate the result with others.
+    :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
+    :raises ValueError: for several blocks of inducing inputs, or a noise variance for each column.
+    """
+
+    start: Start
+    conditional: Conditional = "tight"
+    kernel: Callable[..., Kernel] = RBF
+    penalty_draws: ArrayLike | int | None = None
+    chunk_size: int | None = None
+
+    def __post_init__(self):
+        if len(self.start.blocks) != 1:
+            raise ValueError(
+                f"start.inducing has {len(self.start.blocks)} blocks; the collapsed bound has one block of inducing "
+                "inputs, BayesianGPLVM has several."
+            )
+        if np.ndim(self.start.noise_variance):
+            raise ValueError(
+                f"start.noise_variance has shape {np.shape(self.start.noise_variance)}; the collapsed bound has one "
+                "for all columns, BayesianGPLVM may have one for each."
+            )
+
+    def model(self, Y: ArrayLike) -> None:
+        """
+        The model: the site ``y`` (D, N), whose density is the bound given q(x), and the factor ``x.kl``.
+
+        Everything is a parameter: ``lengthscale``, ``variance``, ``inducing``, ``noise_variance``, ``x.loc`` and
+        ``x.scale``. With an empty guide its ELBO is the bound.
+
+        :param Y: all rows, (N, D).
+        :raises ValueError: for Y of another shape, or with missing entries.
+        """
+        y = self._centred(Y)
+        gp = self._gp()
+        with numpyro.plate("outputs", y.shape[0]):
+            numpyro.sample("y", gp, obs=y)
+        kl = 0.5 * (jnp.square(gp.loc) + jnp.square(gp.scale) - 1.0) - jnp.log(gp.scale)
+        numpyro.factor("x.kl", -jnp.sum(kl))
+
+    def bound(self, params: dict[str, jax.Array], Y: ArrayLike) -> jax.Array:
+        """
+        The bound on the log evidence of Y, in nats.
+
+        :param params: parameters by site name.
+        :param Y: all rows, (N, D).
+        :raises KeyError: if a parameter is missing.
+        """
+        self._check_params(params, Y)
+        return log_density(self.model, (Y,), {}, params)[0]
+
+    def fit(
+        self,
+        Y: ArrayLike,
+        max_steps: int = 1000,
+        params: dict[str, ArrayLike] | None = None,
+        *,
+        tolerance: float = 1e-4,
+        window: int = 50,
+        progress: bool = True,
+    ) -> CollapsedFit:
+        """
+        Maximise the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.lbfgs`).
+
+        :param Y: all rows, (N, D).
+        :param max_steps: most steps.
+        :param params: where to start for the parameters that it names; the others start where ``start`` says.
+        :param tolerance: it has converged when ``window`` steps together raise the bound by less than this, in nats per
+            row.
+        :param window: see ``tolerance``.
+        :param progress: show a progress bar with the bound.
+        :raises KeyError: for params of another name.
+        :raises FloatingPointError: if the bound is not finite at the start.
+        """
+        sites = self._sites(Y)
+        if unknown := set(params or {}) - set(sites):
+            raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")
+        rows = self.start.latents.shape[0]
+        transforms = {name: biject_to(constraint) for name, (_, constraint) in sites.items()}
+        values = {name: jnp.asarray(value) for name, (value, _) in sites.items()}
+        values |= {name: jnp.asarray(value, values[name].dtype) for name, value in (params or {}).items()}
+
+        def constrained(free: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            return {name: transforms[name](value) for name, value in free.items()}
+
+        result = lbfgs.minimize(
+            lambda free, Y: -log_density(self.model, (Y,), {}, constrained(free))[0],
+            {name: transforms[name].inv(value) for name, value in values.items()},
+            jnp.asarray(Y),
+            max_steps=max_steps,
+            tolerance=tolerance * rows,
+            window=window,
+            progress=progress,
+            describe=lambda loss: f"bound {-loss:.6g}, per row {-loss / rows:.4g}",
+        )
+        return CollapsedFit(constrained(result.params), -result.losses, result.converged, result.message)
+
+    def posterior(self, params: dict[str, jax.Array], Y: ArrayLike) -> Posterior:
+        """
+        The posterior of the D functions at the best q(ε), over latent space: means are (D, N).
+
+        They are those of Y less ``start.offset``.
+
+        :param params: parameters by site name.
+        :param Y: all rows, (N, D).
+        :raises KeyError: if a parameter is missing.
+        """
+        self._check_params(params, Y)
+        with handlers.block(), handlers.substitute(data=params):
+            return self._gp().condition(self._centred(Y))
+
+    def svi_params(self, params: dict[str, jax.Array], Y: ArrayLike) -> dict[str, jax.Array]:
+        """
+        Parameters at which a :class:`~npgp.gplvm.BayesianGPLVM` with the same start has this q(x) and the best q(ε).
+
+        :param params: parameters by site name.
+        :param Y: all rows, (N, D).
+        :raises KeyError: if a parameter is missing.
+        """
+        posterior = self.posterior(params, Y)
+        gp = SparseGP("f", posterior.projector.kernel, posterior.projector.blocks)
+        return {**params, **gp.params(posterior.q)}
+
+    def _gp(self) -> UncertainInputGP:
+        start, positive = self.start, constraints.positive
+        shape, dtype = start.latents.shape, jnp.result_type(float)
+
+        def param(name: str, value: ArrayLike, constraint: Any = constraints.real) -> jax.Array:
+            return numpyro.param(name, jnp.asarray(value, dtype), constraint=constraint)
+
+        kernel = self.kernel(
+            lengthscale=param("lengthscale", jnp.broadcast_to(jnp.asarray(start.lengthscale), shape[1:]), positive),
+            variance=param("variance", start.variance, positive),
+        )
+        return UncertainInputGP(
+            kernel,
+            param("x.loc", start.latents),
+            param("x.scale", jnp.full(shape, start.latent_scale), positive),
+            param("inducing", start.blocks[0]),
+            param("noise_variance", start.noise_variance, positive),
+            conditional=self.conditional,
+            penalty_draws=self.penalty_draws,
+            chunk_size=self.chunk_size,
+        )
+
+    def _centred(self, Y: ArrayLike) -> jax.Array:
+        """Outputs as rows, (D, N), less their offset."""
+        expected = (self.start.latents.shape[0], self.start.offset.shape[0])
+        if jnp.shape(Y) != expected:
+            raise ValueError(f"Y has shape {jnp.shape(Y)}; with this start it must be {expected}.")
+        if not linalg.is_traced(Y) and not np.all(np.isfinite(np.asarray(Y))):
+            raise ValueError(
+                "Y has NaN or infinite entries; the collapsed bound needs every entry, BayesianGPLVM takes a mask of "
+                "those that are missing."
+            )
+        dtype = jnp.result_type(float)
+        return jnp.asarray(Y, dtype).T - jnp.asarray(self.start.offset, dtype)[:, None]
+
+    def _sites(self, Y: ArrayLike) -> dict[str, tuple[jax.Array, Any]]:
+        """Start value and constraint of each parameter."""
+        trace = handlers.trace(handlers.seed(self.model, 0)).get_trace(Y)
+        sites = {name: site for name, site in trace.items() if site["type"] == "param"}
+        return {
+            name: (site["value"], site["kwargs"].get("constraint", constraints.real)) for name, site in sites.items()
+        }
+
+    def _check_params(self, params: dict[str, Any], Y: ArrayLike) -> None:
+        if missing := set(self._sites(Y)) - set(params):
+            raise KeyError(f"params has no {sorted(missing)[0]!r}; the parameters are {sorted(self._sites(Y))}.")

@@ -1,0 +1,218 @@
+"""
+L-BFGS for bounds without noise: quasi-Newton directions of Optax, and a line search that compiles the loss once.
+
+Every round of one device loop evaluates loss and gradient at one trial point, and then either takes it or moves the
+bracket of the step size (bisection for the weak Wolfe conditions: Lewis & Overton 2013). Optax's own line search
+compiles the loss several times.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from threadpoolctl import threadpool_limits
+from tqdm.auto import tqdm
+
+__all__ = ["LBFGSResult", "minimize"]
+
+#: The weak Wolfe conditions: sufficient decrease, and sufficient change of slope.
+DECREASE, CURVATURE = 1e-4, 0.9
+#: Trial points of one line search.
+MAX_TRIALS = 25
+#: Differences of gradients that directions are made of.
+MEMORY = 10
+#: Aimed-for seconds per device call: how often the progress bar moves.
+SECONDS_PER_CALL = 1.0
+
+RUNNING, CONVERGED, STALLED = range(3)
+MESSAGES = {
+    RUNNING: "stopped after max_steps steps",
+    CONVERGED: "the last steps gained less than the tolerance",
+    STALLED: "the line search found no better point: the loss is at its precision",
+}
+
+
+class LBFGSResult(NamedTuple):
+    """What :func:`minimize` returns."""
+
+    #: Where the loss is least of all points seen; of the structure of the start.
+    params: Any
+    #: The loss at the start and after each step.
+    losses: np.ndarray
+    #: Whether the last steps gained less than the tolerance.
+    converged: bool
+    #: Why it ended.
+    message: str
+
+
+class _Search(NamedTuple):
+    x: jax.Array
+    value: jax.Array
+    gradient: jax.Array
+    direction: jax.Array
+    slope: jax.Array
+    memory: Any
+    step: jax.Array  # the trial point's, in units of the direction
+    low: jax.Array
+    high: jax.Array
+    trials: jax.Array
+    steps: jax.Array
+    values: jax.Array
+    status: jax.Array
+
+
+def minimize(
+    loss: Callable,
+    start: Any,
+    *args: Any,
+    max_steps: int = 1000,
+    tolerance: float = 1e-6,
+    window: int = 50,
+    progress: bool = True,
+    describe: Callable[[float], str] = "loss {:.6g}".format,
+) -> LBFGSResult:
+    """
+    Minimise ``loss(params, *args)`` from a start, by L-BFGS.
+
+    A keyboard interrupt ends it with a warning, and with what was found so far.
+
+    :param loss: a function that JAX can differentiate; trial points where it is not finite are stepped back from.
+    :param start: params to start from, a pytree of floating arrays without constraints.
+    :param args: pytrees of arrays that the loss depends on.
+    :param max_steps: most steps; each takes one evaluation of the loss, and now and then a few.
+    :param tolerance: it has converged when ``window`` steps together lower the loss by less than this.
+    :param window: see ``tolerance``.
+    :param progress: show a progress bar.
+    :param describe: what the bar says of a loss.
+    :raises ValueError: for fewer than one step, a tolerance below 0 and a window below 1.
+    :raises FloatingPointError: if loss or gradient is not finite at the start.
+    """
+    if max_steps < 1 or window < 1 or not tolerance >= 0.0:
+        raise ValueError(
+            f"max_steps is {max_steps}, window {window} and tolerance {tolerance}; they must be at least 1, 1 and 0."
+        )
+    flat, restore = ravel_pytree(start)
+    evaluate = jax.value_and_grad(lambda x, *args: loss(restore(x), *args))
+    run = jax.jit(lambda search, rounds, *args: _rounds(evaluate, window, tolerance, search, rounds, *args))
+    search = _before(flat, max_steps)
+    size = 1
+    with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:
+        try:
+            while int(search.status) == RUNNING and int(search.steps) < max_steps:
+                began = time.perf_counter()
+                search = jax.block_until_ready(run(search, size, *args))
+                if not np.isfinite(search.value):
+                    raise FloatingPointError(
+                        f"the loss is {float(search.value)} at the start, or its gradient is not finite: check the "
+                        "data and the start, or try a larger jitter or float64."
+                    )
+                bar.set_postfix_str(describe(float(search.value)), refresh=False)
+                bar.update(int(search.steps) - bar.n)
+                if size > 1:  # the first call compiles and is no measure of speed
+                    speed = size / (time.perf_counter() - began)
+                    size = int(np.clip(speed * SECONDS_PER_CALL, 1, 10 * size))
+                else:
+                    size = 2
+        except KeyboardInterrupt:
+            warnings.warn(f"Interrupted: {int(search.steps)} of {max_steps} steps were taken.", stacklevel=2)
+    status = int(search.status)
+    losses = np.asarray(search.values)[: int(search.steps) + 1]
+    return LBFGSResult(restore(search.x), losses, status == CONVERGED, MESSAGES[status])
+
+
+def _before(x: jax.Array, max_steps: int) -> _Search:
+    """Nothing evaluated yet: the first trial point is the start itself, which beats an infinite loss."""
+    zero, number = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
+    return _Search(
+        x=x,
+        value=jnp.full((), jnp.inf, x.dtype),
+        gradient=jnp.zeros_like(x),
+        direction=jnp.zeros_like(x),
+        slope=zero,
+        memory=optax.scale_by_lbfgs(MEMORY).init(x),
+        step=zero,
+        low=zero,
+        high=jnp.full((), jnp.inf, x.dtype),
+        trials=number,
+        steps=number - 1,
+        values=jnp.zeros(max_steps + 1, x.dtype),
+        status=number,
+    )
+
+
+def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, *args) -> _Search:
+    """So many evaluations, or fewer if it ends before."""
+    last = search.values.shape[0] - 1
+
+    def body(carry):
+        i, search = carry
+        trial = search.x + search.step * search.direction
+        value, gradient = evaluate(trial, *args)
+        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
+        # The start is taken in any case; its loss is reported if it is not finite.
+        first = search.steps < 0
+        lower = finite & (value <= search.value + DECREASE * search.step * search.slope)
+        curved = jnp.vdot(gradient, search.direction) >= CURVATURE * search.slope
+        take = first | (lower & (curved | (search.trials >= MAX_TRIALS)))
+        value = jnp.where(first & ~finite, jnp.nan, value)
+        search = lax.cond(
+            take,
+            lambda: _taken(search, trial, value, gradient, window, tolerance),
+            lambda: lax.cond(search.trials >= MAX_TRIALS, lambda: _given_up(search), lambda: _narrowed(search, lower)),
+        )
+        return i + 1, search
+
+    def going(carry):
+        i, search = carry
+        return (i < rounds) & (search.status == RUNNING) & (search.steps < last) & ~jnp.isnan(search.value)
+
+    return lax.while_loop(going, body, (0, search))[1]
+
+
+def _taken(search: _Search, x, value, gradient, window: int, tolerance: float) -> _Search:
+    steps = search.steps + 1
+    values = search.values.at[steps].set(value)
+    gained = values[jnp.maximum(steps - window, 0)] - value
+    ended = ((steps >= window) & (gained < tolerance)) | jnp.all(gradient == 0.0)
+    status = jnp.where(ended, CONVERGED, RUNNING).astype(search.status.dtype)
+    taken = search._replace(x=x, value=value, gradient=gradient, steps=steps, values=values, status=status)
+    return _redirected(taken)
+
+
+def _redirected(search: _Search) -> _Search:
+    """A new line search along the quasi-Newton direction."""
+    scaled, memory = optax.scale_by_lbfgs(MEMORY).update(search.gradient, search.memory, search.x)
+    slope = -jnp.vdot(search.gradient, scaled)
+    return search._replace(
+        direction=-scaled,
+        slope=slope,
+        memory=memory,
+        step=jnp.ones_like(search.step),
+        low=jnp.zeros_like(search.low),
+        high=jnp.full_like(search.high, jnp.inf),
+        # A direction that is not one of descent is given up at once.
+        trials=jnp.where(slope < 0.0, 0, MAX_TRIALS).astype(search.trials.dtype),
+    )
+
+
+def _narrowed(search: _Search, lower) -> _Search:
+    low, high = jnp.where(lower, search.step, search.low), jnp.where(lower, search.high, search.step)
+    step = jnp.where(jnp.isfinite(high), 0.5 * (low + high), 2.0 * search.step)
+    return search._replace(low=low, high=high, step=step, trials=search.trials + 1)
+
+
+def _given_up(search: _Search) -> _Search:
+    """Begin again along the gradient; or end, if that was the direction."""
+    fresh = optax.scale_by_lbfgs(MEMORY).init(search.x)
+    again = _redirected(search._replace(memory=fresh))
+    stalled = search._replace(status=jnp.full_like(search.status, STALLED))
+    return jax.tree.map(lambda a, b: jnp.where(search.memory.count > 1, a, b), again, stalled)
