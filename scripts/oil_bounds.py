@@ -45,8 +45,8 @@ CONDITIONALS = ("prior", "tight", "grouped")
 POSITIVE = {"softplus": constraints.softplus_positive, "log": constraints.positive}
 #: A latent dimension counts if its relevance is at least this share of the largest.
 RELEVANT = 0.1
-#: Points of a trace that are kept.
-TRACE_POINTS = 400
+#: Points of a trace that are kept, and that are drawn.
+TRACE_POINTS, DRAWN_POINTS = 400, 100
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -298,41 +298,45 @@ def compare_here(title: str, runs: Sequence[dict]) -> None:
 
 
 def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namespace, out: Path) -> Path:
-    """The traces of both trainings: their mean over seeds, with a band from the lowest to the highest."""
+    """
+    The traces of the trainings: their mean over seeds, with a band from the lowest to the highest. Those that continue
+    are drawn from where they start, the bound of ``prior`` at its solution, as the seeds' solutions lie apart.
+    """
     from matplotlib import pyplot as plt
 
     from npgp.plots import COLOURS
 
     titles = {
-        "independent": f"trained from principal components, M = {args.inducing}",
+        "independent": "trained from the same start",
         "continued": "trained on from the solution of prior",
     }
     steps = {"independent": args.steps, "continued": args.continue_steps}
-    figure, axes = plt.subplots(
-        1,
-        len(fits),
-        figsize=(6.0 * len(fits), 4.2),
-        layout="constrained",
-        squeeze=False,
-        sharey=True,
-        width_ratios=[1.4, 1][: len(fits)],
-    )
-    ends, lows = [], []
+    labels = {"independent": "ELBO per row (nats)", "continued": "ELBO per row, less that of prior at its solution"}
+    figure, axes = plt.subplots(1, len(fits), figsize=(5.4 * len(fits), 4.2), layout="constrained", squeeze=False)
     for ax, (stage, runs) in zip(axes[0], fits.items(), strict=True):
+        zero = np.zeros((len(next(iter(runs.values()))), 1))
+        if stage == "continued":
+            zero = np.array([[f["elbo_per_row"]] for f in fits["independent"]["prior"]])
+        limits = []
         for i, (conditional, figures) in enumerate(runs.items()):
-            traces = np.array([f["trace"] for f in figures])
+            traces = np.array([f["trace"] for f in figures]) - zero
+            parts = np.array_split(traces, min(DRAWN_POINTS, traces.shape[1]), axis=1)
+            traces = np.stack([part.mean(1) for part in parts], 1)
             at = (np.arange(traces.shape[1]) + 0.5) * steps[stage] / traces.shape[1]
-            final = spread([f["elbo_per_row"] for f in figures], 2)
-            ax.plot(at, traces.mean(0), color=COLOURS[i], label=f"{conditional}: {final}")
+            final = np.array([f["elbo_per_row"] for f in figures]) - zero[:, 0]
+            ax.plot(at, traces.mean(0), color=COLOURS[i], label=f"{conditional}: {spread(final, 2)}")
             ax.fill_between(at, traces.min(0), traces.max(0), color=COLOURS[i], alpha=0.18, lw=0)
-            ends.append(traces.max())
-            lows.append(np.quantile(traces, 0.08))
+            limits.append([np.quantile(traces.min(0), 0.15 if stage == "independent" else 0.0), traces.max()])
+        low, high = np.min(limits, 0)[0], np.max(limits, 0)[1]
+        margin = 0.05 * (high - low)
+        ax.set_ylim(low - margin, high + margin)  # the first steps are far below
         ax.set_title(titles[stage], fontsize=10)
         ax.set_xlabel("step")
-        ax.legend(frameon=False, loc="lower right", title="mean ± standard error", alignment="right")
-    margin = 0.06 * (max(ends) - min(lows))
-    axes[0, 0].set_ylim(min(lows) - margin, max(ends) + margin)  # the first steps are far below
-    axes[0, 0].set_ylabel("ELBO per row (nats)")
+        ax.set_ylabel(labels[stage])
+        error = " ± standard error" if len(zero) > 1 else ""
+        ax.legend(frameon=False, loc="lower right", title=f"at the end: mean{error}", alignment="left")
+    seeds = "lines: mean over seeds, bands: lowest to highest" if args.seeds > 1 else "one seed"
+    figure.suptitle(f"Oil flow ({args.data}), M = {args.inducing}; {seeds}", fontsize=11)
     out.mkdir(parents=True, exist_ok=True)
     path = out / "oil_bounds.png"
     figure.savefig(path, dpi=130)
@@ -366,8 +370,8 @@ def main(argv: list[str] | None = None) -> dict:
     fits = {stage: runs for stage, runs in fits.items() if runs}
 
     compare("Each trained from the same start: ELBO per row in nats", fits["independent"])
-    if "prior" in args.conditional:
-        compare_here("All bounds at the solution of prior", fits["independent"]["prior"])
+    for conditional, figures in fits["independent"].items():
+        compare_here(f"All bounds at the solution of {conditional}", figures)
     if "continued" in fits:
         note = f"{args.continue_steps} steps more, at a learning rate of {args.continue_rate:g}"
         compare(f"Each trained on from the solution of prior: {note}", fits["continued"])
