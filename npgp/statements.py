@@ -19,7 +19,7 @@ from npgp import conditionals, linalg
 from npgp.component import OBSERVATION, Catch, Q, ask, in_automatic_guide, plates_around
 from npgp.groups import Groups
 from npgp.latent import Latent, Latents, Moments, as_latent, as_latents
-from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.likelihoods import Columns, Likelihood, as_likelihood
 from npgp.residuals import Residual
 from npgp.variational import learned_blocks
 
@@ -162,8 +162,10 @@ def observe(
         obs = _check_observations(name, obs, mask, latents, likelihood)
     # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
     groups = None if obs is None else conditionals.groups_for(conditional, groups, latents.shape[-1])
-    if conditional == "full" and likelihood.certificate == "none":
-        latents.check_unshared()
+    if likelihood.certificate == "none" and conditional not in ("prior", "shared"):
+        # What such a likelihood is given has a proof for residuals that are its own: of its row, of its column.
+        if conditional == "full" or isinstance(likelihood, Columns):
+            latents.check_unshared()
     parameter = None
     if latents.variational and conditional in conditionals.LEARNED_PARAMETER:
         suffix, start, constraint = conditionals.LEARNED_PARAMETER[conditional]
@@ -212,12 +214,13 @@ def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihoo
             raise ValueError(
                 f"{name}: the {what} have shape {jnp.shape(value)} but the GP values have shape {latents.shape}."
             )
-    seen = obs
-    if mask is not None and not linalg.is_traced(obs) and not linalg.is_traced(mask):
-        seen = np.asarray(obs)[np.asarray(mask).astype(bool)]
-    if mask is None or seen is not obs:
-        linalg.require_finite(seen, f"the observations of {name}")
-        likelihood.check(seen)
+    if mask is None:
+        linalg.require_finite(obs, f"the observations of {name}")
+        likelihood.check(obs)
+    elif not linalg.is_traced(obs) and not linalg.is_traced(mask):
+        present = np.asarray(mask).astype(bool)
+        linalg.require_finite(np.asarray(obs)[present], f"the observations of {name}")
+        likelihood.check(np.where(present, obs, np.nan))
     return jnp.asarray(obs)
 
 

@@ -118,9 +118,9 @@ def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.A
     _require_fit("offset", offset, shape)
     linalg.require_finite(offset, "offset")
     if not linalg.is_traced(y) and not linalg.is_traced(mask):
-        seen = np.asarray(y) if mask is None else np.asarray(y)[np.asarray(mask).astype(bool)]
-        linalg.require_finite(seen, "y")
-        likelihood.check(seen)
+        seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
+        linalg.require_finite(np.asarray(y)[seen], "y")
+        likelihood.check(np.where(seen, y, np.nan))
     y, offset = jnp.asarray(y, X.dtype), jnp.asarray(offset, X.dtype)
     if mask is None:
         return y, offset, None

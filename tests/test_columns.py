@@ -430,3 +430,38 @@ def test_values_of_another_number_of_columns_are_refused():
     # One function for all columns would else be counted twice.
     with pytest.raises(ValueError, match="likelihoods for 2 columns"):
         likelihood.log_prob(np.zeros(5), np.zeros(5))
+
+
+def test_masked_values_are_checked_in_their_own_column():
+    """A count where a label belongs, beside a missing entry, is refused; one beside what is missing is not."""
+    likelihood = Columns([npgp.Bernoulli(), npgp.Poisson()])
+    X = np.linspace(0.0, 1.0, 3)[:, None]
+    mask = np.array([[True, True, False], [True, False, True]])
+
+    def observe(y, latent=lambda f: f(X), conditional="tight"):
+        with handlers.seed(rng_seed=0):
+            with numpyro.plate("outputs", 2, dim=-2):
+                f = npgp.SparseGP("f", npgp.RBF(1.0), X[:2].copy()).draw()
+            npgp.observe("y", latent(f), likelihood, obs=y, mask=mask, conditional=conditional)
+
+    with pytest.raises(ValueError, match=r"columns 0: y has the value 5"):
+        observe(np.array([[0.0, 5.0, np.nan], [3.0, np.nan, 2.0]]))
+    observe(np.array([[0.0, 1.0, 5.0], [3.0, -2.0, 2.0]]))
+
+
+def test_columns_of_one_draw_without_a_certificate():
+    """A proof for each column alone is none for columns that share a residual."""
+    likelihood = Columns([npgp.Gaussian(0.1), npgp.StudentT(3.0, 0.5)], num_nodes=20)
+    no_promise = Columns([npgp.Gaussian(0.1), lambda f: dist.Cauchy(f, 1.0)])
+    X = np.linspace(0.0, 1.0, 3)[:, None]
+
+    def observe(likelihood, conditional):
+        with handlers.seed(rng_seed=0):
+            f = npgp.SparseGP("f", npgp.RBF(1.0), X[:2].copy()).draw()
+            W = np.array([[1.0], [0.5]])
+            npgp.observe("y", f(X) * W, likelihood, obs=np.zeros((2, 3)), conditional=conditional)
+
+    assert no_promise.certificate == "none" != likelihood.certificate
+    observe(no_promise, "prior")
+    with pytest.raises(ValueError, match="f is spread over several outputs"):
+        observe(no_promise, "tight")
