@@ -7,7 +7,7 @@ from npgp.component import Function, SparseGP, plate
 from npgp.conditionals import is_certified
 from npgp.corrections import exact_variance, local_correction
 from npgp.features import Points
-from npgp.gplvm import BayesianGPLVM, pca_start
+from npgp.gplvm import BayesianGPLVM, CollapsedGPLVM, pca_start
 from npgp.groups import Groups, consecutive, kmeans_groups, median_split
 from npgp.guide import AutoSparseGP, posterior
 from npgp.inference_data import to_arviz
@@ -28,13 +28,15 @@ from npgp.kernels import (
     at_outputs,
 )
 from npgp.latent import Latent
-from npgp.likelihoods import Bernoulli, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
+from npgp.likelihoods import Bernoulli, Columns, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
 from npgp.natural import natural_gradient
 from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
+from npgp.rows import RowOptimizer, row_param
 from npgp.saving import load, save
 from npgp.statements import joint, observe, sample
-from npgp.training import NonFiniteLossError, adam, evaluate, fit
+from npgp.training import NonFiniteLossError, adam, evaluate, fit, row_adam
+from npgp.uncertain import UncertainInputGP
 
 __all__ = [
     "RBF",
@@ -44,6 +46,8 @@ __all__ = [
     "Bernoulli",
     "Certificate",
     "CollapsedGP",
+    "CollapsedGPLVM",
+    "Columns",
     "Constant",
     "Coregion",
     "Cosine",
@@ -67,9 +71,11 @@ __all__ = [
     "Polynomial",
     "Posterior",
     "RationalQuadratic",
+    "RowOptimizer",
     "Softmax",
     "SparseGP",
     "StudentT",
+    "UncertainInputGP",
     "Weibull",
     "White",
     "adam",
@@ -96,6 +102,8 @@ __all__ = [
     "pca_start",
     "plate",
     "posterior",
+    "row_adam",
+    "row_param",
     "sample",
     "save",
     "to_arviz",

@@ -1,14 +1,26 @@
 """The Bayesian GPLVM: GPs whose inputs are latent."""
 
+from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
 from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
+from npgp.gplvm.relevance import (
+    CanonicalLatents,
+    canonical_latents,
+    effective_dimensions,
+    predictive_variance,
+    relevance,
+    sensitivity,
+)
 from npgp.gplvm.restarts import Restarts, fit_restarts
 from npgp.gplvm.start import Start, pca_start, random_start
 
 __all__ = [
     "BayesianGPLVM",
+    "CanonicalLatents",
     "ClassNormal",
+    "CollapsedFit",
+    "CollapsedGPLVM",
     "Dynamical",
     "Encoder",
     "FreeNormal",
@@ -18,8 +30,13 @@ __all__ = [
     "Point",
     "Restarts",
     "Start",
+    "canonical_latents",
+    "effective_dimensions",
     "fit_restarts",
     "pca_start",
+    "predictive_variance",
     "random_start",
+    "relevance",
+    "sensitivity",
     "standard_normal",
 ]
