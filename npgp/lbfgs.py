@@ -83,7 +83,7 @@ def minimize(
     """
     Minimise ``loss(params, *args)`` from a start, by L-BFGS.
 
-    A keyboard interrupt ends it with a warning, and with what was found so far.
+    A keyboard interrupt ends it with a warning and what was found so far.
 
     :param loss: a function that JAX can differentiate; trial points where it is not finite are stepped back from.
     :param start: params to start from, a pytree of floating arrays without constraints.
@@ -93,7 +93,7 @@ def minimize(
     :param window: see ``tolerance``.
     :param progress: show a progress bar.
     :param describe: what the bar says of a loss.
-    :raises ValueError: for fewer than one step, a tolerance below 0 and a window below 1.
+    :raises ValueError: for fewer than one step, a tolerance below 0 or a window below 1.
     :raises FloatingPointError: if loss or gradient is not finite at the start.
     """
     if max_steps < 1 or window < 1 or not tolerance >= 0.0:
@@ -104,7 +104,7 @@ def minimize(
     evaluate = jax.value_and_grad(lambda x, *args: loss(restore(x), *args))
     run = jax.jit(lambda search, rounds, *args: _rounds(evaluate, window, tolerance, search, rounds, *args))
     search = _before(flat, max_steps)
-    size = 1
+    size, interrupted = 1, False
     with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:
         try:
             while int(search.status) == RUNNING and int(search.steps) < max_steps:
@@ -123,10 +123,15 @@ def minimize(
                 else:
                     size = 2
         except KeyboardInterrupt:
+            if int(search.steps) < 0:
+                raise
+            interrupted = True
             warnings.warn(f"Interrupted: {int(search.steps)} of {max_steps} steps were taken.", stacklevel=2)
     status = int(search.status)
     losses = np.asarray(search.values)[: int(search.steps) + 1]
-    return LBFGSResult(restore(search.x), losses, status == CONVERGED, MESSAGES[status])
+    return LBFGSResult(
+        restore(search.x), losses, status == CONVERGED, "interrupted" if interrupted else MESSAGES[status]
+    )
 
 
 def _before(x: jax.Array, max_steps: int) -> _Search:
