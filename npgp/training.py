@@ -75,10 +75,20 @@ def _is_array(x) -> bool:
 class _Inputs:
     """The arguments of model and guide, arrays apart from the rest, and batches of their rows."""
 
-    def __init__(self, args, kwargs, rng_key, batch_size: int | None, indices: str | None, group_size: int = 1):
-        if indices in kwargs:
-            raise ValueError(f"indices={indices!r} names an argument that is given as well.")
-        self.num_args, self.keywords, self.indices = len(args), list(kwargs), indices
+    def __init__(
+        self,
+        args,
+        kwargs,
+        rng_key,
+        batch_size: int | None,
+        indices: str | None,
+        group_size: int = 1,
+        steps: str | None = None,
+    ):
+        for option, name in (("indices", indices), ("steps", steps)):
+            if name in kwargs or (name is not None and option == "steps" and name == indices):
+                raise ValueError(f"{option}={name!r} names an argument that is given as well.")
+        self.num_args, self.keywords, self.indices, self.steps = len(args), list(kwargs), indices, steps
         # Values in call order: a dictionary would be flattened in alphabetical order.
         leaves, self.treedef = jax.tree.flatten([*args, *kwargs.values()])
         self.arrays = [jnp.asarray(x) for x in leaves if _is_array(x)]
@@ -113,8 +123,8 @@ class _Inputs:
         rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=np.int32)
         return rows.reshape(num_steps, self.batch_size)
 
-    def call(self, arrays, rows) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments of the rows ``rows``, or of all of them for ``None``."""
+    def call(self, arrays, rows, step=0) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of the rows ``rows``, or of all of them for ``None``, at a step."""
 
         def cut(x):
             if rows is None or x.shape[:1] != (self.num_rows,):
@@ -128,6 +138,8 @@ class _Inputs:
         if self.indices is not None:
             all_rows = np.arange(self.num_rows, dtype=np.int32)
             kwargs[self.indices] = jnp.asarray(all_rows if rows is None else rows)
+        if self.steps is not None:
+            kwargs[self.steps] = jnp.asarray(step)
         return tuple(values[: self.num_args]), kwargs
 
     def first_call(self) -> tuple[tuple, dict[str, Any]]:
@@ -193,7 +205,7 @@ def _device_loop(svi: SVI, inputs: _Inputs, max_steps: int) -> Callable:
     def run(state, good, arrays, rows, num_steps):
         def body(carry):
             i, state, good, losses, _ = carry
-            args, kwargs = inputs.call(arrays, None if rows is None else rows[i])
+            args, kwargs = inputs.call(arrays, None if rows is None else rows[i], state.optim_state[0])
             new, loss = svi.update(state, *args, **kwargs)
             finite = jnp.isfinite(loss)
             good = jax.tree.map(lambda a, b: jnp.where(finite, a, b), state, good)
@@ -218,7 +230,7 @@ def _row_loop(svi: LazySVI, inputs: _Inputs, max_steps: int) -> Callable:
     def run(tables, small, good, arrays, rows, num_steps):
         def body(carry):
             i, tables, small, good, losses, _ = carry
-            args, kwargs = inputs.call(arrays, None if rows is None else rows[i])
+            args, kwargs = inputs.call(arrays, None if rows is None else rows[i], small.optim_state[0])
             new, good, loss, ok = svi.step(join(small, tables), good, args, kwargs)
             small, tables = split(new)
             return i + 1, tables, small, good, losses.at[i].set(loss.astype(losses.dtype)), ok
@@ -243,6 +255,7 @@ def fit(
     batch_size: int | None = None,
     group_size: int = 1,
     indices: str | None = None,
+    steps: str | None = None,
     init_state: SVIState | None = None,
     init_params: dict[str, Any] | None = None,
     row_optim: RowOptimizer | None = None,
@@ -275,6 +288,8 @@ def fit(
         conditional, whose data :meth:`npgp.Groups.arrange` puts in order.
     :param indices: keyword under which model and guide receive the row numbers of the batch, for
         models with parameters per row.
+    :param steps: keyword under which model and guide receive the number of the step, counted from zero over all
+        continuations, for whatever follows a schedule. :func:`evaluate` does not pass it.
     :param init_state: state to continue from.
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
     :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs
@@ -291,7 +306,7 @@ def fit(
         raise ValueError(f"num_steps is {num_steps}, not at least 1.")
     if steps_per_call is not None and steps_per_call < 1:
         raise ValueError(f"steps_per_call is {steps_per_call}, not at least 1.")
-    inputs = _Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
+    inputs = _Inputs(args, kwargs, rng_key, batch_size, indices, group_size, steps)
     if not allow_nan:
         _refuse_nan(args, kwargs)
     lazy = None if row_optim is None else LazySVI(svi, row_optim)

@@ -10,7 +10,8 @@ import pytest
 from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 
-from npgp.training import FitResult, NonFiniteLossError, _Inputs, adam, evaluate, fit
+from npgp.rows import row_param
+from npgp.training import FitResult, NonFiniteLossError, _Inputs, adam, evaluate, fit, row_adam
 
 fit_module = importlib.import_module("npgp.training")  # the package's `fit` may be the function
 N = 60
@@ -116,6 +117,27 @@ def test_batches_slice_rows_pass_indices_and_scale_the_loss():
     # The batches of an epoch are a partition: with frozen parameters their mean is the full loss.
     full = -dist.Normal(0, 1).log_prob(Y).sum()
     np.testing.assert_allclose(result.losses.mean(), full, rtol=1e-5)
+
+
+@pytest.mark.parametrize("row_optim", [None, row_adam(0.1)], ids=["dense", "rows"])
+def test_the_number_of_the_step_is_passed_on(row_optim):
+    """Also to a continuation; not by evaluate, so that what a schedule changes in training is not evaluated."""
+
+    def model(x, t=None):
+        numpyro.factor("time", -1.0 * (100.0 if t is None else t))
+
+    def guide(x, t=None):
+        row_param("a", np.zeros((3, 1), np.float32))
+
+    svi = SVI(model, guide, optax.sgd(0.1), Trace_ELBO())
+    options = {"steps": "t", "row_optim": row_optim, "progress": False}
+    first = fit(svi, KEY, 3, X[:3], **options)
+    more = fit(svi, KEY, 2, X[:3], init_state=first.state, **options)
+    np.testing.assert_array_equal([*first.losses, *more.losses], range(5))
+    assert evaluate(svi, KEY, more, X[:3], num_draws=2)[0] == -100.0
+    for name in ("t", "rows"):
+        with pytest.raises(ValueError, match=f"steps='{name}' names an argument"):
+            fit(svi, KEY, 3, x=X[:3], indices="rows", steps=name, **({"t": 1.0} if name == "t" else {}))
 
 
 def test_indices_without_batches_are_all_rows():
