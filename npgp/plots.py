@@ -138,14 +138,20 @@ def _draw_background(ax, background, label: str) -> None:
 
 
 def plot_relevance(
-    relevance: Mapping[str, ArrayLike], threshold: float | None = None, label: str = "relevance (largest = 1)"
+    relevance: Mapping[str, ArrayLike],
+    threshold: float | None = None,
+    label: str = "relevance (largest = 1)",
+    *,
+    by_rank: bool = True,
 ) -> Figure:
     """
-    Relevance of the latent dimensions, sorted, for one or several fits.
+    Relevance of the latent dimensions, for one or several fits.
 
     :param relevance: for each fit, relevances (Q,), the largest being 1.
     :param threshold: where a dimension begins to count, drawn as a line; and then how many count of each fit.
     :param label: what the numbers are.
+    :param by_rank: whether each fit's dimensions are sorted; if not, as where fits share their dimensions, they are in
+        their own order.
     :raises ValueError: for no fits, or arrays of another shape.
     """
     fits = {name: np.asarray(values, float) for name, values in relevance.items()}
@@ -156,7 +162,7 @@ def plot_relevance(
     figure, ax = _subplots(figsize=(6.4, 3.6))
     width = 0.8 / len(fits)
     for i, (name, values) in enumerate(fits.items()):
-        values = np.sort(values)[::-1]
+        values = np.sort(values)[::-1] if by_rank else values
         left = np.arange(len(values)) + (i - (len(fits) - 1) / 2) * width
         if threshold is not None:
             name = f"{name} ({np.sum(values >= threshold)} of {len(values)})"
@@ -164,7 +170,7 @@ def plot_relevance(
     ax.set_xticks(np.arange(most), [str(k + 1) for k in range(most)])
     if threshold is not None:
         ax.axhline(threshold, color="0.4", lw=0.8, ls="--", label=f"counts as relevant above {threshold:g}")
-    ax.set_xlabel("latent dimension, by rank")
+    ax.set_xlabel("latent dimension, by rank" if by_rank else "latent dimension")
     ax.set_ylabel(label)
     ax.legend(frameon=False)
     return figure

@@ -172,7 +172,9 @@ def main(argv: list[str] | None = None) -> dict:
     from npgp import plots
 
     args.out.mkdir(parents=True, exist_ok=True)
-    figure = plots.plot_relevance(relevance, threshold=THRESHOLD, sort=False)
+    figure = plots.plot_relevance(
+        {f"{view} view": values for view, values in relevance.items()}, threshold=THRESHOLD, by_rank=False
+    )
     figure.savefig(args.out / "shared_latents.png", dpi=130)
     print(f"wrote {args.out / 'shared_latents.png'}")
     report = errors | {

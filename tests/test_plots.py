@@ -131,6 +131,13 @@ def test_relevance_is_sorted():
     assert all(left[1] <= right[0] + 1e-9 for left, right in itertools.pairwise(bars))
 
 
+def test_relevance_in_the_order_of_the_dimensions():
+    fits = {"first view": [0.2, 1.0, 0.5], "second view": [1.0, 0.0, 0.1]}
+    (ax,) = check(plots.plot_relevance(fits, by_rank=False))
+    assert [[bar.get_height() for bar in bars] for bars in ax.containers] == list(fits.values())
+    assert ax.get_xlabel() == "latent dimension"
+
+
 def test_relevance_of_what_cannot_be_drawn_is_refused():
     for fits in ({}, {"fit": np.ones((2, 2))}):
         with pytest.raises(ValueError, match="one \\(Q,\\) for each fit"):
