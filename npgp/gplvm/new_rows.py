@@ -1,23 +1,23 @@
 """
-New rows of a GPLVM whose posterior is fixed: where in latent space they lie, and what their missing entries are.
+New rows of a trained GPLVM: where in latent space they lie, and what their missing entries are.
 
-Given x*, the D functions are independent under q, so what a trained model says of a new row is
+Given x*, the D functions are independent under q, so what the model says of a new row is
 
     p(y* | x*) = Π_d ∫ p(y*_d | f) N(f; m_d(x*), v_d(x*)) df,    x* ~ p(x),
 
-with the product over the entries that are present. ``q(x*)`` is the Gaussian that maximises the lower bound on its log
+the product over the entries that are present. ``q(x*)`` is the Gaussian that maximises a lower bound on the log
 predictive density,
 
     log p(y*) ≥ E_{q(x*)}[log p(y* | x*)] − KL[q(x*) ‖ p(x*)].
 
-Training has ``E_{q(f)}[log p(y_d | f)]`` in the place of the log of the average, because there q(f) is still to be
-chosen. Here it is not, and f is integrated out exactly: by Jensen's inequality the bound is no lower, whatever the
-conditional was. With the expectation, a new row would be drawn away from where the functions are uncertain twice over:
-for Gaussian noise it costs ``v_d / (2σ²)`` per entry instead of at most ``½ log(1 + v_d / σ²)``.
+Training has ``E_{q(f)}[log p(y_d | f)]``, with the conditional's term, where this has the log of an average, because
+there q(f) is still to be chosen. Here it is not, and f is integrated out exactly. By Jensen's inequality that is higher
+than the expectation: for Gaussian noise by ``½ (v_d/σ² − log(1 + v_d/σ²))`` or more for each entry, which would draw
+new rows away from where the functions are uncertain. It is higher than the ``tight`` conditional's term as well.
 
-Rows are independent problems, solved side by side in one program. Expectations over q(x*) are sums over fixed nodes, so
-each problem is deterministic, and quasi-Newton steps end at its optimum. As p(y* | x*) may have several modes, more so
-the fewer entries are present, each row starts from several places.
+Rows are independent problems, solved side by side in one program. Expectations under q(x*) are sums over fixed nodes,
+so that each problem is deterministic and quasi-Newton steps end at an optimum. There may be several, more so the fewer
+entries are present: each row starts from several places, and predictions mix the optima that were found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -38,51 +39,583 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.features import Points
+from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
+from npgp.gplvm.minimise import minimise
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.posteriors import Posterior
 from npgp.pytrees import pytree
 
-__all__ = ["NewRows", "infer_latents"]
+__all__ = ["Modes", "NewRows", "infer_latents"]
 
-#: Elements of the largest arrays, beyond which points are taken in parts.
-BUDGET = 2**22
-#: Radii of the rule for expectations under q(x), where there are nodes enough.
-RADII = 3
-#: Candidates whose predicted data differ by less than this share of the data's variance are one place to start from.
+#: Candidates are one place to start from if their predicted data differ by less than this share of the data's variance.
 SEPARATION = 0.1
+BLUR = 0.0
+NUM_MODES = 8
 #: Least precision of a row's prior that the first guess of q(x) supposes.
 MIN_PRECISION = 1e-2
-#: A step changes the logarithm of no scale by more, and is halved no more often than this.
-LARGEST_STEP, HALVINGS = 2.0, 20
+#: Most that a step changes the logarithm of a scale.
+LARGEST_STEP = 2.0
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The result
 
 
+class Modes(NamedTuple):
+    """Where the starts of :func:`infer_latents` led, best first, along the first axis."""
+
+    #: Means, (S,) + batch + (Q,).
+    loc: jax.Array
+    #: As :class:`NewRows` has it, with the axis of the starts in front.
+    scale: jax.Array
+    #: The bound at each, (S,) + batch; −∞ where a start led nowhere.
+    elbo: jax.Array
+    #: ``∝ exp(elbo)``, which is best for a mixture of components far from one another, (S,) + batch. A start that led
+    #: to within a standard deviation of a better one found nothing new, and has weight 0.
+    weight: jax.Array
+
+
 @pytree
 @dataclass(frozen=True)
 class NewRows:
     """
-    ``q(x*)`` of some rows, and what it says about their data; made by :func:`infer_latents`, or from what an encoder
-    gives: ``NewRows(loc, scale)``.
+    ``q(x*)`` of some rows, and what it says of their data; made by :func:`infer_latents`, or of an encoder's output::
+
+        npgp.NewRows(loc, scale).predict(posterior, likelihood)
+
+    Where there are modes, data are predicted by their mixture; ``NewRows(rows.loc, rows.scale)`` has the best alone.
 
     :param loc: means, batch + (Q,): (B, Q), or (Q,) for one row.
     :param scale: standard deviations, batch + (Q,), or lower Cholesky factors of covariances, batch + (Q, Q).
     :param elbo: the bound on the log predictive density of the entries present, in nats; batch.
-    :param modes: where all starts led, best first, along a new leading axis: (S, B, Q), and so on.
+    :param modes: where all starts led, of which ``loc`` and ``scale`` are the best.
     :raises ValueError: for a scale of another shape.
     """
 
     loc: jax.Array
     scale: jax.Array
     elbo: jax.Array | None = None
-    modes: NewRows | None = None
+    modes: Modes | None = None
 
     def __post_init__(self):
         shape = jnp.shape(self.loc)
         if not shape or jnp.shape(self.scale) not in (shape, (*shape, shape[-1])):
             raise ValueError(
-                f"loc has shape {shape} and scale {jnp.shape(self.scale)}; they must be (..., Q), and (..., Q) or "
-                "(..., Q, Q)."
+                f"scale has shape {jnp.shape(self.scale)}; with loc of shape {shape} it must be that, for standard "
+                "deviations, or with Q once more, for Cholesky factors."
             )
+
+    def predict(
+        self,
+        posterior: Posterior,
+        likelihood: Likelihood | Callable[..., dist.Distribution] | None = None,
+        *,
+        offset: ArrayLike = 0.0,
+        num_nodes: int = 256,
+    ) -> tuple[jax.Array, jax.Array]:
+        """
+        Mean and variance of the rows' data, with x* and f integrated out.
+
+        :param posterior: of the D functions.
+        :param likelihood: as for :func:`infer_latents`. If omitted, the moments are those of f plus the offset: for
+            Gaussian noise, of the data without it.
+        :param offset: as for :func:`infer_latents`.
+        :param num_nodes: nodes for the expectation under each mode of q(x*), at least.
+        :return: each batch + (D,).
+        """
+        offset = _offset(offset, (*jnp.shape(self.loc)[:-1], _columns(posterior)))
+        _require_whole("num_nodes", num_nodes)
+        return _predict(self._mixture(), posterior, _one_latent(likelihood), offset, int(num_nodes))
+
+    def sample(
+        self,
+        rng_key: jax.Array,
+        posterior: Posterior,
+        likelihood: Likelihood | Callable[..., dist.Distribution] | None = None,
+        sample_shape: tuple[int, ...] = (),
+        *,
+        offset: ArrayLike = 0.0,
+    ) -> jax.Array:
+        """
+        Draws of the rows' data, of all columns jointly: x* from q(x*), then f and y. Rows are independent.
+
+        :param rng_key: a JAX random key.
+        :param sample_shape: of the draws.
+        :return: sample_shape + batch + (D,). Other arguments as for :meth:`predict`.
+        """
+        offset = _offset(offset, (*jnp.shape(self.loc)[:-1], _columns(posterior)))
+        return _sample(rng_key, self._mixture(), posterior, _one_latent(likelihood), offset, tuple(sample_shape))
+
+    def impute(
+        self,
+        posterior: Posterior,
+        likelihood: Likelihood | Callable[..., dist.Distribution],
+        Y: ArrayLike,
+        *,
+        mask: ArrayLike,
+        offset: ArrayLike = 0.0,
+        num_nodes: int = 256,
+    ) -> tuple[jax.Array, jax.Array]:
+        """
+        The rows' data, with predictive means where an entry is missing; and the standard deviations of all entries,
+        which are 0 where they are present.
+
+        :param Y: the rows' data, batch + (D,).
+        :param mask: True where an entry of Y is present, of Y's shape.
+        :return: each batch + (D,). Other arguments as for :meth:`predict`.
+        :raises ValueError: for Y or mask of another shape.
+        """
+        mean, variance = self.predict(posterior, likelihood, offset=offset, num_nodes=num_nodes)
+        for name, value in (("Y", Y), ("mask", mask)):
+            if jnp.shape(value) != mean.shape:
+                raise ValueError(f"{name} has shape {jnp.shape(value)}; for these rows it must be {mean.shape}.")
+        present = jnp.asarray(mask).astype(bool)
+        return jnp.where(present, jnp.asarray(Y, mean.dtype), mean), jnp.where(present, 0.0, jnp.sqrt(variance))
+
+    def _mixture(self) -> Modes:
+        if self.modes is not None:
+            return self.modes
+        loc, scale = jnp.asarray(self.loc)[None], jnp.asarray(self.scale)[None]
+        one = jnp.ones(loc.shape[:-1], loc.dtype)
+        return Modes(loc, scale, one, one)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Inference
+
+
+def infer_latents(
+    posterior: Posterior,
+    likelihood: Likelihood | Callable[..., dist.Distribution],
+    Y: ArrayLike,
+    *,
+    mask: ArrayLike | None = None,
+    offset: ArrayLike = 0.0,
+    prior: dist.Distribution | None = None,
+    candidates: ArrayLike | None = None,
+    start: ArrayLike | None = None,
+    num_starts: int = 8,
+    full: bool = False,
+    num_nodes: int = 32,
+    num_steps: int = 500,
+    tolerance: float = 1e-4,
+) -> NewRows:
+    """
+    ``q(x*)`` of new rows, complete or not, with the model as it is::
+
+        posterior, likelihood = gplvm.posterior(params), gplvm.likelihood_at(params)
+        model = dict(mask=present, offset=gplvm.start.offset)
+        rows = npgp.infer_latents(posterior, likelihood, Y, candidates=params["x.loc"], **model)
+        filled, deviation = rows.impute(posterior, likelihood, Y, **model)
+
+    Each row starts from the mean of the prior, from ``start``, and from those candidates at which the entries present
+    are most probable, no two of which predict nearly the same data. Nothing is drawn: the same arguments give the same
+    result, and a row's does not depend on the others'. A row without any entry has its prior.
+
+    :param posterior: of the D functions, of batch shape (D,).
+    :param likelihood: p(y | f) for f of shape (D, rows), of one latent value. Its parameters are shared or one per
+        column, (D, 1); :class:`npgp.likelihoods.Columns` for columns of several kinds.
+    :param Y: the rows, (B, D), or (D,) for one.
+    :param mask: True where an entry of Y is present, of Y's shape; the others may be NaN.
+    :param offset: what is added to f, broadcasting to Y's shape: the offset of the columns, (D,).
+    :param prior: p(x*), a NumPyro distribution over vectors (Q,) with one for all rows or a batch (B,) of them, such as
+        ``dist.Normal(means, scales).to_event(1)``; N(0, I) if omitted.
+    :param candidates: points where rows may lie, (C, Q), such as the latent means of the training rows; the inducing
+        points if omitted.
+    :param start: a further place to start from, (Q,) or one for each row (B, Q).
+    :param num_starts: number of candidates to start from, for each row.
+    :param full: whether q(x*) has a full covariance; independent coordinates if not.
+    :param num_nodes: nodes for the expectation under q(x*), at least: pairs of opposite nodes along random axes, exact
+        for cubics.
+    :param num_steps: most evaluations of the bound.
+    :param tolerance: a start is followed until another step would gain less, in nats.
+    :raises ValueError: for data of another shape, outside the likelihood's support, or NaN without mask; for points or
+        a prior of another dimension; and for a likelihood of several latent values.
+    :raises FloatingPointError: if the bound of some row is finite at none of its starts.
+
+    With a row that is not done after ``num_steps`` steps, a ``RuntimeWarning`` says so; not inside ``jit``.
+
+    Source: Titsias & Lawrence 2010, who adapt q(f) to the new rows as well; the nodes are those of a spherical-radial
+    rule (Genz & Monahan 1998).
+    """
+    checked = _one_latent(likelihood)
+    y, present = _check_data(Y, mask, checked, _columns(posterior), posterior.projector.cholesky[0].dtype)
+    shape, dtype = jnp.shape(Y), y.dtype
+    origins = _check_origins(posterior, candidates, start, prior, y.shape[1], dtype)
+    _require_whole("num_starts", num_starts, 0)
+    _require_whole("num_nodes", num_nodes)
+    _require_whole("num_steps", num_steps)
+    linalg.require_positive(tolerance, "tolerance")
+    offset = jnp.broadcast_to(_offset(offset, shape), y.shape[::-1]).T.astype(dtype)
+    candidates, start, prior = origins
+    problem = _Problem(posterior, checked, prior, y, offset, present)
+    numbers = int(num_starts), bool(full), int(num_nodes), int(num_steps)
+    modes, done = _solve(problem, candidates, start, jnp.asarray(tolerance, dtype), *numbers)
+    if len(shape) == 1:
+        modes = jax.tree.map(lambda array: array[:, 0], modes)
+    loc, scale, elbo, _ = (array[0] for array in modes)
+    if not linalg.is_traced(elbo):
+        _check_result(elbo, done, num_steps)
+    return NewRows(loc, scale, elbo, modes)
+
+
+def _one_latent(likelihood: Any) -> Any:
+    if likelihood is None:
+        return None
+    likelihood = as_likelihood(likelihood)
+    if likelihood.num_latents != 1:
+        raise ValueError(
+            f"likelihood is {type(likelihood).__name__}, of {likelihood.num_latents} latent values per observation; it "
+            "must be of one, as each column of a GPLVM has one function."
+        )
+    return likelihood
+
+
+def _columns(posterior: Posterior) -> int:
+    shape = posterior.batch_shape
+    if len(shape) != 1:
+        raise ValueError(f"posterior is of functions of batch shape {shape}; it must be (D,), one for each column.")
+    return shape[0]
+
+
+def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
+    try:
+        fits = jnp.broadcast_shapes(jnp.shape(offset), shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"offset has shape {jnp.shape(offset)}, which does not broadcast to that of the data, {shape}."
+        )
+    linalg.require_finite(offset, "offset")
+    return jnp.broadcast_to(jnp.asarray(offset), shape)
+
+
+def _require_whole(name: str, value: object, least: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
+
+
+def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[jax.Array, jax.Array]:
+    """Data with a possible value where there is none, and which are present; each (D, B)."""
+    shape = jnp.shape(Y)
+    if len(shape) not in (1, 2) or shape[-1] != columns or 0 in shape:
+        raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")
+    if mask is not None and jnp.shape(mask) != shape:
+        raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {shape}.")
+    if not linalg.is_traced(Y) and not linalg.is_traced(mask):
+        values = np.asarray(Y, float)
+        seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
+        linalg.require_finite(values[seen], "Y")
+        likelihood.check(np.atleast_2d(np.where(seen, values, np.nan)).T)
+    present = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    return jnp.atleast_2d(jnp.where(present, jnp.asarray(Y, dtype), 1)).T, jnp.atleast_2d(present).T
+
+
+def _check_origins(
+    posterior: Posterior, candidates, start, prior, rows: int, dtype
+) -> tuple[jax.Array, jax.Array | None, dist.Distribution]:
+    """Candidates (C, Q), the row's own start (B, Q), and the prior."""
+    first = posterior.projector.blocks[0]
+    inducing = first.inputs if isinstance(first, Points) else None
+    if candidates is not None:
+        candidates = linalg.inputs(candidates, "candidates")
+    if prior is not None and (not isinstance(prior, dist.Distribution) or len(prior.event_shape) != 1):
+        raise ValueError(f"prior is {prior!r:.80}; it must be a NumPyro distribution over vectors, one for each row.")
+    found = {
+        "the inducing points": None if inducing is None else inducing.shape[1],
+        "candidates": None if candidates is None else candidates.shape[1],
+        "start": None if start is None else jnp.shape(start)[-1:],
+        "prior": None if prior is None else prior.event_shape,
+    }
+    sizes = {name: int(np.prod(size)) for name, size in found.items() if size is not None}
+    if not sizes:
+        raise ValueError("the number of latent dimensions is not known: pass candidates.")
+    latent_dim = next(iter(sizes.values()))
+    for name, size in sizes.items():
+        if size != latent_dim:
+            known = next(iter(sizes))
+            raise ValueError(f"{name} has {size} latent dimensions, but {known} {latent_dim}.")
+    if start is not None:
+        if jnp.shape(start) not in ((latent_dim,), (rows, latent_dim)):
+            raise ValueError(f"start has shape {jnp.shape(start)}; it must be {(rows, latent_dim)} or ({latent_dim},).")
+        linalg.require_finite(start, "start")
+        start = jnp.broadcast_to(jnp.asarray(start, dtype), (rows, latent_dim))
+    if prior is None:
+        prior = dist.Normal(jnp.zeros(latent_dim, dtype), 1.0).to_event(1)
+    elif prior.batch_shape not in ((), (1,), (rows,)):
+        raise ValueError(f"prior has batch shape {prior.batch_shape}; it must be () or ({rows},), one for each row.")
+    if candidates is None:
+        candidates = jnp.zeros((0, latent_dim)) if inducing is None else inducing
+    return candidates.astype(dtype), start, prior
+
+
+def _check_result(elbo: jax.Array, done: jax.Array, num_steps: int) -> None:
+    wrong = int(np.sum(~np.isfinite(elbo)))
+    if wrong:
+        raise FloatingPointError(
+            f"the bound of {wrong} of {elbo.size} rows is not finite wherever they started: their data may be far from "
+            "what this posterior expects, or its parameters not finite; try float64, or pass candidates."
+        )
+    left = int(np.sum(~np.asarray(done)))
+    if left:
+        warnings.warn(
+            f"infer_latents did not converge for {left} of {elbo.size} rows in {num_steps} steps: raise num_steps.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+class _Problem(NamedTuple):
+    """Everything about the rows and the model that stays fixed; y, offset and present are (D, B)."""
+
+    posterior: Posterior
+    likelihood: Likelihood
+    prior: dist.Distribution
+    y: jax.Array
+    offset: jax.Array
+    present: jax.Array
+
+    def in_parts(self, function: Callable, X: jax.Array, size: int = 1) -> Any:
+        """
+        ``function(points, y, offset, present)`` at points X (..., B, Q), as many at a time as memory allows.
+
+        :param function: of points (P, Q) and their rows' data (D, P); its results have points first.
+        :param size: multiple of the memory that moments at a point need.
+        """
+
+        def part(points, rows):
+            return function(points, *(array[:, rows] for array in (self.y, self.offset, self.present)))
+
+        rows = jnp.broadcast_to(jnp.arange(X.shape[-2]), X.shape[:-1])
+        results = in_parts(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
+        return jax.tree.map(lambda r: r.reshape(*X.shape[:-1], *r.shape[1:]), results)
+
+    def log_joint(self, X: jax.Array) -> jax.Array:
+        """``log p(y, x)`` of the entries present, at points (..., B, Q)."""
+
+        def predictive(points, y, offset, present):
+            mean, variance = self.posterior.mean_and_variance(points)
+            terms = self.likelihood.log_marginal(y, mean + offset, variance)
+            return jnp.sum(jnp.where(present, terms, 0.0), axis=0)
+
+        return self.in_parts(predictive, X) + self.prior.log_prob(X)
+
+    def best_candidates(self, candidates: jax.Array, number: int) -> jax.Array:
+        """
+        For each row, candidates (C, Q) near which its data are probable, and which predict different data: (number, B, Q).
+
+        What is probable near a candidate may be most improbable at it. So each stands for a neighbourhood, in which the
+        functions vary by a share of their variance over all candidates.
+        """
+        rows = self.y.shape[1]
+        mean, variance = in_parts(
+            lambda points: tuple(moment.T for moment in self.posterior.mean_and_variance(points)),
+            affordable(self.posterior),
+            candidates,
+        )
+        centred = mean - jnp.mean(mean, axis=0)
+        near = SEPARATION * jnp.mean(jnp.square(centred), axis=0)
+        blur = BLUR * jnp.mean(jnp.square(centred), axis=0)
+
+        def scores_of(mean, variance):
+            y, offset, present = (jnp.tile(array, len(mean)) for array in (self.y, self.offset, self.present))
+            mean, variance = (jnp.repeat(moment, rows, axis=0).T for moment in (mean, variance + blur))
+            terms = self.likelihood.log_marginal(y, mean + offset, variance)
+            return jnp.sum(jnp.where(present, terms, 0.0), axis=0).reshape(-1, rows)
+
+        scores = in_parts(scores_of, affordable(self.posterior, rows), mean, variance)
+        scores = scores + self.prior.log_prob(candidates[:, None])
+        squares = jnp.sum(jnp.square(centred), axis=1)
+
+        def choose(scores, _):
+            best = jnp.argmax(scores, axis=0)
+            apart = squares[:, None] + squares[best] - 2.0 * linalg.matmul(centred, centred[best].T)
+            return jnp.where(apart < jnp.sum(near), -jnp.inf, scores), candidates[best]
+
+        return lax.scan(choose, scores, length=number)[1]
+
+    def maxima(self, origin: jax.Array, number: int, num_steps: int, tolerance: ArrayLike) -> jax.Array:
+        """Different maxima of ``p(y, x)`` that are near points (S, B, Q), those of the largest mass: (number, B, Q)."""
+        root = linalg.inverse_factor(linalg.cholesky(self.precision(origin))[0])
+
+        def place(values):
+            return origin + linalg.matmul(root, values[..., None])[..., 0]
+
+        unit = np.ones(origin.shape[-1])
+        values, losses, _ = minimise(
+            lambda values: -self.log_joint(place(values)),
+            jnp.zeros_like(origin),
+            unit,
+            np.inf * unit,
+            num_steps,
+            tolerance,
+        )
+        points = place(values)
+        points = jnp.where(jnp.isfinite(losses)[..., None], points, origin)
+        precision = self.precision(points)
+        L, _ = linalg.cholesky(precision)
+        mass = -losses - 0.5 * linalg.log_determinant(L)  # Laplace's, but for a constant
+        deviation = 1.0 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
+
+        def choose(mass, _):
+            best = jnp.argmax(mass, axis=0)[None, :, None]
+            found, around = (jnp.take_along_axis(a, best, axis=0) for a in (points, deviation))
+            same = jnp.all(jnp.abs(points - found) < around, axis=-1)
+            return jnp.where(same, -jnp.inf, mass), found[0]
+
+        return lax.scan(choose, jnp.where(jnp.isfinite(mass), mass, -jnp.inf), length=number)[1]
+
+    def precision(self, X: jax.Array) -> jax.Array:
+        """A first guess of the precision of q(x) around points (..., B, Q), by Gauss and Newton: (..., B, Q, Q)."""
+        directions = jnp.eye(X.shape[-1], dtype=X.dtype)
+
+        def along(function, X):
+            """Derivatives of ``function`` in each direction, on a new leading axis."""
+            return jax.vmap(lambda e: jax.jvp(function, (X,), (jnp.broadcast_to(e, X.shape),))[1])(directions)
+
+        def part(points, y, offset, present):
+            mean, variance = self.posterior.mean_and_variance(points)
+            curvature = jnp.maximum(self.likelihood.expected_curvature(y, mean + offset, variance), 0.0)
+            weight = jnp.where(present, curvature / (1.0 + curvature * variance), 0.0)  # 1/(σ² + v) for Gaussian noise
+            slopes = along(self.posterior.mean, points).T * jnp.sqrt(weight.T)[..., None]  # (P, D, Q)
+            return linalg.gram(jnp.swapaxes(slopes, -1, -2))
+
+        of_data = self.in_parts(part, X, X.shape[-1])
+        slope = jax.grad(lambda X: jnp.sum(self.prior.log_prob(X)))
+        of_prior = -jnp.einsum("q...q->...q", along(slope, X))
+        return of_data + jnp.maximum(of_prior, MIN_PRECISION)[..., None] * directions
+
+
+@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
+def _solve(
+    problem: _Problem,
+    candidates: jax.Array,
+    start: jax.Array | None,
+    tolerance: jax.Array,
+    num_starts: int,
+    full: bool,
+    num_nodes: int,
+    num_steps: int,
+) -> tuple[Modes, jax.Array]:
+    """Where each start leads, best first, (S, B); and whether the best is an optimum, (B,)."""
+    rows, Q, dtype = problem.y.shape[1], candidates.shape[1], candidates.dtype
+    try:
+        centre = problem.prior.mean
+    except NotImplementedError:
+        centre = 0.0
+    starts = [jnp.broadcast_to(centre, (rows, Q)).astype(dtype)[None]]
+    if start is not None:
+        starts.append(start[None])
+    if number := min(num_starts, len(candidates)):
+        starts.append(problem.best_candidates(candidates, number))
+    origin = jnp.concatenate(starts)
+    origin = problem.maxima(origin, NUM_MODES, num_steps, 1e-2)
+    nodes, weights = normal_rule(Q, num_nodes, dtype)
+
+    # In units of the first guess the bound's curvature is about 1 in the means, and 2 in the logarithms of scales.
+    precision = problem.precision(origin)
+    root = linalg.inverse_factor(linalg.cholesky(precision)[0])
+    deviations = 1.0 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
+    below = np.tril_indices(Q, -1)
+
+    def unpack(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Means, scales and the logarithm of the scale's determinant."""
+        loc = origin + linalg.matmul(root, values[..., :Q, None])[..., 0]
+        stretch = values[..., Q : 2 * Q]
+        if not full:
+            return loc, deviations * jnp.exp(stretch), jnp.sum(jnp.log(deviations) + stretch, axis=-1)
+        inner = jnp.exp(stretch)[..., None] * jnp.eye(Q, dtype=dtype)
+        inner = inner.at[..., below[0], below[1]].set(values[..., 2 * Q :])
+        diagonal = jnp.diagonal(root, axis1=-2, axis2=-1)
+        return loc, linalg.matmul(root, inner), jnp.sum(jnp.log(diagonal) + stretch, axis=-1)
+
+    def loss(values: jax.Array) -> jax.Array:
+        loc, scale, log_det = unpack(values)
+        expected = jnp.tensordot(weights, problem.log_joint(spread(loc, scale, nodes[:, None, None])), 1)
+        return -(expected + log_det + 0.5 * Q * (1.0 + math.log(2.0 * math.pi)))
+
+    curvature = np.repeat([1.0, 2.0, 1.0], [Q, Q, len(below[0]) if full else 0])
+    largest = np.where(curvature == 2.0, LARGEST_STEP, np.inf)
+    zeros = jnp.zeros((*origin.shape[:-1], len(curvature)), dtype)
+    values, losses, done = minimise(loss, zeros, 1.0 / curvature, largest, num_steps, tolerance)
+    loc, scale, _ = unpack(values)
+    order = jnp.argsort(losses, axis=0)
+    loc, scale, elbo, done = (
+        jnp.take_along_axis(a, order.reshape(order.shape + (1,) * (a.ndim - 2)), 0) for a in (loc, scale, -losses, done)
+    )
+    # Where a start leads nowhere, its q(x) may be NaN: the best stands there, with no weight.
+    loc, scale = (
+        jnp.where(jnp.isfinite(elbo).reshape(elbo.shape + (1,) * (a.ndim - 2)), a, a[0]) for a in (loc, scale)
+    )
+    return Modes(loc, scale, elbo, _weights(loc, scale, elbo)), done[0]
+
+
+def _weights(loc: jax.Array, scale: jax.Array, elbo: jax.Array) -> jax.Array:
+    """The weights of modes, which are sorted by their bounds."""
+    if scale.ndim > loc.ndim:
+        scale = jnp.sqrt(jnp.sum(jnp.square(scale), axis=-1))
+    same = jnp.all(jnp.abs(loc[:, None] - loc) < scale, axis=-1)  # the first axis within a deviation of the second
+    better = np.tril(np.ones(same.shape[:2], bool), -1)[..., None]
+    return jax.nn.softmax(jnp.where(jnp.any(same & better, axis=1), -jnp.inf, elbo), axis=0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Predictions
+
+
+@functools.partial(jax.jit, static_argnums=4)
+def _predict(
+    modes: Modes, posterior: Posterior, likelihood: Likelihood | None, offset: jax.Array, num_nodes: int
+) -> tuple[jax.Array, jax.Array]:
+    loc, scale, _, weight = modes
+    Q, columns = loc.shape[-1], offset.shape[-1]
+    nodes, weights = normal_rule(Q, num_nodes, loc.dtype)
+
+    def part(loc, scale, offset):
+        mean, variance = posterior.mean_and_variance(spread(loc, scale, nodes[:, None]).reshape(-1, Q))
+        mean = mean + jnp.tile(offset.T, len(nodes)).astype(mean.dtype)
+        if likelihood is not None:
+            mean, variance = likelihood.moments(mean, variance)
+        mean, variance = (array.reshape(columns, len(nodes), -1).transpose(1, 2, 0) for array in (mean, variance))
+        return _mixed(weights, mean, variance)
+
+    flat = (
+        loc.reshape(-1, Q),
+        scale.reshape(-1, *scale.shape[loc.ndim - 1 :]),
+        jnp.broadcast_to(offset, (*weight.shape, columns)).reshape(-1, columns),
+    )
+    mean, variance = in_parts(part, affordable(posterior, len(nodes)), *flat)
+    return _mixed(weight, mean.reshape(*weight.shape, columns), variance.reshape(*weight.shape, columns))
+
+
+def _mixed(weights: jax.Array, means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Moments of a mixture over the first axis."""
+    weights = weights.reshape(weights.shape + (1,) * (means.ndim - weights.ndim))
+    mean = jnp.sum(weights * means, axis=0)
+    return mean, jnp.sum(weights * (variances + jnp.square(means - mean)), axis=0)
+
+
+@functools.partial(jax.jit, static_argnums=5)
+def _sample(
+    rng_key: jax.Array,
+    modes: Modes,
+    posterior: Posterior,
+    likelihood: Likelihood | None,
+    offset: jax.Array,
+    sample_shape: tuple[int, ...],
+) -> jax.Array:
+    mode_key, x_key, f_key, y_key = jax.random.split(rng_key, 4)
+    batch, Q, columns = modes.weight.shape[1:], modes.loc.shape[-1], offset.shape[-1]
+    shape = (math.prod(sample_shape), math.prod(batch))
+    weight, loc = modes.weight.reshape(-1, shape[1]), modes.loc.reshape(-1, shape[1], Q)
+    scale = modes.scale.reshape(-1, shape[1], *modes.scale.shape[modes.loc.ndim - 1 :])
+    mode = jax.random.categorical(mode_key, jnp.log(weight), axis=0, shape=shape)
+    loc, scale = (array[mode, np.arange(shape[1])] for array in (loc, scale))
+    x = spread(loc, scale, jax.random.normal(x_key, loc.shape, loc.dtype)).reshape(-1, Q)
+    mean, variance = posterior.mean_and_variance(x, batch_size=affordable(posterior))
+    shift = jnp.tile(offset.reshape(-1, columns).T, shape[0]).astype(mean.dtype)
+    y = mean + shift + jnp.sqrt(variance) * jax.random.normal(f_key, mean.shape, mean.dtype)
+    if likelihood is not None:
+        y = likelihood.sample(y_key, y)
+    return y.T.reshape(*sample_shape, *batch, columns)
