@@ -38,13 +38,19 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import datasets, metrics
-from npgp.gplvm import BayesianGPLVM, Start, pca_start
+from npgp.gplvm import BayesianGPLVM, CollapsedGPLVM, Start, pca_start
+from npgp.projection import Projector
+from npgp.uncertain import penalty_nodes
 
 CONDITIONALS = ("prior", "tight", "grouped")
+#: Collapsed bounds; the last has m_n a function of x_n, as the uncollapsed bounds have.
+COLLAPSED = ("prior", "tight", "tight, m(x)")
 #: How a positive parameter is made of a free one.
 POSITIVE = {"softplus": constraints.softplus_positive, "log": constraints.positive}
 #: A latent dimension counts if its relevance is at least this share of the largest.
 RELEVANT = 0.1
+#: Draws of x in the penalty of the last collapsed bound, when it is trained and, others, when it is evaluated.
+PENALTY_DRAWS, EVALUATION_DRAWS = 16, 64
 #: Points of a trace that are kept, and that are drawn.
 TRACE_POINTS, DRAWN_POINTS = 400, 100
 
@@ -68,6 +74,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--noise-start", type=float, default=0.02, help="initial noise variance")
     add("--latent-scale", type=float, default=0.3, help="initial standard deviation of q(x)")
     add("--draws", type=int, default=200, help="draws of x when a bound is evaluated")
+    add("--collapsed", action="store_true", help="the collapsed bounds as well, by L-BFGS")
+    add("--collapsed-steps", type=int, default=1500, help="of L-BFGS, at most")
     add("--runs", type=Path, default=Path("out/oil_bounds"), help="folder of the single runs")
     add("--out", type=Path, default=Path("out"), help="folder of the picture")
     add("--json", type=Path, help="write the figures to this file")
@@ -102,11 +110,14 @@ class FreeLatents:
             numpyro.sample("x", dist.Normal(loc[index], scale[index]).to_event(1))
 
 
-def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> BayesianGPLVM:
+def start_at(args: argparse.Namespace, Y: np.ndarray, seed: int) -> Start:
     start = pca_start(Y, args.latent_dim, args.inducing, seed=seed)
-    start = dataclasses.replace(start, noise_variance=args.noise_start, latent_scale=args.latent_scale)
+    return dataclasses.replace(start, noise_variance=args.noise_start, latent_scale=args.latent_scale)
+
+
+def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> BayesianGPLVM:
     return BayesianGPLVM(
-        start,
+        start_at(args, Y, seed),
         conditional,  # type: ignore[arg-type]
         latents=FreeLatents(POSITIVE[args.latent_positive]),
         groups=npgp.median_split(Y, args.group_size) if conditional == "grouped" else None,
@@ -120,13 +131,29 @@ def relevance(params: Mapping[str, np.ndarray]) -> np.ndarray:
     return spread / spread.max()
 
 
+def make_collapsed(args: argparse.Namespace, Y: np.ndarray, seed: int, form: str, draws: Any) -> CollapsedGPLVM:
+    conditional = "prior" if form == "prior" else "tight"
+    return CollapsedGPLVM(start_at(args, Y, seed), conditional, penalty_draws=draws if form == COLLAPSED[-1] else None)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Bounds at given parameters
+
+
+def residual(projector: Projector, params: Mapping[str, jax.Array], key: jax.Array, columns: int) -> tuple:
+    """
+    Of one draw of x from q: the mean over rows of d_n/σ², and what ``tight`` gains over ``prior`` there,
+    ``½ D Σ [d_n/σ² − log(1 + d_n/σ²)] / N``.
+    """
+    x = params["x.loc"] + params["x.scale"] * jax.random.normal(key, params["x.loc"].shape)
+    share = projector(x).residual_variance() / params["noise_variance"]
+    return jnp.mean(share), 0.5 * columns * jnp.mean(share - jnp.log1p(share))
+
+
 def evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
-    """
-    A function of parameters and keys, one for each draw of x: all bounds per row at the same draws, the mean over rows
-    of d_n/σ², and what ``tight`` gains over ``prior`` there, ``½ D Σ [d_n/σ² − log(1 + d_n/σ²)] / N``.
-    """
+    """A function of parameters and keys: for each key, all bounds per row at the same draw of x, and ``residual``."""
     models = {c: make(args, Y, 0, c) for c in args.conditional}
-    Y = jnp.asarray(Y)
+    first, Y = models[args.conditional[0]], jnp.asarray(Y)
     rows, columns = Y.shape
 
     @jax.jit
@@ -134,13 +161,25 @@ def evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
         def one(key):
             loss = TraceMeanField_ELBO().loss
             bounds = {c: -loss(key, params, m.model, m.guide, Y) / rows for c, m in models.items()}
-            x = params["x.loc"] + params["x.scale"] * jax.random.normal(key, (rows, args.latent_dim))
-            projector = models[args.conditional[0]].posterior(params).projector
-            share = projector(x).residual_variance() / params["noise_variance"]
-            gain = 0.5 * columns * jnp.mean(share - jnp.log1p(share))
-            return bounds, jnp.mean(share), gain
+            return bounds, *residual(first.posterior(params).projector, params, key, columns)
 
         return jax.lax.map(one, keys)
+
+    return evaluate
+
+
+def collapsed_evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
+    """As :func:`evaluator`, for collapsed bounds, which have no noise but that of the last one's penalty."""
+    draws = penalty_nodes(EVALUATION_DRAWS, len(Y), args.latent_dim, seed=1)
+    models = {form: make_collapsed(args, Y, 0, form, draws) for form in COLLAPSED}
+    Y = jnp.asarray(Y)
+    rows, columns = Y.shape
+
+    @jax.jit
+    def evaluate(params, keys):
+        projector = models["prior"].posterior(params, Y).projector
+        bounds = {form: model.bound(params, Y) / rows for form, model in models.items()}
+        return bounds, *jax.lax.map(lambda key: residual(projector, params, key, columns), keys)
 
     return evaluate
 
@@ -169,8 +208,26 @@ def thin(trace: np.ndarray) -> list[float]:
     return [float(np.mean(part)) for part in np.array_split(trace, min(TRACE_POINTS, len(trace)))]
 
 
-SETTINGS = ("data", "rows", "latent_dim", "inducing", "steps", "learning_rate", "positive", "latent_positive")
-SETTINGS += ("noise_start", "latent_scale", "draws", "group_size")
+START = ("data", "rows", "latent_dim", "inducing", "noise_start", "latent_scale", "draws")
+SVI_SETTINGS = (*START, "steps", "learning_rate", "positive", "latent_positive", "group_size")
+
+
+def figures_of(params: Mapping[str, np.ndarray], labels, bounds: Mapping[str, Any], share, gain) -> dict:
+    """
+    What is reported of a trained model.
+
+    :param bounds: per row, at these parameters: numbers, or one for each draw of x.
+    """
+    return {
+        "bounds_here": {name: float(np.mean(value)) for name, value in bounds.items()},
+        "gain_here": float(np.mean(gain)),
+        "residual_over_noise": float(np.mean(share)),
+        "noise_variance": float(params["noise_variance"]),
+        "variance": float(params["variance"]),
+        "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], labels),
+        "relevant_dims": int(np.sum(relevance(params) >= RELEVANT)),
+        "relevances": np.sort(relevance(params))[::-1].tolist(),
+    }
 
 
 def fit(
@@ -182,14 +239,14 @@ def fit(
     before: Mapping[str, np.ndarray] | None = None,
 ) -> tuple[dict, dict]:
     """
-    Train one model.
+    Train one model by SVI.
 
     :param before: parameters to continue from; the start's if omitted.
     :return: its figures, and its parameters.
     """
     steps, rate = (args.steps, args.learning_rate) if before is None else (args.continue_steps, args.continue_rate)
     name = f"{'independent' if before is None else 'continued'}-{conditional}-{seed}"
-    settings = {key: getattr(args, key) for key in SETTINGS}
+    settings = {key: getattr(args, key) for key in SVI_SETTINGS}
     if before is not None:
         settings |= {"continue_steps": steps, "continue_rate": rate}
 
@@ -202,19 +259,46 @@ def fit(
         result = npgp.fit(svi, key, steps, jnp.asarray(data.Y), init_params=init, progress=False)
         params = {k: np.asarray(v) for k, v in result.params.items()}
         bounds, share, gain = evaluate(result.params, jax.random.split(evaluation, args.draws))
-        own = np.asarray(bounds[conditional])
+        bounds = {c: np.asarray(bounds[c]) for c in args.conditional}  # in this order
+        own = bounds[conditional]
         figures = {
             "elbo_per_row": float(own.mean()),
             "monte_carlo_error": float(own.std(ddof=1) / math.sqrt(len(own))),
-            "bounds_here": {c: float(np.mean(bounds[c])) for c in args.conditional},
-            "gain_here": float(np.mean(gain)),
-            "residual_over_noise": float(np.mean(share)),
-            "noise_variance": float(params["noise_variance"]),
-            "variance": float(params["variance"]),
-            "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], data.labels),
-            "relevant_dims": int(np.sum(relevance(params) >= RELEVANT)),
-            "relevances": np.sort(relevance(params))[::-1].tolist(),
+            **figures_of(params, data.labels, bounds, share, gain),
             "trace": thin(-result.losses / len(data.Y)),
+        }
+        return figures, params
+
+    return cached(args, name, settings, run)
+
+
+def fit_collapsed(
+    args: argparse.Namespace,
+    data: datasets.OilFlow,
+    evaluate: Callable,
+    seed: int,
+    form: str,
+    before: Mapping[str, np.ndarray] | None = None,
+) -> tuple[dict, dict]:
+    """Train one collapsed model by L-BFGS; as :func:`fit`."""
+    steps = args.collapsed_steps if before is None else args.collapsed_steps // 3
+    name = f"collapsed{'' if before is None else '-continued'}-{form.replace(', m(x)', '-mx')}-{seed}"
+    settings = {key: getattr(args, key) for key in (*START, "collapsed_steps")}
+
+    def run():
+        print(f"  {name}", flush=True)
+        gplvm = make_collapsed(args, data.Y, seed, form, PENALTY_DRAWS)
+        result = gplvm.fit(data.Y, steps, before, progress=False)
+        params = {k: np.asarray(v) for k, v in result.params.items()}
+        bounds, share, gain = evaluate(result.params, jax.random.split(jax.random.key(seed), args.draws))
+        bounds = {form: bounds[form] for form in COLLAPSED}
+        trace = np.pad(result.bounds, (0, steps + 1 - len(result.bounds)), mode="edge")
+        figures = {
+            "elbo_per_row": float(bounds[form]),
+            **figures_of(params, data.labels, bounds, share, gain),
+            "steps": len(result.bounds) - 1,
+            "converged": bool(result.converged),
+            "trace": thin(trace / len(data.Y)),
         }
         return figures, params
 
@@ -297,6 +381,23 @@ def compare_here(title: str, runs: Sequence[dict]) -> None:
     table(title, heads, rows)
 
 
+#: Stages that continue, and those that they continue from.
+BEFORE = {"continued": "independent", "collapsed_continued": "collapsed"}
+
+
+def stage_steps(stage: str, args: argparse.Namespace) -> int:
+    return {
+        "independent": args.steps,
+        "continued": args.continue_steps,
+        "collapsed": args.collapsed_steps,
+        "collapsed_continued": args.collapsed_steps // 3,
+    }[stage]
+
+
+def how(stage: str) -> str:
+    return "collapsed, by L-BFGS" if stage.startswith("collapsed") else "uncollapsed, by SVI"
+
+
 def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namespace, out: Path) -> Path:
     """
     The traces of the trainings: their mean over seeds, with a band from the lowest to the highest. Those that continue
@@ -306,33 +407,33 @@ def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namesp
 
     from npgp.plots import COLOURS
 
-    titles = {
-        "independent": "trained from the same start",
-        "continued": "trained on from the solution of prior",
-    }
-    steps = {"independent": args.steps, "continued": args.continue_steps}
-    labels = {"independent": "ELBO per row (nats)", "continued": "ELBO per row, less that of prior at its solution"}
-    figure, axes = plt.subplots(1, len(fits), figsize=(5.4 * len(fits), 4.2), layout="constrained", squeeze=False)
-    for ax, (stage, runs) in zip(axes[0], fits.items(), strict=True):
-        zero = np.zeros((len(next(iter(runs.values()))), 1))
-        if stage == "continued":
-            zero = np.array([[f["elbo_per_row"]] for f in fits["independent"]["prior"]])
+    columns = 2 if len(fits) > 1 else 1
+    down = -(-len(fits) // columns)
+    size = (5.4 * columns, 4.0 * down + 0.2)
+    figure, axes = plt.subplots(down, columns, figsize=size, layout="constrained", squeeze=False)
+    for ax in axes.flat[len(fits) :]:
+        ax.set_visible(False)
+    for ax, (stage, runs) in zip(axes.flat, fits.items(), strict=False):
+        zero, steps = np.zeros((len(next(iter(runs.values()))), 1)), stage_steps(stage, args)
+        first = stage in BEFORE.values()
+        if not first:
+            zero = np.array([[f["elbo_per_row"]] for f in fits[BEFORE[stage]]["prior"]])
         limits = []
         for i, (conditional, figures) in enumerate(runs.items()):
             traces = np.array([f["trace"] for f in figures]) - zero
             parts = np.array_split(traces, min(DRAWN_POINTS, traces.shape[1]), axis=1)
             traces = np.stack([part.mean(1) for part in parts], 1)
-            at = (np.arange(traces.shape[1]) + 0.5) * steps[stage] / traces.shape[1]
+            at = (np.arange(traces.shape[1]) + 0.5) * steps / traces.shape[1]
             final = np.array([f["elbo_per_row"] for f in figures]) - zero[:, 0]
             ax.plot(at, traces.mean(0), color=COLOURS[i], label=f"{conditional}: {spread(final, 2)}")
             ax.fill_between(at, traces.min(0), traces.max(0), color=COLOURS[i], alpha=0.18, lw=0)
-            limits.append([np.quantile(traces.min(0), 0.15 if stage == "independent" else 0.0), traces.max()])
+            limits.append([np.quantile(traces.min(0), 0.15 if first else 0.0), traces.max()])
         low, high = np.min(limits, 0)[0], np.max(limits, 0)[1]
         margin = 0.05 * (high - low)
         ax.set_ylim(low - margin, high + margin)  # the first steps are far below
-        ax.set_title(titles[stage], fontsize=10)
+        ax.set_title(("" if first else "trained on from the solution of prior, ") + how(stage), fontsize=10)
         ax.set_xlabel("step")
-        ax.set_ylabel(labels[stage])
+        ax.set_ylabel("bound per row (nats)" if first else "bound per row, less that of prior at its solution")
         error = " ± standard error" if len(zero) > 1 else ""
         ax.legend(frameon=False, loc="lower right", title=f"at the end: mean{error}", alignment="left")
     seeds = "lines: mean over seeds, bands: lowest to highest" if args.seeds > 1 else "one seed"
@@ -356,29 +457,33 @@ def main(argv: list[str] | None = None) -> dict:
         f"oil flow, {args.data}: {rows} rows of {columns} measurements; Q = {args.latent_dim}, M = {args.inducing}, "
         f"{args.steps} steps; free: {args.positive}, of q(x) {args.latent_positive}; initial noise {args.noise_start:g}"
     )
-    evaluate = evaluator(args, data.Y)
-    fits: dict[str, dict[str, list]] = {"independent": {}, "continued": {}}
-    for seed in range(args.seeds):
-        params = {}
-        for conditional in args.conditional:
-            figures, params[conditional] = fit(args, data, evaluate, seed, conditional)
-            fits["independent"].setdefault(conditional, []).append(figures)
-        if "prior" in args.conditional and args.continue_steps:
-            for conditional in args.conditional:
-                figures, _ = fit(args, data, evaluate, seed, conditional, params["prior"])
-                fits["continued"].setdefault(conditional, []).append(figures)
-    fits = {stage: runs for stage, runs in fits.items() if runs}
+    fits: dict[str, dict[str, list]] = {}
+    parts = [("independent", "continued", fit, args.conditional, evaluator)]
+    if args.collapsed:
+        parts.append(("collapsed", "collapsed_continued", fit_collapsed, COLLAPSED, collapsed_evaluator))
+    for stage, continued, train, names, make_evaluator in parts:
+        evaluate = make_evaluator(args, data.Y)
+        for seed in range(args.seeds):
+            params = {}
+            for name in names:
+                figures, params[name] = train(args, data, evaluate, seed, name)
+                fits.setdefault(stage, {}).setdefault(name, []).append(figures)
+            for name in names if "prior" in names and stage_steps(continued, args) else []:
+                figures, _ = train(args, data, evaluate, seed, name, params["prior"])
+                fits.setdefault(continued, {}).setdefault(name, []).append(figures)
 
-    compare("Each trained from the same start: ELBO per row in nats", fits["independent"])
-    for conditional, figures in fits["independent"].items():
-        compare_here(f"All bounds at the solution of {conditional}", figures)
-    if "continued" in fits:
-        note = f"{args.continue_steps} steps more, at a learning rate of {args.continue_rate:g}"
-        compare(f"Each trained on from the solution of prior: {note}", fits["continued"])
+    for stage, runs in fits.items():
+        steps = f"{how(stage)}, {stage_steps(stage, args)} steps"
+        if stage in BEFORE:
+            compare(f"Each trained on from the solution of prior, {steps}", runs)
+            continue
+        compare(f"Each trained from the same start, {steps}: bound per row in nats", runs)
+        for name, figures in runs.items():
+            compare_here(f"All bounds at the solution of {name}", figures)
     print(f"\nwrote {draw(fits, args, args.out)}")
 
-    report: dict[str, Any] = {"settings": {key: getattr(args, key) for key in SETTINGS}, "n_rows": rows}
-    report["settings"] |= {"continue_steps": args.continue_steps, "continue_rate": args.continue_rate}
+    settings = (*SVI_SETTINGS, "continue_steps", "continue_rate", "collapsed_steps")
+    report: dict[str, Any] = {"settings": {key: getattr(args, key) for key in settings}, "n_rows": rows}
     without_traces = {
         stage: {c: [{k: v for k, v in f.items() if k != "trace"} for f in figures] for c, figures in runs.items()}
         for stage, runs in fits.items()
