@@ -407,6 +407,7 @@ def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namesp
 
     from npgp.plots import COLOURS
 
+    colours = dict(zip(dict.fromkeys((*CONDITIONALS, *COLLAPSED)), COLOURS, strict=False))
     columns = 2 if len(fits) > 1 else 1
     down = -(-len(fits) // columns)
     size = (5.4 * columns, 4.0 * down + 0.2)
@@ -419,23 +420,24 @@ def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namesp
         if not first:
             zero = np.array([[f["elbo_per_row"]] for f in fits[BEFORE[stage]]["prior"]])
         limits = []
-        for i, (conditional, figures) in enumerate(runs.items()):
+        for conditional, figures in runs.items():
             traces = np.array([f["trace"] for f in figures]) - zero
             parts = np.array_split(traces, min(DRAWN_POINTS, traces.shape[1]), axis=1)
             traces = np.stack([part.mean(1) for part in parts], 1)
             at = (np.arange(traces.shape[1]) + 0.5) * steps / traces.shape[1]
             final = np.array([f["elbo_per_row"] for f in figures]) - zero[:, 0]
-            ax.plot(at, traces.mean(0), color=COLOURS[i], label=f"{conditional}: {spread(final, 2)}")
-            ax.fill_between(at, traces.min(0), traces.max(0), color=COLOURS[i], alpha=0.18, lw=0)
+            ax.plot(at, traces.mean(0), color=colours[conditional], label=f"{conditional}: {spread(final, 2)}")
+            ax.fill_between(at, traces.min(0), traces.max(0), color=colours[conditional], alpha=0.18, lw=0)
             limits.append([np.quantile(traces.min(0), 0.15 if first else 0.0), traces.max()])
         low, high = np.min(limits, 0)[0], np.max(limits, 0)[1]
         margin = 0.05 * (high - low)
         ax.set_ylim(low - margin, high + margin)  # the first steps are far below
         ax.set_title(("" if first else "trained on from the solution of prior, ") + how(stage), fontsize=10)
         ax.set_xlabel("step")
-        ax.set_ylabel("bound per row (nats)" if first else "bound per row, less that of prior at its solution")
+        ax.set_ylabel("bound per row (nats)" if first else "bound per row, less prior's at its solution")
         error = " ± standard error" if len(zero) > 1 else ""
-        ax.legend(frameon=False, loc="lower right", title=f"at the end: mean{error}", alignment="left")
+        place = "lower right" if first else "best"
+        ax.legend(frameon=False, loc=place, title=f"at the end: mean{error}", alignment="left")
     seeds = "lines: mean over seeds, bands: lowest to highest" if args.seeds > 1 else "one seed"
     figure.suptitle(f"Oil flow ({args.data}), M = {args.inducing}; {seeds}", fontsize=11)
     out.mkdir(parents=True, exist_ok=True)

@@ -54,6 +54,25 @@ def test_bounds_are_compared_at_equal_settings_and_at_equal_parameters(study, tm
         study.main([*arguments, "--noise-start", "0.1"])
 
 
+def test_collapsed_bounds_at_equal_parameters(study, float64, tmp_path):
+    args = study.parse([*TINY, "--runs", str(tmp_path), "--collapsed-steps", "6"])
+    data = study.datasets.simulate_oil_flow(jax.random.key(0), 24)
+    evaluate = study.collapsed_evaluator(args, data.Y)
+    figures, params = study.fit_collapsed(args, data, evaluate, 0, "tight")
+    here = figures["bounds_here"]
+    assert list(here) == list(study.COLLAPSED) and len(figures["trace"]) == 7
+    assert figures["elbo_per_row"] == here["tight"] == pytest.approx(figures["trace"][-1])
+    assert figures["trace"][-1] > figures["trace"][0]
+    # The last form loses nothing by Jensen's inequality, so that the formula, an average over draws, is about it.
+    assert here["prior"] < here["tight"] < here["tight, m(x)"]
+    gain = here["tight, m(x)"] - here["prior"]
+    many = evaluate(params, jax.random.split(jax.random.key(1), 500))[2]
+    assert abs(np.mean(many) - gain) < 4 * np.std(many) / np.sqrt(study.EVALUATION_DRAWS)
+    # Continued, from these parameters.
+    more, _ = study.fit_collapsed(args, data, evaluate, 0, "prior", params)
+    assert more["trace"][0] == pytest.approx(here["prior"]) and more["steps"] == 2
+
+
 def test_gains_are_paired_by_seed(study, capsys):
     def fits(*bounds):
         rest = {"noise_variance": 0.1, "residual_over_noise": 0.2, "nn_errors": 1, "relevant_dims": 2}
