@@ -172,7 +172,10 @@ def plot_relevance(
         ax.axhline(threshold, color="0.4", lw=0.8, ls="--", label=f"counts as relevant above {threshold:g}")
     ax.set_xlabel("latent dimension, by rank" if by_rank else "latent dimension")
     ax.set_ylabel(label)
-    ax.legend(frameon=False)
+    if by_rank:
+        ax.legend(frameon=False)
+    else:  # a bar may be anywhere
+        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(fits) + 1)
     return figure
 
 
