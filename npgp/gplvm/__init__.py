@@ -3,6 +3,7 @@
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
 from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point
 from npgp.gplvm.model import BayesianGPLVM
+from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
 from npgp.gplvm.relevance import (
     CanonicalLatents,
@@ -26,6 +27,7 @@ __all__ = [
     "FreeNormal",
     "LatentGuide",
     "LatentPrior",
+    "NewRows",
     "NormalMixture",
     "Point",
     "Restarts",
@@ -33,6 +35,7 @@ __all__ = [
     "canonical_latents",
     "effective_dimensions",
     "fit_restarts",
+    "infer_latents",
     "pca_start",
     "predictive_variance",
     "random_start",
