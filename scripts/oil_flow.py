@@ -21,10 +21,9 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import datasets, metrics
+from npgp.gplvm.relevance import RELEVANT
 
 CLASS_NAMES = ("homogeneous", "annular", "stratified")
-#: A latent dimension counts if its relevance is at least this share of the largest.
-RELEVANT = 0.1
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -42,12 +41,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args(argv)
-
-
-def relevance(params: dict[str, np.ndarray]) -> np.ndarray:
-    """Spread of the latent means in units of the lengthscale, the largest dimension being 1."""
-    spread = params["x.loc"].std(axis=0) / params["lengthscale"]
-    return spread / spread.max()
 
 
 def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) -> dict:
@@ -69,11 +62,12 @@ def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) ->
             "elbo_per_row": elbo / rows,
             "noise_variance": float(params["noise_variance"]),
             "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], data.labels),
-            "relevant_dims": int(np.sum(relevance(params) >= RELEVANT)),
+            "relevant_dims": npgp.gplvm.effective_dimensions(npgp.gplvm.relevance(params)),
             "seconds": seconds,
         },
         "elbo_standard_error": error / rows,
         "params": params,
+        "posterior": gplvm.posterior(result.params),
         "trace": -result.losses,
         "reconstruction": (np.asarray(mean), np.sqrt(np.asarray(variance) + params["noise_variance"])),
     }
@@ -105,23 +99,25 @@ def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> list[Path]
 
     out.mkdir(parents=True, exist_ok=True)
     best = list(fits)[-1]
-    params = fits[best]["params"]
     figures = {
         "elbo.png": plots.plot_elbo({name: fit["trace"] for name, fit in fits.items()}, rows=len(data.Y)),
         "relevance.png": plots.plot_relevance(
-            {name: relevance(fit["params"]) for name, fit in fits.items()}, threshold=RELEVANT
+            {name: npgp.gplvm.relevance(fit["params"]) for name, fit in fits.items()}, threshold=RELEVANT
         ),
         "reconstruction.png": plots.plot_reconstruction(data.Y, *fits[best]["reconstruction"]),
     }
     for name, fit in fits.items():
-        params = fit["params"]
+        latents = npgp.gplvm.canonical_latents(fit["params"])
         figures[f"latent_{name}.png"] = plots.plot_latents(
-            params["x.loc"],
-            params["x.scale"],
-            relevance(params),
+            latents.loc,
+            latents.scale,
+            latents.relevance,
             data.labels,
             CLASS_NAMES,
             title=f"latent space, {name!r} conditional",
+            background=npgp.gplvm.predictive_variance(fit["posterior"], latents),
+            dimension_names=latents.names,
+            units="lengthscales",
         )
     for name, figure in figures.items():
         figure.savefig(out / name, dpi=130)
