@@ -74,7 +74,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         add("--latent-dim", type=int, default=20 if faces else 10)
         add("--inducing", type=int, default=50, help="number of inducing inputs")
         add("--batch-size", type=int, default=100, help="rows per step; 0 for all")
-        add("--steps", type=int, help="500, or 10000 for real data")
+        add("--steps", type=int, help="1500, or 10000 for real data")
         add("--learning-rate", type=float, default=0.03, help="at first; it falls to 2%% along a cosine")
         add("--row-rate", type=float, default=0.1, help="that of the parameters of rows")
         add("--out", type=Path, default=Path("out"), help="folder of the pictures")
@@ -92,7 +92,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             add("--runs", type=Path, default=Path("out/imputation"), help="folder of the single runs")
     args = parser.parse_args(argv)
     real = args.data == "real"
-    defaults: dict[str, Any] = {"steps": 10_000 if real else 500, "rows": None if real else 200}
+    defaults: dict[str, Any] = {"steps": 10_000 if real else 1500, "rows": None if real else 200}
     if args.mode == "oil":
         defaults |= {"seeds": 3 if real else 1, "missing": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5] if real else [0.0, 0.3]}
         if args.missing and not all(0.0 <= share < 1.0 for share in args.missing):
