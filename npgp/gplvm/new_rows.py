@@ -17,7 +17,7 @@ new rows away from where the functions are uncertain. It is higher than the ``ti
 
 Rows are independent problems, solved side by side in one program. Expectations under q(x*) are sums over fixed nodes,
 so that each problem is deterministic and quasi-Newton steps end at an optimum. There may be several, more so the fewer
-entries are present: each row starts from several places, and predictions mix the optima that were found.
+entries are present: each row starts from many places, and predictions mix the optima that were found.
 """
 
 from __future__ import annotations
@@ -28,51 +28,27 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.features import Points
 from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
-from npgp.gplvm.minimise import minimise
+from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.posteriors import Posterior
 from npgp.pytrees import pytree
 
 __all__ = ["Modes", "NewRows", "infer_latents"]
 
-#: Candidates are one place to start from if their predicted data differ by less than this share of the data's variance.
-SEPARATION = 0.1
-BLUR = 0.0
-NUM_MODES = 8
-#: Least precision of a row's prior that the first guess of q(x) supposes.
-MIN_PRECISION = 1e-2
-#: Most that a step changes the logarithm of a scale.
-LARGEST_STEP = 2.0
-
 
 # ---------------------------------------------------------------------------------------------------------------
 # The result
-
-
-class Modes(NamedTuple):
-    """Where the starts of :func:`infer_latents` led, best first, along the first axis."""
-
-    #: Means, (S,) + batch + (Q,).
-    loc: jax.Array
-    #: As :class:`NewRows` has it, with the axis of the starts in front.
-    scale: jax.Array
-    #: The bound at each, (S,) + batch; −∞ where a start led nowhere.
-    elbo: jax.Array
-    #: ``∝ exp(elbo)``, which is best for a mixture of components far from one another, (S,) + batch. A start that led
-    #: to within a standard deviation of a better one found nothing new, and has weight 0.
-    weight: jax.Array
 
 
 @pytree
@@ -88,7 +64,7 @@ class NewRows:
     :param loc: means, batch + (Q,): (B, Q), or (Q,) for one row.
     :param scale: standard deviations, batch + (Q,), or lower Cholesky factors of covariances, batch + (Q, Q).
     :param elbo: the bound on the log predictive density of the entries present, in nats; batch.
-    :param modes: where all starts led, of which ``loc`` and ``scale`` are the best.
+    :param modes: all optima that were found, of which ``loc`` and ``scale`` are the best.
     :raises ValueError: for a scale of another shape.
     """
 
@@ -194,7 +170,8 @@ def infer_latents(
     prior: dist.Distribution | None = None,
     candidates: ArrayLike | None = None,
     start: ArrayLike | None = None,
-    num_starts: int = 8,
+    num_starts: int = 32,
+    num_modes: int = 8,
     full: bool = False,
     num_nodes: int = 32,
     num_steps: int = 500,
@@ -209,8 +186,9 @@ def infer_latents(
         filled, deviation = rows.impute(posterior, likelihood, Y, **model)
 
     Each row starts from the mean of the prior, from ``start``, and from those candidates at which the entries present
-    are most probable, no two of which predict nearly the same data. Nothing is drawn: the same arguments give the same
-    result, and a row's does not depend on the others'. A row without any entry has its prior.
+    are most probable, no two of which predict nearly the same data. From each it first goes to the nearest maximum of
+    ``p(y*, x*)``, and around the maxima of the largest mass q(x*) is found. Nothing is drawn: the same arguments give
+    the same result, and a row's does not depend on the others'. A row without any entry has its prior.
 
     :param posterior: of the D functions, of batch shape (D,).
     :param likelihood: p(y | f) for f of shape (D, rows), of one latent value. Its parameters are shared or one per
@@ -224,14 +202,15 @@ def infer_latents(
         points if omitted.
     :param start: a further place to start from, (Q,) or one for each row (B, Q).
     :param num_starts: number of candidates to start from, for each row.
+    :param num_modes: most optima of q(x*) that are looked for, for each row.
     :param full: whether q(x*) has a full covariance; independent coordinates if not.
     :param num_nodes: nodes for the expectation under q(x*), at least: pairs of opposite nodes along random axes, exact
         for cubics.
-    :param num_steps: most evaluations of the bound.
-    :param tolerance: a start is followed until another step would gain less, in nats.
+    :param num_steps: most evaluations of the bound, and of ``p(y*, x*)`` before.
+    :param tolerance: a search ends when another step would gain less, in nats.
     :raises ValueError: for data of another shape, outside the likelihood's support, or NaN without mask; for points or
         a prior of another dimension; and for a likelihood of several latent values.
-    :raises FloatingPointError: if the bound of some row is finite at none of its starts.
+    :raises FloatingPointError: if the bound of some row is finite nowhere.
 
     With a row that is not done after ``num_steps`` steps, a ``RuntimeWarning`` says so; not inside ``jit``.
 
@@ -243,14 +222,14 @@ def infer_latents(
     shape, dtype = jnp.shape(Y), y.dtype
     origins = _check_origins(posterior, candidates, start, prior, y.shape[1], dtype)
     _require_whole("num_starts", num_starts, 0)
-    _require_whole("num_nodes", num_nodes)
-    _require_whole("num_steps", num_steps)
+    for name, value in (("num_modes", num_modes), ("num_nodes", num_nodes), ("num_steps", num_steps)):
+        _require_whole(name, value)
     linalg.require_positive(tolerance, "tolerance")
     offset = jnp.broadcast_to(_offset(offset, shape), y.shape[::-1]).T.astype(dtype)
     candidates, start, prior = origins
-    problem = _Problem(posterior, checked, prior, y, offset, present)
-    numbers = int(num_starts), bool(full), int(num_nodes), int(num_steps)
-    modes, done = _solve(problem, candidates, start, jnp.asarray(tolerance, dtype), *numbers)
+    problem = Problem(posterior, checked, prior, y, offset, present)
+    numbers = int(num_starts), int(num_modes), bool(full), int(num_nodes), int(num_steps)
+    modes, done = find_modes(problem, candidates, start, jnp.asarray(tolerance, dtype), *numbers)
     if len(shape) == 1:
         modes = jax.tree.map(lambda array: array[:, 0], modes)
     loc, scale, elbo, _ = (array[0] for array in modes)
@@ -364,200 +343,6 @@ def _check_result(elbo: jax.Array, done: jax.Array, num_steps: int) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-class _Problem(NamedTuple):
-    """Everything about the rows and the model that stays fixed; y, offset and present are (D, B)."""
-
-    posterior: Posterior
-    likelihood: Likelihood
-    prior: dist.Distribution
-    y: jax.Array
-    offset: jax.Array
-    present: jax.Array
-
-    def in_parts(self, function: Callable, X: jax.Array, size: int = 1) -> Any:
-        """
-        ``function(points, y, offset, present)`` at points X (..., B, Q), as many at a time as memory allows.
-
-        :param function: of points (P, Q) and their rows' data (D, P); its results have points first.
-        :param size: multiple of the memory that moments at a point need.
-        """
-
-        def part(points, rows):
-            return function(points, *(array[:, rows] for array in (self.y, self.offset, self.present)))
-
-        rows = jnp.broadcast_to(jnp.arange(X.shape[-2]), X.shape[:-1])
-        results = in_parts(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
-        return jax.tree.map(lambda r: r.reshape(*X.shape[:-1], *r.shape[1:]), results)
-
-    def log_joint(self, X: jax.Array) -> jax.Array:
-        """``log p(y, x)`` of the entries present, at points (..., B, Q)."""
-
-        def predictive(points, y, offset, present):
-            mean, variance = self.posterior.mean_and_variance(points)
-            terms = self.likelihood.log_marginal(y, mean + offset, variance)
-            return jnp.sum(jnp.where(present, terms, 0.0), axis=0)
-
-        return self.in_parts(predictive, X) + self.prior.log_prob(X)
-
-    def best_candidates(self, candidates: jax.Array, number: int) -> jax.Array:
-        """
-        For each row, candidates (C, Q) near which its data are probable, and which predict different data: (number, B, Q).
-
-        What is probable near a candidate may be most improbable at it. So each stands for a neighbourhood, in which the
-        functions vary by a share of their variance over all candidates.
-        """
-        rows = self.y.shape[1]
-        mean, variance = in_parts(
-            lambda points: tuple(moment.T for moment in self.posterior.mean_and_variance(points)),
-            affordable(self.posterior),
-            candidates,
-        )
-        centred = mean - jnp.mean(mean, axis=0)
-        near = SEPARATION * jnp.mean(jnp.square(centred), axis=0)
-        blur = BLUR * jnp.mean(jnp.square(centred), axis=0)
-
-        def scores_of(mean, variance):
-            y, offset, present = (jnp.tile(array, len(mean)) for array in (self.y, self.offset, self.present))
-            mean, variance = (jnp.repeat(moment, rows, axis=0).T for moment in (mean, variance + blur))
-            terms = self.likelihood.log_marginal(y, mean + offset, variance)
-            return jnp.sum(jnp.where(present, terms, 0.0), axis=0).reshape(-1, rows)
-
-        scores = in_parts(scores_of, affordable(self.posterior, rows), mean, variance)
-        scores = scores + self.prior.log_prob(candidates[:, None])
-        squares = jnp.sum(jnp.square(centred), axis=1)
-
-        def choose(scores, _):
-            best = jnp.argmax(scores, axis=0)
-            apart = squares[:, None] + squares[best] - 2.0 * linalg.matmul(centred, centred[best].T)
-            return jnp.where(apart < jnp.sum(near), -jnp.inf, scores), candidates[best]
-
-        return lax.scan(choose, scores, length=number)[1]
-
-    def maxima(self, origin: jax.Array, number: int, num_steps: int, tolerance: ArrayLike) -> jax.Array:
-        """Different maxima of ``p(y, x)`` that are near points (S, B, Q), those of the largest mass: (number, B, Q)."""
-        root = linalg.inverse_factor(linalg.cholesky(self.precision(origin))[0])
-
-        def place(values):
-            return origin + linalg.matmul(root, values[..., None])[..., 0]
-
-        unit = np.ones(origin.shape[-1])
-        values, losses, _ = minimise(
-            lambda values: -self.log_joint(place(values)),
-            jnp.zeros_like(origin),
-            unit,
-            np.inf * unit,
-            num_steps,
-            tolerance,
-        )
-        points = place(values)
-        points = jnp.where(jnp.isfinite(losses)[..., None], points, origin)
-        precision = self.precision(points)
-        L, _ = linalg.cholesky(precision)
-        mass = -losses - 0.5 * linalg.log_determinant(L)  # Laplace's, but for a constant
-        deviation = 1.0 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
-
-        def choose(mass, _):
-            best = jnp.argmax(mass, axis=0)[None, :, None]
-            found, around = (jnp.take_along_axis(a, best, axis=0) for a in (points, deviation))
-            same = jnp.all(jnp.abs(points - found) < around, axis=-1)
-            return jnp.where(same, -jnp.inf, mass), found[0]
-
-        return lax.scan(choose, jnp.where(jnp.isfinite(mass), mass, -jnp.inf), length=number)[1]
-
-    def precision(self, X: jax.Array) -> jax.Array:
-        """A first guess of the precision of q(x) around points (..., B, Q), by Gauss and Newton: (..., B, Q, Q)."""
-        directions = jnp.eye(X.shape[-1], dtype=X.dtype)
-
-        def along(function, X):
-            """Derivatives of ``function`` in each direction, on a new leading axis."""
-            return jax.vmap(lambda e: jax.jvp(function, (X,), (jnp.broadcast_to(e, X.shape),))[1])(directions)
-
-        def part(points, y, offset, present):
-            mean, variance = self.posterior.mean_and_variance(points)
-            curvature = jnp.maximum(self.likelihood.expected_curvature(y, mean + offset, variance), 0.0)
-            weight = jnp.where(present, curvature / (1.0 + curvature * variance), 0.0)  # 1/(σ² + v) for Gaussian noise
-            slopes = along(self.posterior.mean, points).T * jnp.sqrt(weight.T)[..., None]  # (P, D, Q)
-            return linalg.gram(jnp.swapaxes(slopes, -1, -2))
-
-        of_data = self.in_parts(part, X, X.shape[-1])
-        slope = jax.grad(lambda X: jnp.sum(self.prior.log_prob(X)))
-        of_prior = -jnp.einsum("q...q->...q", along(slope, X))
-        return of_data + jnp.maximum(of_prior, MIN_PRECISION)[..., None] * directions
-
-
-@functools.partial(jax.jit, static_argnums=(4, 5, 6, 7))
-def _solve(
-    problem: _Problem,
-    candidates: jax.Array,
-    start: jax.Array | None,
-    tolerance: jax.Array,
-    num_starts: int,
-    full: bool,
-    num_nodes: int,
-    num_steps: int,
-) -> tuple[Modes, jax.Array]:
-    """Where each start leads, best first, (S, B); and whether the best is an optimum, (B,)."""
-    rows, Q, dtype = problem.y.shape[1], candidates.shape[1], candidates.dtype
-    try:
-        centre = problem.prior.mean
-    except NotImplementedError:
-        centre = 0.0
-    starts = [jnp.broadcast_to(centre, (rows, Q)).astype(dtype)[None]]
-    if start is not None:
-        starts.append(start[None])
-    if number := min(num_starts, len(candidates)):
-        starts.append(problem.best_candidates(candidates, number))
-    origin = jnp.concatenate(starts)
-    origin = problem.maxima(origin, NUM_MODES, num_steps, 1e-2)
-    nodes, weights = normal_rule(Q, num_nodes, dtype)
-
-    # In units of the first guess the bound's curvature is about 1 in the means, and 2 in the logarithms of scales.
-    precision = problem.precision(origin)
-    root = linalg.inverse_factor(linalg.cholesky(precision)[0])
-    deviations = 1.0 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
-    below = np.tril_indices(Q, -1)
-
-    def unpack(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Means, scales and the logarithm of the scale's determinant."""
-        loc = origin + linalg.matmul(root, values[..., :Q, None])[..., 0]
-        stretch = values[..., Q : 2 * Q]
-        if not full:
-            return loc, deviations * jnp.exp(stretch), jnp.sum(jnp.log(deviations) + stretch, axis=-1)
-        inner = jnp.exp(stretch)[..., None] * jnp.eye(Q, dtype=dtype)
-        inner = inner.at[..., below[0], below[1]].set(values[..., 2 * Q :])
-        diagonal = jnp.diagonal(root, axis1=-2, axis2=-1)
-        return loc, linalg.matmul(root, inner), jnp.sum(jnp.log(diagonal) + stretch, axis=-1)
-
-    def loss(values: jax.Array) -> jax.Array:
-        loc, scale, log_det = unpack(values)
-        expected = jnp.tensordot(weights, problem.log_joint(spread(loc, scale, nodes[:, None, None])), 1)
-        return -(expected + log_det + 0.5 * Q * (1.0 + math.log(2.0 * math.pi)))
-
-    curvature = np.repeat([1.0, 2.0, 1.0], [Q, Q, len(below[0]) if full else 0])
-    largest = np.where(curvature == 2.0, LARGEST_STEP, np.inf)
-    zeros = jnp.zeros((*origin.shape[:-1], len(curvature)), dtype)
-    values, losses, done = minimise(loss, zeros, 1.0 / curvature, largest, num_steps, tolerance)
-    loc, scale, _ = unpack(values)
-    order = jnp.argsort(losses, axis=0)
-    loc, scale, elbo, done = (
-        jnp.take_along_axis(a, order.reshape(order.shape + (1,) * (a.ndim - 2)), 0) for a in (loc, scale, -losses, done)
-    )
-    # Where a start leads nowhere, its q(x) may be NaN: the best stands there, with no weight.
-    loc, scale = (
-        jnp.where(jnp.isfinite(elbo).reshape(elbo.shape + (1,) * (a.ndim - 2)), a, a[0]) for a in (loc, scale)
-    )
-    return Modes(loc, scale, elbo, _weights(loc, scale, elbo)), done[0]
-
-
-def _weights(loc: jax.Array, scale: jax.Array, elbo: jax.Array) -> jax.Array:
-    """The weights of modes, which are sorted by their bounds."""
-    if scale.ndim > loc.ndim:
-        scale = jnp.sqrt(jnp.sum(jnp.square(scale), axis=-1))
-    same = jnp.all(jnp.abs(loc[:, None] - loc) < scale, axis=-1)  # the first axis within a deviation of the second
-    better = np.tril(np.ones(same.shape[:2], bool), -1)[..., None]
-    return jax.nn.softmax(jnp.where(jnp.any(same & better, axis=1), -jnp.inf, elbo), axis=0)
 
 
 # ---------------------------------------------------------------------------------------------------------------
