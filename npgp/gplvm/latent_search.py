@@ -183,6 +183,7 @@ def find_modes(
         centre = problem.prior.mean
     except NotImplementedError:
         centre = 0.0
+    centre = jnp.where(jnp.isfinite(centre), centre, 0.0)  # Cauchy's is not
     starts = [jnp.broadcast_to(centre, (rows, Q)).astype(dtype)[None]]
     if start is not None:
         starts.append(start[None])

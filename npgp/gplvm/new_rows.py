@@ -13,7 +13,7 @@ predictive density,
 Training has ``E_{q(f)}[log p(y_d | f)]``, with the conditional's term, where this has the log of an average, because
 there q(f) is still to be chosen. Here it is not, and f is integrated out exactly. By Jensen's inequality that is higher
 than the expectation: for Gaussian noise by ``½ (v_d/σ² − log(1 + v_d/σ²))`` or more for each entry, which would draw
-new rows away from where the functions are uncertain. It is higher than the ``tight`` conditional's term as well.
+new rows away from where the functions are uncertain; and it is higher than with the ``tight`` conditional, too.
 
 Rows are independent problems, solved side by side in one program. Expectations under q(x*) are sums over fixed nodes,
 so that each problem is deterministic and quasi-Newton steps end at an optimum. There may be several, more so the fewer
