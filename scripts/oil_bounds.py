@@ -13,9 +13,11 @@ with many local optima these are different things.
 
     python scripts/oil_bounds.py                                                     simulated, a minute or two
     NPGP_DATA=... python scripts/oil_bounds.py --data real --seeds 5 --steps 20000 --json out/oil_bounds.json
+    NPGP_DATA=... python scripts/oil_bounds.py --data real --seeds 5 --steps 20000 --collapsed
 
-Training is by Adam on all rows in float64, one draw of x at each step. Every run is kept in a file of its own, and not
-repeated if that file has the same settings.
+Uncollapsed bounds are trained by Adam on all rows, one draw of x at each step, collapsed ones by L-BFGS on the
+logarithms of positive parameters; all in float64. Every run is kept in a file of its own, and not repeated if that file
+has the same settings.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
-from npgp import datasets, metrics
+from npgp import datasets, gplvm, metrics
 from npgp.gplvm import BayesianGPLVM, CollapsedGPLVM, Start, pca_start
 from npgp.projection import Projector
 from npgp.uncertain import penalty_nodes
@@ -47,8 +49,6 @@ CONDITIONALS = ("prior", "tight", "grouped")
 COLLAPSED = ("prior", "tight", "tight, m(x)")
 #: How a positive parameter is made of a free one.
 POSITIVE = {"softplus": constraints.softplus_positive, "log": constraints.positive}
-#: A latent dimension counts if its relevance is at least this share of the largest.
-RELEVANT = 0.1
 #: Draws of x in the penalty of the last collapsed bound, when it is trained and, others, when it is evaluated.
 PENALTY_DRAWS, EVALUATION_DRAWS = 16, 64
 #: Points of a trace that are kept, and that are drawn.
@@ -123,12 +123,6 @@ def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -
         groups=npgp.median_split(Y, args.group_size) if conditional == "grouped" else None,
         positive=POSITIVE[args.positive],
     )
-
-
-def relevance(params: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Spread of the latent means in units of the lengthscale, the largest dimension being 1."""
-    spread = np.std(params["x.loc"], axis=0) / params["lengthscale"]
-    return spread / spread.max()
 
 
 def make_collapsed(args: argparse.Namespace, Y: np.ndarray, seed: int, form: str, draws: Any) -> CollapsedGPLVM:
@@ -218,6 +212,7 @@ def figures_of(params: Mapping[str, np.ndarray], labels, bounds: Mapping[str, An
 
     :param bounds: per row, at these parameters: numbers, or one for each draw of x.
     """
+    relevance = gplvm.relevance(params)
     return {
         "bounds_here": {name: float(np.mean(value)) for name, value in bounds.items()},
         "gain_here": float(np.mean(gain)),
@@ -225,8 +220,8 @@ def figures_of(params: Mapping[str, np.ndarray], labels, bounds: Mapping[str, An
         "noise_variance": float(params["noise_variance"]),
         "variance": float(params["variance"]),
         "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], labels),
-        "relevant_dims": int(np.sum(relevance(params) >= RELEVANT)),
-        "relevances": np.sort(relevance(params))[::-1].tolist(),
+        "relevant_dims": gplvm.effective_dimensions(relevance),
+        "relevances": np.sort(relevance)[::-1].tolist(),
     }
 
 
@@ -252,8 +247,8 @@ def fit(
 
     def run():
         print(f"  {name}", flush=True)
-        gplvm = make(args, data.Y, seed, conditional)
-        svi = SVI(gplvm.model, gplvm.guide, npgp.adam(rate, steps), TraceMeanField_ELBO())
+        model = make(args, data.Y, seed, conditional)
+        svi = SVI(model.model, model.guide, npgp.adam(rate, steps), TraceMeanField_ELBO())
         key, evaluation = jax.random.split(jax.random.key(seed))
         init = None if before is None else {k: jnp.asarray(v) for k, v in before.items()}
         result = npgp.fit(svi, key, steps, jnp.asarray(data.Y), init_params=init, progress=False)
@@ -287,8 +282,8 @@ def fit_collapsed(
 
     def run():
         print(f"  {name}", flush=True)
-        gplvm = make_collapsed(args, data.Y, seed, form, PENALTY_DRAWS)
-        result = gplvm.fit(data.Y, steps, before, progress=False)
+        model = make_collapsed(args, data.Y, seed, form, PENALTY_DRAWS)
+        result = model.fit(data.Y, steps, before, progress=False)
         params = {k: np.asarray(v) for k, v in result.params.items()}
         bounds, share, gain = evaluate(result.params, jax.random.split(jax.random.key(seed), args.draws))
         bounds = {form: bounds[form] for form in COLLAPSED}
@@ -478,9 +473,12 @@ def main(argv: list[str] | None = None) -> dict:
         steps = f"{how(stage)}, {stage_steps(stage, args)} steps"
         if stage in BEFORE:
             compare(f"Each trained on from the solution of prior, {steps}", runs)
-            continue
-        compare(f"Each trained from the same start, {steps}: bound per row in nats", runs)
-        for name, figures in runs.items():
+        else:
+            compare(f"Each trained from the same start, {steps}: bound per row in nats", runs)
+        if stage.startswith("collapsed"):
+            ends = [f["converged"] for figures in runs.values() for f in figures]
+            print(f"L-BFGS converged in {sum(ends)} of {len(ends)} runs; the others ended at their last step.")
+        for name, figures in runs.items() if stage not in BEFORE else []:
             compare_here(f"All bounds at the solution of {name}", figures)
     print(f"\nwrote {draw(fits, args, args.out)}")
 
