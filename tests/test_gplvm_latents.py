@@ -374,3 +374,26 @@ def test_start_refuses(kwargs, words):
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=r"mask has shape \(6, 2\); it must be that of Y"):
         make_gplvm().model(DATA, mask=np.ones((6, 2)))
     assert numpyro.get_mask() is None
+
+
+def test_arguments_of_the_start_and_the_model_are_checked():
+    start = make_gplvm().start
+    for kwargs, words in [
+        ({"latents": np.zeros(6)}, r"latents has shape \(6,\); it must be \(N, Q\)"),
+        ({"inducing": np.zeros((5, 3))}, r"inducing has shape \(5, 3\); with these latents it must be \(M, 2\)"),
+        ({"inducing": (POINTS, np.zeros(3))}, r"inducing has shape \(3,\)"),
+        ({"noise_variance": np.ones(2)}, r"noise_variance has shape \(2,\); it must be a number or \(3,\)"),
+        ({"lengthscale": -1.0}, "lengthscale is -1.0; it must be positive"),
+        ({"projection": np.ones((2, 3))}, r"projection has shape \(2, 3\); it must be \(3, 2\)"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            replace(start, **kwargs)
+    for kwargs, words in [
+        ({"start": DATA}, "start is a ndarray; it must be a Start"),
+        ({"latents": 3}, "latents is 3; it must be a function"),
+        ({"likelihood": 0.1}, "likelihood is 0.1; it must be a function, a likelihood or None"),
+    ]:
+        with pytest.raises(TypeError, match=words):
+            npgp.BayesianGPLVM(**{"start": start, **kwargs})
+    with pytest.raises(ValueError, match="best"):
+        npgp.BayesianGPLVM(start, conditional="best")

@@ -2,6 +2,7 @@
 
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
 from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point
+from npgp.gplvm.latent_search import Modes
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
@@ -27,6 +28,7 @@ __all__ = [
     "FreeNormal",
     "LatentGuide",
     "LatentPrior",
+    "Modes",
     "NewRows",
     "NormalMixture",
     "Point",

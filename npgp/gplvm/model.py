@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from npgp import component, guide, statements
+from npgp import component, conditionals, guide, statements
 from npgp.conditionals import Conditional
 from npgp.gplvm.guides import FreeNormal, LatentGuide, Point
 from npgp.gplvm.priors import LatentPrior, standard_normal
@@ -31,6 +31,9 @@ from npgp.likelihoods import Gaussian, Likelihood
 from npgp.posteriors import Posterior
 
 __all__ = ["BayesianGPLVM"]
+
+#: What else than a function an argument may be.
+_ALSO = {"likelihood": ", a likelihood or None", "kl_weight": " or None"}
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class BayesianGPLVM:
         switched off in few steps; or ``constraints.softplus_positive``.
     :param kl_weight: a function from the step to the weight of KL(q(x) ‖ p(x)), to anneal it: pass ``steps="step"`` to
         :func:`npgp.fit`. One throughout if omitted; where the weight is not 1, the ELBO is none.
+    :raises TypeError: for a start, a likelihood or a function of another type.
+    :raises ValueError: for an unknown conditional.
     """
 
     start: Start
@@ -79,6 +84,14 @@ class BayesianGPLVM:
     guide: guide.AutoSparseGP = field(init=False)
 
     def __post_init__(self):
+        if not isinstance(self.start, Start):
+            raise TypeError(f"start is a {type(self.start).__name__}; it must be a Start, as npgp.pca_start makes it.")
+        conditionals.check(self.conditional)
+        for name in ("kernel", "latents", "prior", "likelihood", "kl_weight"):
+            value = getattr(self, name)
+            allowed = (value is None and name in ("likelihood", "kl_weight")) or callable(value)
+            if not allowed and not (name == "likelihood" and isinstance(value, Likelihood)):
+                raise TypeError(f"{name} is {value!r}; it must be a function{_ALSO.get(name, '')}.")
         object.__setattr__(self, "guide", guide.AutoSparseGP(self.model, guide=self.latent_guide))
 
     def model(

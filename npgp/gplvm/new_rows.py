@@ -57,7 +57,7 @@ class NewRows:
     """
     ``q(x*)`` of some rows, and what it says of their data; made by :func:`infer_latents`, or of an encoder's output::
 
-        npgp.NewRows(loc, scale).predict(posterior, likelihood)
+        npgp.gplvm.NewRows(loc, scale).predict(posterior, likelihood)
 
     Where there are modes, data are predicted by their mixture; ``NewRows(rows.loc, rows.scale)`` has the best alone.
 
@@ -182,7 +182,7 @@ def infer_latents(
 
         posterior, likelihood = gplvm.posterior(params), gplvm.likelihood_at(params)
         model = dict(mask=present, offset=gplvm.start.offset)
-        rows = npgp.infer_latents(posterior, likelihood, Y, candidates=params["x.loc"], **model)
+        rows = npgp.gplvm.infer_latents(posterior, likelihood, Y, candidates=params["x.loc"], **model)
         filled, deviation = rows.impute(posterior, likelihood, Y, **model)
 
     Each row starts from the mean of the prior, from ``start``, and from those candidates at which the entries present

@@ -29,9 +29,10 @@ class Start:
     :param noise_variance: initial σ², in the squared units of Y: a number for all columns together, or one for each,
         (D,).
     :param variance: initial prior variance of the functions.
-    :param lengthscale: initial lengthscale of every latent dimension.
+    :param lengthscale: initial lengthscale of every latent dimension, or one for each, (Q,).
     :param projection: matrix (D, Q) by which ``(Y − offset) @ projection`` are the latents, where encoders start.
     :param data_scale: typical deviation of each column from the offset, (D,), by which encoders divide.
+    :raises ValueError: for arrays whose shapes do not fit together, and for scales that are not positive.
     """
 
     latents: np.ndarray
@@ -40,9 +41,33 @@ class Start:
     latent_scale: float = 0.3
     noise_variance: float | np.ndarray = 0.2
     variance: float = 1.0
-    lengthscale: float = 1.0
+    lengthscale: float | np.ndarray = 1.0
     projection: np.ndarray | None = None
     data_scale: float | np.ndarray = 1.0
+
+    def __post_init__(self):
+        for name in ("latents", "offset"):
+            if np.ndim(getattr(self, name)) != (2 if name == "latents" else 1):
+                meant = "(N, Q)" if name == "latents" else "(D,)"
+                raise ValueError(f"{name} has shape {np.shape(getattr(self, name))}; it must be {meant}.")
+        (_, dim), columns = np.shape(self.latents), len(self.offset)
+        for Z in self.blocks:
+            if np.ndim(Z) != 2 or np.shape(Z)[1] != dim:
+                raise ValueError(f"inducing has shape {np.shape(Z)}; with these latents it must be (M, {dim}).")
+        for name, shapes in {
+            "noise_variance": [(), (columns,)],
+            "data_scale": [(), (columns,)],
+            "lengthscale": [(), (dim,)],
+            "variance": [()],
+            "latent_scale": [()],
+        }.items():
+            value = getattr(self, name)
+            if np.shape(value) not in shapes:
+                accepted = " or ".join("a number" if shape == () else str(shape) for shape in shapes)
+                raise ValueError(f"{name} has shape {np.shape(value)}; it must be {accepted}.")
+            linalg.require_positive(value, name)
+        if self.projection is not None and np.shape(self.projection) != (columns, dim):
+            raise ValueError(f"projection has shape {np.shape(self.projection)}; it must be {(columns, dim)}.")
 
     @property
     def blocks(self) -> tuple[np.ndarray, ...]:
