@@ -1,0 +1,180 @@
+"""
+Vecchia's approximation of a Gaussian (Vecchia 1988): a sparse Cholesky factor of the precision.
+
+Sites are put in an order, and each value depends on those before it through k neighbours alone::
+
+    p(f) = Π_i N(f_i; b_iᵀ f_N(i), F_i),    b_i = C_NN⁻¹ c_Ni,    F_i = C_ii − c_Niᵀ b_i
+
+With B the rows b_i, which is triangular in the order, the precision is ``(I − B)ᵀ F⁻¹ (I − B)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from npgp import linalg
+from npgp.kernels import Kernel
+from npgp.neighbors import Neighbors
+from npgp.pytrees import pytree
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["VecchiaFactor", "conditional_weights"]
+
+#: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
+ENTRIES = 2**22
+
+
+def conditional_weights(
+    kernel: Kernel,
+    sites: tuple[jax.Array, jax.Array],
+    neighbors: tuple[jax.Array, jax.Array],
+    mask: jax.Array,
+    jitter: float | None,
+    scale: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """
+    Mean weights and variance of values given their neighbours', by one Cholesky factor for each site.
+
+    :param kernel: the kernel.
+    :param sites: inputs (N, D), and what is added to their variance, (N,).
+    :param neighbors: the neighbours' inputs (N, k, D), and what is added to theirs, (N, k).
+    :param mask: False where there is no neighbour, (N, k).
+    :param jitter: relative jitter tried first.
+    :param scale: what the jitter is relative to, a scalar. It is added at sites and neighbours alike, so that what is
+        approximated is the covariance with jitter.
+    :return: b (N, k), F (N,), and the relative jitter it took.
+    """
+    N, k = mask.shape
+    eye = jnp.eye(k + 1, dtype=sites[0].dtype)
+
+    def compute(sites, neighbors, mask):
+        X, noise = (
+            jnp.concatenate([there, here[:, None]], axis=1) for here, there in zip(sites, neighbors, strict=True)
+        )
+        present = jnp.pad(mask, ((0, 0), (0, 1)), constant_values=True)
+        # Places without a neighbour have the identity's rows, hence weights of 0.
+        C = jax.vmap(kernel)(X) + noise[:, :, None] * eye
+        C = jnp.where(present[:, :, None] & present[:, None, :], C, scale * eye)
+        L, used = linalg.cholesky(C, jitter, scale=jnp.broadcast_to(scale, C.shape[:1]))
+        weights = linalg.solve_lower(L[:, :k, :k], L[:, k, :k, None], transpose=True)[..., 0]
+        return weights, jnp.square(L[:, k, k]), jnp.broadcast_to(used, C.shape[:1])
+
+    weights, variance, used = _in_chunks(compute, (sites, neighbors, mask), N, max(ENTRIES // (k + 1) ** 2, 1))
+    return weights, variance, jnp.max(used)
+
+
+def _in_chunks(function: Callable, arguments: tuple[Any, ...], rows: int, size: int) -> Any:
+    """``function(*arguments)`` for arrays of rows, ``size`` of them at a time; the last row fills the last chunk."""
+    if rows <= size:
+        return function(*arguments)
+    chunks = -(-rows // size)
+
+    def split(v):
+        v = jnp.pad(v, [(0, chunks * size - rows)] + [(0, 0)] * (v.ndim - 1), mode="edge")
+        return v.reshape(chunks, size, *v.shape[1:])
+
+    result = lax.map(jax.checkpoint(lambda part: function(*part)), jax.tree.map(split, arguments))
+    return jax.tree.map(lambda v: v.reshape(chunks * size, *v.shape[2:])[:rows], result)
+
+
+@pytree
+@dataclass(frozen=True)
+class VecchiaFactor:
+    """
+    The sparse Cholesky factor of an NNGP's precision: ``R = F^−½ (I − B)``, with ``Rᵀ R`` the precision. Its rows and
+    columns are numbered as the sites; in the neighbours' order it is lower triangular.
+
+    :param neighbors: the sites' order and neighbours.
+    :param weights: b_i, (N, K), 0 where there is no neighbour.
+    :param variance: F_i, (N,).
+    :param jitter: the relative jitter that the covariances took, the largest.
+    """
+
+    neighbors: Neighbors
+    weights: jax.Array
+    variance: jax.Array
+    jitter: jax.Array
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Kernel,
+        X: jax.Array,
+        neighbors: Neighbors,
+        noise_variance: ArrayLike = 0.0,
+        jitter: float | None = None,
+    ) -> VecchiaFactor:
+        """
+        :param kernel: the kernel.
+        :param X: sites, (N, D).
+        :param neighbors: their order and neighbours.
+        :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
+        :param jitter: relative jitter tried first.
+        """
+        rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
+        noise = jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1])
+        scale = jnp.mean(kernel.diag(X) + noise)
+        found = conditional_weights(kernel, (X, noise), (X[rows], noise[rows]), mask, jitter, scale)
+        return cls(neighbors, *found)
+
+    def _subtract(self, f: jax.Array) -> jax.Array:
+        """``(I − B) f`` over the last axis."""
+        return f - jnp.sum(self.weights * jnp.take(f, jnp.asarray(self.neighbors.rows), axis=-1), axis=-1)
+
+    def whiten(self, f: jax.Array) -> jax.Array:
+        """``R f`` over the last axis, (..., N): independent standard normal if f is from the prior."""
+        return self._subtract(f) / jnp.sqrt(self.variance)
+
+    def colour(self, z: jax.Array) -> jax.Array:
+        """
+        ``R⁻¹ z`` over the last axis, (..., N): a draw from the prior if z is standard normal.
+
+        One site after another, N steps of O(k) work for each row of z; its gradient as many.
+        """
+        e = jnp.reshape(z * jnp.sqrt(self.variance), (-1, z.shape[-1])).T
+        order, rows = jnp.asarray(self.neighbors.order), jnp.asarray(self.neighbors.rows)
+        weights, N = self.weights, z.shape[-1]
+
+        def forward(_, e):
+            def step(t, f):
+                i = order[t]
+                return f.at[i].add(jnp.sum(weights[i][:, None] * f[rows[i]], axis=0))
+
+            return lax.fori_loop(0, N, step, e)
+
+        def backward(_, g):
+            def step(t, h):
+                i = order[N - 1 - t]
+                return h.at[rows[i]].add(weights[i][:, None] * h[i])
+
+            return lax.fori_loop(0, N, step, g)
+
+        # Differentiated as the solution of (I − B) f = e, without what the steps leave behind.
+        f = lax.custom_linear_solve(lambda f: self._subtract(f.T).T, e, forward, backward)
+        return jnp.reshape(f.T, z.shape)
+
+    def log_determinant(self) -> jax.Array:
+        """``log |Rᵀ R|``, of the precision."""
+        return -jnp.sum(jnp.log(self.variance))
+
+    def to_scipy(self) -> csr_array:
+        """R as a SciPy sparse matrix (N, N): ``R.T @ R`` is the precision, ``R[order][:, order]`` lower triangular."""
+        from scipy.sparse import csr_array
+
+        mask, rows = np.asarray(self.neighbors.mask), np.asarray(self.neighbors.rows)
+        scale = 1.0 / np.sqrt(np.asarray(self.variance))
+        sites = np.arange(len(scale))
+        i = np.concatenate([sites, np.broadcast_to(sites[:, None], rows.shape)[mask]])
+        j = np.concatenate([sites, rows[mask]])
+        values = np.concatenate([scale, (-scale[:, None] * np.asarray(self.weights))[mask]])
+        return csr_array((values, (i, j)), shape=(len(scale), len(scale)))
