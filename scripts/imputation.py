@@ -2,8 +2,9 @@
 """Missing entries imputed by a Bayesian GPLVM, from what is present in the same rows.
 
 ``oil``: entries of the oil-flow data are missing at random, from the model's training too. RMSE of the imputed values
-against iterative PCA, the mean of the nearest rows, and column means; how many of the true values lie in 90% intervals;
-and, on the complete data, nearest-neighbour errors in latent space and the number of relevant dimensions.
+against iterative PCA, the mean of the nearest rows, linear regressions and column means; how many of the true values
+lie in 90% intervals; and, on the complete data, nearest-neighbour errors in latent space and the number of relevant
+dimensions.
 
 ``faces``: half of each of some video frames is missing. The model is trained on the other frames, in minibatches and
 float32; the latents of the new ones are inferred from the half that is seen. RMSE on the other half against the mean
@@ -27,6 +28,7 @@ import math
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from sklearn.decomposition import PCA
-from sklearn.impute import KNNImputer
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+from sklearn.impute import IterativeImputer, KNNImputer
 
 import npgp
 from npgp import datasets, metrics
@@ -51,6 +55,8 @@ QUANTILE = 1.6448536
 OIL_RANKS, NEIGHBOURS, FACE_RANKS = range(1, 9), (1, 2, 3, 5, 10, 20), (5, 10, 20, 40, 80)
 #: Rounds of iterative PCA at most, and the relative change at which it is done.
 PCA_ROUNDS, PCA_TOLERANCE = 500, 1e-5
+#: The GPLVM's ways to impute the rows that it was trained on.
+WAYS = {"trained": "GPLVM", "inferred": "GPLVM, q(x) inferred anew"}
 #: (height, width) of a face, and the pixels of each half.
 SHAPE = (28, 20)
 HALVES = {
@@ -74,7 +80,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         add("--latent-dim", type=int, default=20 if faces else 10)
         add("--inducing", type=int, default=50, help="number of inducing inputs")
         add("--batch-size", type=int, default=100, help="rows per step; 0 for all")
-        add("--steps", type=int, help="1500, or 10000 for real data")
+        add("--steps", type=int, help="1500, or 6000 for real data")
         add("--learning-rate", type=float, default=0.03, help="at first; it falls to 2%% along a cosine")
         add("--row-rate", type=float, default=0.1, help="that of the parameters of rows")
         add("--out", type=Path, default=Path("out"), help="folder of the pictures")
@@ -83,16 +89,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
             add("--held-out", choices=["last", "every"], default="last", help="the last frames, or evenly spaced ones")
             add("--new-rows", type=int, help="how many; 10, or 100 of the real ones")
             add("--halves", nargs="+", choices=HALVES, default=["lower", "right"], help="that are missing, in turn")
-            add("--covariances", choices=["dense", "diagonal"], default="diagonal", help="of the inducing values")
+            add("--covariances", choices=["dense", "diagonal"], default="dense", help="of the inducing values")
             add("--starts", type=int, default=4, help="candidates from which the latents of a frame are inferred")
             add("--seed", type=int, default=0)
         else:
             add("--missing", nargs="+", type=float, help="shares; 0 0.3, or 0 0.1 ... 0.5 for real data")
             add("--seeds", type=int, help="1, or 3 for real data")
+            add("--starts", type=int, default=0, help="infer the latents anew, each from so many candidates; 0: do not")
             add("--runs", type=Path, default=Path("out/imputation"), help="folder of the single runs")
     args = parser.parse_args(argv)
     real = args.data == "real"
-    defaults: dict[str, Any] = {"steps": 10_000 if real else 1500, "rows": None if real else 200}
+    defaults: dict[str, Any] = {"steps": 6000 if real else 1500, "rows": None if real else 200}
     if args.mode == "oil":
         defaults |= {"seeds": 3 if real else 1, "missing": [0.0, 0.1, 0.2, 0.3, 0.4, 0.5] if real else [0.0, 0.3]}
         if args.missing and not all(0.0 <= share < 1.0 for share in args.missing):
@@ -169,6 +176,13 @@ def impute_by_neighbours(seen: np.ndarray, number: int) -> np.ndarray:
     return KNNImputer(n_neighbors=number).fit_transform(seen)
 
 
+def impute_by_regressions(seen: np.ndarray) -> np.ndarray:
+    """Missing entries filled in by Bayesian linear regression of each column on all others, in rounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return IterativeImputer(max_iter=30, random_state=0).fit_transform(seen)
+
+
 def best_choice(impute: Callable[[np.ndarray, int], np.ndarray], seen: np.ndarray, choices, seed: int) -> int:
     """Which choice imputes a tenth of the present entries best from the others."""
     present = np.isfinite(seen)
@@ -181,9 +195,27 @@ def best_choice(impute: Callable[[np.ndarray, int], np.ndarray], seen: np.ndarra
 # Oil flow
 
 
+def where_present(Y: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Entries that are not missing at random, nested for all shares."""
+    return np.random.default_rng(seed).uniform(size=Y.shape) >= share
+
+
+def impute_otherwise(Y: np.ndarray, share: float, seed: int) -> dict:
+    """Impute the same entries in the other ways; the figures."""
+    present = where_present(Y, share, seed)
+    seen, gap = np.where(present, Y, np.nan), ~present
+    figures: dict[str, Any] = {}
+    for name, impute, choices in (("pca", impute_by_pca, OIL_RANKS), ("nearest", impute_by_neighbours, NEIGHBOURS)):
+        choice = best_choice(impute, seen, choices, seed)
+        figures[name] = {"rmse": rmse(impute(seen, choice), Y, gap), "choice": choice}
+    figures["linear"] = {"rmse": rmse(impute_by_regressions(seen), Y, gap)}
+    figures["mean"] = {"rmse": rmse(np.broadcast_to(np.nanmean(seen, 0), seen.shape), Y, gap)}
+    return figures
+
+
 def impute_oil(args: argparse.Namespace, data: datasets.OilFlow, share: float, seed: int) -> dict:
-    """Train on the present entries, and impute the others in all ways; the figures."""
-    present = np.random.default_rng(seed).uniform(size=data.Y.shape) >= share
+    """Train on the present entries, and impute the others; the figures."""
+    present = where_present(data.Y, share, seed)
     seen, gap = np.where(present, data.Y, np.nan), ~present
     began = time.perf_counter()
     gplvm, params, elbo = train(args, seen, present if share else None, seed)
@@ -199,26 +231,25 @@ def impute_oil(args: argparse.Namespace, data: datasets.OilFlow, share: float, s
         return figures
     posterior, likelihood = gplvm.posterior(params), gplvm.likelihood_at(params)
     offset = gplvm.start.offset
-    trained = NewRows(params["x.loc"], params["x.scale"])
-    inferred = infer_latents(posterior, likelihood, seen, mask=present, offset=offset, candidates=loc, start=loc)
-    for name, rows in (("trained", trained), ("inferred", inferred)):
+    ways = {"trained": NewRows(params["x.loc"], params["x.scale"])}
+    if args.starts:
+        ways["inferred"] = infer_latents(
+            posterior, likelihood, seen, mask=present, offset=offset, candidates=loc, start=loc, num_starts=args.starts
+        )
+    for name, rows in ways.items():
         mean, scale = rows.impute(posterior, likelihood, jnp.asarray(seen), mask=jnp.asarray(present), offset=offset)
         figures[name] = {"rmse": rmse(mean, data.Y, gap), "coverage": coverage(mean, scale, data.Y, gap)}
-    for name, impute, choices in (("pca", impute_by_pca, OIL_RANKS), ("nearest", impute_by_neighbours, NEIGHBOURS)):
-        choice = best_choice(impute, seen, choices, seed)
-        figures[name] = {"rmse": rmse(impute(seen, choice), data.Y, gap), "choice": choice}
-    figures["mean"] = {"rmse": rmse(np.broadcast_to(np.nanmean(seen, 0), seen.shape), data.Y, gap)}
     figures["seconds"] = time.perf_counter() - began
     return figures
 
 
-SETTINGS = ("data", "rows", "latent_dim", "inducing", "batch_size", "steps", "learning_rate", "row_rate")
+SETTINGS = ("data", "rows", "latent_dim", "inducing", "batch_size", "steps", "learning_rate", "row_rate", "starts")
 
 
-def cached(args: argparse.Namespace, name: str, run: Callable[[], dict]) -> dict:
+def cached(args: argparse.Namespace, name: str, run: Callable[[], dict], keys: Sequence[str] = SETTINGS) -> dict:
     """The figures of a run: from its file if that has these settings, or else run and written."""
     path = args.runs / f"{name}.json"
-    settings = {key: getattr(args, key) for key in SETTINGS}
+    settings = {key: getattr(args, key) for key in keys}
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["settings"] == settings:
@@ -246,7 +277,11 @@ def oil(args: argparse.Namespace) -> dict:
     for seed in range(args.seeds):
         for share, figures in runs.items():
             name = f"{share:g}-{seed}"
-            figures.append(cached(args, name, lambda s=share, seed=seed: impute_oil(args, data, s, seed)))
+            found = cached(args, name, lambda s=share, seed=seed: impute_oil(args, data, s, seed))
+            if share:
+                others = lambda s=share, seed=seed: impute_otherwise(data.Y, s, seed)  # noqa: E731
+                found = found | cached(args, f"others-{name}", others, ("data", "rows"))
+            figures.append(found)
 
     lines = []
     for share, figures in runs.items():
@@ -257,19 +292,17 @@ def oil(args: argparse.Namespace) -> dict:
     table("The models", heads, lines)
     gaps = {share: figures for share, figures in runs.items() if share}
     if gaps:
-        lines = []
+        lines, ways = [], dict(WAYS) if args.starts else {"trained": WAYS["trained"]}
         for share, figures in gaps.items():
-            line = [f"{share:.0%}"]
-            line += [spread([f[how]["rmse"] for f in figures]) for how in ("inferred", "trained")]
+            line = [f"{share:.0%}", *(spread([f[how]["rmse"] for f in figures]) for how in ways)]
             for how in ("pca", "nearest"):
-                line.append(
-                    f"{spread([f[how]['rmse'] for f in figures])} ({' '.join(str(f[how]['choice']) for f in figures)})"
-                )
-            line.append(spread([f["mean"]["rmse"] for f in figures]))
-            line += [spread([100 * f[how]["coverage"] for f in figures], 1) for how in ("inferred", "trained")]
-            lines.append(line)
-        heads = ["missing", "GPLVM, q(x) inferred", "GPLVM, q(x) as trained", "PCA (rank)", "nearest rows (number)"]
-        heads += ["column means", "% in 90% intervals", "as trained"]
+                choices = " ".join(str(f[how]["choice"]) for f in figures)
+                line.append(f"{spread([f[how]['rmse'] for f in figures])} ({choices})")
+            line += [spread([f[how]["rmse"] for f in figures]) for how in ("linear", "mean")]
+            lines.append([*line, *(spread([100 * f[how]["coverage"] for f in figures], 1) for how in ways)])
+        heads = ["missing", *ways.values(), "PCA (rank)", "nearest rows (number)", "linear regressions"]
+        heads += ["column means"]
+        heads += [f"% in 90% intervals, {name}" for name in ways.values()]
         table("RMSE of the missing entries, in the units of the data", heads, lines)
         print(f"\nwrote {draw_oil(gaps, args)}")
     return {
@@ -286,8 +319,14 @@ def draw_oil(runs: Mapping[float, Sequence[dict]], args: argparse.Namespace) -> 
     from npgp.plots import COLOURS
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained", width_ratios=[1.5, 1])
-    names = {"inferred": "GPLVM, q(x) inferred", "trained": "GPLVM, q(x) as trained", "pca": "PCA"}
-    names |= {"nearest": "mean of the nearest rows", "mean": "column means"}
+    names = {
+        **WAYS,
+        "pca": "PCA",
+        "linear": "linear regressions",
+        "nearest": "mean of the nearest rows",
+        "mean": "column means",
+    }
+    names = {how: name for how, name in names.items() if how in next(iter(runs.values()))[0]}
     at = [100 * share for share in runs]
     for i, (how, name) in enumerate(names.items()):
         for ax, key, unit in ((left, "rmse", 1.0), (right, "coverage", 100.0)):
@@ -378,7 +417,7 @@ def faces(args: argparse.Namespace) -> dict:
     seconds = time.perf_counter() - began
     posterior, likelihood, offset = gplvm.posterior(params), gplvm.likelihood_at(params), gplvm.start.offset
     report: dict[str, Any] = {
-        "settings": {key: getattr(args, key) for key in (*SETTINGS, "held_out", "new_rows", "covariances", "starts")},
+        "settings": {key: getattr(args, key) for key in (*SETTINGS, "held_out", "new_rows", "covariances")},
         "n_train": len(known),
         "elbo_per_row": elbo,
         "noise": math.sqrt(float(params["noise_variance"])),

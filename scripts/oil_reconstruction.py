@@ -296,7 +296,7 @@ def draw(fits: Mapping[float, Mapping[str, Sequence[dict]]], args: argparse.Name
 
     from npgp.plots import COLOURS
 
-    figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained", sharey=True, sharex=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained", sharex=True)
     names = [name for name, _, _ in lines(next(iter(fits.values())))]
     for ax, key in zip(axes, ("observed_rmse", "missing_rmse"), strict=True):
         for i, name in enumerate(names):
@@ -320,7 +320,8 @@ def draw(fits: Mapping[float, Mapping[str, Sequence[dict]]], args: argparse.Name
     axes[0].set_title("entries that are seen", fontsize=10)
     axes[1].set_title("missing entries", fontsize=10)
     axes[0].set_ylabel("RMSE on test rows (units of the data)")
-    axes[0].set_ylim(bottom=0)
+    for ax in axes:
+        ax.set_ylim(bottom=0)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "oil_reconstruction.png"

@@ -57,6 +57,7 @@ def test_errors_are_of_seen_and_missing_entries_apart(study):
     assert study.errors(study.Part(truth, np.ones_like(present)), mean, variance, 0.3)["missing_rmse"] is None
 
 
+@pytest.mark.slow
 def test_small_run(study, tmp_path, monkeypatch, capsys):
     path = tmp_path / "figures" / "report.json"
     arguments = [*TINY, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
