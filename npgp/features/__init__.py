@@ -11,10 +11,32 @@ from typing import Protocol, runtime_checkable
 
 import jax
 
+from npgp.features.activations import (
+    Activations,
+    LeakyReLU,
+    Probit,
+    ReLU,
+    Softplus,
+    spherical_covariance,
+)
+from npgp.features.harmonics import SphericalHarmonics
 from npgp.features.points import Points
 from npgp.kernels import Kernel
 
-__all__ = ["InducingBlock", "Points", "as_block", "covariance"]
+__all__ = [
+    "Activations",
+    "InducingBlock",
+    "LeakyReLU",
+    "Points",
+    "Probit",
+    "ReLU",
+    "Softplus",
+    "SphericalHarmonics",
+    "as_block",
+    "covariance",
+]
+
+_SPHERICAL = (Activations, SphericalHarmonics)
 
 
 @runtime_checkable
@@ -47,12 +69,15 @@ def as_block(block: object, name: str = "inducing") -> InducingBlock:
 
 def covariance(kernel: Kernel, a: InducingBlock, b: InducingBlock) -> jax.Array:
     """
-    Covariance between the features of two different blocks, (M_a, M_b).
+    Covariance between the features of two different blocks, (M_a, M_b), block ``a`` being the earlier one.
 
-    :raises NotImplementedError: if neither block is made of points.
+    :raises NotImplementedError: if neither block is made of points, nor both of spherical features.
+    :raises ValueError: if the second block adds nothing to the first.
     """
     if isinstance(b, Points):
         return a.cross(kernel, b.inputs)
     if isinstance(a, Points):
         return b.cross(kernel, a.inputs).T
+    if isinstance(a, _SPHERICAL) and isinstance(b, _SPHERICAL):
+        return spherical_covariance(kernel, a, b)
     raise NotImplementedError(f"no covariance is known between {type(a).__name__} and {type(b).__name__} features.")

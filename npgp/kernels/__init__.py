@@ -21,6 +21,14 @@ from npgp.kernels.stationary import (
     Stationary,
     squared_distances,
 )
+from npgp.kernels.zonal import (
+    Zonal,
+    ZonalArcCosine,
+    ZonalMatern12,
+    ZonalMatern32,
+    ZonalMatern52,
+    ZonalRBF,
+)
 
 __all__ = [
     "RBF",
@@ -42,6 +50,12 @@ __all__ = [
     "Sum",
     "Tinygp",
     "White",
+    "Zonal",
+    "ZonalArcCosine",
+    "ZonalMatern12",
+    "ZonalMatern32",
+    "ZonalMatern52",
+    "ZonalRBF",
     "as_kernel",
     "at_outputs",
     "squared_distances",

@@ -1,0 +1,241 @@
+"""Neural-network activations as inducing features of zonal kernels: a layer of units with trainable directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial, all_leaves
+from jax.typing import ArrayLike
+
+from npgp import gegenbauer, linalg
+from npgp.features.harmonics import SphericalHarmonics, require_dimension, safe_sqrt
+from npgp.kernels import Kernel
+from npgp.kernels.zonal import as_zonal
+from npgp.linalg import matmul, require_positive
+from npgp.pytrees import pytree, static
+
+#: A shape σ: a function of an array of cosines in [−1, 1], elementwise.
+Shape = Callable[[jax.Array], ArrayLike]
+
+
+@pytree
+@dataclass(frozen=True)
+class LeakyReLU:
+    """
+    ``t`` for positive t, else ``slope · t``.
+
+    :param slope: a scalar; with 0, the rectified linear unit.
+    """
+
+    slope: ArrayLike = 0.01
+
+    def __call__(self, t):
+        return jnp.where(t > 0.0, t, self.slope * t)
+
+    def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
+        """s_ℓ as :func:`npgp.gegenbauer.coefficients` gives them, in closed form."""
+        rectified = np.array([gegenbauer.half_power(dimension, level, 1) for level in levels])
+        linear = np.array([1.0 / dimension if level == 1 else 0.0 for level in levels])
+        N = gegenbauer.multiplicities(dimension, levels)
+        return (1.0 - self.slope) * (N * rectified) + self.slope * (N * linear)
+
+
+@pytree
+@dataclass(frozen=True)
+class ReLU:
+    """The rectified linear unit, ``max(t, 0)``."""
+
+    def __call__(self, t):
+        return jnp.maximum(t, 0.0)
+
+    def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
+        """s_ℓ as :func:`npgp.gegenbauer.coefficients` gives them, in closed form."""
+        return LeakyReLU(0.0).coefficients(dimension, levels)
+
+
+@pytree
+@dataclass(frozen=True)
+class Softplus:
+    """
+    ``log(1 + exp(βt)) / β``, a smooth ReLU.
+
+    :param sharpness: β > 0. At 1 it is the usual softplus, which is nearly linear between −1 and 1.
+    """
+
+    sharpness: ArrayLike = 3.0
+
+    def __post_init__(self):
+        require_positive(self.sharpness, "Softplus sharpness")
+
+    def __call__(self, t):
+        return jax.nn.softplus(self.sharpness * t) / self.sharpness
+
+
+@pytree
+@dataclass(frozen=True)
+class Probit:
+    """
+    ``Φ(βt)``, the normal distribution function: ``½ + ½ erf(βt/√2)``, a smooth step.
+
+    :param sharpness: β > 0.
+    """
+
+    sharpness: ArrayLike = 3.0
+
+    def __post_init__(self):
+        require_positive(self.sharpness, "Probit sharpness")
+
+    def __call__(self, t):
+        return jax.scipy.special.ndtr(self.sharpness * t)
+
+
+@pytree
+@dataclass(frozen=True)
+class Activations:
+    """
+    Units of a neural network, ``φ_m(x) = ‖x̃‖ σ(z_m·x̃ / (‖z_m‖ ‖x̃‖))``, as inducing features of a zonal kernel.
+
+    The feature u_m is the inner product of f and φ_m in the kernel's Hilbert space, so that its covariance with f(x) is
+    φ_m(x). Infinitely many levels may put φ_m outside that space; φ_m is its series of some levels here,
+    ``σ(t) = Σ_ℓ s_ℓ P_ℓ(t)``, in K_uf as in K_uu and in the covariance with other blocks, and levels that the kernel
+    lacks (λ_ℓ = 0) are dropped from all of these. Then nothing is approximated: the features are exact, whatever the
+    levels, and every bound holds. Fewer levels make smoother features, which explain f worse where it is rough; more of
+    them put ever more of K_uu in functions that f has little of; :func:`npgp.features.levels.choose_levels` compares.
+
+    Features have variance 1 (``K_uu`` has ones on its diagonal): only the direction of z_m counts, and no scale of σ.
+    K_uu has no more independent rows than there are harmonics at the levels kept.
+
+    :param directions: z, (M, d), d being the number of input columns and one for the bias; numbers, a
+        ``numpyro.param`` or a sampled value. ``kernel.polar(Z)[1]`` gives those of inputs Z.
+    :param shape: σ, such as :class:`ReLU`, or any function of an array of cosines, elementwise. It should be analytic,
+        but for a kink at 0. Hyperparameters of its own may be traced if it is a pytree; one function object should be
+        used throughout, as ``jit`` compiles anew for each.
+    :param levels: increasing.
+    :param name: what error messages call the directions.
+    :raises TypeError: for directions that are not floating, and a shape that cannot be called.
+    :raises ValueError: for directions of another shape, or with NaN, and levels that are not increasing.
+
+    Source: Dutordoir et al. 2021; Sun et al. 2020; Tiao, Dutordoir & Picheny 2023 (with α = (d − 2)/2).
+    """
+
+    directions: jax.Array
+    shape: Shape = ReLU()
+    levels: tuple[int, ...] = static(tuple(range(7)))
+    name: str = static("directions")
+
+    def __post_init__(self):
+        if not callable(self.shape):
+            raise TypeError(f"shape is {self.shape!r}; it must be a function of cosines, such as npgp.features.ReLU().")
+        object.__setattr__(self, "directions", linalg.inputs(self.directions, self.name, allow_empty=True))
+        gegenbauer.check_dimension(self.dimension)
+        object.__setattr__(self, "levels", gegenbauer.check_levels(self.levels))
+        if all_leaves([self.shape]):  # a plain function, which is part of the structure
+            object.__setattr__(self, "shape", Partial(self.shape))
+
+    @property
+    def dimension(self) -> int:
+        """d."""
+        return self.directions.shape[-1]
+
+    @property
+    def size(self) -> int:
+        """Number of units M."""
+        return self.directions.shape[0]
+
+    @property
+    def unit(self) -> jax.Array:
+        """The directions on the sphere, (M, d)."""
+        return self.directions / jnp.sqrt(jnp.sum(jnp.square(self.directions), axis=-1, keepdims=True))
+
+    def profile(self, kernel: Kernel) -> jax.Array:
+        """
+        e_ℓ, the features' coefficients on harmonics of variance 1, of unit length in all; (levels,).
+
+        ``e_ℓ ∝ s_ℓ / √a_ℓ`` with a_ℓ the kernel's :meth:`~npgp.kernels.Zonal.level_variances`, 0 where a_ℓ is.
+        """
+        zonal, _ = as_zonal(kernel, type(self).__name__)
+        own = getattr(self.shape, "coefficients", None)
+        if own is None:
+            s = gegenbauer.coefficients(self.shape, self.dimension, self.levels)
+        else:
+            s = own(self.dimension, self.levels)
+        a = zonal.level_variances(self.levels, self.dimension)
+        kept = a > 0.0
+        e = jnp.where(kept, s / safe_sqrt(jnp.where(kept, a, 1.0)), 0.0)
+        if not linalg.is_traced(e) and not np.any(np.asarray(e)):
+            raise ValueError(
+                f"the activations' levels are {self.levels}, of which {type(zonal).__name__} and the shape "
+                f"{type(self.shape).__name__} have none in common; add levels."
+            )
+        e = e / jax.lax.stop_gradient(jnp.max(jnp.abs(e)))  # squares of large ones would overflow
+        return (e / jnp.sqrt(jnp.sum(jnp.square(e)))).astype(self.directions.dtype)
+
+    def gram(self, kernel: Kernel) -> jax.Array:
+        """``Σ_ℓ e_ℓ² P_ℓ(cos)`` of the angles among directions, (M, M)."""
+        return self._inner(jnp.square(self.profile(kernel)), self.levels, self.unit)
+
+    def cross(self, kernel: Kernel, X: ArrayLike) -> jax.Array:
+        """``σ ‖x̃‖ Σ_ℓ e_ℓ √a_ℓ P_ℓ(cos)`` of the angles between directions and inputs, (M, N)."""
+        zonal, scale = as_zonal(kernel, type(self).__name__)
+        radius, unit = zonal.polar(jnp.asarray(X))
+        require_dimension(self, unit.shape[-1])
+        amplitude = safe_sqrt(scale * zonal.variance * zonal.level_variances(self.levels, self.dimension))
+        e = self.profile(kernel)
+        return radius * self._inner(e * amplitude.astype(e.dtype), self.levels, unit)
+
+    def with_activations(self, kernel: Kernel, other: Activations) -> jax.Array:
+        """Covariance with other activations, (M, M'), which need not have the same shape or levels."""
+        require_dimension(other, self.dimension)
+        shared = [level for level in self.levels if level in other.levels]
+        if not shared:
+            return jnp.zeros((self.size, other.size), self.directions.dtype)
+        mine, others = (block.profile(kernel)[_places(block.levels, shared)] for block in (self, other))
+        return self._inner(mine * others, shared, other.unit)
+
+    def with_harmonics(self, kernel: Kernel, other: SphericalHarmonics) -> jax.Array:
+        """Covariance with spherical harmonics, (M, M')."""
+        require_dimension(other, self.dimension)
+        mine = dict(zip(self.levels, self.profile(kernel), strict=True))
+        e = jnp.stack([mine.get(level, jnp.zeros((), self.directions.dtype)) for level in other.levels])
+        e = e / np.sqrt(gegenbauer.multiplicities(self.dimension, other.levels)).astype(e.dtype)
+        return other.spread(e) * other(self.unit).T
+
+    def _inner(self, coefficients: jax.Array, levels: Sequence[int], unit: jax.Array) -> jax.Array:
+        return gegenbauer.series(coefficients, self.dimension, levels, matmul(self.unit, unit.T))
+
+
+def _places(levels: Sequence[int], chosen: Sequence[int]) -> np.ndarray:
+    return np.array([levels.index(level) for level in chosen])
+
+
+def spherical_covariance(
+    kernel: Kernel, a: Activations | SphericalHarmonics, b: Activations | SphericalHarmonics
+) -> jax.Array:
+    """
+    Covariance between the features of two spherical blocks, (M_a, M_b), block ``a`` being the earlier one.
+
+    :raises ValueError: if b adds nothing to a: harmonics that a has, or activations made of them.
+    """
+    if isinstance(a, SphericalHarmonics):
+        repeated = [level for level in b.levels if level in a.levels]
+        if isinstance(b, SphericalHarmonics):
+            require_dimension(b, a.dimension)
+            if repeated:
+                raise ValueError(
+                    f"two inducing blocks have the same spherical harmonics, of levels {repeated}: nothing is left "
+                    "of the second; give each block levels of its own."
+                )
+            return jnp.zeros((a.size, b.size), as_zonal(kernel, type(a).__name__)[0].dtype)
+        if len(repeated) == len(b.levels):
+            raise ValueError(
+                f"the activations have levels {b.levels}, all harmonics of which are in a block before theirs: nothing "
+                "is left of them; give them a level more, or put them first."
+            )
+        return b.with_harmonics(kernel, a).T
+    if isinstance(b, SphericalHarmonics):
+        return a.with_harmonics(kernel, b)
+    return a.with_activations(kernel, b)

@@ -1,0 +1,324 @@
+"""
+Zonal kernels: inputs get a bias, are projected on the sphere, and the kernel there is a function of their angle.
+
+    x̃ = (√w_1 x_1, …, √w_D x_D, √b) ∈ R^d, d = D + 1,      k(x, x') = σ² ‖x̃‖ ‖x̃'‖ κ(cos θ),   κ(1) = 1
+
+with θ the angle of x̃ and x̃'. Their eigenfunctions are spherical harmonics, ``κ(t) = Σ_ℓ λ_ℓ N_ℓ P_ℓ(t)``
+(:mod:`npgp.gegenbauer`), on which spherical inducing features rest (:mod:`npgp.features`).
+
+Sources: Dutordoir, Durrande & Hensman 2020; Dutordoir et al. 2021; Cho & Saul 2009.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
+
+from npgp import gegenbauer
+from npgp.kernels.arccosine import ANGULAR
+from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
+from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary, squared_distances
+from npgp.linalg import require_positive
+from npgp.pytrees import pytree, static
+
+
+class Zonal(Kernel):
+    """
+    Kernels ``σ² ‖x̃‖ⁿ ‖x̃'‖ⁿ κ(cos θ)`` of bias-augmented inputs.
+
+    One of one's own has the fields below, as a frozen dataclass registered with :func:`npgp.pytrees.pytree`, and
+    defines :meth:`correlation`; :meth:`level_variances` too if a closed form is known.
+
+    :param variance: σ².
+    :param weight_variance: w, a scalar or one for each input column (ARD).
+    :param bias_variance: b > 0.
+    :param degree: n; the spherical features' literature has 1, and with 0 the kernel is one of angles alone.
+    :param active_dims: the input columns the kernel sees; all if omitted.
+    """
+
+    variance: ArrayLike
+    weight_variance: ArrayLike
+    bias_variance: ArrayLike
+    degree: int
+    active_dims: tuple[int, ...] | None
+
+    def __post_init__(self):
+        name = type(self).__name__
+        for field in ("variance", "weight_variance", "bias_variance"):
+            require_positive(getattr(self, field), f"{name} {field}")
+        if self.degree not in (0, 1, 2):
+            raise ValueError(f"{name} degree is {self.degree!r}; it must be 0, 1 or 2.")
+        check_active_dims(self.active_dims)
+
+    def correlation(self, chord2: jax.Array) -> jax.Array:
+        """κ, with κ = 1 at 0, as a function of the squared chord ``2 − 2 cos θ``: accurate at small angles too."""
+        raise NotImplementedError
+
+    def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
+        """
+        ``a_ℓ = λ_ℓ N_ℓ``, the share of κ(1) = 1 that each level of spherical harmonics has; (levels,).
+
+        By quadrature here (:func:`npgp.gegenbauer.coefficients`); what may be rounding is zero.
+
+        :param levels: increasing.
+        :param dimension: d, one more than the input columns.
+        """
+        a = gegenbauer.coefficients(self.correlation, dimension, levels, of="chord2")
+        return jnp.where(a > gegenbauer.rounding(dimension, levels, a.dtype), a, 0.0)
+
+    def eigenvalues(self, levels: Sequence[int], dimension: int) -> jax.Array:
+        """λ_ℓ, the Funk-Hecke coefficients of κ; (levels,). Arguments as for :meth:`level_variances`."""
+        return self.level_variances(levels, dimension) / gegenbauer.multiplicities(dimension, levels)
+
+    def polar(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """``‖x̃‖ⁿ`` (N,) and ``x̃/‖x̃‖`` (N, d)."""
+        X = select(X, self.active_dims)
+        check_ard(self.weight_variance, X.shape[-1], f"{type(self).__name__} weight_variance")
+        bias = filled(jnp.sqrt(self.bias_variance), X, X.shape[0], 1)
+        weighted = jnp.concatenate([X * jnp.sqrt(self.weight_variance), bias], axis=-1)
+        norm = jnp.sqrt(jnp.sum(jnp.square(weighted), axis=-1))
+        return norm**self.degree, weighted / norm[:, None]
+
+    @property
+    def dtype(self):
+        """The floating dtype of the hyperparameters."""
+        return jnp.result_type(*map(_dtype, (self.variance, self.weight_variance, self.bias_variance)))
+
+    def dimension(self, columns: int) -> int:
+        """d for inputs of so many columns."""
+        return columns_seen(columns, self.active_dims) + 1
+
+    def __call__(self, X, X2=None):
+        check_columns(X, X2)
+        radius, unit = self.polar(X)
+        radius2, unit2 = (radius, None) if X2 is None else self.polar(X2)
+        centre = lax.stop_gradient(jnp.mean(unit, axis=0))
+        chord2 = squared_distances(unit - centre, None if unit2 is None else unit2 - centre)
+        return self.variance * radius[:, None] * radius2 * self.correlation(chord2)
+
+    def diag(self, X):
+        return self.variance * jnp.square(self.polar(X)[0])
+
+
+def as_zonal(kernel: Kernel, what: str) -> tuple[Zonal, ArrayLike]:
+    """
+    A zonal kernel, and the factor around it.
+
+    :param what: whose need it is, for the error.
+    :raises TypeError: for other kernels.
+    """
+    if isinstance(kernel, Scaled):
+        zonal, scale = as_zonal(kernel.kernel, what)
+        return zonal, scale * kernel.scale  # type: ignore[operator]
+    if not isinstance(kernel, Zonal):
+        raise TypeError(
+            f"the kernel is {type(kernel).__name__}, but {what} features need a zonal kernel, such as ZonalArcCosine "
+            "or ZonalMatern52, or a number times one."
+        )
+    return kernel, 1.0
+
+
+@pytree
+@dataclass(frozen=True)
+class ZonalArcCosine(Zonal):
+    """
+    Arc-cosine kernel with the norms of degree 1: ``σ² ‖x̃‖ ‖x̃'‖ J_n(θ)/π``.
+
+    With order 1 it is :class:`npgp.kernels.ArcCosine`, the prior of a wide layer of rectified linear units; with order
+    0 and degree 0 too, of steps. Levels ℓ > n with ℓ − n even are absent from it.
+
+    :param order: n, 0 or 1.
+    :param variance: as :class:`Zonal`.
+    :param weight_variance: as :class:`Zonal`.
+    :param bias_variance: as :class:`Zonal`.
+    :param degree: as :class:`Zonal`.
+    :param active_dims: as :class:`Zonal`.
+    :raises ValueError: for another order, or a hyperparameter that is known to be non-positive.
+
+    Source: Cho & Saul 2009, eqs. 1-8.
+    """
+
+    order: int = static(1)
+    variance: ArrayLike = 1.0
+    weight_variance: ArrayLike = 1.0
+    bias_variance: ArrayLike = 1.0
+    degree: int = static(1)
+    active_dims: tuple[int, ...] | None = static(None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.order not in (0, 1):
+            raise ValueError(f"ZonalArcCosine order is {self.order!r}; it must be 0 or 1.")
+
+    def correlation(self, chord2):
+        return ANGULAR[self.order](chord2) / math.pi
+
+    @property
+    def differentiable(self) -> bool:
+        return self.order > 0
+
+    def level_variances(self, levels, dimension):
+        """As :meth:`Zonal.level_variances`; in closed form."""
+        # κ(u·v) = E[h(w·u) h(w·v)] / E[h(w·u)²] with w uniform on the sphere, so that λ_ℓ is a multiple of h's ς_ℓ².
+        factor = 2.0 if self.order == 0 else 2.0 * dimension
+        s = np.array([gegenbauer.half_power(dimension, level, self.order) for level in levels])
+        return jnp.asarray(factor * np.square(s) * gegenbauer.multiplicities(dimension, levels), _dtype(self.variance))
+
+
+@dataclass(frozen=True)
+class ZonalStationary(Zonal):
+    """
+    A stationary kernel of the chord between points of the sphere, ``κ = k(‖u − u'‖ / ℓ)``.
+
+    :param lengthscale: ℓ, a scalar, in units of the sphere's radius; :attr:`weight_variance` is for ARD.
+    :param variance: as :class:`Zonal`.
+    :param weight_variance: as :class:`Zonal`.
+    :param bias_variance: as :class:`Zonal`.
+    :param degree: as :class:`Zonal`.
+    :param active_dims: as :class:`Zonal`.
+    :raises ValueError: for a hyperparameter that is known to be non-positive, and a lengthscale that is no scalar.
+    """
+
+    lengthscale: ArrayLike = 1.0
+    variance: ArrayLike = 1.0
+    weight_variance: ArrayLike = 1.0
+    bias_variance: ArrayLike = 1.0
+    degree: int = static(1)
+    active_dims: tuple[int, ...] | None = static(None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        name = type(self).__name__
+        if jnp.shape(self.lengthscale) != ():
+            raise ValueError(
+                f"{name} lengthscale has shape {jnp.shape(self.lengthscale)}; it must be a scalar: a zonal "
+                "kernel's ARD is by weight_variance."
+            )
+        require_positive(self.lengthscale, f"{name} lengthscale")
+
+    def in_space(self) -> Stationary:
+        """The stationary kernel whose restriction to the sphere this is, at lengthscale and variance 1."""
+        raise NotImplementedError
+
+    def correlation(self, chord2):
+        return self.in_space().correlation(chord2 / jnp.square(self.lengthscale))
+
+    @property
+    def differentiable(self) -> bool:
+        return self.in_space().differentiable
+
+
+# Coefficients by Rodrigues' formula. All derivatives of these kernels in t are positive, and so is every term below:
+# nothing cancels, and however small a coefficient, it has all its digits (of float32 too).
+
+
+@pytree
+@dataclass(frozen=True)
+class ZonalRBF(ZonalStationary):
+    """Squared-exponential kernel of the chord, ``exp(−‖u − u'‖²/(2ℓ²))``; parameters as :class:`ZonalStationary`."""
+
+    def in_space(self):
+        return RBF()
+
+    def level_variances(self, levels, dimension):
+        """As :meth:`Zonal.level_variances`; ``λ_ℓ = Γ(α+1) (2/z)^α I_{ℓ+α}(z) e^{−z}``, z = 1/ℓ²."""
+        dtype = _dtype(self.lengthscale)
+        z = 1.0 / jnp.square(jnp.asarray(self.lengthscale, dtype))
+        exponents = [2 * level + dimension - 2 for level in levels]
+        log_w = np.stack([gegenbauer.log_weights(p, p) for p in exponents])
+        return _from_logs(levels, dimension, z, levels, log_w, -z * _one_minus_cosine(dtype))
+
+
+class _ZonalMatern(ZonalStationary):
+    """Half-integer Matérn kernels, whose derivatives are Matérn functions of lower, then of negative order."""
+
+    def level_variances(self, levels, dimension):
+        """As :meth:`Zonal.level_variances`; positive quadrature of the kernel's ℓ-th derivative."""
+        dtype, nu = _dtype(self.lengthscale), self.nu
+        y = 2.0 * nu / jnp.square(jnp.asarray(self.lengthscale, dtype))
+        a2 = 2.0 * y * _one_minus_cosine(dtype)
+        a = jnp.sqrt(a2)
+        # Reverse Bessel polynomials over (2n − 1)!!, for which K_{n+½}(a) is exp(−a) times one and a power of a.
+        orders = [int(abs(level - nu) - 0.5) for level in levels]
+        bessel = [jnp.ones_like(a), 1.0 + a]
+        for n in range(2, max(orders) + 1):
+            bessel.append(bessel[-1] + a2 * bessel[-2] / ((2 * n - 1) * (2 * n - 3)))
+        alpha, powers = 0.5 * (dimension - 2), [min(level, nu) for level in levels]
+        log_w, constants = [], []
+        for level, n, m in zip(levels, orders, powers, strict=True):
+            log_w.append(gegenbauer.log_weights(2 * m + dimension - 2, 2 * level + dimension - 2))
+            constants.append(
+                (1.0 - nu) * math.log(2.0)
+                - math.lgamma(nu)
+                + 0.5 * math.log(math.pi / 2.0)
+                + (math.lgamma(2 * n + 1) - math.lgamma(n + 1) - n * math.log(2.0))
+                + (2 * m + 2 * alpha) * math.log(2.0)
+                + gegenbauer.log_beta(m + alpha + 0.5, level + alpha + 0.5)
+                - gegenbauer.log_beta(level + alpha + 0.5, 0.5)
+            )
+        log_f = jnp.stack([jnp.log(bessel[n]) - a for n in orders])
+        return _from_logs(levels, dimension, y, powers, np.stack(log_w), log_f, constants)
+
+    @property
+    def nu(self) -> float:
+        raise NotImplementedError
+
+
+@pytree
+@dataclass(frozen=True)
+class ZonalMatern12(_ZonalMatern):
+    """Matérn-1/2 kernel of the chord, ``κ = exp(−‖u − u'‖/ℓ)``; parameters as :class:`ZonalStationary`."""
+
+    nu = 0.5
+
+    def in_space(self):
+        return Matern12()
+
+
+@pytree
+@dataclass(frozen=True)
+class ZonalMatern32(_ZonalMatern):
+    """Matérn-3/2 kernel of the chord; parameters as :class:`ZonalStationary`."""
+
+    nu = 1.5
+
+    def in_space(self):
+        return Matern32()
+
+
+@pytree
+@dataclass(frozen=True)
+class ZonalMatern52(_ZonalMatern):
+    """Matérn-5/2 kernel of the chord; parameters as :class:`ZonalStationary`."""
+
+    nu = 2.5
+
+    def in_space(self):
+        return Matern52()
+
+
+def _dtype(hyperparameter: ArrayLike):
+    dtype = jnp.result_type(hyperparameter)
+    return dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
+
+
+def _one_minus_cosine(dtype) -> jax.Array:
+    return jnp.asarray(2.0 * np.square(np.sin(gegenbauer.angles()[0] / 2)), dtype)
+
+
+def _from_logs(levels, dimension, scale, powers, log_w, log_f, constants=0.0) -> jax.Array:
+    """``N_ℓ exp(c_ℓ) scale^{m_ℓ} Σ_q w_ℓq f_ℓq / (2^ℓ (α + 1)_ℓ)`` by logarithms, as the factors may overflow."""
+    fixed = np.array([gegenbauer.log_rodrigues(dimension, level) for level in levels])
+    fixed = fixed + np.log(gegenbauer.multiplicities(dimension, levels)) + constants
+    dtype = log_f.dtype
+    powers = jnp.asarray(np.array(powers, float), dtype)
+    integral = logsumexp(jnp.asarray(log_w, dtype) + log_f, axis=-1)
+    return jnp.exp(jnp.asarray(fixed, dtype) + powers * jnp.log(scale) + integral)
