@@ -193,7 +193,7 @@ class SparseGP:
         """
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
-        for (site, _, kind), L in zip(self._layout(), projector.cholesky, strict=True):
+        for (site, _, kind), L in zip(self._layout(), projector.factors, strict=True):
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
             missing = [name for name in names if name not in params]
             if missing:
@@ -217,7 +217,7 @@ class SparseGP:
         params: dict[str, jax.Array] = {}
         factors: Sequence[jax.Array | None] = [None] * len(self.inducing)
         if not self.whitened:
-            factors = factorize(self.kernel, self.inducing, self.jitter).cholesky
+            factors = factorize(self.kernel, self.inducing, self.jitter).factors
         kinds = [block.kind for block in q]
         sizes = [block.event_shape[0] for block in q]
         if kinds != list(self.covariances or ()) or sizes != [block.size for block in self.inducing]:
@@ -246,7 +246,7 @@ class SparseGP:
         if guided and not self.whitened:
             own_cache.projector = factorize(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
-            L = own_cache.projector.cholesky[i] if own_cache.projector else None
+            L = own_cache.projector.factors[i] if own_cache.projector else None
             q_block = _declare_block(site, block, kind, self.init_scale, L) if guided else None
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block

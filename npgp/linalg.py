@@ -104,7 +104,9 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
 
 
 def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.Array:
-    """``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``."""
+    """``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``, or for the diagonal of a diagonal one, (M,)."""
+    if L.ndim == 1:
+        return B / L[:, None]
     return solve_triangular(L, B, lower=True, trans=1 if transpose else 0)
 
 

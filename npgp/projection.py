@@ -62,7 +62,7 @@ class Projector:
 
     :param kernel: the kernel.
     :param blocks: the inducing blocks.
-    :param cholesky: L_i, (M_i, M_i), for each block.
+    :param cholesky: L_i, (M_i, M_i), for each block; its diagonal, (M_1,), for a first block that says it has no more.
     :param cross: for each block i, the projections A_j(u_i), (M_j, M_i), on the blocks j < i.
     :param jitter: for each block, the relative jitter that its factorisation took.
     """
@@ -72,6 +72,11 @@ class Projector:
     cholesky: tuple[jax.Array, ...]
     cross: tuple[tuple[jax.Array, ...], ...]
     jitter: tuple[jax.Array, ...]
+
+    @property
+    def factors(self) -> tuple[jax.Array, ...]:
+        """L_i as matrices, (M_i, M_i)."""
+        return tuple(jnp.diag(L) if L.ndim == 1 else L for L in self.cholesky)
 
     def __call__(self, X: jax.Array) -> Projection:
         """Project inputs (N, D) on every block."""
@@ -116,7 +121,8 @@ class Projector:
 
 def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None = None) -> Projector:
     """
-    Factorise inducing blocks, in their order: one Cholesky of each block's residual covariance.
+    Factorise inducing blocks, in their order: one Cholesky of each block's residual covariance, none of a first block
+    whose features are independent.
 
     :param kernel: the kernel.
     :param blocks: the inducing blocks u_1, …, u_K.
@@ -124,11 +130,16 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
     """
     projector = Projector(kernel, (), (), (), ())
     for block in blocks:
-        column = [covariance(kernel, b, block) for b in projector.blocks]
-        gram = block.gram(kernel)
-        before, C = linalg.block_row(projector.cholesky, projector.cross, column, gram)
-        # Relative to the prior variance: the residual of a block that repeats an earlier one is rounding error.
-        L, used = linalg.cholesky(C, jitter, scale=jnp.mean(jnp.diagonal(gram)))
+        if not projector.blocks and hasattr(block, "gram_diagonal"):
+            L = jnp.sqrt(block.gram_diagonal(kernel))
+            before: tuple[jax.Array, ...] = ()
+            used = jnp.zeros((), L.dtype)
+        else:
+            column = [covariance(kernel, b, block) for b in projector.blocks]
+            gram = block.gram(kernel)
+            before, C = linalg.block_row(projector.cholesky, projector.cross, column, gram)
+            # Relative to the prior variance: the residual of a block that repeats an earlier one is rounding error.
+            L, used = linalg.cholesky(C, jitter, scale=jnp.mean(jnp.diagonal(gram)))
         projector = Projector(
             kernel,
             (*projector.blocks, block),

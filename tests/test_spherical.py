@@ -354,6 +354,39 @@ def test_gradients_are_finite_differences(float64):
         np.testing.assert_allclose(np.sum(np.asarray(slope) * direction), expected, rtol=1e-4, err_msg=name)
 
 
+@dataclasses.dataclass(frozen=True)
+class Silent:
+    """Features that do not say that they are independent."""
+
+    block: SphericalHarmonics
+
+    def __getattr__(self, name):
+        if name == "gram_diagonal":
+            raise AttributeError(name)
+        return getattr(self.block, name)
+
+
+def test_independent_features_need_no_cholesky_factor(float64):
+    X, y = data(6)
+    harmonics, kernel = SphericalHarmonics((0, 1), 3), ZonalArcCosine(1)
+    unwhitened = npgp.SparseGP("f", kernel, [harmonics, X[:2]], whitened=False)
+
+    @jax.jit
+    def run(X, y):
+        quick, dense = (factorize(kernel, [first, Points(X[:2])], 1e-12) for first in (harmonics, Silent(harmonics)))
+        posterior = CollapsedGP(kernel, X, [harmonics, X[:2]], NOISE).condition(y)
+        again = unwhitened.posterior(unwhitened.params(posterior.q))  # through factors as matrices
+        A = [projector(X).A for projector in (quick, dense)]
+        return A, (quick.factors, dense.factors), (posterior.mean(X), again.mean(X)), quick.cholesky[0], quick.jitter
+
+    A, factors, means, L, jitter = run(X, y)
+    for pair in (A, factors, means):
+        for one, other in zip(*pair, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-9)
+    np.testing.assert_array_equal(L, np.ones(4))
+    assert jitter[0] == 0
+
+
 # ---------------------------------------------------------------- levels and errors
 
 

@@ -2,7 +2,8 @@
 Inducing blocks: sets of linear functionals of f.
 
 A block is a pytree with a ``size`` and two covariances, ``gram(kernel)`` among its own features, (M, M), and
-``cross(kernel, X)`` with function values, (M, N). Nothing else in the library knows what a feature is.
+``cross(kernel, X)`` with function values, (M, N). Nothing else in the library knows what a feature is. A block whose
+features are independent says so by ``gram_diagonal(kernel)``, (M,), which saves its Cholesky factor.
 """
 
 from __future__ import annotations

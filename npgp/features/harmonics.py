@@ -97,13 +97,13 @@ class SphericalHarmonics:
         """Number of harmonics M."""
         return sum(self.counts)
 
-    def diagonal(self, kernel: Kernel) -> jax.Array:
+    def gram_diagonal(self, kernel: Kernel) -> jax.Array:
         """The diagonal of :meth:`gram`, which has nothing else, (M,)."""
         return jnp.ones(self.size, as_zonal(kernel, type(self).__name__)[0].dtype)
 
     def gram(self, kernel: Kernel) -> jax.Array:
         """The identity, (M, M)."""
-        return jnp.diag(self.diagonal(kernel))
+        return jnp.diag(self.gram_diagonal(kernel))
 
     def cross(self, kernel: Kernel, X: ArrayLike) -> jax.Array:
         """``σ √λ_ℓ ‖x̃‖ Y_ℓj(x̃/‖x̃‖)``, (M, N)."""
