@@ -73,7 +73,7 @@ def _next(d: int, level: int, t, P, before):
     """P_{ℓ+1} from P_ℓ and P_{ℓ−1}."""
     if level == 0:
         return t
-    return ((2 * level + d - 2) * t * P - level * before) / (level + d - 2)
+    return ((2 * level + d - 2) / (level + d - 2) * t) * P - level / (level + d - 2) * before
 
 
 def polynomials(dimension: int, levels: Sequence[int], t: np.ndarray) -> np.ndarray:

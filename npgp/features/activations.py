@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from npgp import gegenbauer, linalg
 from npgp.features.harmonics import SphericalHarmonics, require_dimension, safe_sqrt
 from npgp.kernels import Kernel
-from npgp.kernels.zonal import as_zonal
+from npgp.kernels.zonal import Zonal, as_zonal
 from npgp.linalg import matmul, require_positive
 from npgp.pytrees import pytree, static
 
@@ -104,7 +104,7 @@ class Activations:
     ``σ(t) = Σ_ℓ s_ℓ P_ℓ(t)``, in K_uf as in K_uu and in the covariance with other blocks, and levels that the kernel
     lacks (λ_ℓ = 0) are dropped from all of these. Then nothing is approximated: the features are exact, whatever the
     levels, and every bound holds. Fewer levels make smoother features, which explain f worse where it is rough; more of
-    them put ever more of K_uu in functions that f has little of; :func:`npgp.features.levels.choose_levels` compares.
+    them put ever more of K_uu in functions that f has little of; :func:`npgp.levels.choose_levels` compares.
 
     Features have variance 1 (``K_uu`` has ones on its diagonal): only the direction of z_m counts, and no scale of σ.
     K_uu has no more independent rows than there are harmonics at the levels kept.
@@ -157,22 +157,26 @@ class Activations:
 
         ``e_ℓ ∝ s_ℓ / √a_ℓ`` with a_ℓ the kernel's :meth:`~npgp.kernels.Zonal.level_variances`, 0 where a_ℓ is.
         """
-        zonal, _ = as_zonal(kernel, type(self).__name__)
+        return self._profile(as_zonal(kernel, type(self).__name__)[0])[0]
+
+    def _profile(self, zonal: Zonal) -> tuple[jax.Array, jax.Array]:
+        """e_ℓ, and √a_ℓ."""
         own = getattr(self.shape, "coefficients", None)
         if own is None:
             s = gegenbauer.coefficients(self.shape, self.dimension, self.levels)
         else:
             s = own(self.dimension, self.levels)
         a = zonal.level_variances(self.levels, self.dimension)
-        kept = a > 0.0
-        e = jnp.where(kept, s / safe_sqrt(jnp.where(kept, a, 1.0)), 0.0)
+        root = safe_sqrt(a)
+        e = jnp.where(a > 0.0, s / jnp.where(a > 0.0, root, 1.0), 0.0)
         if not linalg.is_traced(e) and not np.any(np.asarray(e)):
             raise ValueError(
                 f"the activations' levels are {self.levels}, of which {type(zonal).__name__} and the shape "
                 f"{type(self.shape).__name__} have none in common; add levels."
             )
         e = e / jax.lax.stop_gradient(jnp.max(jnp.abs(e)))  # squares of large ones would overflow
-        return (e / jnp.sqrt(jnp.sum(jnp.square(e)))).astype(self.directions.dtype)
+        e = e / jnp.sqrt(jnp.sum(jnp.square(e)))
+        return e.astype(self.directions.dtype), root.astype(self.directions.dtype)
 
     def gram(self, kernel: Kernel) -> jax.Array:
         """``Σ_ℓ e_ℓ² P_ℓ(cos)`` of the angles among directions, (M, M)."""
@@ -183,9 +187,9 @@ class Activations:
         zonal, scale = as_zonal(kernel, type(self).__name__)
         radius, unit = zonal.polar(jnp.asarray(X))
         require_dimension(self, unit.shape[-1])
-        amplitude = safe_sqrt(scale * zonal.variance * zonal.level_variances(self.levels, self.dimension))
-        e = self.profile(kernel)
-        return radius * self._inner(e * amplitude.astype(e.dtype), self.levels, unit)
+        e, root = self._profile(zonal)
+        amplitude = jnp.sqrt(scale * zonal.variance).astype(e.dtype)
+        return radius * self._inner(amplitude * e * root, self.levels, unit)
 
     def with_activations(self, kernel: Kernel, other: Activations) -> jax.Array:
         """Covariance with other activations, (M, M'), which need not have the same shape or levels."""

@@ -1,4 +1,9 @@
-"""How many levels of the sphere's harmonics features should have, and how much of f's variance that leaves out."""
+"""
+How many levels of the sphere's harmonics inducing features should have, and how much of f's variance they leave out.
+
+Spherical harmonics take whole levels, the largest eigenvalues first, as many as fit
+(:meth:`npgp.features.SphericalHarmonics.within`); activations take those that leave least out (:func:`choose_levels`).
+"""
 
 from __future__ import annotations
 
