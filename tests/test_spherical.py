@@ -26,9 +26,9 @@ from npgp.features import (
     covariance,
 )
 from npgp.features.harmonics import fundamental_system
-from npgp.levels import choose_levels, left_out
 from npgp.gegenbauer import multiplicity
 from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern12, ZonalMatern32, ZonalMatern52, ZonalRBF
+from npgp.levels import choose_levels, left_out
 from npgp.projection import factorize
 
 NOISE = 0.1
