@@ -11,7 +11,7 @@ of a random part of the rows, 950 of 1000; the other 50 are test rows, whose q(x
 missing at random. RMSE is in the units of the data, over all entries of all columns alike.
 
     python scripts/oil_reconstruction.py                             simulated data, a minute or two
-    NPGP_DATA=... python scripts/oil_reconstruction.py --data real   the data of Bishop & James 1993, as published
+    NPGP_DATA=... python scripts/oil_reconstruction.py --data real   the data of Bishop & James 1993
 
 Training is in float64, on minibatches. Every run is kept in a file of its own, and not repeated if that file has the
 same settings.
