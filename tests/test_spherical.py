@@ -433,6 +433,8 @@ def test_blocks_that_add_nothing_are_refused():
         Activations(np.ones((2, 3)), levels=(3, 5)).gram(ZonalArcCosine(1))
     with pytest.raises(TypeError, match="it must be a function of cosines"):
         Activations(np.ones((2, 3)), 3.0)
+    with pytest.raises(ValueError, match="^directions has a row of zeros"):
+        Activations(np.array([[1.0, 0.0], [0.0, 0.0]]))
     with pytest.raises(ValueError, match="^directions has shape"):
         Activations(np.ones(3))
 

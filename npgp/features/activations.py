@@ -117,14 +117,14 @@ class Activations:
     :param levels: increasing.
     :param name: what error messages call the directions.
     :raises TypeError: for directions that are not floating, and a shape that cannot be called.
-    :raises ValueError: for directions of another shape, or with NaN, and levels that are not increasing.
+    :raises ValueError: for directions of another shape, with NaN or a row of zeros, and levels that are not increasing.
 
     Source: Dutordoir et al. 2021; Sun et al. 2020; Tiao, Dutordoir & Picheny 2023 (with α = (d − 2)/2).
     """
 
     directions: jax.Array
     shape: Shape = ReLU()
-    levels: tuple[int, ...] = static(tuple(range(7)))
+    levels: tuple[int, ...] = static(tuple(range(6)))
     name: str = static("directions")
 
     def __post_init__(self):
@@ -132,6 +132,8 @@ class Activations:
             raise TypeError(f"shape is {self.shape!r}; it must be a function of cosines, such as npgp.features.ReLU().")
         object.__setattr__(self, "directions", linalg.inputs(self.directions, self.name, allow_empty=True))
         gegenbauer.check_dimension(self.dimension)
+        if not linalg.is_traced(self.directions) and not np.all(np.any(np.asarray(self.directions) != 0, axis=-1)):
+            raise ValueError(f"{self.name} has a row of zeros, which is no direction.")
         object.__setattr__(self, "levels", gegenbauer.check_levels(self.levels))
         if all_leaves([self.shape]):  # a plain function, which is part of the structure
             object.__setattr__(self, "shape", Partial(self.shape))
