@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["VecchiaFactor", "conditional_weights"]
 
 #: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
-ENTRIES = 2**22
+ENTRIES = 2**19
 
 
 def conditional_weights(
@@ -56,6 +56,7 @@ def conditional_weights(
     """
     N, k = mask.shape
     eye = jnp.eye(k + 1, dtype=sites[0].dtype)
+    first = jnp.asarray(linalg.default_jitter(eye.dtype) if jitter is None else jitter, eye.dtype)
 
     def compute(sites, neighbors, mask):
         X, noise = (
@@ -65,12 +66,48 @@ def conditional_weights(
         # Places without a neighbour have the identity's rows, hence weights of 0.
         C = jax.vmap(kernel)(X) + noise[:, :, None] * eye
         C = jnp.where(present[:, :, None] & present[:, None, :], C, scale * eye)
-        L, used = linalg.cholesky(C, jitter, scale=jnp.broadcast_to(scale, C.shape[:1]))
-        weights = linalg.solve_lower(L[:, :k, :k], L[:, k, :k, None], transpose=True)[..., 0]
-        return weights, jnp.square(L[:, k, k]), jnp.broadcast_to(used, C.shape[:1])
+        weights, variance, used = _regress(C, first, scale)
+        return weights, variance, jnp.broadcast_to(used, C.shape[:1])
 
     weights, variance, used = _in_chunks(compute, (sites, neighbors, mask), N, max(ENTRIES // (k + 1) ** 2, 1))
     return weights, variance, jnp.max(used)
+
+
+def _factorise(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
+    """``L_NN⁻¹``, the last row of L, and the jitter used, for C with the neighbours first and the site last."""
+    k = C.shape[-1] - 1
+    L, used = linalg.cholesky(C, first, scale=jnp.broadcast_to(scale, C.shape[:1]))  # type: ignore[arg-type]
+    identity = jnp.broadcast_to(jnp.eye(k, dtype=C.dtype), (C.shape[0], k, k))
+    return linalg.solve_lower(L[:, :k, :k], identity), L[:, k], used
+
+
+def _times(A: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.matmul(A, b[..., None])[..., 0]
+
+
+def _weights(inverse: jax.Array, c: jax.Array) -> jax.Array:
+    return _times(jnp.swapaxes(inverse, -1, -2), c)
+
+
+@jax.custom_jvp
+def _regress(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """b (B, k), F (B,) and the jitter used, from the covariances C (B, k + 1, k + 1)."""
+    inverse, row, used = _factorise(C, first, scale)
+    return _weights(inverse, row[:, :-1]), jnp.square(row[:, -1]), used
+
+
+@_regress.defjvp
+def _(primals, tangents):
+    # db = C_NN⁻¹ (dc − dC_NN b) and dF = dC_ii − 2 bᵀ dc + bᵀ dC_NN b: products alone. Differentiating the factor would
+    # take triangular solves side by side, which XLA may leave waiting for one another on CPUs with few threads.
+    C, first, scale = primals
+    inverse, row, used = _factorise(C, first, scale)
+    weights, variance = _weights(inverse, row[:, :-1]), jnp.square(row[:, -1])
+    dC = tangents[0] + used * tangents[2] * jnp.eye(C.shape[-1], dtype=C.dtype)
+    dc, moved = dC[:, -1, :-1], _times(dC[:, :-1, :-1], weights)
+    d_weights = _weights(inverse, _times(inverse, dc - moved))
+    d_variance = dC[:, -1, -1] + jnp.sum(weights * (moved - 2.0 * dc), axis=-1)
+    return (weights, variance, used), (d_weights, d_variance, jnp.zeros_like(used))
 
 
 def _in_chunks(function: Callable, arguments: tuple[Any, ...], rows: int, size: int) -> Any:
