@@ -61,7 +61,18 @@ def test_small_run_on_oil(study, tmp_path, monkeypatch, capsys):
     path = tmp_path / "report.json"
     monkeypatch.setattr(study, "OIL_RANKS", (1, 2))
     monkeypatch.setattr(study, "NEIGHBOURS", (2, 5))
-    arguments = ["oil", *TINY, "--missing", "0.3", "--runs", str(tmp_path / "runs"), "--out", str(tmp_path)]
+    arguments = [
+        "oil",
+        *TINY,
+        "--missing",
+        "0.3",
+        "--starts",
+        "1",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--out",
+        str(tmp_path),
+    ]
     report = study.main([*arguments, "--json", str(path)])
     assert json.loads(path.read_text()) == report
     (figures,) = report["runs"]["0.3"]
