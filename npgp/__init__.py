@@ -1,12 +1,13 @@
 """Sparse Gaussian processes as building blocks of NumPyro programs."""
 
-from npgp import datasets, gplvm, inducing, kernels, likelihoods
+from npgp import datasets, features, gplvm, inducing, kernels, likelihoods
+from npgp.approximations import ApproximateGP
 from npgp.certificates import Certificate, certificate
 from npgp.collapsed import CollapsedGP, exact_log_evidence, upper_bound
 from npgp.component import Function, SparseGP, plate
 from npgp.conditionals import is_certified
 from npgp.corrections import exact_variance, local_correction
-from npgp.features import Points
+from npgp.features import Activations, Points, SphericalHarmonics
 from npgp.gplvm import BayesianGPLVM, CollapsedGPLVM, pca_start
 from npgp.groups import Groups, consecutive, kmeans_groups, median_split
 from npgp.guide import AutoSparseGP, posterior
@@ -28,8 +29,11 @@ from npgp.kernels import (
     at_outputs,
 )
 from npgp.latent import Latent
+from npgp.levels import choose_levels
 from npgp.likelihoods import Bernoulli, Columns, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
 from npgp.natural import natural_gradient
+from npgp.neighbors import Neighbors, nearest_before, order_sites
+from npgp.nngp import NNGP, ResponseNNGP, WhitenNNGP
 from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
 from npgp.rows import RowOptimizer, row_param
@@ -39,7 +43,10 @@ from npgp.training import NonFiniteLossError, adam, evaluate, fit, row_adam
 from npgp.uncertain import UncertainInputGP
 
 __all__ = [
+    "NNGP",
     "RBF",
+    "Activations",
+    "ApproximateGP",
     "ArcCosine",
     "AutoSparseGP",
     "BayesianGPLVM",
@@ -63,6 +70,7 @@ __all__ = [
     "Matern52",
     "MixedPaths",
     "MixedPosterior",
+    "Neighbors",
     "NonFiniteLossError",
     "Paths",
     "Periodic",
@@ -71,21 +79,26 @@ __all__ = [
     "Polynomial",
     "Posterior",
     "RationalQuadratic",
+    "ResponseNNGP",
     "RowOptimizer",
     "Softmax",
     "SparseGP",
+    "SphericalHarmonics",
     "StudentT",
     "UncertainInputGP",
     "Weibull",
     "White",
+    "WhitenNNGP",
     "adam",
     "at_outputs",
     "certificate",
+    "choose_levels",
     "consecutive",
     "datasets",
     "evaluate",
     "exact_log_evidence",
     "exact_variance",
+    "features",
     "fit",
     "gplvm",
     "inducing",
@@ -98,7 +111,9 @@ __all__ = [
     "local_correction",
     "median_split",
     "natural_gradient",
+    "nearest_before",
     "observe",
+    "order_sites",
     "pca_start",
     "plate",
     "posterior",

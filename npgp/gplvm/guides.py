@@ -106,6 +106,10 @@ class Encoder:
     last Q outputs move the standard deviation. Inputs are ``(Y − start.offset) / start.data_scale`` with zeros for
     missing entries; where there is a mask, it is appended: (B, D) or (B, 2D).
 
+    With many latent dimensions start at a lengthscale of √Q, ``dataclasses.replace(start, lengthscale=Q**0.5)``.
+    Latents of unit variance are √(2Q) apart; at a lengthscale of 1 rows then hardly know of each other, and an encoder
+    may be drawn to the prior at once.
+
     :param network: an Equinox module that maps one row, a Flax module (linen or nnx) that maps (B, inputs), or any
         function of (B, inputs), each to 2Q outputs. A perceptron of Equinox's if omitted.
     :param scale: ``"network"`` for standard deviations from the network, ``"rows"`` for free ones per row (parameter
