@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 os.environ["MPLBACKEND"] = "Agg"
+# Threads of JAX's CPU backend. With as few as there are cores, batched factorisations that run side by side can wait
+# for one another for ever (jaxlib 0.10); a dozen of them in one program stopped within seconds on 2 cores.
+os.environ.setdefault("NPROC", "16")
 
 hypothesis.settings.register_profile(
     "ci",
