@@ -365,7 +365,15 @@ def test_interrupt_returns_what_was_trained(monkeypatch):
     assert all(np.isfinite(value).all() for value in result.params.values())
 
 
-def test_an_interrupt_waits_for_the_end_of_a_call():
+@pytest.fixture
+def python_handles_interrupts():
+    """As where the shell that started the tests has not told them to ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_waits_for_the_end_of_a_call(python_handles_interrupts):
     before, done = signal.getsignal(signal.SIGINT), []
     with pytest.raises(KeyboardInterrupt):
         with _interrupts_held():
