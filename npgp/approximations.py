@@ -106,9 +106,8 @@ class ApproximateGP(dist.Distribution):
                 raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.kmeans_groups(X, size).")
             groups = kmeans_groups(X, self.block.size)
         _check_groups(method, groups, rows)
-        for name, value in (("noise_variance", noise_variance), ("mean", mean)):
-            if jnp.shape(value) not in ((), (rows,)):
-                raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
+        linalg.require_per_row(noise_variance, "noise_variance", rows)
+        linalg.require_per_row(mean, "mean", rows)
         self.noise_variance = noise_variance
         self.mean_value = mean
         self.method = method

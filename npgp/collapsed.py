@@ -142,9 +142,8 @@ class CollapsedGP(dist.Distribution):
                 raise ValueError("X is traced, so no groups can be made of it: pass groups=npgp.median_split(X, size).")
             groups = median_split(X, default_size(sum(block.size for block in self.blocks)))
         self.groups = conditionals.groups_for(conditional, groups, rows)
-        for name, value in (("noise_variance", noise_variance), ("mean", mean)):
-            if jnp.shape(value) not in ((), (rows,)):
-                raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
+        linalg.require_per_row(noise_variance, "noise_variance", rows)
+        linalg.require_per_row(mean, "mean", rows)
         self.noise_variance = noise_variance
         self.mean_value = mean
         self.conditional = conditional

@@ -9,7 +9,6 @@ k-d tree's: halve the rows at the median of the column in which they spread most
 
 from __future__ import annotations
 
-import operator
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
@@ -51,7 +50,7 @@ def default_size(num_inducing: int) -> int:
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
     """
-    M = _positive_int(num_inducing, "num_inducing")
+    M = linalg.positive_int(num_inducing, "num_inducing")
     return max((g for g in SIZES if g * LARGE**2 <= SIZES[-1] * M**2), default=SIZES[0])
 
 
@@ -194,16 +193,6 @@ def _partition(labels: NDArray[Any], tree: Tree | None = None) -> Groups:
     return Groups(rows.astype(np.int32), mask, inverse, labels.size, tree)
 
 
-def _positive_int(value: int, name: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; it must be a whole number.") from None
-    if number < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1.")
-    return number
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # Constructors
 
@@ -214,7 +203,7 @@ def single(num_rows: int) -> Groups:
 
     :param num_rows: N.
     """
-    return _partition(np.zeros(_positive_int(num_rows, "num_rows"), int))
+    return _partition(np.zeros(linalg.positive_int(num_rows, "num_rows"), int))
 
 
 def consecutive(num_rows: int, size: int) -> Groups:
@@ -224,7 +213,7 @@ def consecutive(num_rows: int, size: int) -> Groups:
     :param num_rows: N.
     :param size: rows in a group.
     """
-    return _partition(np.arange(_positive_int(num_rows, "num_rows")) // _positive_int(size, "size"))
+    return _partition(np.arange(linalg.positive_int(num_rows, "num_rows")) // linalg.positive_int(size, "size"))
 
 
 def median_split(X: ArrayLike, size: int) -> Groups:
@@ -242,7 +231,7 @@ def median_split(X: ArrayLike, size: int) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    return _split_cells(X, np.zeros(len(X), int), None, _positive_int(size, "size"))
+    return _split_cells(X, np.zeros(len(X), int), None, linalg.positive_int(size, "size"))
 
 
 def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
@@ -260,7 +249,7 @@ def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    size = _positive_int(size, "size")
+    size = linalg.positive_int(size, "size")
     centres = kmeans_centres(X, min(-(-len(X) // size), MAX_CELLS), seed)
     # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
     used, cells = np.unique(np.asarray(_nearest(centres, X)), return_inverse=True)

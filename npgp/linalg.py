@@ -6,6 +6,7 @@ its digits that way, so matrix products of this library go through :func:`matmul
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import jax
@@ -199,6 +200,23 @@ def require_finite(x: ArrayLike, name: str) -> None:
     """Raise ``ValueError`` if a concrete array has NaN or infinities; traced arrays pass."""
     if not is_traced(x) and not np.all(np.isfinite(np.asarray(x))):
         raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
+
+
+def positive_int(value: int, name: str) -> int:
+    """A count as an ``int``; ``TypeError`` unless it is a whole number, ``ValueError`` below 1."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; it must be a whole number.") from None
+    if number < 1:
+        raise ValueError(f"{name} is {value}; it must be at least 1.")
+    return number
+
+
+def require_per_row(value: ArrayLike, name: str, rows: int) -> None:
+    """Raise ``ValueError`` unless a value is a scalar or has one entry for each row."""
+    if jnp.shape(value) not in ((), (rows,)):
+        raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
 
 
 def require_positive(value: object, name: str) -> None:

@@ -9,7 +9,6 @@ few; memory is O(N k).
 from __future__ import annotations
 
 import heapq
-import operator
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -78,7 +77,7 @@ def nearest_before(
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1 and an order unknown.
     """
-    size = _positive_int(size, "size")
+    size = linalg.positive_int(size, "size")
     points = _scaled(X, "X", scale)
     order = _order(points, ordering, seed)
     N, K = len(points), min(size, len(points) - 1)
@@ -111,7 +110,7 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
-    size = _positive_int(size, "size")
+    size = linalg.positive_int(size, "size")
     points, new = _scaled(X, "X", scale), _scaled(X_new, "X_new", scale)
     if size > len(points):
         raise ValueError(f"size is {size}; it must be at most {len(points)}, the number of sites.")
@@ -250,13 +249,3 @@ def _scaled(X: ArrayLike, name: str, scale: ArrayLike) -> NDArray[Any]:
     if units.shape not in ((), points.shape[1:]):
         raise ValueError(f"scale has shape {units.shape}; it must be a scalar or one for each column of {name}.")
     return points / units
-
-
-def _positive_int(value: int, name: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; it must be a whole number.") from None
-    if number < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1.")
-    return number

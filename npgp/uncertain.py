@@ -129,9 +129,8 @@ class UncertainInputGP(dist.Distribution):
         self.loc, self.scale = gaussian_inputs(loc, scale)
         self.inducing = points(inducing)
         rows, columns = self.loc.shape
-        for name, value in (("noise_variance", noise_variance), ("mean", mean)):
-            if jnp.shape(value) not in ((), (rows,)):
-                raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
+        linalg.require_per_row(noise_variance, "noise_variance", rows)
+        linalg.require_per_row(mean, "mean", rows)
         self.noise_variance = noise_variance
         self.mean_value = mean
         self.conditional = conditional
