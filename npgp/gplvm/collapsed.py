@@ -115,7 +115,7 @@ class CollapsedGPLVM:
         :param Y: all rows, (N, D).
         :raises KeyError: if a parameter is missing.
         """
-        self._check_params(params, Y)
+        self._check_params(params)
         return log_density(self.model, (Y,), {}, params)[0]
 
     def fit(
@@ -141,7 +141,8 @@ class CollapsedGPLVM:
         :raises KeyError: for params of another name.
         :raises FloatingPointError: if the bound is not finite at the start.
         """
-        sites = self._sites(Y)
+        self._centred(Y)  # here, where its values can be seen
+        sites = self._sites()
         if unknown := set(params or {}) - set(sites):
             raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")
         rows = self.start.latents.shape[0]
@@ -174,7 +175,7 @@ class CollapsedGPLVM:
         :param Y: all rows, (N, D).
         :raises KeyError: if a parameter is missing.
         """
-        self._check_params(params, Y)
+        self._check_params(params)
         with handlers.block(), handlers.substitute(data=params):
             return self._gp().condition(self._centred(Y))
 
@@ -225,14 +226,15 @@ class CollapsedGPLVM:
         dtype = jnp.result_type(float)
         return jnp.asarray(Y, dtype).T - jnp.asarray(self.start.offset, dtype)[:, None]
 
-    def _sites(self, Y: ArrayLike) -> dict[str, tuple[jax.Array, Any]]:
+    def _sites(self) -> dict[str, tuple[jax.Array, Any]]:
         """Start value and constraint of each parameter."""
-        trace = handlers.trace(handlers.seed(self.model, 0)).get_trace(Y)
+        trace = handlers.trace(handlers.seed(self._gp, 0)).get_trace()
         sites = {name: site for name, site in trace.items() if site["type"] == "param"}
         return {
             name: (site["value"], site["kwargs"].get("constraint", constraints.real)) for name, site in sites.items()
         }
 
-    def _check_params(self, params: dict[str, Any], Y: ArrayLike) -> None:
-        if missing := set(self._sites(Y)) - set(params):
-            raise KeyError(f"params has no {sorted(missing)[0]!r}; the parameters are {sorted(self._sites(Y))}.")
+    def _check_params(self, params: dict[str, Any]) -> None:
+        names = sorted(self._sites())
+        if missing := [name for name in names if name not in params]:
+            raise KeyError(f"params has no {missing[0]!r}; the parameters are {names}.")
