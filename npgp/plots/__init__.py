@@ -1,0 +1,21 @@
+"""Pictures of fitted models, with matplotlib (``pip install npgp[plots]``). Each function draws one figure."""
+
+from npgp.plots.figures import COLOURS
+from npgp.plots.figures import subplots as _subplots  # noqa: F401  (scripts draw with it)
+from npgp.plots.fits import plot_decomposition, plot_elbo, plot_fit
+from npgp.plots.images import plot_images, plot_imputed_images
+from npgp.plots.latents import plot_latents, plot_relevance
+from npgp.plots.tables import plot_imputation, plot_reconstruction
+
+__all__ = [
+    "COLOURS",
+    "plot_decomposition",
+    "plot_elbo",
+    "plot_fit",
+    "plot_images",
+    "plot_imputation",
+    "plot_imputed_images",
+    "plot_latents",
+    "plot_reconstruction",
+    "plot_relevance",
+]

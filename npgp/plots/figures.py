@@ -1,0 +1,31 @@
+"""What all pictures share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Distinguishable for colour-blind readers (Okabe & Ito).
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+
+
+def subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
+    """A figure and its panels, as ``plt.subplots`` gives them."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install npgp[plots].") from error
+    return plt.subplots(*shape, layout="constrained", **kwargs)
+
+
+def shaped(name: str, value: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    """An array, which has to have a shape."""
+    array = np.asarray(value)
+    if array.shape != shape:
+        raise ValueError(f"{name} has shape {array.shape}; it must be {shape}.")
+    return array

@@ -1,0 +1,125 @@
+"""Pictures of training, and of fits on one input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npgp.plots.figures import COLOURS, subplots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from npgp.posteriors import Decomposition
+
+
+def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100) -> Figure:
+    """
+    ELBO traces of one or several fits, averaged over a window of steps.
+
+    :param traces: for each fit, the ELBO at each step.
+    :param rows: number of data rows: the ELBO is shown per row.
+    :param window: steps averaged over.
+    """
+    figure, ax = subplots(figsize=(6.4, 4.2))
+    lowest, highest = np.inf, -np.inf
+    for i, (name, trace) in enumerate(traces.items()):
+        trace = np.asarray(trace, float) / rows
+        size = min(window, max(len(trace) // 10, 1))
+        smooth = np.convolve(trace, np.full(size, 1.0 / size), mode="valid")
+        steps = np.arange(len(smooth)) + size
+        ax.plot(steps, smooth, color=COLOURS[i], label=f"{name}: {smooth[-1]:.2f} at the end")
+        lowest, highest = min(lowest, np.quantile(smooth, 0.1)), max(highest, smooth.max())
+    margin = 0.08 * (highest - lowest)
+    ax.set_ylim(lowest - margin, highest + margin)  # the first steps are far below and would hide the rest
+    ax.set_xlabel("step")
+    ax.set_ylabel("ELBO per row (nats)" if rows > 1 else "ELBO (nats)")
+    ax.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def plot_fit(
+    x: ArrayLike,
+    y: ArrayLike,
+    grid: ArrayLike,
+    fits: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+    exact: tuple[ArrayLike, ArrayLike] | None = None,
+) -> Figure:
+    """
+    Regression on one input: data, predictive mean, two standard deviations with noise, and inducing inputs.
+
+    :param x: inputs, (N,).
+    :param y: targets, (N,).
+    :param grid: inputs of the predictions, (G,), increasing.
+    :param fits: for each panel its name, with predictive mean and standard deviation at the grid, and inducing inputs.
+    :param exact: mean and standard deviation of a reference, drawn in each panel.
+    """
+    figure, axes = subplots(len(fits), 1, figsize=(7.0, 2.9 * len(fits)), squeeze=False, sharex=True, sharey=True)
+    grid = np.asarray(grid)
+    for ax, (name, (mean, scale, inducing)), colour in zip(axes[:, 0], fits.items(), COLOURS, strict=False):
+        mean, scale = np.asarray(mean), np.asarray(scale)
+        ax.scatter(x, y, s=6, color="0.6", label="data")
+        ax.plot(grid, mean, color=colour, label="mean ± 2 standard deviations")
+        ax.fill_between(grid, mean - 2 * scale, mean + 2 * scale, color=colour, alpha=0.2, lw=0)
+        if exact is not None:
+            ref_mean, ref_scale = map(np.asarray, exact)
+            ax.plot(grid, ref_mean, color="k", lw=0.8, label="exact GP")
+            for sign in (-2, 2):
+                ax.plot(grid, ref_mean + sign * ref_scale, color="k", lw=0.8, ls=":")
+        bottom = np.min(np.asarray(y)) - 0.6
+        ax.plot(
+            np.ravel(inducing),
+            np.full(np.size(inducing), bottom),
+            "|",
+            ms=12,
+            mew=2,
+            color=colour,
+            label="inducing inputs",
+        )
+        ax.set_title(name, fontsize=10)
+        ax.set_ylabel("y")
+    axes[-1, 0].set_xlabel("x")
+    axes[0, 0].legend(frameon=False, fontsize=8, ncols=2)
+    return figure
+
+
+def plot_decomposition(
+    X: ArrayLike, decomposition: Decomposition, data: tuple[ArrayLike, ArrayLike] | None = None
+) -> Figure:
+    """
+    The parts of a posterior of f on one input and their total, a panel for each: mean and two standard deviations.
+
+    :param X: the inputs of the decomposition, (N, 1) or (N,).
+    :param decomposition: from :meth:`npgp.Posterior.decompose`, of one output.
+    :param data: inputs and targets, drawn with the total.
+    :raises ValueError: for more than one input column, or more than one output.
+    """
+    x, mean, variance = np.asarray(X), np.asarray(decomposition.mean), np.asarray(decomposition.variance)
+    if x.ndim == 2 and x.shape[1] == 1:
+        x = x[:, 0]
+    if x.ndim != 1:
+        raise ValueError(f"X has shape {x.shape}; parts can be drawn for one input column, (N, 1).")
+    if mean.shape != (len(decomposition.names), len(x)):
+        raise ValueError(
+            f"decomposition.mean has shape {mean.shape}; parts of one output at the {len(x)} rows of X can be drawn, "
+            f"({len(decomposition.names)}, {len(x)})."
+        )
+    panels = [*zip(decomposition.names, mean, variance, strict=True), ("total", mean.sum(0), variance.sum(0))]
+    figure, axes = subplots(1, len(panels), figsize=(2.7 * len(panels), 2.9), sharex=True, sharey=True)
+    order = np.argsort(x)
+    for i, (ax, (name, part, spread)) in enumerate(zip(axes, panels, strict=True)):
+        total = i == len(panels) - 1
+        colour = "k" if total else COLOURS[i % len(COLOURS)]
+        if total and data is not None:
+            ax.scatter(*map(np.ravel, data), s=6, color="0.6", label="data")
+        centre, scale = part[order], np.sqrt(spread[order])
+        ax.plot(x[order], centre, color=colour, label="mean ± 2 standard deviations")
+        ax.fill_between(x[order], centre - 2 * scale, centre + 2 * scale, color=colour, alpha=0.2, lw=0)
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("x")
+    axes[0].set_ylabel("f")
+    figure.legend(*axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,160 @@
+"""Pictures of latent space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from npgp.plots.figures import COLOURS, shaped, subplots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Where there are more classes than colours.
+MARKERS = ("o", "^", "s", "D")
+#: Points along each side of a background that is given as a function.
+BACKGROUND_SIZE = 80
+
+
+def plot_latents(
+    mean: ArrayLike,
+    scale: ArrayLike | None,
+    relevance: ArrayLike,
+    labels: ArrayLike | None = None,
+    class_names: Sequence[str] | None = None,
+    title: str | None = None,
+    *,
+    background: Callable[[np.ndarray], ArrayLike] | tuple[tuple[ArrayLike, ArrayLike], ArrayLike] | None = None,
+    background_label: str = "predictive variance of f, mean over columns",
+    dimension_names: Sequence[str] | None = None,
+    units: str | None = None,
+) -> Figure:
+    """
+    The two most relevant latent dimensions, coloured by class, each point with bars of one standard deviation.
+
+    With :func:`npgp.gplvm.canonical_latents`, and the variance of the functions behind the points::
+
+        c = canonical_latents(loc, scale, lengthscale)
+        plot_latents(c.loc, c.scale, c.relevance, labels, units="lengthscales", dimension_names=c.names,
+                     background=predictive_variance(posterior, c))
+
+    :param mean: latent means, (N, Q), Q at least 2.
+    :param scale: their standard deviations, (N, Q); ``None`` for no bars.
+    :param relevance: of each dimension, (Q,); the two largest are shown, the largest across.
+    :param labels: classes 0, 1, …, (N,), and negative numbers for rows without one; one colour if omitted.
+    :param class_names: what to call them.
+    :param title: of the figure.
+    :param background: what is drawn in grey behind the points, the darker the larger (by its square root if nowhere
+        negative): a function from points (G, 2) of the plane that is shown to values (G,), or increasing coordinates
+        and the values there, ``((x, y), values)`` of shapes (X,), (Y,) and (Y, X).
+    :param background_label: what these values are.
+    :param dimension_names: what to call the Q dimensions.
+    :param units: of the latents.
+    :raises ValueError: for arrays of other shapes.
+    """
+    mean = np.asarray(mean)
+    if mean.ndim != 2 or mean.shape[1] < 2:
+        raise ValueError(f"mean has shape {mean.shape}; it must be (N, Q), Q at least 2.")
+    scale = None if scale is None else shaped("scale", scale, mean.shape)
+    relevance = shaped("relevance", relevance, mean.shape[1:])
+    labels = None if labels is None else shaped("labels", labels, mean.shape[:1])
+    across, up = np.argsort(-relevance, kind="stable")[:2]
+    figure, ax = subplots(figsize=(6.4, 5.4))
+    for name, rows, colour, marker in _classes(labels, class_names, len(mean)):
+        x, y = mean[rows, across], mean[rows, up]
+        if scale is not None:
+            bars = {"xerr": scale[rows, across], "yerr": scale[rows, up]}
+            ax.errorbar(x, y, **bars, fmt="none", ecolor=colour, alpha=0.25, lw=0.8)
+        ax.scatter(x, y, s=11, color=colour, label=name, marker=marker, edgecolor="w", linewidth=0.25, zorder=3)
+    if background is not None:
+        _draw_background(ax, background, background_label)
+    names = dimension_names or [f"latent dimension {k + 1}" for k in range(mean.shape[1])]
+    unit = "" if units is None else f", in {units}"
+    ax.set_xlabel(f"{names[across]} (most relevant){unit}")
+    ax.set_ylabel(f"{names[up]}{unit}")
+    if labels is not None:
+        ax.legend(frameon=background is not None, markerscale=2, framealpha=0.8)
+    if title:
+        ax.set_title(title)
+    return figure
+
+
+def _classes(labels, class_names, count: int) -> list[tuple[str | None, np.ndarray, str, str]]:
+    """Name, rows, colour and marker of each class, and of rows without a label."""
+    if labels is None:
+        return [(None, np.ones(count, bool), COLOURS[0], MARKERS[0])]
+    series = []
+    for i, label in enumerate(np.unique(labels[labels >= 0])):
+        name = f"class {label}" if class_names is None else class_names[int(label)]
+        marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
+        series.append((name, labels == label, COLOURS[i % len(COLOURS)], marker))
+    if np.any(labels < 0):
+        series.append(("no label", labels < 0, "0.4", MARKERS[0]))
+    return series
+
+
+def _draw_background(ax, background, label: str) -> None:
+    """Grey behind the points that are drawn already, as far as these and their bars reach."""
+    if callable(background):
+        limits = ax.get_xlim(), ax.get_ylim()
+        x, y = (np.linspace(start, stop, BACKGROUND_SIZE) for start, stop in limits)
+        grid = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
+        values = shaped("background of the grid", background(grid), (len(grid),)).reshape(len(y), len(x))
+    else:
+        (x, y), values = background
+        x, y = np.ravel(x), np.ravel(y)
+        values = shaped("background", values, (*y.shape, *x.shape))
+        limits = (x[0], x[-1]), (y[0], y[-1])
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    greys = LinearSegmentedColormap.from_list("light greys", ["1.0", "0.55"])  # points stand out against these
+    # A variance is nearly 0 where the points are: its square root shows more.
+    norm = PowerNorm(0.5, 0.0, np.max(values)) if np.min(values) >= 0 else None
+    image = ax.pcolormesh(x, y, values, cmap=greys, norm=norm, shading="gouraud", rasterized=True, zorder=0)
+    ax.set(xlim=limits[0], ylim=limits[1])
+    ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
+
+
+def plot_relevance(
+    relevance: Mapping[str, ArrayLike],
+    threshold: float | None = None,
+    label: str = "relevance (largest = 1)",
+    *,
+    by_rank: bool = True,
+) -> Figure:
+    """
+    Relevance of the latent dimensions, for one or several fits.
+
+    :param relevance: for each fit, relevances (Q,), the largest being 1.
+    :param threshold: where a dimension begins to count, drawn as a line; and then how many count of each fit.
+    :param label: what the numbers are.
+    :param by_rank: whether each fit's dimensions are sorted; if not, as where fits share their dimensions, they are in
+        their own order.
+    :raises ValueError: for no fits, or arrays of another shape.
+    """
+    fits = {name: np.asarray(values, float) for name, values in relevance.items()}
+    if not fits or any(values.ndim != 1 for values in fits.values()):
+        shapes = {name: values.shape for name, values in fits.items()}
+        raise ValueError(f"relevance has arrays of shapes {shapes}; there must be one (Q,) for each fit.")
+    most = max(map(len, fits.values()))
+    figure, ax = subplots(figsize=(6.4, 3.6))
+    width = 0.8 / len(fits)
+    for i, (name, values) in enumerate(fits.items()):
+        values = np.sort(values)[::-1] if by_rank else values
+        left = np.arange(len(values)) + (i - (len(fits) - 1) / 2) * width
+        if threshold is not None:
+            name = f"{name} ({np.sum(values >= threshold)} of {len(values)})"
+        ax.bar(left, values, width, color=COLOURS[i % len(COLOURS)], label=name)
+    ax.set_xticks(np.arange(most), [str(k + 1) for k in range(most)])
+    if threshold is not None:
+        ax.axhline(threshold, color="0.4", lw=0.8, ls="--", label=f"counts as relevant above {threshold:g}")
+    ax.set_xlabel("latent dimension, by rank" if by_rank else "latent dimension")
+    ax.set_ylabel(label)
+    if by_rank:
+        ax.legend(frameon=False)
+    else:  # a bar may be anywhere
+        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(fits) + 1)
+    return figure
