@@ -232,6 +232,40 @@ def test_kernels_are_their_formulas(x64):
     np.testing.assert_allclose(made["columns"][0], expected, rtol=rtol)
 
 
+def test_random_features_average_to_the_kernel(float64):
+    X, count = np.random.default_rng(0).normal(size=(6, 3)), 1000
+    options = OPTIONS | {"weight_variance": np.array(OPTIONS["weight_variance"])}
+
+    @jax.jit
+    def estimates(X):
+        made = {
+            "arc-cosine 0": ZonalArcCosine(0, degree=0, **options),
+            "arc-cosine 1": ZonalArcCosine(1, degree=2, **options),
+            "RBF": 2.0 * ZonalRBF(0.4, **options),
+            "columns": ZonalMatern32(0.8, active_dims=(0, 2)),
+        }
+        draws = {name: k.feature_draws(jax.random.key(0), 3, count)(X) for name, k in made.items()}
+        features = made["RBF"].random_features(jax.random.key(0), 3, count)(X)
+        products = {name: jnp.einsum("ncp,mcp->nmc", psi, psi) for name, psi in draws.items()}
+        return {name: k(X) for name, k in made.items()}, products, features @ features.T
+
+    exact, products, together = jax.tree.map(np.asarray, estimates(X))
+    for name, each in products.items():
+        error = np.std(each, -1) / np.sqrt(count)
+        assert np.max(error) < 0.2 * np.max(exact[name])
+        assert np.all(np.abs(np.mean(each, -1) - exact[name]) <= 5 * error + 1e-10), name
+    np.testing.assert_allclose(together, np.mean(products["RBF"], -1), rtol=1e-10, atol=1e-12)
+
+
+class Featureless(ZonalRBF):
+    angular_draws = Zonal.angular_draws
+
+
+def test_kernels_of_ones_own_may_have_no_random_features():
+    with pytest.raises(NotImplementedError, match="Featureless has no random features; a zonal kernel of one's own"):
+        Featureless().random_features(jax.random.key(0), 3, 4)
+
+
 def test_what_is_refused():
     with pytest.raises(ValueError, match="order is 2; it must be 0 or 1"):
         ZonalArcCosine(2)

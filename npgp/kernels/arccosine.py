@@ -94,10 +94,14 @@ def _polar(X: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _half_spaces(kernel: ArcCosine, normals: jax.Array, X: jax.Array) -> jax.Array:
     """The unit of a random half-space and that of the opposite one."""
-    height = project(_weighted(kernel, X), normals)
+    return jnp.sqrt(kernel.variance) * half_spaces(kernel.order, normals, _weighted(kernel, X))
+
+
+def half_spaces(order: int, normals: jax.Array, X: jax.Array) -> jax.Array:
+    """The units ``h(w·x)`` and ``h(−w·x)`` of random normals w, (N, count, 2), whose mean inner product is J_n/π."""
+    height = project(X, normals)
     heights = jnp.stack([height, -height], axis=-1)
-    units = (heights > 0).astype(heights.dtype) if kernel.order == 0 else jnp.maximum(heights, 0.0) ** kernel.order
-    return jnp.sqrt(kernel.variance) * units
+    return (heights > 0).astype(heights.dtype) if order == 0 else jnp.maximum(heights, 0.0) ** order
 
 
 # The angular part J_n as a function of the squared chord c² = ‖u − u'‖² = 2 − 2 cos θ of unit vectors, from which

@@ -11,6 +11,7 @@ Sources: Dutordoir, Durrande & Hensman 2020; Dutordoir et al. 2021; Cho & Saul 2
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.scipy.special import logsumexp
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from npgp import gegenbauer
-from npgp.kernels.arccosine import ANGULAR
+from npgp.kernels.arccosine import ANGULAR, half_spaces
 from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
+from npgp.kernels.random_features import FeatureMap
 from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary, squared_distances
 from npgp.linalg import require_positive
 from npgp.pytrees import pytree, static
@@ -35,7 +38,8 @@ class Zonal(Kernel):
     Kernels ``σ² ‖x̃‖ⁿ ‖x̃'‖ⁿ κ(cos θ)`` of bias-augmented inputs.
 
     One of one's own has the fields below, as a frozen dataclass registered with :func:`npgp.pytrees.pytree`, and
-    defines :meth:`correlation`; :meth:`level_variances` too if a closed form is known.
+    defines :meth:`correlation`; :meth:`level_variances` too if a closed form is known, and :meth:`angular_draws` if
+    random features are wanted.
 
     :param variance: σ².
     :param weight_variance: w, a scalar or one for each input column (ARD).
@@ -107,6 +111,25 @@ class Zonal(Kernel):
     def diag(self, X):
         return self.variance * jnp.square(self.polar(X)[0])
 
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(_with_norms, self, self.angular_draws(rng_key, self.dimension(columns), count))
+
+    def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
+        """
+        Random features of κ, as :meth:`npgp.kernels.Kernel.feature_draws` has them of the kernel.
+
+        :param dimension: d.
+        :return: ψ from points of the sphere (N, d) to (N, count, P), with ``E[Σ_p ψ_cp(u) ψ_cp(u')] = κ``.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no random features; a zonal kernel of one's own defines angular_draws for them."
+        )
+
+
+def _with_norms(kernel: Zonal, draws: FeatureMap, X: jax.Array) -> jax.Array:
+    radius, unit = kernel.polar(jnp.asarray(X))
+    return (jnp.sqrt(kernel.variance) * radius)[:, None, None] * draws(unit)
+
 
 def as_zonal(kernel: Kernel, what: str) -> tuple[Zonal, ArrayLike]:
     """
@@ -172,6 +195,14 @@ class ZonalArcCosine(Zonal):
         s = np.array([gegenbauer.half_power(dimension, level, self.order) for level in levels])
         return jnp.asarray(factor * np.square(s) * gegenbauer.multiplicities(dimension, levels), _dtype(self.variance))
 
+    def angular_draws(self, rng_key, dimension, count):
+        """As :meth:`Zonal.angular_draws`: the units of random half-spaces."""
+        return Partial(_half_spaces, self, jax.random.normal(rng_key, (count, dimension)))
+
+
+def _half_spaces(kernel: ZonalArcCosine, normals: jax.Array, unit: jax.Array) -> jax.Array:
+    return half_spaces(kernel.order, normals, unit)
+
 
 @dataclass(frozen=True)
 class ZonalStationary(Zonal):
@@ -214,6 +245,12 @@ class ZonalStationary(Zonal):
     @property
     def differentiable(self) -> bool:
         return self.in_space().differentiable
+
+    def angular_draws(self, rng_key, dimension, count):
+        """As :meth:`Zonal.angular_draws`: those of the stationary kernel in space, on the sphere."""
+        return dataclasses.replace(self.in_space(), lengthscale=self.lengthscale).feature_draws(
+            rng_key, dimension, count
+        )
 
 
 # Coefficients by Rodrigues' formula. All derivatives of these kernels in t are positive, and so is every term below:
