@@ -9,6 +9,7 @@ is no pickle in it, and nothing in a file can run code: only classes of this pac
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import json
@@ -43,7 +44,9 @@ def save(path: str | os.PathLike, obj: Any) -> None:
 
     :param path: of the file; used as it is, without adding a suffix.
     :param obj: the object.
-    :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is.
+    :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is. In place
+        of a function, such as the shape of :class:`npgp.Activations`, give an object of a dataclass with ``__call__``,
+        registered with :func:`npgp.pytrees.pytree`, and name the class to :func:`load`.
     """
     arrays: dict[str, np.ndarray] = {}
     content = _describe(obj, type(obj).__name__.lower(), arrays)
@@ -127,12 +130,16 @@ def _describe(obj: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"numpy": _store(obj, where, arrays)}
     fields = _fields(obj)
     if fields is None:
+        # JAX's Partial wraps functions that are to be pytrees.
+        bare = isinstance(obj, functools.partial) and inspect.isroutine(obj.func) and not (obj.args or obj.keywords)
+        named = obj.func if bare else obj
         kind = f"a {type(obj).__name__}"
-        if isinstance(obj, type) or inspect.isroutine(obj):
-            kind = f"the {'class' if isinstance(obj, type) else 'function'} {obj.__qualname__}"
+        if isinstance(obj, type) or inspect.isroutine(named):
+            kind = f"the {'class' if isinstance(obj, type) else 'function'} {named.__qualname__}"
+        hint = "a dataclass with __call__ can take its place." if callable(obj) and not isinstance(obj, type) else ""
         raise TypeError(
             f"{where} is {kind}, which cannot be saved; arrays, numbers, strings, dataclasses, and tuples, lists and "
-            "dictionaries of these can."
+            f"dictionaries of these can{': ' if hint else '.'}{hint}"
         )
     cls = type(obj)
     described = {name: _describe(value, f"{where}.{name}", arrays) for name, value in fields.items()}

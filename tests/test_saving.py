@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from npgp import kernels, likelihoods
 from npgp.collapsed import CollapsedGP
-from npgp.features import Points
+from npgp.features import Activations, LeakyReLU, Points, Probit, ReLU, Softplus, SphericalHarmonics
 from npgp.groups import median_split
 from npgp.posteriors import Decomposition, Paths, Posterior
 from npgp.projection import Projector
@@ -108,10 +108,15 @@ def objects(dtype):
         MeanOnlyNormal(array[0]),
     )
     projector = Projector(KERNEL, (Points(array),), (array,), ((),), (jnp.zeros((), dtype),))
+    spherical = (
+        SphericalHarmonics((0, 2), 3),
+        *(Activations(array, s, (1, 4)) for s in (ReLU(), LeakyReLU(0.1), Softplus(jnp.asarray(2.0, dtype)), Probit())),
+    )
     return {
         "kernel": KERNEL,
         "points": Points(array, "Z"),
         "blocks": blocks,
+        "spherical": (spherical, 2.0 * kernels.ZonalMatern32(array[0, 0]), kernels.ZonalArcCosine(0, degree=0)),
         "batch": jax.vmap(lambda a: MeanOnlyNormal(a))(array),  # batched by JAX, unknown to the object
         "prior": WhitenedPrior(3),
         "likelihoods": [
@@ -149,6 +154,24 @@ def test_classes_of_ones_own_come_back_if_named(tmp_path):
     loaded = round_trip(obj, tmp_path, classes=[Doubled])
     assert loaded.factor == 2.0 and "factor" not in vars(loaded)
     with pytest.raises(ValueError, match=r"class test_saving.Doubled, which npgp does not have.*classes=\[Doubled\]"):
+        load(tmp_path / "object.npz")
+
+
+@pytree
+@dataclass(frozen=True)
+class Wave:
+    frequency: float = 3.0
+
+    def __call__(self, t):
+        return jnp.sin(self.frequency * t)
+
+
+def test_shapes_of_ones_own_come_back_if_named(float64, tmp_path):
+    block = round_trip(Activations(np.eye(3), Wave(2.0), range(3)), tmp_path, classes=[Wave])
+    unchanged = Activations(np.eye(3), lambda t: np.sin(2.0 * t), range(3))
+    grams = [b.gram(kernels.ZonalArcCosine()) for b in (block, unchanged)]
+    np.testing.assert_allclose(*grams, atol=1e-12)
+    with pytest.raises(ValueError, match=r"class test_saving.Wave, which npgp does not have.*classes=\[Wave\]"):
         load(tmp_path / "object.npz")
 
 
@@ -208,9 +231,11 @@ FACTORIZED = likelihoods.Factorized(dist.Poisson)
 @pytest.mark.parametrize(
     "obj, message",
     [
-        ({"fit": [1, functools.partial(abs)]}, r"dict\['fit'\]\[1\] is a partial, which cannot be saved"),
+        ({"fit": [1, functools.partial(abs, 3)]}, r"dict\['fit'\]\[1\] is a partial, which cannot be saved"),
         (FACTORIZED, r"factorized.fn is the class Poisson, which cannot be saved"),
         (dataclasses.replace(FACTORIZED, fn=lambda f: f), r"factorized.fn is the function <lambda>"),
+        (Activations(np.eye(3), np.cos), r"activations.shape is a Partial, .* a dataclass with __call__ can take its"),
+        (Activations(np.eye(3), lambda t: t**2), r"shape is the function <lambda>, .* a dataclass with __call__ can"),
         (Doubled(kernels.Sum((np.array([None]),))), r"doubled.inner.kernels\[0\] is an array of object"),
         ((np.array(["a"]),), r"tuple\[0\] is an array of <U1"),
         ([np.zeros(2, jnp.bfloat16)], r"list\[0\] is an array of bfloat16"),
@@ -218,7 +243,7 @@ FACTORIZED = likelihoods.Factorized(dist.Poisson)
         ({1, 2}, "set is a set"),
         (np.ma.array([1.0]), "maskedarray is a MaskedArray"),
     ],
-    ids=["partial", "class", "function", "objects", "strings", "bfloat16", "keys", "set", "masked"],
+    ids=["partial", "class", "function", "ufunc", "shape", "objects", "strings", "bfloat16", "keys", "set", "masked"],
 )
 def test_what_cannot_be_saved_is_named_and_leaves_no_file(tmp_path, obj, message):
     with pytest.raises(TypeError, match=message):
