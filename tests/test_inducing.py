@@ -1,4 +1,4 @@
-"""Initial inducing points: greedy choice against dense conditional variances, k-means, random rows."""
+"""Initial inducing points: greedy choices against dense algebra step by step, k-means, random rows."""
 
 import sys
 
@@ -13,7 +13,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import npgp
 from npgp import groups
 from npgp.features import Points
-from npgp.inducing import greedy_variance, kmeans, random_subset
+from npgp.inducing import CHUNK, greedy_fit, greedy_variance, kmeans, random_subset
 from npgp.kernels import RBF, Linear, Matern32, White
 from npgp.projection import factorize
 
@@ -122,6 +122,122 @@ def test_many_rows_take_no_square_matrix():
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 60_000 * 4 * 100
 
 
+# ---------------------------------------------------------------- greedy fit
+
+
+def quadratic_form(kernel, Z, X, y, noise):
+    """``yᵀ (Q + Λ)⁻¹ y``, summed over outputs, by dense algebra."""
+    Q = np.zeros((len(X), len(X)))
+    if len(Z):
+        K = kernel(Z, X)
+        Q = K.T @ np.linalg.solve(kernel(Z, Z), K)
+    return np.sum(y * np.linalg.solve(Q + np.diag(np.broadcast_to(noise, len(X))), y.T).T)
+
+
+FITS = {
+    "one output": (lambda rng, X: np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=len(X)), lambda rng, X: 0.1),
+    "two outputs, noise by row": (
+        lambda rng, X: rng.normal(size=(2, len(X))),
+        lambda rng, X: rng.uniform(0.1, 1, len(X)),
+    ),
+}
+
+
+@pytest.mark.parametrize("make_y, make_noise", FITS.values(), ids=FITS)
+def test_greedy_fit_takes_the_best_of_all_rows(x64, make_y, make_noise):
+    rng = np.random.default_rng(2)
+    X = rng.uniform(0.0, 4.0, (CHUNK + 6, 2)).astype(x64)  # more than are looked at together
+    X[-3:] = X[:3]
+    y, noise = make_y(rng, X).astype(x64), make_noise(rng, X)
+    Z, trace = greedy_fit(jax.random.key(0), kernel(), X, y, noise, 4, None, jitter=JITTER[x64], return_trace=True)
+    assert isinstance(Z, jax.Array) and Z.dtype == trace.dtype == x64 and trace.shape == (5,)
+
+    exact, chosen = (X.astype(float), y.astype(float), noise), np.empty((0, 2))
+    values = [quadratic_form(formula, chosen, *exact)]
+    for _ in range(4):
+        new = [x for x in exact[0] if not np.any(np.all(x == chosen, axis=1))]
+        reached = [quadratic_form(formula, np.vstack([chosen, x]), *exact) for x in new]
+        values.append(min(reached))
+        chosen = np.vstack([chosen, new[int(np.argmin(reached))]])
+    np.testing.assert_array_equal(Z, chosen)
+    np.testing.assert_allclose(trace, values, rtol=1e-4 if x64 == jnp.float32 else 1e-8)
+    assert np.all(np.diff(values) < 0.0)
+
+
+def test_greedy_fit_of_random_candidates():
+    X = data(np.float32)
+    y = np.sin(2.0 * X[:, 0])
+
+    def choose(candidates, keys):
+        return jax.lax.map(lambda key: greedy_fit(key, kernel(), X, y, 0.1, M, candidates, return_trace=True), keys)
+
+    keys = jax.random.split(jax.random.key(0), 20)
+    one, some, everyone = (choose(candidates, keys) for candidates in (1, 8, 10 * N))
+    np.testing.assert_array_equal(everyone[0], np.broadcast_to(everyone[0][0], (20, M, 2)))
+    for Z, _ in (one, some):
+        assert len({tuple(np.ravel(z)) for z in np.asarray(Z)}) == 20  # other keys, other rows
+        for z in np.asarray(Z):
+            assert len(np.unique(z, axis=0)) == M and {*map(tuple, z)} <= {*map(tuple, X)}
+    for _, trace in (one, some, everyone):
+        assert np.all(np.diff(trace, axis=1) <= 1e-3)
+    last = [np.mean(trace[:, -1]) for _, trace in (one, some, everyone)]
+    assert last[0] > 1.5 * last[1] and last[1] > last[2]
+    # A single candidate is any row with equal probability: each is the first with probability 1/30.
+    firsts = jax.vmap(lambda key: greedy_fit(key, kernel(), X, y, 0.1, 1, 1)[0])(
+        jax.random.split(jax.random.key(1), 3000)
+    )
+    counts = np.sum(np.all(np.asarray(firsts)[:, None] == X, axis=-1), axis=0)
+    np.testing.assert_allclose(counts, 100, atol=5 * np.sqrt(100))
+
+
+def test_greedy_fit_goes_where_the_function_varies():
+    """Most rows are where the function does not, which random rows do not know."""
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.uniform(0.0, 20.0, 270), rng.uniform(20.0, 24.0, 30)])[:, None]
+    truth = np.where(X[:, 0] > 20.0, np.sin(3.0 * X[:, 0]), 0.0)
+    y = truth + 0.1 * rng.normal(size=300)
+
+    @jax.jit
+    def choose(key):
+        return greedy_fit(key, Matern32(0.8, 1.7), X, y, 0.01, 8), random_subset(key, X, 8)
+
+    errors = []
+    for key in jax.random.split(jax.random.key(0), 5):
+        for Z in choose(key):
+            K, noise = formula(np.asarray(Z, float), X), 0.01
+            mean = K.T @ np.linalg.solve(noise * formula(Z, Z) + K @ K.T, K @ y)
+            errors.append(np.sqrt(np.mean((mean - truth) ** 2)))
+    greedy, random = np.reshape(errors, (5, 2)).T
+    assert greedy.max() < 0.5 * random.min()
+
+
+def test_greedy_fit_refuses_what_it_cannot_fit():
+    X, key = data(np.float32), jax.random.key(0)
+    y = X[:, 0]
+    for error, words, arguments in [
+        (ValueError, r"y has shape \(29,\); its last axis must match the 30 rows", (y[1:], 0.1, 2)),
+        (ValueError, "y has NaN", (np.where(y == y[2], np.nan, y), 0.1, 2)),
+        (ValueError, "noise_variance is 0.0; it must be positive", (y, 0.0, 2)),
+        (ValueError, r"noise_variance has shape \(3,\)", (y, np.ones(3), 2)),
+        (ValueError, "candidates is 0; it must be at least 1", (y, 0.1, 2, 0)),
+        (TypeError, "candidates is 2.5; it must be a whole number", (y, 0.1, 2, 2.5)),
+    ]:
+        with pytest.raises(error, match=words):
+            greedy_fit(key, kernel(), X, *arguments)
+    with pytest.raises(TypeError, match="kernel is None"):
+        greedy_fit(key, None, X, y, 0.1, 2)
+
+
+def test_greedy_fit_refuses_more_points_than_there_are():
+    X = np.repeat(data(np.float32)[:5], 4, axis=0)
+    y = np.sin(X[:, 0])
+    with pytest.raises(ValueError, match="size is 7, but X has only 5 different rows"):
+        greedy_fit(jax.random.key(0), kernel(), X, y, 0.1, 7)
+    traced = jax.jit(lambda X: greedy_fit(jax.random.key(0), kernel(), X, y, 0.1, 7))(X)
+    np.testing.assert_array_equal(np.unique(traced[:5], axis=0), np.unique(X, axis=0))
+    assert np.all(np.isnan(traced[5:]))
+
+
 # ---------------------------------------------------------------- k-means and random rows
 
 
@@ -175,6 +291,7 @@ def test_random_rows_are_different_and_equally_likely(x64):
 STARTS = {
     "random": lambda key, X: npgp.inducing.random_subset(key, X, 4),
     "greedy": lambda key, X: npgp.inducing.greedy_variance(kernel(), X, 4),
+    "greedy fit": lambda key, X: npgp.inducing.greedy_fit(key, kernel(), X, np.sin(data(np.float32)[:, 0]), 0.1, 4),
 }
 
 
@@ -207,6 +324,7 @@ CHOICES = {
     "random_subset": lambda X, size: random_subset(jax.random.key(0), X, size),
     "kmeans": kmeans,
     "greedy_variance": lambda X, size: greedy_variance(RBF(), X, size),
+    "greedy_fit": lambda X, size: greedy_fit(jax.random.key(0), RBF(), X, np.ones(N), 0.1, size),
 }
 
 
