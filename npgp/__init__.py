@@ -32,7 +32,7 @@ from npgp.latent import Latent
 from npgp.levels import choose_levels
 from npgp.likelihoods import Bernoulli, Columns, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
 from npgp.natural import natural_gradient
-from npgp.neighbors import Neighbors, nearest_before, order_sites
+from npgp.neighbors import Neighbors, nearest, nearest_before, order_sites
 from npgp.nngp import NNGP, ResponseNNGP, WhitenNNGP
 from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
@@ -41,10 +41,12 @@ from npgp.saving import load, save
 from npgp.statements import joint, observe, sample
 from npgp.training import NonFiniteLossError, adam, evaluate, fit, row_adam
 from npgp.uncertain import UncertainInputGP
+from npgp.vnngp import VNNGP
 
 __all__ = [
     "NNGP",
     "RBF",
+    "VNNGP",
     "Activations",
     "ApproximateGP",
     "ArcCosine",
@@ -111,6 +113,7 @@ __all__ = [
     "local_correction",
     "median_split",
     "natural_gradient",
+    "nearest",
     "nearest_before",
     "observe",
     "order_sites",

@@ -251,7 +251,7 @@ class SparseGP:
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 value = numpyro.sample(site, fn, infer={Q: q_block, WHITENED: self.whitened})
-            _check_draw_context(site, catch.message)
+            check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block, kind))
             q.append(catch.message["infer"].get(Q))
@@ -304,7 +304,8 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
     return _block_normal(kind, loc, numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name]), L)
 
 
-def _check_draw_context(site: str, msg: dict[str, Any]) -> None:
+def check_draw_context(site: str, msg: dict[str, Any]) -> None:
+    """Raise ``ValueError`` if a site is drawn where handlers around would change the prior of f."""
     frames = msg["cond_indep_stack"]
     rows = [frame.name for frame in frames if frame.dim == -1]
     if rows:
@@ -404,14 +405,31 @@ class Function:
         assert self.q is not None
         return self.projector.group_covariance(X, self.project(X).A, groups, learned_blocks(self.q))
 
-    def given_values(self, X: jax.Array, keep: Sequence[bool]) -> tuple[jax.Array, Projection]:
-        """``Σ_i A_iᵀ ε_i`` with the drawn values, or q's mean for blocks not kept; and the projection."""
+    def given_values(self, X: jax.Array, blocks: Sequence[bool]) -> jax.Array:
+        """``Σ_i A_iᵀ ε_i`` with the drawn values, or q's mean for blocks not kept."""
         projection = self.project(X)
         values = [
             value if use or self.q is None else self.q[i].loc
-            for i, (value, use) in enumerate(zip(self.values, keep, strict=True))
+            for i, (value, use) in enumerate(zip(self.values, blocks, strict=True))
         ]
-        return self._rows(whitened_mean(projection, values), projection), projection
+        return self._rows(whitened_mean(projection, values), projection)
+
+    @property
+    def learned(self) -> list[bool]:
+        """Of each block, whether its variance is part of q; all of them without a guide."""
+        return [True] * len(self.values) if self.q is None else list(learned_blocks(self.q))
+
+    def residual_variance(self, X: jax.Array, blocks: Sequence[bool]) -> jax.Array:
+        """What blocks leave of the prior's variance, (N,)."""
+        return self.project(X).residual_variance(blocks)
+
+    def residual_covariance(self, X: jax.Array, blocks: Sequence[bool]) -> jax.Array:
+        """What blocks leave of the prior's covariance, (N, N)."""
+        return self.projector.residual_covariance(X, self.project(X).A, blocks)
+
+    def prior_variance(self, X: jax.Array) -> jax.Array:
+        """k(x, x), (N,)."""
+        return self.project(X).prior_variance
 
     def posterior(self) -> Posterior:
         """The posterior object of this draw; only where a guide gave q."""

@@ -101,7 +101,7 @@ class AutoSparseGP:
         def hidden(msg: dict[str, Any]) -> bool:
             if msg["type"] == "sample":
                 return msg["is_observed"] or not (is_gp_site(msg) or msg["name"] in samples)
-            return msg["type"] not in ("param", "plate", "mutable")
+            return msg["type"] not in ("param", "plate", "mutable", "inspect")  # the last asks whether all is masked
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest)

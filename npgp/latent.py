@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,9 @@ from npgp.groups import Groups
 from npgp.residuals import GroupResidual
 
 if TYPE_CHECKING:
-    from npgp.component import Function
     from npgp.likelihoods import Likelihood
 
-__all__ = ["Latent", "Latents", "Moments", "Term", "as_latent", "as_latents"]
+__all__ = ["Draw", "Latent", "Latents", "Moments", "Term", "as_latent", "as_latents"]
 
 
 class Moments(NamedTuple):
@@ -30,6 +29,58 @@ class Moments(NamedTuple):
     residual: jax.Array
 
 
+class Draw(Protocol):
+    """
+    A draw of f, as its values at rows want it; rows are the inputs X (N, D), or what a component makes of them.
+
+    ``q`` is ``None`` where no guide gave an approximate posterior, and ``values`` has an entry for each block of
+    inducing features. ``blocks`` says of each whether it is projected out; the residual is what is left.
+    """
+
+    gp: Any
+    values: Sequence[Any]
+    q: Any
+    guided: bool
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the plates that f was drawn in, less the dimension of rows."""
+        ...
+
+    @property
+    def learned(self) -> list[bool]:
+        """Of each block, whether its variance is part of q; all of them without a guide."""
+        ...
+
+    def __call__(self, rows: Any, /) -> Latent:
+        """The values at rows."""
+        ...
+
+    def moments(self, rows: Any, /) -> Moments:
+        """Mean, variance from the inducing values, and residual variance at each row."""
+        ...
+
+    def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
+        """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
+        ...
+
+    def given_values(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
+        """f's mean given the drawn inducing values, or q's mean for blocks that are not kept."""
+        ...
+
+    def residual_variance(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
+        """(N,)."""
+        ...
+
+    def residual_covariance(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
+        """(N, N)."""
+        ...
+
+    def prior_variance(self, rows: Any, /) -> jax.Array:
+        """(N,)."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Term:
     """
@@ -37,13 +88,13 @@ class Term:
 
     :param scale: a, which broadcasts with the outputs, (..., N).
     :param function: f; its values have shape (..., N), or (..., Q, N) where there is a mixing matrix.
-    :param X: the rows' inputs.
+    :param X: the rows, as f takes them: their inputs, of shape (N, D).
     :param mixing: W, (P, Q).
     """
 
     scale: jax.Array
-    function: Function
-    X: jax.Array
+    function: Draw
+    X: Any
     mixing: jax.Array | None = None
 
     @property
@@ -172,7 +223,7 @@ class Latent:
     __array__ = __getitem__ = __matmul__ = __pow__ = __rtruediv__ = _refuse
 
     @property
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[Draw]:
         """The draws that occur."""
         return [term.function for term in self.terms]
 
@@ -221,14 +272,13 @@ class Latent:
         parts, prior = [], jnp.zeros(())
         for term, blocks in zip(self.terms, keep, strict=True):
             f, a = term.function, term.spread
-            projection = f.project(term.X)
             if joint:
-                D = f.projector.residual_covariance(term.X, projection.A, blocks)
+                D = f.residual_covariance(term.X, blocks)
                 scale = jnp.broadcast_to(a, (*jnp.shape(a)[:-1], term.X.shape[0]))
                 parts.append(scale[..., :, None] * D * scale[..., None, :])
-                prior = prior + jnp.mean(jnp.square(a) * projection.prior_variance)
+                prior = prior + jnp.mean(jnp.square(a) * f.prior_variance(term.X))
             else:
-                parts.append(jnp.square(a) * projection.residual_variance(blocks))
+                parts.append(jnp.square(a) * f.residual_variance(term.X, blocks))
         total = sum(parts[1:], parts[0])
         if not joint:
             return jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny))
@@ -245,7 +295,7 @@ class Latent:
         for term, key in zip(self.terms, jax.random.split(rng_key, len(self.terms)), strict=True):
             f = term.function
             blocks = [True] * len(f.values)
-            given, _ = f.given_values(term.X, blocks)
+            given = f.given_values(term.X, blocks)
             # Of the function by itself: outputs that are mixed of it share its residual.
             factor = f(term.X).residual_factor(joint, [blocks])
             z = jax.random.normal(key, (*sample_shape, *given.shape), given.dtype)
@@ -272,7 +322,7 @@ class Latents:
         return shape if self.num_latents == 1 or len(self.parts) > 1 else shape[1:]
 
     @property
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[Draw]:
         """The draws that occur."""
         return [function for part in self.parts for function in part.functions]
 

@@ -24,7 +24,7 @@ from numpyro.util import is_prng_key
 from npgp import linalg
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors import Neighbors, nearest, nearest_before
-from npgp.vecchia import VecchiaFactor, conditional_weights
+from npgp.vecchia import VecchiaFactor, conditional_weights, jitter_scale
 
 __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
@@ -100,6 +100,10 @@ class NNGP(dist.Distribution):
 
     def log_prob(self, value):
         """Log density of values (..., N): (...)."""
+        if jnp.shape(value)[-1:] != self.event_shape:
+            raise ValueError(
+                f"value has shape {jnp.shape(value)}; its last axis must be the {self.event_shape[0]} sites."
+            )
         factor = self.factor()
         square = jnp.sum(jnp.square(factor.whiten(value - self.mean_value)), -1)
         return 0.5 * (factor.log_determinant() - square - value.shape[-1] * math.log(2.0 * math.pi))
@@ -240,7 +244,7 @@ class Kriging:
         rows = jnp.asarray(neighbors)
         if rows.ndim != 2 or rows.shape[0] != X.shape[0]:
             raise ValueError(f"neighbors has shape {rows.shape}; it must be ({X.shape[0]}, k), k for each new site.")
-        scale = jnp.mean(self.kernel.diag(self.X) + self.noise_variance)
+        scale = jitter_scale(self.kernel, self.X, self.noise_variance)
 
         weights, variance, _ = conditional_weights(
             self.kernel,

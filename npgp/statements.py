@@ -21,7 +21,6 @@ from npgp.groups import Groups
 from npgp.latent import Latent, Latents, Moments, as_latent, as_latents
 from npgp.likelihoods import Columns, Likelihood, as_likelihood
 from npgp.residuals import Residual
-from npgp.variational import learned_blocks
 
 __all__ = ["joint", "observe", "sample"]
 
@@ -282,13 +281,10 @@ def _assemble(latents: Latents, z: jax.Array, scale: ArrayLike, joint: bool, con
         total = variance + jnp.square(scale) * residual
         return mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
     # With its prior variance kept, a mean-only block's noise is drawn with ε; if not, it is part of the residual.
-    keep = [
-        [True] * len(f.values) if f.q is None or conditional == "prior" else list(learned_blocks(f.q))
-        for f in latents.functions
-    ]
+    keep = [[True] * len(f.values) if conditional == "prior" else f.learned for f in latents.functions]
     value = latent.offset
     for term, blocks in zip(latent.terms, keep, strict=True):
-        value = value + term.values(term.function.given_values(term.X, blocks)[0])
+        value = value + term.values(term.function.given_values(term.X, blocks))
     factor = latent.residual_factor(joint, keep)
     noise = linalg.matmul(factor, z[..., None])[..., 0] if joint else factor * z
     return jnp.broadcast_to(value, z.shape) + noise

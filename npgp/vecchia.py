@@ -28,7 +28,7 @@ from npgp.pytrees import pytree
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["VecchiaFactor", "conditional_weights"]
+__all__ = ["VecchiaFactor", "conditional_weights", "jitter_scale", "site_weights"]
 
 #: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
@@ -71,6 +71,39 @@ def conditional_weights(
 
     weights, variance, used = _in_chunks(compute, (sites, neighbors, mask), N, max(ENTRIES // (k + 1) ** 2, 1))
     return weights, variance, jnp.max(used)
+
+
+def site_weights(
+    kernel: Kernel,
+    X: jax.Array,
+    neighbors: Neighbors,
+    noise_variance: ArrayLike = 0.0,
+    jitter: float | None = None,
+    sites: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """
+    What :func:`conditional_weights` gives for sites and those of their neighbours that come before them.
+
+    :param kernel: the kernel.
+    :param X: all sites, (N, D).
+    :param neighbors: their order and neighbours.
+    :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
+    :param jitter: relative jitter tried first.
+    :param sites: numbers of the sites wanted, (B,); all if omitted.
+    """
+    rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
+    noise = jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1])
+    scale = jitter_scale(kernel, X, noise)
+    here = (X, noise) if sites is None else (X[sites], noise[sites])
+    if sites is not None:
+        rows, mask = rows[sites], mask[sites]
+    return conditional_weights(kernel, here, (X[rows], noise[rows]), mask, jitter, scale)
+
+
+def jitter_scale(kernel: Kernel, X: jax.Array, noise: jax.Array) -> jax.Array:
+    """The mean variance of at most 512 of the sites, the same ones always: what jitter is relative to, a scalar."""
+    some = slice(None, None, max(X.shape[0] // 512, 1))
+    return jnp.mean(kernel.diag(X[some]) + noise[some])
 
 
 def _factorise(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
@@ -158,11 +191,7 @@ class VecchiaFactor:
         :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
         :param jitter: relative jitter tried first.
         """
-        rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
-        noise = jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1])
-        scale = jnp.mean(kernel.diag(X) + noise)
-        found = conditional_weights(kernel, (X, noise), (X[rows], noise[rows]), mask, jitter, scale)
-        return cls(neighbors, *found)
+        return cls(neighbors, *site_weights(kernel, X, neighbors, noise_variance, jitter))
 
     def _subtract(self, f: jax.Array) -> jax.Array:
         """``(I − B) f`` over the last axis."""
