@@ -1,14 +1,20 @@
 import itertools
 import sys
 
+import jax
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
-from matplotlib.collections import LineCollection, PathCollection, QuadMesh
+from matplotlib.collections import LineCollection, PathCollection, PolyCollection, QuadMesh
 from matplotlib.figure import Figure
+from scipy import special
 
 from npgp import plots
-from npgp.posteriors import Decomposition
+from npgp.features import Points, ReLU, Softplus
+from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern52, ZonalRBF
+from npgp.posteriors import Decomposition, Posterior
+from npgp.projection import factorize
+from npgp.variational import DenseNormal, MeanOnlyNormal
 
 RNG = np.random.default_rng(0)
 
@@ -339,6 +345,79 @@ def test_decomposition_of_what_cannot_be_drawn_is_refused():
         plots.plot_decomposition(np.zeros((4, 2)), parts)
     with pytest.raises(ValueError, match=r"decomposition.mean has shape \(2, 3, 4\)"):
         plots.plot_decomposition(np.zeros(4), parts)
+
+
+def edges(ax, x) -> np.ndarray:
+    """Upper edges of a stack's layers at x."""
+    found = []
+    for layer in ax.collections:
+        if isinstance(layer, PolyCollection):
+            (path,) = layer.get_paths()
+            found.append([path.vertices[path.vertices[:, 0] == at, 1].max() for at in x])
+    return np.array(found)
+
+
+def test_variance_is_a_stack_of_what_each_block_explains_and_leaves(float64):
+    x, Z, O = RNG.permutation(np.linspace(-2, 2, 9)), np.array([[-1.0], [0.5]]), np.array([[1.5]])
+    kernel = ZonalMatern52(0.8, 1.3)
+    root = np.array([[0.5, 0.0], [0.2, 0.3]])
+    second = {"points": DenseNormal(np.ones(1), 0.4 * np.eye(1)), "mean only": MeanOnlyNormal(np.ones(1))}
+    blocks = (Points(Z), Points(O))
+    projector = jax.jit(factorize)(kernel, blocks)
+    posteriors = {name: Posterior(projector, (DenseNormal(np.ones(2), root), q)) for name, q in second.items()}
+    figure = plots.plot_variance(x[:, None], posteriors, (x, np.sin(x)))
+    figure.canvas.draw()
+    axes = np.array(figure.axes).reshape(3, 2)
+    assert [ax.get_title() for ax in axes[0]] == list(posteriors)
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["f", "prior variance of f", "posterior variance of f"]
+    labels = ["data", "mean ± 2 standard deviations", "principal", "orthogonal", "residual"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
+
+    x = np.sort(x)
+    K, moments = jax.jit(
+        lambda inputs: (kernel(inputs), [p.mean_and_variance(inputs[3:]) for p in posteriors.values()])
+    )(np.concatenate([Z, O, x[:, None]]))
+    prior, first, both = np.diag(K)[3:], *(np.diag(K[3:, :m] @ np.linalg.solve(K[:m, :m], K[:m, 3:])) for m in (2, 3))
+    for column, name in zip(axes.T, second, strict=True):
+        explained = both if name == "points" else first  # a block that moves the mean only has no variance
+        np.testing.assert_allclose(edges(column[1], x), [first, explained, prior], atol=1e-5)
+    for column, (mean, variance), left in zip(axes.T, moments, (prior - both, prior - first), strict=True):
+        total = edges(column[2], x)
+        np.testing.assert_allclose(total[-1], variance, atol=1e-12)
+        np.testing.assert_allclose(total[-1] - total[-2], left, atol=1e-5)
+        lines = {line.get_color(): line.get_ydata() for line in column[0].lines}
+        np.testing.assert_allclose(lines["k"], mean, atol=1e-12)
+        np.testing.assert_allclose(lines[plots.COLOURS[0]] + lines[plots.COLOURS[1]], mean, atol=1e-12)
+
+
+def test_variance_of_what_cannot_be_drawn_is_refused():
+    q = (MeanOnlyNormal(np.zeros((3, 2))),)
+    with pytest.raises(ValueError, match=r"posteriors has batches \{'a': \(3,\)\}; there must be at least one"):
+        plots.plot_variance(np.zeros(4), {"a": Posterior(None, q)})
+    with pytest.raises(ValueError, match="there must be at least one posterior"):
+        plots.plot_variance(np.zeros(4), {})
+
+
+def test_spectra_have_the_levels_that_there_are(float64):
+    # In space the cosine is uniform: E[t₊ P_ℓ] = 1/4, 1/6, 1/16, 0, −1/96.
+    relu = np.array([1 / 4, 1 / 6, 1 / 16, 1 / 96])
+    kernels = {"arc-cosine": 3.0 * ZonalArcCosine(1), "RBF": ZonalRBF(0.8)}
+    shapes = {"ReLU": ReLU(), "softplus": Softplus(), "square": lambda t: 5.0 * t**2}
+    (ax,) = check(plots.plot_spectra(kernels, shapes, 3, (0, 1, 2, 3, 4)))
+    assert ax.get_yscale() == "log" and "dimension 3" in ax.get_xlabel()
+    assert legend(ax) == ["√λ, arc-cosine", "√λ, RBF", "|ς|, ReLU", "|ς|, softplus", "|ς|, square"]
+    levels, sizes = zip(*(line.get_data() for line in ax.lines), strict=True)
+    assert [list(at) for at in levels] == [[0, 1, 2, 4], [0, 1, 2, 3, 4], [0, 1, 2, 4], [0, 1, 2, 4], [0, 2]]
+    np.testing.assert_allclose(sizes[0], np.sqrt(6) * relu, rtol=1e-12)
+    z = 0.8**-2
+    exact = np.sqrt(np.pi / (2 * z)) * special.ive(np.arange(5) + 0.5, z)
+    np.testing.assert_allclose(sizes[1], np.sqrt(exact), rtol=1e-10)
+    np.testing.assert_allclose(sizes[2], relu, rtol=1e-12)
+    np.testing.assert_allclose(sizes[4], [5 / 3, 2 / 3], rtol=1e-12)
+    with pytest.raises(TypeError, match="the kernel is RBF, but a spectrum's features need a zonal kernel"):
+        plots.plot_spectra({"RBF": RBF()}, {}, 3)
+    with pytest.raises(ValueError, match="kernels and shapes are both empty"):
+        plots.plot_spectra({}, {}, 3)
 
 
 def test_missing_matplotlib_says_how_to_get_it(monkeypatch):

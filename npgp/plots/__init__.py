@@ -2,9 +2,10 @@
 
 from npgp.plots.figures import COLOURS
 from npgp.plots.figures import subplots as _subplots  # noqa: F401  (scripts draw with it)
-from npgp.plots.fits import plot_decomposition, plot_elbo, plot_fit
+from npgp.plots.fits import plot_decomposition, plot_elbo, plot_fit, plot_variance
 from npgp.plots.images import plot_images, plot_imputed_images
 from npgp.plots.latents import plot_latents, plot_relevance
+from npgp.plots.spectra import plot_spectra
 from npgp.plots.tables import plot_imputation, plot_reconstruction
 
 __all__ = [
@@ -18,4 +19,6 @@ __all__ = [
     "plot_latents",
     "plot_reconstruction",
     "plot_relevance",
+    "plot_spectra",
+    "plot_variance",
 ]

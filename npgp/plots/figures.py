@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Distinguishable for colour-blind readers (Okabe & Ito).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Where there are more series than colours.
+MARKERS = ("o", "^", "s", "D")
 
 
 def subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npgp.plots.figures import COLOURS, shaped, subplots
+from npgp.plots.figures import COLOURS, MARKERS, shaped, subplots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Where there are more classes than colours.
-MARKERS = ("o", "^", "s", "D")
 #: Points along each side of a background that is given as a function.
 BACKGROUND_SIZE = 80
 
