@@ -310,28 +310,93 @@ def test_bounds_are_below_the_evidence_for_every_pair_of_blocks(seed, lengthscal
         assert first - 1e-6 <= prior <= tight + 1e-9 <= exact + 1e-6, (a, b)
 
 
-def test_component_and_collapsed_bound_agree(float64):
+@pytest.mark.parametrize("last", ["dense", "prior"])
+def test_minibatches_of_the_component_average_to_the_collapsed_bound(last, float64):
     X, y = data(4)
     rng = np.random.default_rng(0)
     kernel = ZonalArcCosine(1, weight_variance=0.8)
     units = Activations(rng.normal(size=(4, 3)), Softplus(), (1, 2, 4))
-    blocks = [SphericalHarmonics((0, 1), 3), units, rng.normal(size=(3, 2))]
-    gp = npgp.SparseGP("f", kernel, blocks)
+    blocks, kinds = [SphericalHarmonics((0, 1), 3), units, rng.normal(size=(3, 2))], ("dense", "dense", last)
+    gp = npgp.SparseGP("f", kernel, blocks, kinds)
 
     def model(X, y=None):
-        npgp.observe("y", gp.draw()(X), npgp.Gaussian(NOISE), obs=y)
+        f = gp.draw()
+        with npgp.plate("data", 12, rows=X.shape[0]):
+            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
 
     @jax.jit
     def optimum(X, y):
-        collapsed = CollapsedGP(kernel, X, blocks, NOISE)
+        collapsed = CollapsedGP(kernel, X, blocks, NOISE, covariances=kinds)
         return collapsed.log_prob(y), gp.params(collapsed.condition(y).q)
 
     bound, params = optimum(X, y)
-    elbo = functools.partial(models.compiled(models.make_elbo(model)), jax.random.key(3))
-    np.testing.assert_allclose(elbo(params, X, y), bound, rtol=1e-9)
+    batches = X.reshape(3, 4, 2), y.reshape(3, 4)
+    elbo = models.compiled(jax.vmap(models.make_elbo(model), (None, None, 0, 0)))
+
+    def at(params):
+        values = elbo(jax.random.key(3), params, *batches)
+        assert np.ptp(values) > 0.1  # one batch is not the other
+        return np.mean(values)
+
+    np.testing.assert_allclose(at(params), bound, rtol=1e-9)
     # Less than at the optimum anywhere else.
-    elsewhere = {name: value + 0.1 for name, value in params.items()}
-    assert elbo(elsewhere, X, y) < bound - 0.1
+    assert at({name: value + 0.1 for name, value in params.items()}) < bound - 0.1
+
+
+def test_classification_is_bounded_by_the_evidence(float64):
+    X, y = np.array([[-0.9], [0.2], [1.1]]), np.array([0.0, 1.0, 1.0])
+    kernel, z = ZonalMatern52(0.8), np.array([[1.0, 0.4], [-0.7, 1.0], [0.1, 1.0]])
+
+    def model(X, y=None):
+        f = npgp.SparseGP("f", kernel, [Activations(z, Softplus(), range(5)), X[:1]]).draw()
+        npgp.observe("y", f(X), npgp.Bernoulli("probit"), obs=y)
+
+    _, losses = models.train(model, npgp.AutoSparseGP(model), 150, X, y)
+    # The evidence by Gauss and Hermite's rule in the three directions of f.
+    L = np.linalg.cholesky(jax.jit(kernel)(X))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
+    grid, mass = (np.stack(np.meshgrid(*[a] * 3), -1).reshape(-1, 3) for a in (nodes, weights / np.sum(weights)))
+    evidence = np.log(np.prod(mass, -1) @ np.prod(special.ndtr((2 * y - 1) * (grid @ L.T)), -1))
+    assert evidence - 0.1 < -losses[-1] < evidence
+    assert losses[0] > losses[-1] + 1.0
+
+
+def test_whitened_features_are_the_functionals_of_f_that_they_name(float64):
+    # On the circle (d = 2) f = ‖x̃‖ g(x̃/‖x̃‖), and features are integrals of g against explicit functions: harmonics over
+    # √λ_ℓ, and Σ_ℓ ς_ℓ/λ_ℓ 2 cos ℓ(θ − θ_m) for activations. So ε = L⁻¹u is a linear map of g on a fine grid.
+    kernel, levels = ZonalRBF(0.6, 1.4, bias_variance=0.5), (0, 1, 2, 4)
+    theta, directions = 2 * np.pi * np.arange(64) / 64, np.array([0.3, 1.1, 2.0, 4.0])
+    nodes = np.column_stack([np.cos(theta), np.sin(theta)])
+    z = 2.0 * np.column_stack([np.cos(directions), np.sin(directions)])
+    harmonics, units = SphericalHarmonics((0, 2, 3), 2), Activations(z, Softplus(3.0), levels)
+    X = np.random.default_rng(0).normal(size=(7, 1))
+    scaled = np.column_stack([X, np.full(7, np.sqrt(0.5))])
+    norm = np.linalg.norm(scaled, axis=1)
+
+    def covariance_of_g(U, V):
+        return 1.4 * np.exp(-0.5 * ((U[:, None] - V) ** 2).sum(-1) / 0.6**2)
+
+    K, at = covariance_of_g(nodes, nodes), np.array(levels)
+    eigenvalues = special.ive(np.arange(5), 0.6**-2)
+    sigma = np.mean([np.log1p(np.exp(3 * np.cos(theta))) / 3 * np.cos(level * theta) for level in levels], axis=-1)
+    waves = np.where(at == 0, 1, 2)[:, None, None] * np.cos(at[:, None, None] * (theta - directions[:, None]))
+    phi = np.einsum("l,lmt->mt", sigma / eigenvalues[at], waves)
+    phi /= np.sqrt(np.diag(phi @ K @ phi.T))[:, None]
+
+    @jax.jit
+    def run(X):
+        projector = factorize(kernel, [units, harmonics], 1e-12)
+        root = jnp.sqrt(1.4 * np.repeat(eigenvalues[[0, 2, 3]], [1, 2, 2]))[:, None]
+        return projector(X).A, projector.whiten([phi, harmonics(jnp.asarray(nodes)) / root / 64])
+
+    A, epsilon = (np.concatenate(parts) for parts in run(X))
+    assert np.linalg.norm(A[4:]) > 0.1  # the second block has something left
+    np.testing.assert_allclose(epsilon @ K @ epsilon.T, np.eye(9), atol=1e-8)
+    np.testing.assert_allclose(epsilon @ covariance_of_g(nodes, scaled / norm[:, None]) * norm, A, atol=1e-8)
+    # The same said by draws of g.
+    draws = np.linalg.eigh(K)
+    g = np.random.default_rng(1).normal(size=(4000, 64)) * np.sqrt(np.maximum(draws[0], 0.0)) @ draws[1].T
+    np.testing.assert_allclose(np.cov(g @ epsilon.T, rowvar=False), np.eye(9), atol=5 * np.sqrt(2 / 4000))
 
 
 def test_gradients_are_finite_differences(float64):
