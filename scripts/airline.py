@@ -87,7 +87,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", choices=list(METHODS), nargs="+", default=list(METHODS))
     parser.add_argument("--features", type=int, default=500, help="M")
     parser.add_argument("--rows", type=int, help="so many training rows, and test rows, drawn at random")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--learning-rate", type=float, default=0.1)
     parser.add_argument("--evaluations", type=int, default=8, help="of the test rows, during training")
@@ -97,7 +97,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures to this file, after every method")
     args = parser.parse_args(argv)
     if args.small:
-        args.features, args.rows, args.steps, args.batch_size, args.evaluations = 12, 600, 40, 128, 3
+        args.features, args.rows, args.steps, args.batch_size, args.evaluations = 12, 600, 40, 128, 2
     if args.features < 1 or args.steps < args.evaluations or args.evaluations < 1:
         parser.error("--features must be positive, and --evaluations between 1 and the steps.")
     return args
@@ -154,13 +154,13 @@ def simulate(rows: int, seed: int) -> tuple[str, np.ndarray, np.ndarray, np.ndar
     )
 
 
-def baselines(data: Flights) -> dict[str, tuple[float, float]]:
+def baselines(data: Flights) -> dict[str, list[float]]:
     """RMSE and NLPD of a constant, and of linear regression, with Gaussian noise."""
     designs = [(np.ones((len(X), 1)), np.c_[np.ones(len(X)), X]) for X in (data.X, data.X_test)]
     figures = {}
     for name, train, test in zip(("constant", "linear"), *designs, strict=True):
         weights = np.linalg.lstsq(train, data.y, rcond=None)[0]
-        figures[name] = scores(test @ weights, np.mean(np.square(data.y - train @ weights)), data.y_test)
+        figures[name] = list(scores(test @ weights, np.mean(np.square(data.y - train @ weights)), data.y_test))
     return figures
 
 
@@ -223,6 +223,7 @@ class Run:
             size=len(data.y),
         )
         self._predict = jax.jit(self._moments)
+        self._left_out = jax.jit(lambda params: left_out(arc_cosine(params), self.features(params), self.probes))
 
     def features(self, params, blocks: int | None = None) -> list:
         """The first so many inducing blocks, or all."""
@@ -252,7 +253,7 @@ class Run:
         return mean, variance + params["noise"]
 
     def left_out(self, params) -> float:
-        return float(jax.jit(lambda p: left_out(arc_cosine(p), self.features(p), self.probes))(params))
+        return float(self._left_out({name: params[name] for name in self.start}))
 
     def step(self) -> Callable[[], Any]:
         """One step from the start, compiled: to be timed."""
@@ -375,8 +376,8 @@ def draw(fits: Sequence[dict], title: str, path: Path) -> None:
             values += [point[key] for point in fit["curve"][1:]]
             style, colour = styles[i // len(COLOURS) % len(styles)], COLOURS[i % len(COLOURS)]
             ax.plot(seconds, [p[key] for p in fit["curve"]], style, color=colour, ms=4, lw=1.3, label=fit["method"])
-        low, high = min(values), max(values)
-        ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))  # the first may be far above
+        margin = max(0.06 * (max(values) - min(values)), 1e-3)
+        ax.set_ylim(min(values) - margin, max(values) + margin)  # the first may be far above
         ax.set_xscale("log")
         ax.set_xlabel("seconds of steps")
     axes[0].set_ylabel("test RMSE (standardised delay)")
@@ -402,6 +403,9 @@ def main(argv: list[str] | None = None) -> dict:
     starts: dict[int, np.ndarray] = {}
     runs = {name: Run(METHODS[name], data, starts, args) for name in args.methods}
     timed = in_turns({name: run.step() for name, run in runs.items()}, 2 if args.small else TURNS, args.seed)
+    for name, run in runs.items():
+        low, median, high = (1e3 * s for s in timed[name])
+        print(f"{run.method.title(args.features)}: {median:.1f} ms a step ({low:.1f} to {high:.1f})", flush=True)
     for name, run in runs.items():
         fit = run.train()
         fit["step_seconds"] = timed[name]
