@@ -28,7 +28,7 @@ from npgp.pytrees import pytree
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["VecchiaFactor", "conditional_weights", "jitter_scale", "site_weights"]
+__all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "jitter_scale", "site_weights"]
 
 #: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
@@ -92,18 +92,25 @@ def site_weights(
     :param sites: numbers of the sites wanted, (B,); all if omitted.
     """
     rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
-    noise = jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1])
-    scale = jitter_scale(kernel, X, noise)
-    here = (X, noise) if sites is None else (X[sites], noise[sites])
-    if sites is not None:
+    scale = jitter_scale(kernel, X, noise_variance)
+    if sites is None:
+        sites = jnp.arange(X.shape[0])
+    else:
         rows, mask = rows[sites], mask[sites]
-    return conditional_weights(kernel, here, (X[rows], noise[rows]), mask, jitter, scale)
+    here, there = ((X[at], at_rows(noise_variance, at, X.dtype)) for at in (sites, rows))
+    return conditional_weights(kernel, here, there, mask, jitter, scale)
 
 
-def jitter_scale(kernel: Kernel, X: jax.Array, noise: jax.Array) -> jax.Array:
+def at_rows(value: ArrayLike, rows: jax.Array, dtype: Any) -> jax.Array:
+    """A scalar, or values of rows (N,), at the rows with given numbers; no array is as long as there are rows."""
+    value = jnp.asarray(value, dtype)
+    return value[rows] if value.ndim else jnp.broadcast_to(value, rows.shape)
+
+
+def jitter_scale(kernel: Kernel, X: jax.Array, noise_variance: ArrayLike = 0.0) -> jax.Array:
     """The mean variance of at most 512 of the sites, the same ones always: what jitter is relative to, a scalar."""
-    some = slice(None, None, max(X.shape[0] // 512, 1))
-    return jnp.mean(kernel.diag(X[some]) + noise[some])
+    some = jnp.arange(0, X.shape[0], -(-X.shape[0] // 512))
+    return jnp.mean(kernel.diag(X[some]) + at_rows(noise_variance, some, X.dtype))
 
 
 def _factorise(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:

@@ -41,7 +41,7 @@ from npgp.latent import Latent, Moments, Term
 from npgp.neighbors import Neighbors, nearest
 from npgp.nngp import NNGP
 from npgp.rows import row_param
-from npgp.vecchia import conditional_weights, jitter_scale, site_weights
+from npgp.vecchia import at_rows, conditional_weights, jitter_scale, site_weights
 
 __all__ = ["VNNGP", "MeanFieldNormal", "NeighborFunction", "NeighborPosterior"]
 
@@ -209,7 +209,9 @@ class MeanFieldNormal(dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         assert is_prng_key(key)
-        return self.loc + self.scale * jax.random.normal(key, sample_shape + self.loc.shape, self.loc.dtype)
+        if self.sites is not None:
+            return jnp.full((*sample_shape, 1), jnp.nan, self.loc.dtype)
+        return self.loc + self.scale * jax.random.normal(key, sample_shape + self.event_shape, self.loc.dtype)
 
     def log_prob(self, value):
         if self.sites is not None:
@@ -232,9 +234,10 @@ class MeanFieldNormal(dist.Distribution):
 def _(q: MeanFieldNormal, p: NNGP):
     # Wu, Pleiss & Cunningham 2022, eq. 9. All that depends on hyperparameters is the model's.
     b, F, _ = site_weights(p.kernel, p.X, p.neighbors, p.noise_variance, p.jitter, q.sites)
-    mean = p.mean if q.sites is None else p.mean[q.sites]
-    rows = p.neighbors.rows if q.sites is None else jnp.asarray(p.neighbors.rows)[q.sites]
-    error = q.loc - mean - jnp.sum(b * (q.near_loc - p.mean[rows]), axis=-1)
+    sites, rows = jnp.arange(q.size) if q.sites is None else q.sites, jnp.asarray(p.neighbors.rows)
+    near = rows if q.sites is None else rows[q.sites]
+    mean, near_mean = (at_rows(p.mean_value, at, q.loc.dtype) for at in (sites, near))
+    error = q.loc - mean - jnp.sum(b * (q.near_loc - near_mean), axis=-1)
     square = jnp.square(error) + jnp.sum(jnp.square(b * q.near_scale), axis=-1)
     variance = jnp.square(q.scale)
     terms = 0.5 * ((variance + square) / F - 1.0 - jnp.log(variance / F))
@@ -460,7 +463,7 @@ def _regression(gp: VNNGP | NeighborPosterior, rows: NearRows) -> tuple[jax.Arra
         (Z[rows.near], jnp.zeros(rows.near.shape, rows.X.dtype)),
         jnp.ones(rows.near.shape, bool),
         gp.jitter,
-        jitter_scale(gp.kernel, Z, jnp.zeros_like(Z[:, 0])),
+        jitter_scale(gp.kernel, Z),
     )
     return b, F
 
