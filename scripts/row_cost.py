@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""What a training step of a Bayesian GPLVM costs as the data grow, at a fixed batch size.
+"""What a training step costs as row tables grow, at a fixed batch size: of a Bayesian GPLVM, or of a VNNGP.
 
-The latents' parameters are tables with an entry per data row. NumPyro's SVI with Adam moves all of them, and their
-moments, at each step, and looks through them for NaN; with ``row_optim`` a step touches the rows of its batch alone.
-Both training loops are compiled for each number of rows, and timed in turn.
+The parameters of the GPLVM's latents, and of a VNNGP's inducing values, are tables with an entry per row. NumPyro's
+SVI with Adam moves all of them, and their moments, at each step, and looks through them for NaN; with ``row_optim`` a
+step touches the rows of its batch alone. Both training loops are compiled for each number of rows, and timed in turn.
 
     python scripts/row_cost.py --json out/row_cost.json
+    python scripts/row_cost.py --model vnngp --rows 10000 100000 1000000
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ QUICK = {"rows": [1_000, 10_000], "repetitions": 5, "seconds": 0.05}
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=["gplvm", "vnngp"], default="gplvm")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="numbers of data rows")
     parser.add_argument("--batch-size", type=int, default=100)
     parser.add_argument("--columns", type=int, default=12, help="columns of the data")
     parser.add_argument("--latent-dim", type=int, default=10)
-    parser.add_argument("--inducing", type=int, default=25)
+    parser.add_argument("--inducing", type=int, default=25, help="inducing points of the GPLVM")
+    parser.add_argument("--neighbours", type=int, default=15, help="of the nearest-neighbour GP")
     parser.add_argument("--repetitions", type=int, default=15, help="rounds in which the loops take turns")
     parser.add_argument("--seconds", type=float, default=1.0, help="about this long per loop and round")
     parser.add_argument("--float64", action="store_true")
@@ -54,26 +57,27 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class Loop:
-    """A training loop, compiled once, that goes on where it was."""
+    """
+    A training loop, compiled once, that goes on where it was.
 
-    def __init__(self, rows: int, lazy: bool, args: argparse.Namespace):
-        rng = np.random.default_rng(0)
-        latents = rng.normal(size=(rows, args.latent_dim))
-        Y = np.tanh(latents @ rng.normal(size=(args.latent_dim, args.columns))) + 0.1 * rng.normal(
-            size=(rows, args.columns)
-        )
-        start = Start(latents, latents[: args.inducing], Y.mean(0))
-        gplvm = npgp.BayesianGPLVM(start)
-        svi: Any = SVI(gplvm.model, gplvm.guide, npgp.adam(1e-3), TraceMeanField_ELBO())
-        self.inputs = _Inputs((Y,), {}, jax.random.key(0), args.batch_size, "rows")
+    :param svi: model, guide, optimiser and loss.
+    :param arrays: the data.
+    :param batch_size: rows per step.
+    :param row_optim: moves row tables lazily; they are moved as wholes if omitted.
+    :param indices: keyword under which the model receives row numbers.
+    """
+
+    def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None):
+        self.inputs = _Inputs(arrays, {}, jax.random.key(0), batch_size, indices)
         positional, named = self.inputs.first_call()
-        if lazy:
-            svi = LazySVI(svi, row_adam(1e-3))
-        state = svi.init(jax.random.key(0), *positional, **named)
-        good = svi.start(state, self.inputs.call, self.inputs.arrays, named["rows"]) if lazy else state
-        self.state, self.good, self.taken, self.max_steps = state, good, 0, 1000
+        lazy: Any = svi if row_optim is None else LazySVI(svi, row_optim)
+        state = self.good = lazy.init(jax.random.key(0), *positional, **named)
+        if row_optim is not None:
+            rows = self.inputs.rows(0, 1)[0]
+            self.good = lazy.start(state, self.inputs.call, self.inputs.arrays, rows)
+        self.state, self.taken, self.max_steps = state, 0, 1000
         self.first_loss = float("nan")
-        self.run = (_row_loop if lazy else _device_loop)(svi, self.inputs, self.max_steps)
+        self.run = (_device_loop if row_optim is None else _row_loop)(lazy, self.inputs, self.max_steps)
 
     def advance(self, steps: int) -> tuple[float, float]:
         """Take steps: seconds of each, and the last loss."""
@@ -86,6 +90,38 @@ class Loop:
             raise FloatingPointError(f"The loss became {losses[int(taken) - 1]}.")
         self.taken += steps
         return seconds, float(losses[steps - 1])
+
+
+def gplvm_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
+    """A Bayesian GPLVM of so many rows."""
+    rng = np.random.default_rng(0)
+    latents = rng.normal(size=(rows, args.latent_dim))
+    Y = np.tanh(latents @ rng.normal(size=(args.latent_dim, args.columns))) + 0.1 * rng.normal(
+        size=(rows, args.columns)
+    )
+    gplvm = npgp.BayesianGPLVM(Start(latents, latents[: args.inducing], Y.mean(0)))
+    svi = SVI(gplvm.model, gplvm.guide, npgp.adam(1e-3), TraceMeanField_ELBO())
+    return Loop(svi, (Y,), args.batch_size, row_adam(1e-3) if lazy else None, "rows")
+
+
+def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
+    """A variational nearest-neighbour GP with an inducing point at each of so many sites in the plane."""
+    rng = np.random.default_rng(0)
+    sites = rng.uniform(size=(rows, 2)).astype(np.float32)
+    y = np.sin(20 * sites[:, 0]) * np.cos(20 * sites[:, 1])
+    neighbors = npgp.nearest_before(sites, args.neighbours, "random")
+
+    def model(y, rows):
+        gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, args.batch_size, init_scale=0.5)
+        f = gp.draw()
+        with npgp.plate("data", len(sites), rows=rows):
+            npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(0.1), obs=y)
+
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(1e-3), TraceMeanField_ELBO())
+    return Loop(svi, (y,), args.batch_size, row_adam(1e-3) if lazy else None, "rows")
+
+
+MODELS = {"gplvm": gplvm_loop, "vnngp": vnngp_loop}
 
 
 def interleaved(loops: dict[Any, Loop], args: argparse.Namespace) -> dict[Any, np.ndarray]:
@@ -106,14 +142,18 @@ def interleaved(loops: dict[Any, Loop], args: argparse.Namespace) -> dict[Any, n
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     kinds: dict[str, bool] = {"dense": False, "lazy": True}
-    print(
-        f"A step of a Bayesian GPLVM: batches of {args.batch_size}, {args.columns} columns, Q = {args.latent_dim}, "
-        f"M = {args.inducing}, {'float64' if args.float64 else 'float32'}\n"
-    )
+    what = {
+        "gplvm": f"a Bayesian GPLVM: batches of {args.batch_size}, {args.columns} columns, Q = {args.latent_dim}, "
+        f"M = {args.inducing}",
+        "vnngp": f"a variational nearest-neighbour GP: batches of {args.batch_size} rows and {args.batch_size} "
+        f"inducing points, of which there is one at each row; {args.neighbours} neighbours",
+    }
+    print(f"A step of {what[args.model]}; {'float64' if args.float64 else 'float32'}\n")
     with jax.enable_x64(args.float64), threadpool_limits(1, user_api="blas"):
-        loops = {(rows, kind): Loop(rows, lazy, args) for rows in args.rows for kind, lazy in kinds.items()}
+        make = MODELS[args.model]
+        loops = {(rows, kind): make(rows, lazy, args) for rows in args.rows for kind, lazy in kinds.items()}
         seconds = interleaved(loops, args)
-    report: dict[str, Any] = {"float64": args.float64, "batch_size": args.batch_size, "rows": {}}
+    report: dict[str, Any] = {"model": args.model, "float64": args.float64, "batch_size": args.batch_size, "rows": {}}
     report["first_losses"] = {str(rows): {kind: loops[rows, kind].first_loss for kind in kinds} for rows in args.rows}
     print("     rows    whole tables (quartiles)       rows of the batch (quartiles)")
     for rows in args.rows:

@@ -5,17 +5,19 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "row_cost.py"
 
 
-def test_both_loops_are_timed(tmp_path, capsys):
+@pytest.mark.parametrize("model", ["gplvm", "vnngp"])
+def test_both_loops_are_timed(model, tmp_path, capsys):
     spec = importlib.util.spec_from_file_location("row_cost", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     path = tmp_path / "figures" / "row_cost.json"
     sizes = "--columns 2 --latent-dim 2 --inducing 4 --batch-size 10 --repetitions 1 --seconds 0.001".split()
-    report = module.main(["--rows", "40", *sizes, "--json", str(path)])
+    report = module.main(["--model", model, "--rows", "40", "--neighbours", "3", *sizes, "--json", str(path)])
     assert json.loads(path.read_text()) == report
     figures = report["rows"]["40"]
     assert set(figures) == {"dense", "lazy"} and report["growth"] == 1.0
