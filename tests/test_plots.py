@@ -1,20 +1,18 @@
 import itertools
 import sys
 
-import jax
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
-from matplotlib.collections import LineCollection, PathCollection, PolyCollection, QuadMesh
+from matplotlib.collections import LineCollection, PathCollection, QuadMesh
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy import special
 
 from npgp import plots
-from npgp.features import Points, ReLU, Softplus
-from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern52, ZonalRBF
-from npgp.posteriors import Decomposition, Posterior
-from npgp.projection import factorize
-from npgp.variational import DenseNormal, MeanOnlyNormal
+from npgp.features import ReLU, Softplus
+from npgp.kernels import RBF, ZonalArcCosine, ZonalRBF
+from npgp.posteriors import Decomposition
 
 RNG = np.random.default_rng(0)
 
@@ -347,54 +345,45 @@ def test_decomposition_of_what_cannot_be_drawn_is_refused():
         plots.plot_decomposition(np.zeros(4), parts)
 
 
-def edges(ax, x) -> np.ndarray:
-    """Upper edges of a stack's layers at x."""
-    found = []
-    for layer in ax.collections:
-        if isinstance(layer, PolyCollection):
-            (path,) = layer.get_paths()
-            found.append([path.vertices[path.vertices[:, 0] == at, 1].max() for at in x])
-    return np.array(found)
-
-
-def test_variance_is_a_stack_of_what_each_block_explains_and_leaves(float64):
-    x, Z, O = RNG.permutation(np.linspace(-2, 2, 9)), np.array([[-1.0], [0.5]]), np.array([[1.5]])
-    kernel = ZonalMatern52(0.8, 1.3)
-    root = np.array([[0.5, 0.0], [0.2, 0.3]])
-    second = {"points": DenseNormal(np.ones(1), 0.4 * np.eye(1)), "mean only": MeanOnlyNormal(np.ones(1))}
-    blocks = (Points(Z), Points(O))
-    projector = jax.jit(factorize)(kernel, blocks)
-    posteriors = {name: Posterior(projector, (DenseNormal(np.ones(2), root), q)) for name, q in second.items()}
-    figure = plots.plot_variance(x[:, None], posteriors, (x, np.sin(x)))
+def test_variance_is_a_stack_of_parts():
+    x = RNG.permutation(np.linspace(-2, 2, 9))
+    one = Decomposition(("principal", "residual"), RNG.normal(size=(2, 9)) * [[1], [0]], RNG.uniform(size=(2, 9)))
+    names = ("principal", "orthogonal", "residual")
+    two = Decomposition(names, RNG.normal(size=(3, 9)) * [[1], [1], [0]], RNG.uniform(size=(3, 9)))
+    figure = plots.plot_variance(x[:, None], {"two blocks": two, "one block": one}, (x, np.sin(x)))
     figure.canvas.draw()
-    axes = np.array(figure.axes).reshape(3, 2)
-    assert [ax.get_title() for ax in axes[0]] == list(posteriors)
-    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["f", "prior variance of f", "posterior variance of f"]
+    axes = np.array(figure.axes).reshape(2, 2)
+    assert [ax.get_title() for ax in axes[0]] == ["two blocks", "one block"]
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == ["f", "posterior variance of f"]
+    assert [ax.get_xlabel() for ax in axes[1]] == ["x", "x"]
     labels = ["data", "mean ± 2 standard deviations", "principal", "orthogonal", "residual"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
-
-    x = np.sort(x)
-    K, moments = jax.jit(
-        lambda inputs: (kernel(inputs), [p.mean_and_variance(inputs[3:]) for p in posteriors.values()])
-    )(np.concatenate([Z, O, x[:, None]]))
-    prior, first, both = np.diag(K)[3:], *(np.diag(K[3:, :m] @ np.linalg.solve(K[:m, :m], K[:m, 3:])) for m in (2, 3))
-    for column, name in zip(axes.T, second, strict=True):
-        explained = both if name == "points" else first  # a block that moves the mean only has no variance
-        np.testing.assert_allclose(edges(column[1], x), [first, explained, prior], atol=1e-5)
-    for column, (mean, variance), left in zip(axes.T, moments, (prior - both, prior - first), strict=True):
-        total = edges(column[2], x)
-        np.testing.assert_allclose(total[-1], variance, atol=1e-12)
-        np.testing.assert_allclose(total[-1] - total[-2], left, atol=1e-5)
-        lines = {line.get_color(): line.get_ydata() for line in column[0].lines}
-        np.testing.assert_allclose(lines["k"], mean, atol=1e-12)
-        np.testing.assert_allclose(lines[plots.COLOURS[0]] + lines[plots.COLOURS[1]], mean, atol=1e-12)
+    for (above, below), parts in zip(axes.T, (two, one), strict=True):
+        order = np.argsort(x)
+        total, *blocks = (line.get_data() for line in above.lines)
+        np.testing.assert_allclose(total, [x[order], parts.mean.sum(0)[order]])
+        np.testing.assert_allclose(blocks, [[x[order], mean[order]] for mean in parts.mean[:-1]])
+        band, layers = above.collections[-1].get_paths()[0].vertices, below.collections
+        edge = parts.mean.sum(0) + 2 * np.sqrt(parts.variance.sum(0))
+        np.testing.assert_allclose([band[band[:, 0] == at, 1].max() for at in x], edge)
+        assert len(layers) == len(parts.names)
+        top = 0.0
+        for layer, variance in zip(layers, parts.variance, strict=True):
+            vertices = layer.get_paths()[0].vertices
+            np.testing.assert_allclose([vertices[vertices[:, 0] == at, 1].min() for at in x], top, atol=1e-12)
+            top = top + variance
+            np.testing.assert_allclose([vertices[vertices[:, 0] == at, 1].max() for at in x], top)
+        # Everything is in view.
+        assert below.get_ylim()[0] == 0 and below.get_ylim()[1] > max(np.max(p.variance.sum(0)) for p in (one, two))
+        colours = [tuple(layer.get_facecolor()[0]) for layer in layers]
+        assert [line.get_color() for line in above.lines[1:]] == [to_hex(c).upper() for c in colours[:-1]]
 
 
 def test_variance_of_what_cannot_be_drawn_is_refused():
-    q = (MeanOnlyNormal(np.zeros((3, 2))),)
-    with pytest.raises(ValueError, match=r"posteriors has batches \{'a': \(3,\)\}; there must be at least one"):
-        plots.plot_variance(np.zeros(4), {"a": Posterior(None, q)})
-    with pytest.raises(ValueError, match="there must be at least one posterior"):
+    parts = Decomposition(("principal", "residual"), np.zeros((2, 3, 4)), np.zeros((2, 3, 4)))
+    with pytest.raises(ValueError, match=r"decomposition.mean has shape \(2, 3, 4\)"):
+        plots.plot_variance(np.zeros(4), {"three outputs": parts})
+    with pytest.raises(ValueError, match="there must be at least one"):
         plots.plot_variance(np.zeros(4), {})
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -15,7 +13,7 @@ from npgp.plots.figures import COLOURS, subplots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from npgp.posteriors import Decomposition, Posterior
+    from npgp.posteriors import Decomposition
 
 
 def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100) -> Figure:
@@ -99,12 +97,8 @@ def plot_decomposition(
     :param data: inputs and targets, drawn with the total.
     :raises ValueError: for more than one input column, or more than one output.
     """
-    x, mean, variance = _column(X), np.asarray(decomposition.mean), np.asarray(decomposition.variance)
-    if mean.shape != (len(decomposition.names), len(x)):
-        raise ValueError(
-            f"decomposition.mean has shape {mean.shape}; parts of one output at the {len(x)} rows of X can be drawn, "
-            f"({len(decomposition.names)}, {len(x)})."
-        )
+    x = _column(X)
+    mean, variance = _parts(decomposition, len(x))
     panels = [*zip(decomposition.names, mean, variance, strict=True), ("total", mean.sum(0), variance.sum(0))]
     figure, axes = subplots(1, len(panels), figsize=(2.7 * len(panels), 2.9), sharex=True, sharey=True)
     order = np.argsort(x)
@@ -124,66 +118,59 @@ def plot_decomposition(
 
 
 def plot_variance(
-    X: ArrayLike, posteriors: Mapping[str, Posterior], data: tuple[ArrayLike, ArrayLike] | None = None
+    X: ArrayLike, decompositions: Mapping[str, Decomposition], data: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Figure:
     """
-    Where the variance of f is, before and after the data: a column of three panels for each fit on one input.
+    Where the variance that is left comes from: two panels for each fit on one input.
 
-    Above, the posterior: mean and two standard deviations, and the mean of each part. In the middle, the prior variance
-    k(x, x) as a stack of what each block explains, ``‖A_i(x)‖²``, and what all of them leave out, d(x). Below, the
-    posterior variance as a stack of the same parts: what q(ε) leaves of each block's, and d(x) again, of which
-    predictions keep all; on a scale of its own for each fit. Large d(x) amid the data is variance that no data can
-    take away from such features.
+    Above, the posterior of f, mean and two standard deviations, with each block's part of the mean. Below, its variance
+    as a stack: what q(ε) leaves of each block's, and the residual's, of which predictions keep all. A large residual
+    amid the data is variance that no data can take away from these features.
 
-    The variance of blocks that move the mean only is in the residual.
-
-    :param X: inputs, (N, 1) or (N,).
-    :param posteriors: of one output, by name.
+    :param X: the inputs of the decompositions, (N, 1) or (N,).
+    :param decompositions: from :meth:`npgp.Posterior.decompose`, of one output each, by name.
     :param data: inputs and targets, drawn with the posterior.
-    :raises ValueError: for more than one input column or output, or no posteriors.
+    :raises ValueError: for no fits, and for more than one input column or output.
 
     Source: after figures 3 to 5 of Tiao, Dutordoir & Picheny 2023.
     """
-    x = np.sort(_column(X))
-    if not posteriors or any(p.batch_shape for p in posteriors.values()):
-        batches = {name: p.batch_shape for name, p in posteriors.items()}
-        raise ValueError(f"posteriors has batches {batches}; there must be at least one posterior, each of one output.")
-    size = (max(3.6 * len(posteriors), 5.0), 7.0)
-    figure, axes = subplots(3, len(posteriors), figsize=size, squeeze=False, sharex=True)
+    if not decompositions:
+        raise ValueError("decompositions is empty; there must be at least one.")
+    x = _column(X)
+    order = np.argsort(x)
+    size = (max(3.4 * len(decompositions), 5.0), 5.2)
+    figure, axes = subplots(2, len(decompositions), figsize=size, squeeze=False, sharex=True, sharey="row")
     handles: dict[str, Any] = {}
-    for (fit, before, after), (name, posterior) in zip(axes.T, posteriors.items(), strict=True):
-        parts, explained = _parts(posterior, x[:, None])
-        means, variances = np.asarray(parts.mean), np.asarray(parts.variance)
+    for (above, below), (fit, parts) in zip(axes.T, decompositions.items(), strict=True):
+        means, variances = _parts(parts, len(x))
         if data is not None:
-            handles["data"] = fit.scatter(*map(np.ravel, data), s=5, color="0.6")
-        colours = (*COLOURS[: len(parts.names) - 1], "0.75")
-        centre, scale = np.sum(means, 0), np.sqrt(np.sum(variances, 0))
-        handles["mean ± 2 standard deviations"] = fit.plot(x, centre, color="k", lw=1.0, zorder=3)[0]
-        fit.fill_between(x, centre - 2 * scale, centre + 2 * scale, color="k", alpha=0.15, lw=0)
-        for part, mean, colour in zip(parts.names[:-1], means, colours, strict=False):
-            handles[part] = fit.plot(x, mean, color=colour, lw=1.2)[0]
-        for ax, stack in ((before, [*explained, variances[-1]]), (after, variances)):
-            handles["residual"] = ax.stackplot(x, *stack, colors=colours)[-1]
-            ax.set_ylim(bottom=0.0)
-        for ax, first in ((fit, axes[0, 0]), (before, axes[1, 0])):
-            if ax is not first:
-                ax.sharey(first)
-                ax.tick_params(labelleft=False)
-        fit.set_title(name, fontsize=10)
-        after.set_xlabel("x")
-    for ax, label in zip(axes[:, 0], ("f", "prior variance of f", "posterior variance of f"), strict=True):
-        ax.set_ylabel(label)
+            handles["data"] = above.scatter(*map(np.ravel, data), s=5, color="0.6")
+        colours = (*COLOURS[: len(means) - 1], "0.75")
+        centre, scale = np.sum(means, 0)[order], np.sqrt(np.sum(variances, 0))[order]
+        handles["mean ± 2 standard deviations"] = above.plot(x[order], centre, color="k", lw=1.0, zorder=3)[0]
+        above.fill_between(x[order], centre - 2 * scale, centre + 2 * scale, color="k", alpha=0.15, lw=0)
+        for name, mean, colour in zip(parts.names[:-1], means, colours, strict=False):
+            handles[name] = above.plot(x[order], mean[order], color=colour, lw=1.2)[0]
+        handles["residual"] = below.stackplot(x[order], variances[:, order], colors=colours)[-1]
+        above.set_title(fit, fontsize=10)
+        below.set_xlabel("x")
+    axes[0, 0].set_ylabel("f")
+    axes[1, 0].set_ylabel("posterior variance of f")
+    axes[1, 0].set_ylim(bottom=0.0)
     handles["residual"] = handles.pop("residual")  # after the blocks of every fit
     figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 
-@jax.jit
-def _parts(posterior: Posterior, X: jax.Array) -> tuple[Decomposition, list[jax.Array]]:
-    """A posterior's parts, and the prior variance that each block explains."""
-    projection = posterior.projector(X)
-    explained = [jnp.sum(jnp.square(A), 0) * q.learned for A, q in zip(projection.A, posterior.q, strict=True)]
-    return posterior.decompose(X), explained
+def _parts(decomposition: Decomposition, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means and variances of the parts of one output, each (parts, rows)."""
+    mean, variance = np.asarray(decomposition.mean), np.asarray(decomposition.variance)
+    if mean.shape != (len(decomposition.names), rows):
+        raise ValueError(
+            f"decomposition.mean has shape {mean.shape}; parts of one output at the {rows} rows of X can be drawn, "
+            f"({len(decomposition.names)}, {rows})."
+        )
+    return mean, variance
 
 
 def _column(X: ArrayLike) -> np.ndarray:
