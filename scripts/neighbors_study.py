@@ -1,0 +1,248 @@
+#!/usr/bin/env python
+"""Nearest neighbours or inducing points? A VNNGP against SVGP at equal cost of a step, trained in minibatches.
+
+The VNNGP has an inducing point at every training input, and batches of rows and of inducing points. SVGP has as many
+inducing points as its step costs the same with, of those numbers that are tried; both are timed in turn before they
+are trained. Matérn-3/2 with a lengthscale for each column, Gaussian noise, float32, Adam, equally many steps. After a
+third of its steps the VNNGP's neighbours are found again, in units of the lengthscales.
+
+    NPGP_DATA=... python scripts/neighbors_study.py --json out/neighbors.json
+    python scripts/neighbors_study.py --sets spatial        simulated: 100,000 sites in the plane, short lengthscale
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from threadpoolctl import threadpool_limits
+
+import npgp
+import npgp.inducing
+from npgp import datasets
+
+sys.path.insert(0, str(Path(__file__).parent))
+from row_cost import Loop, interleaved  # the script beside this one
+
+#: Numbers of inducing points that SVGP is tried with.
+INDUCING = (32, 64, 128, 256, 512)
+#: Start, for standardised data: lengthscales at this share of √D, and the noise variance.
+LENGTHSCALE, NOISE = 0.7, 0.1
+#: The simulated function: Matérn-3/2 of this lengthscale on the unit square, made of this many random cosines.
+SPATIAL_LENGTHSCALE, COSINES = 0.02, 4096
+QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8, 16)}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sets", nargs="+", default=["spatial", "kin40k", "protein", "keggdirected"])
+    parser.add_argument("--rows", type=int, help="the first so many training rows")
+    parser.add_argument("--sites", type=int, default=100_000, help="of the simulation, a tenth more for testing")
+    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch-size", type=int, default=512, help="rows, and inducing points, of a VNNGP's step")
+    parser.add_argument("--neighbours", type=int, default=15)
+    parser.add_argument("--svgp-batch-size", type=int, default=1024)
+    parser.add_argument("--learning-rate", type=float, default=0.02)
+    parser.add_argument("--row-rate", type=float, default=0.1, help="of the VNNGP's inducing values")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="few rows and steps")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, after every set")
+    args = parser.parse_args(argv)
+    args.inducing, args.repetitions, args.seconds = INDUCING, 5, 0.5
+    if args.quick:
+        for name, value in QUICK.items():
+            setattr(args, name, value)
+        args.sites, args.svgp_batch_size, args.repetitions, args.seconds = 400, 64, 1, 0.01
+    return args
+
+
+class Data(NamedTuple):
+    """Training and test rows, standardised, in single precision."""
+
+    X: np.ndarray
+    y: np.ndarray
+    X_test: np.ndarray
+    y_test: np.ndarray
+
+
+def load(name: str, args: argparse.Namespace) -> Data:
+    if name == "spatial":
+        found: Any = simulate(args.sites, args.seed)
+    else:
+        found = datasets.uci(name, args.split)
+    arrays = [np.asarray(x, np.float32) for x in (found.X_train, found.y_train, found.X_test, found.y_test)]
+    return Data(*(x[: args.rows] for x in arrays))
+
+
+def simulate(sites: int, seed: int) -> SimpleNamespace:
+    """Values at random sites of the unit square, in units of .3 of it, with noise of a tenth of the variance."""
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(sites + sites // 10, 2)).astype(np.float32)
+    # A Matérn-3/2 process has Student's t for its spectrum, with three degrees of freedom.
+    frequencies = rng.normal(size=(COSINES, 2)) / np.sqrt(rng.chisquare(3, size=(COSINES, 1)) / 3)
+    frequencies, phases = (frequencies / SPATIAL_LENGTHSCALE).astype(np.float32), rng.uniform(0, 2 * np.pi, COSINES)
+    f = np.concatenate(
+        [np.cos(part @ frequencies.T + phases.astype(np.float32)).sum(1) for part in np.array_split(X, 200)]
+    )
+    y = np.sqrt(2 / COSINES) * f + np.sqrt(0.1) * rng.normal(size=len(X))
+    X = (X - 0.5) / np.sqrt(1 / 12)
+    return SimpleNamespace(X_train=X[:sites], y_train=y[:sites], X_test=X[sites:], y_test=y[sites:])
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The models
+
+
+def hyperparameters(columns: int) -> tuple[npgp.Matern32, npgp.Gaussian]:
+    start = np.full(columns, LENGTHSCALE * np.sqrt(columns), np.float32)
+    lengthscale = numpyro.param("lengthscale", start, constraint=constraints.positive)
+    variance = numpyro.param("variance", 1.0, constraint=constraints.positive)
+    return npgp.Matern32(lengthscale, variance), npgp.Gaussian(
+        jnp.sqrt(numpyro.param("noise", NOISE, constraint=constraints.positive))
+    )
+
+
+def svgp(data: Data, size: int, args: argparse.Namespace) -> SVI:
+    start = npgp.inducing.kmeans(data.X[:20_000], size, seed=args.seed)
+
+    def model(X, y=None):
+        kernel, likelihood = hyperparameters(X.shape[1])
+        f = npgp.SparseGP("f", kernel, numpyro.param("Z", start), init_scale=0.3).draw()
+        with npgp.plate("data", len(data.X), rows=X.shape[0]):
+            npgp.observe("y", f(X), likelihood, obs=y)
+
+    return SVI(
+        model, npgp.AutoSparseGP(model), npgp.adam(args.learning_rate, args.steps, warmup=50), TraceMeanField_ELBO()
+    )
+
+
+def vnngp(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> SVI:
+    def model(X, y=None, *, rows):
+        kernel, likelihood = hyperparameters(X.shape[1])
+        f = npgp.VNNGP("f", kernel, data.X, neighbors, min(args.batch_size, len(data.X)), init_loc=0.5 * data.y).draw()
+        with npgp.plate("data", len(data.X), rows=rows):
+            npgp.observe("y", f(X, rows[:, None]), likelihood, obs=y)
+
+    return SVI(
+        model, npgp.AutoSparseGP(model), npgp.adam(args.learning_rate, args.steps, warmup=50), TraceMeanField_ELBO()
+    )
+
+
+def row_rate(args: argparse.Namespace) -> npgp.RowOptimizer:
+    return npgp.row_adam(args.row_rate, args.steps, warmup=50)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The study
+
+
+def judge(mean, variance, noise: float, data: Data) -> dict[str, float]:
+    """Of predictions of y."""
+    error, spread = np.asarray(mean) - data.y_test, np.asarray(variance) + noise
+    density = -0.5 * (np.log(2 * np.pi * spread) + np.square(error) / spread)
+    return {"rmse": float(np.sqrt(np.mean(np.square(error)))), "nlpd": float(-np.mean(density))}
+
+
+def kernel_at(params: dict[str, Any]) -> npgp.Matern32:
+    return npgp.Matern32(params["lengthscale"], params["variance"])
+
+
+def equal_cost(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> tuple[int, dict[str, float]]:
+    """The number of inducing points with which a step of SVGP costs what the VNNGP's does; all milliseconds."""
+    loops: dict[Any, Loop] = {
+        "vnngp": Loop(vnngp(data, neighbors, args), data[:2], min(args.batch_size, len(data.X)), row_rate(args), "rows")
+    }
+    for size in args.inducing:
+        loops[size] = Loop(svgp(data, size, args), data[:2], min(args.svgp_batch_size, len(data.X)))
+    seconds = {name: 1e3 * float(np.median(s)) for name, s in interleaved(loops, args).items()}
+    size = min(args.inducing, key=lambda size: abs(np.log(seconds[size] / seconds["vnngp"])))
+    return size, {str(name): value for name, value in seconds.items()}
+
+
+def fit_vnngp(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, Any]:
+    key, began = jax.random.key(args.seed), time.perf_counter()
+    common: dict[str, Any] = dict(
+        batch_size=min(args.batch_size, len(data.X)), indices="rows", row_optim=row_rate(args), progress=False
+    )
+    first = npgp.fit(vnngp(data, neighbors, args), key, args.steps // 3, *data[:2], **common)
+    neighbors = npgp.nearest_before(
+        data.X, args.neighbours, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
+    )
+    svi = vnngp(data, neighbors, args)
+    result = npgp.fit(svi, key, args.steps - args.steps // 3, *data[:2], init_state=first.state, **common)
+    seconds = time.perf_counter() - began
+    params = result.params
+    posterior = npgp.VNNGP("f", kernel_at(params), data.X, neighbors).posterior(params)
+    near = npgp.nearest(data.X_test, data.X, args.neighbours, scale=neighbors.scale)
+    mean, variance = jax.jit(lambda p, X, near: p.mean_and_variance(X, near))(posterior, data.X_test, near)
+    elbo = -float(np.mean(result.losses[-200:])) / len(data.X)
+    return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
+
+
+def fit_svgp(data: Data, size: int, args: argparse.Namespace) -> dict[str, Any]:
+    began = time.perf_counter()
+    svi = svgp(data, size, args)
+    batch = min(args.svgp_batch_size, len(data.X))
+    result = npgp.fit(svi, jax.random.key(args.seed), args.steps, *data[:2], batch_size=batch, progress=False)
+    seconds, params = time.perf_counter() - began, result.params
+    posterior = npgp.SparseGP("f", kernel_at(params), params["Z"]).posterior(params)
+    mean, variance = posterior.mean_and_variance(data.X_test, batch_size=4096)
+    elbo = -float(np.mean(result.losses[-200:])) / len(data.X)
+    return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
+
+
+def summary(params: dict[str, Any], seconds: float, elbo: float) -> dict[str, Any]:
+    found = {name: np.asarray(params[name]).tolist() for name in ("lengthscale", "variance", "noise")}
+    return found | {"seconds": seconds, "elbo_per_row": elbo}
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = parse(argv)
+    print(
+        f"{args.steps} steps; VNNGP: {args.neighbours} neighbours, batches of {args.batch_size} rows and as many "
+        f"inducing points, of which every training row is one; SVGP: batches of {args.svgp_batch_size} rows.\n"
+        "RMSE and NLPD (negative log predictive density) of test rows, standardised target. The ELBOs are lower bounds "
+        "on the evidence of two models, and do not compare.\n"
+    )
+    print(
+        f"{'set':<14}{'rows':>8}{'method':>12}{'RMSE':>8}{'NLPD':>8}{'ELBO/row':>10}{'ms/step':>9}{'s':>7}{'noise':>8}"
+    )
+    report: dict[str, Any] = {"settings": {k: v for k, v in vars(args).items() if k != "json"}, "sets": {}}
+    for name in args.sets:
+        with threadpool_limits(1, user_api="blas"):
+            data = load(name, args)
+            began = time.perf_counter()
+            neighbors = npgp.nearest_before(data.X, args.neighbours, "random", seed=args.seed)
+            searched = time.perf_counter() - began
+            size, cost = equal_cost(data, neighbors, args)
+            fits = {"VNNGP": fit_vnngp(data, neighbors, args), f"SVGP {size}": fit_svgp(data, size, args)}
+        for method, figures in fits.items():
+            figures["ms_per_step"] = cost["vnngp" if method == "VNNGP" else str(size)]
+            print(
+                f"{name:<14}{len(data.X):>8}{method:>12}{figures['rmse']:8.4f}{figures['nlpd']:8.4f}"
+                f"{figures['elbo_per_row']:10.4f}{figures['ms_per_step']:9.1f}{figures['seconds']:7.0f}"
+                f"{figures['noise']:8.4f}",
+                flush=True,
+            )
+        print(f"{'':<14}neighbours found in {searched:.1f} s")
+        report["sets"][name] = {"fits": fits, "milliseconds": cost, "search_seconds": searched, "rows": len(data.X)}
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(report, indent=1))
+    return report
+
+
+if __name__ == "__main__":
+    main()
