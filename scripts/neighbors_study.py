@@ -41,7 +41,7 @@ INDUCING = (32, 64, 128, 256, 512)
 LENGTHSCALE, NOISE = 0.7, 0.1
 #: The simulated function: Matérn-3/2 of this lengthscale on the unit square, made of this many random cosines.
 SPATIAL_LENGTHSCALE, COSINES = 0.02, 4096
-QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8, 16)}
+QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8,)}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
