@@ -17,8 +17,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,14 +32,15 @@ import npgp.inducing
 from npgp import datasets
 
 sys.path.insert(0, str(Path(__file__).parent))
-from row_cost import Loop, interleaved  # the script beside this one
+from compare_approximations import Data, simulate  # scripts beside this one
+from row_cost import Loop, interleaved
 
 #: Numbers of inducing points that SVGP is tried with.
 INDUCING = (32, 64, 128, 256, 512)
 #: Start, for standardised data: lengthscales at this share of √D, and the noise variance.
 LENGTHSCALE, NOISE = 0.7, 0.1
-#: The simulated function: Matérn-3/2 of this lengthscale on the unit square, made of this many random cosines.
-SPATIAL_LENGTHSCALE, COSINES = 0.02, 4096
+#: Of the simulated function, on the unit square.
+SPATIAL_LENGTHSCALE = 0.02
 QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8,)}
 
 
@@ -68,37 +68,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-class Data(NamedTuple):
-    """Training and test rows, standardised, in single precision."""
-
-    X: np.ndarray
-    y: np.ndarray
-    X_test: np.ndarray
-    y_test: np.ndarray
-
-
 def load(name: str, args: argparse.Namespace) -> Data:
     if name == "spatial":
-        found: Any = simulate(args.sites, args.seed)
+        X, y = simulate(args.sites + args.sites // 10, SPATIAL_LENGTHSCALE, args.seed)
+        X = (X - 0.5) * np.sqrt(12)
+        arrays = (X[: args.sites], y[: args.sites], X[args.sites :], y[args.sites :])
     else:
-        found = datasets.uci(name, args.split)
-    arrays = [np.asarray(x, np.float32) for x in (found.X_train, found.y_train, found.X_test, found.y_test)]
-    return Data(*(x[: args.rows] for x in arrays))
-
-
-def simulate(sites: int, seed: int) -> SimpleNamespace:
-    """Values at random sites of the unit square, in units of .3 of it, with noise of a tenth of the variance."""
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(size=(sites + sites // 10, 2)).astype(np.float32)
-    # A Matérn-3/2 process has Student's t for its spectrum, with three degrees of freedom.
-    frequencies = rng.normal(size=(COSINES, 2)) / np.sqrt(rng.chisquare(3, size=(COSINES, 1)) / 3)
-    frequencies, phases = (frequencies / SPATIAL_LENGTHSCALE).astype(np.float32), rng.uniform(0, 2 * np.pi, COSINES)
-    f = np.concatenate(
-        [np.cos(part @ frequencies.T + phases.astype(np.float32)).sum(1) for part in np.array_split(X, 200)]
-    )
-    y = np.sqrt(2 / COSINES) * f + np.sqrt(0.1) * rng.normal(size=len(X))
-    X = (X - 0.5) / np.sqrt(1 / 12)
-    return SimpleNamespace(X_train=X[:sites], y_train=y[:sites], X_test=X[sites:], y_test=y[sites:])
+        split = datasets.uci(name, args.split)
+        arrays = (split.X_train, split.y_train, split.X_test, split.y_test)
+    return Data(*(np.asarray(x[: args.rows], np.float32) for x in arrays))
 
 
 # ---------------------------------------------------------------------------------------------------------------
