@@ -9,8 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import oracles
 import pytest
-from models import compiled, worst_z_of_moments
-from numpyro.infer import MCMC, NUTS
+from models import compiled, nuts, worst_z_of_moments
 
 import npgp
 from npgp.approximations import ApproximateGP, DegeneratePosterior
@@ -219,10 +218,8 @@ def test_nuts_over_hyperparameters():
         noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
         numpyro.sample("y", ApproximateGP(Matern32(lengthscale), inputs, Z.astype(np.float32), noise), obs=y)
 
-    mcmc = MCMC(NUTS(model, max_tree_depth=4), num_warmup=50, num_samples=50, progress_bar=False)
-    mcmc.run(jax.random.key(0), y)
-    samples = mcmc.get_samples()
-    assert np.mean(mcmc.get_extra_fields()["diverging"]) < 0.1
+    samples, diverging = nuts(model, y, num_warmup=50, num_samples=50)
+    assert np.mean(diverging) < 0.1
     assert np.ptp(samples["lengthscale"]) > 0.1 and 0.01 < np.median(samples["noise"]) < 1.0
 
 

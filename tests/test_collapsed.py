@@ -11,8 +11,8 @@ import oracles
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from models import nuts
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 from scipy import stats
 from scipy.optimize import minimize
@@ -418,10 +418,8 @@ def test_nuts_samples_hyperparameters_under_the_bound(float64):
     prior = stats.lognorm.logpdf(0.8, 1.0) + stats.lognorm.logpdf(0.2, 1.0, scale=np.exp(-2))
     np.testing.assert_allclose(density, prior + bound, rtol=1e-6)
 
-    mcmc = MCMC(NUTS(model, max_tree_depth=4), num_warmup=50, num_samples=50, progress_bar=False)
-    mcmc.run(jax.random.key(0), y)
-    samples = mcmc.get_samples()
-    assert np.mean(mcmc.get_extra_fields()["diverging"]) < 0.1
+    samples, diverging = nuts(model, y, num_warmup=50, num_samples=50)
+    assert np.mean(diverging) < 0.1
     assert np.ptp(samples["lengthscale"]) > 0 and 0.01 < np.median(samples["noise"]) < 1.0
 
     drawn = handlers.seed(handlers.substitute(model, values), 0)()  # without observations: the model itself
