@@ -28,8 +28,28 @@ Ordering = Literal["given", "coordinate", "random", "maxmin"]
 RUN, RUNS = 64, 64
 #: Sites whose surroundings are looked up together by the order "maxmin".
 AHEAD = 256
+#: Sites of a wave that are computed together, at most.
+LONGEST = 1024
+#: Neighbours that are Python numbers at a time.
+ENTRIES = 2**20
 
 Array = np.ndarray | jax.Array
+
+
+@pytree
+@dataclass(frozen=True)
+class Waves:
+    """
+    Sites in waves: those of a wave have neighbours in earlier waves alone, and can be computed together.
+
+    :param sites: numbers of the sites, wave after wave, (N,).
+    :param starts: the places where parts of waves begin, and then N, as often as it takes, (N + 1,).
+    :param size: the most sites in a part.
+    """
+
+    sites: Array
+    starts: Array
+    size: int = field(metadata={"static": True})
 
 
 @pytree
@@ -42,6 +62,7 @@ class Neighbors:
     :param order: the site at each place of the order, (N,) int32.
     :param rows: each site's neighbours, (N, K) int32, with K = min(k, N − 1); where there are fewer, the site itself.
     :param mask: False at those places, (N, K).
+    :param waves: sites that can be computed together.
     :param size: k, as it was asked for.
     :param scale: the units of distances, () or (D,).
     """
@@ -49,6 +70,7 @@ class Neighbors:
     order: Array
     rows: Array
     mask: Array
+    waves: Waves
     size: int = field(metadata={"static": True})
     scale: ArrayLike = 1.0
 
@@ -94,7 +116,8 @@ def nearest_before(
     rows, mask = np.empty((N, K), np.int32), np.empty((N, K), bool)
     mask[order] = np.isfinite(distance)
     rows[order] = np.where(np.isfinite(distance), order[places], order[:, None])
-    return Neighbors(order.astype(np.int32), rows, mask, size, np.asarray(scale))
+    waves = _waves(order, np.where(np.isfinite(distance), places, 0))
+    return Neighbors(order.astype(np.int32), rows, mask, waves, size, np.asarray(scale))
 
 
 def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0) -> NDArray[np.int32]:
@@ -229,6 +252,24 @@ def _keep_nearest(distance, places, rows: slice, new_distance, new_places) -> No
     kept = np.lexsort((number, both), axis=1)[:, : distance.shape[1]]
     distance[rows] = np.take_along_axis(both, kept, axis=1)
     places[rows] = np.take_along_axis(number, kept, axis=1)
+
+
+def _waves(order: NDArray[Any], near: NDArray[Any]) -> Waves:
+    """:param near: the places of each place's neighbours, (N, K); 0 where there are fewer, as all come after that."""
+    N, K = near.shape
+    number = [0] * N
+    some = max(ENTRIES // max(K, 1), 1)
+    for begin in range(0, N if K else 0, some):
+        for place, row in enumerate(near[begin : begin + some].tolist(), begin):
+            number[place] = 1 + max([number[i] for i in row]) if place else 0
+    lengths = np.bincount(number)
+    # About the mean length, in few different sizes, as programs are compiled for each.
+    size = min(2 ** round(np.log2(N / len(lengths))), LONGEST)
+    begins = np.cumsum(lengths) - lengths
+    starts = np.full(N + 1, N, np.int32)
+    parts = np.concatenate([np.arange(a, a + length, size) for a, length in zip(begins, lengths, strict=True)])
+    starts[: len(parts)] = parts
+    return Waves(order[np.argsort(number, kind="stable")].astype(np.int32), starts, size)
 
 
 def _sklearn(*names: str) -> list[Any]:

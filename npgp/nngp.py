@@ -109,7 +109,7 @@ class NNGP(dist.Distribution):
         return 0.5 * (factor.log_determinant() - square - value.shape[-1] * math.log(2.0 * math.pi))
 
     def sample(self, key, sample_shape=()):
-        """Draws, one site after another, O(N k) for each once the factor is there."""
+        """Draws, O(N k) for each once the factor is there."""
         assert is_prng_key(key)
         shape = sample_shape + self.batch_shape + self.event_shape
         return self.mean_value + self.factor().colour(jax.random.normal(key, shape, self.X.dtype))

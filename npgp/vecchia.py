@@ -164,6 +164,10 @@ def _in_chunks(function: Callable, arguments: tuple[Any, ...], rows: int, size: 
     return jax.tree.map(lambda v: v.reshape(chunks * size, *v.shape[2:])[:rows], result)
 
 
+def _with_room(v: jax.Array, rows: int) -> jax.Array:
+    return jnp.pad(v, [(0, rows)] + [(0, 0)] * (v.ndim - 1))
+
+
 @pytree
 @dataclass(frozen=True)
 class VecchiaFactor:
@@ -212,25 +216,40 @@ class VecchiaFactor:
         """
         ``R⁻¹ z`` over the last axis, (..., N): a draw from the prior if z is standard normal.
 
-        One site after another, N steps of O(k) work for each row of z; its gradient as many.
+        Wave after wave of sites that have neighbours in earlier ones alone (:class:`~npgp.neighbors.Waves`): O(N k)
+        work for each row of z, in some hundreds of steps for sites in the plane; its gradient as much.
         """
         e = jnp.reshape(z * jnp.sqrt(self.variance), (-1, z.shape[-1])).T
-        order, rows = jnp.asarray(self.neighbors.order), jnp.asarray(self.neighbors.rows)
-        weights, N = self.weights, z.shape[-1]
+        waves, N = self.neighbors.waves, z.shape[-1]
+        sites, starts, size = jnp.asarray(waves.sites), jnp.asarray(waves.starts), waves.size
+        parts = jnp.sum(starts < N)
+        place = jnp.zeros(N, sites.dtype).at[sites].set(jnp.arange(N, dtype=sites.dtype))
+        # From here on by place, with room for a part that begins at the last.
+        rows = _with_room(place[jnp.asarray(self.neighbors.rows)[sites]], size)
+        weights = _with_room(self.weights[sites], size)
+
+        def part_of(v, start):
+            return lax.dynamic_slice_in_dim(v, start, size)
 
         def forward(_, e):
-            def step(t, f):
-                i = order[t]
-                return f.at[i].add(jnp.sum(weights[i][:, None] * f[rows[i]], axis=0))
+            e = _with_room(e[sites], size)
 
-            return lax.fori_loop(0, N, step, e)
+            def step(i, f):
+                # Values beyond the part come too early, and again in a later step.
+                start = starts[i]
+                near = f[part_of(rows, start)]
+                new = part_of(e, start) + jnp.sum(part_of(weights, start)[:, :, None] * near, axis=1)
+                return lax.dynamic_update_slice_in_dim(f, new, start, 0)
+
+            return lax.fori_loop(0, parts, step, e)[place]
 
         def backward(_, g):
-            def step(t, h):
-                i = order[N - 1 - t]
-                return h.at[rows[i]].add(weights[i][:, None] * h[i])
+            def step(i, h):
+                start, end = starts[parts - 1 - i], starts[parts - i]
+                own = jnp.where(jnp.arange(size)[:, None] < end - start, part_of(h, start), 0.0)
+                return h.at[part_of(rows, start)].add(part_of(weights, start)[:, :, None] * own[:, None, :])
 
-            return lax.fori_loop(0, N, step, g)
+            return lax.fori_loop(0, parts, step, _with_room(g[sites], size))[place]
 
         # Differentiated as the solution of (I − B) f = e, without what the steps leave behind.
         f = lax.custom_linear_solve(lambda f: self._subtract(f.T).T, e, forward, backward)

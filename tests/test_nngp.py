@@ -15,6 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 from scipy import stats
+from scipy.sparse import linalg
 
 from npgp import vecchia
 from npgp.kernels import Matern32
@@ -90,6 +91,46 @@ def test_distances_are_in_units_of_the_scale():
     assert np.any(divided.rows != nearest_before(X, 3).rows)
     expected = np.argsort(oracles.distances(NEW, X, scale), axis=1)[:, :3]
     np.testing.assert_array_equal(nearest(NEW, X, 3, scale=scale), expected)
+
+
+@pytest.mark.parametrize(
+    "sites, ordering", [("square", "maxmin"), ("square", "random"), ("line", "given"), ("one", "given")]
+)
+def test_waves_have_neighbours_in_earlier_waves_alone(sites, ordering):
+    rng = np.random.default_rng(0)
+    points = {"square": rng.uniform(size=(900, 2)), "line": np.arange(50.0)[:, None], "one": np.zeros((1, 2))}[sites]
+    neighbors = nearest_before(points, 6, ordering)
+    waves, N = neighbors.waves, len(points)
+    np.testing.assert_array_equal(np.sort(waves.sites), np.arange(N))
+    parts = int(np.sum(waves.starts < N))
+    assert waves.starts[0] == 0 and np.all(waves.starts[parts:] == N)
+    lengths = np.diff(waves.starts[: parts + 1])
+    assert np.all((lengths >= 1) & (lengths <= waves.size))
+    done = np.zeros(N, bool)
+    for start, length in zip(waves.starts, lengths, strict=False):
+        part = waves.sites[start : start + length]
+        assert np.all(done[neighbors.rows[part]] | ~neighbors.mask[part])
+        done[part] = True
+    # A chain has a wave for each site; in the plane there are far fewer.
+    assert parts == N if sites != "square" else parts < N / 5 and waves.size > 4
+
+
+def test_colouring_in_waves_of_many_sites(float64):
+    """Against a sparse triangular solve, for several rows at once; also the gradient, which goes the other way."""
+    points = np.random.default_rng(0).uniform(size=(900, 2))
+    neighbors = nearest_before(points, 6)
+    z, up = np.random.default_rng(1).normal(size=(2, 3, 900))
+
+    @compiled
+    def run(z, up, neighbors):
+        factor = NNGP(Matern32(0.2, VARIANCE), points, neighbors).factor()
+        coloured, back = jax.vjp(factor.colour, z)
+        return factor, coloured, back(up)[0]
+
+    factor, coloured, slope = run(z, up, neighbors)
+    R = factor.to_scipy().tocsc()
+    np.testing.assert_allclose(coloured, linalg.spsolve(R, z.T).T, atol=1e-9)
+    np.testing.assert_allclose(slope, linalg.spsolve(R.T.tocsc(), up.T).T, atol=1e-9)
 
 
 # ---------------------------------------------------------------- against dense algebra
