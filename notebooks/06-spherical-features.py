@@ -66,9 +66,9 @@ figure = plots.plot_spectra(
 # %% [markdown]
 # The arc-cosine kernel has no levels 3, 5, 7, …, and neither have ReLU and softplus: they match. Where a kernel has
 # levels that an activation has not, as Matérn has, these features say nothing of that part of $f$. And where the
-# kernel's eigenvalues fall much faster than the activation's, as those of RBF do, the high levels of a unit are costly
-# for the kernel: most of what such a feature says would be about what $f$ hardly has. `npgp` cuts every unit off at
-# levels that you choose; what is left is an exact feature of $f$, for which every bound is a bound.
+# kernel's eigenvalues fall much faster than the activation's, as those of RBF do beside ReLU's, most of what a unit
+# says is about high levels, of which $f$ hardly has anything. `npgp` cuts every unit off at levels that you choose;
+# what is left is an exact feature of $f$, for which every bound is a bound.
 #
 # ## 2. What features explain
 #
@@ -118,8 +118,11 @@ for size in (9,) if SMALL else (9, 25, 49, 100):
 # Harmonics need no inputs and no training, and their covariance is the identity, which saves a Cholesky factor. They
 # are the best features there are on average over the whole *sphere*; but data fill only a part of it, and points go
 # where the data are. In many dimensions levels are large as well: with 8 inputs, level 3 alone has 156 harmonics, and
-# with 32 has 6,512. Units are in between: each looks in a direction that can be trained, but all of them together are
-# no more than the harmonics at their levels.
+# with 32 has 6,512.
+#
+# Each unit looks in a direction, which can be trained. All of them together are no more than the harmonics at their
+# levels: nine units at nine harmonics (levels 0, 1, 2) are as good as these, and a hundred units are stuck, because
+# softplus has no levels 3 and 5, which this kernel has.
 #
 # ## 3. How many levels
 #
@@ -127,14 +130,12 @@ for size in (9,) if SMALL else (9, 25, 49, 100):
 # little of. `choose_levels` tries them, for a kernel, units and inputs, and takes those that leave least out.
 
 # %%
-print(f"{'highest level':>14}" + "".join(f"{level:>7}" for level in range(0, 4 if SMALL else 9)))
-for shape in (Softplus(), ReLU()):
+print(f"{'highest level':>14}" + "".join(f"{level:>7}" for level in range(0, 3 if SMALL else 9)))
+for shape in (Softplus(),) if SMALL else (Softplus(), ReLU()):
     units = npgp.Activations(directions(plane, npgp.inducing.kmeans(X, 9 if SMALL else 25)), shape)
-    choice = npgp.choose_levels(plane, units, X, most=3 if SMALL else 8)
+    choice = npgp.choose_levels(plane, units, X, most=2 if SMALL else 8)
     shares = "".join(f"{choice.left_out[level]:7.3f}" for level in choice.left_out)
     print(f"{type(shape).__name__:>14}{shares}   chosen: levels {choice.block.levels}")
-    if SMALL:
-        break  # one is enough to see that it runs
 
 # %% [markdown]
 # ## 4. Activations and orthogonal points
@@ -155,7 +156,7 @@ x = ((x - x.mean()) / x.std())[:, None]
 targets = targets - targets.mean()
 if SMALL:
     x, targets = x[::5], targets[::5]
-grid = np.linspace(-3.0, 3.0, 300)
+grid = np.linspace(-2.0, 2.0, 300)[:, None]
 
 
 def units_at(z):
@@ -199,32 +200,36 @@ for name, (bound, gp) in fits.items():
     print(f"{name:>20}{bound:9.1f}{gp.noise_variance:17.3f}")
 
 # %% [markdown]
-# Where do units fall short? Each column below is one fit. Above is the posterior, with the mean of each block; in the
-# middle, the prior variance of $f$ as a stack of what each block explains and the residual that all of them leave;
-# below, what is left of each part in the posterior.
+# Where do units fall short? Each column below is one fit. Above is the posterior of $f$ with the mean of each block,
+# and below it the variance that is left, as a stack of what each block and the residual have of it.
 
 # %%
-shown = {name: fits[name][1] for name in ("8 units", "8 units + 8 points")}
-posteriors = {name: jax.jit(gp.condition)(targets) for name, gp in shown.items()}
-figure = plots.plot_variance(grid, posteriors, (x, targets))
+parts = {}
+for name in ("8 units", "8 units + 8 points"):
+    gp = fits[name][1]
+    parts[name] = jax.jit(lambda gp, grid: gp.condition(targets).decompose(grid))(gp, grid)
+figure = plots.plot_variance(grid, parts, (x, targets))
 
 # %% [markdown]
-# With units alone nearly all the variance that is left is the residual's. Data cannot take it away: it is in directions
-# of function space in which these features do not look, and units look everywhere at once, so that eight of them cannot
-# see fine detail anywhere. Eight more of the same kind help (as far as there are harmonics at their levels; here there
-# are 13), eight orthogonal points help more: they look where there are data.
+# With units alone nearly all the variance that is left amid the data is the residual's. Data cannot take it away: it is
+# in functions that these features do not see, since each unit looks at half of the line at once, and eight of them see
+# no fine detail anywhere. Eight more of the same kind help, as far as there are harmonics at their levels (13 here).
+# Eight orthogonal points help more: they look where the units left most.
 #
-# With a single input, points are cheap to place and do best by themselves. What units are for is more inputs, where the
-# influence of a point does not reach far, and the mean that a network would fit.
+# On a single input, points are easy to place and do best by themselves. Units are meant for more inputs, where a
+# point's influence does not reach far.
 #
 # ## 5. Classification in minibatches
 #
-# The blocks go wherever points go: here into a model with a Bernoulli likelihood, trained in minibatches, with trained
-# directions.
+# The blocks go wherever points go: here into a model with a Bernoulli likelihood, trained in minibatches. Directions
+# and inducing inputs are parameters.
 
 
 # %%
-def classifier(block_of, start):
+def classifier(centres, num_units):
+    """Units that look at the first centres, and points at the others."""
+    z_start, Z_start = directions(plane, centres[:num_units]), centres[num_units:]
+
     def model(X, y=None):
         positive = constraints.positive
         kernel = kernels.ZonalMatern52(
@@ -232,7 +237,13 @@ def classifier(block_of, start):
             numpyro.param("variance", 2.0, constraint=positive),
             bias_variance=numpyro.param("bias", 1.0, constraint=positive),
         )
-        f = npgp.SparseGP("f", kernel, block_of(numpyro.param("features", start))).draw()
+        blocks = []
+        if len(z_start):
+            z = numpyro.param("directions", z_start)
+            blocks.append(npgp.Activations(z, Softplus(), levels=range(7)))
+        if len(Z_start):
+            blocks.append(npgp.Points(numpyro.param("inducing", Z_start)))
+        f = npgp.SparseGP("f", kernel, blocks).draw()
         with npgp.plate("data", num_train, rows=X.shape[0]):
             npgp.observe("y", f(X), npgp.Bernoulli("probit"), obs=y)
 
@@ -248,34 +259,40 @@ def train_svi(model, num_steps, *data, **options):
     return guide, npgp.fit(svi, key, num_steps, *data, init_state=init, progress=False, **options)
 
 
-centres = npgp.inducing.kmeans(X, 6 if SMALL else 20)
-models = {
-    "softplus units": classifier(lambda z: npgp.Activations(z, Softplus(), range(7)), directions(plane, centres)),
-    "points": classifier(npgp.Points, centres),
-}
-if SMALL:
-    del models["points"]
+def moments(model, guide, params, X_new):
+    """Mean and variance of f at new rows."""
+    run = jax.jit(lambda params: npgp.posterior("f", model, guide, params, X).mean_and_variance(X_new))
+    return map(np.asarray, run(params))
+
+
+size = 6 if SMALL else 20
+centres = npgp.inducing.kmeans(X, size)
+models = {f"{size // 2} units + {size // 2} points": classifier(centres, size // 2)}
+if not SMALL:
+    models = {f"{size} units": classifier(centres, size), **models, f"{size} points": classifier(centres, 0)}
 
 axis = np.linspace(-3.2, 3.2, 15 if SMALL else 60)
 plane_grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
-figure, axes = plt.subplots(1, len(models), figsize=(3.6 * len(models) + 0.6, 3.4), layout="constrained", squeeze=False)
+figure, axes = plt.subplots(1, len(models), figsize=(3.1 * len(models) + 0.6, 3.2), layout="constrained", squeeze=False)
 for ax, (name, model) in zip(axes[0], models.items(), strict=True):
     guide, result = train_svi(model, 40 if SMALL else 1500, X, y, batch_size=40 if SMALL else 100)
-    posterior = npgp.posterior("f", model, guide, result.params, X)
-    mean, variance = jax.jit(posterior.mean_and_variance)(np.concatenate([X_test, plane_grid]))
-    p = norm.cdf(np.asarray(mean / np.sqrt(1.0 + variance)))  # probit: f integrated out
+    mean, variance = moments(model, guide, result.params, np.concatenate([X_test, plane_grid]))
+    p = norm.cdf(mean / np.sqrt(1.0 + variance))  # probit: f integrated out
     p_test, p_grid = p[:num_test], p[num_test:].reshape(len(axis), len(axis))
     error = np.mean((p_test > 0.5) != y_test)
     log_likelihood = np.mean(np.log(np.where(y_test == 1, p_test, 1.0 - p_test)))
-    print(f"{len(centres)} {name}: test error {error:.3f}, mean test log-likelihood {log_likelihood:.3f}")
-    image = ax.pcolormesh(axis, axis, p_grid, cmap="RdBu_r", vmin=0, vmax=1, shading="gouraud", rasterized=True)
+    print(f"{name}: test error {error:.3f}, mean test log-likelihood {log_likelihood:.3f}")
+    image = ax.contourf(axis, axis, p_grid, np.linspace(0.0, 1.0, 11), cmap="RdBu_r")
     for label, colour in ((0, "#2166ac"), (1, "#b2182b")):
-        ax.scatter(*X[y == label].T, s=5, color=colour, edgecolor="w", linewidth=0.2, label=f"class {label}")
-    ax.set(title=f"{len(centres)} {name}", xlabel="$x_1$", ylabel="$x_2$")
-axes[0, 0].legend(loc="lower left", fontsize=8)
+        ax.scatter(*X[y == label].T, s=9, color=colour, edgecolor="w", linewidth=0.4, label=f"class {label}")
+    ax.set(title=name, xlabel="$x_1$", ylabel="$x_2$")
+legend = figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
 bar = figure.colorbar(image, ax=axes, label="P(class 1)")
 
 # %% [markdown]
+# The errors are alike. In log-likelihood points do best in the plane, too; ten of them beside ten units make up for
+# half of what twenty units lack.
+#
 # ## 6. Two layers
 #
 # The value of one GP is the input of the next: $y = g(h) + \text{noise}$ with $h = x + f(x)$. Both are layers of units
@@ -328,7 +345,9 @@ def deep(X, y=None):
 models = {f"one layer of {2 * half} units": shallow, f"two layers of {half} units": deep}
 if SMALL:
     del models[f"one layer of {2 * half} units"]
-figure, axes = plt.subplots(1, len(models), figsize=(4.2 * len(models), 3.2), layout="constrained", squeeze=False)
+figure, axes = plt.subplots(
+    1, len(models), figsize=(4.2 * len(models), 3.2), layout="constrained", squeeze=False, sharey=True
+)
 for ax, (name, model) in zip(axes[0], models.items(), strict=True):
     guide, result = train_svi(model, 40 if SMALL else 2000, x[:, None], targets)
     predict = Predictive(model, guide=guide, params=result.params, num_samples=20 if SMALL else 300)
@@ -343,13 +362,15 @@ for ax, (name, model) in zip(axes[0], models.items(), strict=True):
     )
     ax.scatter(x, targets, s=6, color="0.6", label="data")
     ax.plot(grid, curve(grid), color="k", lw=0.8, ls="--", label="truth")
-    ax.plot(grid, mean, color=plots.COLOURS[0], label="mean of f, 95% of draws")
+    ax.plot(grid, mean, color=plots.COLOURS[0], label="mean and 95% of draws")
     ax.fill_between(grid, low, high, color=plots.COLOURS[0], alpha=0.2, lw=0)
-    ax.set(title=name, xlabel="x", ylabel="y")
+    ax.set(title=name, xlabel="x")
+axes[0, 0].set_ylabel("y")
 handles = axes[0, -1].get_legend_handles_labels()
 legend = figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
 
 # %% [markdown]
-# The noise variance was 0.0225. One layer calls much of the jump noise; two layers put it where it is.
+# The noise variance was 0.0225. One layer calls the jump noise, and the waves; two layers find the jump, but not the
+# waves.
 #
 # More: `scripts/spherical_uci.py` compares units, points and both on UCI data, after Tiao, Dutordoir & Picheny (2023).
