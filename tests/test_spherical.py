@@ -29,7 +29,8 @@ from npgp.features.harmonics import fundamental_system
 from npgp.gegenbauer import multiplicity
 from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern12, ZonalMatern32, ZonalMatern52, ZonalRBF
 from npgp.levels import choose_levels, left_out
-from npgp.projection import factorize
+from npgp.projection import Projector, factorize
+from npgp.variational import DenseNormal
 
 NOISE = 0.1
 
@@ -502,6 +503,13 @@ def test_blocks_that_add_nothing_are_refused():
         Activations(np.array([[1.0, 0.0], [0.0, 0.0]]))
     with pytest.raises(ValueError, match="^directions has shape"):
         Activations(np.ones(3))
+
+
+def test_whole_functions_cannot_be_drawn_from_spherical_features():
+    projector = Projector(ZonalArcCosine(), (SphericalHarmonics((0,), 3),), (jnp.ones(1),), ((),), (0.0,))
+    posterior = npgp.Posterior(projector, (DenseNormal(jnp.zeros(1), jnp.eye(1)),))
+    with pytest.raises(NotImplementedError, match="SphericalHarmonics features are no points: use Posterior.sample"):
+        posterior.draw_functions(jax.random.key(0))
 
 
 def test_blocks_are_pytrees():
