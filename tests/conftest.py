@@ -34,6 +34,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.option.loadscopereorder = False  # xdist: files in our order, not that of their numbers of tests
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):
