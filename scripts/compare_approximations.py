@@ -102,8 +102,8 @@ METHODS = {
     "solve": Method(
         "SOLVE-GP, tight",
         BOUND,
-        "as SGPR, with the points in two blocks and the tighter conditional: a better bound in less time at M of 256 "
-        "or more.",
+        "as SGPR, with the points in two blocks and the tighter conditional: a better bound as a rule, and "
+        "cheaper from M = 256 on.",
     ),
     "fitc": Method(
         "FITC",
@@ -132,8 +132,8 @@ METHODS = {
     "hsgp": Method(
         "HSGP (NumPyro)",
         DENSITY,
-        "one or two columns and lengthscales no shorter than the domain over the functions per column: no "
-        "factorisation of inducing points, the cheapest of all.",
+        "one or two columns, and lengthscales that are long beside the domain over the functions per column: the "
+        "cheapest of all. Shorter ones it cannot see.",
     ),
 }
 
@@ -421,7 +421,7 @@ def fit_all_rows(name: str, data: Data, args: argparse.Namespace) -> Fit:
         return model.condition(y).mean_and_variance(new, *near)
 
     def predict(new):
-        near = ()
+        near: tuple[np.ndarray, ...] = ()
         if name == "nngp":
             near = (nearest(new, data.X, min(args.neighbours, len(data.y)), scale=np.exp(params["lengthscale"])),)
         return moments(params, data.X, data.y, fixed, new, near)
@@ -623,7 +623,7 @@ def frontier(figures: Mapping[str, dict[str, Any]], key: str) -> list[str]:
     return names
 
 
-def draw(figures: Mapping[str, dict[str, Any]], title: str):
+def draw(figures: Mapping[str, dict[str, Any]], title: str, unit: str = "seconds"):
     """NLPD and RMSE against the time of the fit, a point for each method, and a line through the best."""
     from matplotlib import pyplot as plt
     from matplotlib.ticker import LogFormatter
@@ -632,24 +632,24 @@ def draw(figures: Mapping[str, dict[str, Any]], title: str):
 
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
     labels = {"nlpd": "test NLPD, nats per row", "rmse": "test RMSE, standardised"}
-    handles = []
+    handles: list[Any] = []
     for ax, (key, label) in zip(axes, labels.items(), strict=True):
         handles = []
         for i, name in enumerate(METHODS):
             if name in figures:
                 f = figures[name]
-                style = {"color": COLOURS[i % len(COLOURS)], "marker": "oDs^vP*X"[i % 8], "ms": 8, "ls": ""}
-                handles += ax.plot(f["fit_seconds"], f[key], label=METHODS[name].title, **style)
+                style = {"color": (*COLOURS, "0.1", "0.5")[i], "marker": "oDs^vP*X"[i], "ms": 8, "ls": ""}
+                handles += ax.plot(f["fit_seconds"], f[key], label=METHODS[name].title, zorder=3, **style)
         best = frontier(figures, key)
         times, values = ([figures[name][k] for name in best] for k in ("fit_seconds", key))
         ax.plot(
             [*times, max(f["fit_seconds"] for f in figures.values())],
             [*values, values[-1]],
             color="0.7",
-            zorder=0,
+            zorder=2,
             drawstyle="steps-post",
         )
-        ax.set(xscale="log", xlabel="fit, seconds (set-up and compilation included)", ylabel=label)
+        ax.set(xscale="log", xlabel=f"fit, {unit} (with set-up and compilation)", ylabel=label)
         ax.grid(color="0.93", lw=0.7)
         ax.set_axisbelow(True)
         ax.margins(0.12)
@@ -674,7 +674,8 @@ def report_on(data: Data, args: argparse.Namespace, argv: Sequence[str]) -> dict
             figures[name] = in_its_own_process(name, data, argv)["methods"][name]
         f = figures[name]
         print(f"{METHODS[name].title}: NLPD {f['nlpd']:.4f}, {f['fit_seconds']:.1f} s", flush=True)
-    settings = {key: getattr(args, key) for key in ("kernel", "budget", "steps", "inducing", "neighbours", "seed")}
+    keys = ("kernel", "budget", "cpu_time", "steps", "inducing", "neighbours", "seed", "float32")
+    settings = {key: getattr(args, key) for key in keys}
     shape = {"rows": len(data.y), "test_rows": len(data.y_test), "columns": data.X.shape[1]}
     return {"data": args.data, **shape, **settings, "methods": figures, "skipped": skipped}
 
@@ -686,7 +687,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     dtype = np.float32 if args.float32 else np.float64
     data = Data(*(np.asarray(a, dtype) for a in (np.load(args.child).values() if args.child else load(args))))
     if not args.child:
-        budget = f"{args.budget:g} s" + (f" or {args.steps} steps" if args.steps else "")
+        budget = f"{args.budget:g} {'CPU ' * args.cpu_time}s" + (f" or {args.steps} steps" if args.steps else "")
         print(
             f"{args.data}: {len(data.y)} training and {len(data.y_test)} test rows, {data.X.shape[1]} columns; "
             f"{args.kernel}, M = {args.inducing}, k = {args.neighbours}, {dtype.__name__}; {budget} for each method\n"
@@ -703,9 +704,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     for name in report["methods"]:
         print(textwrap.fill(f"{METHODS[name].title}: {METHODS[name].advice}", 118, subsequent_indent="    "))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(report["methods"], f"{args.data}: {report['rows']} training rows, {report['columns']} columns").savefig(
-        args.out, dpi=130
-    )
+    title = f"{args.data}: {report['rows']} training rows, {report['columns']} columns"
+    draw(report["methods"], title, "CPU seconds" if args.cpu_time else "seconds").savefig(args.out, dpi=130)
     print(f"\nwrote {args.out}" + (f" and {args.json}" if args.json else ""))
     return report
 

@@ -71,6 +71,7 @@ def dense(name, data, fit):
     return value / rows, mean, spread, oracles.log_normal(data.y, K + noise * np.eye(rows)) / rows
 
 
+@pytest.mark.slow  # to compile
 def test_all_methods_on_a_table(compare, table, tmp_path, monkeypatch, capsys):
     fits = {}
 
