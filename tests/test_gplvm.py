@@ -80,6 +80,44 @@ def test_elbo_at_known_latents_is_that_of_sparse_regressions(conditional, x64):
         assert leaf.dtype == x64 and np.all(np.isfinite(leaf)) and np.any(leaf != 0), name
 
 
+def test_blocks_of_other_features(float64):
+    """Activations and orthogonal points, under a zonal kernel: as many regressions with these blocks."""
+    directions = np.random.default_rng(2).normal(size=(3, LATENT + 1))
+
+    def zonal(lengthscale, variance):
+        return npgp.kernels.ZonalMatern52(1.0, variance, weight_variance=lengthscale**-2)
+
+    def blocks(directions, points):
+        return npgp.Activations(directions, levels=(0, 1, 2, 4)), points
+
+    offset = np.zeros(COLUMNS)
+    start = npgp.gplvm.Start(LATENTS.copy(), blocks(directions, POINTS.copy()), offset, lengthscale=LENGTHSCALE.copy())
+    gplvm = npgp.BayesianGPLVM(start, kernel=zonal)
+
+    def regressions(Y):
+        gp = npgp.SparseGP("f", zonal(LENGTHSCALE, 1.0), list(blocks(directions, POINTS.copy())))
+        with numpyro.plate("outputs", COLUMNS, dim=-2):
+            f = gp.draw()
+        with numpyro.plate("outputs", COLUMNS, dim=-2), numpyro.plate("rows", ROWS):
+            npgp.observe("y", f(LATENTS.copy()), npgp.Gaussian(NOISE), obs=Y.T)
+
+    rng = np.random.default_rng(1)
+    params = {"inducing": directions, "inducing2": POINTS, "variance": 1.0, "lengthscale": LENGTHSCALE}
+    params |= {"noise_variance": NOISE, "x.loc": LATENTS, "x.scale": np.full((ROWS, LATENT), SCALE)}
+    for site, size in (("f.u", 3), ("f.v", len(POINTS))):
+        params[f"{site}.loc"] = rng.normal(size=(COLUMNS, 1, size))
+        params[f"{site}.scale_tril"] = np.broadcast_to(0.4 * np.eye(size), (COLUMNS, 1, size, size))
+    params = {name: jnp.asarray(value) for name, value in params.items()}
+    elbo, expected = make_elbo(gplvm.model, gplvm.guide), make_elbo(regressions)
+    value, gradient = compiled(jax.value_and_grad(elbo, 1))(jax.random.key(0), params, DATA.copy())
+    expected = compiled(expected)(jax.random.key(0), params, DATA.copy())
+    np.testing.assert_allclose(value, expected - latent_kl(), rtol=1e-6)
+    assert all(np.any(gradient[name] != 0) for name in ("inducing", "inducing2", "x.loc"))
+    assert gplvm.posterior(params).mean(LATENTS.copy()).shape == (COLUMNS, ROWS)
+    with pytest.raises(TypeError, match="is Activations; the collapsed bound has inducing inputs"):
+        npgp.CollapsedGPLVM(npgp.gplvm.Start(LATENTS.copy(), blocks(directions, POINTS)[0], offset))
+
+
 def test_rows_in_groups(float64):
     # Of unequal length, and with entries missing: a group's penalty is that of the rows that an output has seen.
     groups = npgp.consecutive(ROWS, 4)

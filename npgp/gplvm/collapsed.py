@@ -25,6 +25,7 @@ from numpyro.infer.util import log_density
 from npgp import lbfgs, linalg
 from npgp.component import SparseGP
 from npgp.conditionals import Conditional
+from npgp.features import InducingBlock
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.posteriors import Posterior
@@ -79,10 +80,16 @@ class CollapsedGPLVM:
     chunk_size: int | None = None
 
     def __post_init__(self):
-        if len(self.start.blocks) != 1:
+        first, *others = self.start.blocks
+        if others:
             raise ValueError(
                 f"start.inducing has {len(self.start.blocks)} blocks; the collapsed bound has one block of inducing "
                 "inputs, BayesianGPLVM has several."
+            )
+        if isinstance(first, InducingBlock):
+            raise TypeError(
+                f"start.inducing is {type(first).__name__}; the collapsed bound has inducing inputs, an array, and "
+                "BayesianGPLVM other features too."
             )
         if np.ndim(self.start.noise_variance):
             raise ValueError(
@@ -206,7 +213,7 @@ class CollapsedGPLVM:
             kernel,
             param("x.loc", start.latents),
             param("x.scale", jnp.full(shape, start.latent_scale), positive),
-            param("inducing", start.blocks[0]),
+            param("inducing", start.blocks[0]),  # type: ignore[arg-type]
             param("noise_variance", start.noise_variance, positive),
             conditional=self.conditional,
             penalty_draws=self.penalty_draws,

@@ -49,7 +49,7 @@ class BayesianGPLVM:
     For several draws of x per step: ``TraceMeanField_ELBO(num_particles=10)``.
 
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs. With
-        several blocks of inducing inputs the functions are orthogonal sparse GPs (SOLVE-GP).
+        several blocks of inducing inputs or features the functions are orthogonal sparse GPs (SOLVE-GP).
     :param conditional: what q does to the residual (:mod:`npgp.conditionals`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
@@ -161,7 +161,7 @@ class BayesianGPLVM:
             variance=numpyro.param("variance", jnp.asarray(start.variance), constraint=self.positive),
         )
         names = ["inducing", *(f"inducing{i + 2}" for i in range(len(start.blocks) - 1))]
-        inducing = [numpyro.param(name, jnp.asarray(Z)) for name, Z in zip(names, start.blocks, strict=True)]
+        inducing = [_declare(name, block) for name, block in zip(names, start.blocks, strict=True)]
         return component.SparseGP("f", kernel, inducing, self.covariances, init_scale=0.5)
 
     def _likelihood(self) -> Likelihood:
@@ -242,3 +242,11 @@ class BayesianGPLVM:
         mean = jnp.mean(means, axis=0)
         variance = jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
         return mean.T + self.start.offset, variance.T
+
+
+def _declare(name: str, block: Any) -> Any:
+    """Inducing inputs, or all that is to be learned of a block of features, as parameters."""
+    leaves, structure = jax.tree.flatten(block)
+    names = [name] if len(leaves) == 1 else [f"{name}.{i}" for i in range(len(leaves))]
+    values = [numpyro.param(n, jnp.asarray(leaf)) for n, leaf in zip(names, leaves, strict=True)]
+    return jax.tree.unflatten(structure, values)

@@ -9,6 +9,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import linalg
+from npgp.features import InducingBlock
 
 __all__ = ["Start", "pca_start", "random_start"]
 
@@ -23,7 +24,8 @@ class Start:
     ``dataclasses.replace``, or given.
 
     :param latents: μ_n, (N, Q).
-    :param inducing: inducing inputs, (M, Q); or a tuple of such arrays, the blocks of the orthogonal decomposition.
+    :param inducing: inducing inputs, (M, Q), or a block of features (:mod:`npgp.features`); or a tuple of these, the
+        blocks of the orthogonal decomposition.
     :param offset: constant mean of the latent functions, one per column of Y, (D,).
     :param latent_scale: initial standard deviation of every latent coordinate.
     :param noise_variance: initial σ², in the squared units of Y: a number for all columns together, or one for each,
@@ -36,7 +38,7 @@ class Start:
     """
 
     latents: np.ndarray
-    inducing: np.ndarray | tuple[np.ndarray, ...]
+    inducing: np.ndarray | InducingBlock | tuple[np.ndarray | InducingBlock, ...]
     offset: np.ndarray
     latent_scale: float = 0.3
     noise_variance: float | np.ndarray = 0.2
@@ -52,6 +54,8 @@ class Start:
                 raise ValueError(f"{name} has shape {np.shape(getattr(self, name))}; it must be {meant}.")
         (_, dim), columns = np.shape(self.latents), len(self.offset)
         for Z in self.blocks:
+            if isinstance(Z, InducingBlock):
+                continue  # the kernel says what inputs it is for
             if np.ndim(Z) != 2 or np.shape(Z)[1] != dim:
                 raise ValueError(f"inducing has shape {np.shape(Z)}; with these latents it must be (M, {dim}).")
         for name, shapes in {
@@ -70,8 +74,8 @@ class Start:
             raise ValueError(f"projection has shape {np.shape(self.projection)}; it must be {(columns, dim)}.")
 
     @property
-    def blocks(self) -> tuple[np.ndarray, ...]:
-        """Inducing inputs of each block."""
+    def blocks(self) -> tuple[np.ndarray | InducingBlock, ...]:
+        """Inducing inputs or features of each block."""
         return self.inducing if isinstance(self.inducing, tuple) else (self.inducing,)
 
 
