@@ -3,8 +3,9 @@
 
 The VNNGP has an inducing point at every training input, and batches of rows and of inducing points. SVGP has as many
 inducing points as its step costs the same with, of those numbers that are tried; both are timed in turn before they
-are trained. Matérn-3/2 with a lengthscale for each column, Gaussian noise, float32, Adam, equally many steps. After a
-third of its steps the VNNGP's neighbours are found again, in units of the lengthscales.
+are trained. Matérn-3/2 with a lengthscale for each column, Gaussian noise, float32, Adam, equally many steps. Both
+start from hyperparameters that make 2000 random rows likely given their neighbours, the VNNGP's inducing values from
+kriging with these. After half of its steps the neighbours are found again, in units of the lengthscales then.
 
     NPGP_DATA=... python scripts/neighbors_study.py --json out/neighbors.json
     python scripts/neighbors_study.py --sets spatial        simulated: 100,000 sites in the plane, short lengthscale
@@ -17,19 +18,21 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from threadpoolctl import threadpool_limits
 
 import npgp
 import npgp.inducing
-from npgp import datasets
+from npgp import datasets, lbfgs
+from npgp.vecchia import site_weights
 
 sys.path.insert(0, str(Path(__file__).parent))
 from compare_approximations import Data, simulate  # scripts beside this one
@@ -37,8 +40,10 @@ from row_cost import Loop, interleaved
 
 #: Numbers of inducing points that SVGP is tried with.
 INDUCING = (32, 64, 128, 256, 512)
-#: Start, for standardised data: lengthscales at this share of √D, and the noise variance.
+#: Where that starts, for standardised data: lengthscales at this share of √D, and the noise variance.
 LENGTHSCALE, NOISE = 0.7, 0.1
+#: Rows, and steps, that the start of the hyperparameters is found with.
+SUBSET, SUBSET_STEPS = 2000, 60
 #: Of the simulated function, on the unit square.
 SPATIAL_LENGTHSCALE = 0.02
 QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8,)}
@@ -83,39 +88,79 @@ def load(name: str, args: argparse.Namespace) -> Data:
 # The models
 
 
-def hyperparameters(columns: int) -> tuple[npgp.Matern32, npgp.Gaussian]:
-    start = np.full(columns, LENGTHSCALE * np.sqrt(columns), np.float32)
-    lengthscale = numpyro.param("lengthscale", start, constraint=constraints.positive)
-    variance = numpyro.param("variance", 1.0, constraint=constraints.positive)
-    return npgp.Matern32(lengthscale, variance), npgp.Gaussian(
-        jnp.sqrt(numpyro.param("noise", NOISE, constraint=constraints.positive))
-    )
+class Start(NamedTuple):
+    """Logs of the hyperparameters that fits start from."""
+
+    lengthscale: Any
+    variance: Any
+    noise: Any
+
+    def model(self) -> tuple[npgp.Matern32, Any]:
+        """The kernel and the noise variance."""
+        return npgp.Matern32(jnp.exp(self.lengthscale), jnp.exp(self.variance)), jnp.exp(self.noise)
 
 
-def svgp(data: Data, size: int, args: argparse.Namespace) -> SVI:
-    start = npgp.inducing.kmeans(data.X[:20_000], size, seed=args.seed)
+def find_start(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> Start:
+    """By L-BFGS on the densities of some rows given their neighbours, of all of which a response NNGP is made."""
+    some = np.random.default_rng(args.seed).permutation(len(data.X))[:SUBSET]
+    columns = data.X.shape[1]
+    lengthscale = np.full(columns, np.log(LENGTHSCALE * np.sqrt(columns)), np.float32)
+
+    def loss(start, X, y, neighbors, some):
+        kernel, noise = start.model()
+        b, variance, _ = site_weights(kernel, X, neighbors, noise, 0.0, some)
+        mean = jnp.sum(b * y[jnp.asarray(neighbors.rows)[some]], axis=-1)
+        return -jnp.mean(dist.Normal(mean, jnp.sqrt(variance)).log_prob(y[some]))
+
+    start = jax.tree.map(jnp.asarray, Start(lengthscale, *np.log(np.float32([1.0, NOISE]))))
+    found = lbfgs.minimize(loss, start, data.X, data.y, neighbors, some, max_steps=SUBSET_STEPS, progress=False)
+    return jax.tree.map(np.asarray, found.params)
+
+
+def hyperparameters(start: Start) -> tuple[npgp.Matern32, npgp.Gaussian]:
+    """As parameters of the model."""
+    values = [
+        numpyro.param(name, np.exp(value), constraint=constraints.positive) for name, value in start._asdict().items()
+    ]
+    return npgp.Matern32(*values[:2]), npgp.Gaussian(values[2])
+
+
+def trained(model, args: argparse.Namespace) -> SVI:
+    optimiser = npgp.adam(args.learning_rate, args.steps, warmup=50)
+    return SVI(model, npgp.AutoSparseGP(model), optimiser, TraceMeanField_ELBO())
+
+
+def svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> SVI:
+    Z = npgp.inducing.kmeans(data.X[:20_000], size, seed=args.seed)
 
     def model(X, y=None):
-        kernel, likelihood = hyperparameters(X.shape[1])
-        f = npgp.SparseGP("f", kernel, numpyro.param("Z", start), init_scale=0.3).draw()
+        kernel, likelihood = hyperparameters(start)
+        f = npgp.SparseGP("f", kernel, numpyro.param("Z", Z), init_scale=0.3).draw()
         with npgp.plate("data", len(data.X), rows=X.shape[0]):
             npgp.observe("y", f(X), likelihood, obs=y)
 
-    return SVI(
-        model, npgp.AutoSparseGP(model), npgp.adam(args.learning_rate, args.steps, warmup=50), TraceMeanField_ELBO()
+    return trained(model, args)
+
+
+def vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> SVI:
+    kernel, noise = start.model()
+    krige = jax.jit(
+        lambda neighbors, X, y, near: (
+            npgp.ResponseNNGP(kernel, X, noise, neighbors).condition(y).mean_and_variance(X, near)[0]
+        )
     )
+    init_loc = np.asarray(
+        krige(neighbors, data.X, data.y, npgp.nearest(data.X, data.X, args.neighbours, scale=neighbors.scale))
+    )
+    batch = min(args.batch_size, len(data.X))
 
-
-def vnngp(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> SVI:
     def model(X, y=None, *, rows):
-        kernel, likelihood = hyperparameters(X.shape[1])
-        f = npgp.VNNGP("f", kernel, data.X, neighbors, min(args.batch_size, len(data.X)), init_loc=0.5 * data.y).draw()
+        kernel, likelihood = hyperparameters(start)
+        f = npgp.VNNGP("f", kernel, data.X, neighbors, batch, init_loc=init_loc, init_scale=0.5).draw()
         with npgp.plate("data", len(data.X), rows=rows):
             npgp.observe("y", f(X, rows[:, None]), likelihood, obs=y)
 
-    return SVI(
-        model, npgp.AutoSparseGP(model), npgp.adam(args.learning_rate, args.steps, warmup=50), TraceMeanField_ELBO()
-    )
+    return trained(model, args)
 
 
 def row_rate(args: argparse.Namespace) -> npgp.RowOptimizer:
@@ -137,29 +182,33 @@ def kernel_at(params: dict[str, Any]) -> npgp.Matern32:
     return npgp.Matern32(params["lengthscale"], params["variance"])
 
 
-def equal_cost(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> tuple[int, dict[str, float]]:
+def equal_cost(
+    data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace
+) -> tuple[int, dict[str, float]]:
     """The number of inducing points with which a step of SVGP costs what the VNNGP's does; all milliseconds."""
     loops: dict[Any, Loop] = {
-        "vnngp": Loop(vnngp(data, neighbors, args), data[:2], min(args.batch_size, len(data.X)), row_rate(args), "rows")
+        "vnngp": Loop(
+            vnngp(data, start, neighbors, args), data[:2], min(args.batch_size, len(data.X)), row_rate(args), "rows"
+        )
     }
     for size in args.inducing:
-        loops[size] = Loop(svgp(data, size, args), data[:2], min(args.svgp_batch_size, len(data.X)))
+        loops[size] = Loop(svgp(data, start, size, args), data[:2], min(args.svgp_batch_size, len(data.X)))
     seconds = {name: 1e3 * float(np.median(s)) for name, s in interleaved(loops, args).items()}
     size = min(args.inducing, key=lambda size: abs(np.log(seconds[size] / seconds["vnngp"])))
     return size, {str(name): value for name, value in seconds.items()}
 
 
-def fit_vnngp(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, Any]:
+def fit_vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, Any]:
     key, began = jax.random.key(args.seed), time.perf_counter()
     common: dict[str, Any] = dict(
         batch_size=min(args.batch_size, len(data.X)), indices="rows", row_optim=row_rate(args), progress=False
     )
-    first = npgp.fit(vnngp(data, neighbors, args), key, args.steps // 3, *data[:2], **common)
+    first = npgp.fit(vnngp(data, start, neighbors, args), key, args.steps // 2, *data[:2], **common)
     neighbors = npgp.nearest_before(
         data.X, args.neighbours, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
     )
-    svi = vnngp(data, neighbors, args)
-    result = npgp.fit(svi, key, args.steps - args.steps // 3, *data[:2], init_state=first.state, **common)
+    svi = vnngp(data, start, neighbors, args)
+    result = npgp.fit(svi, key, args.steps - args.steps // 2, *data[:2], init_state=first.state, **common)
     seconds = time.perf_counter() - began
     params = result.params
     posterior = npgp.VNNGP("f", kernel_at(params), data.X, neighbors).posterior(params)
@@ -169,9 +218,9 @@ def fit_vnngp(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -
     return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
 
 
-def fit_svgp(data: Data, size: int, args: argparse.Namespace) -> dict[str, Any]:
+def fit_svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
-    svi = svgp(data, size, args)
+    svi = svgp(data, start, size, args)
     batch = min(args.svgp_batch_size, len(data.X))
     result = npgp.fit(svi, jax.random.key(args.seed), args.steps, *data[:2], batch_size=batch, progress=False)
     seconds, params = time.perf_counter() - began, result.params
@@ -202,10 +251,14 @@ def main(argv: list[str] | None = None) -> dict:
         with threadpool_limits(1, user_api="blas"):
             data = load(name, args)
             began = time.perf_counter()
-            neighbors = npgp.nearest_before(data.X, args.neighbours, "random", seed=args.seed)
+            start = find_start(data, npgp.nearest_before(data.X, args.neighbours, "random", seed=args.seed), args)
+            found = time.perf_counter() - began
+            scale = np.exp(start.lengthscale)
+            began = time.perf_counter()
+            neighbors = npgp.nearest_before(data.X, args.neighbours, "random", scale=scale, seed=args.seed)
             searched = time.perf_counter() - began
-            size, cost = equal_cost(data, neighbors, args)
-            fits = {"VNNGP": fit_vnngp(data, neighbors, args), f"SVGP {size}": fit_svgp(data, size, args)}
+            size, cost = equal_cost(data, start, neighbors, args)
+            fits = {"VNNGP": fit_vnngp(data, start, neighbors, args), f"SVGP {size}": fit_svgp(data, start, size, args)}
         for method, figures in fits.items():
             figures["ms_per_step"] = cost["vnngp" if method == "VNNGP" else str(size)]
             print(
@@ -214,8 +267,14 @@ def main(argv: list[str] | None = None) -> dict:
                 f"{figures['noise']:8.4f}",
                 flush=True,
             )
-        print(f"{'':<14}neighbours found in {searched:.1f} s")
-        report["sets"][name] = {"fits": fits, "milliseconds": cost, "search_seconds": searched, "rows": len(data.X)}
+        print(f"{'':<14}start found in {found:.0f} s, neighbours in {searched:.1f} s")
+        report["sets"][name] = {
+            "start": {k: np.exp(v).tolist() for k, v in start._asdict().items()},
+            "fits": fits,
+            "milliseconds": cost,
+            "search_seconds": searched,
+            "rows": len(data.X),
+        }
         if args.json:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(report, indent=1))
