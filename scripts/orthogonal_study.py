@@ -683,7 +683,7 @@ def uncollapsed_step(M: int, method: str, X, y) -> Program:
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(), TraceMeanField_ELBO())
     key = jax.random.key(0)
-    params = svi.optim.get_params(svi.init(key, X, y).optim_state)
+    params = svi.optim.get_params(jax.jit(svi.init)(key, X, y).optim_state)
 
     def step(params, X, y):
         def loss(params):
