@@ -34,7 +34,7 @@ def test_latents_and_rates_are_found(kind):
     start = npgp.pca_start(np.log1p(Y), 2, 12)
     start = replace(start, offset=np.broadcast_to(np.asarray(offset, float), COLUMNS))
     gplvm = npgp.BayesianGPLVM(start, likelihood=likelihood)
-    params, losses = train(gplvm.model, gplvm.guide, 300, Y, rate=0.03)
+    params, losses = train(gplvm.model, gplvm.guide, 150, Y, rate=0.05)
     assert np.all(np.isfinite(losses)) and losses[-1] < losses[:20].mean()
 
     found = np.asarray(params["x.loc"])
