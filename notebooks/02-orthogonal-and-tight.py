@@ -13,6 +13,7 @@
 
 # %%
 import os
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,7 @@ figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 
 
 # %%
+@cache
 def fit(conditional, structure, num_points):
     """Hyperparameters and inducing inputs by L-BFGS; the bound, and the GP at its maximum."""
     groups = npgp.median_split(X, 16) if conditional == "grouped" else None
