@@ -111,7 +111,7 @@ def steps(hyperparameters: Learned | Sampled, args: argparse.Namespace) -> dict[
 
     adam = optax.adam(0.01)
     svi = SVI(model, npgp.AutoSparseGP(model, AutoNormal), adam, TraceMeanField_ELBO())
-    state = svi.init(jax.random.key(0), X, y)
+    state = jax.jit(svi.init)(jax.random.key(0), X, y)
     params = svi.optim.get_params(state.optim_state)
     key = jax.random.key(1)
 

@@ -438,7 +438,7 @@ def svi_step(inducing: int, batch: int, conditional: str, size: int) -> Callable
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
     arrays = [jnp.asarray(a[:batch]) for a in (x, y.astype(np.float32), mask)]
-    state = svi.init(jax.random.key(0), *arrays)
+    state = jax.jit(svi.init)(jax.random.key(0), *arrays)
     step = jax.jit(lambda state: svi.update(state, *arrays))
     return lambda: step(state)
 

@@ -139,7 +139,9 @@ def main(argv: list[str] | None = None) -> dict:
 
     shared = SharedLatents([Y[old] for Y in views], args.latent_dim, args.inducing, args.seed)
     svi = SVI(shared.model, shared.guide, npgp.adam(0.02, args.steps), TraceMeanField_ELBO())
-    result = npgp.fit(svi, jax.random.key(args.seed), args.steps, *(Y[old] for Y in views))
+    key, known = jax.random.key(args.seed), [Y[old] for Y in views]
+    begin = jax.jit(svi.init)(key, *known)  # operation by operation this takes seconds
+    result = npgp.fit(svi, key, args.steps, *known, init_state=begin)
     params = result.params
 
     spread = np.asarray(params["x.loc"]).std(axis=0)

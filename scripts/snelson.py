@@ -94,7 +94,9 @@ def fit_svi(X, y, conditional: str, inducing: np.ndarray, args: argparse.Namespa
             npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y, conditional=conditional)
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
-    result = npgp.fit(svi, jax.random.key(args.seed), args.steps, X, y)
+    key = jax.random.key(args.seed)
+    begin = jax.jit(svi.init)(key, X, y)  # operation by operation this takes seconds
+    result = npgp.fit(svi, key, args.steps, X, y, init_state=begin)
     params = result.params
     figures = {name: float(params[name]) for name in ("lengthscale", "variance", "noise_variance")}
     elbo = -float(svi.evaluate(result.state, X, y))  # no Monte Carlo noise: one evaluation is exact
