@@ -210,7 +210,10 @@ class Run:
                 if size not in starts:
                     starts[size] = np.asarray(npgp.inducing.kmeans(candidates, size, args.seed))
                 Z = jnp.asarray(starts[size])
-            self.start[f"inducing{i}"] = kernel.polar(Z)[1] if kind == "activations" else Z
+            if kind == "activations":
+                # As long as weighted inputs are: a step of Adam then turns directions as much as it moves points.
+                Z = np.sqrt(2.0 * columns) * kernel.polar(Z)[1]
+            self.start[f"inducing{i}"] = Z
             if kind == "activations" and self.levels is None:
                 choice = npgp.choose_levels(kernel, npgp.Activations(self.start[f"inducing{i}"]), self.probes)
                 self.levels, self.tried = choice.block.levels, choice.left_out
