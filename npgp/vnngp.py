@@ -65,7 +65,11 @@ class VNNGP:
 
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
     with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site
-    ``name.u`` with an :class:`npgp.NNGP` prior, for NUTS too.
+    ``name.u`` with an :class:`npgp.NNGP` prior, for NUTS too. Where inducing points are the training inputs, say so by
+    ``near = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
+
+    As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
+    inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.
 
     :param name: prefix of the site and parameters; unique in the model.
     :param kernel: the kernel, npgp's or tinygp's.
