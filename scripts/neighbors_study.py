@@ -42,6 +42,8 @@ from row_cost import Loop, interleaved
 INDUCING = (32, 64, 128, 256, 512)
 #: Where that starts, for standardised data: lengthscales at this share of √D, and the noise variance.
 LENGTHSCALE, NOISE = 0.7, 0.1
+#: And its least outcome: fits that start with next to no noise hardly move.
+LEAST_NOISE = 0.01
 #: Rows, and steps, that the start of the hyperparameters is found with.
 SUBSET, SUBSET_STEPS = 2000, 60
 #: Of the simulated function, on the unit square.
@@ -114,7 +116,8 @@ def find_start(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) 
 
     start = jax.tree.map(jnp.asarray, Start(lengthscale, *np.log(np.float32([1.0, NOISE]))))
     found = lbfgs.minimize(loss, start, data.X, data.y, neighbors, some, max_steps=SUBSET_STEPS, progress=False)
-    return jax.tree.map(np.asarray, found.params)
+    params = jax.tree.map(np.asarray, found.params)
+    return params._replace(noise=np.maximum(params.noise, np.log(np.float32(LEAST_NOISE))))
 
 
 def hyperparameters(start: Start) -> tuple[npgp.Matern32, npgp.Gaussian]:
