@@ -257,13 +257,13 @@ class Kriging:
         mean = jnp.sum(weights * jnp.take(self.values, rows, axis=-1), axis=-1)
         return mean, jnp.broadcast_to(variance, mean.shape)
 
-    def mean(self, X: ArrayLike) -> jax.Array:
+    def mean(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
         """Mean of f at new sites X (N*, D): (..., N*)."""
-        return self.mean_and_variance(X)[0]
+        return self.mean_and_variance(X, neighbors)[0]
 
-    def variance(self, X: ArrayLike) -> jax.Array:
+    def variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
         """Variance of f at new sites X (N*, D): (..., N*)."""
-        return self.mean_and_variance(X)[1]
+        return self.mean_and_variance(X, neighbors)[1]
 
     def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Draws of f at new sites X (N*, D), independent of one another: sample_shape + (..., N*)."""
