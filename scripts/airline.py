@@ -3,9 +3,9 @@
 
 SVGP, SOLVE-GP, activations (rectified linear units) and activations with orthogonal points, with M, 2M and M + M
 features, in float32: a weight for each column, Gaussian noise, inducing inputs and directions, all learned at once by
-Adam, in equally many steps for all, which are too few to reach the optimum. First blocks start at the centres of k-means, or point there; second ones are
-chosen greedily given the first. The levels of activations are those that leave least variance out at the start
-(``npgp.choose_levels``), or the first six of the sphere.
+Adam, in equally many steps for all, which are too few to reach the optimum. First blocks start at the centres of
+k-means, or point there; second ones are chosen greedily given the first. The levels of activations are those that leave
+least variance out at the start (``npgp.choose_levels``), or the first six of the sphere.
 
     NPGP_DATA=... python scripts/airline.py --json out/airline.json                   ten minutes or so on two cores
     NPGP_DATA=... python scripts/airline.py --data hflights2011
