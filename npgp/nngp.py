@@ -74,7 +74,7 @@ class NNGP(dist.Distribution):
         validate_args=None,
     ):
         self.kernel = as_kernel(kernel)
-        self.X = _concrete_if_possible(X)
+        self.X = concrete_inputs(X)
         rows = self.X.shape[0]
         if not isinstance(neighbors, Neighbors):
             if linalg.is_traced(X):
@@ -165,12 +165,12 @@ class ResponseNNGP(NNGP):
         self.noise_variance = noise_variance
 
 
-def _concrete_if_possible(X: ArrayLike) -> jax.Array:
+def concrete_inputs(X: ArrayLike, name: str = "X") -> jax.Array:
     """Inputs, checked; inside ``jit`` too their numbers can be seen, unless they are traced themselves."""
     if linalg.is_traced(X):
-        return linalg.inputs(X)
+        return linalg.inputs(X, name)
     with jax.ensure_compile_time_eval():
-        return linalg.inputs(X)
+        return linalg.inputs(X, name)
 
 
 def _check_by_row(value: ArrayLike, name: str, rows: int) -> None:
@@ -235,7 +235,7 @@ class Kriging:
         :raises TypeError: if neighbours are to be found and sites are traced.
         :raises ValueError: for sites of another shape, or neighbours of other sites.
         """
-        X = _concrete_if_possible(X)
+        X = concrete_inputs(X)
         if X.shape[1] != self.X.shape[1]:
             raise ValueError(f"X has {X.shape[1]} columns; the observed sites have {self.X.shape[1]}.")
         if neighbors is None:

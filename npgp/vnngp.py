@@ -39,7 +39,7 @@ from npgp.groups import Groups
 from npgp.kernels import Kernel
 from npgp.latent import Latent, Moments, Term
 from npgp.neighbors import Neighbors, nearest
-from npgp.nngp import NNGP
+from npgp.nngp import NNGP, concrete_inputs
 from npgp.rows import row_param
 from npgp.vecchia import at_rows, conditional_weights, jitter_scale, site_weights
 
@@ -99,7 +99,8 @@ class VNNGP:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name is {self.name!r}; it must be a non-empty string.")
-        prior = NNGP(self.kernel, self.inducing, self.neighbors, jitter=self.jitter)
+        inducing = concrete_inputs(self.inducing, "inducing")
+        prior = NNGP(self.kernel, inducing, self.neighbors, jitter=self.jitter)
         object.__setattr__(self, "kernel", prior.kernel)
         object.__setattr__(self, "inducing", prior.X)
         object.__setattr__(self, "neighbors", prior.neighbors)
@@ -434,11 +435,7 @@ def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | Non
             "X is traced, so its neighbours cannot be found: pass those of npgp.nearest(X, Z, k) beside X, f(X, near)."
         )
     neighbors: Any = gp.neighbors
-    if linalg.is_traced(X):
-        inputs = linalg.inputs(X)
-    else:
-        with jax.ensure_compile_time_eval():
-            inputs = linalg.inputs(X)
+    inputs = concrete_inputs(X)
     Z = gp.inducing
     if inputs.shape[1] != Z.shape[1]:
         raise ValueError(f"X has {inputs.shape[1]} columns; the inducing points have {Z.shape[1]}.")

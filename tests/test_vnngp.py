@@ -438,6 +438,7 @@ def test_what_is_refused(float64):
         (ValueError, "batch_size is 15; it must be at most 14", lambda: component(15)),
         (ValueError, "neighbors are those of 14 sites", lambda: component(inducing=Z[:5].copy())),
         (ValueError, "init_loc", lambda: component(init_loc=np.zeros(3))),
+        (TypeError, "inducing has dtype int64", lambda: component(inducing=Z.astype(int))),
         (TypeError, "name is ''", lambda: npgp.VNNGP("", npgp.RBF(), Z)),
         (TypeError, "is a component, and no function yet", lambda: component()(x)),
         (ValueError, r"near has shape \(9,\); it must be \(9, k\)", lambda: f(x, near[:, 0])),
