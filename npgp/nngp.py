@@ -24,7 +24,7 @@ from numpyro.util import is_prng_key
 from npgp import linalg
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors import Neighbors, nearest, nearest_before
-from npgp.vecchia import VecchiaFactor, conditional_weights, jitter_scale
+from npgp.vecchia import VecchiaFactor, new_site_weights
 
 __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
@@ -244,16 +244,7 @@ class Kriging:
         rows = jnp.asarray(neighbors)
         if rows.ndim != 2 or rows.shape[0] != X.shape[0]:
             raise ValueError(f"neighbors has shape {rows.shape}; it must be ({X.shape[0]}, k), k for each new site.")
-        scale = jitter_scale(self.kernel, self.X, self.noise_variance)
-
-        weights, variance, _ = conditional_weights(
-            self.kernel,
-            (X, jnp.zeros_like(X[:, 0])),
-            (self.X[rows], self.noise_variance[rows]),
-            jnp.ones(rows.shape, bool),
-            self.first_jitter,
-            scale,
-        )
+        weights, variance = new_site_weights(self.kernel, X, self.X, rows, self.noise_variance, self.first_jitter)
         mean = jnp.sum(weights * jnp.take(self.values, rows, axis=-1), axis=-1)
         return mean, jnp.broadcast_to(variance, mean.shape)
 

@@ -28,7 +28,7 @@ from npgp.pytrees import pytree
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "jitter_scale", "site_weights"]
+__all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "new_site_weights", "site_weights"]
 
 #: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
@@ -99,6 +99,30 @@ def site_weights(
         rows, mask = rows[sites], mask[sites]
     here, there = ((X[at], at_rows(noise_variance, at, X.dtype)) for at in (sites, rows))
     return conditional_weights(kernel, here, there, mask, jitter, scale)
+
+
+def new_site_weights(
+    kernel: Kernel,
+    X_new: jax.Array,
+    X: jax.Array,
+    near: jax.Array,
+    noise_variance: ArrayLike = 0.0,
+    jitter: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """
+    Mean weights b (N*, k) and variance F (N*,) of f at new sites, given values at their neighbours among the sites.
+
+    :param kernel: the kernel.
+    :param X_new: new sites, (N*, D).
+    :param X: sites, (N, D).
+    :param near: numbers of each new site's neighbours, (N*, k).
+    :param noise_variance: what is added to the sites' covariance, a scalar or (N,).
+    :param jitter: relative jitter tried first.
+    """
+    here = X_new, jnp.zeros_like(X_new[:, 0])
+    there = X[near], at_rows(noise_variance, near, X.dtype)
+    scale = jitter_scale(kernel, X, noise_variance)
+    return conditional_weights(kernel, here, there, jnp.ones(near.shape, bool), jitter, scale)[:2]
 
 
 def at_rows(value: ArrayLike, rows: jax.Array, dtype: Any) -> jax.Array:

@@ -41,7 +41,7 @@ from npgp.latent import Latent, Moments, Term
 from npgp.neighbors import Neighbors, nearest
 from npgp.nngp import NNGP, concrete_inputs
 from npgp.rows import row_param
-from npgp.vecchia import at_rows, conditional_weights, jitter_scale, site_weights
+from npgp.vecchia import at_rows, new_site_weights, site_weights
 
 __all__ = ["VNNGP", "MeanFieldNormal", "NeighborFunction", "NeighborPosterior"]
 
@@ -457,16 +457,7 @@ def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | Non
 
 def _regression(gp: VNNGP | NeighborPosterior, rows: NearRows) -> tuple[jax.Array, jax.Array]:
     """Weights b (N, k) and residual variance F (N,) of f at rows given the inducing values."""
-    Z, nothing = gp.inducing, jnp.zeros_like(rows.X[:, 0])
-    b, F, _ = conditional_weights(
-        gp.kernel,
-        (rows.X, nothing),
-        (Z[rows.near], jnp.zeros(rows.near.shape, rows.X.dtype)),
-        jnp.ones(rows.near.shape, bool),
-        gp.jitter,
-        jitter_scale(gp.kernel, Z),
-    )
-    return b, F
+    return new_site_weights(gp.kernel, rows.X, gp.inducing, rows.near, jitter=gp.jitter)
 
 
 # ---------------------------------------------------------------------------------------------------------------
