@@ -1,27 +1,15 @@
 """``scripts/airline.py`` and ``scripts/spherical_cost.py`` from their arguments to their figures."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from loading import script
 from matplotlib import pyplot as plt
 
 import npgp
-
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
-
-def script(name: str):
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

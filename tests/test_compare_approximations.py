@@ -1,29 +1,17 @@
 """scripts/compare_approximations.py and scripts/nngp_scale.py: figures against dense algebra, and that they run."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import jax
 import numpy as np
 import oracles
 import pytest
+from loading import script
 from matplotlib import pyplot as plt
 
 import npgp
 
 pytest.importorskip("sklearn")
-
-SCRIPTS = Path(__file__).parent.parent / "scripts"
-
-
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

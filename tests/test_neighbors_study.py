@@ -1,23 +1,17 @@
 """The script that compares neighbours with inducing points: what it simulates, and that its figures are of its fits."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import oracles
 import pytest
-
-SCRIPT = Path(__file__).parent.parent / "scripts" / "neighbors_study.py"
+from loading import script
 
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("neighbors_study", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("neighbors_study")
 
 
 def test_simulated_sites_have_the_covariance_they_should(study, monkeypatch):

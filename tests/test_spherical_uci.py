@@ -1,26 +1,21 @@
 """scripts/spherical_uci.py: its model and scores against dense formulas, its starts, and that it resumes."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 
 import jax
+import loading
 import numpy as np
 import pytest
 from scipy.stats import norm
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "spherical_uci.py"
 SETTINGS = ["--sets", "simulated", "--kernels", "arccos", "--features", "relu", "--size", "4", "--rows", "40"]
 SETTINGS += ["--repetitions", "2", "--iterations", "3", "--levels", "4"]
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("spherical_uci", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loading.script("spherical_uci")
 
 
 @pytest.fixture(scope="module")
