@@ -38,8 +38,20 @@ from npgp.outputs import MixedPaths, MixedPosterior
 from npgp.posteriors import Decomposition, Paths, Posterior
 from npgp.rows import RowOptimizer, row_param
 from npgp.saving import load, save
+from npgp.standardize import Standardizer
 from npgp.statements import joint, observe, sample
-from npgp.training import NonFiniteLossError, adam, evaluate, fit, row_adam
+from npgp.training import (
+    Checkpoints,
+    Monitor,
+    NonFiniteLossError,
+    Parquet,
+    Sharding,
+    Stream,
+    adam,
+    evaluate,
+    fit,
+    row_adam,
+)
 from npgp.uncertain import UncertainInputGP
 from npgp.vnngp import VNNGP
 
@@ -54,6 +66,7 @@ __all__ = [
     "BayesianGPLVM",
     "Bernoulli",
     "Certificate",
+    "Checkpoints",
     "CollapsedGP",
     "CollapsedGPLVM",
     "Columns",
@@ -72,8 +85,10 @@ __all__ = [
     "Matern52",
     "MixedPaths",
     "MixedPosterior",
+    "Monitor",
     "Neighbors",
     "NonFiniteLossError",
+    "Parquet",
     "Paths",
     "Periodic",
     "Points",
@@ -83,9 +98,12 @@ __all__ = [
     "RationalQuadratic",
     "ResponseNNGP",
     "RowOptimizer",
+    "Sharding",
     "Softmax",
     "SparseGP",
     "SphericalHarmonics",
+    "Standardizer",
+    "Stream",
     "StudentT",
     "UncertainInputGP",
     "Weibull",

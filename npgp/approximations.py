@@ -300,7 +300,7 @@ class GroupNoise:
 
     def _columns(self, v: jax.Array) -> jax.Array:
         """(..., N) as (G, g, product of the others)."""
-        return jnp.moveaxis(self.groups.gather(jnp.reshape(v, (-1, v.shape[-1]))), 0, -1)
+        return self.groups.gather_rows(jnp.reshape(v, (-1, v.shape[-1])).T)
 
     def _rows(self, columns: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         return jnp.reshape(self.groups.scatter(jnp.moveaxis(columns, -1, 0)), shape)

@@ -196,7 +196,7 @@ def _corrected(posterior, X, y, likelihood, groups, offset, present, shift) -> C
         else:
             factor_of_mean = factor
         weights = _weights(D, root, factor_of_mean, jnp.where(groups.mask, groups.gather(slope), 0.0))
-    inputs = jnp.moveaxis(groups.gather(X.T), 0, -1)
+    inputs = groups.gather_rows(X)
     A = tuple(groups.gather(A) for A in projection.A)
     return CorrectedPosterior(posterior, groups, inputs, A, root, factor, weights)
 

@@ -129,6 +129,20 @@ class Groups:
             raise ValueError(f"v has shape {jnp.shape(v)}; its last axis must be the {self.num_rows} rows.")
         return jnp.take(jnp.asarray(v), jnp.asarray(self.rows), axis=-1, mode="clip")
 
+    def gather_rows(self, X: jax.Array) -> jax.Array:
+        """
+        Rows by group; whole rows are moved, or none if they are in this order already.
+
+        :param X: (N, C).
+        :return: (G, g, C), otherwise as of :meth:`gather`.
+        :raises ValueError: if there are not N rows.
+        """
+        if jnp.shape(X)[0] != self.num_rows:
+            raise ValueError(f"X has shape {jnp.shape(X)}; its first axis must be the {self.num_rows} rows.")
+        if isinstance(self.rows, np.ndarray) and np.array_equal(self.rows.ravel(), np.arange(self.num_rows)):
+            return jnp.reshape(X, (*self.rows.shape, X.shape[1]))
+        return jnp.take(X, jnp.asarray(self.rows), axis=0, mode="clip")
+
     def scatter(self, w: ArrayLike) -> jax.Array:
         """
         Values by row, from values by group: the inverse of :meth:`gather`. Places beyond a group's length are left out.

@@ -21,6 +21,8 @@ DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}
 #: Each retry multiplies the jitter by this, until :data:`MAX_JITTER` has failed.
 JITTER_GROWTH = 10.0
 MAX_JITTER = 1e-1
+#: Triangular systems are solved by halves, until these have at most so many rows.
+SMALLEST_HALF = 32
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -28,17 +30,47 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
 
 
+def _swap(A: jax.Array) -> jax.Array:
+    return jnp.swapaxes(A, -1, -2)
+
+
+@jax.custom_jvp
+def transposed_matmul(A: jax.Array, B: jax.Array) -> jax.Array:
+    """``Aᵀ B`` over the last two axes."""
+    # Written out, since XLA on a CPU takes twice as long over a product that reads its left factor across.
+    return matmul(lax.optimization_barrier(_swap(A)), B)
+
+
+@transposed_matmul.defjvp
+def _(primals, tangents):
+    (A, B), (dA, dB) = primals, tangents
+    return transposed_matmul(A, B), matmul(_swap(dA), B) + matmul(_swap(A), dB)
+
+
+def weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
+    """
+    ``Σ_k w_k v_k`` over the first axis, as a product of matrices.
+
+    Not by summing the products: XLA on a CPU gets ``sum(weights[:, None, None] * values, 0)`` wrong by many units in
+    float32 where the values are (8, 10, 3277) or more (jaxlib 0.10.2).
+
+    :param weights: shape (K, 1, …).
+    :param values: shape (K, …), floating.
+    """
+    return jnp.tensordot(weights.reshape(-1).astype(values.dtype), values, 1, precision=lax.Precision.HIGHEST)
+
+
 @jax.custom_jvp
 def gram(A: jax.Array) -> jax.Array:
     """``A Aᵀ`` over the last two axes. Its gradient takes one product of that size, not two."""
-    return matmul(A, jnp.swapaxes(A, -1, -2))
+    return matmul(A, _swap(A))
 
 
 @gram.defjvp
 def _(primals, tangents):
     (A,), (dA,) = primals, tangents
-    half = matmul(dA, jnp.swapaxes(A, -1, -2))
-    return gram(A), half + jnp.swapaxes(half, -1, -2)
+    half = matmul(dA, _swap(A))
+    return gram(A), half + _swap(half)
 
 
 def default_jitter(dtype) -> float:
@@ -58,11 +90,13 @@ def _add_to_diagonal(K: jax.Array, value: jax.Array) -> jax.Array:
 @jax.jit  # run eagerly, the loop would be compiled anew at every call
 def _jittered_cholesky(K: jax.Array, scale: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     def attempt(relative):
-        return lax.linalg.cholesky(_add_to_diagonal(K, relative * scale), symmetrize_input=False)
+        # Of the transpose: LAPACK reads by columns, for which XLA would lay out all that K is made of anew.
+        return lax.linalg.cholesky(_swap(_add_to_diagonal(K, relative * scale)), symmetrize_input=False)
 
     def failed(state):
         relative, L = state
-        return ~jnp.all(jnp.isfinite(L)) & (relative < 0.99 * MAX_JITTER)
+        diagonal = jnp.diagonal(L, axis1=-2, axis2=-1)  # a factor that failed is NaN throughout
+        return ~jnp.all(jnp.isfinite(diagonal)) & (relative < 0.99 * MAX_JITTER)
 
     def retry(state):
         relative = jnp.clip(state[0] * JITTER_GROWTH, default_jitter(K.dtype), MAX_JITTER)  # 0 would stay 0
@@ -78,11 +112,11 @@ def _(primals, tangents):
     K, scale, first = primals
     L, relative = _jittered_cholesky(K, scale, first)
     dK = _add_to_diagonal(tangents[0], relative * tangents[1])
-    dK = 0.5 * (dK + jnp.swapaxes(dK, -1, -2))
-    inner = solve_triangular(L, dK, lower=True)
-    inner = solve_triangular(L, jnp.swapaxes(inner, -1, -2), lower=True)
+    dK = 0.5 * (dK + _swap(dK))
+    inner = solve_lower(L, _swap(solve_lower(L, dK)))
     phi = jnp.tril(inner) - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
-    return (L, relative), (matmul(L, phi), jnp.zeros_like(relative))
+    across = _swap(lax.optimization_barrier(_swap(L)))  # reverse mode multiplies by the transpose
+    return (L, relative), (matmul(across, phi), jnp.zeros_like(relative))
 
 
 def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -92,7 +126,7 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
     ``K + ε · scale · I`` is factorised with ε starting at ``jitter``; while the factor has NaN, ε is multiplied by
     10 (inside ``jit``), up to 0.1. Gradients are those of the factor at the ε used.
 
-    :param K: symmetric positive semi-definite matrices, shape (..., M, M); the lower triangle is read.
+    :param K: symmetric positive semi-definite matrices, shape (..., M, M); the upper triangle is read.
     :param jitter: relative jitter tried first; default by dtype, :data:`DEFAULT_JITTER`.
     :param scale: what the jitter is relative to, shape (...); the mean of K's diagonal if omitted.
     :return: the factor (..., M, M) and the relative jitter ε used, a scalar. If no ε up to 0.1 works the factor
@@ -105,10 +139,54 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
 
 
 def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.Array:
-    """``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``, or for the diagonal of a diagonal one, (M,)."""
+    """
+    ``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``, or for the diagonal of a diagonal one, (M,).
+
+    Large systems are solved by halves, forward and reverse, so that nearly all of the work is matrix products, which
+    all cores share; LAPACK's triangular solve has one thread on a CPU, and autodiff through it two more such solves.
+    """
     if L.ndim == 1:
         return B / L[:, None]
-    return solve_triangular(L, B, lower=True, trans=1 if transpose else 0)
+    if L.shape[-1] <= SMALLEST_HALF:
+        return solve_triangular(L, B, lower=True, trans=1 if transpose else 0)
+    solve, adjoint = _forward, _backward
+    product = matmul
+    if transpose:
+        solve, adjoint, product = _backward, _forward, transposed_matmul
+    return lax.custom_linear_solve(
+        lambda x: product(jnp.tril(L), x), B, lambda _, b: solve(L, b), lambda _, b: adjoint(L, b)
+    )
+
+
+def _forward(L: jax.Array, B: jax.Array) -> jax.Array:
+    """``L⁻¹ B`` by halves."""
+    if L.shape[-1] <= SMALLEST_HALF:
+        return _solve_small(L, B, 0)
+    half = L.shape[-1] // 2
+    first = _forward(L[..., :half, :half], B[..., :half, :])
+    rest = B[..., half:, :] - matmul(L[..., half:, :half], first)
+    return jnp.concatenate([first, _forward(L[..., half:, half:], rest)], axis=-2)
+
+
+def _backward(L: jax.Array, B: jax.Array) -> jax.Array:
+    """``L⁻ᵀ B`` by halves."""
+    if L.shape[-1] <= SMALLEST_HALF:
+        return _solve_small(L, B, 1)
+    half = L.shape[-1] // 2
+    last = _backward(L[..., half:, half:], B[..., half:, :])
+    rest = B[..., :half, :] - transposed_matmul(L[..., half:, :half], last)
+    return jnp.concatenate([_backward(L[..., :half, :half], rest), last], axis=-2)
+
+
+def _solve_small(L: jax.Array, B: jax.Array, trans: int) -> jax.Array:
+    size = L.shape[-1]
+    if B.shape[-1] <= size:
+        return solve_triangular(L, B, lower=True, trans=trans)
+    # Many columns: by the inverse, which is accurate as long as it is small. Of 1000 inputs on a line, far closer than
+    # a lengthscale, d_n in float32 is off by 5e-6 on average with blocks of 32 and 5e-5 with blocks of 128, where
+    # substitution is off by 9e-7. With the inverse of the whole factor and sorted inputs it is 2e-2.
+    identity = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
+    return matmul(solve_triangular(L, identity, lower=True, trans=trans), B)
 
 
 def block_row(
@@ -138,7 +216,7 @@ def block_solve(
     solved: list[jax.Array] = []
     for L, before, b in zip(cholesky, cross, B, strict=False):
         for L_ji, s in zip(before, solved, strict=True):
-            b = b - matmul(L_ji.T, s)
+            b = b - transposed_matmul(L_ji, s)
         solved.append(solve_lower(L, b))
     return tuple(solved)
 
@@ -163,10 +241,10 @@ def inverse_factor(L: jax.Array) -> jax.Array:
     the upper factor ``L⁻ᵀ`` into one without. With P the reversal, ``P (L Lᵀ) P = F Fᵀ`` gives
     ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular.
     """
-    A = matmul(L, jnp.swapaxes(L, -1, -2))
+    A = matmul(L, _swap(L))
     F = lax.linalg.cholesky(jnp.flip(A, (-2, -1)))
     identity = jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
-    return jnp.flip(jnp.swapaxes(solve_lower(F, identity), -1, -2), (-2, -1))
+    return jnp.flip(_swap(solve_lower(F, identity)), (-2, -1))
 
 
 def log_determinant(L: jax.Array) -> jax.Array:

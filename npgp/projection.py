@@ -113,9 +113,9 @@ class Projector:
 
         :param groups: a partition of the rows.
         """
-        D = jax.vmap(self.kernel)(groups.gather(X.T).transpose(1, 2, 0))
+        D = jax.vmap(self.kernel)(groups.gather_rows(X))
         for A_i in _projected_out(A, blocks):
-            D = D - linalg.gram(jnp.moveaxis(groups.gather(A_i), 0, -1))  # (G, g, M)
+            D = D - linalg.gram(groups.gather_rows(A_i.T))
         return D
 
 

@@ -144,6 +144,8 @@ class DenseNormal(BlockNormal):
         return jnp.broadcast_to(jnp.sum(jnp.square(self.scale_tril), (-2, -1)), self.batch_shape)
 
     def factor_times(self, A):
+        if self.scale_tril.ndim == 2:
+            return linalg.transposed_matmul(self.scale_tril, A)
         # One product for the whole batch: (… M, M) stacked as rows.
         LT = jnp.swapaxes(self.scale_tril, -1, -2)
         product = linalg.matmul(LT.reshape(math.prod(LT.shape[:-1]), LT.shape[-1]), A)

@@ -25,7 +25,9 @@ from threadpoolctl import threadpool_limits
 import npgp
 from npgp.gplvm import Start
 from npgp.rows import LazySVI
-from npgp.training import _device_loop, _Inputs, _row_loop, row_adam
+from npgp.training import row_adam
+from npgp.training.inputs import Inputs
+from npgp.training.steps import RowSteps, Steps
 
 ROWS = (1_000, 10_000, 100_000, 1_000_000)
 LEAST_STEPS = 5
@@ -68,28 +70,26 @@ class Loop:
     """
 
     def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None):
-        self.inputs = _Inputs(arrays, {}, jax.random.key(0), batch_size, indices)
+        self.inputs = Inputs(arrays, {}, jax.random.key(0), batch_size, indices)
         positional, named = self.inputs.first_call()
-        lazy: Any = svi if row_optim is None else LazySVI(svi, row_optim)
-        state = self.good = lazy.init(jax.random.key(0), *positional, **named)
-        if row_optim is not None:
-            rows = self.inputs.rows(0, 1)[0]
-            self.good = lazy.start(state, self.inputs.call, self.inputs.arrays, rows)
-        self.state, self.taken, self.max_steps = state, 0, 1000
-        self.first_loss = float("nan")
-        self.run = (_device_loop if row_optim is None else _row_loop)(lazy, self.inputs, self.max_steps)
+        lazy = None if row_optim is None else LazySVI(svi, row_optim)
+        state = (lazy or svi).init(jax.random.key(0), *positional, **named)
+        self.taken, self.max_steps, self.first_loss = 0, 1000, float("nan")
+        if lazy is None:
+            self.steps: Any = Steps(svi, self.inputs, state, self.max_steps)
+        else:
+            self.steps = RowSteps(lazy, self.inputs, state, self.max_steps, 0)
 
     def advance(self, steps: int) -> tuple[float, float]:
         """Take steps: seconds of each, and the last loss."""
-        rows = np.pad(self.inputs.rows(self.taken, steps), ((0, self.max_steps - steps), (0, 0)))
+        chunk = self.inputs.read(self.taken, steps, self.max_steps)
         began = time.perf_counter()
-        taken, self.state, self.good, losses, ok = self.run(self.state, self.good, self.inputs.arrays, rows, steps)
-        jax.block_until_ready((self.state, losses))
+        _, losses, ok = self.steps.advance(chunk, steps)
         seconds = (time.perf_counter() - began) / steps
         if not ok:
-            raise FloatingPointError(f"The loss became {losses[int(taken) - 1]}.")
+            raise FloatingPointError(f"The loss became {losses[-1]}.")
         self.taken += steps
-        return seconds, float(losses[steps - 1])
+        return seconds, float(losses[-1])
 
 
 def gplvm_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:

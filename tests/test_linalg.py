@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from jax import lax
+from jax.extend.core import jaxprs_in_params
 
 from npgp import linalg
 
@@ -52,9 +54,9 @@ def test_default_jitter_is_above_rounding_of_its_dtype():
         assert 50 * jnp.finfo(dtype).eps < linalg.default_jitter(dtype) < 1e-4
 
 
-def test_only_the_lower_triangle_is_read(x64):
+def test_only_the_upper_triangle_is_read(x64):
     K = random_psd(1, 3, x64)
-    spoiled = np.tril(K) + np.triu(np.full_like(K, np.nan), 1)
+    spoiled = np.triu(K) + np.tril(np.full_like(K, np.nan), -1)
     np.testing.assert_array_equal(cholesky(spoiled)[0], cholesky(K)[0])
 
 
@@ -175,6 +177,83 @@ def test_float32_derivatives_agree_with_float64():
 def test_the_jitter_used_has_no_derivative(x64):
     gradient = jax.jit(jax.grad(lambda K: linalg.cholesky(K)[1]))(random_psd(0, 3, x64))
     np.testing.assert_array_equal(gradient, 0.0)
+
+
+# ---------------------------------------------------------------- triangular systems by halves
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("columns", [1, 9])
+def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(x64, monkeypatch, transpose, columns):
+    monkeypatch.setattr(linalg, "SMALLEST_HALF", 2)  # 7 is halved unevenly, and twice
+    rng = np.random.default_rng(0)
+    K = np.stack([random_psd(seed, 7, x64) for seed in range(2)])
+    B, weight = rng.normal(size=(2, 2, 7, columns)).astype(x64)
+    bar = rng.normal(size=(7, 7)).astype(x64)
+    tangent = np.stack([random_psd(seed, 7, x64) for seed in (2, 3)]), B[::-1]
+
+    def ours(K, B, weight):
+        L, _ = linalg.cholesky(K)
+        return jnp.sum(weight * jnp.sin(linalg.solve_lower(L, B, transpose=transpose))) + jnp.sum(bar * L)
+
+    def plain(K, B, weight):
+        L = jnp.linalg.cholesky(K + linalg.default_jitter(K.dtype) * jnp.mean(jnp.diagonal(K)) * jnp.eye(7, dtype=x64))
+        solved = jax.scipy.linalg.solve_triangular(L, B, lower=True, trans=int(transpose))
+        return jnp.sum(weight * jnp.sin(solved)) + jnp.sum(bar * L)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    @functools.partial(jax.vmap, in_axes=(None, 0, 0, 0, 0))
+    def everything(function, K, B, weight, tangent):
+        reverse = jax.value_and_grad(lambda K, B: function(K, B, weight), argnums=(0, 1))
+        return jax.jvp(reverse, (K, B), tangent)  # value, gradient, forward mode and forward over reverse
+
+    made, expected = (everything(f, K, B, weight, tangent) for f in (ours, plain))
+    tolerance = {jnp.float32: 1e-3, jnp.float64: 1e-9}[x64]
+    for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == x64
+        np.testing.assert_allclose(a, b, atol=tolerance * np.max(np.abs(b)))
+
+
+def test_large_systems_take_matrix_products_and_no_large_solve(float64):
+    # LAPACK inverts blocks of the diagonal, of at most SMALLEST_HALF rows, in forward and reverse mode.
+    rows = linalg.SMALLEST_HALF + 1
+
+    def program(size):
+        def loss(K, B):
+            return jnp.sum(linalg.solve_lower(linalg.cholesky(K)[0], B) ** 2)
+
+        shapes = jax.ShapeDtypeStruct((size, size), float64), jax.ShapeDtypeStruct((size, 3 * size), float64)
+        return jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(*shapes)
+
+    def solves(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "triangular_solve":
+                yield equation.invars[0].aval.shape[-1]
+            for inner in jaxprs_in_params(equation.params):
+                yield from solves(inner)
+
+    assert 0 < max(solves(program(rows).jaxpr)) <= linalg.SMALLEST_HALF < rows
+
+
+def test_float32_systems_by_halves_leave_the_variance_that_substitution_leaves():
+    # Inputs far closer than a lengthscale, so that K is singular but for its jitter. A product with the inverse of the
+    # whole factor would have errors in d several times as large.
+    x = np.sort(np.random.default_rng(0).normal(size=(1500, 1)), axis=0).astype(np.float32)
+    Z, X = x[::5], x
+
+    def rbf(a, b):
+        return np.exp(-2 * np.square(a - b.T))
+
+    L, B = np.asarray(cholesky(rbf(Z, Z))[0]), rbf(Z, X)
+    exact = scipy.linalg.solve_triangular(L.astype(float), B.astype(float), lower=True)
+    by_inverse = scipy.linalg.solve_triangular(L, np.eye(len(L), dtype=np.float32), lower=True) @ B
+
+    def error(A):
+        return np.mean(np.abs(np.sum(np.square(A), 0) - np.sum(np.square(exact), 0)))
+
+    assert error(scipy.linalg.solve_triangular(L, B, lower=True)) < 1e-6  # 2e-7
+    assert error(jax.jit(linalg.solve_lower)(L, B)) < 1e-6  # 3e-7
+    assert error(by_inverse) > 1e-4  # 9e-4
 
 
 # ---------------------------------------------------------------- other algebra

@@ -5,9 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import oracles
 import pytest
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
+import npgp
 from npgp.features import Points, as_block, covariance
 from npgp.kernels import RBF, Matern32
 from npgp.projection import factorize
@@ -240,3 +243,31 @@ def test_projectors_are_pytrees_that_may_be_mapped(float64):
     for A, lengthscale in zip(mapped, lengthscales, strict=True):
         formula = functools.partial(oracles.stationary, "Matern32", lengthscale=lengthscale)
         np.testing.assert_allclose(A, oracles.Joint.of(formula, [Z], X).A[0], atol=1e-6)
+
+
+# ---------------------------------------------------------------- a training step
+
+
+def factorisations(blocks, guide=None):
+    """How many Cholesky factorisations there are in the program of a step of SVI, gradients included."""
+
+    def model(X, y):
+        kernel = Matern32(numpyro.param("lengthscale", 1.0))
+        Z = numpyro.param("Z", jnp.arange(4.0)[:, None])
+        f = npgp.SparseGP("f", kernel, list(jnp.split(Z, blocks))).draw()
+        with numpyro.plate("data", 3):
+            npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y)
+
+    svi = SVI(model, guide or npgp.AutoSparseGP(model), npgp.adam(0.1), TraceMeanField_ELBO())
+    data = jnp.ones((3, 1)), jnp.ones(3)
+    state = jax.eval_shape(svi.init, jax.random.key(0), *data)
+    return str(jax.make_jaxpr(svi.update)(state, *data)).count("jaxpr=_jittered_cholesky")
+
+
+def test_a_training_step_factorises_each_block_once():
+    def guide_with_a_factor_of_its_own(X, y):
+        f = npgp.SparseGP("f", Matern32(numpyro.param("own", 1.0)), jnp.arange(4.0)[:, None]).guide()
+        f.moments(X)
+
+    assert [factorisations(1), factorisations(2)] == [1, 2]
+    assert factorisations(1, guide_with_a_factor_of_its_own) == 2

@@ -19,19 +19,12 @@ from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
 from numpyro.primitives import mutable
 
 from npgp.rows import LazySVI, RowOptimizer, row_param, split
-from npgp.training import (
-    NonFiniteLossError,
-    _device_loop,
-    _Inputs,
-    _interrupts_held,
-    _row_loop,
-    adam,
-    evaluate,
-    fit,
-    row_adam,
-)
+from npgp.training import NonFiniteLossError, adam, evaluate, fit, row_adam
+from npgp.training.inputs import Inputs
+from npgp.training.interrupts import interrupts_held
+from npgp.training.steps import row_program, step_program
 
-fit_module = importlib.import_module("npgp.training")  # the package's `fit` may be the function
+fit_module = importlib.import_module("npgp.training.loop")  # the package's `fit` may be the function
 KEY = random.key(0)
 N, Q, B = 24, 2, 4
 RNG = np.random.default_rng(0)
@@ -194,7 +187,7 @@ def reference(batches, rates, b1=0.9, b2=0.999, eps=1e-8):
 def test_minibatches_are_lazy_adam_row_by_row(float64):
     svi = SVI(quadratic_model, no_guide, adam(0.1, STEPS), Trace_ELBO())
     result = lazy_fit(STEPS, svi, row_optim=row_adam(0.1, STEPS))
-    batches = _Inputs((Y,), {}, KEY, B, "rows").rows(0, STEPS)
+    batches = Inputs((Y,), {}, KEY, B, "rows").rows(0, STEPS)
     rates = 0.1 * (0.02 + 0.98 * 0.5 * (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)))
     tables, state = reference(batches, rates)
     optim_state = result.state.optim_state
@@ -304,17 +297,17 @@ def compiled(size, lazy):
         numpyro.factor("f", -jnp.sum((X - loc - offset) ** 2 / scale) - jnp.sum(jnp.sin(near)))
 
     svi = SVI(model, no_guide, adam(0.05, 100), Trace_ELBO())
-    inputs = _Inputs((np.zeros((size, Q), np.float32),), {}, KEY, B, "rows")
+    inputs = Inputs((np.zeros((size, Q), np.float32),), {}, KEY, B, "rows")
     args, kwargs = inputs.first_call()
-    rows = np.pad(inputs.rows(0, 1), ((0, 1), (0, 0)))
+    chunk = inputs.read(0, 1, 2)
     if not lazy:
         state = svi.init(KEY, *args, **kwargs)
-        return _device_loop(svi, inputs, 2).lower(state, state, inputs.arrays, rows, 2).compile()
+        return step_program(svi, inputs.layout, 2).lower(state, inputs.arrays, chunk, 2).compile()
     svi = LazySVI(svi, row_adam(0.05, 100))
     state = svi.init(KEY, *args, **kwargs)
-    good = svi.start(state, inputs.call, inputs.arrays, rows[0])
+    good = svi.start(state, inputs.layout.call, inputs.arrays, [chunk[0][0]])
     small, tables = split(state)
-    return _row_loop(svi, inputs, 2).jitted.lower(tables, small, good, inputs.arrays, rows, 2).compile()
+    return row_program(svi, inputs.layout, 2).lower(tables, small, good, inputs.arrays, chunk, 2).compile()
 
 
 def operations(program, size):
@@ -376,7 +369,7 @@ def python_handles_interrupts():
 def test_an_interrupt_waits_for_the_end_of_a_call(python_handles_interrupts):
     before, done = signal.getsignal(signal.SIGINT), []
     with pytest.raises(KeyboardInterrupt):
-        with _interrupts_held():
+        with interrupts_held():
             signal.raise_signal(signal.SIGINT)
             done.append(True)
     assert done and signal.getsignal(signal.SIGINT) is before

@@ -11,9 +11,10 @@ from jax import random
 from numpyro.infer import SVI, Trace_ELBO
 
 from npgp.rows import row_param
-from npgp.training import FitResult, NonFiniteLossError, _Inputs, adam, evaluate, fit, row_adam
+from npgp.training import FitResult, NonFiniteLossError, adam, evaluate, fit, row_adam
+from npgp.training.inputs import Inputs
 
-fit_module = importlib.import_module("npgp.training")  # the package's `fit` may be the function
+fit_module = importlib.import_module("npgp.training.loop")  # the package's `fit` may be the function
 N = 60
 X = np.random.default_rng(0).normal(size=(N, 2)).astype(np.float32)
 Y = X @ np.array([1.0, -2.0], np.float32)
@@ -70,18 +71,18 @@ def test_minibatches_reach_the_optimum():
 
 
 def test_every_epoch_is_a_fresh_permutation():
-    inputs = _Inputs((X,), {}, KEY, 20, None)
+    inputs = Inputs((X,), {}, KEY, 20, None)
     epochs = inputs.rows(0, 6).reshape(2, N)
     assert (np.sort(epochs) == np.arange(N)).all()
     assert (epochs[0] != epochs[1]).any()
     # A function of the step alone, whatever was asked before.
-    np.testing.assert_array_equal(inputs.rows(4, 2), _Inputs((X,), {}, KEY, 20, None).rows(0, 6)[4:])
-    other = _Inputs((X,), {}, random.key(1), 20, None)
+    np.testing.assert_array_equal(inputs.rows(4, 2), Inputs((X,), {}, KEY, 20, None).rows(0, 6)[4:])
+    other = Inputs((X,), {}, random.key(1), 20, None)
     assert (other.rows(0, 1) != inputs.rows(0, 1)).any()
 
 
 def test_remainder_is_left_out_without_bias():
-    inputs = _Inputs((X,), {}, KEY, 25, None)
+    inputs = Inputs((X,), {}, KEY, 25, None)
     rows = inputs.rows(0, 4000)
     assert all(len(set(batch)) == 25 for batch in rows.tolist())
     epoch = rows[:2].ravel()
@@ -167,9 +168,16 @@ def test_one_compilation_and_eager_init(batch_size):
     assert len(concrete) == 2 and len(traced) == 2 * once
     fit(svi, KEY, 50, X, batch_size=batch_size, progress=False, steps_per_call=7)
     assert len(concrete) == 3 and len(traced) == 3 * once
-    # A continuation neither initialises again nor compiles more.
-    fit(svi, KEY, 50, X, batch_size=batch_size, progress=False, init_state=result.state)
+    # A continuation neither initialises again nor compiles more, once there is a program for its calls.
+    again = dict(batch_size=batch_size, progress=False, init_state=result.state)
+    fit(svi, KEY, 50, X, steps_per_call=7, **again)
+    assert len(concrete) == 3 and len(traced) == 3 * once
+    fit(svi, KEY, 50, X, **again)
+    fit(svi, KEY, 500, X, **again)
     assert len(concrete) == 3 and len(traced) == 4 * once
+    for _ in range(2):
+        evaluate(svi, KEY, result, X, batch_size=batch_size)
+    assert len(traced) == 4 * once + 1
 
 
 @pytest.mark.parametrize("batch_size, steps_per_call", [(None, None), (16, 7)])
@@ -271,6 +279,9 @@ def test_bad_arguments():
         fit(make_svi(), KEY, 0, X, y=Y)
     with pytest.raises(ValueError, match="steps_per_call"):
         fit(make_svi(), KEY, 1, X, y=Y, steps_per_call=0)
+    for name, kind in (("sharding", "Sharding"), ("monitor", "Monitor"), ("checkpoints", "Checkpoints")):
+        with pytest.raises(TypeError, match=f"{name} is 'run1'; it must be an npgp.{kind}"):
+            fit(make_svi(), KEY, 1, X, y=Y, **{name: "run1"})
     with pytest.raises(ValueError, match="num_draws"):
         evaluate(make_svi(), KEY, None, X, y=Y, num_draws=1)
     with pytest.raises(ValueError, match="warmup"):
@@ -278,7 +289,7 @@ def test_bad_arguments():
 
 
 def test_first_array_in_call_order_counts_the_rows():
-    inputs = _Inputs((), {"y": Y, "inducing": np.zeros((5, 2))}, KEY, 20, None)
+    inputs = Inputs((), {"y": Y, "inducing": np.zeros((5, 2))}, KEY, 20, None)
     assert inputs.num_rows == N
     _, kwargs = inputs.first_call()
     assert kwargs["y"].shape == (20,) and kwargs["inducing"].shape == (5, 2)
@@ -302,7 +313,7 @@ def test_interrupt_returns_what_was_trained(monkeypatch):
     def at_once(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fit_module, "_device_loop", lambda *args: at_once)
+    monkeypatch.setattr(fit_module.Steps, "advance", at_once)
     with pytest.raises(KeyboardInterrupt):
         fit(diverging(99, "loss"), KEY, 50, progress=False)
 
@@ -323,19 +334,14 @@ def test_progress_bar(capsys):
 def test_calls_grow_to_about_a_second(monkeypatch):
     clock = [0.0]
     sizes = []
-    real = fit_module._device_loop
+    real = fit_module.Steps.advance
 
-    def timed(*args):
-        run = real(*args)
+    def timed(self, chunk, num_steps):
+        sizes.append(num_steps)
+        clock[0] += 0.005 * num_steps
+        return real(self, chunk, num_steps)
 
-        def call(*call_args):
-            sizes.append(call_args[-1])
-            clock[0] += 0.005 * call_args[-1]
-            return run(*call_args)
-
-        return call
-
-    monkeypatch.setattr(fit_module, "_device_loop", timed)
+    monkeypatch.setattr(fit_module.Steps, "advance", timed)
     monkeypatch.setattr(fit_module.time, "perf_counter", lambda: clock[0])
     fit(diverging(999, "loss"), KEY, 600, progress=False)
     assert sizes[:5] == [1, 1, 10, 100, 200] and sum(sizes) == 600

@@ -376,9 +376,14 @@ def _predict(
 
 def _mixed(weights: jax.Array, means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Moments of a mixture over the first axis."""
-    weights = weights.reshape(weights.shape + (1,) * (means.ndim - weights.ndim))
-    mean = jnp.sum(weights * means, axis=0)
-    return mean, jnp.sum(weights * (variances + jnp.square(means - mean)), axis=0)
+
+    def average(values):
+        if weights.ndim == 1:
+            return linalg.weighted_sum(weights, values)
+        return jnp.sum(weights[..., None] * values, axis=0)
+
+    mean = average(means)
+    return mean, average(variances + jnp.square(means - mean))
 
 
 @functools.partial(jax.jit, static_argnums=5)

@@ -12,6 +12,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from npgp import linalg
 from npgp.likelihoods import quadrature
 from npgp.likelihoods.numerics import floats, log_normal
 from npgp.linalg import is_traced, require_positive
@@ -85,7 +86,7 @@ class Likelihood:
         """
         mean, variance = aligned(self, y, mean, variance)
         mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
-        return jnp.sum(weights * self.log_prob(mean + sd * nodes, y), axis=0)
+        return linalg.weighted_sum(weights, self.log_prob(mean + sd * nodes, y))
 
     def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """log ∫ p(y | f) N(f; mean, variance) df; arguments as for :meth:`expected_log_prob`."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp import linalg
 from npgp.likelihoods.base import Likelihood, check_choice, check_positive
 from npgp.likelihoods.numerics import LOG_CDF, floats
 from npgp.likelihoods.quadrature import NUM_NODES
@@ -117,5 +118,5 @@ class Ordinal(Likelihood):
         mean, variance = jnp.broadcast_arrays(*floats(mean, variance))
         k = jnp.arange(self.cutpoints.size + 1).reshape((-1,) + (1,) * mean.ndim)
         probabilities = jnp.exp(self.log_marginal(k, mean, variance))
-        average = jnp.sum(k * probabilities, axis=0)
+        average = linalg.weighted_sum(k, probabilities)
         return average, jnp.sum((k - average) ** 2 * probabilities, axis=0)

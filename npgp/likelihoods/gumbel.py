@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.scipy.special import logsumexp
 
+from npgp import linalg
 from npgp.likelihoods.numerics import LOG_2PI, SQRT_HALF
 from npgp.likelihoods.quadrature import hermite
 
@@ -59,8 +60,9 @@ def log_cdf(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax
     right = s > mean
     given_f = jnp.where(right, -jnp.expm1(-_exp(f - s)), jnp.exp(-_exp(f - s)))
     given_g = 0.5 * lax.erfc(jnp.where(right, standardised, -standardised) * SQRT_HALF)
-    sums = [jnp.sum(jnp.exp(w) * values, axis=0) for w, values in ((weights, given_f), (gumbel_weights, given_g))]
-    side = jnp.where(wide, sums[1], sums[0])
+    by_f = linalg.weighted_sum(jnp.exp(weights), given_f)
+    by_g = linalg.weighted_sum(jnp.exp(gumbel_weights), given_g)
+    side = jnp.where(wide, by_g, by_f)
     left = jnp.log(jnp.where(right, 1, jnp.maximum(side, jnp.finfo(side.dtype).tiny)))
     return jnp.where(right, jnp.log1p(-jnp.where(right, side, 0)), left)
 

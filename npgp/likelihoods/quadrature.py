@@ -22,6 +22,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpy.polynomial.hermite_e import hermegauss
 
+from npgp import linalg
 from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
 
 #: Default number of quadrature nodes. Measured errors are below 1e-4 nats up to a standard deviation of f of 4 for
@@ -85,8 +86,8 @@ def hermite_moments(
     """Mean and variance of y, from ``conditional(f)``: those given f."""
     mean, sd, nodes, weights = hermite_rule(lambda f: conditional(f)[0], mean, variance, num_nodes, num_latents)
     means, variances = conditional(mean + sd * nodes)
-    average = jnp.sum(weights * means, axis=0)
-    return average, jnp.sum(weights * (variances + (means - average) ** 2), axis=0)
+    average = linalg.weighted_sum(weights, means)
+    return average, linalg.weighted_sum(weights, variances + (means - average) ** 2)
 
 
 def trapezoid(lower: jax.Array, upper: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
+from npgp import linalg
 from npgp.likelihoods.base import Likelihood, aligned, check_positive
 from npgp.likelihoods.gumbel import log_cdf, log_density
 from npgp.likelihoods.numerics import deviation
@@ -130,7 +131,7 @@ class Softmax(Likelihood):
         """Mean and variance of the class's number when f ~ N(mean, variance); see :meth:`probabilities`."""
         probabilities = self.probabilities(mean, variance)
         c = _classes(probabilities)
-        average = jnp.sum(c * probabilities, axis=0)
+        average = linalg.weighted_sum(c, probabilities)
         return average, jnp.sum((c - average) ** 2 * probabilities, axis=0)
 
     def _gaussians(self, y, mean, variance) -> tuple[jax.Array, jax.Array]:

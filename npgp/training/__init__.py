@@ -1,0 +1,25 @@
+"""Training: a loop around NumPyro's ``SVI``, its batches, checkpoints and devices."""
+
+from npgp.training.checkpoints import Checkpoints
+from npgp.training.devices import Sharding
+from npgp.training.evaluation import evaluate
+from npgp.training.loop import fit
+from npgp.training.monitor import Monitor
+from npgp.training.optimisers import adam, row_adam
+from npgp.training.results import FitResult, NonFiniteLossError
+from npgp.training.sources import Parquet, Source, Stream
+
+__all__ = [
+    "Checkpoints",
+    "FitResult",
+    "Monitor",
+    "NonFiniteLossError",
+    "Parquet",
+    "Sharding",
+    "Source",
+    "Stream",
+    "adam",
+    "evaluate",
+    "fit",
+    "row_adam",
+]

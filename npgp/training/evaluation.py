@@ -1,0 +1,72 @@
+"""Estimates of the ELBO of a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+
+from npgp.rows import LazySVI, RowState
+from npgp.training.inputs import Inputs, Layout
+from npgp.training.loop import one_blas_thread
+from npgp.training.programs import kept
+
+
+def evaluate(
+    svi: SVI,
+    rng_key: jax.Array,
+    result: Any,
+    *args,
+    num_draws: int = 100,
+    batch_size: int | None = None,
+    group_size: int = 1,
+    indices: str | None = None,
+    **kwargs,
+) -> tuple[float, float]:
+    """Estimate the ELBO of a trained model: mean and standard error of ``num_draws`` evaluations.
+
+    With ``batch_size``, every evaluation takes a fresh batch, as in :func:`fit`, and the standard
+    error includes the choice of rows.
+
+    :param svi: the ``SVI`` that was trained.
+    :param rng_key: key for the noise and the batches.
+    :param result: a :class:`FitResult`, NumPyro's ``SVIRunResult``, or an ``SVIState``.
+    :param args: positional arguments of model and guide.
+    :param num_draws: number of evaluations, at least two.
+    :param batch_size: rows per evaluation; all of them if ``None``.
+    :param group_size: as in :func:`fit`.
+    :param indices: keyword under which model and guide receive the row numbers, as in :func:`fit`.
+    :param kwargs: keyword arguments of model and guide.
+    """
+    if num_draws < 2:
+        raise ValueError(f"num_draws is {num_draws}, not at least 2.")
+    inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
+    if svi.constrain_fn is None:  # a restored state
+        first_args, first_kwargs = inputs.first_call()
+        svi.init(rng_key, *first_args, **first_kwargs)
+
+    state = result if isinstance(result, SVIState) else result.state
+    lazy = isinstance(state.optim_state, RowState)
+    run = kept(svi, ("evaluate", inputs.layout, lazy), lambda: _program(LazySVI(svi) if lazy else svi, inputs.layout))
+    keys = jax.random.split(rng_key, num_draws)
+    with one_blas_thread():
+        losses = run(state, inputs.arrays, keys, inputs.place(inputs.read(0, num_draws)))
+        elbos = -np.asarray(losses, np.float64)
+    return float(np.mean(elbos)), float(np.std(elbos, ddof=1) / np.sqrt(num_draws))
+
+
+def _program(svi: SVI | LazySVI, layout: Layout) -> Callable:
+    @jax.jit
+    def evaluations(state, arrays, keys, chunk):
+        def one(draw):
+            args, kwargs = layout.call(arrays, draw[1])
+            return svi.evaluate(state._replace(rng_key=draw[0]), *args, **kwargs)
+
+        return lax.map(one, (keys, chunk))
+
+    return evaluations

@@ -1,0 +1,302 @@
+"""The arguments of model and guide, and batches of their rows, from memory, from files and from sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from npgp.training.devices import Sharding
+from npgp.training.files import Rows, map_of
+from npgp.training.shuffle import Shuffle
+from npgp.training.sources import Source
+
+#: What the batches of one device call may take when they are read on the host, in bytes.
+MAX_BYTES_PER_CALL = 2**25
+
+
+def is_array(x) -> bool:
+    """Whether training passes an argument to the device: arrays of numbers, and no NumPy array of objects or text."""
+    return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufc")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """
+    How arguments are put together from what is on the device and from a step's part of a chunk: what a compiled step
+    depends on, beside shapes. It holds no data.
+
+    :param treedef: structure of the arguments, without those that a source provides.
+    :param static: the leaves that are no arrays, and None in place of arrays.
+    :param types: of the former; ``1``, ``1.0`` and ``True`` are equal, and make different programs.
+    :param host: for each array, whether chunks hold its rows.
+    :param num_args: how many of the arguments are positional.
+    :param keywords: names of the others.
+    :param num_rows: rows of the data.
+    :param indices: keyword of the rows' numbers.
+    :param steps: keyword of the step's number.
+    :param has_source: whether a source provides the first arguments.
+    """
+
+    treedef: Any
+    static: tuple
+    types: tuple[type, ...]
+    host: tuple[bool, ...]
+    num_args: int
+    keywords: tuple[str, ...]
+    num_rows: int
+    indices: str | None
+    steps: str | None
+    has_source: bool
+
+    def call(self, arrays, item, step=0) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments at a step, from one step's part of a chunk, or of all rows for ``None``."""
+        batch: Any = ()
+        rows, files = None, iter(())
+        if self.has_source:
+            batch = item
+        elif item is not None:
+            rows, files = item[0], iter(item[1:])
+        resident = iter(arrays)
+
+        def argument(host):
+            if host:
+                return next(files)
+            x = next(resident)
+            if rows is None or x.shape[:1] != (self.num_rows,):
+                return x
+            return x.at[rows].get(mode="promise_in_bounds")
+
+        remaining = map(argument, self.host)
+        leaves = [next(remaining) if x is None else x for x in self.static]
+        values = jax.tree.unflatten(self.treedef, leaves)
+        kwargs = dict(zip(self.keywords, values[self.num_args :], strict=True))
+        args = tuple(values[: self.num_args])
+        if isinstance(batch, dict):
+            twice = [name for name in batch if name in kwargs]
+            if twice:
+                raise ValueError(f"The source's batches hold {', '.join(twice)}, which is given as well.")
+            kwargs |= batch
+        else:
+            args = (*batch, *args)
+        if self.indices is not None:
+            all_rows = np.arange(self.num_rows, dtype=np.int32)
+            kwargs[self.indices] = jnp.asarray(all_rows if rows is None else rows)
+        if self.steps is not None:
+            kwargs[self.steps] = jnp.asarray(step)
+        return args, kwargs
+
+
+class Inputs:
+    """
+    The arguments of model and guide, arrays apart from the rest.
+
+    A *chunk* holds what several steps need beside the arrays that stay on the device: the numbers of the rows of each
+    batch, and the rows themselves where the array is not on the device. Its leaves lead with the step.
+
+    :param args: positional arguments; the first may be a :class:`Source`.
+    :param kwargs: keyword arguments.
+    :param rng_key: what the order of the rows follows.
+    :param batch_size: rows per step.
+    :param indices: keyword of the rows' numbers.
+    :param group_size: consecutive rows that stay together.
+    :param steps: keyword of the step's number.
+    :param on_host: whether all arrays that are cut stay where they are; maps of files always do.
+    :param sharding: the devices that share the rows.
+    :param allow_nan: accept NaN and infinities.
+    """
+
+    def __init__(
+        self,
+        args,
+        kwargs,
+        rng_key,
+        batch_size: int | None,
+        indices: str | None,
+        group_size: int = 1,
+        steps: str | None = None,
+        on_host: bool = False,
+        sharding: Sharding | None = None,
+        allow_nan: bool = True,
+    ):
+        self.source = args[0] if args and isinstance(args[0], Source) else None
+        args = args[0 if self.source is None else 1 :]
+        for option, name in (("indices", indices), ("steps", steps)):
+            if name in kwargs or (name is not None and option == "steps" and name == indices):
+                raise ValueError(f"{option}={name!r} names an argument that is given as well.")
+        # Values in call order: a dictionary would be flattened in alphabetical order.
+        leaves, treedef = jax.tree.flatten([*args, *kwargs.values()])
+        static = tuple(None if is_array(x) else x for x in leaves)  # no leaf is None otherwise
+        arrays = [x for x in leaves if is_array(x)]
+        if self.source is None:
+            self.num_rows = next((len(x) for x in arrays if x.ndim), 0)
+            if (batch_size is not None or indices is not None) and not self.num_rows:
+                raise ValueError("batch_size and indices need an array among the arguments.")
+            if batch_size is not None and not 1 <= batch_size <= self.num_rows:
+                raise ValueError(f"batch_size is {batch_size}, not in 1 to {self.num_rows} (the rows).")
+        else:
+            self.num_rows = self.source.num_rows or 0
+            if indices is not None or group_size != 1:
+                raise ValueError("indices and group_size need arrays; a source has an order of its own.")
+        for what, number in (("rows", self.num_rows), ("batch_size", batch_size)):
+            if group_size < 1 or (number is not None and number % group_size):
+                raise ValueError(f"group_size is {group_size}, which does not divide {what}, {number}.")
+        self.batch_size, self.group_size, self.sharding, self.allow_nan = batch_size, group_size, sharding, allow_nan
+        if sharding is not None and batch_size is not None:
+            sharding.check(batch_size, "batch_size")
+
+        on_host = on_host or sharding is not None
+        host = tuple(
+            self.source is None
+            and batch_size is not None
+            and x.shape[:1] == (self.num_rows,)
+            and (map_of(x) is not None or on_host)
+            for x in arrays
+        )
+        self.layout = Layout(
+            treedef,
+            static,
+            tuple(map(type, static)),
+            host,
+            len(args),
+            tuple(kwargs),
+            self.num_rows,
+            indices,
+            steps,
+            self.source is not None,
+        )
+        self._files = [Rows(x) for x, on_host in zip(arrays, host, strict=True) if on_host]
+        kept = [x for x, on_host in zip(arrays, host, strict=True) if not on_host]
+        self._kept = kept
+        #: What stays on the device.
+        self.arrays = [jnp.asarray(x) for x in kept] if sharding is None else sharding.place(kept, self.num_rows)
+        #: Whether chunks hold rows, which the host reads ahead while the device is busy.
+        self.reads = self.source is not None or bool(self._files)
+
+        self._x64 = bool(jax.config.read("jax_enable_x64"))
+        self.seed = np.asarray(jax.random.key_data(rng_key)).ravel().tolist()
+        self._shuffle = Shuffle(self.seed, self.num_rows // group_size)
+        self._stream: Iterator[Any] | None = None
+        self._position = -1
+        self._last: Any = None
+
+    def rows(self, step: int, num_steps: int) -> np.ndarray | None:
+        """Row numbers of ``num_steps`` batches, each a function of the key and its step alone."""
+        if self.batch_size is None or self.source is not None:
+            return None
+        groups, chosen = self.num_rows // self.group_size, self.batch_size // self.group_size
+        numbers = np.empty((num_steps, chosen), np.int32 if self.num_rows < 2**31 else np.int64)
+        for i in range(num_steps):
+            epoch, batch = divmod(step + i, groups // chosen)
+            numbers[i] = self._shuffle(epoch, batch * chosen, (batch + 1) * chosen)
+        if self.group_size == 1:
+            return numbers
+        rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=numbers.dtype)
+        return rows.reshape(num_steps, self.batch_size)
+
+    def max_steps(self, first: int) -> int:
+        """How many steps a chunk has room for, at least one; the first step that will be read tells their sizes."""
+        if not self.reads:
+            return np.iinfo(np.int32).max
+        one = sum(x.nbytes for x in jax.tree.leaves(self.read(first, 1)))
+        return max(1, MAX_BYTES_PER_CALL // max(1, one))
+
+    def read(self, step: int, num_steps: int, length: int | None = None) -> Any:
+        """
+        The chunk of steps, as NumPy arrays; None if every step takes all rows.
+
+        :param step: the first step, counted from zero over all continuations.
+        :param num_steps: the number of steps.
+        :param length: of the chunk, filled up with anything; the number of steps if omitted.
+        """
+        length = num_steps if length is None else length
+        with jax.enable_x64(self._x64):  # a setting of the thread, and others read ahead
+            if self.source is not None:
+                return self._read_source(step, num_steps, length)
+            return self._read_files(step, num_steps, length)
+
+    def _read_files(self, step: int, num_steps: int, length: int) -> Any:
+        rows = self.rows(step, num_steps)
+        if rows is None:
+            return None
+        if self.sharding is not None:  # of the rows of this process
+            rows = rows[:, self.sharding.local_rows(rows.shape[1])]
+        chunk = [_filled_up(rows, length)]
+        for file in self._files:
+            values = file.read(rows)
+            values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
+            self._refuse_nan(values, f"rows of steps {step} to {step + num_steps - 1}")
+            chunk.append(_filled_up(values, length))
+        return chunk
+
+    def _read_source(self, step: int, num_steps: int, length: int) -> Any:
+        assert self.source is not None
+        batches = []
+        if self._stream is not None and step == self._position - 1:
+            batches = [self._last]  # once more: what was looked at first, for the shapes
+        elif self._stream is None or step != self._position:
+            self._stream = iter(self.source.batches(self.seed, self.batch_size, step))
+        batches += [next(self._stream) for _ in range(num_steps - len(batches))]
+        self._position, self._last = step + num_steps, batches[-1]
+
+        def stack(*values):
+            stacked = np.stack([np.asarray(value) for value in values])
+            stacked = stacked.astype(jax.dtypes.canonicalize_dtype(stacked.dtype), copy=False)
+            self._refuse_nan(stacked, f"batches {step} to {step + num_steps - 1} of the source")
+            if self.sharding is not None and stacked.ndim > 1:
+                stacked = stacked[:, self.sharding.local_rows(stacked.shape[1])]
+            return _filled_up(stacked, length)
+
+        return jax.tree.map(stack, *batches)
+
+    def _refuse_nan(self, values: np.ndarray, where: str) -> None:
+        if not self.allow_nan and values.dtype.kind in "fc" and not np.isfinite(values).all():
+            bad = int(np.sum(~np.isfinite(values)))
+            raise ValueError(
+                f"{bad} values in the {where} are NaN or infinite. "
+                "Remove them, or pass allow_nan=True if the model masks them."
+            )
+
+    def place(self, chunk: Any) -> Any:
+        """A chunk on the device, or on those that share the rows."""
+        if self.sharding is not None and chunk is not None:
+            return self.sharding.place_chunk(chunk)
+        return jax.device_put(chunk)
+
+    def first_call(self, step: int = 0) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of a step, concrete; of all processes' rows, where several share them."""
+        sharding, self.sharding = self.sharding, None
+        item = jax.tree.map(lambda x: jnp.asarray(x[0]), self.read(step, 1))
+        self.sharding = sharding
+        arrays = self.arrays if sharding is None else [jnp.asarray(x) for x in self._kept]
+        return self.layout.call(arrays, item, step)
+
+
+def refuse_nan(args, kwargs, maps: bool = False) -> None:
+    """
+    Raise for the first argument that holds NaN or an infinity.
+
+    :param maps: look at maps of files too; otherwise their rows are looked at as they are read.
+    """
+    named = [(f"args[{i}]", value) for i, value in enumerate(args)]
+    for name, value in named + [(f"argument {key!r}", value) for key, value in kwargs.items()]:
+        if isinstance(value, Source):
+            continue
+        for x in jax.tree.leaves(value):
+            looked_at = is_array(x) and (maps or map_of(x) is None)
+            if isinstance(x, float) or (looked_at and jnp.issubdtype(x.dtype, jnp.inexact)):
+                xp: Any = jnp if isinstance(x, jax.Array) else np
+                bad = int(xp.sum(~xp.isfinite(x)))
+                if bad:
+                    raise ValueError(
+                        f"{bad} of {np.size(x)} values in {name} are NaN or infinite. "
+                        "Remove them, or pass allow_nan=True if the model masks them."
+                    )
+
+
+def _filled_up(x: np.ndarray, length: int) -> np.ndarray:
+    return np.pad(x, ((0, length - len(x)),) + ((0, 0),) * (x.ndim - 1))

@@ -1,0 +1,313 @@
+"""A training loop around NumPyro's ``SVI``, not instead of it: many steps per device call,
+minibatches, and a refusal to train on NaN.
+
+:func:`fit` relies on ``svi.init``, ``svi.update`` and ``svi.get_params``, so every model, guide,
+loss and optimiser that ``SVI`` accepts can be trained with it. The optimiser's own step count says
+how far a state has been trained, so a state is all that is needed to continue.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+from threadpoolctl import threadpool_limits
+from tqdm.auto import tqdm
+
+from npgp.rows import LazySVI, RowOptimizer, RowState
+from npgp.training.checkpoints import Checkpoints, Saved
+from npgp.training.devices import Sharding
+from npgp.training.inputs import Inputs, refuse_nan
+from npgp.training.interrupts import Interrupts, interrupts_held
+from npgp.training.monitor import Monitor
+from npgp.training.programs import forget
+from npgp.training.results import FitResult, NonFiniteLossError, explain
+from npgp.training.steps import RowSteps, Steps
+
+#: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
+MAX_STEPS_PER_CALL = 1000
+MAX_ROWS_PER_CALL = 4_000_000
+#: Aimed-for seconds per device call: how often the progress bar moves.
+SECONDS_PER_CALL = 1.0
+
+
+def one_blas_thread() -> threadpool_limits:
+    """On a CPU, JAX factorises in LAPACK, whose idle threads spin and take the cores from XLA's own.
+
+    With one BLAS thread a training step of a sparse GP took a third of the time (M = 50, 2 cores).
+    """
+    return threadpool_limits(limits=1, user_api="blas")
+
+
+def _steps_taken(state: SVIState) -> int:
+    optim_state = state.optim_state
+    return int(optim_state.count if isinstance(optim_state, RowState) else optim_state[0])
+
+
+def fit(
+    svi: SVI,
+    rng_key: jax.Array,
+    num_steps: int,
+    *args,
+    batch_size: int | None = None,
+    group_size: int = 1,
+    indices: str | None = None,
+    steps: str | None = None,
+    init_state: SVIState | None = None,
+    init_params: dict[str, Any] | None = None,
+    row_optim: RowOptimizer | None = None,
+    on_host: bool = False,
+    sharding: Sharding | None = None,
+    monitor: Monitor | None = None,
+    checkpoints: Checkpoints | None = None,
+    progress: bool = True,
+    steps_per_call: int | None = None,
+    allow_nan: bool = False,
+    **kwargs,
+) -> FitResult:
+    """Train for ``num_steps`` steps of ``svi.update``.
+
+    With ``batch_size=B``, every array among the arguments whose leading axis is as long as that of
+    the first array (``N``) is cut to ``B`` rows per step. The model scales the batch up, as with
+    NumPyro's ``plate(..., N, subsample_size=B)``; say ``N`` for instance by ``SVI(..., size=N)``.
+    Each epoch cuts a fresh random permutation into ``N // B`` batches and leaves out what remains of
+    it: no batch repeats a row, every batch is a uniformly random subset of exactly ``B`` rows, and
+    the estimate of the ELBO is unbiased. (Beyond a million rows the permutation is pseudo-random,
+    :class:`npgp.training.shuffle.Shuffle`, so that drawing a batch takes time and memory for B rows.)
+
+    Arrays go onto the device as wholes. Those that are maps of files (``numpy.load(..., mmap_mode="r")``,
+    ``numpy.memmap``) stay on disk, and with ``on_host=True`` all others with ``N`` rows in the host's
+    memory: their batches are read ahead while the device computes. Batches can come from other files
+    and iterables too: give a source as the first argument after ``num_steps``, :mod:`npgp.training.sources`.
+
+    Training stops with :class:`NonFiniteLossError` at the first ELBO or gradient that is not
+    finite. After an interrupt from the keyboard, it returns what was trained so far and warns.
+
+    To continue, pass ``init_state=result.state`` and the same ``rng_key``: noise, batches and
+    learning-rate schedule go on where they were, and 60 + 40 steps give the same numbers as 100.
+    To continue after the process was killed, give ``checkpoints``, and run the same program again.
+
+    :param svi: NumPyro's ``SVI`` of model, guide, optimiser, loss and static arguments.
+    :param rng_key: key for the initial values, the noise and the order of the batches.
+    :param num_steps: number of steps to take in this call.
+    :param args: positional arguments of model and guide; a source of batches stands for the first ones.
+    :param batch_size: rows per step; all of them at every step if ``None``.
+    :param group_size: each so many consecutive rows stay together, in one batch and in their order: for the ``grouped``
+        conditional, whose data :meth:`npgp.Groups.arrange` puts in order.
+    :param indices: keyword under which model and guide receive the row numbers of the batch, for
+        models with parameters per row.
+    :param steps: keyword under which model and guide receive the number of the step, counted from zero over all
+        continuations, for whatever follows a schedule. :func:`evaluate` does not pass it.
+    :param init_state: state to continue from.
+    :param init_params: initial values of parameters by site name, as for ``svi.init``.
+    :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs
+        the same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
+        the optimiser. ``svi``'s own optimiser moves all other parameters; if omitted, it moves the tables as wholes.
+        Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
+        :func:`evaluate`; ``svi.get_params`` refuses it.
+    :param on_host: leave the rows in the host's memory, for data that the device has no room for.
+    :param sharding: share the rows of each step among devices, :class:`npgp.Sharding`.
+    :param monitor: what to evaluate now and then, and when to stop early, :class:`npgp.Monitor`.
+    :param checkpoints: where to save all that it takes to go on, :class:`npgp.Checkpoints`. If its folder holds a
+        checkpoint of this training, it is gone on from there, up to ``num_steps`` steps in all, and the result is that
+        of a call that was never interrupted, bit for bit.
+    :param progress: show a progress bar with the ELBO (mean of the last hundred steps), the rate and the time left.
+    :param steps_per_call: steps per device call; by default as many as take about a second.
+    :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.
+    :param kwargs: keyword arguments of model and guide.
+    """
+    if num_steps < 1:
+        raise ValueError(f"num_steps is {num_steps}, not at least 1.")
+    if steps_per_call is not None and steps_per_call < 1:
+        raise ValueError(f"steps_per_call is {steps_per_call}, not at least 1.")
+    for name, value, wanted in (
+        ("sharding", sharding, Sharding),
+        ("monitor", monitor, Monitor),
+        ("checkpoints", checkpoints, Checkpoints),
+    ):
+        if not (value is None or isinstance(value, wanted)):
+            raise TypeError(f"{name} is {value!r}; it must be an npgp.{wanted.__name__}.")
+    if sharding is not None and row_optim is not None:
+        raise ValueError("sharding and row_optim do not go together: rows of tables are moved on one device.")
+    if not allow_nan:
+        refuse_nan(args, kwargs, maps=batch_size is None)
+    inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size, steps, on_host, sharding, allow_nan)
+    lazy = None if row_optim is None else LazySVI(svi, row_optim)
+    if init_state is None:
+        forget(svi)
+    else:
+        _check_state(init_state, lazy)
+
+    first = 0 if init_state is None else _steps_taken(init_state)
+    if init_state is None or svi.constrain_fn is None:
+        # Not under jit, so that checks inside the model see values. A restored state needs this
+        # too: `SVI` learns the constraints of its parameters here.
+        first_args, first_kwargs = inputs.first_call(first)
+        state = (lazy or svi).init(rng_key, *first_args, init_params=init_params, **first_kwargs)
+    state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
+
+    losses = np.zeros(num_steps, jnp.result_type(float))
+    done = 0
+    saved = None if checkpoints is None else checkpoints.open(state, _about(inputs, first))
+    if saved is not None:
+        state, done = jax.tree.map(jnp.asarray, saved.state), len(saved.losses)
+        losses = np.concatenate([saved.losses, losses[done:]])
+    if monitor is not None and saved is not None:
+        monitor.restore(saved.monitor, (lazy or svi).get_params(state))
+    elif monitor is not None and init_state is None:
+        monitor.reset()
+
+    # Independent of num_steps: the length of a chunk is part of the compiled program.
+    affordable = min(max(1, MAX_ROWS_PER_CALL // (batch_size or 1)), inputs.max_steps(first + done))
+    max_steps = steps_per_call or min(MAX_STEPS_PER_CALL, affordable)
+    if lazy is None:
+        taker: Steps | RowSteps = Steps(svi, inputs, state, max_steps)
+    else:
+        taker = RowSteps(lazy, inputs, state, max_steps, first + done)
+    run = _Run(taker, inputs, first, num_steps, losses, done, max_steps, monitor, checkpoints)
+
+    size, calls = steps_per_call or 1, 0
+    show = progress and jax.process_index() == 0
+    with (
+        one_blas_thread(),
+        ThreadPoolExecutor(1, "npgp-batches") as reader,
+        tqdm(total=num_steps, initial=done, disable=not show, unit="step") as bar,
+        nullcontext() if checkpoints is None else closing(checkpoints),
+        Interrupts(saving=checkpoints is not None) as interrupts,
+    ):
+        ahead: Future | None = None
+        try:
+            # After a resumption: an evaluation that an interrupt broke off, of the state that was saved then.
+            stop = saved is not None and run.do_what_is_due()
+            while run.done < num_steps and not stop:
+                began = time.perf_counter()
+                n, chunk = run.read(run.done, size) if ahead is None else ahead.result()
+                ahead = None
+                if inputs.reads and run.done + n < num_steps:
+                    ahead = reader.submit(run.read, run.done + n, size)
+                with nullcontext() if lazy is None else interrupts_held():
+                    run.advance(chunk, n)
+
+                calls += 1
+                bar.set_postfix_str(_running_elbo(run.losses[: run.done], inputs.num_rows), refresh=False)
+                bar.update(n)
+                # The first call compiles and is no measure of speed.
+                if steps_per_call is None and calls > 1:
+                    speed = n / (time.perf_counter() - began)
+                    size = max(1, min(int(speed * SECONDS_PER_CALL), 10 * size, max_steps))
+                stop = run.do_what_is_due()
+                size = interrupts.agree(size)
+        except KeyboardInterrupt:
+            if not run.done:
+                raise
+            run.save(wait=True)
+            kept = "" if checkpoints is None else " They are saved: the same call goes on from there."
+            warnings.warn(f"Interrupted: {run.done} of {num_steps} steps were taken.{kept}", stacklevel=2)
+        except SystemExit:
+            run.save(wait=True)
+            raise
+    return run.result(taker.state)
+
+
+class _Run:
+    """What a call of :func:`fit` has done so far, and what is due."""
+
+    def __init__(
+        self,
+        taker: Steps | RowSteps,
+        inputs: Inputs,
+        first: int,
+        num_steps: int,
+        losses: np.ndarray,
+        done: int,
+        max_steps: int,
+        monitor: Monitor | None,
+        checkpoints: Checkpoints | None,
+    ):
+        self.taker, self.inputs, self.first, self.num_steps = taker, inputs, first, num_steps
+        self.losses, self.done, self.max_steps = losses, done, max_steps
+        self.monitor, self.checkpoints = monitor, checkpoints
+
+    @property
+    def step(self) -> int:
+        """Steps taken over all continuations."""
+        return self.first + self.done
+
+    def read(self, done: int, size: int) -> tuple[int, Any]:
+        """The number of steps of the device call after ``done`` steps, which ends where something is due; its chunk."""
+        due = [timer.until(self.first + done) for timer in (self.monitor, self.checkpoints) if timer is not None]
+        num_steps = min([size, self.num_steps - done, *(steps for steps in due if steps)])
+        return num_steps, self.inputs.read(self.first + done, num_steps, self.max_steps)
+
+    def advance(self, chunk: Any, num_steps: int) -> None:
+        """Take steps."""
+        taken, values, ok = self.taker.advance(self.inputs.place(chunk), num_steps)
+        with interrupts_held():  # so that state, losses and their number belong together
+            self.losses[self.done : self.done + taken] = values
+            if ok:
+                self.taker.commit()
+                self.done += taken
+        if not ok:
+            step, finite = self.step + taken - 1, bool(np.isfinite(values[-1]))
+            message = explain(self.taker.nan_names(), step, self.losses[: self.done + taken])
+            raise NonFiniteLossError(message, step, self.result(self.taker.last_good(finite)))
+
+    def do_what_is_due(self) -> bool:
+        """Evaluate and save; whether to stop."""
+        if self.monitor is not None and self.monitor.due(self.step):
+            self.monitor.record(self.step, self.taker.svi.get_params(self.whole(self.taker.state)))
+        stop = self.monitor is not None and self.monitor.stopped
+        if self.checkpoints is not None and (self.checkpoints.due(self.step) or self.done == self.num_steps or stop):
+            self.save()
+        return stop
+
+    def save(self, wait: bool = False) -> None:
+        """Write a checkpoint, if there is something to be kept."""
+        if self.checkpoints is not None and self.done:
+            snapshot = {} if self.monitor is None else self.monitor.snapshot()
+            saved = Saved(self.whole(self.taker.state), self.losses[: self.done], snapshot)
+            self.checkpoints.save(self.step, saved, wait)
+
+    def whole(self, state: SVIState) -> SVIState:
+        """A state on this process's default device."""
+        return state if self.inputs.sharding is None else self.inputs.sharding.fetch(state)
+
+    def result(self, state: SVIState) -> FitResult:
+        """What :func:`fit` returns of a state."""
+        state = self.whole(state)
+        return FitResult(self.taker.svi.get_params(state), state, self.losses[: _steps_taken(state) - self.first])
+
+
+def _about(inputs: Inputs, first: int) -> dict[str, Any]:
+    """What must be the same when training goes on from a checkpoint."""
+    return {
+        "seed": inputs.seed,
+        "first_step": first,
+        "batch_size": inputs.batch_size,
+        "group_size": inputs.group_size,
+        "num_rows": inputs.num_rows,
+    }
+
+
+def _running_elbo(losses: np.ndarray, num_rows: int) -> str:
+    elbo = -float(np.mean(losses[-100:]))
+    return f"ELBO {elbo:.6g}" + (f", per row {elbo / num_rows:.4g}" if num_rows else "")
+
+
+def _check_state(state: SVIState, lazy: LazySVI | None) -> None:
+    trained = isinstance(state.optim_state, RowState)
+    if trained and lazy is None:
+        raise ValueError("init_state was trained with row_optim; give row_optim to continue.")
+    if lazy is not None and not trained:
+        raise ValueError(
+            "init_state was trained without row_optim, and has no state for single rows: continue without, or "
+            "start from its values with init_params=result.params."
+        )

@@ -1,0 +1,149 @@
+"""Evaluation of a model now and then while it is trained, and early stopping."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+
+class Best(NamedTuple):
+    """The best evaluation so far."""
+
+    #: After how many steps.
+    step: int
+    #: What the metric returned.
+    value: float
+    #: The parameters then, constrained, by site name, as NumPy arrays.
+    params: dict[str, Any]
+
+
+class Monitor:
+    """
+    Evaluates a model every so many steps of :func:`npgp.fit`, remembers the best parameters, and stops the training
+    when they no longer get better::
+
+        def nlpd(params):
+            return float(npgp.metrics.nlpd(predict(params, X_valid), y_valid))
+
+        monitor = npgp.Monitor(nlpd, every=500, patience=10)
+        result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, monitor=monitor)
+        monitor.history, monitor.best.step, monitor.best.params
+
+    Each fit starts it afresh, unless the fit goes on from a checkpoint or from ``init_state``.
+
+    :param metric: function of the constrained parameters, ``{site name: value}``, that returns one number. It should
+        depend on nothing else: then a run that was interrupted goes on as if it had not been.
+    :param every: number of steps between evaluations, which take place after its multiples.
+    :param patience: after how many evaluations in a row that are no better than the best before them training stops;
+        ``None`` does not stop it.
+    :param mode: whether less or more is better.
+    :param min_delta: by how much, at least, an evaluation must be better than the best before it to count as such.
+    """
+
+    #: Number of steps and value of each evaluation, in order.
+    history: list[tuple[int, float]]
+    #: The best of them; ``None`` before the first that is a number.
+    best: Best | None
+
+    def __init__(
+        self,
+        metric: Callable[[dict[str, Any]], Any],
+        every: int = 1000,
+        patience: int | None = None,
+        mode: Literal["min", "max"] = "min",
+        min_delta: float = 0.0,
+    ):
+        if every < 1:
+            raise ValueError(f"every is {every}, not at least 1 step.")
+        if patience is not None and patience < 1:
+            raise ValueError(f"patience is {patience}, not at least 1 evaluation.")
+        if mode not in ("min", "max"):
+            raise ValueError(f"mode is {mode!r}, not 'min' or 'max'.")
+        if not min_delta >= 0:
+            raise ValueError(f"min_delta is {min_delta}, not at least 0.")
+        self.metric, self.every, self.patience, self.mode, self.min_delta = metric, every, patience, mode, min_delta
+        self.history, self.best = [], None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``patience`` is used up."""
+        if self.patience is None:
+            return False
+        best = -1 if self.best is None else self.best.step
+        return sum(step > best for step, _ in self.history) >= self.patience
+
+    def until(self, step: int) -> int:
+        """How many steps after ``step`` the next evaluation is."""
+        return self.every - step % self.every
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate after ``step`` steps."""
+        return step > 0 and step % self.every == 0 and not (self.history and self.history[-1][0] >= step)
+
+    def record(self, step: int, params: dict[str, Any]) -> bool:
+        """
+        Evaluate.
+
+        :param step: the number of steps so far.
+        :param params: constrained parameters by site name.
+        :return: whether training should stop.
+        :raises TypeError: if the metric returns something else than a number.
+        """
+        value = _number(self.metric(params))
+        if math.isnan(value) and not any(math.isnan(old) for _, old in self.history):
+            warnings.warn(
+                f"The monitor's metric is NaN after {step} steps; that counts as no improvement.", stacklevel=3
+            )
+        if self._better(value):
+            # Copies on the host: training goes on in the memory that these values are in.
+            self.best = Best(step, value, jax.tree.map(np.array, params))
+        self.history.append((step, value))
+        return self.stopped
+
+    def _better(self, value: float) -> bool:
+        if self.best is None:
+            return not math.isnan(value)
+        gain = self.best.value - value if self.mode == "min" else value - self.best.value
+        return gain > self.min_delta
+
+    def reset(self) -> None:
+        """Forget all evaluations."""
+        self.history, self.best = [], None
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """All evaluations and the best parameters, as arrays, for :meth:`restore`."""
+        steps, values = zip(*self.history, strict=True) if self.history else ((), ())
+        arrays = {"steps": np.array(steps, np.int64), "values": np.array(values, np.float64)}
+        if self.best is not None:
+            arrays |= {"best.step": np.array(self.best.step, np.int64), "best.value": np.array(self.best.value)}
+            arrays |= {f"best.{i}": leaf for i, leaf in enumerate(jax.tree.leaves(self.best.params))}
+        return arrays
+
+    def restore(self, snapshot: dict[str, np.ndarray], params: dict[str, Any]) -> None:
+        """
+        Take up the evaluations of an earlier run.
+
+        :param snapshot: what :meth:`snapshot` returned; if empty, there are none.
+        :param params: parameters of the same model, for their structure.
+        """
+        self.reset()
+        if snapshot:
+            self.history = list(zip(snapshot["steps"].tolist(), snapshot["values"].tolist(), strict=True))
+        if "best.step" in snapshot:
+            like, structure = jax.tree.flatten(params)
+            leaves = [np.array(snapshot[f"best.{i}"]) for i in range(len(like))]
+            step, value = int(snapshot["best.step"]), float(snapshot["best.value"])
+            self.best = Best(step, value, jax.tree.unflatten(structure, leaves))
+
+
+def _number(value: Any) -> float:
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in "biuf":
+        kind = f"an array of shape {array.shape}" if array.ndim else f"{value!r}"
+        raise TypeError(f"The monitor's metric returned {kind}, not one number.")
+    return float(array)

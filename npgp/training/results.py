@@ -1,0 +1,53 @@
+"""What training returns, and what it raises."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpyro.infer.svi import SVIState
+
+ADVICE = (
+    "Try a smaller learning rate, standardised inputs and outputs, a larger jitter or float64 "
+    "(jax.config.update('jax_enable_x64', True)), and check the data for NaN and extreme values; "
+    "the last good state is in this exception's .result."
+)
+
+
+class FitResult(NamedTuple):
+    """What :func:`fit` returns; the fields are those of NumPyro's ``SVIRunResult``."""
+
+    #: Constrained values of all parameters, by site name.
+    params: dict[str, Any]
+    #: The ``SVIState`` to continue from.
+    state: SVIState
+    #: The negative ELBO of every step that led from the first state of this call to ``state``.
+    losses: np.ndarray
+
+
+class NonFiniteLossError(FloatingPointError):
+    """Training met an ELBO or a gradient that is NaN or infinite, and stopped there."""
+
+    #: The step at which this happened, counted from zero over all continuations.
+    step: int
+    #: The last state whose ELBO was seen to be finite (the first state, if none was), and the
+    #: losses of the steps that led there.
+    result: FitResult
+
+    def __init__(self, message: str, step: int, result: FitResult):
+        super().__init__(message)
+        self.step = step
+        self.result = result
+
+
+def explain(bad: list[str], step: int, losses: np.ndarray) -> str:
+    """Message for the bad step ``step``, the last of ``losses``, at which the parameters ``bad`` became NaN."""
+    elbo = -losses[-1]
+    if np.isfinite(elbo):
+        names = ", ".join(bad)
+        what = f"The gradient of the ELBO ({elbo:.6g}) is bad at step {step}: {names} became NaN."
+    elif len(losses) > 1:
+        what = f"The ELBO is {elbo} at step {step}; the last finite one was {-losses[-2]:.6g}."
+    else:
+        what = f"The ELBO is {elbo} at step {step}, the first of this call."
+    return f"{what} {ADVICE}"

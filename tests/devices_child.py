@@ -1,0 +1,135 @@
+"""
+Training on several devices, to be run in a process of its own: the number of devices is fixed once JAX has started.
+
+    python devices_child.py OUT DEVICES [PORT PROCESS]
+
+With a port, it is process 0 or 1 of two, each with so many devices. Parameters, losses and counts go to OUT, by case.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+out, devices, *process = sys.argv[1:]
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import numpyro  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+from numpyro.infer import SVI, TraceMeanField_ELBO  # noqa: E402
+
+import npgp  # noqa: E402
+
+if process:
+    jax.distributed.initialize(f"127.0.0.1:{process[0]}", 2, int(process[1]))
+jax.config.update("jax_enable_x64", True)
+KEY = jax.random.key(0)
+N, M, B, OUTPUTS = 96, 36, 64, 4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2))
+Y = np.sin(X @ RNG.normal(size=(2, OUTPUTS))) + 0.1 * RNG.normal(size=(N, OUTPUTS))
+
+
+def model(X, y=None, size=N):
+    """A function with learned hyperparameters, one of them hidden, so that steps have noise."""
+    lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
+    Z = npgp.Points(numpyro.param("Z", jnp.asarray(X0)))
+    f = npgp.SparseGP("f", npgp.Matern32(lengthscale), Z).draw()
+    noise = numpyro.sample("noise", dist.LogNormal(-1, 1))
+    with npgp.plate("data", size, rows=X.shape[0]):
+        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+
+
+def outputs_model(X, y=None, size=N):
+    """One function per output, each with its own q."""
+    lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
+    with numpyro.plate("outputs", OUTPUTS, dim=-2):
+        f = npgp.SparseGP("f", npgp.Matern32(lengthscale), npgp.Points(jnp.asarray(X0))).draw()
+    with npgp.plate("data", size, rows=X.shape[0], dim=-1), numpyro.plate("outputs", OUTPUTS, dim=-2):
+        npgp.observe("y", f(X), npgp.Poisson(), obs=None if y is None else jnp.round(jnp.exp(y)).T)
+
+
+X0 = X[:M].copy()
+
+
+def train(model, y, sharding=None, data=None, **kwargs):
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.02, 100), TraceMeanField_ELBO())
+    result = npgp.fit(
+        svi, KEY, 12, X if data is None else data, y=y, progress=False, sharding=sharding, steps_per_call=5, **kwargs
+    )
+    return result, svi
+
+
+def train_gplvm(sharding=None):
+    """Latent inputs in tables of rows, and a q(ε) for each output."""
+    gplvm = npgp.BayesianGPLVM(npgp.pca_start(Y, latent_dim=2, num_inducing=8))
+    svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.02, 100), TraceMeanField_ELBO())
+    return npgp.fit(svi, KEY, 12, Y, batch_size=B, indices="rows", progress=False, sharding=sharding, steps_per_call=5)
+
+
+def mesh(*shape):
+    names = ("rows", "outputs")[: len(shape)]
+    return jax.make_mesh(shape, names, devices=jax.devices()[: int(np.prod(shape))])
+
+
+def collectives(svi, result, sharding, y, batch_size):
+    """Which operations between devices the compiled steps have, and whether work on rows is divided."""
+    from npgp.training.inputs import Inputs
+    from npgp.training.steps import step_program
+
+    inputs = Inputs((X,), {"y": y}, KEY, batch_size, None, sharding=sharding)
+    program = step_program(svi, inputs.layout, 5, (sharding.replicated, sharding.of_state(result.state)))
+    chunk = inputs.place(inputs.read(0, 5))
+    text = program.lower(sharding.place_state(result.state), inputs.arrays, chunk, 5).compile().as_text()
+    names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+    counts = [len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names]
+    rows = (batch_size or N) // sharding.num_parts
+    return np.array([*counts, len(re.findall(rf"\[{M},{rows}\]", text)), len(re.findall(rf"\[{M},{rows * 8}\]", text))])
+
+
+def main():
+    found = {}
+
+    def keep(case, result):
+        found.update({f"{case}/{name}": np.asarray(value) for name, value in result.params.items()})
+        found[f"{case}/losses"] = result.losses
+
+    count = jax.device_count()
+    if process:
+        keep("batches", train(model, Y[:, 0], npgp.Sharding(), batch_size=B)[0])
+        keep("whole", train(model, Y[:, 0], npgp.Sharding())[0])
+        spread = npgp.Sharding(mesh(2, count // 2), {"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
+        keep("outputs", train(outputs_model, Y, spread, batch_size=B)[0])
+        found["local"] = np.asarray([jax.local_device_count(), npgp.Sharding().local_rows(B).start])
+    else:
+        keep("batches/0", train(model, Y[:, 0], batch_size=B)[0])
+        keep("whole/0", train(model, Y[:, 0])[0])
+        keep("outputs/0", train(outputs_model, Y, batch_size=B)[0])
+        for k in (1, 2, 4, 8):
+            result, svi = train(model, Y[:, 0], npgp.Sharding(mesh(k)), batch_size=B)
+            keep(f"batches/{k}", result)
+        found["collectives"] = collectives(svi, result, npgp.Sharding(), Y[:, 0], B)
+        path = Path(out).with_name("X.npy")
+        np.save(path, X)
+        keep("file/8", train(model, Y[:, 0], npgp.Sharding(), np.load(path, mmap_mode="r"), batch_size=B)[0])
+        keep("whole/8", train(model, Y[:, 0], npgp.Sharding())[0])
+        spread = npgp.Sharding(mesh(2, 4), {"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
+        result, svi = train(outputs_model, Y, spread, batch_size=B)
+        keep("outputs/8", result)
+        keep("gplvm/0", train_gplvm())
+        tables = {name: P("rows") for name in ("x.loc", "x.scale")}
+        keep("gplvm/8", train_gplvm(npgp.Sharding(spread.mesh, tables | spread.params)))
+        parts = jax.tree.leaves(spread.place_state(result.state))
+        found["parts"] = np.asarray([x.addressable_shards[0].data.size / x.size for x in parts if x.size > 1])
+        # A result is whole and on one device, to go on from without the others.
+        alone = npgp.fit(svi, KEY, 3, X, y=Y, batch_size=B, progress=False, init_state=result.state)
+        assert np.isfinite(alone.losses).all()
+    np.savez(out, **found)
+
+
+if __name__ == "__main__":
+    main()
