@@ -263,6 +263,11 @@ def test_columns_of_several_kinds(float64):
 # Data from the model
 
 
+# Rounding differs with where a row stands among the others, and searches end when they would gain less than 1e-4 nats:
+# what the bound is flat in agrees less well than the bound.
+END = {"loc": 1e-4, "scale": 1e-4, "elbo": 1e-6}
+
+
 class Simulated:
     """Functions drawn from the GP itself, in two latent dimensions: 150 rows to learn from, and 60 new ones."""
 
@@ -315,15 +320,15 @@ def test_rows_are_independent_problems(simulated, float64):
     s = simulated
     order = np.random.default_rng(0).permutation(60)
     permuted = s.infer(s.new[order], s.mask[order])
-    for name in ("loc", "scale", "elbo"):
-        np.testing.assert_allclose(getattr(permuted, name), getattr(s.rows, name)[order], atol=1e-6)
+    for name, atol in END.items():
+        np.testing.assert_allclose(getattr(permuted, name), getattr(s.rows, name)[order], atol=atol)
     np.testing.assert_allclose(permuted.modes.weight, s.rows.modes.weight[:, order], atol=1e-6)
     for row in (0, 7):
         single = s.infer(s.new[row], s.mask[row])
-        np.testing.assert_allclose(single.loc, s.rows.loc[row], atol=1e-6)
-        np.testing.assert_allclose(single.elbo, s.rows.elbo[row], atol=1e-6)
+        for name, atol in END.items():
+            np.testing.assert_allclose(getattr(single, name), getattr(s.rows, name)[row], atol=atol)
         for alone, among in zip(single.predict(s.posterior), s.rows.predict(s.posterior), strict=True):
-            np.testing.assert_allclose(alone, among[row], atol=1e-6)
+            np.testing.assert_allclose(alone, among[row], atol=END["loc"])
 
 
 def test_results_do_not_depend_on_how_many_points_are_taken_at_a_time(float64, monkeypatch):
@@ -333,10 +338,10 @@ def test_results_do_not_depend_on_how_many_points_are_taken_at_a_time(float64, m
     monkeypatch.setattr(expectations, "BUDGET", 7 * points)
     # With another number that is part of the compiled program.
     posterior, likelihood, parts = infer_factors(float64, num_steps=501)
-    np.testing.assert_allclose(parts.modes.loc, rows.modes.loc, atol=1e-6)
-    np.testing.assert_allclose(parts.modes.elbo, rows.modes.elbo, atol=1e-6)
+    for name, atol in END.items():
+        np.testing.assert_allclose(getattr(parts.modes, name), getattr(rows.modes, name), atol=atol)
     for a, b in zip(parts.predict(posterior, likelihood, num_nodes=5), (mean, variance), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=END["loc"], atol=END["loc"])
 
 
 # ---------------------------------------------------------------------------------------------------------------
