@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from numpyro.infer import SVI, Trace_ELBO
 
 from npgp.standardize import Standardizer
-from npgp.training import adam, fit, sources
-from npgp.training.sources import Parquet, Source, Stream
+from npgp.training import adam, fit, parquet
+from npgp.training.parquet import Parquet
+from npgp.training.sources import Source, Stream
 
 
 def take(batches, number: int) -> list:
@@ -52,13 +53,13 @@ def write(folder, sizes) -> list[str]:
 def read(monkeypatch):
     """The row groups that were read, one after the other."""
     groups = []
-    original = sources._read_group
+    original = parquet._read_group
 
     def counted(file, group, columns):
         groups.append((group, tuple(columns)))
         return original(file, group, columns)
 
-    monkeypatch.setattr(sources, "_read_group", counted)
+    monkeypatch.setattr(parquet, "_read_group", counted)
     return groups
 
 
