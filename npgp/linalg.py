@@ -6,6 +6,7 @@ its digits that way, so matrix products of this library go through :func:`matmul
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Sequence
 
@@ -138,6 +139,7 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
     return _jittered_cholesky(K, _mean_diagonal(K) if scale is None else scale, first)
 
 
+@functools.partial(jax.jit, static_argnames="transpose")  # as one program where it runs eagerly, not some hundred
 def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.Array:
     """
     ``L⁻¹ B``, or ``L⁻ᵀ B``, for lower-triangular ``L``, or for the diagonal of a diagonal one, (M,).

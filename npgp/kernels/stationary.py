@@ -25,6 +25,7 @@ from npgp.linalg import matmul, require_positive
 from npgp.pytrees import pytree, static
 
 
+@jax.jit  # as one program where it runs eagerly, as when training starts
 def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
     """
     ``‖x_n − x'_m‖²`` by matrix products, accurate for near points in float32 too.
@@ -178,6 +179,7 @@ def safe_sqrt(a2: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
+@jax.jit
 def _matern12(a2):
     return jnp.exp(-safe_sqrt(a2))
 
@@ -192,6 +194,7 @@ def _(primals, tangents):
 
 
 @jax.custom_jvp
+@jax.jit
 def _matern32(a2):
     a = safe_sqrt(a2)
     return (1.0 + a) * jnp.exp(-a)
@@ -204,6 +207,7 @@ def _(primals, tangents):
 
 
 @jax.custom_jvp
+@jax.jit
 def _matern52(a2):
     a = safe_sqrt(a2)
     return (1.0 + a + a2 / 3.0) * jnp.exp(-a)
