@@ -43,9 +43,10 @@ def default_size(num_inducing: int) -> int:
 
     In multiply-adds for each row, with M features in all, ``tight`` costs ``2 M²`` (whitening K_uf, and L_Sᵀ times
     that), and groups of g rows add ``g M`` for the Gram matrix of their projections and about ``2 g²`` for the Cholesky
-    factor and its uses. Beside that there is a part that hardly depends on g. Training steps of ``grouped``, in units
-    of those of ``tight`` (CPU, float32, batches of 1024): 1.03 to 1.06 for M = 512 and g = 64; 1.10 to 1.17 for M = 256
-    and g = 16; 1.2 for M = 128 and g = 8. Larger groups give tighter bounds: where time is no concern take 64.
+    factor and its uses; but products of small matrices run at a third of the speed of large ones, and there is a part
+    that hardly depends on g. Training steps of ``grouped``, in units of those of ``tight`` (2 CPU cores, float32,
+    batches of 1024): 1.16 to 1.23 for M = 512 and g = 64. Larger groups give tighter bounds: where time is no concern
+    take 64.
 
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
