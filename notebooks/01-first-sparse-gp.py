@@ -292,5 +292,5 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 # - `npgp.sample` turns $f(X)$ into an array, for models in which it enters other than as a sum.
 # - `npgp.SparseGP` with a list of inducing blocks, for the orthogonal decomposition; in a plate at dim −2, for several
 #   functions.
-# - `npgp.BayesianGPLVM`, where the inputs are unknown: `scripts/oil_flow.py`.
-# - `scripts/snelson.py` compares the bounds on a small real data set, collapsed and by SVI.
+# - `npgp.BayesianGPLVM`, where the inputs are unknown: `scripts/examples/oil_flow.py`.
+# - `scripts/examples/snelson.py` compares the bounds on a small real data set, collapsed and by SVI.

@@ -23,7 +23,8 @@ import numpyro
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
-from npgp import datasets, metrics, plots
+from npgp import datasets, plots
+from npgp.gplvm import metrics
 
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps
 numpyro.enable_x64()
@@ -112,7 +113,7 @@ print(f"rows whose nearest neighbour in latent space is of another class: {mista
 # is: here `tight` was trained, and has moved to where it does well.
 #
 # Training with each conditional may end elsewhere, at local optima that differ by more than the bounds do: compare
-# conditionals over several starts (`npgp.gplvm.fit_restarts`, `scripts/oil_bounds.py`), or at equal parameters.
+# conditionals over several starts (`npgp.gplvm.fit_restarts`, `scripts/studies/gplvm/oil_bounds.py`), or at equal parameters.
 
 # %%
 for conditional in ("prior", "tight", "grouped"):
@@ -191,6 +192,6 @@ for name, variant in variants.items():
 
 # %% [markdown]
 # A GPLVM is an ordinary NumPyro model around `npgp.SparseGP`. Two data sets that share latent inputs are one more
-# component (`scripts/shared_latents.py`); counts, labels and unlike columns are another likelihood
+# component (`scripts/studies/gplvm/shared_latents.py`); counts, labels and unlike columns are another likelihood
 # (`npgp.likelihoods.Columns`); time is another prior (`npgp.gplvm.Dynamical`). For data that fit into memory at once,
 # `npgp.gplvm.CollapsedGPLVM` trains the bound with q(u) at its optimum by L-BFGS, without sampling.

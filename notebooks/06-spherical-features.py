@@ -32,7 +32,7 @@ from scipy.stats import norm
 import npgp
 from npgp import kernels, plots
 from npgp.features import ReLU, Softplus
-from npgp.levels import left_out
+from npgp.inducing.levels import left_out
 
 jax.config.update("jax_enable_x64", True)
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer features and steps
@@ -373,4 +373,4 @@ legend = figure.legend(*handles, loc="outside lower center", ncols=3, frameon=Fa
 # The noise variance was 0.0225. One layer calls the jump noise, and the waves; two layers find the jump, but not the
 # waves.
 #
-# More: `scripts/spherical_uci.py` compares units, points and both on UCI data, after Tiao, Dutordoir & Picheny (2023).
+# More: `scripts/studies/spherical/spherical_uci.py` compares units, points and both on UCI data, after Tiao, Dutordoir & Picheny (2023).

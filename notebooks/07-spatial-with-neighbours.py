@@ -436,5 +436,5 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 # | inputs | any number of columns | few columns; constants | few columns; constants |
 # | draws at new places | as smooth as the GP | independent given $u$ | independent given $f$ at sites |
 #
-# If in doubt, train both and compare predictions of held-out sites. `scripts/neighbors_study.py` does so on larger
+# If in doubt, train both and compare predictions of held-out sites. `scripts/studies/neighbors/neighbors_study.py` does so on larger
 # data, at equal cost of a step.

@@ -1,17 +1,16 @@
 """Sparse Gaussian processes as building blocks of NumPyro programs."""
 
 from npgp import datasets, features, gplvm, inducing, kernels, likelihoods
-from npgp.approximations import ApproximateGP
-from npgp.certificates import Certificate, certificate
-from npgp.collapsed import CollapsedGP, exact_log_evidence, upper_bound
-from npgp.component import Function, SparseGP, plate
-from npgp.conditionals import is_certified
-from npgp.corrections import exact_variance, local_correction
+from npgp.collapsed.approximations import ApproximateGP
+from npgp.collapsed.certificates import Certificate, certificate
+from npgp.collapsed.gaussian import CollapsedGP, exact_log_evidence, upper_bound
+from npgp.collapsed.uncertain import UncertainInputGP
 from npgp.features import Activations, Points, SphericalHarmonics
 from npgp.gplvm import BayesianGPLVM, CollapsedGPLVM, pca_start
-from npgp.groups import Groups, consecutive, kmeans_groups, median_split
-from npgp.guide import AutoSparseGP, posterior
-from npgp.inference_data import to_arviz
+from npgp.inducing.levels import choose_levels
+from npgp.io.inference_data import to_arviz
+from npgp.io.saving import load, save
+from npgp.io.standardize import Standardizer
 from npgp.kernels import (
     RBF,
     ArcCosine,
@@ -28,18 +27,17 @@ from npgp.kernels import (
     White,
     at_outputs,
 )
-from npgp.latent import Latent
-from npgp.levels import choose_levels
 from npgp.likelihoods import Bernoulli, Columns, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
-from npgp.natural import natural_gradient
-from npgp.neighbors import Neighbors, nearest, nearest_before, order_sites
-from npgp.nngp import NNGP, ResponseNNGP, WhitenNNGP
-from npgp.outputs import MixedPaths, MixedPosterior
-from npgp.posteriors import Decomposition, Paths, Posterior
-from npgp.rows import RowOptimizer, row_param
-from npgp.saving import load, save
-from npgp.standardize import Standardizer
-from npgp.statements import joint, observe, sample
+from npgp.model.guides import AutoSparseGP, posterior
+from npgp.model.latent import Latent
+from npgp.model.observation import joint, observe, sample
+from npgp.model.row_params import RowOptimizer, row_param
+from npgp.model.sparse_gp import Function, SparseGP, plate
+from npgp.model.vnngp import VNNGP
+from npgp.neighbors.nngp import NNGP, ResponseNNGP, WhitenNNGP
+from npgp.neighbors.search import Neighbors, nearest, nearest_before, order_sites
+from npgp.sparse.conditionals import is_certified
+from npgp.sparse.groups import Groups, consecutive, kmeans_groups, median_split
 from npgp.training import (
     Checkpoints,
     Monitor,
@@ -52,8 +50,10 @@ from npgp.training import (
     fit,
     row_adam,
 )
-from npgp.uncertain import UncertainInputGP
-from npgp.vnngp import VNNGP
+from npgp.variational.corrections import exact_variance, local_correction
+from npgp.variational.mixtures import MixedPaths, MixedPosterior
+from npgp.variational.natural import natural_gradient
+from npgp.variational.posterior import Decomposition, Paths, Posterior
 
 __all__ = [
     "NNGP",

@@ -11,9 +11,9 @@ import numpy as np
 from jax.tree_util import Partial, all_leaves
 from jax.typing import ArrayLike
 
-from npgp import gegenbauer, linalg
+from npgp import linalg
 from npgp.features.harmonics import SphericalHarmonics, require_dimension, safe_sqrt
-from npgp.kernels import Kernel
+from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
 from npgp.linalg import matmul, require_positive
 from npgp.pytrees import pytree, static
@@ -37,7 +37,7 @@ class LeakyReLU:
         return jnp.where(t > 0.0, t, self.slope * t)
 
     def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
-        """s_ℓ as :func:`npgp.gegenbauer.coefficients` gives them, in closed form."""
+        """s_ℓ as :func:`npgp.kernels.gegenbauer.coefficients` gives them, in closed form."""
         rectified = np.array([gegenbauer.half_power(dimension, level, 1) for level in levels])
         linear = np.array([1.0 / dimension if level == 1 else 0.0 for level in levels])
         N = gegenbauer.multiplicities(dimension, levels)
@@ -53,7 +53,7 @@ class ReLU:
         return jnp.maximum(t, 0.0)
 
     def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
-        """s_ℓ as :func:`npgp.gegenbauer.coefficients` gives them, in closed form."""
+        """s_ℓ as :func:`npgp.kernels.gegenbauer.coefficients` gives them, in closed form."""
         return LeakyReLU(0.0).coefficients(dimension, levels)
 
 
@@ -104,7 +104,7 @@ class Activations:
     ``σ(t) = Σ_ℓ s_ℓ P_ℓ(t)``, in K_uf as in K_uu and in the covariance with other blocks, and levels that the kernel
     lacks (λ_ℓ = 0) are dropped from all of these. Then nothing is approximated: the features are exact, whatever the
     levels, and every bound holds. Fewer levels make smoother features, which explain f worse where it is rough; more of
-    them put ever more of K_uu in functions that f has little of; :func:`npgp.levels.choose_levels` compares.
+    them put ever more of K_uu in functions that f has little of; :func:`npgp.inducing.choose_levels` compares.
 
     Features have variance 1 (``K_uu`` has ones on its diagonal): only the direction of z_m counts, and no scale of σ.
     K_uu has no more independent rows than there are harmonics at the levels kept.

@@ -11,8 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.linalg import lapack, solve_triangular
 
-from npgp import gegenbauer
-from npgp.kernels import Kernel
+from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
 from npgp.linalg import matmul
 from npgp.pytrees import pytree, static

@@ -22,14 +22,15 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import log_density
 
-from npgp import lbfgs, linalg
-from npgp.component import SparseGP
-from npgp.conditionals import Conditional
+from npgp import linalg
+from npgp.collapsed.uncertain import UncertainInputGP
 from npgp.features import InducingBlock
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
-from npgp.posteriors import Posterior
-from npgp.uncertain import UncertainInputGP
+from npgp.model.sparse_gp import SparseGP
+from npgp.sparse.conditionals import Conditional
+from npgp.training import lbfgs
+from npgp.variational.posterior import Posterior
 
 __all__ = ["CollapsedFit", "CollapsedGPLVM"]
 
@@ -56,7 +57,7 @@ class CollapsedGPLVM:
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
-    It wants float64 (:class:`~npgp.uncertain.UncertainInputGP`). To go on by SVI, or for whatever a
+    It wants float64 (:class:`~npgp.UncertainInputGP`). To go on by SVI, or for whatever a
     :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
 
         other = npgp.BayesianGPLVM(gplvm.start)
@@ -65,8 +66,8 @@ class CollapsedGPLVM:
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs.
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
     :param kernel: from lengthscale (Q,) and variance to a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums
-        and scalings (:mod:`npgp.psi`); RBF with one lengthscale each if omitted.
-    :param penalty_draws: for ``"tight"``, as for :class:`~npgp.uncertain.UncertainInputGP`: the penalty is then
+        and scalings (:mod:`npgp.collapsed.psi`); RBF with one lengthscale each if omitted.
+    :param penalty_draws: for ``"tight"``, as for :class:`~npgp.UncertainInputGP`: the penalty is then
         estimated, with m_n a function of x_n as in the uncollapsed bound. If omitted it is in closed form, with one
         m_n for each row. Few draws can be exploited: evaluate the result with others.
     :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
@@ -136,7 +137,7 @@ class CollapsedGPLVM:
         progress: bool = True,
     ) -> CollapsedFit:
         """
-        Maximise the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.lbfgs`).
+        Maximise the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.training.lbfgs`).
 
         :param Y: all rows, (N, D).
         :param max_steps: most steps.

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from npgp import linalg
-from npgp.posteriors import Posterior
+from npgp.variational.posterior import Posterior
 
 __all__ = ["affordable", "in_parts", "normal_rule", "spread"]
 

@@ -22,7 +22,7 @@ from numpyro.distributions.kl import kl_divergence
 
 from npgp import linalg
 from npgp.gplvm.start import Start
-from npgp.rows import row_param
+from npgp.model.row_params import row_param
 
 __all__ = ["Encoder", "FreeNormal", "LatentGuide", "Point"]
 

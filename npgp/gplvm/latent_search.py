@@ -21,9 +21,9 @@ from jax import lax
 
 from npgp import linalg
 from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
-from npgp.gplvm.minimise import minimise
 from npgp.likelihoods import Likelihood
-from npgp.posteriors import Posterior
+from npgp.training.minimize import minimise
+from npgp.variational.posterior import Posterior
 
 __all__ = ["Modes", "Problem", "find_modes"]
 

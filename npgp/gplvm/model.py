@@ -3,7 +3,7 @@ The Bayesian GPLVM: GPs whose inputs are latent (Titsias & Lawrence 2010), uncol
 Ravuri & Lawrence 2022).
 
 ``x_n ~ p(x_n)``, and D functions of x that share kernel and inducing inputs, each with its own q(ε). It is an ordinary
-NumPyro model around a :class:`~npgp.component.SparseGP`.
+NumPyro model around a :class:`~npgp.SparseGP`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from npgp import component, conditionals, guide, statements
-from npgp.conditionals import Conditional
 from npgp.gplvm.guides import FreeNormal, LatentGuide, Point
 from npgp.gplvm.priors import LatentPrior, standard_normal
 from npgp.gplvm.start import Start
-from npgp.groups import Groups
 from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian, Likelihood
-from npgp.posteriors import Posterior
+from npgp.model import guides as guide
+from npgp.model import observation as statements
+from npgp.model import sparse_gp as component
+from npgp.sparse import conditionals
+from npgp.sparse.conditionals import Conditional
+from npgp.sparse.groups import Groups
+from npgp.variational.posterior import Posterior
 
 __all__ = ["BayesianGPLVM"]
 
@@ -50,7 +53,7 @@ class BayesianGPLVM:
 
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs. With
         several blocks of inducing inputs or features the functions are orthogonal sparse GPs (SOLVE-GP).
-    :param conditional: what q does to the residual (:mod:`npgp.conditionals`).
+    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
         :class:`~npgp.gplvm.Point`, or a function as :mod:`npgp.gplvm.guides` says.
@@ -62,7 +65,7 @@ class BayesianGPLVM:
     :param likelihood: a function without arguments that gives the likelihood of y, (D, B), and may declare parameters;
         or a likelihood. Gaussian noise with parameter ``noise_variance`` if omitted, one for all columns or one each as
         ``start.noise_variance`` says. For unlike columns there is :class:`npgp.likelihoods.Columns`.
-    :param covariances: as for :class:`~npgp.component.SparseGP`.
+    :param covariances: as for :class:`~npgp.SparseGP`.
     :param positive: constraint of the positive hyperparameters: their logarithm is free, so that a dimension can be
         switched off in few steps; or ``constraints.softplus_positive``.
     :param kl_weight: a function from the step to the weight of KL(q(x) ‖ p(x)), to anneal it: pass ``steps="step"`` to

@@ -41,8 +41,8 @@ from npgp.features import Points
 from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.posteriors import Posterior
 from npgp.pytrees import pytree
+from npgp.variational.posterior import Posterior
 
 __all__ = ["Modes", "NewRows", "infer_latents"]
 

@@ -23,8 +23,10 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from npgp import component, linalg, statements
+from npgp import linalg
 from npgp.kernels import RBF, Kernel
+from npgp.model import observation as statements
+from npgp.model import sparse_gp as component
 
 __all__ = ["ClassNormal", "Dynamical", "LatentPrior", "NormalMixture", "standard_normal"]
 

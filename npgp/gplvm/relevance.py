@@ -28,7 +28,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from npgp.posteriors import Posterior
+from npgp.variational.posterior import Posterior
 
 __all__ = [
     "RELEVANT",

@@ -4,7 +4,7 @@ Zonal kernels: inputs get a bias, are projected on the sphere, and the kernel th
     x̃ = (√w_1 x_1, …, √w_D x_D, √b) ∈ R^d, d = D + 1,      k(x, x') = σ² ‖x̃‖ ‖x̃'‖ κ(cos θ),   κ(1) = 1
 
 with θ the angle of x̃ and x̃'. Their eigenfunctions are spherical harmonics, ``κ(t) = Σ_ℓ λ_ℓ N_ℓ P_ℓ(t)``
-(:mod:`npgp.gegenbauer`), on which spherical inducing features rest (:mod:`npgp.features`).
+(:mod:`npgp.kernels.gegenbauer`), on which spherical inducing features rest (:mod:`npgp.features`).
 
 Sources: Dutordoir, Durrande & Hensman 2020; Dutordoir et al. 2021; Cho & Saul 2009.
 """
@@ -24,7 +24,7 @@ from jax.scipy.special import logsumexp
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp import gegenbauer
+from npgp.kernels import gegenbauer
 from npgp.kernels.arccosine import ANGULAR, half_spaces
 from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
 from npgp.kernels.random_features import FeatureMap
@@ -70,7 +70,7 @@ class Zonal(Kernel):
         """
         ``a_ℓ = λ_ℓ N_ℓ``, the share of κ(1) = 1 that each level of spherical harmonics has; (levels,).
 
-        By quadrature here (:func:`npgp.gegenbauer.coefficients`); what may be rounding is zero.
+        By quadrature here (:func:`npgp.kernels.gegenbauer.coefficients`); what may be rounding is zero.
 
         :param levels: increasing.
         :param dimension: d, one more than the input columns.

@@ -13,7 +13,7 @@ from npgp.plots.figures import COLOURS, subplots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from npgp.posteriors import Decomposition
+    from npgp.variational.posterior import Decomposition
 
 
 def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100) -> Figure:

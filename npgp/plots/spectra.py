@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from npgp import gegenbauer
-from npgp.kernels import Kernel
+from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import as_zonal
 from npgp.plots.figures import COLOURS, MARKERS, subplots
 

@@ -5,7 +5,7 @@ from npgp.training.devices import Sharding
 from npgp.training.evaluation import evaluate
 from npgp.training.loop import fit
 from npgp.training.monitor import Monitor
-from npgp.training.optimisers import adam, row_adam
+from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
 from npgp.training.results import FitResult, NonFiniteLossError
 from npgp.training.sources import Source, Stream

@@ -11,7 +11,7 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from npgp.rows import LazySVI, RowState
+from npgp.model.row_params import LazySVI, RowState
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.loop import one_blas_thread
 from npgp.training.programs import kept

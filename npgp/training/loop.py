@@ -22,7 +22,7 @@ from numpyro.infer.svi import SVIState
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
-from npgp.rows import LazySVI, RowOptimizer, RowState
+from npgp.model.row_params import LazySVI, RowOptimizer, RowState
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.devices import Sharding
 from npgp.training.inputs import Inputs, refuse_nan

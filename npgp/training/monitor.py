@@ -28,7 +28,7 @@ class Monitor:
     when they no longer get better::
 
         def nlpd(params):
-            return float(npgp.metrics.nlpd(predict(params, X_valid), y_valid))
+            return float(npgp.gplvm.metrics.nlpd(predict(params, X_valid), y_valid))
 
         monitor = npgp.Monitor(nlpd, every=500, patience=10)
         result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, monitor=monitor)

@@ -13,7 +13,7 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from npgp.rows import LazySVI, has_nan, join, split
+from npgp.model.row_params import LazySVI, has_nan, join, split
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.programs import kept
 
@@ -51,7 +51,7 @@ def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Callable:
     The same with row tables, which are written over in place: no step copies or looks through one.
 
     The tables that are passed in are used up. ``good`` is what leads back to the last good state,
-    :class:`npgp.rows.Good`.
+    :class:`npgp.model.row_params.Good`.
     """
 
     @partial(jax.jit, donate_argnums=0)

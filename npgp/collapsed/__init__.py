@@ -1,0 +1,26 @@
+"""Bounds and approximations with q(ε) at its optimum, as distributions over all observations; certificates."""
+
+from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior
+from npgp.collapsed.certificates import Advice, Certificate, certificate, evidence_bounds
+from npgp.collapsed.gaussian import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
+from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
+from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
+
+__all__ = [
+    "Advice",
+    "ApproximateGP",
+    "Certificate",
+    "CollapsedGP",
+    "DegeneratePosterior",
+    "ExpectedProjection",
+    "PsiStatistics",
+    "UncertainInputGP",
+    "certificate",
+    "collapsed_bound",
+    "evidence_bounds",
+    "exact_log_evidence",
+    "expected_projection",
+    "penalty_nodes",
+    "psi_statistics",
+    "upper_bound",
+]

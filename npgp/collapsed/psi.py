@@ -1,0 +1,371 @@
+"""
+ψ-statistics: a kernel's expectations over Gaussian inputs, in closed form (Titsias & Lawrence 2010).
+
+For ``x_n ~ N(μ_n, diag s_n²)``, inducing inputs Z and weights w_n,
+
+    ψ0_n = E k(x_n, x_n),    Ψ1_nm = E k(x_n, z_m),    Ψ2 = Σ_n w_n E k(Z, x_n) k(x_n, Z).
+
+What is computed is not Ψ2 but the covariance part of it, ``Ψ2 − Ψ1ᵀ diag(w) Ψ1 = Σ_n w_n Cov[k(Z, x_n)]``: it is exact
+in the limit of known inputs, where rounding in Ψ2 itself would be multiplied by the condition of K_uu. A kernel is
+written as ``Σ_i σ_i² exp(−½ Σ_q α_iq (x_q − x'_q)²) + Σ_q v_q x_q x'_q + c``. For two of its exponential terms k_i and
+k_j and one row, with ``a = μ − z_m``, ``b = μ − z_m'``, ``t = s² α_i``, ``u = s² α_j`` (sums over q are understood),
+
+    log E k_i = log σ_i² − ½ log(1 + t) − ½ α_i a² / (1 + t)
+    log E k_i k_j − log E k_i − log E k_j = ½ log(1 + tu/(1 + t + u))
+        − ½ tu/(1 + t + u) · (α_i a²/(1 + t) + α_j b²/(1 + u)) + s² α_i α_j ab/(1 + t + u),
+
+all of whose terms vanish with s. Only they need an array (M, M) for each row, a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.tree_util import register_dataclass
+from jax.typing import ArrayLike
+
+from npgp import linalg
+from npgp.features import Points, as_block
+from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
+from npgp.kernels.base import check_ard, columns_seen
+from npgp.sparse.projection import Projector, factorize
+
+__all__ = ["ExpectedProjection", "PsiStatistics", "expected_projection", "psi_statistics"]
+
+#: Entries of the arrays (rows, M, M) that are made for so many rows at a time.
+CHUNK_ENTRIES = 2**18
+#: Below this, exp(x) − 1 is taken by its series, which has this many terms.
+SERIES_LIMIT, SERIES_TERMS = 0.25, 11
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class PsiStatistics:
+    """
+    A kernel's expectations over N Gaussian inputs.
+
+    :param psi0: ``E k(x_n, x_n)``, (N,).
+    :param psi1: ``E k(x_n, z_m)``, (N, M).
+    :param psi2: ``Σ_n w_n E k(Z, x_n) k(x_n, Z)``, (M, M).
+    """
+
+    psi0: jax.Array
+    psi1: jax.Array
+    psi2: jax.Array
+
+
+def psi_statistics(
+    kernel: Kernel,
+    inducing: object,
+    loc: ArrayLike,
+    scale: ArrayLike,
+    weights: ArrayLike | None = None,
+    *,
+    chunk_size: int | None = None,
+) -> PsiStatistics:
+    """
+    ψ0, Ψ1 and Ψ2 of a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums and scalings.
+
+    :param kernel: the kernel.
+    :param inducing: Z, (M, Q), or :class:`npgp.Points`.
+    :param loc: means of the inputs, (N, Q).
+    :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
+    :param weights: w_n, (N,); 1 if omitted.
+    :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
+    :raises NotImplementedError: for kernels without a closed form.
+    :raises TypeError: for inducing features that are not points, and for inputs that are not floating.
+    :raises ValueError: for arrays of the wrong shape, and for a standard deviation known to be negative.
+
+    Source: Titsias & Lawrence 2010, section 3.2; Damianou, Titsias & Lawrence 2016, appendix (cross terms of sums).
+    """
+    given = _checked(inducing, loc, scale, weights)
+    terms = _terms(kernel, given.loc.shape[1], given.loc.dtype)
+    nothing = jnp.zeros((given.Z.shape[0],) * 2, given.loc.dtype)
+    psi1, covariance, _ = _moments(terms, given, nothing, chunk_size)
+    psi2 = linalg.matmul(psi1.T * given.weights, psi1) + covariance
+    return PsiStatistics(_psi0(terms, given), psi1, psi2)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class ExpectedProjection:
+    """
+    Moments of the whitened projections ``A(x_n) = L⁻¹ k(Z, x_n)`` of N Gaussian inputs, and of what they leave.
+
+    :param projector: the factorised inducing points.
+    :param A: ``E A(x_n)``, (M, N).
+    :param covariance: ``Σ_n w_n Cov[A(x_n)]``, (M, M).
+    :param residual_variance: ``⟨d_n⟩ = ψ0_n − tr(K_uu⁻¹ Ψ2_n)``, clipped at 0, (N,).
+    """
+
+    projector: Projector
+    A: jax.Array
+    covariance: jax.Array
+    residual_variance: jax.Array
+
+
+def expected_projection(
+    kernel: Kernel,
+    inducing: object,
+    loc: ArrayLike,
+    scale: ArrayLike,
+    weights: ArrayLike | None = None,
+    *,
+    jitter: float | None = None,
+    chunk_size: int | None = None,
+) -> ExpectedProjection:
+    """
+    The moments of the projections of Gaussian inputs, for a kernel as in :func:`psi_statistics`.
+
+    :param kernel: the kernel.
+    :param inducing: Z, (M, Q), or :class:`npgp.Points`.
+    :param loc: means of the inputs, (N, Q).
+    :param scale: their standard deviations, (N, Q), (Q,) or a scalar.
+    :param weights: w_n, (N,); 1 if omitted.
+    :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
+    :param chunk_size: as for :func:`psi_statistics`; so are the errors.
+    """
+    given = _checked(inducing, loc, scale, weights)
+    terms = _terms(kernel, given.loc.shape[1], given.loc.dtype)
+    projector = factorize(kernel, (Points(given.Z),), jitter)
+    (L,) = projector.cholesky
+    inverse = linalg.gram(linalg.solve_lower(L, jnp.eye(L.shape[0], dtype=L.dtype)).T)
+    psi1, covariance, spread = _moments(terms, given, inverse, chunk_size)
+    A = linalg.solve_lower(L, psi1.T)
+    covariance = linalg.solve_lower(L, linalg.solve_lower(L, covariance).T)
+    d = _psi0(terms, given) - jnp.sum(jnp.square(A), axis=0) - spread
+    return ExpectedProjection(projector, A, covariance, jnp.maximum(d, 0.0))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What is given
+
+
+def points(inducing: object) -> Points:
+    """One block of inducing points, from what a user gives."""
+    if isinstance(inducing, (list, tuple)):
+        if len(inducing) != 1:
+            raise ValueError(f"inducing is a list of {len(inducing)} blocks; with Gaussian inputs there is one block.")
+        (inducing,) = inducing
+    block = as_block(inducing)
+    if not isinstance(block, Points):
+        raise TypeError(f"inducing is a block of {type(block).__name__}; expectations are known for npgp.Points alone.")
+    if not block.size:
+        raise ValueError("inducing has no points; at least one is needed.")
+    return block
+
+
+def gaussian_inputs(loc: ArrayLike, scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """Means and standard deviations of inputs, checked, each (N, Q)."""
+    loc = linalg.inputs(loc, "loc")
+    rows, columns = loc.shape
+    if jnp.shape(scale) not in ((), (columns,), (rows, columns)):
+        raise ValueError(
+            f"scale has shape {jnp.shape(scale)}; standard deviations of inputs {loc.shape} are a scalar, ({columns},) "
+            f"or ({rows}, {columns})."
+        )
+    if not linalg.is_traced(scale) and not (np.all(np.isfinite(scale)) and np.all(np.asarray(scale) >= 0)):
+        raise ValueError("scale has entries that are negative, NaN or infinite; it holds standard deviations.")
+    return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), loc.shape)
+
+
+class _Given(NamedTuple):
+    Z: jax.Array
+    loc: jax.Array
+    scale: jax.Array
+    weights: jax.Array
+
+
+def _checked(inducing: object, loc: ArrayLike, scale: ArrayLike, weights: ArrayLike | None) -> _Given:
+    loc, scale = gaussian_inputs(loc, scale)
+    Z = points(inducing).inputs
+    if Z.shape[1] != loc.shape[1]:
+        raise ValueError(
+            f"inducing has {Z.shape[1]} columns and loc has {loc.shape[1]}; inducing inputs and inputs must have the "
+            "same."
+        )
+    weights = 1.0 if weights is None else weights
+    if jnp.shape(weights) not in ((), loc.shape[:1]):
+        raise ValueError(f"weights has shape {jnp.shape(weights)}; there must be one for each row, ({loc.shape[0]},).")
+    weights = jnp.broadcast_to(jnp.asarray(weights, loc.dtype), loc.shape[:1])
+    return _Given(Z.astype(loc.dtype), loc, scale, weights)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class _Terms:
+    """
+    A kernel as ``Σ_i σ_i² exp(−½ Σ_q α_iq (x_q − x'_q)²) + Σ_q v_q x_q x'_q + c``.
+
+    :param precisions: α_i, each (Q,); 0 for columns that a term does not see.
+    :param variances: σ_i².
+    :param slopes: v, (Q,), if there is a linear term.
+    :param constant: c.
+    """
+
+    precisions: tuple[jax.Array, ...]
+    variances: tuple[jax.Array, ...]
+    slopes: jax.Array | None
+    constant: jax.Array
+
+
+def _terms(kernel: Kernel, columns: int, dtype) -> _Terms:
+    # Not their subclasses, which may be other functions.
+    if type(kernel) is Sum:
+        parts = [_terms(part, columns, dtype) for part in kernel.kernels]
+        slopes = [part.slopes for part in parts if part.slopes is not None]
+        return _Terms(
+            sum((part.precisions for part in parts), ()),
+            sum((part.variances for part in parts), ()),
+            sum(slopes[1:], slopes[0]) if slopes else None,
+            sum((part.constant for part in parts), jnp.zeros((), dtype)),
+        )
+    if type(kernel) is Scaled:
+        part, factor = _terms(kernel.kernel, columns, dtype), jnp.asarray(kernel.scale, dtype)
+        scaled = None if part.slopes is None else factor * part.slopes
+        return _Terms(part.precisions, tuple(factor * v for v in part.variances), scaled, factor * part.constant)
+    zero = jnp.zeros((), dtype)
+    if type(kernel) is RBF:
+        precision = _seen(1.0 / jnp.square(jnp.asarray(kernel.lengthscale, dtype)), kernel, columns, "lengthscale")
+        return _Terms((precision,), (jnp.asarray(kernel.variance, dtype),), None, zero)
+    if type(kernel) is Linear:
+        return _Terms((), (), _seen(jnp.asarray(kernel.variance, dtype), kernel, columns, "variance"), zero)
+    if type(kernel) is Constant:
+        return _Terms((), (), None, jnp.asarray(kernel.variance, dtype))
+    raise NotImplementedError(
+        f"the expectations of {type(kernel).__name__} over Gaussian inputs have no closed form here; those of RBF, "
+        "Linear and Constant have, and of their sums and multiples by numbers."
+    )
+
+
+def _seen(values: jax.Array, kernel: RBF | Linear, columns: int, name: str) -> jax.Array:
+    """One value for each column: 0 for those that the kernel does not see."""
+    seen = columns_seen(columns, kernel.active_dims)
+    check_ard(values, seen, f"{type(kernel).__name__} {name}")
+    values = jnp.broadcast_to(values, (seen,))
+    if kernel.active_dims is None:
+        return values
+    return jnp.zeros(columns, values.dtype).at[np.asarray(kernel.active_dims)].add(values)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Expectations
+
+
+def _psi0(terms: _Terms, given: _Given) -> jax.Array:
+    psi0 = jnp.broadcast_to(sum(terms.variances, terms.constant), given.loc.shape[:1])
+    if terms.slopes is not None:
+        psi0 = psi0 + jnp.sum(terms.slopes * (jnp.square(given.loc) + jnp.square(given.scale)), axis=-1)
+    return psi0
+
+
+def _moments(
+    terms: _Terms, given: _Given, form: jax.Array, chunk_size: int | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """
+    Ψ1 (N, M), ``Σ_n w_n Cov[k(Z, x_n)]`` (M, M), and for each row ``tr(form · Cov[k(Z, x_n)])`` (N,).
+
+    The gradient computes each chunk of rows again rather than keep anything of it.
+    """
+    Z, loc, scale, weights = given
+    rows, size = loc.shape[0], Z.shape[0]
+    if chunk_size is None:
+        chunk_size = max(CHUNK_ENTRIES // size**2, 1)
+    elif chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1.")
+    chunk_size = min(chunk_size, rows)
+    chunks = -(-rows // chunk_size)
+
+    def cut(value: jax.Array) -> jax.Array:  # rows that fill the last chunk have weight 0
+        value = jnp.pad(value, [(0, chunks * chunk_size - rows)] + [(0, 0)] * (value.ndim - 1))
+        return value.reshape(chunks, chunk_size, *value.shape[1:])
+
+    @jax.checkpoint
+    def one_chunk(terms, Z, form, loc, scale, weights):
+        return _chunk_moments(terms, Z, form, loc, scale, weights)
+
+    def body(total, chunk):
+        psi1, covariance, spread = one_chunk(terms, Z, form, *chunk)
+        return total + covariance, (psi1, spread)
+
+    covariance, (psi1, spread) = lax.scan(body, jnp.zeros_like(form), (cut(loc), cut(scale), cut(weights)))
+    return psi1.reshape(-1, size)[:rows], covariance, spread.reshape(-1)[:rows]
+
+
+def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):
+    variance = jnp.square(scale)
+    apart = loc[:, None, :] - Z  # (B, M, Q)
+    shrunk = [variance * precision for precision in terms.precisions]  # t, (B, Q)
+    logs = [
+        jnp.log(v)
+        - 0.5 * jnp.sum(jnp.log1p(t), axis=-1)[:, None]
+        - 0.5 * jnp.sum((alpha / (1.0 + t))[:, None, :] * jnp.square(apart), axis=-1)
+        for alpha, v, t in zip(terms.precisions, terms.variances, shrunk, strict=True)
+    ]
+    means = [jnp.exp(log) for log in logs]  # (B, M)
+    psi1 = sum(means, jnp.broadcast_to(terms.constant, (loc.shape[0], Z.shape[0])))
+    total, spread = jnp.zeros_like(form), jnp.zeros_like(weights)
+
+    for i in range(len(means)):
+        for j in range(i + 1):
+            excess = _log_excess(terms.precisions[i], terms.precisions[j], variance, apart)
+            log = logs[i][:, :, None] + logs[j][:, None, :]
+            product = means[i][:, :, None] * means[j][:, None, :]
+            flat = _exp_difference(product, log, excess).reshape(loc.shape[0], -1)  # (B, M·M)
+            part = linalg.matmul(weights, flat).reshape(form.shape)
+            total = total + (part if i == j else part + part.T)
+            spread = spread + (1.0 if i == j else 2.0) * linalg.matmul(flat, form.reshape(-1))
+
+    if terms.slopes is not None:
+        psi1 = psi1 + linalg.matmul(loc * terms.slopes, Z.T)
+        half = Z * terms.slopes  # (M, Q)
+        formed = linalg.matmul(form, half)
+        total = total + linalg.matmul(half * linalg.matmul(weights, variance), half.T)
+        spread = spread + linalg.matmul(variance, jnp.sum(half * formed, axis=0))
+        for mean, t in zip(means, shrunk, strict=True):
+            # Under the density that k_i(x, z_m) tilts, x_q moves by −t a / (1 + t).
+            moved = -mean[:, :, None] * (t / (1.0 + t))[:, None, :] * apart
+            part = linalg.matmul(jnp.tensordot(weights, moved, 1, precision=lax.Precision.HIGHEST), half.T)
+            total = total + part + part.T
+            spread = spread + 2.0 * jnp.sum(moved * formed, axis=(-2, -1))
+    return psi1, total, spread
+
+
+def _log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, apart: jax.Array) -> jax.Array:
+    """``log E k_i(x, z_m) k_j(x, z_m') − log E k_i(x, z_m) − log E k_j(x, z_m')``, (B, M, M)."""
+    t, u = variance * alpha, variance * beta
+    both = 1.0 + t + u
+    share = t * u / both
+    first, second = ((share * p / (1.0 + v))[:, None, :] for p, v in ((alpha, t), (beta, u)))
+    square = jnp.square(apart)
+    row = 0.5 * jnp.sum(jnp.log1p(share), axis=-1)[:, None] - 0.5 * jnp.sum(first * square, axis=-1)
+    column = -0.5 * jnp.sum(second * square, axis=-1)
+    cross = linalg.matmul((t * beta / both)[:, None, :] * apart, jnp.swapaxes(apart, -1, -2))
+    return cross + row[:, :, None] + column[:, None, :]
+
+
+@jax.custom_jvp
+def _exp_difference(product: jax.Array, log: jax.Array, excess: jax.Array) -> jax.Array:
+    """
+    ``exp(log + excess) − exp(log)`` without loss for a small excess and overflow for a large one.
+
+    :param product: ``exp(log)``, which is at hand.
+    """
+    series = jnp.ones_like(excess)
+    for k in range(SERIES_TERMS, 1, -1):
+        series = 1.0 + series * excess / k
+    small = jnp.abs(excess) < SERIES_LIMIT
+    return jnp.where(small, product * excess * series, jnp.exp(log + excess) - product)
+
+
+@_exp_difference.defjvp
+def _(primals, tangents):
+    # As a function of log and excess, which the product repeats.
+    product, log, excess = primals
+    value = _exp_difference(product, log, excess)
+    return value, value * tangents[1] + (value + product) * tangents[2]

@@ -1,0 +1,246 @@
+"""
+Collapsed bounds for Gaussian inputs: regression with uncertain inputs, and what the collapsed GPLVM is made of.
+
+The bound of :mod:`npgp.collapsed` in expectation over ``q(x_n) = N(μ_n, diag s_n²)``, at the q(ε) that is best for all
+x together (Titsias & Lawrence 2010). With ``A_n = A(x_n)`` the whitened projection of a row, d_n the residual variance
+that it leaves, and ``B = I + Σ_n ⟨A_n A_nᵀ⟩/σ_n²``,
+
+    ½ ‖L_B⁻¹ Σ_n ⟨A_n⟩ y_n/σ_n²‖² − ½ Σ_n (y_n²/σ_n² + log 2πσ_n²) − ½ log|B| − penalty,
+
+    penalty:  prior ½ Σ ⟨d_n⟩/σ_n²;   tight ½ Σ log(1 + ⟨d_n⟩/σ_n²), or lower, ½ Σ ⟨log(1 + d_n(x_n)/σ_n²)⟩.
+
+The residual of ``tight`` has variance ``m_n d_n(x_n)``. The first form is for the best m_n that is one number for each
+row, the second, lower by Jensen's inequality, for the best function of x_n; it has no closed form (DESIGN section 7).
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import lax
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.util import is_prng_key
+
+from npgp import linalg
+from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
+from npgp.kernels import Kernel, as_kernel
+from npgp.sparse import conditionals
+from npgp.variational.blocks import DenseNormal
+from npgp.variational.posterior import Posterior
+
+__all__ = ["UncertainInputGP", "penalty_nodes"]
+
+
+def penalty_nodes(count: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """
+    Points that stand for a standard normal variable in each row: antithetic pairs of pseudo-random draws.
+
+    Row by row their mean is 0 and they are unbiased: the expectation over seeds of any average over them is exact.
+
+    :param count: how many S, even.
+    :param rows: N.
+    :param columns: Q.
+    :param seed: decides the draws.
+    :return: (S, N, Q).
+    :raises ValueError: if ``count`` is not even and positive.
+    """
+    if count < 2 or count % 2:
+        raise ValueError(f"the number of penalty draws is {count}; it must be even, for they come in pairs ±.")
+    half = np.random.default_rng(seed).normal(size=(count // 2, rows, columns))
+    return np.concatenate([half, -half])
+
+
+class UncertainInputGP(dist.Distribution):
+    """
+    Gaussian-noise observations of a sparse GP at Gaussian inputs, with q(ε) collapsed.
+
+    ``log_prob(y)`` is ``E_{q(x)}`` of the collapsed bound at the q(ε) that is best for it. If the inputs have that
+    distribution a priori, independently of each other, it is a lower bound on ``log ∫ p(y | x) p(x) dx``: regression
+    with inputs that were measured with known errors::
+
+        numpyro.sample("y", npgp.UncertainInputGP(kernel, x_measured, x_error, Z, noise_variance), obs=y)
+
+    If they are latent with another prior, subtract the Kullback-Leibler divergence of q(x) from it, which belongs to
+    the model (:class:`npgp.CollapsedGPLVM`). Several outputs that share the GP's hyperparameters are rows of y:
+    ``log_prob`` maps (..., N) to (...), with one computation of all that does not depend on y. For minibatches, other
+    kernels or other likelihoods sample x in the model (:class:`npgp.BayesianGPLVM`).
+
+    It wants float64: ``tr K_uu⁻¹ Cov[k(Z, x)]`` loses digits to the condition of K_uu. In float32 give a larger jitter.
+
+    :param kernel: made of ``RBF``, ``Linear`` and ``Constant`` by sums and scalings (:mod:`npgp.collapsed.psi`).
+    :param loc: means of the inputs, (N, Q).
+    :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
+    :param inducing: Z of shape (M, Q), or one block of :class:`npgp.Points`.
+    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param mean: the mean function's values, a scalar or (N,), the same wherever in q(x) a row is.
+    :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
+    :param penalty_draws: for ``"tight"``: standard normal points ε, (S, N, Q) or (S, 1, Q) for the same in all rows, or
+        an even number S of them (:func:`penalty_nodes`). The penalty is then ``⟨log(1 + d_n(x_n)/σ²)⟩`` as estimated at
+        the points ``μ_n + s_n ε``: tighter in expectation, but an estimate, which an optimiser over many latents can
+        exploit where S is small: evaluate the result with other points. If omitted the penalty has m_n free of x_n, in
+        closed form.
+    :param penalty_weights: weights of the points, (S,), for cubature rules; 1/S if omitted.
+    :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
+    :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
+    :raises NotImplementedError: for kernels without a closed form.
+    :raises TypeError: for inducing features that are not points.
+    :raises ValueError: for several blocks, arrays of the wrong shape, and a variance known not to be positive.
+
+    Source: Titsias & Lawrence 2010; Damianou, Titsias & Lawrence 2016; for ``tight``, Bui, Ashman & Turner 2025.
+    """
+
+    support = constraints.real_vector
+    reparametrized_params: list[str] = []
+    pytree_data_fields = (
+        "kernel",
+        "loc",
+        "scale",
+        "inducing",
+        "noise_variance",
+        "mean_value",
+        "penalty_draws",
+        "penalty_weights",
+    )
+    pytree_aux_fields = ("conditional", "jitter", "chunk_size")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        loc: ArrayLike,
+        scale: ArrayLike,
+        inducing: object,
+        noise_variance: ArrayLike,
+        mean: ArrayLike = 0.0,
+        conditional: conditionals.Conditional = "tight",
+        penalty_draws: ArrayLike | int | None = None,
+        penalty_weights: ArrayLike | None = None,
+        jitter: float | None = None,
+        chunk_size: int | None = None,
+        *,
+        validate_args=None,
+    ):
+        conditionals.check(conditional, ("tight", "prior"))
+        linalg.require_positive(noise_variance, "noise_variance")
+        self.kernel = as_kernel(kernel)
+        self.loc, self.scale = gaussian_inputs(loc, scale)
+        self.inducing = points(inducing)
+        rows, columns = self.loc.shape
+        linalg.require_per_row(noise_variance, "noise_variance", rows)
+        linalg.require_per_row(mean, "mean", rows)
+        self.noise_variance = noise_variance
+        self.mean_value = mean
+        self.conditional = conditional
+        if conditional != "tight" and penalty_draws is not None:
+            raise ValueError(
+                f"penalty_draws is given, but conditional is {conditional!r}; only 'tight' has such draws."
+            )
+        if isinstance(penalty_draws, int):
+            penalty_draws = penalty_nodes(penalty_draws, rows, columns)
+        if penalty_draws is not None:
+            shape = jnp.shape(penalty_draws)
+            if len(shape) != 3 or not shape[0] or shape[1] not in (1, rows) or shape[2] != columns:
+                raise ValueError(
+                    f"penalty_draws has shape {shape}; it must be (S, {rows}, {columns}) or (S, 1, {columns})."
+                )
+        draws = None if penalty_draws is None else jnp.shape(penalty_draws)[0]
+        if penalty_weights is not None and jnp.shape(penalty_weights) != (draws,):
+            raise ValueError(
+                f"penalty_weights has shape {jnp.shape(penalty_weights)}; there must be one for each of penalty_draws."
+            )
+        self.penalty_draws = penalty_draws
+        self.penalty_weights = penalty_weights
+        self.jitter = jitter
+        self.chunk_size = chunk_size
+        super().__init__((), (rows,), validate_args=validate_args)
+
+    def log_prob(self, value):
+        """The bound for observations y of shape (..., N): (...)."""
+        expected, noise = self._expected()
+        y = jnp.asarray(value, expected.A.dtype) - self.mean_value
+        factor, half = _solved(expected, noise, y)
+        fit = jnp.sum(jnp.square(half), axis=-1) - jnp.sum(
+            jnp.square(y) / noise + jnp.log(2.0 * math.pi * noise), axis=-1
+        )
+        return 0.5 * (fit - linalg.log_determinant(factor)) - self._penalty(expected, noise)
+
+    def condition(self, y: ArrayLike) -> Posterior:
+        """
+        The posterior of f, less the mean function, given observations y of shape (..., N), at the best q(ε).
+
+        :raises ValueError: if y has NaN or another number of rows.
+        """
+        linalg.require_finite(y, "y")
+        if jnp.shape(y)[-1:] != self.event_shape:
+            raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {self.event_shape[0]} inputs.")
+        expected, noise = self._expected()
+        factor, half = _solved(expected, noise, jnp.asarray(y, expected.A.dtype) - self.mean_value)
+        columns = linalg.solve_lower(factor, half.reshape(-1, half.shape[-1]).T, transpose=True)
+        return Posterior(
+            expected.projector, (DenseNormal(columns.T.reshape(half.shape), linalg.inverse_factor(factor)),)
+        )
+
+    def sample(self, key, sample_shape=()):
+        """Joint draws of inputs, function and noise, at O(N³) for each."""
+        assert is_prng_key(key)
+        shape = sample_shape + self.batch_shape
+
+        def draw(key):
+            x_key, f_key, noise_key = jax.random.split(key, 3)
+            x = self.loc + self.scale * jax.random.normal(x_key, self.loc.shape, self.loc.dtype)
+            L, _ = linalg.cholesky(self.kernel(x), self.jitter)
+            f = linalg.matmul(L, jax.random.normal(f_key, self.event_shape, L.dtype))
+            noise = jnp.sqrt(self.noise_variance) * jax.random.normal(noise_key, self.event_shape, L.dtype)
+            return self.mean_value + f + noise
+
+        keys = jax.random.split(key, math.prod(shape))
+        return lax.map(draw, keys).reshape(shape + self.event_shape)
+
+    def _expected(self) -> tuple[ExpectedProjection, jax.Array]:
+        """The moments of the rows' projections, weighted by their precisions, and σ_n² for each row."""
+        noise = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.loc.dtype), self.event_shape)
+        expected = expected_projection(
+            self.kernel,
+            self.inducing,
+            self.loc,
+            self.scale,
+            1.0 / noise,
+            jitter=self.jitter,
+            chunk_size=self.chunk_size,
+        )
+        return expected, noise
+
+    def _penalty(self, expected: ExpectedProjection, noise: jax.Array) -> jax.Array:
+        if self.conditional == "prior":
+            return 0.5 * jnp.sum(expected.residual_variance / noise)
+        if self.penalty_draws is None:
+            return 0.5 * jnp.sum(jnp.log1p(expected.residual_variance / noise))
+        nodes = jnp.asarray(self.penalty_draws, self.loc.dtype)
+        weights = 1.0 / nodes.shape[0] if self.penalty_weights is None else self.penalty_weights
+        weights = jnp.broadcast_to(jnp.asarray(weights, self.loc.dtype), nodes.shape[:1])
+
+        @jax.checkpoint
+        def at_node(projector, loc, scale, node):
+            variance = projector(loc + scale * node).residual_variance()
+            return jnp.sum(jnp.log1p(variance / noise))
+
+        def body(total, draw):
+            node, weight = draw
+            return total + weight * at_node(expected.projector, self.loc, self.scale, node), None
+
+        total, _ = lax.scan(body, jnp.zeros((), self.loc.dtype), (nodes, weights))
+        return 0.5 * total
+
+
+def _solved(expected: ExpectedProjection, noise: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The Cholesky factor of B, and ``L_B⁻¹ Σ_n ⟨A_n⟩ y_n/σ_n²`` for y of shape (..., N): (..., M)."""
+    size = expected.A.shape[0]
+    scaled = expected.A / jnp.sqrt(noise)
+    B = jnp.eye(size, dtype=scaled.dtype) + linalg.gram(scaled) + expected.covariance
+    factor, _ = linalg.cholesky(B, jitter=0.0)
+    projected = linalg.matmul(expected.A, (y / noise).reshape(-1, y.shape[-1]).T)
+    return factor, linalg.solve_lower(factor, projected).T.reshape(*y.shape[:-1], size)

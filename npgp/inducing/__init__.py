@@ -1,0 +1,13 @@
+"""Where inducing points come from, and how many levels spherical features want."""
+
+from npgp.inducing.levels import choose_levels, left_out
+from npgp.inducing.selection import greedy_fit, greedy_variance, kmeans, random_subset
+
+__all__ = [
+    "choose_levels",
+    "greedy_fit",
+    "greedy_variance",
+    "kmeans",
+    "left_out",
+    "random_subset",
+]

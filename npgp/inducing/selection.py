@@ -1,0 +1,332 @@
+"""
+Where to put inducing points at the start: a random subset, k-means, greedy conditional variance, or greedy fit to y.
+
+Optimising the bound moves them from there, and gets stuck in local optima that depend on the start; with a good one
+they may as well stay (Burt, Rasmussen & van der Wilk 2020).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from npgp import linalg
+from npgp.features import InducingBlock, as_block
+from npgp.kernels import Kernel, as_kernel
+from npgp.sparse.groups import kmeans_centres
+from npgp.sparse.projection import factorize
+
+__all__ = ["greedy_fit", "greedy_variance", "kmeans", "random_subset"]
+
+#: Candidates of the greedy fit that are looked at together, which holds as many rows of the covariance.
+CHUNK = 64
+
+
+def _check_size(size: int, rows: int) -> int:
+    try:
+        number = operator.index(size)
+    except TypeError:
+        raise TypeError(f"size is {size!r}; it must be a whole number of inducing points.") from None
+    if not 1 <= number <= rows:
+        raise ValueError(f"size is {size}; it must be between 1 and the {rows} rows of X.")
+    return number
+
+
+def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
+    """
+    Different rows of X, all sets of them equally likely. An initial value in a model::
+
+        Z = numpyro.param("Z", lambda key: npgp.inducing.random_subset(key, X, 20))
+
+    :param rng_key: a JAX random key.
+    :param X: inputs, (N, D).
+    :param size: how many, M.
+    :return: (M, D); values may coincide where rows of X do.
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
+    """
+    X = linalg.inputs(X)
+    return jax.random.choice(rng_key, X, (_check_size(size, X.shape[0]),), replace=False)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# k-means
+
+
+def kmeans(X: ArrayLike, size: int, seed: int = 0) -> jax.Array:
+    """
+    The centres of k-means clusters of X, from a k-means++ start. Not for use inside ``jit``.
+
+    With more than 100,000 rows it is the mini-batch algorithm (Sculley 2010), which is faster and a little worse.
+    Distances are Euclidean: scale columns alike, or by the lengthscales expected.
+
+    :param X: inputs, (N, D).
+    :param size: how many, M.
+    :param seed: of the start and, with many rows, of the batches.
+    :return: (M, D).
+    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
+    :raises TypeError: for inputs that are not floating, or traced.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above the number of
+        different rows.
+    """
+    if linalg.is_traced(X):
+        raise TypeError("X is traced; k-means runs outside jit: compute the centres before the model, not in it.")
+    X = linalg.inputs(X)
+    centres = kmeans_centres(np.asarray(X), _check_size(size, X.shape[0]), seed)
+    if len(centres) < size:
+        raise ValueError(f"size is {size}, but k-means found only {len(centres)} different clusters among the rows.")
+    return jnp.asarray(centres)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Greedy conditional variance
+
+
+@overload
+def greedy_variance(
+    kernel: Kernel,
+    X: ArrayLike,
+    size: int,
+    given: object = (),
+    *,
+    jitter: float | None = None,
+    return_trace: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def greedy_variance(
+    kernel: Kernel,
+    X: ArrayLike,
+    size: int,
+    given: object = (),
+    *,
+    jitter: float | None = None,
+    return_trace: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+def greedy_variance(
+    kernel: Kernel,
+    X: ArrayLike,
+    size: int,
+    given: object = (),
+    *,
+    jitter: float | None = None,
+    return_trace: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """
+    Rows of X chosen one by one, each where f's variance given the points before it is largest.
+
+    That is a Cholesky factorisation of K_ff with complete pivoting, stopped early (Burt, Rasmussen & van der Wilk
+    2020, section 4.2.2; Fine & Scheinberg 2001), at O(N M²) time and O(N M) memory. It depends on the kernel's
+    hyperparameters, lengthscales above all. A row whose values have been chosen is not chosen again. Nothing is random:
+    of equal variances, as all are at first for a stationary kernel, the first row is taken.
+
+    :param kernel: the kernel.
+    :param X: inputs, (N, D).
+    :param size: how many, M.
+    :param given: inducing blocks, arrays or features, that are there already and conditioned on first: the first block
+        of an orthogonal decomposition, when choosing the second.
+    :param jitter: relative jitter of the inducing values, as in :func:`npgp.linalg.cholesky`; default by dtype.
+    :param return_trace: whether to return also Σ_n Var[f_n | i points], (M + 1,), for i = 0 to M: twice SGPR's penalty
+        times the noise variance, it says how much more points would help.
+    :return: Z (M, D), and the traces if asked for.
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, for a size above N, and if X has fewer
+        different rows. Where X is traced and that cannot be seen, the points that do not exist are NaN.
+    """
+    X = linalg.inputs(X)
+    size = _check_size(size, X.shape[0])
+    blocks = tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    blocks = tuple(as_block(block, f"given[{i}]") for i, block in enumerate(blocks))
+    Z, trace, found = _greedy(kernel, X, size, blocks, jitter)
+    _check_found(found, size)
+    return (Z, trace) if return_trace else Z
+
+
+def _check_found(found: jax.Array, size: int) -> None:
+    if not linalg.is_traced(found) and found < size:
+        raise ValueError(f"size is {size}, but X has only {found} different rows.")
+
+
+def _nugget(prior: jax.Array, jitter: float | None) -> jax.Array:
+    return (linalg.default_jitter(prior.dtype) if jitter is None else jitter) * jnp.mean(prior)
+
+
+@partial(jax.jit, static_argnames="size")
+def _greedy(
+    kernel: Kernel, X: jax.Array, size: int, given: Sequence[InducingBlock], jitter: float | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The points, (size, D), the traces, (size + 1,), and how many points there were to be found."""
+    projection = factorize(kernel, given, jitter)(X)
+    prior = projection.prior_variance
+    nugget = _nugget(prior, jitter)
+    before = sum(A.shape[0] for A in projection.A)
+    d = projection.residual_variance()
+
+    def pick(i, state):
+        A, d, free, rows, trace = state
+        row = jnp.argmax(jnp.where(free, d, -1.0))
+        x = lax.dynamic_slice_in_dim(X, row, 1)
+        # The next row of the whitened projections: what the point explains of what is left.
+        covariance = kernel(x, X)[0] - linalg.matmul(A[:, row], A)
+        a = (covariance / jnp.sqrt(d[row] + nugget)).astype(d.dtype)
+        d = jnp.maximum(d - jnp.square(a), 0.0)
+        rows = rows.at[i].set(jnp.where(free[row], row, -1).astype(jnp.int32))
+        return A.at[before + i].set(a), d, free & jnp.any(X != x, axis=1), rows, trace.at[i + 1].set(jnp.sum(d))
+
+    start = (
+        jnp.concatenate([*projection.A, jnp.zeros((size, X.shape[0]), prior.dtype)]),
+        d,
+        jnp.ones(X.shape[0], bool),
+        jnp.zeros(size, jnp.int32),
+        jnp.zeros(size + 1, prior.dtype).at[0].set(jnp.sum(d)),
+    )
+    rows, trace = lax.fori_loop(0, size, pick, start)[-2:]
+    Z = jnp.where(rows[:, None] < 0, jnp.nan, X[rows])
+    return Z, trace, jnp.sum(rows >= 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Greedy fit
+
+
+@overload
+def greedy_fit(
+    rng_key: jax.Array,
+    kernel: Kernel,
+    X: ArrayLike,
+    y: ArrayLike,
+    noise_variance: ArrayLike,
+    size: int,
+    candidates: int | None = 59,
+    *,
+    jitter: float | None = None,
+    return_trace: Literal[False] = False,
+) -> jax.Array: ...
+@overload
+def greedy_fit(
+    rng_key: jax.Array,
+    kernel: Kernel,
+    X: ArrayLike,
+    y: ArrayLike,
+    noise_variance: ArrayLike,
+    size: int,
+    candidates: int | None = 59,
+    *,
+    jitter: float | None = None,
+    return_trace: Literal[True],
+) -> tuple[jax.Array, jax.Array]: ...
+def greedy_fit(
+    rng_key: jax.Array,
+    kernel: Kernel,
+    X: ArrayLike,
+    y: ArrayLike,
+    noise_variance: ArrayLike,
+    size: int,
+    candidates: int | None = 59,
+    *,
+    jitter: float | None = None,
+    return_trace: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """
+    Rows of X chosen one by one, each the one of some random candidates with which SoR fits y best (Smola & Bartlett
+    2001, "Sparse greedy Gaussian process regression").
+
+    What is lowered is ``yᵀ (Q + σ² I)⁻¹ y``, Q what the points explain of the covariance: up to a factor and a
+    constant, the least value of the log posterior's quadratic form, and −2 times the fit term in the log density of
+    ``npgp.ApproximateGP(method="sor")``. Unlike :func:`greedy_variance` it looks at y: points go where f varies, not
+    only where rows are. Of 59 candidates the best is among the best 5% of all rows with probability .95. The cost is
+    O(candidates N M²) time and O(N M) memory, by rank-one updates. A row whose values have been chosen is not chosen
+    again.
+
+    :param rng_key: a JAX random key, for the candidates.
+    :param kernel: the kernel.
+    :param X: inputs, (N, D).
+    :param y: observations less the mean function, (..., N); of several outputs the sum is lowered.
+    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param size: how many, M.
+    :param candidates: how many rows are looked at for each point; ``None`` for all, at O(N² M²) time.
+    :param jitter: relative jitter of the inducing values, as in :func:`npgp.linalg.cholesky`; default by dtype.
+    :param return_trace: whether to return also ``yᵀ (Q + σ² I)⁻¹ y``, (M + 1,), for 0 to M points.
+    :return: Z (M, D), and the trace if asked for.
+    :raises TypeError: for inputs that are not floating, and for a number of candidates that is not whole.
+    :raises ValueError: for inputs or observations of another shape, without rows or with NaN, for a noise variance
+        known not to be positive, for a size above N, for fewer than one candidate, and if X has fewer different rows.
+        Where X is traced and that cannot be seen, the points that do not exist are NaN.
+    """
+    X = linalg.inputs(X)
+    N = X.shape[0]
+    size = _check_size(size, N)
+    candidates = N if candidates is None else min(linalg.positive_int(candidates, "candidates"), N)
+    linalg.require_positive(noise_variance, "noise_variance")
+    linalg.require_per_row(noise_variance, "noise_variance", N)
+    linalg.require_finite(y, "y")
+    if jnp.shape(y)[-1:] != (N,):
+        raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {N} rows of X.")
+    y, noise = jnp.asarray(y, X.dtype), jnp.asarray(noise_variance, X.dtype)
+    Z, trace, found = _greedy_fit(rng_key, as_kernel(kernel), X, y, noise, size, candidates, jitter)
+    _check_found(found, size)
+    return (Z, trace) if return_trace else Z
+
+
+@partial(jax.jit, static_argnames=("size", "candidates"))
+def _greedy_fit(
+    rng_key: jax.Array,
+    kernel: Kernel,
+    X: jax.Array,
+    y: jax.Array,
+    noise_variance: jax.Array,
+    size: int,
+    candidates: int,
+    jitter: float | None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The points, (size, D), the trace, (size + 1,), and how many points there were to be found."""
+    N = X.shape[0]
+    prior = kernel.diag(X)
+    nugget = _nugget(prior, jitter)
+    scale = jnp.sqrt(jnp.broadcast_to(noise_variance, (N,)))
+    target = jnp.reshape(y / scale, (-1, N))
+
+    # With A the points' whitened projections, Q = AᵀA, and V such that (Q + σ²I)⁻¹ = (I − VᵀV) / σ². Another point
+    # adds a row a to A, and (I − VᵀV) a / √(1 + s), in which s = aᵀ (I − VᵀV) a, to V; a is in units of σ there.
+    def looked_at(rows, A, V, d, rest):
+        """Of some rows: their rows of A and V, and by how much these lower the quadratic form."""
+        a = (kernel(X[rows], X) - linalg.matmul(A[:, rows].T, A)) / jnp.sqrt(d[rows] + nugget)[:, None]
+        v = a / scale
+        v = v - linalg.matmul(linalg.matmul(v, V.T), V)
+        root = jnp.sqrt(1.0 + jnp.maximum(jnp.sum(a / scale * v, axis=1), 0.0))
+        gain = jnp.sum(jnp.square(linalg.matmul(a / scale, rest.T)), axis=1) / jnp.square(root)
+        return a, v / root[:, None], gain
+
+    def pick(i, state):
+        A, V, d, rest, free, chosen, trace = state
+        # The free rows come first, in random order.
+        order = jax.random.uniform(jax.random.fold_in(rng_key, i), (N,))
+        rows = lax.top_k(jnp.where(free, order, -1.0), candidates)[1]
+        parts = jnp.resize(rows, (-(-candidates // CHUNK), min(candidates, CHUNK)))
+        gains = lax.map(lambda part: looked_at(part, A, V, d, rest)[2], parts).ravel()[:candidates]
+        row = rows[jnp.argmax(jnp.where(free[rows], gains, -1.0))]
+        (a,), (v,), _ = looked_at(row[None], A, V, d, rest)
+        rest = rest - linalg.matmul(target, v)[:, None] * v
+        return (
+            A.at[i].set(a),
+            V.at[i].set(v),
+            jnp.maximum(d - jnp.square(a), 0.0),
+            rest,
+            free & jnp.any(X[row] != X, axis=1),
+            chosen.at[i].set(jnp.where(free[row], row, -1).astype(jnp.int32)),
+            trace.at[i + 1].set(jnp.sum(target * rest)),
+        )
+
+    nothing = jnp.zeros((size, N), prior.dtype)
+    trace = jnp.zeros(size + 1, prior.dtype).at[0].set(jnp.sum(jnp.square(target)))
+    start = (nothing, nothing, prior, target, jnp.ones(N, bool), jnp.zeros(size, jnp.int32), trace)
+    chosen, trace = lax.fori_loop(0, size, pick, start)[-2:]
+    Z = jnp.where(chosen[:, None] < 0, jnp.nan, X[chosen])
+    return Z, trace, jnp.sum(chosen >= 0)

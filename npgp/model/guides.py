@@ -1,0 +1,262 @@
+"""The automatic guide: q(ε) for every GP of a model, and guides of the user's choice for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from jax.scipy.special import ndtri
+from jax.typing import ArrayLike
+from numpyro import handlers
+from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
+
+from npgp.model.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
+from npgp.model.sparse_gp import FUNCTION, WHITENED, is_gp_site, is_observation
+from npgp.variational.posterior import Posterior
+
+__all__ = ["AutoSparseGP", "posterior"]
+
+
+class AutoSparseGP:
+    """
+    A guide derived from a model with :class:`~npgp.SparseGP` components::
+
+        guide = npgp.AutoSparseGP(model)
+        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+
+    Each component gets its structured q(ε), with parameters ``name.u.loc`` and ``name.u.scale_tril``; all other latent
+    sites are left to other guides::
+
+        AutoSparseGP(model, partial(AutoNormal, init_loc_fn=init_to_median))    an autoguide, and its options
+        AutoSparseGP(model, [hand_written, AutoNormal])                         by hand for the sites that this samples
+        AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
+
+    Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
+    start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params)))``, with
+    ``handlers.substitute(model, params)`` for the model if it has ``numpyro.param`` hyperparameters.
+
+    NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
+    on the evidence of what the model says without a guide, as under NUTS: ``p(y_n | ε)`` row by row (FITC), which may
+    be above the GP's.
+
+    :param model: the model.
+    :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
+        by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
+        class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
+    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density.
+    """
+
+    def __init__(self, model: Callable, guide: Callable | Sequence[Callable] = AutoNormal):
+        self.model = model
+        self._covered: set[str] = set()
+        self.hidden_model = handlers.block(model, hide_fn=self._is_hidden)
+        parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
+        for i, part in enumerate(parts):
+            _check_part(part, last=i + 1 == len(parts))
+        #: The autoguide for what is left, if there is one.
+        self._auto: AutoGuide | None = parts.pop()(self.hidden_model) if parts and _is_factory(parts[-1]) else None
+        self._parts = parts
+        self._whitened: dict[str, bool] | None = None  # of each whitened site
+        self._other_sites: set[str] = set()
+
+    def _is_hidden(self, msg: dict[str, Any]) -> bool:
+        """What the autoguide for what is left must not see."""
+        if msg["type"] == "deterministic":  # for its sake the autoguide would keep the arguments of its first call
+            return True
+        return msg["type"] == "sample" and (is_gp_site(msg) or is_observation(msg) or msg["name"] in self._covered)
+
+    def _setup(self, *args, **kwargs) -> None:
+        """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
+
+        def look():
+            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
+                self.model(*args, **kwargs)
+            latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
+            self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
+            self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
+
+        jax.eval_shape(look)
+
+    def __call__(self, *args, **kwargs) -> dict[str, jax.Array]:
+        """
+        Run the guide with the model's arguments.
+
+        :return: the values of the latent sites.
+        :raises ValueError: for a latent site that no guide covers, that two do, or that is not the model's.
+        """
+        sites = self._run(*args, **kwargs)
+        return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
+
+    def _run(self, *args, **kwargs) -> dict[str, dict[str, Any]]:
+        """Run the guide: its sites, and the model's deterministic ones."""
+        if self._whitened is None:
+            self._setup(*args, **kwargs)
+        rest = self._run_parts(*args, **kwargs)
+        samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
+
+        def hidden(msg: dict[str, Any]) -> bool:
+            if msg["type"] == "sample":
+                return msg["is_observed"] or not (is_gp_site(msg) or msg["name"] in samples)
+            return msg["type"] not in ("param", "plate", "mutable", "inspect")  # the last asks whether all is masked
+
+        # Substituted as well, for the sake of sites inside NumPyro's control flow.
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
+        with handlers.block(hide_fn=hidden), handlers.trace() as sites:
+            rerun(*args, **kwargs)
+        if numpyro.get_mask() is not False:  # under Predictive, what was observed is latent
+            check_cover(rest, rerun.latent)
+        return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
+
+    def _run_parts(self, *args, **kwargs) -> dict[str, dict[str, Any]]:
+        """The sites of all other guides, each with its guide under ``"part"``."""
+        rest: dict[str, dict[str, Any]] = {}
+        for part in [*self._parts, *([] if self._auto is None else [self._auto])]:
+            if part is self._auto:
+                self._covered |= {name for name, site in rest.items() if is_latent(site)}
+                if self._other_sites <= self._covered:
+                    continue
+            with handlers.block(hide_fn=is_restated), handlers.trace() as sites:
+                SameRows(part, rest)(*args, **kwargs)
+            twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
+            if twice:
+                raise ValueError(f"{name_of(rest[twice[0]]['part'])} and {name_of(part)} both sample {twice[0]!r}.")
+            rest |= {
+                name: {**site, "part": part}
+                for name, site in sites.items()
+                if site["type"] == "plate" or is_latent(site)
+            }
+        return rest
+
+    def sample_posterior(self, rng_key, params, *args, sample_shape: tuple[int, ...] = (), **kwargs):
+        """
+        Draws from the guide: whitened values ε, the other latent sites, and what of the model is deterministic given
+        these. Plates that draw a subsample of their rows take all of them, so that draws line up row by row. Latent
+        sites in the plate over rows are of these rows: leave them out of ``Predictive(model, draws)`` at others.
+
+        :param rng_key: random key.
+        :param params: parameters, from ``svi.get_params(state)``.
+        :param args: the model's arguments.
+        :param sample_shape: shape put before each site's own.
+        """
+
+        def draw(key):
+            guide = handlers.substitute(handlers.seed(self._run, key), params)
+            sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
+            return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
+
+        fn = draw
+        for _ in sample_shape:
+            fn = jax.vmap(fn)
+        return fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
+
+    def median(self, params) -> dict[str, jax.Array]:
+        """
+        Posterior medians of the latent sites; of the whitened values, these are the means.
+
+        :param params: parameters, from ``svi.get_params(state)``.
+        :raises NotImplementedError: if one of the guides offers none, and for unwhitened components.
+        """
+        found = self._of_parts("median", params)
+        return found | {site: params[f"{site}.loc"] for site in self._blocks("median", params)}
+
+    def quantiles(self, params, quantiles: ArrayLike) -> dict[str, jax.Array]:
+        """
+        Posterior quantiles of the latent sites, along a leading axis.
+
+        :param params: parameters, from ``svi.get_params(state)``.
+        :param quantiles: numbers between 0 and 1. A block that moves the mean only has the prior's standard deviation,
+            1, as in its draws.
+        :raises NotImplementedError: if one of the guides offers none, and for unwhitened components.
+        """
+        levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
+        found = self._of_parts("quantiles", params, levels)
+        for site in self._blocks("quantiles", params):
+            loc, scale = params[f"{site}.loc"], params.get(f"{site}.scale", 1.0)
+            if f"{site}.scale_tril" in params:
+                scale = jnp.linalg.norm(params[f"{site}.scale_tril"], axis=-1)
+            found[site] = loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
+        return found
+
+    def _of_parts(self, method: str, *args) -> dict[str, jax.Array]:
+        if self._whitened is None:
+            raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
+        found: dict[str, jax.Array] = {}
+        left = not self._other_sites <= self._covered
+        for part in [*self._parts, *([self._auto] if self._auto is not None and left else [])]:
+            try:
+                if not hasattr(part, method):
+                    raise NotImplementedError
+                found |= getattr(part, method)(*args)
+            except NotImplementedError:
+                raise NotImplementedError(
+                    f"{method}: {name_of(part)}, a guide for other sites, offers none (hand-written ones may); take "
+                    "those of draws from sample_posterior."
+                ) from None
+        return {name: value for name, value in found.items() if name in self._other_sites}
+
+    def _blocks(self, method: str, params) -> list[str]:
+        sites = self._whitened or {}
+        for site, whitened in sites.items():
+            if not whitened:
+                raise NotImplementedError(
+                    f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
+                    "kernel; use npgp.posterior(...).q."
+                )
+            if f"{site}.loc" not in params:
+                raise KeyError(f"{method}: params has no {site + '.loc'!r}.")
+        return list(sites)
+
+
+#: Autoguides that follow the model's log density.
+_USE_DENSITY = (AutoDAIS, AutoSemiDAIS, AutoLaplaceApproximation)
+
+
+def _is_factory(part: Any) -> bool:
+    return isinstance(part.func if isinstance(part, partial) else part, type)
+
+
+def _check_part(part: Any, last: bool) -> None:
+    if not callable(part) or (_is_factory(part) and not last):
+        raise TypeError(
+            f"guide has {part!r}; it must be an autoguide class (or a partial of one), a guide for some sites, or a "
+            "list of guides of which the last may be a class."
+        )
+    made = part.func if isinstance(part, partial) else part
+    if isinstance(made, _USE_DENSITY) or (isinstance(made, type) and issubclass(made, _USE_DENSITY)):
+        raise TypeError(
+            f"{name_of(made)} uses the model's density, of which it would not see the GPs and their observations; take "
+            "AutoMultivariateNormal, a flow, or another guide that does not."
+        )
+
+
+def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_key=None, **kwargs) -> Posterior:
+    """
+    The posterior of a component's function: mean, variance, covariance and joint draws at any inputs.
+
+    :param name: the component's name, with its scope if it has one.
+    :param model: the model.
+    :param guide: its guide, automatic or written by hand.
+    :param params: trained parameters, from ``svi.get_params(state)``.
+    :param args: arguments of model and guide; observations may be left out.
+    :param rng_key: where hyperparameters are sampled: the posterior is the one given a draw of them.
+    :raises KeyError: if the model has no such component.
+    """
+    model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
+    with handlers.block():
+        # No density is asked for, and observations that are left out need no guide.
+        seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
+        guide_trace = handlers.trace(handlers.substitute(seeded, params)).get_trace(*args, **kwargs)
+        replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
+        sites = handlers.trace(handlers.substitute(replayed, params)).get_trace(*args, **kwargs)
+    # The prefix of the site's name is the component's, with its scope.
+    found = {
+        site: msg["infer"][FUNCTION] for site, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]
+    }
+    functions = {site.rsplit(".", 1)[0]: function for site, function in found.items()}
+    if name not in functions:
+        raise KeyError(f"the model has no component named {name!r}; it has {sorted(functions)}.")
+    return functions[name].posterior()

@@ -1,0 +1,423 @@
+"""GP values at rows, before they are integrated out or sampled: linear combinations of draws and offsets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from npgp import linalg
+from npgp.sparse.groups import Groups
+from npgp.sparse.residuals import GroupResidual
+
+if TYPE_CHECKING:
+    from npgp.likelihoods import Likelihood
+
+__all__ = ["Draw", "Latent", "Latents", "Moments", "Term", "as_latent", "as_latents"]
+
+
+class Moments(NamedTuple):
+    """Row by row: mean, variance that comes from ε, and the residual's prior variance; shapes (..., N)."""
+
+    mean: jax.Array
+    variance: jax.Array
+    residual: jax.Array
+
+
+class Draw(Protocol):
+    """
+    A draw of f, as its values at rows want it; rows are the inputs X (N, D), or what a component makes of them.
+
+    ``q`` is ``None`` where no guide gave an approximate posterior, and ``values`` has an entry for each block of
+    inducing features. ``blocks`` says of each whether it is projected out; the residual is what is left.
+    """
+
+    gp: Any
+    values: Sequence[Any]
+    q: Any
+    guided: bool
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the plates that f was drawn in, less the dimension of rows."""
+        ...
+
+    @property
+    def learned(self) -> list[bool]:
+        """Of each block, whether its variance is part of q; all of them without a guide."""
+        ...
+
+    def __call__(self, rows: Any, /) -> Latent:
+        """The values at rows."""
+        ...
+
+    def moments(self, rows: Any, /) -> Moments:
+        """Mean, variance from the inducing values, and residual variance at each row."""
+        ...
+
+    def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
+        """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
+        ...
+
+    def given_values(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
+        """f's mean given the drawn inducing values, or q's mean for blocks that are not kept."""
+        ...
+
+    def residual_variance(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
+        """(N,)."""
+        ...
+
+    def residual_covariance(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
+        """(N, N)."""
+        ...
+
+    def prior_variance(self, rows: Any, /) -> jax.Array:
+        """(N,)."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """
+    ``a · W f(X)``: one draw's values at rows X (N, D), with a factor and, for several outputs, a mixing matrix.
+
+    :param scale: a, which broadcasts with the outputs, (..., N).
+    :param function: f; its values have shape (..., N), or (..., Q, N) where there is a mixing matrix.
+    :param X: the rows, as f takes them: their inputs, of shape (N, D).
+    :param mixing: W, (P, Q).
+    """
+
+    scale: jax.Array
+    function: Draw
+    X: Any
+    mixing: jax.Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = (*self.function.batch_shape, self.X.shape[0])
+        if self.mixing is not None:
+            shape = (*shape[:-2], self.mixing.shape[0], shape[-1])
+        return np.broadcast_shapes(jnp.shape(self.scale), shape)
+
+    def __mul__(self, factor: jax.Array) -> Term:
+        return replace(self, scale=self.scale * factor)
+
+    def mixed(self, W: jax.Array) -> Term:
+        """``W @ term`` for W of shape (P, Q)."""
+        scale = self.scale
+        if not self.function.batch_shape and self.mixing is None:  # one function for all Q outputs
+            if scale.ndim <= 1:
+                return replace(self, scale=jnp.sum(W, 1)[:, None] * scale)
+            if scale.shape[-1] == 1:
+                return replace(self, scale=linalg.matmul(W, jnp.broadcast_to(scale, (W.shape[1], 1))))
+        if scale.ndim > 1:
+            if scale.ndim > 2 or scale.shape[-1] != 1:
+                raise ValueError(
+                    f"{self.function.gp.name} has a factor of shape {scale.shape}, which differs between both rows and "
+                    "outputs: mix first, and multiply then."
+                )
+            W, scale = W * scale[:, 0], jnp.ones((), scale.dtype)
+        return Term(scale, self.function, self.X, W if self.mixing is None else linalg.matmul(W, self.mixing))
+
+    def values(self, values: jax.Array) -> jax.Array:
+        """The term, from values of f; also of the mean."""
+        return self.scale * (values if self.mixing is None else linalg.matmul(self.mixing, values))
+
+    def variance(self, variance: jax.Array) -> jax.Array:
+        """The term's variance at each row, from that of f, (N,) if that is the same for all functions."""
+        if self.mixing is not None:
+            squares = jnp.square(self.mixing)
+            if variance.ndim == 1:
+                variance = jnp.sum(squares, 1)[:, None] * variance
+            else:
+                variance = linalg.matmul(squares, variance)
+        return jnp.square(self.scale) * variance
+
+    @property
+    def spread(self) -> jax.Array:
+        """Standard deviation of the term where f, which shares one prior, has 1; scalar or (..., N)."""
+        if self.mixing is None:
+            return self.scale
+        return self.scale * jnp.sqrt(jnp.sum(jnp.square(self.mixing), 1))[:, None]
+
+
+class Latent:
+    """
+    GP values at N rows that are neither integrated out nor sampled yet: ``f(X)``, and sums and multiples of these.
+
+    ``f(X) + g(X2) + offset``, ``a * f(X)``, differences, and ``W @ f(X)`` for several functions f, are Latents. For any
+    other expression, turn it into an array with :func:`npgp.sample` first.
+    """
+
+    # NumPy and JAX arrays on the left leave the operation to this class.
+    __array_ufunc__ = None
+    __array_priority__ = 1000
+
+    def __init__(self, terms: tuple[Term, ...], offset: jax.Array):
+        self.terms, self.offset = terms, offset
+        try:
+            self.shape  # noqa: B018
+        except ValueError:
+            shapes = [f"{term.function.gp.name}: {term.shape}" for term in terms]
+            raise ValueError(
+                f"cannot add values at different rows: {', '.join(shapes)}, offset {jnp.shape(offset)}."
+            ) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the values, (..., N)."""
+        return np.broadcast_shapes(*(term.shape for term in self.terms), jnp.shape(self.offset))
+
+    def __repr__(self):
+        names = " + ".join(term.function.gp.name for term in self.terms)
+        return f"<{names} at rows, shape {self.shape}; an array only after npgp.sample(...)>"
+
+    def __add__(self, other):
+        if isinstance(other, Latent):
+            return Latent(self.terms + other.terms, self.offset + other.offset)
+        return Latent(self.terms, self.offset + jnp.asarray(other))
+
+    def __mul__(self, other):
+        if isinstance(other, Latent):
+            raise TypeError("a product of GP values is not Gaussian: npgp.sample one of the factors first.")
+        other = jnp.asarray(other)
+        return Latent(tuple(term * other for term in self.terms), self.offset * other)
+
+    def __rmatmul__(self, W):
+        W, shape = jnp.asarray(W), self.shape
+        if W.ndim != 2 or len(shape) < 2 or shape[-2] != W.shape[1]:
+            raise ValueError(
+                f"the mixing matrix has shape {W.shape} and the GP values {shape}; a matrix (P, Q) mixes the values "
+                "(..., Q, N) of Q functions, drawn in a plate at dim=-2."
+            )
+        offset = (
+            linalg.matmul(W, jnp.broadcast_to(self.offset, shape))
+            if self.offset.ndim
+            else self.offset * (jnp.sum(W, 1)[:, None])
+        )
+        return Latent(tuple(term.mixed(W) for term in self.terms), offset)
+
+    def __neg__(self):
+        return self * -1.0
+
+    def __sub__(self, other):
+        return self + (-other)
+
+    def __rsub__(self, other):
+        return -self + other
+
+    def __truediv__(self, other):
+        return self * (1.0 / jnp.asarray(other))
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def _refuse(self, *args):
+        raise TypeError(f"{self!r}: this operation wants an array, so npgp.sample the values first.")
+
+    __array__ = __getitem__ = __matmul__ = __pow__ = __rtruediv__ = _refuse
+
+    @property
+    def functions(self) -> list[Draw]:
+        """The draws that occur."""
+        return [term.function for term in self.terms]
+
+    def check_unshared(self) -> None:
+        """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""
+        for term in self.terms:
+            own = (*term.function.batch_shape, term.X.shape[0])
+            if term.mixing is not None or math.prod(own) < math.prod(self.shape):
+                name = term.function.gp.name
+                raise ValueError(
+                    f"{name} is spread over several outputs, which share its residual: npgp.sample {name} by itself, "
+                    "and multiply the values."
+                )
+
+    def moments(self) -> Moments:
+        """Moments of the combination, the draws being independent; each of shape :attr:`shape`."""
+        mean = self.offset
+        variance = residual = jnp.zeros((), mean.dtype)
+        for term in self.terms:
+            m = term.function.moments(term.X)
+            mean = mean + term.values(m.mean)
+            variance = variance + term.variance(m.variance)
+            residual = residual + term.variance(m.residual)
+        return Moments(*(jnp.broadcast_to(v, self.shape) for v in (mean, variance, residual)))
+
+    def group_covariance(self, groups: Groups) -> jax.Array:
+        """The residual's prior covariance within groups of rows, (..., G, g, g), where guides gave q for all draws."""
+        parts = []
+        for term in self.terms:
+            D, a = term.function.group_covariance(term.X, groups), term.spread
+            if a.ndim:
+                scale = groups.gather(jnp.broadcast_to(a, (*a.shape[:-1], term.X.shape[0])))
+                D = scale[..., :, None] * D * scale[..., None, :]
+            else:
+                D = jnp.square(a) * D
+            parts.append(D)
+        return sum(parts[1:], parts[0])
+
+    def residual_factor(self, joint: bool, keep: Sequence[Sequence[bool]]) -> jax.Array:
+        """
+        A square root of the residual's covariance at the rows: a factor (..., N, N) if joint, else standard
+        deviations (..., N).
+
+        :param keep: for each term, the blocks that are projected out.
+        """
+        parts, prior = [], jnp.zeros(())
+        for term, blocks in zip(self.terms, keep, strict=True):
+            f, a = term.function, term.spread
+            if joint:
+                D = f.residual_covariance(term.X, blocks)
+                scale = jnp.broadcast_to(a, (*jnp.shape(a)[:-1], term.X.shape[0]))
+                parts.append(scale[..., :, None] * D * scale[..., None, :])
+                prior = prior + jnp.mean(jnp.square(a) * f.prior_variance(term.X))
+            else:
+                parts.append(jnp.square(a) * f.residual_variance(term.X, blocks))
+        total = sum(parts[1:], parts[0])
+        if not joint:
+            return jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny))
+        # Relative to the prior variance: the residual vanishes at inducing points.
+        return linalg.cholesky(total, scale=jnp.broadcast_to(prior, total.shape[:-2]))[0]
+
+    def simulate(self, rng_key: jax.Array, joint: bool, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """
+        GP values given the drawn ε, with residuals from their prior: sample_shape + :attr:`shape`.
+
+        :param joint: draw the residual jointly over rows, at O(N³), or row by row.
+        """
+        value = self.offset
+        for term, key in zip(self.terms, jax.random.split(rng_key, len(self.terms)), strict=True):
+            f = term.function
+            blocks = [True] * len(f.values)
+            given = f.given_values(term.X, blocks)
+            # Of the function by itself: outputs that are mixed of it share its residual.
+            factor = f(term.X).residual_factor(joint, [blocks])
+            z = jax.random.normal(key, (*sample_shape, *given.shape), given.dtype)
+            noise = linalg.matmul(factor, z[..., None])[..., 0] if joint else factor * z
+            value = value + term.values(given + noise)
+        return jnp.broadcast_to(value, (*sample_shape, *self.shape))
+
+
+class Latents:
+    """
+    What an observation depends on: one latent value per observation, or C of them on a leading axis.
+
+    :param parts: the latent values; one Latent, or one for each of the C.
+    :param num_latents: C. One Latent of shape (C, ..., N) holds all C.
+    """
+
+    def __init__(self, parts: tuple[Latent, ...], num_latents: int):
+        self.parts, self.num_latents = parts, num_latents
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the observations, (..., N)."""
+        shape = np.broadcast_shapes(*(part.shape for part in self.parts))
+        return shape if self.num_latents == 1 or len(self.parts) > 1 else shape[1:]
+
+    @property
+    def functions(self) -> list[Draw]:
+        """The draws that occur."""
+        return [function for part in self.parts for function in part.functions]
+
+    @property
+    def variational(self) -> bool:
+        """Whether a guide gave q for any of the draws."""
+        return any(f.q is not None for f in self.functions)
+
+    @property
+    def guided(self) -> bool:
+        return any(f.guided for f in self.functions)
+
+    def check_independent(self) -> None:
+        """Raise ``ValueError`` if one draw occurs twice: its values at two inputs are not independent."""
+        functions = self.functions
+        if len(set(map(id, functions))) < len(functions):
+            name = next(f.gp.name for f in functions if functions.count(f) > 1)
+            where = "twice in one sum" if len(self.parts) == 1 else "twice in one observation"
+            raise ValueError(f"the draw of {name} occurs {where}; npgp.sample its values first.")
+        if self.num_latents > 1 and any(term.mixing is not None for part in self.parts for term in part.terms):
+            raise ValueError(
+                "the latent values of one observation are mixed of the same functions, and so not independent: "
+                "npgp.sample the functions, mix the values, and observe with numpyro.sample."
+            )
+        if self.num_latents > 1 and len(self.parts) == 1:
+            self.check_unshared()
+
+    def check_unshared(self) -> None:
+        """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""
+        for part in self.parts:
+            part.check_unshared()
+
+    def _stack(self, values: Sequence[jax.Array]) -> jax.Array:
+        if len(self.parts) == 1:
+            return values[0]
+        # Over the axes of outputs and rows; samples have theirs before.
+        shapes = [(*value.shape[: value.ndim - len(self.shape)], *self.shape) for value in values]
+        return jnp.stack([jnp.broadcast_to(value, shape) for value, shape in zip(values, shapes, strict=True)])
+
+    def moments(self) -> Moments:
+        """Moments of the values, (..., N) or (C, ..., N)."""
+        self.check_independent()
+        return Moments(*map(self._stack, zip(*(part.moments() for part in self.parts), strict=True)))
+
+    def group_residual(self, groups: Groups) -> GroupResidual:
+        """The residual's prior within groups of rows, where guides gave q for all draws."""
+        parts = [part.group_covariance(groups) for part in self.parts]
+        if len(parts) > 1:
+            # What is the same for all outputs is factorised once: no broadcasting to them.
+            ndim = len(self.shape) + 2
+            parts = [part.reshape((1,) * (ndim - part.ndim) + part.shape) for part in parts]
+            parts = [jnp.stack(jnp.broadcast_arrays(*parts))]
+        return GroupResidual(parts[0], groups)
+
+    def simulate(self, rng_key: jax.Array, joint: bool, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Values given the drawn ε: sample_shape + shape for one latent; C goes before all, as likelihoods want it."""
+        keys = jax.random.split(rng_key, len(self.parts))
+        drawn = [part.simulate(key, joint, sample_shape) for part, key in zip(self.parts, keys, strict=True)]
+        if self.num_latents > 1 and len(self.parts) == 1:
+            return jnp.moveaxis(drawn[0], len(sample_shape), 0)
+        return self._stack(drawn)
+
+
+def as_latent(latent: object, where: str) -> Latent:
+    """Pass a Latent through; anything else is an error that says what is accepted."""
+    if isinstance(latent, Latent):
+        return latent
+    raise TypeError(
+        f"{where} was given a {type(latent).__name__}; it takes GP values at rows, such as f(X) or "
+        "f(X) + g(X2) + offset, where f = SparseGP(...).draw()."
+    )
+
+
+def as_latents(latent: object, likelihood: Likelihood) -> Latents:
+    """
+    The latent values that a likelihood depends on.
+
+    :raises TypeError: for what is neither GP values nor a tuple of them.
+    :raises ValueError: for another number of latent values than the likelihood has.
+    """
+    several = isinstance(latent, (tuple, list))
+    given: Any = latent if several else (latent,)
+    parts = tuple(as_latent(part, "observe") for part in given)
+    count = likelihood.num_latents
+    found = len(parts) if several else parts[0].shape[0] if count > 1 and len(parts[0].shape) > 1 else 1
+    if found != count:
+        what = f"{found} {'are' if found > 1 else 'is'} given" + ("" if several else f", of shape {parts[0].shape}")
+        raise ValueError(
+            f"{type(likelihood).__name__} has {count} latent value{'s' * (count > 1)} per observation, but {what}: "
+            "pass a tuple such as (f(X), g(X)), or a draw of as many functions."
+        )
+    latents = Latents(parts, count)
+    try:
+        latents.shape  # noqa: B018
+    except ValueError:
+        shapes = ", ".join(str(part.shape) for part in parts)
+        raise ValueError(f"the latent values of one observation have different shapes: {shapes}.") from None
+    return latents

@@ -1,0 +1,114 @@
+"""How the automatic guide runs a model as a guide, with sites that other guides have sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpyro.primitives import Messenger
+
+from npgp import linalg
+from npgp.model.sparse_gp import CONTEXT, is_gp_site, is_observation
+
+
+class SameRows(Messenger):
+    """Plates take the rows that other guides drew for them."""
+
+    def __init__(self, fn: Callable, sites: dict[str, dict[str, Any]]):
+        super().__init__(fn)
+        self.sites = sites
+
+    def process_message(self, msg):
+        site = self.sites.get(msg.get("name"))
+        if msg["type"] != "plate" or site is None or site["type"] != "plate":
+            return
+        if msg["args"][1] not in (None, msg["args"][0]):
+            _check_same_rows(msg, site)
+        msg["args"], msg["value"] = site["args"], site["value"]
+
+
+def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
+    given = msg["value"]
+    same = given is None or given is site["value"]
+    if not same and not (linalg.is_traced(given) or linalg.is_traced(site["value"])):
+        same = np.array_equal(given, site["value"])
+    if not same:
+        raise ValueError(
+            f"plate {msg['name']!r} takes its rows from the model's arguments, but the guide for other latent sites "
+            "drew rows of its own: give that guide the same plate, with create_plates if it is an autoguide."
+        )
+
+
+class AllRows(Messenger):
+    """Plates that would draw a subsample take all rows."""
+
+    def process_message(self, msg):
+        if msg["type"] == "plate" and msg["value"] is None:
+            size = msg["args"][0]
+            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+
+
+class Rerun(SameRows):
+    """
+    Runs the model as a guide: components sample from q(ε), and every other latent site has the distribution and value
+    that another guide gave it. So sites come in the model's order.
+    """
+
+    def __init__(self, fn: Callable, sites: dict[str, dict[str, Any]]):
+        super().__init__(fn, sites)
+        self.latent: set[str] = set()  # the sites that others have to cover
+
+    def process_message(self, msg):
+        super().process_message(msg)
+        if msg["type"] == CONTEXT:
+            msg["value"] = True
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        site = self.sites.get(msg["name"])
+        if is_gp_site(msg):
+            if site is not None:
+                raise ValueError(
+                    f"{msg['name']} is sampled by the guide for the other sites, but belongs to a SparseGP: let that "
+                    "guide leave it out (an autoguide's class is made for the right sites), or write all by hand."
+                )
+        elif not is_observation(msg) and msg["infer"].get("enumerate") != "parallel":
+            self.latent.add(msg["name"])
+        if site is not None and site["type"] == "sample":
+            # No intermediates: a handler outside may put another value in the place of this one.
+            msg["value"], msg["fn"], msg["intermediates"] = site["value"], site["fn"], []
+            msg["infer"] = {**msg["infer"], **site["infer"]}
+
+
+def name_of(part: Any) -> str:
+    """What messages call a guide."""
+    return getattr(part, "__name__", None) or type(part).__name__
+
+
+def is_latent(site: dict[str, Any]) -> bool:
+    """Whether a guide's site stands for one of the model."""
+    return site["type"] == "sample" and not (site["is_observed"] or site["infer"].get("is_auxiliary", False))
+
+
+def check_cover(rest: dict[str, dict[str, Any]], latent: set[str]) -> None:
+    """Raise ``ValueError`` unless the guides for other sites sample the model's latent sites, and these alone."""
+    sampled = {name: site["part"] for name, site in rest.items() if site["type"] == "sample"}
+    for name in sorted(set(sampled) - latent):
+        raise ValueError(
+            f"{name_of(sampled[name])}, a guide for other sites, samples {name!r}, which is not a latent site of the "
+            "model: was it made for another one, or first called without observations?"
+        )
+    for name in sorted(latent - set(sampled)):
+        raise ValueError(
+            f"no guide covers the latent site {name!r}: sample it in the guide for the other sites, or let an "
+            "autoguide have what is left, guide=[..., AutoNormal]."
+        )
+
+
+def is_restated(msg: dict[str, Any]) -> bool:
+    """What another guide states and the rerun states again: latent sites, but for auxiliary ones."""
+    if msg["type"] == "sample":
+        return not msg["infer"].get("is_auxiliary", False)
+    # Plates stay visible, so that handlers outside choose the same rows for both.
+    return msg["type"] == "deterministic"

@@ -1,0 +1,262 @@
+"""
+Nearest-neighbour GPs as NumPyro distributions, and kriging from them (Vecchia 1988; Datta et al. 2016).
+
+Each value depends on those before it in an order through k neighbours alone. There are no inducing points and no bound:
+it is a model of its own, as near to the GP as k and the order make it, at O(N k³) time and O(N k) memory. With
+k = N − 1 it is the GP.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax.tree_util import register_dataclass
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.infer.reparam import Reparam
+from numpyro.util import is_prng_key
+
+from npgp import linalg
+from npgp.kernels import Kernel, as_kernel
+from npgp.neighbors.search import Neighbors, nearest, nearest_before
+from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
+
+__all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The distributions
+
+
+class NNGP(dist.Distribution):
+    """
+    The nearest-neighbour GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
+
+        neighbors = npgp.nearest_before(X, 15)     # once, before the model
+
+        def model(y):
+            f = numpyro.sample("f", npgp.NNGP(kernel, X, neighbors))
+            numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+    Where data say little about each value, draw its whitened values instead, by
+    ``numpyro.handlers.reparam(config={"f": npgp.WhitenNNGP()})``. For Gaussian noise :class:`ResponseNNGP` integrates f
+    out.
+
+    :param kernel: the kernel.
+    :param X: sites, shape (N, D).
+    :param neighbors: made of X by :func:`npgp.nearest_before`; or their number k, to be found here in max–min order.
+    :param mean: the mean function's values at X, a scalar or (N,). Add its values at new sites to predictions.
+    :param jitter: relative jitter tried first.
+    :raises ValueError: for sites of the wrong shape, and for neighbours of another number of sites.
+    """
+
+    support = constraints.real_vector
+    reparametrized_params: list[str] = []
+    pytree_data_fields = ("kernel", "X", "neighbors", "mean_value", "noise_variance")
+    pytree_aux_fields = ("jitter",)
+
+    #: What is added to the covariance's diagonal.
+    noise_variance: ArrayLike = 0.0
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        X: ArrayLike,
+        neighbors: Neighbors | int,
+        mean: ArrayLike = 0.0,
+        jitter: float | None = None,
+        *,
+        validate_args=None,
+    ):
+        self.kernel = as_kernel(kernel)
+        self.X = concrete_inputs(X)
+        rows = self.X.shape[0]
+        if not isinstance(neighbors, Neighbors):
+            if linalg.is_traced(X):
+                raise ValueError(
+                    "X is traced, so its neighbours cannot be found: pass neighbors=npgp.nearest_before(X, k)."
+                )
+            neighbors = nearest_before(X, neighbors)
+        if neighbors.num_sites != rows:
+            raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
+        self.neighbors = neighbors
+        _check_by_row(mean, "mean", rows)
+        self.mean_value = mean
+        self.jitter = jitter
+        super().__init__((), (rows,), validate_args=validate_args)
+
+    def factor(self) -> VecchiaFactor:
+        """The sparse Cholesky factor of the precision."""
+        return VecchiaFactor.of(self.kernel, self.X, self.neighbors, self.noise_variance, self.jitter)
+
+    @property
+    def mean(self):
+        return jnp.broadcast_to(jnp.asarray(self.mean_value, self.X.dtype), self.event_shape)
+
+    def log_prob(self, value):
+        """Log density of values (..., N): (...)."""
+        if jnp.shape(value)[-1:] != self.event_shape:
+            raise ValueError(
+                f"value has shape {jnp.shape(value)}; its last axis must be the {self.event_shape[0]} sites."
+            )
+        factor = self.factor()
+        square = jnp.sum(jnp.square(factor.whiten(value - self.mean_value)), -1)
+        return 0.5 * (factor.log_determinant() - square - value.shape[-1] * math.log(2.0 * math.pi))
+
+    def sample(self, key, sample_shape=()):
+        """Draws, O(N k) for each once the factor is there."""
+        assert is_prng_key(key)
+        shape = sample_shape + self.batch_shape + self.event_shape
+        return self.mean_value + self.factor().colour(jax.random.normal(key, shape, self.X.dtype))
+
+    def condition(self, value: ArrayLike) -> Kriging:
+        """
+        What is known of f elsewhere, given values at the sites.
+
+        :param value: (..., N); a batch, such as draws of f from its posterior, gives one of predictions.
+        :raises ValueError: if values have NaN or another number of sites.
+        """
+        linalg.require_finite(value, "value")
+        value = jnp.asarray(value, self.X.dtype)
+        if value.shape[-1:] != self.event_shape:
+            raise ValueError(f"value has shape {value.shape}; its last axis must be the {self.event_shape[0]} sites.")
+        noise = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.event_shape)
+        return Kriging(self.kernel, self.X, self.neighbors, value - self.mean_value, noise, self.jitter)
+
+
+class ResponseNNGP(NNGP):
+    """
+    Gaussian-noise observations of a GP, with Vecchia's approximation made of their own covariance ``K + σ² I`` (Finley
+    et al. 2019): ``log_prob(y)`` is a density for NUTS, L-BFGS or SVI over hyperparameters, f integrated out::
+
+        numpyro.sample("y", npgp.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
+
+    Not the model in which f is an :class:`NNGP`: noise in the neighbours' values costs accuracy, more neighbours regain
+    it. ``condition(y)`` predicts f, less the mean function; add σ² to its variance for observations.
+
+    :param kernel: the kernel.
+    :param X: sites, shape (N, D).
+    :param noise_variance: σ², a scalar or one for each site (N,).
+    :param neighbors: as for :class:`NNGP`.
+    :param mean: the mean function's values at X, a scalar or (N,).
+    :param jitter: relative jitter tried first; none if omitted, as the noise makes it needless.
+    :raises ValueError: as for :class:`NNGP`, and for a noise variance known not to be positive.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        X: ArrayLike,
+        noise_variance: ArrayLike,
+        neighbors: Neighbors | int,
+        mean: ArrayLike = 0.0,
+        jitter: float | None = 0.0,
+        *,
+        validate_args=None,
+    ):
+        linalg.require_positive(noise_variance, "noise_variance")
+        super().__init__(kernel, X, neighbors, mean, jitter, validate_args=validate_args)
+        _check_by_row(noise_variance, "noise_variance", self.event_shape[0])
+        self.noise_variance = noise_variance
+
+
+def concrete_inputs(X: ArrayLike, name: str = "X") -> jax.Array:
+    """Inputs, checked; inside ``jit`` too their numbers can be seen, unless they are traced themselves."""
+    if linalg.is_traced(X):
+        return linalg.inputs(X, name)
+    with jax.ensure_compile_time_eval():
+        return linalg.inputs(X, name)
+
+
+def _check_by_row(value: ArrayLike, name: str, rows: int) -> None:
+    if jnp.shape(value) not in ((), (rows,)):
+        raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
+
+
+class WhitenNNGP(Reparam):
+    """
+    Draws an :class:`NNGP` site through its whitened values, ``f = mean + R⁻¹ z``, z standard normal at the site
+    ``NAME_white``: easier for NUTS where data say little about each value.
+    """
+
+    def __call__(self, name, fn, obs):
+        if obs is not None:
+            raise ValueError(f"site {name!r} is observed; only latent sites can be whitened.")
+        fn, expand_shape, event_dim = self._unwrap(fn)
+        if not isinstance(fn, NNGP):
+            raise ValueError(f"site {name!r} is a {type(fn).__name__}; WhitenNNGP is for NNGP sites.")
+        standard = dist.Normal(jnp.zeros((), fn.X.dtype)).expand(fn.event_shape).to_event(1)
+        z = numpyro.sample(f"{name}_white", self._wrap(standard, expand_shape, event_dim))
+        return None, fn.mean_value + fn.factor().colour(z)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Kriging
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Kriging:
+    """
+    f at new sites given values at observed ones: each given its nearest neighbours among these, and independent of
+    other new sites (Datta et al. 2016, section 2.3). Made by :meth:`NNGP.condition`.
+
+    New sites must be concrete, as their neighbours are looked up; to predict inside ``jit`` from sites that are traced
+    find them before, by :func:`npgp.neighbors.nearest`.
+
+    :param kernel: the kernel.
+    :param X: observed sites, (N, D).
+    :param neighbors: as the prior had them: they say how many neighbours are used, and in which units of distance.
+        Where all sites were neighbours of the last, all are used.
+    :param values: at the observed sites, less the mean function, (..., N).
+    :param noise_variance: what is added to their covariance's diagonal, (N,).
+    :param first_jitter: relative jitter tried first.
+    """
+
+    kernel: Kernel
+    X: jax.Array
+    neighbors: Neighbors
+    values: jax.Array
+    noise_variance: jax.Array
+    first_jitter: float | None = None
+
+    def mean_and_variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
+        """
+        Mean and variance of f at new sites.
+
+        :param X: new sites, (N*, D).
+        :param neighbors: row numbers of their neighbours, (N*, k), if they have been found before.
+        :return: each (..., N*).
+        :raises TypeError: if neighbours are to be found and sites are traced.
+        :raises ValueError: for sites of another shape, or neighbours of other sites.
+        """
+        X = concrete_inputs(X)
+        if X.shape[1] != self.X.shape[1]:
+            raise ValueError(f"X has {X.shape[1]} columns; the observed sites have {self.X.shape[1]}.")
+        if neighbors is None:
+            N, k = self.X.shape[0], self.neighbors.size
+            neighbors = nearest(X, self.X, k if k < N - 1 else N, scale=self.neighbors.scale)
+        rows = jnp.asarray(neighbors)
+        if rows.ndim != 2 or rows.shape[0] != X.shape[0]:
+            raise ValueError(f"neighbors has shape {rows.shape}; it must be ({X.shape[0]}, k), k for each new site.")
+        weights, variance = new_site_weights(self.kernel, X, self.X, rows, self.noise_variance, self.first_jitter)
+        mean = jnp.sum(weights * jnp.take(self.values, rows, axis=-1), axis=-1)
+        return mean, jnp.broadcast_to(variance, mean.shape)
+
+    def mean(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
+        """Mean of f at new sites X (N*, D): (..., N*)."""
+        return self.mean_and_variance(X, neighbors)[0]
+
+    def variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
+        """Variance of f at new sites X (N*, D): (..., N*)."""
+        return self.mean_and_variance(X, neighbors)[1]
+
+    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """Draws of f at new sites X (N*, D), independent of one another: sample_shape + (..., N*)."""
+        mean, variance = self.mean_and_variance(X)
+        return mean + jnp.sqrt(variance) * jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)

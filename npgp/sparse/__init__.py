@@ -1,0 +1,22 @@
+"""The heart: inducing blocks projected out of f, the residual they leave, and what q does to it (the conditionals)."""
+
+from npgp.sparse.groups import Groups, Tree, consecutive, default_size, kmeans_groups, median_split, single
+from npgp.sparse.projection import Projection, Projector, factorize
+from npgp.sparse.residuals import GroupResidual, Residual, RowResidual, residual_of
+
+__all__ = [
+    "GroupResidual",
+    "Groups",
+    "Projection",
+    "Projector",
+    "Residual",
+    "RowResidual",
+    "Tree",
+    "consecutive",
+    "default_size",
+    "factorize",
+    "kmeans_groups",
+    "median_split",
+    "residual_of",
+    "single",
+]

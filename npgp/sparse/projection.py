@@ -1,0 +1,150 @@
+"""
+Block projection: kernel + inducing blocks → (A_1, …, A_K, d). Nothing below or beside this room repeats it.
+
+With C⁽¹⁾ = K and, for each block in turn, ``C⁽ⁱ⁾_ab = K_ab − Σ_{j<i} A_j(a)ᵀ A_j(b)``, ``L_i L_iᵀ = C⁽ⁱ⁾_{u_i u_i}``
+and ``A_i(x) = L_i⁻¹ C⁽ⁱ⁾_{u_i x}``, the prior is exactly
+
+    f(x) = Σ_i A_i(x)ᵀ ε_i + r(x),   ε_i ~ N(0, I) independent,   r ⟂ ε,   Var r(x_n) = d_n = k_nn − Σ_i ‖A_i(x_n)‖².
+
+This is the block Cholesky factor of the joint covariance of all blocks. One block is the whitened SVGP (Hensman et
+al. 2015); two are the orthogonal decomposition of Salimbeni et al. 2018 and Shi, Titsias & Mnih 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+from npgp import linalg
+from npgp.features import InducingBlock, covariance
+from npgp.kernels import Kernel
+from npgp.sparse.groups import Groups
+
+
+def _projected_out(A: Sequence[jax.Array], blocks: Sequence[bool] | None) -> list[jax.Array]:
+    """The projections on the blocks in use; on all if that is not said."""
+    return [A_i for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True) if use]
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Projection:
+    """
+    Whitened projections of N inputs.
+
+    :param A: for each block, A_i, (M_i, N).
+    :param prior_variance: k(x_n, x_n), (N,).
+    """
+
+    A: tuple[jax.Array, ...]
+    prior_variance: jax.Array
+
+    def residual_variance(self, blocks: Sequence[bool] | None = None) -> jax.Array:
+        """
+        d_n, the variance left over once blocks are projected out, clipped at 0; (N,).
+
+        :param blocks: which blocks to project out; all if omitted.
+        """
+        kept = _projected_out(self.A, blocks)
+        explained = sum((jnp.sum(jnp.square(A), axis=0) for A in kept), jnp.zeros_like(self.prior_variance))
+        return jnp.maximum(self.prior_variance - explained, 0.0)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Projector:
+    """
+    The factorised inducing blocks of one kernel; made by :func:`factorize`.
+
+    :param kernel: the kernel.
+    :param blocks: the inducing blocks.
+    :param cholesky: L_i, (M_i, M_i), for each block; its diagonal, (M_1,), for a first block that says it has no more.
+    :param cross: for each block i, the projections A_j(u_i), (M_j, M_i), on the blocks j < i.
+    :param jitter: for each block, the relative jitter that its factorisation took.
+    """
+
+    kernel: Kernel
+    blocks: tuple[InducingBlock, ...]
+    cholesky: tuple[jax.Array, ...]
+    cross: tuple[tuple[jax.Array, ...], ...]
+    jitter: tuple[jax.Array, ...]
+
+    @property
+    def factors(self) -> tuple[jax.Array, ...]:
+        """L_i as matrices, (M_i, M_i)."""
+        return tuple(jnp.diag(L) if L.ndim == 1 else L for L in self.cholesky)
+
+    def __call__(self, X: jax.Array) -> Projection:
+        """Project inputs (N, D) on every block."""
+        return Projection(self.whiten([b.cross(self.kernel, X) for b in self.blocks]), self.kernel.diag(X))
+
+    def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """
+        ``A_i = L_i⁻¹ C⁽ⁱ⁾_{u_i ·}`` of anything, from its covariances with the blocks.
+
+        :param covariances: K_{u_i ·}, (M_i, N), for the leading blocks or for all.
+        """
+        return linalg.block_solve(self.cholesky, self.cross, covariances)
+
+    def residual_covariance(
+        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None
+    ) -> jax.Array:
+        """
+        D(X, X), the covariance that is left once blocks are projected out, (N, N).
+
+        :param X: inputs (N, D).
+        :param A: their projections, as :meth:`__call__` gives them.
+        :param blocks: which blocks to project out; all if omitted.
+        """
+        D = self.kernel(X)
+        for A_i in _projected_out(A, blocks):
+            D = D - linalg.gram(A_i.T)
+        return D
+
+    def group_covariance(
+        self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
+    ) -> jax.Array:
+        """
+        D within groups of rows, (G, g, g); arguments as for :meth:`residual_covariance`.
+
+        :param groups: a partition of the rows.
+        """
+        D = jax.vmap(self.kernel)(groups.gather_rows(X))
+        for A_i in _projected_out(A, blocks):
+            D = D - linalg.gram(groups.gather_rows(A_i.T))
+        return D
+
+
+def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None = None) -> Projector:
+    """
+    Factorise inducing blocks, in their order: one Cholesky of each block's residual covariance, none of a first block
+    whose features are independent.
+
+    :param kernel: the kernel.
+    :param blocks: the inducing blocks u_1, …, u_K.
+    :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
+    """
+    projector = Projector(kernel, (), (), (), ())
+    for block in blocks:
+        if not projector.blocks and hasattr(block, "gram_diagonal"):
+            L = jnp.sqrt(block.gram_diagonal(kernel))
+            before: tuple[jax.Array, ...] = ()
+            used = jnp.zeros((), L.dtype)
+        else:
+            column = [covariance(kernel, b, block) for b in projector.blocks]
+            gram = block.gram(kernel)
+            before, C = linalg.block_row(projector.cholesky, projector.cross, column, gram)
+            # Relative to the prior variance: the residual of a block that repeats an earlier one is rounding error.
+            L, used = linalg.cholesky(C, jitter, scale=jnp.mean(jnp.diagonal(gram)))
+        projector = Projector(
+            kernel,
+            (*projector.blocks, block),
+            (*projector.cholesky, L),
+            (*projector.cross, before),
+            (*projector.jitter, used),
+        )
+    return projector

@@ -1,0 +1,161 @@
+"""
+The residual r at the rows of the data: what its prior is, and what Gaussian pseudo-observations make of it.
+
+Given one pseudo-observation of precision λ_n in each row, Λ = diag(λ), a group of rows with prior covariance D has the
+covariance ``C = (D⁻¹ + Λ)⁻¹`` and its share of the ELBO the cost ``½ log|I + Λ^½ D Λ^½|`` (DESIGN section 2). Rows are
+groups of one, of neighbours, or all together; nothing else of the library depends on which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import register_dataclass
+
+from npgp import linalg
+from npgp.sparse.groups import Groups
+from npgp.sparse.projection import Projection, Projector
+
+
+@runtime_checkable
+class Residual(Protocol):
+    """The residual's prior at N rows."""
+
+    @property
+    def variance(self) -> jax.Array:
+        """d_n, (..., N)."""
+        ...
+
+    def cost(self, precision: jax.Array) -> jax.Array:
+        """
+        ``½ log|I + Λ^½ D Λ^½|``, as a sum over rows.
+
+        :param precision: λ_n ≥ 0, (..., N).
+        :return: each row's share, (..., N); where all rows of a group have λ = 0, the share is 0.
+        """
+        ...
+
+    def given(self, precision: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """
+        The variance that is left given pseudo-observations, and their cost.
+
+        :param precision: λ_n ≥ 0, (..., N).
+        :return: ``ĉ_n = [(D⁻¹ + Λ)⁻¹]_nn`` and :meth:`cost`, each (..., N).
+        """
+        ...
+
+
+def residual_of(
+    projector: Projector, X: jax.Array, projection: Projection, learned: Sequence[bool], groups: Groups | None
+) -> Residual:
+    """
+    The residual at rows X (N, D) that the learned blocks leave: row by row, or within groups.
+
+    :param projector: the factorised inducing blocks.
+    :param X: the rows' inputs.
+    :param projection: the rows' projection.
+    :param learned: which blocks q has learned the covariances of.
+    :param groups: a partition of the rows, if not row by row.
+    """
+    if groups is None:
+        return RowResidual(projection.residual_variance(learned))
+    return GroupResidual(projector.group_covariance(X, projection.A, groups, learned), groups)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class RowResidual:
+    """
+    Rows one by one: ``ĉ_n = d_n / (1 + λ_n d_n)``.
+
+    :param variance: d_n, (..., N).
+    """
+
+    variance: jax.Array
+
+    def cost(self, precision):
+        return 0.5 * jnp.log1p(precision * self.variance)
+
+    def given(self, precision):
+        return self.variance / (1.0 + precision * self.variance), self.cost(precision)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class GroupResidual:
+    """
+    Rows in groups of neighbours.
+
+    :param covariance: D_gg for each group, (..., G, g, g).
+    :param groups: which rows these are.
+    """
+
+    covariance: jax.Array
+    groups: Groups
+
+    @property
+    def variance(self):
+        return self.groups.scatter(self._variance)
+
+    @property
+    def _variance(self) -> jax.Array:
+        return jnp.maximum(jnp.diagonal(self.covariance, axis1=-2, axis2=-1), 0.0)
+
+    def roots(self, precision: jax.Array) -> jax.Array:
+        """``λ_n^½`` in the layout of groups, 0 in places that are empty; (..., G, g)."""
+        precision = self.groups.gather(precision)
+        felt = self.groups.mask & (precision > 0.0)
+        return jnp.where(felt, jnp.sqrt(jnp.where(felt, precision, 1.0)), 0.0)
+
+    def _scaled(self, root: jax.Array) -> jax.Array:
+        """``I + Λ^½ D Λ^½`` for each group, (..., G, g, g)."""
+        scaled = root[..., :, None] * self.covariance * root[..., None, :]
+        return scaled + jnp.eye(scaled.shape[-1], dtype=scaled.dtype)
+
+    def factor(self, root: jax.Array) -> jax.Array:
+        """Its Cholesky factor."""
+        return _cholesky(self._scaled(root))
+
+    def _shared_out(self, cost: jax.Array, root: jax.Array) -> jax.Array:
+        """Each group's cost (..., G) in equal parts for the rows that have a precision; the others may be masked."""
+        felt = (root > 0.0).astype(root.dtype)
+        part = felt / jnp.maximum(jnp.sum(felt, axis=-1, keepdims=True), 1.0)
+        return self.groups.scatter(cost[..., None] * part)
+
+    def cost(self, precision):
+        root = self.roots(precision)
+        return self._shared_out(_half_log_det(self._scaled(root)), root)
+
+    def given(self, precision):
+        root = self.roots(precision)
+        factor = self.factor(root)
+        half = linalg.solve_lower(factor, root[..., :, None] * self.covariance)
+        left = self._variance - jnp.sum(jnp.square(half), axis=-2)
+        # The factor's derivative is wanted for what is left anyway.
+        cost = self._shared_out(0.5 * linalg.log_determinant(factor), root)
+        return self.groups.scatter(jnp.maximum(left, 0.0)), cost
+
+
+def _cholesky(B: jax.Array) -> jax.Array:
+    # The identity in B is what makes it positive definite: jitter only where rounding of D outweighs that.
+    return linalg.cholesky(B, jitter=0.0)[0]
+
+
+@jax.custom_jvp
+def _half_log_det(B: jax.Array) -> jax.Array:
+    """``½ log|B|`` of positive definite matrices (..., g, g)."""
+    return 0.5 * linalg.log_determinant(_cholesky(B))
+
+
+@_half_log_det.defjvp
+def _(primals, tangents):
+    # ½ tr(B⁻¹ dB): one inverse, where differentiating the factor takes several solves.
+    (B,), (dB,) = primals, tangents
+    L = _cholesky(B)
+    inverse_factor = linalg.solve_lower(L, jnp.broadcast_to(jnp.eye(B.shape[-1], dtype=B.dtype), B.shape))
+    inverse = linalg.matmul(jnp.swapaxes(inverse_factor, -1, -2), inverse_factor)
+    return 0.5 * linalg.log_determinant(L), 0.5 * jnp.sum(inverse * dB, axis=(-2, -1))

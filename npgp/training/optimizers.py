@@ -1,0 +1,78 @@
+"""Optimisers with the schedules that training a sparse GP mostly wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from npgp.model.row_params import RowOptimizer
+
+
+def adam(
+    learning_rate: float = 0.01,
+    num_steps: int | None = None,
+    *,
+    final: float = 0.02,
+    warmup: int = 0,
+) -> optax.GradientTransformation:
+    """Adam whose learning rate decays along a cosine, for the ``optim`` of NumPyro's ``SVI``.
+
+    :param learning_rate: the highest learning rate.
+    :param num_steps: steps, warm-up included, after which the decay ends; no decay if ``None``.
+    :param final: the last learning rate as a fraction of the highest.
+    :param warmup: steps in which the learning rate first rises linearly.
+    """
+    return optax.adam(_schedule(learning_rate, num_steps, final, warmup))
+
+
+def row_adam(
+    learning_rate: float | Callable[[Any], Any] = 0.01,
+    num_steps: int | None = None,
+    *,
+    final: float = 0.02,
+    warmup: int = 0,
+    b1: float = 0.9,
+    b2: float = 0.999,
+    eps: float = 1e-8,
+) -> RowOptimizer:
+    """Adam for row tables, lazily: the ``row_optim`` of :func:`fit`.
+
+    A row moves at the steps that ask for it, as if it were alone: in between, neither the row nor its moments change,
+    and the correction of their bias counts the row's own visits. The learning rate follows the number of the step,
+    which is the same for all rows. A row that is asked for twice in a step moves once, along the sum of its gradients.
+
+    The loss weighs the rows of a batch by N / B. Adam does not see this factor, which is the same at every visit: a row
+    moves by about the learning rate at a visit, which is once in N / B steps. Adam on the whole table goes on moving a
+    row between its visits, by √(N / B) times that in all (for N / B well below 1 / (1 − b2)). So with many more rows
+    than in a batch, a higher learning rate is in place for the rows than for the other parameters.
+
+    :param learning_rate: the highest learning rate, or a schedule, and then none of the next three.
+    :param num_steps: steps, not visits, and otherwise as in :func:`adam`.
+    :param final: as in :func:`adam`.
+    :param warmup: as in :func:`adam`.
+    :param b1: decay per visit of the mean of gradients.
+    :param b2: decay per visit of the mean of squared gradients.
+    :param eps: added to the root of the latter.
+    """
+    if callable(learning_rate):
+        if num_steps is not None or warmup:
+            raise ValueError("learning_rate is a schedule; num_steps and warmup make one of a number.")
+        schedule = learning_rate
+    else:
+        schedule = _schedule(learning_rate, num_steps, final, warmup)
+    return RowOptimizer(optax.scale_by_adam(b1, b2, eps), schedule)
+
+
+def _schedule(learning_rate: float, num_steps: int | None, final: float, warmup: int) -> Callable:
+    if num_steps is None:
+        schedule = optax.constant_schedule(learning_rate)
+    elif num_steps > warmup:
+        schedule = optax.cosine_decay_schedule(learning_rate, num_steps - warmup, alpha=final)
+    else:
+        raise ValueError(f"num_steps is {num_steps}, not more than the {warmup} steps of warmup.")
+    if warmup:
+        rise = optax.linear_schedule(learning_rate / (warmup + 1), learning_rate, warmup)
+        schedule = optax.join_schedules([rise, schedule], [warmup])
+    return schedule

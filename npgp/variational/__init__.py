@@ -1,0 +1,44 @@
+"""q(ε): its blocks, its optimum, how it is trained and updated, and what it says about f."""
+
+from npgp.variational.blocks import (
+    BlockNormal,
+    DenseNormal,
+    DiagonalNormal,
+    MeanOnlyNormal,
+    ScaledProjection,
+    WhitenedPrior,
+    gaussian_optimum,
+    learned_blocks,
+    square_tril,
+    whitened_mean,
+    whitened_variance,
+)
+from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
+from npgp.variational.mixtures import MixedPaths, MixedPosterior
+from npgp.variational.natural import natural_gradient
+from npgp.variational.posterior import Decomposition, Paths, Posterior
+from npgp.variational.updates import update
+
+__all__ = [
+    "BlockNormal",
+    "CorrectedPosterior",
+    "Decomposition",
+    "DenseNormal",
+    "DiagonalNormal",
+    "MeanOnlyNormal",
+    "MixedPaths",
+    "MixedPosterior",
+    "Paths",
+    "Posterior",
+    "ScaledProjection",
+    "WhitenedPrior",
+    "exact_variance",
+    "gaussian_optimum",
+    "learned_blocks",
+    "local_correction",
+    "natural_gradient",
+    "square_tril",
+    "update",
+    "whitened_mean",
+    "whitened_variance",
+]

@@ -1,0 +1,405 @@
+"""
+q(ε): the approximate posterior over whitened inducing values, one independent Gaussian per block.
+
+``q(ε) = Π_i N(m_i, S_i)`` against the prior ``Π_i N(0, I)``. S_i is dense, diagonal, or left at the prior I. Blocks
+are NumPyro distributions with closed-form KL divergences, so a guide samples from them like from any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.tree_util import register_dataclass
+from jax.typing import ArrayLike
+from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.kl import kl_divergence
+from numpyro.distributions.transforms import ParameterFreeTransform
+from numpyro.util import is_prng_key
+
+from npgp import linalg
+from npgp.sparse.projection import Projection
+
+# ---------------------------------------------------------------------------------------------------------------
+# The distributions of one block
+
+
+class WhitenedPrior(dist.Distribution):
+    """
+    The prior of a block's whitened values, ``ε ~ N(0, I_M)``.
+
+    :param size: number of features M.
+    """
+
+    support = constraints.real_vector
+    reparametrized_params: list[str] = []
+    pytree_aux_fields = ("size",)
+
+    def __init__(self, size: int, *, validate_args=None):
+        self.size = size
+        super().__init__((), (size,), validate_args=validate_args)
+
+    def sample(self, key, sample_shape=()):
+        if not is_prng_key(key):
+            raise ValueError("a GP is drawn without a random key: run the model under SVI, MCMC, Predictive or a seed.")
+        return jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape)
+
+    def log_prob(self, value):
+        return -0.5 * (jnp.sum(jnp.square(value), -1) + self.size * math.log(2.0 * math.pi))
+
+
+class BlockNormal(dist.Distribution):
+    """
+    ``N(m, S)`` over one block's whitened values; subclasses differ in how S is held.
+
+    ``learned`` says whether S is. A block left at its prior covariance moves the mean alone: its variance belongs
+    to the residual.
+    """
+
+    support = constraints.real_vector
+    learned = True
+    #: How S is held, as :class:`~npgp.SparseGP` and others name it.
+    kind: str
+
+    loc: jax.Array
+
+    def _colour(self, z: jax.Array) -> jax.Array:
+        """``L_S z`` over the last axis."""
+        raise NotImplementedError
+
+    def _whiten(self, z: jax.Array) -> jax.Array:
+        """``L_S⁻¹ z`` over the last axis."""
+        raise NotImplementedError
+
+    def log_det(self) -> jax.Array:
+        """``log |S|``, batch shape."""
+        raise NotImplementedError
+
+    def trace(self) -> jax.Array:
+        """``tr S``, batch shape."""
+        raise NotImplementedError
+
+    def factor_times(self, A: jax.Array) -> jax.Array:
+        """``L_Sᵀ A`` for A of shape (M, N): batch shape + (M, N). Its columns' squared norms are variances."""
+        raise NotImplementedError
+
+    def without_last_batch_dim(self) -> BlockNormal:
+        """The same distribution, its last batch dimension (of size 1) dropped."""
+        raise NotImplementedError
+
+    def sample(self, key, sample_shape=()):
+        assert is_prng_key(key)
+        z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)
+        return self.loc + self._colour(z)
+
+    def log_prob(self, value):
+        z = self._whiten(value - self.loc)
+        return -0.5 * (jnp.sum(jnp.square(z), -1) + self.log_det() + self.event_shape[0] * math.log(2.0 * math.pi))
+
+    def kl(self) -> jax.Array:
+        """``KL[N(m, S) ‖ N(0, I)]``, batch shape."""
+        size = self.event_shape[0]
+        return 0.5 * (self.trace() + jnp.sum(jnp.square(self.loc), -1) - size - self.log_det())
+
+    @property
+    def mean(self):
+        return self.loc
+
+
+class DenseNormal(BlockNormal):
+    """
+    ``N(m, L Lᵀ)``.
+
+    :param loc: m, shape (..., M).
+    :param scale_tril: L, lower triangular with a positive diagonal, shape (..., M, M).
+    """
+
+    pytree_data_fields = ("loc", "scale_tril")
+    kind = "dense"
+
+    def __init__(self, loc, scale_tril, *, validate_args=None):
+        batch = jax.lax.broadcast_shapes(jnp.shape(loc)[:-1], jnp.shape(scale_tril)[:-2])
+        self.loc = jnp.broadcast_to(loc, batch + jnp.shape(loc)[-1:])
+        self.scale_tril = scale_tril
+        super().__init__(batch, jnp.shape(loc)[-1:], validate_args=validate_args)
+
+    def without_last_batch_dim(self):
+        return DenseNormal(self.loc[..., 0, :], self.scale_tril[..., 0, :, :])
+
+    def _colour(self, z):
+        return linalg.matmul(self.scale_tril, z[..., None])[..., 0]
+
+    def _whiten(self, z):
+        L = jnp.broadcast_to(self.scale_tril, z.shape[:-1] + self.scale_tril.shape[-2:])
+        return linalg.solve_lower(L, z[..., None])[..., 0]
+
+    def log_det(self):
+        return jnp.broadcast_to(linalg.log_determinant(self.scale_tril), self.batch_shape)
+
+    def trace(self):
+        return jnp.broadcast_to(jnp.sum(jnp.square(self.scale_tril), (-2, -1)), self.batch_shape)
+
+    def factor_times(self, A):
+        if self.scale_tril.ndim == 2:
+            return linalg.transposed_matmul(self.scale_tril, A)
+        # One product for the whole batch: (… M, M) stacked as rows.
+        LT = jnp.swapaxes(self.scale_tril, -1, -2)
+        product = linalg.matmul(LT.reshape(math.prod(LT.shape[:-1]), LT.shape[-1]), A)
+        return product.reshape(LT.shape[:-1] + A.shape[-1:])
+
+
+class DiagonalNormal(BlockNormal):
+    """
+    ``N(m, diag s²)``: mean field.
+
+    :param loc: m, shape (..., M).
+    :param scale: s, positive, shape (..., M).
+    """
+
+    pytree_data_fields = ("loc", "scale")
+    kind = "diagonal"
+
+    def __init__(self, loc, scale, *, validate_args=None):
+        shape = jax.lax.broadcast_shapes(jnp.shape(loc), jnp.shape(scale))
+        self.loc, self.scale = jnp.broadcast_to(loc, shape), jnp.broadcast_to(scale, shape)
+        super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
+
+    def without_last_batch_dim(self):
+        return DiagonalNormal(self.loc[..., 0, :], self.scale[..., 0, :])
+
+    def _colour(self, z):
+        return self.scale * z
+
+    def _whiten(self, z):
+        return z / self.scale
+
+    def log_det(self):
+        return 2.0 * jnp.sum(jnp.log(self.scale), -1)
+
+    def trace(self):
+        return jnp.sum(jnp.square(self.scale), -1)
+
+    def factor_times(self, A):
+        return self.scale[..., None] * A
+
+
+class MeanOnlyNormal(BlockNormal):
+    """
+    ``N(m, I)``: the block moves the mean and leaves its variance to the residual (the v of ODVGP).
+
+    :param loc: m, shape (..., M).
+    """
+
+    pytree_data_fields = ("loc",)
+    kind = "prior"
+    learned = False
+
+    def __init__(self, loc, *, validate_args=None):
+        self.loc = jnp.asarray(loc)
+        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=validate_args)
+
+    def without_last_batch_dim(self):
+        return MeanOnlyNormal(self.loc[..., 0, :])
+
+    def _colour(self, z):
+        return z
+
+    def _whiten(self, z):
+        return z
+
+    def log_det(self):
+        return jnp.zeros(self.batch_shape, self.loc.dtype)
+
+    def trace(self):
+        return jnp.full(self.batch_shape, self.event_shape[0], self.loc.dtype)
+
+    def factor_times(self, A):
+        return jnp.broadcast_to(A, self.batch_shape + A.shape)
+
+
+# Dispatch follows subclasses, so each class registers its own rule.
+for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
+
+    @kl_divergence.register(_block, WhitenedPrior)  # type: ignore[attr-defined]
+    def _block_kl(q, p):
+        return q.kl()
+
+
+class _SquareTril(constraints._SingletonConstraint):
+    """Lower-triangular square arrays with a positive diagonal."""
+
+    event_dim = 2
+
+    def __call__(self, x):
+        lower = jnp.all(jnp.triu(x, 1) == 0.0, axis=(-2, -1))
+        return lower & jnp.all(jnp.diagonal(x, axis1=-2, axis2=-1) > 0.0, axis=-1)
+
+    def feasible_like(self, prototype):
+        return jnp.broadcast_to(jnp.eye(prototype.shape[-1], dtype=prototype.dtype), prototype.shape)
+
+
+#: Constraint of a Cholesky factor that optimisers hold as a square array: no gather or scatter of triangles.
+square_tril = _SquareTril()
+
+
+class SquareTrilTransform(ParameterFreeTransform):
+    """Any square array → its lower triangle with a softplus diagonal. What is above the diagonal is ignored."""
+
+    domain = constraints.independent(constraints.real, 2)
+    codomain = square_tril
+
+    def __call__(self, x):
+        diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
+        return jnp.tril(x, -1) + diagonal[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
+
+    def _inverse(self, y):
+        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
+        raw = diagonal + jnp.log(-jnp.expm1(-diagonal))
+        return jnp.tril(y, -1) + raw[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+
+    def log_abs_det_jacobian(self, x, y, intermediates=None):
+        return -jnp.sum(jax.nn.softplus(-jnp.diagonal(x, axis1=-2, axis2=-1)), -1)
+
+    def forward_shape(self, shape):
+        return shape
+
+    def inverse_shape(self, shape):
+        return shape
+
+
+@biject_to.register(_SquareTril)
+def _(constraint):
+    return SquareTrilTransform()
+
+
+#: Name of the parameter that holds the scale, for each kind of block that has one; and the constraint it is under.
+SCALE_NAMES = {"dense": "scale_tril", "diagonal": "scale"}
+SCALE_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_positive}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What q(ε) says about f
+
+
+def learned_blocks(q: Sequence[BlockNormal]) -> tuple[bool, ...]:
+    """Which blocks' covariances q has learned; the residual is what these leave."""
+    return tuple(block.learned for block in q)
+
+
+def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Array:
+    """
+    ``Σ_i A_iᵀ m_i``.
+
+    :param projection: of N inputs.
+    :param means: for each block, shape batch + (M_i,).
+    :return: shape batch + (N,).
+    """
+    return sum(linalg.matmul(m, A) for m, A in zip(means, projection.A, strict=True))  # type: ignore[return-value]
+
+
+def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.Array:
+    """``s_n = Σ_{i learned} ‖L_{S_i}ᵀ A_i,n‖²``, the part of the variance that comes from ε; batch + (N,)."""
+    parts = [
+        jnp.sum(jnp.square(block.factor_times(A)), axis=-2)
+        for block, A in zip(q, projection.A, strict=True)
+        if block.learned
+    ]
+    return sum(parts, jnp.zeros_like(projection.prior_variance))
+
+
+def gaussian_optimum(
+    projection: Projection, y: jax.Array, noise_variance: ArrayLike, covariances: Sequence[str]
+) -> tuple[BlockNormal, ...]:
+    """
+    The q(ε) that maximises the ELBO for Gaussian noise, whatever the conditional (DESIGN section 5).
+
+    :param projection: of the training inputs.
+    :param y: observations less the mean function, shape (..., N), one row per output.
+    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param covariances: ``"dense"``, ``"diagonal"`` or ``"prior"`` for each block.
+    :return: one distribution per block: ``S_i = B_i⁻¹`` if it is dense, the inverse of B_i's diagonal if diagonal, and
+        means that solve with ``B = I + Ã Ãᵀ`` for all blocks stacked.
+    """
+    scaled = ScaledProjection.of(projection, noise_variance)
+    q: list[BlockNormal] = []
+    for i, (mean, kind) in enumerate(zip(scaled.solve(y), covariances, strict=True)):
+        if kind == "prior":
+            q.append(MeanOnlyNormal(mean))
+        elif kind == "diagonal":
+            q.append(DiagonalNormal(mean, 1.0 / jnp.sqrt(scaled.diagonal(i))))
+        else:
+            q.append(DenseNormal(mean, linalg.inverse_factor(scaled.factor(i))))
+    return tuple(q)
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class ScaledProjection:
+    """
+    ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked, by blocks.
+
+    :param A: Ã_i, (M_i, N), for each block.
+    :param cholesky: the factor's blocks on the diagonal, (M_i, M_i).
+    :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.
+    :param gram: for each block its own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i).
+    :param scale: σ, scalar or (N,).
+    """
+
+    A: tuple[jax.Array, ...]
+    gram: tuple[jax.Array, ...]
+    cholesky: tuple[jax.Array, ...]
+    cross: tuple[tuple[jax.Array, ...], ...]
+    scale: jax.Array
+
+    @classmethod
+    def of(cls, projection: Projection, noise_variance: ArrayLike) -> ScaledProjection:
+        """Scale a projection by the noise's standard deviation and factorise B."""
+        scale = jnp.sqrt(jnp.asarray(noise_variance, projection.prior_variance.dtype))
+        A = tuple(A / scale for A in projection.A)
+        cholesky: list[jax.Array] = []
+        cross: list[tuple[jax.Array, ...]] = []
+        gram = tuple(linalg.gram(A_i) + jnp.eye(A_i.shape[0], dtype=A_i.dtype) for A_i in A)
+        for i, A_i in enumerate(A):
+            column = [linalg.matmul(A_j, A_i.T) for A_j in A[:i]]
+            before, C = linalg.block_row(cholesky, cross, column, gram[i])
+            cholesky.append(linalg.cholesky(C, jitter=0.0)[0])
+            cross.append(before)
+        return cls(A, gram, tuple(cholesky), tuple(cross), scale)
+
+    def factor(self, i: int) -> jax.Array:
+        """Cholesky factor of block i's own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i)."""
+        return linalg.cholesky(self.gram[i], jitter=0.0)[0] if i else self.cholesky[0]
+
+    def diagonal(self, i: int) -> jax.Array:
+        """Diagonal of ``B_i``, (M_i,)."""
+        return jnp.diagonal(self.gram[i])
+
+    def _project(self, y: jax.Array) -> list[jax.Array]:
+        """``L_B⁻¹ Ã y/σ``, by blocks: (M_i, outputs) for y of shape (..., N)."""
+        columns = jnp.reshape(y / self.scale, (-1, y.shape[-1])).T
+        return list(linalg.block_solve(self.cholesky, self.cross, [linalg.matmul(A, columns) for A in self.A]))
+
+    def explained(self, y: jax.Array) -> jax.Array:
+        """``‖L_B⁻¹ Ã y/σ‖²`` for y of shape (..., N): (...)."""
+        parts = [jnp.sum(jnp.square(half), axis=0) for half in self._project(y)]
+        return jnp.reshape(sum(parts, jnp.zeros((), y.dtype)), y.shape[:-1])
+
+    def solve(self, y: jax.Array) -> list[jax.Array]:
+        """Optimal means ``B⁻¹ Ã y/σ``, split by block: each (..., M_i)."""
+        means = linalg.block_solve_transposed(self.cholesky, self.cross, self._project(y))
+        return [jnp.reshape(mean.T, (*y.shape[:-1], mean.shape[0])) for mean in means]
+
+
+__all__ = [
+    "BlockNormal",
+    "DenseNormal",
+    "DiagonalNormal",
+    "MeanOnlyNormal",
+    "WhitenedPrior",
+    "gaussian_optimum",
+    "square_tril",
+]

@@ -1,0 +1,336 @@
+"""
+Natural gradients for q(ε): an optimiser that steps in the natural parameters of every block's Gaussian.
+
+A step of rate ρ in the natural parameters of ``N(m, S)``, against the gradient of the loss ℓ = −ELBO in the expectation
+parameters, is (Hensman et al. 2012, 2013; Salimbeni, Eleftheriadis & Hensman 2018)
+
+    S'⁻¹ = S⁻¹ + 2ρ ∂ℓ/∂S,        m' = m − ρ S' ∂ℓ/∂m.
+
+It does not depend on how S is parameterised, and for one block, Gaussian noise and all rows, ρ = 1 is the optimum.
+Blocks have covariances of their own, but their means are coupled: the optimal ones solve one system for all blocks
+stacked (DESIGN section 5), which steps block by block would reach slowly. So ``m' = m − ρ δ`` with δ the solution of
+
+    H δ = ∂ℓ/∂m,        H = (1 − ρ) blockdiag(S⁻¹) + ρ ∂²ℓ/∂m²,
+
+over all blocks of all components, by conjugate gradients preconditioned with blockdiag(S'). With one dense block H is
+``S'⁻¹`` for every likelihood whose expectation is exact (Bonnet's and Price's theorems), one iteration solves it, and
+this is the natural gradient.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
+from numpyro.distributions import biject_to
+from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
+
+from npgp import linalg
+from npgp.variational.blocks import SCALE_CONSTRAINTS
+
+__all__ = ["natural_gradient"]
+
+#: Times that a rate is halved, within one step, before q(ε) is left as it is.
+MAX_HALVINGS = 12
+#: Rise of the loss that may be rounding, relative to the loss and the dtype's resolution.
+ROUNDING = 100.0
+
+#: Names of the sites of :class:`~npgp.SparseGP`.
+_SITE = re.compile(r"\.(u\d*|v)$")
+
+
+def natural_gradient(
+    rate: float | Callable[[ArrayLike], ArrayLike],
+    others: Any = None,
+    *,
+    sites: Sequence[str] | None = None,
+    max_iterations: int = 20,
+) -> _NumPyroOptim:
+    """
+    Natural gradients for q(ε), and another optimiser for all other parameters, for the ``optim`` of NumPyro's ``SVI``::
+
+        svi = SVI(model, guide, npgp.natural_gradient(0.1, optax.adam(0.01)), TraceMeanField_ELBO())
+
+    With Gaussian noise and all rows a rate of 1 is right: each step takes q(ε) to its optimum for the present
+    hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches let a schedule end low, to average over batches. A
+    step that would give a covariance that is not positive definite, or a higher loss for the same rows and noise, is
+    taken at half the rate, and half again; if nothing helps q(ε) stays. Gradients that are not finite make the
+    parameters NaN, for the training loop to see.
+
+    Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorisation per dense
+    block, and products of the projections with vectors. The loss must be −ELBO, not a multiple of it.
+
+    :param rate: ρ in (0, 1], or a schedule: a function of the step's number, such as those of optax.
+    :param others: optax or NumPyro optimiser of the other parameters: hyperparameters, inducing inputs, the guides of
+        other latent variables. It may be left out where there are none; ``optax.set_to_zero()`` holds them fixed.
+    :param sites: names of the whitened sites to treat so, such as ``["f.u", "f.v"]``; those of all components if
+        omitted. The rest go to ``others``.
+    :param max_iterations: most iterations of conjugate gradients, for the means, in a step. A solution cut short is a
+        smaller step.
+    :raises TypeError: for a rate or an optimiser of another type.
+    :raises ValueError: for a rate outside (0, 1]; when training starts, if there are no parameters of q(ε), or others
+        and no optimiser for them.
+    """
+    return _NaturalGradient(rate, others, sites, max_iterations)
+
+
+class _NaturalGradient(_NumPyroOptim):
+    """State: the step count, and (parameters of q(ε) by name, unconstrained; state of the other optimiser)."""
+
+    def __init__(self, rate, others, sites, max_iterations):
+        if not callable(rate):
+            if isinstance(rate, (bool, str)) or jnp.ndim(rate) != 0:
+                raise TypeError(f"rate is {rate!r}; it must be a number or a schedule, a function of the step.")
+            linalg.require_positive(rate, "rate")
+            if not linalg.is_traced(rate) and rate > 1:
+                raise ValueError(f"rate is {rate}; it must be at most 1, a full step.")
+        if isinstance(sites, str):
+            raise TypeError(f"sites is {sites!r}; it must be a list of site names such as [{sites!r}].")
+        if max_iterations < 1:
+            raise ValueError(f"max_iterations is {max_iterations}; it must be at least 1.")
+        self.rate = rate if callable(rate) else lambda step: rate
+        self.others = _as_optimiser(others)
+        self.sites = None if sites is None else tuple(sites)
+        self.max_iterations = max_iterations
+
+    def init(self, params):
+        blocks = _find_blocks(params, self.sites)
+        names = {*blocks, *blocks.values()}
+        q = {name: value for name, value in params.items() if name in names}
+        rest = {name: value for name, value in params.items() if name not in names}
+        if rest and self.others is None:
+            raise ValueError(
+                f"others is None, but there are parameters beside those of q(ε): {sorted(rest)}. "
+                "Give an optimiser for them; optax.set_to_zero() holds them fixed."
+            )
+        return jnp.array(0), (q, self.others.init(rest) if rest else ())
+
+    def get_params(self, state):
+        q, rest = state[1]
+        return {**q, **(self.others.get_params(rest) if rest else {})}
+
+    def update(self, g, state, value=None):
+        raise TypeError("natural_gradient needs the loss itself, not its gradient: call eval_and_update.")
+
+    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
+        output, state, _ = self._step(fn, state, forward_mode_differentiation)
+        return output, state
+
+    def eval_and_stable_update(self, fn, state, forward_mode_differentiation=False):
+        (loss, aux), new, finite = self._step(fn, state, forward_mode_differentiation)
+        new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+        return (jnp.where(finite, loss, jnp.nan), aux), new
+
+    def _step(self, fn, state, forward_mode):
+        """The loss and its auxiliary output, the new state, and whether loss and gradients were finite."""
+        count, (q, rest) = state
+        params = self.get_params(state)
+        blocks = _find_blocks(q, _site_names(q))
+        value_and_grad = _value_and_grad(fn, forward_mode)
+
+        def mean_gradient(means):
+            output, grads = value_and_grad({**params, **means})
+            return {name: grads[name] for name in means}, (output, grads)
+
+        # One pass gives the loss, all gradients, and products with the Hessian of the means, in which the kernel's
+        # factors and the projections are constants.
+        means = {loc: q[loc] for loc in blocks}
+        mean_grads, hessian, (output, grads) = jax.linearize(mean_gradient, means, has_aux=True)
+        loss = output[0]
+        scales = {loc: _scale(name, q, loc) for loc, name in blocks.items()}
+        scale_grads = {loc: _scale_grad(name, scales[loc], grads) for loc, name in blocks.items()}
+
+        def attempt(rate):
+            new_scales = {loc: _natural_scale(means[loc], scales[loc], scale_grads[loc], rate) for loc in means}
+
+            def system(v):
+                damping = {loc: (1.0 - rate) * _precision_times(scales[loc], v[loc]) for loc in v}
+                return jax.tree.map(lambda a, b: a + rate * b, damping, hessian(v))
+
+            def precondition(v):
+                return {loc: _covariance_times(new_scales[loc], v[loc]) for loc in v}
+
+            delta = _conjugate_gradients(system, precondition, mean_grads, self.max_iterations)
+            new = {loc: means[loc] - rate * delta[loc] for loc in means}
+            for loc, name in blocks.items():
+                if name is not None:
+                    new[name] = _transform(name).inv(new_scales[loc])
+            return new
+
+        def retry(carry):
+            tries, rate, _, _ = carry
+            new = attempt(rate)
+            new_loss = fn({**params, **new})[0]
+            slack = ROUNDING * jnp.finfo(loss.dtype).eps * jnp.abs(loss)
+            ok = _all_finite(new) & jnp.isfinite(new_loss) & (new_loss <= loss + slack)
+            return tries + 1, 0.5 * rate, new, ok
+
+        q_grads = {name: grads[name] for name in q}
+        rate = jnp.asarray(self.rate(count), jnp.result_type(*means.values()))
+        start = (jnp.where(_all_finite(q_grads), 0, MAX_HALVINGS + 1), rate, q, jnp.asarray(False))
+        _, _, new, ok = lax.while_loop(lambda carry: (carry[0] <= MAX_HALVINGS) & ~carry[3], retry, start)
+        new = {name: jnp.where(ok, new[name], q[name]) for name in q}
+        new = {name: jnp.where(jnp.isfinite(q_grads[name]), new[name], jnp.nan) for name in q}
+        if rest:
+            rest_grads = {name: value for name, value in grads.items() if name not in q}
+            rest = self.others.update(rest_grads, rest, value=loss)
+        return output, (count + 1, (new, rest)), jnp.isfinite(loss) & _all_finite(grads)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Which parameters
+
+
+def _as_optimiser(others: Any) -> Any:
+    if others is None or (isinstance(others, _NumPyroOptim) and not isinstance(others, Minimize)):
+        return others
+    if isinstance(others, optax.GradientTransformation):
+        return optax_to_numpyro(others)
+    raise TypeError(
+        f"others is a {type(others).__name__}; it must be an optax or NumPyro optimiser that steps along gradients."
+    )
+
+
+def _site_names(params: Collection[str]) -> list[str]:
+    return [name.removesuffix(".loc") for name in params if name.endswith(".loc")]
+
+
+def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[str, str | None]:
+    """The name of each block's mean, and that of its scale: None for a block that moves the mean only."""
+    found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
+    blocks: dict[str, str | None] = {}
+    for site in found:
+        loc = f"{site}.loc"
+        if loc not in params:
+            raise ValueError(f"sites has {site!r}, but there is no parameter {loc!r} among {sorted(params)}.")
+        shape = jnp.shape(params[loc])
+        scales = [f"{site}.{kind}" for kind in SCALE_CONSTRAINTS if f"{site}.{kind}" in params]
+        for name in scales:
+            expected = shape + shape[-1:] if name.endswith(".scale_tril") else shape
+            if len(scales) > 1 or not shape or jnp.shape(params[name]) != expected:
+                raise ValueError(
+                    f"{loc} has shape {shape} and {name} shape {jnp.shape(params[name])} (unconstrained); natural "
+                    "gradients are for loc (..., M) with scale_tril (..., M, M) or scale (..., M) as SparseGP declares."
+                )
+        blocks[loc] = scales[0] if scales else None
+    if not blocks:
+        raise ValueError(
+            "natural_gradient found no parameters of q(ε), named such as 'f.u.loc' and 'f.u.scale_tril' for a SparseGP "
+            f"'f', among {sorted(params)}."
+        )
+    return blocks
+
+
+def _transform(name: str):
+    return biject_to(SCALE_CONSTRAINTS[name.rsplit(".", 1)[1]])
+
+
+def _scale(name: str | None, params: dict[str, Any], loc: str) -> jax.Array:
+    return jnp.ones_like(params[loc]) if name is None else _transform(name)(params[name])
+
+
+def _scale_grad(name: str | None, scale: jax.Array, grads: dict[str, Any]) -> jax.Array:
+    """The gradient in the scale, from that in its unconstrained value; 0 keeps a scale as it is."""
+    return jnp.zeros_like(scale) if name is None else jax.vjp(_transform(name).inv, scale)[1](grads[name])[0]
+
+
+def _all_finite(tree) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+
+
+def _value_and_grad(fn, forward_mode: bool):
+    if not forward_mode:
+        return jax.value_and_grad(fn, has_aux=True)
+
+    def forward(params):
+        def repeated(params):
+            output = fn(params)
+            return output[0], output
+
+        grads, output = jax.jacfwd(repeated, has_aux=True)(params)
+        return output, grads
+
+    return forward
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The step. A scale is a factor L (..., M, M), or standard deviations (..., M): ones for a block left at S = I.
+
+
+def _natural_scale(mean: jax.Array, scale: jax.Array, grad: jax.Array, rate: jax.Array) -> jax.Array:
+    """
+    The scale of S', where ``S'⁻¹ = S⁻¹ + 2ρ ∂ℓ/∂S``; NaN where that is not positive definite.
+
+    With ``S = L Lᵀ`` the new precision is ``L⁻ᵀ W L⁻¹``, ``W = I + ρ (Φ + Φᵀ)``, Φ the lower triangle of ``Lᵀ ∂ℓ/∂L``
+    with its diagonal halved. With ``W = U Uᵀ``, U upper triangular, the new factor is ``L U⁻ᵀ``: S is not inverted, and
+    near the optimum W is near I however badly conditioned S may be.
+    """
+    if scale.ndim == mean.ndim:
+        return scale / jnp.sqrt(1.0 + rate * scale * grad)
+    transposed = jnp.swapaxes(scale, -1, -2)
+    product = linalg.matmul(transposed, grad)
+    lower, identity = jnp.tril(product, -1), jnp.eye(scale.shape[-1], dtype=scale.dtype)
+    W = identity + rate * (lower + jnp.swapaxes(lower, -1, -2) + product * identity)
+    # Reversing rows and columns turns an upper factor into a lower one.
+    reversed_factor = lax.linalg.cholesky(jnp.flip(W, (-2, -1)))
+    return jnp.swapaxes(jnp.flip(linalg.solve_lower(reversed_factor, jnp.flip(transposed, -2)), -2), -1, -2)
+
+
+def _covariance_times(scale: jax.Array, v: jax.Array) -> jax.Array:
+    """``S v`` over the last axis."""
+    if scale.ndim == v.ndim:
+        return jnp.square(scale) * v
+    half = linalg.matmul(jnp.swapaxes(scale, -1, -2), v[..., None])
+    return linalg.matmul(scale, half)[..., 0]
+
+
+def _precision_times(scale: jax.Array, v: jax.Array) -> jax.Array:
+    """``S⁻¹ v`` over the last axis."""
+    if scale.ndim == v.ndim:
+        return v / jnp.square(scale)
+    return linalg.solve_lower(scale, linalg.solve_lower(scale, v[..., None]), transpose=True)[..., 0]
+
+
+def _conjugate_gradients(system: Callable, precondition: Callable, rhs: Any, max_iterations: int) -> Any:
+    """
+    Solve ``H x = rhs`` for trees of arrays; stops at the first direction in which H does not curve upwards.
+
+    Like a truncated Newton method (Nocedal & Wright 2006, algorithm 7.1): H is not positive definite for likelihoods
+    that are not log-concave, or for noisy gradients. If the first direction is such, the preconditioned ``rhs`` is the
+    answer. The residual is measured in the norm of the preconditioner, which knows the scales of the problem; it
+    need not come below what rounding leaves.
+    """
+    flat_rhs, unravel = ravel_pytree(rhs)
+    tolerance = float(jnp.finfo(flat_rhs.dtype).eps) ** (2.0 / 3.0)
+
+    def times(operator, v):
+        return ravel_pytree(operator(unravel(v)))[0]
+
+    first = times(precondition, flat_rhs)
+    start_norm = jnp.vdot(flat_rhs, first)
+
+    def unfinished(carry):
+        step, _, _, _, norm, stopped = carry
+        return (step < max_iterations) & (norm > tolerance**2 * start_norm) & ~stopped
+
+    def body(carry):
+        step, x, residual, direction, norm, _ = carry
+        image = times(system, direction)
+        curvature = jnp.vdot(direction, image)
+        upwards = curvature > 0.0
+        length = norm / jnp.where(upwards, curvature, 1.0)
+        x = jnp.where(upwards, x + length * direction, jnp.where(step == 0, first, x))
+        residual = residual - length * image
+        new = times(precondition, residual)
+        new_norm = jnp.vdot(residual, new)
+        return step + 1, x, residual, new + (new_norm / norm) * direction, new_norm, ~upwards
+
+    start = (0, jnp.zeros_like(flat_rhs), flat_rhs, first, start_norm, jnp.asarray(False))
+    return unravel(lax.while_loop(unfinished, body, start)[1])

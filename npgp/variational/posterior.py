@@ -1,0 +1,393 @@
+"""The approximate posterior of f: what q(ε) says about the function, at any inputs."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.tree_util import register_dataclass
+from jax.typing import ArrayLike
+
+from npgp import linalg
+from npgp.features import Points
+from npgp.likelihoods import Likelihood
+from npgp.sparse.conditionals import Conditional
+from npgp.sparse.groups import Groups
+from npgp.sparse.projection import Projection, Projector
+from npgp.variational.blocks import BlockNormal, learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.mixtures import MixedPosterior
+from npgp.variational.updates import update
+
+__all__ = ["Decomposition", "Paths", "Posterior"]
+
+T = TypeVar("T")
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Posterior:
+    """
+    The approximate posterior of f: everything q(ε) says about the function, at any inputs.
+
+    Predictions use ε alone (Bui, Ashman & Turner 2025): whatever the conditional did to the residual at the
+    training rows, the residual at new inputs keeps its prior.
+
+    :param projector: the factorised inducing blocks.
+    :param q: the approximate posterior of each block; a batch of several outputs is allowed.
+    """
+
+    projector: Projector
+    q: tuple[BlockNormal, ...]
+
+    @property
+    def jitter(self) -> tuple[jax.Array, ...]:
+        """For each block, the relative jitter that its factorisation took."""
+        return self.projector.jitter
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of outputs."""
+        return jnp.broadcast_shapes(*(block.batch_shape for block in self.q))
+
+    def kl(self) -> jax.Array:
+        """``KL[q(ε) ‖ p(ε)]``, summed over blocks; batch shape."""
+        return sum(block.kl() for block in self.q)  # type: ignore[return-value]
+
+    def mean(self, X: ArrayLike) -> jax.Array:
+        """Posterior mean of f at inputs X (N, D): batch + (N,)."""
+        return whitened_mean(self.projector(linalg.inputs(X)), [block.loc for block in self.q])
+
+    def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
+        """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
+        return self.mean_and_variance(X, batch_size)[1]
+
+    def mean_and_variance(self, X: ArrayLike, batch_size: int | None = None) -> tuple[jax.Array, jax.Array]:
+        """
+        Posterior mean and variance of f, with one projection.
+
+        :param X: inputs (N, D).
+        :param batch_size: rows taken at a time, so that memory does not grow with N·M; all if omitted.
+        :return: each batch + (N,).
+        """
+        X = linalg.inputs(X)
+        if batch_size is not None:
+            _require_count(batch_size, "batch_size")
+            if batch_size < X.shape[0]:
+                return _in_batches(self._moments, X, batch_size)
+        return self._moments(X)
+
+    def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
+        projection = self.projector(X)
+        mean = whitened_mean(projection, [block.loc for block in self.q])
+        variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
+        return mean, jnp.broadcast_to(variance, mean.shape)
+
+    def covariance(self, X: ArrayLike) -> jax.Array:
+        """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""
+        covariance = self._covariance(linalg.inputs(X))
+        return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape[-2:])
+
+    def _covariance(self, X: jax.Array) -> jax.Array:
+        """Without the batch's dimensions where all outputs have the same."""
+        A = self.projector(X).A
+        cov = self.projector.residual_covariance(X, A, learned_blocks(self.q))
+        for block, A_i in zip(self.q, A, strict=True):
+            if block.learned:
+                half = block.factor_times(A_i)
+                cov = cov + linalg.matmul(jnp.swapaxes(half, -1, -2), half)
+        return cov
+
+    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """
+        Joint draws of f at inputs X (N, D), with O(N³) work. For functions that can be evaluated anywhere, and for
+        many inputs, see :meth:`draw_functions`.
+
+        :return: sample_shape + batch + (N,).
+        """
+        mean, cov = self.mean(X), self._covariance(linalg.inputs(X))
+        L, _ = linalg.cholesky(cov)
+        z = jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)
+        return mean + linalg.matmul(L, z[..., None])[..., 0]
+
+    def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> Paths:
+        """
+        Draw whole functions, by pathwise conditioning (Matheron's rule; Wilson et al. 2020, eq. 13)::
+
+            f(x) = φ(x)ᵀw + Σ_i A_i(x)ᵀ (ε_i − ε⁰_i),    w ~ N(0, I),    ε_i ~ q_i
+
+        φ are random features of the kernel, and ε⁰_i the whitened inducing values of the prior draw φ(·)ᵀw. The
+        inducing values carry the Cholesky factors' jitter as noise, so that draws have the covariance that
+        :meth:`covariance` says. A block that moves the mean only has ``ε_i − ε⁰_i = m_i``.
+
+        The mean is exact. The covariance is exact at the inducing points; away from them it is as good as the
+        features, whose error falls as ``num_features^−½`` (none for linear and constant kernels). All draws share φ.
+
+        :param rng_key: a JAX random key; the same key draws the same functions.
+        :param num_draws: number of functions, for each output of a batch.
+        :param num_features: number of random features of the prior, ``count`` of
+            :meth:`Kernel.random_features <npgp.kernels.Kernel.random_features>`.
+        :raises NotImplementedError: if a block is not made of points, or the kernel has no random features.
+        """
+        _require_count(num_draws, "num_draws")
+        _require_count(num_features, "num_features")
+        return _draw_functions(self.projector, self.q, self.batch_shape, rng_key, num_draws, num_features)
+
+    def condition(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        likelihood: Likelihood,
+        *,
+        offset: ArrayLike = 0.0,
+        mask: ArrayLike | None = None,
+        conditional: Conditional = "tight",
+        groups: Groups | int | None = None,
+        max_iterations: int = 100,
+        tolerance: float = 1e-6,
+    ) -> Posterior:
+        """
+        The posterior given further rows, with hyperparameters and inducing features as they are::
+
+            posterior = posterior.condition(X_new, y_new, npgp.Gaussian(noise_variance))
+
+        The present q(ε) is the prior of what follows, so give each row once. For Gaussian noise the result is the
+        optimum, in closed form. For one dense block it is then no matter whether rows come at once or in parts. With
+        several blocks, or diagonal ones, covariances are as if all rows had come at once, but means only nearly so:
+        q(ε) keeps no correlation between blocks. For other likelihoods the result is the fixed point of
+        natural-gradient steps. What the inducing features cannot tell apart, new rows do not teach them.
+
+        For everything else, such as minibatches, several GPs, or blocks that move the mean only, train q(ε) alone, by
+        SVI on all rows: parameters of the guide change and ``numpyro.param`` hyperparameters stay::
+
+            svi = SVI(model, guide, npgp.natural_gradient(1.0, optax.set_to_zero()), TraceMeanField_ELBO())
+            npgp.fit(svi, rng_key, steps, X, y, init_params=params)
+
+        :param X: inputs of the new rows, (N, D).
+        :param y: their observations, batch + (N,). One posterior may be conditioned on several rows of observations,
+            (..., N): it becomes a batch.
+        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
+        :param offset: what is added to f at these rows, a mean function or other effects; broadcasts to y's shape.
+        :param mask: True where an observation is present, of y's shape; the others may be NaN.
+        :param conditional: what q does to the residual at the new rows: ``"tight"``, ``"prior"``, ``"grouped"`` or
+            ``"full"``; for Gaussian noise the result is the same.
+        :param groups: for ``"grouped"``, as for :func:`npgp.observe`.
+        :param max_iterations: most natural-gradient steps, for likelihoods that are not Gaussian.
+        :param tolerance: they end when another would move q(ε) by less, as a Kullback-Leibler divergence in nats. If
+            they do not, a ``RuntimeWarning`` says so; not inside ``jit``, where it cannot be seen.
+        :raises ValueError: for observations of another shape, outside the likelihood's support, or NaN without mask;
+            and for a block that moves the mean only, since it does not say how sure the earlier rows made it.
+        :raises FloatingPointError: if the result is not finite.
+        """
+        q = update(
+            self.projector,
+            self.q,
+            X,
+            y,
+            likelihood,
+            offset=offset,
+            mask=mask,
+            conditional=conditional,
+            groups=groups,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+        )
+        return Posterior(self.projector, q)
+
+    def mixed(self, W: ArrayLike) -> MixedPosterior:
+        """
+        The posterior of outputs that mix a batch of functions, ``h = W g``: for models with ``W @ g(X)``, where g was
+        drawn in a plate of Q members.
+
+        :param W: the mixing matrix, (P, Q).
+        :raises ValueError: for a matrix without a column for each function.
+        """
+        return MixedPosterior((self,), W)
+
+    def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
+        """
+        Posterior mean and variance of the slope ``∂f/∂x_dim``, at each row.
+
+        The variance is ``∂²k(x, x')/∂x∂x' − Σ_learned ‖∂A_i‖² + Σ_learned ‖L_{S_i}ᵀ ∂A_i‖²`` at x' = x: derivatives
+        of a GP are jointly Gaussian with it (Rasmussen & Williams 2006, section 9.4).
+
+        :param X: inputs (N, D).
+        :param dim: the input column.
+        :return: each batch + (N,).
+        :raises ValueError: for a kernel whose functions have no derivative, or a column that X does not have.
+        """
+        X = linalg.inputs(X)
+        kernel = self.projector.kernel
+        if not kernel.differentiable:
+            raise ValueError(
+                f"functions drawn from {type(kernel).__name__} have no derivative; those from Matern32, Matern52 and "
+                "RBF have."
+            )
+        columns = X.shape[1]
+        if isinstance(dim, bool) or not isinstance(dim, Integral) or not -columns <= dim < columns:
+            raise ValueError(f"dim is {dim!r}; it must be the number of one of the {columns} columns of X.")
+        direction = jnp.zeros_like(X).at[:, dim].set(1.0)
+        _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
+        # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
+        projection = Projection(slopes, _slope_variance(kernel, X, direction[0]))
+        mean = whitened_mean(projection, [block.loc for block in self.q])
+        variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
+        return mean, jnp.broadcast_to(variance, mean.shape)
+
+    def decompose(self, X: ArrayLike) -> Decomposition:
+        """
+        Mean and variance of f in independent parts, one for each block and the residual (Salimbeni et al. 2018).
+
+        A block that moves the mean only has no variance of its own: it belongs to the residual.
+
+        :param X: inputs (N, D).
+        """
+        projection = self.projector(linalg.inputs(X))
+        means = [linalg.matmul(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
+        shape = self.batch_shape + projection.prior_variance.shape
+        none = jnp.zeros_like(projection.prior_variance)
+        variances = [
+            jnp.sum(jnp.square(block.factor_times(A)), axis=-2) if block.learned else none
+            for block, A in zip(self.q, projection.A, strict=True)
+        ]
+        means.append(none)
+        variances.append(projection.residual_variance(learned_blocks(self.q)))
+        later = len(self.q) - 1
+        names = ("orthogonal",) if later == 1 else tuple(f"orthogonal {i + 1}" for i in range(later))
+        return Decomposition(
+            ("principal", *names, "residual"),
+            jnp.stack([jnp.broadcast_to(mean, shape) for mean in means]),
+            jnp.stack([jnp.broadcast_to(variance, shape) for variance in variances]),
+        )
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Decomposition:
+    """
+    A posterior of f in independent parts, whose means and variances sum to those of f.
+
+    :param names: of the parts: ``"principal"`` for the first block, ``"orthogonal"`` for a second (``"orthogonal 1"``,
+        … if there are more), and ``"residual"``.
+    :param mean: (parts,) + batch + (N,).
+    :param variance: (parts,) + batch + (N,).
+    """
+
+    names: tuple[str, ...] = field(metadata={"static": True})
+    mean: jax.Array
+    variance: jax.Array
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Sample paths
+
+
+@register_dataclass
+@dataclass(frozen=True)
+class Paths:
+    """
+    Functions drawn from a posterior; made by :meth:`Posterior.draw_functions`.
+
+    ``paths(X)`` evaluates them at any inputs, at O(M² + M F) work a row, and ``jax.grad`` differentiates them.
+
+    :param projector: the factorised inducing blocks.
+    :param feature_arrays: the arrays in φ, of which the kernel knows the rest.
+    :param feature_weights: w, (draws,) + batch + (F,).
+    :param block_weights: for each block ``ε_i − ε⁰_i``, (draws,) + batch + (M_i,).
+    :param num_features: as for :meth:`Posterior.draw_functions`.
+    """
+
+    projector: Projector
+    feature_arrays: tuple[jax.Array, ...]
+    feature_weights: jax.Array
+    block_weights: tuple[jax.Array, ...]
+    num_features: int = field(metadata={"static": True})
+
+    def __call__(self, X: ArrayLike) -> jax.Array:
+        """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
+        X = linalg.inputs(X)
+        update = whitened_mean(self.projector(X), self.block_weights)
+        # φ is a function with arrays. Drawing them again might give others, on another day with another JAX.
+        draw = functools.partial(self.projector.kernel.random_features, columns=X.shape[1], count=self.num_features)
+        structure = jax.tree.structure(jax.eval_shape(draw, jax.random.key(0)))
+        phi = jax.tree.unflatten(structure, self.feature_arrays)
+        return linalg.matmul(self.feature_weights, phi(X).T) + update
+
+
+def _draw_functions(
+    projector: Projector,
+    q: tuple[BlockNormal, ...],
+    batch_shape: tuple[int, ...],
+    rng_key: jax.Array,
+    num_draws: int,
+    num_features: int,
+) -> Paths:
+    for block in projector.blocks:
+        if not isinstance(block, Points):
+            raise NotImplementedError(
+                "draw_functions needs the values of prior draws at inducing points, and "
+                f"{type(block).__name__} features are no points: use Posterior.sample."
+            )
+    inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
+    phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
+    phi = projector.kernel.random_features(phi_key, inputs[0].shape[1], num_features)
+    features = [phi(Z) for Z in inputs]
+    dtype, shape = projector.cholesky[0].dtype, (num_draws, *batch_shape)
+    w = jax.random.normal(w_key, (*shape, features[0].shape[1]), dtype)
+
+    values = []
+    noise_keys = jax.random.split(noise_key, len(inputs))
+    for Z, phi_Z, jitter, key in zip(inputs, features, projector.jitter, noise_keys, strict=True):
+        # The factors are those of u with noise: the jitter, which is relative to the mean prior variance.
+        noise = jnp.sqrt(jitter * jnp.mean(projector.kernel.diag(Z)))
+        u = linalg.matmul(w, phi_Z.T)
+        u = u + noise * jax.random.normal(key, u.shape, dtype)
+        values.append(u.reshape(math.prod(shape), Z.shape[0]).T)
+    weights = []
+    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):
+        if block.learned:
+            drawn = block.expand(batch_shape).sample(key, (num_draws,))
+            weights.append(drawn - prior.T.reshape(drawn.shape))
+        else:
+            weights.append(jnp.broadcast_to(block.loc, (*shape, *block.event_shape)))
+    return Paths(projector, tuple(jax.tree.leaves(phi)), w, tuple(weights), num_features)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def _slope_variance(kernel: Callable, X: jax.Array, direction: jax.Array) -> jax.Array:
+    """``∂²k(x, x')/∂x∂x'`` in one direction at x' = x, row by row; (N,)."""
+
+    def at_row(x):
+        def covariance(a, b):
+            return kernel((x + a * direction)[None], (x + b * direction)[None])[0, 0]
+
+        zero = jnp.zeros((), x.dtype)
+        return jax.jacfwd(jax.jacfwd(covariance), 1)(zero, zero)
+
+    return jax.vmap(at_row)(X)
+
+
+def _in_batches(function: Callable[[jax.Array], T], X: jax.Array, size: int) -> T:
+    """``function(X)``, whose results have rows last, for ``size`` rows at a time; the last row fills the last batch."""
+    rows, columns = X.shape
+    batches = -(-rows // size)
+    X = jnp.concatenate([X, jnp.broadcast_to(X[-1:], (batches * size - rows, columns))])
+
+    def join(result):  # (batches, …, size)
+        result = jnp.moveaxis(result, 0, -2)
+        return result.reshape(*result.shape[:-2], -1)[..., :rows]
+
+    return jax.tree.map(join, lax.map(function, X.reshape(batches, size, columns)))
+
+
+def _require_count(value: object, name: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a positive whole number.")

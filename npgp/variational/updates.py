@@ -1,0 +1,324 @@
+"""
+Conditioning on more rows with hyperparameters and inducing features as they are: q(ε) alone changes.
+
+The present ``q(ε) = Π_i N(m_i, L_i L_iᵀ)`` is the prior of what follows, as in streaming variational Bayes (Broderick
+et al. 2013; sparse GPs: Bui, Nguyen & Turner 2017, here with the inducing features kept). With ``ε_i = m_i + L_i η_i``
+
+    f(x) = Σ_i A_iᵀ m_i + Σ_i (L_iᵀ A_i)ᵀ η_i + r(x),    η_i ~ N(0, I),
+
+which is the standard problem with other projections and a mean function. For Gaussian noise its optimum is in closed
+form; for other likelihoods it is the fixed point of natural-gradient steps (conjugate-computation variational
+inference, Khan & Lin 2017), which :mod:`npgp.variational.natural` takes.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+from numpyro.distributions import biject_to
+
+from npgp import linalg
+from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.sparse import conditionals
+from npgp.sparse.groups import Groups
+from npgp.sparse.projection import Projection, Projector
+from npgp.sparse.residuals import residual_of
+from npgp.variational.blocks import (
+    SCALE_CONSTRAINTS,
+    SCALE_NAMES,
+    BlockNormal,
+    DenseNormal,
+    DiagonalNormal,
+    gaussian_optimum,
+    learned_blocks,
+    whitened_mean,
+    whitened_variance,
+)
+from npgp.variational.natural import natural_gradient
+
+__all__ = ["update"]
+
+#: Newton steps to a row's mode, each of a standard deviation at most. They need not arrive.
+MODE_ITERATIONS = 30
+#: Least precision of a pseudo-observation, relative to what is known of f there.
+MIN_CURVATURE = 1e-3
+
+
+#: Mean and scale of a block: L (..., M, M), or standard deviations (..., M).
+Scaled = tuple[jax.Array, jax.Array]
+
+
+def update(
+    projector: Projector,
+    q: Sequence[BlockNormal],
+    X: ArrayLike,
+    y: ArrayLike,
+    likelihood: Likelihood,
+    *,
+    offset: ArrayLike = 0.0,
+    mask: ArrayLike | None = None,
+    conditional: conditionals.Conditional = "tight",
+    groups: Groups | int | None = None,
+    max_iterations: int = 100,
+    tolerance: float = 1e-6,
+) -> tuple[BlockNormal, ...]:
+    """
+    q(ε) given further rows; :meth:`Posterior.condition <npgp.Posterior.condition>` says what everything is.
+
+    :param projector: the factorised inducing blocks.
+    :param q: q(ε) so far, of each block.
+    """
+    X, likelihood = linalg.inputs(X), as_likelihood(likelihood)
+    for i, block in enumerate(q):
+        if not block.learned:
+            raise ValueError(
+                f"block {i + 1} of q(ε) moves the mean only, so that nothing says how sure the earlier rows made it: "
+                "condition on these and the new rows together, by CollapsedGP or SVI."
+            )
+    if likelihood.num_latents != 1:
+        raise ValueError(
+            f"likelihood is {type(likelihood).__name__}, of {likelihood.num_latents} latent values; condition takes "
+            "likelihoods of one, and SVI with natural gradients the others."
+        )
+    for name, value in (("max_iterations", max_iterations), ("tolerance", tolerance)):
+        linalg.require_positive(value, name)
+    conditionals.check(conditional, allowed=("prior", "tight", "grouped", "full"))
+    groups = conditionals.groups_for(conditional, groups, X.shape[0])
+    batch = jnp.broadcast_shapes(*(block.batch_shape for block in q))
+    y, offset, present = _check_rows(X, y, offset, mask, batch, likelihood)
+    if likelihood.certificate == "gaussian":
+        noise = jnp.asarray(1.0 / likelihood.precision, X.dtype)  # type: ignore[attr-defined]
+        _require_fit("the noise variance", noise, y.shape)
+        if present is not None:  # a row of infinite noise says nothing
+            noise = jnp.where(present, noise, jnp.inf)
+        arrays, moved = _gaussian(projector, tuple(q), X, y - offset, noise), None
+    else:
+        arrays, moved = _fixed_point(
+            projector, tuple(q), X, y, likelihood, offset, present, groups, conditional, max_iterations, tolerance
+        )
+    _check_result(arrays, moved, max_iterations, tolerance)
+    return tuple(_block(block.kind, *values) for block, values in zip(q, arrays, strict=True))
+
+
+def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Observations with a possible value where there is none, the offset, and which are present."""
+    shape = jnp.shape(y)
+    if shape[-1:] != X.shape[:1] or (batch and shape[:-1] != batch):
+        expected = (*batch, X.shape[0]) if batch else f"(..., {X.shape[0]})"
+        raise ValueError(f"y has shape {shape}; it must be {expected}: a row of observations for each row of X.")
+    if mask is not None and jnp.shape(mask) != shape:
+        raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of y, {shape}.")
+    _require_fit("offset", offset, shape)
+    linalg.require_finite(offset, "offset")
+    if not linalg.is_traced(y) and not linalg.is_traced(mask):
+        seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
+        linalg.require_finite(np.asarray(y)[seen], "y")
+        likelihood.check(np.where(seen, y, np.nan))
+    y, offset = jnp.asarray(y, X.dtype), jnp.asarray(offset, X.dtype)
+    if mask is None:
+        return y, offset, None
+    present = jnp.asarray(mask).astype(bool)
+    return jnp.where(present, y, 1), offset, present
+
+
+def _require_fit(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
+    try:
+        fits = jnp.broadcast_shapes(jnp.shape(value), shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} has shape {jnp.shape(value)}, which does not broadcast to that of y, {shape}.")
+
+
+def _check_result(arrays: Sequence[Scaled], moved, max_iterations: int, tolerance: float) -> None:
+    if any(linalg.is_traced(value) for value in jax.tree.leaves(arrays)):
+        return
+    if not all(bool(jnp.all(jnp.isfinite(value))) for value in jax.tree.leaves(arrays)):
+        raise FloatingPointError(
+            "conditioning gave a q(ε) that is not finite: the new rows may be far from what this posterior expects, or "
+            "their noise too small for this precision; try float64."
+        )
+    if moved is not None and not float(moved) <= tolerance:
+        warnings.warn(
+            f"conditioning did not converge: after {max_iterations} iterations a step still moves q(ε) by "
+            f"{float(moved):.2g} nats, and tolerance is {tolerance:g}. Raise max_iterations, or use float64.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Blocks as arrays
+
+
+def _scale(block: BlockNormal) -> jax.Array:
+    return block.scale_tril if isinstance(block, DenseNormal) else block.scale  # type: ignore[attr-defined]
+
+
+def _block(kind: str, loc: jax.Array, scale: jax.Array) -> BlockNormal:
+    return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
+
+
+def _compose(block: BlockNormal, loc: jax.Array, scale: jax.Array) -> Scaled:
+    """Mean and scale of ``ε = m + L η`` for η of these."""
+    L = _scale(block)
+    if block.kind == "diagonal":
+        return block.loc + L * loc, L * scale
+    return block.loc + linalg.matmul(L, loc[..., None])[..., 0], linalg.matmul(L, scale)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Gaussian noise
+
+
+@jax.jit
+def _gaussian(projector, q, X, y, noise) -> tuple[Scaled, ...]:
+    eta = _gaussian_optimum(projector(X), q, y, noise)
+    return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True))
+
+
+def _gaussian_optimum(projection: Projection, q: Sequence[BlockNormal], y, noise) -> tuple[Scaled, ...]:
+    """Mean and scale of each block's η, for y of shape (..., N) and noise variances (..., N) or fewer."""
+    kinds = [block.kind for block in q]
+    y = y - whitened_mean(projection, [block.loc for block in q])
+    A = tuple(block.factor_times(A_i) for block, A_i in zip(q, projection.A, strict=True))
+
+    def optimum(A, y, noise):
+        eta = gaussian_optimum(Projection(A, projection.prior_variance), y, noise, kinds)
+        return tuple((block.loc, _scale(block)) for block in eta)
+
+    if noise.ndim < 2 and all(A_i.ndim == 2 for A_i in A):
+        return optimum(A, y, noise)
+    # A system of equations for each function.
+    batch, count = y.shape[:-1], math.prod(y.shape[:-1])
+    A = tuple(jnp.broadcast_to(A_i, batch + A_i.shape[-2:]).reshape(count, *A_i.shape[-2:]) for A_i in A)
+    noise = jnp.broadcast_to(noise, y.shape).reshape(count, -1)
+    eta = jax.vmap(optimum)(A, y.reshape(count, -1), noise)
+    return jax.tree.map(lambda value: value.reshape(batch + value.shape[1:]), eta)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Other likelihoods
+
+
+@partial(jax.jit, static_argnames="conditional")
+def _fixed_point(
+    projector, q, X, y, likelihood, offset, present, groups, conditional, max_iterations, tolerance
+) -> tuple[tuple[Scaled, ...], jax.Array]:
+    """Mean and scale of each block, and the nats by which one more step would move them."""
+    projection = projector(X)
+    residual = residual_of(projector, X, projection, learned_blocks(q), groups)
+    batch = y.shape[:-1]
+
+    def loss(eta: tuple[Scaled, ...]) -> jax.Array:
+        """−ELBO with the present q(ε) as the prior."""
+        new = [_block(block.kind, *_compose(block, *values)) for block, values in zip(q, eta, strict=True)]
+        mean = whitened_mean(projection, [block.loc for block in new]) + offset
+        variance = whitened_variance(projection, new)
+        terms = conditionals.row_elbo(conditional, likelihood, y, mean, variance, residual, present=present)
+        if present is not None:
+            terms = jnp.where(present, terms, 0.0)
+        kl = sum(jnp.sum(_block(block.kind, *values).kl()) for block, values in zip(q, eta, strict=True))
+        return kl - jnp.sum(terms)
+
+    sites = [str(i) for i in range(len(q))]
+    names = [(f"{site}.loc", f"{site}.{SCALE_NAMES[block.kind]}") for site, block in zip(sites, q, strict=True)]
+    transforms = [biject_to(SCALE_CONSTRAINTS[SCALE_NAMES[block.kind]]) for block in q]
+
+    def constrained(params) -> tuple[Scaled, ...]:
+        return tuple((params[loc], t(params[scale])) for (loc, scale), t in zip(names, transforms, strict=True))
+
+    def unconstrained(eta: Sequence[Scaled]) -> dict[str, jax.Array]:
+        params = {}
+        for (loc, scale), transform, values in zip(names, transforms, eta, strict=True):
+            params[loc], params[scale] = values[0], transform.inv(values[1])
+        return params
+
+    unchanged = []
+    for block in q:
+        one = jnp.eye(block.event_shape[0], dtype=block.loc.dtype)
+        one = one if block.kind == "dense" else jnp.diagonal(one)
+        unchanged.append((jnp.zeros(batch + one.shape[:1], one.dtype), jnp.broadcast_to(one, batch + one.shape)))
+    # Where the new rows are far from what q expects, natural-gradient steps from q overshoot at any sensible rate.
+    mean = jnp.broadcast_to(whitened_mean(projection, [block.loc for block in q]) + offset, y.shape)
+    response, precision = _working_response(
+        likelihood, y, mean, jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, y.shape)
+    )
+    noise = 1.0 / precision if present is None else jnp.where(present, 1.0 / precision, jnp.inf)
+    ahead = _gaussian_optimum(projection, q, response - offset, noise)
+    better = loss(ahead) < loss(tuple(unchanged))
+    start = jax.tree.map(lambda a, b: jnp.where(better, a, b), unconstrained(ahead), unconstrained(unchanged))
+
+    optimiser = natural_gradient(1.0, sites=sites)
+
+    def to_go(state):
+        eta = constrained(optimiser.get_params(state))
+        return _natural_length(eta, jax.grad(loss)(eta))
+
+    def unfinished(carry):
+        count, _, moved = carry
+        return (count < max_iterations) & ~(moved <= tolerance)
+
+    def step(carry):
+        count, state, _ = carry
+        _, state = optimiser.eval_and_update(lambda params: (loss(constrained(params)), None), state)
+        return count + 1, state, to_go(state)
+
+    state = optimiser.init(start)
+    _, state, moved = lax.while_loop(unfinished, step, (0, state, to_go(state)))
+    eta = constrained(optimiser.get_params(state))
+    return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True)), moved
+
+
+def _working_response(
+    likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """
+    A Gaussian pseudo-observation for each row, and its precision, by Laplace's method row by row; each (..., N).
+
+    As in iteratively reweighted least squares, at the mode of ``p(y_n | f) N(f; mean, variance)``.
+    """
+
+    def slopes(f):
+        def slope(f):
+            return jax.jvp(lambda f: likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))[1]
+
+        value, change = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+        return value, jnp.maximum(-change, MIN_CURVATURE / variance)
+
+    def newton(_, f):
+        slope, curvature = slopes(f)
+        step = (slope - (f - mean) / variance) / (curvature + 1.0 / variance)
+        return f + jnp.clip(step, -jnp.sqrt(variance), jnp.sqrt(variance))
+
+    f = lax.fori_loop(0, MODE_ITERATIONS, newton, mean)
+    slope, curvature = slopes(f)
+    return f + slope / curvature, curvature
+
+
+def _natural_length(eta: Sequence[Scaled], gradient: Sequence[Scaled]) -> jax.Array:
+    """
+    The KL divergence, to second order, of a step along the natural gradient; by the gradients in mean and scale.
+
+    Half of ``gᵀ S g + 2 tr(S G S G)``, g and G the gradients in m and S; ``2 Lᵀ G L = Φ + Φᵀ``, with Φ the lower
+    triangle of ``Lᵀ ∂ℓ/∂L`` and its diagonal halved.
+    """
+    total = jnp.zeros((), eta[0][0].dtype)
+    for (loc, scale), (g, slope) in zip(eta, gradient, strict=True):
+        if scale.ndim == loc.ndim:
+            mean, diagonal, lower = scale * g, scale * slope, jnp.zeros(())
+        else:
+            transposed = jnp.swapaxes(scale, -1, -2)
+            product = linalg.matmul(transposed, slope)
+            mean = linalg.matmul(transposed, g[..., None])
+            diagonal, lower = jnp.diagonal(product, axis1=-2, axis2=-1), jnp.tril(product, -1)
+        total = total + 0.5 * jnp.sum(mean**2) + 0.25 * jnp.sum(diagonal**2) + 0.5 * jnp.sum(lower**2)
+    return total

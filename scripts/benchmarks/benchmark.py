@@ -1,0 +1,363 @@
+#!/usr/bin/env python
+"""What training and prediction cost: npgp, GPJax, GPyTorch, and the same step written by hand in JAX, side by side.
+
+Every library works in a process of its own and does the same: whitened SVGP with Matérn-3/2, a lengthscale per column,
+Gaussian noise, dense q; all parameters and inducing inputs learned by Adam on minibatches. They start from the same
+parameters, where their ELBOs are compared. Processes take turns, in random order; each peer is measured at several
+settings of its threads, and stands in the tables with the best. In the same turns matrix products of the same size are
+timed: their rate gives the least time that a step's products would take (``scripts/benchmarks/bench/flops.py``).
+
+    NPGP_DATA=... python scripts/benchmarks/benchmark.py --out benchmarks            about 15 minutes on two idle cores
+    python scripts/benchmarks/benchmark.py --quick --out out                         a minute or two: does everything run?
+
+Libraries that do not go together with npgp's versions of JAX can be installed apart from it:
+
+    python scripts/benchmarks/benchmark.py --python gpytorch=.venv-gpytorch/bin/python gpjax=.venv-gpjax/bin/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parent / "bench"))
+import flops
+import report
+from problems import synthetic
+from processes import Failed, Missing, Process, in_turns
+
+ROWS, NEW_ROWS, COLUMNS, BATCH_SIZE = 10_000, 10_000, 8, 1024
+LIBRARIES = ("npgp", "bare", "gpytorch", "gpjax")
+#: Programs that are compared, with the library whose process runs each.
+PROGRAMS = {"npgp": "npgp", "bare": "bare", "plain": "bare", "gpytorch": "gpytorch", "gpjax": "gpjax"}
+#: ELBOs at the same parameters may differ relatively by this.
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
+#: The recipe on kin40k, where both libraries start from the same points and hyperparameters.
+KIN40K = dict(inducing=512, batch_size=1024, epochs=30, lengthscale=0.7, variance=1.0, noise=0.1)
+#: npgp's own: natural gradients for q, and Adam with a learning rate that decays along a cosine for the rest.
+RECIPE = dict(epochs=6, conditional="tight", natural=0.1, learning_rate=0.05)
+QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=64, seconds=0.01)
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024], help="M, inducing points")
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+    parser.add_argument("--rows", type=int, default=ROWS, help="training rows of the step times")
+    parser.add_argument("--new-rows", type=int, default=NEW_ROWS, help="rows of a prediction")
+    parser.add_argument("--repetitions", type=int, default=9, help="rounds in which programs take turns")
+    parser.add_argument("--seconds", type=float, default=0.4, help="about this long per turn; at least two steps")
+    parser.add_argument("--python", nargs="+", default=[], metavar="LIBRARY=PATH", help="interpreters of single peers")
+    parser.add_argument("--quick", action="store_true", help="tiny problems and few rounds")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of benchmark.json, .md and .png")
+    args = parser.parse_args(argv)
+    if args.quick:
+        for name, value in QUICK.items():
+            if getattr(args, name) == parser.get_default(name):
+                setattr(args, name, value)
+    args.interpreters = dict.fromkeys(LIBRARIES, sys.executable)
+    for given in args.python:
+        library, _, path = given.partition("=")
+        if library not in LIBRARIES or not path:
+            parser.error(f"--python {given}: expected LIBRARY=PATH with LIBRARY one of {', '.join(LIBRARIES)}.")
+        args.interpreters[library] = path
+    args.command = shlex.join(["python", "scripts/benchmarks/benchmark.py", *(sys.argv[1:] if argv is None else argv)])
+    return args
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads(count: int) -> dict[str, str]:
+    """Of linear algebra and OpenMP; and XLA's, of which 16 are as fast as one per core and cannot wait in a circle."""
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    xla = {"NPROC": os.environ.get("NPROC", "16"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # an accelerator is shared
+    return dict.fromkeys(names, str(count)) | xla
+
+
+def settings(library: str) -> dict[str, dict[str, str]]:
+    """Environments in which a library is measured, by name. ``npgp.fit`` itself sees to one thread in LAPACK."""
+    n = cores()
+    if library == "gpytorch" and n > 1:
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
+        return {
+            "1 thread": threads(1),
+            f"{n} threads": threads(n),
+            f"{n} threads that wait asleep": threads(n) | passive,
+        }
+    if library == "gpjax" and n > 1:
+        return {"1 LAPACK thread": threads(1), f"{n} LAPACK threads": threads(n)}
+    return {"1 LAPACK thread" if library != "gpytorch" else "1 thread": threads(1)}
+
+
+class Bench:
+    """
+    The workers, and what they found.
+
+    :param args: from :func:`parse`.
+    :param folder: for files that workers read.
+    """
+
+    def __init__(self, args: argparse.Namespace, folder: Path):
+        self.args, self.folder = args, folder
+        self.stack = ExitStack()
+        self.workers: dict[tuple[str, str], Process] = {}
+        self.missing: dict[str, str] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+
+    def start(self, library: str, setting: str | None = None) -> Process | None:
+        """A new worker, in the first setting if none is named; none where the library is not there."""
+        found = settings(library)
+        environment = found[next(iter(found)) if setting is None else setting]
+        try:
+            process = Process(library, self.args.interpreters[library], environment)
+        except Missing as missing:
+            self.missing[library] = f"not installed ({missing}): pip install npgp[bench]"
+            return None
+        except (Failed, OSError) as failed:
+            self.missing[library] = f"does not start: {failed}"
+            return None
+        self.versions[library] = process.versions
+        return process
+
+    def all(self) -> dict[tuple[str, str], Process]:
+        """The long-lived workers, by library and setting."""
+        if not self.workers:
+            for library in self.args.libraries:
+                for setting in settings(library):
+                    process = None if library in self.missing else self.start(library, setting)
+                    if process is None:
+                        if setting == next(iter(settings(library))):
+                            print(f"{library}: {self.missing[library]}", flush=True)
+                        continue
+                    self.workers[library, setting] = self.stack.enter_context(process)
+        return self.workers
+
+    def one(self, library: str) -> Process | None:
+        """The first long-lived worker of a library."""
+        return next((process for (name, _), process in self.all().items() if name == library), None)
+
+    def problem(self, inducing: int) -> str:
+        """File of the problem with so many inducing points."""
+        args, path = self.args, self.folder / f"problem{inducing}.npz"
+        if not path.exists():
+            synthetic(args.rows, args.new_rows, COLUMNS, inducing, args.batch_size).save(path)
+        return str(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Parts
+
+
+def steps(bench: Bench) -> list[dict[str, Any]]:
+    """Training steps and predictions of all libraries, with matrix products of the same size."""
+    return [found for dtype in bench.args.dtypes for size in bench.args.sizes for found in _steps(bench, size, dtype)]
+
+
+def _steps(bench: Bench, size: int, dtype: str) -> list[dict[str, Any]]:
+    args, file = bench.args, bench.problem(size)
+    programs = {
+        (program, setting): process
+        for (library, setting), process in bench.all().items()
+        for program in PROGRAMS
+        if PROGRAMS[program] == library
+    }
+    rows, elbos = {}, {}
+    for (program, setting), process in list(programs.items()):
+        kind = "plain" if program == "plain" else "svgp"
+        row = {"program": program, "setting": setting, "inducing": size, "dtype": dtype}
+        try:
+            if program not in elbos:
+                elbos[program] = process.ask("elbo", kind=kind, dtype=dtype, file=file)
+            row |= process.ask("setup", name=program, kind=kind, dtype=dtype, file=file)
+            rows[program, setting] = row | {"elbo": elbos[program]}
+        except Failed as failed:
+            print(f"M = {size}, {dtype}, {program} FAILED: {failed}", flush=True)
+            del programs[program, setting]
+    check_elbos(elbos, size, dtype)
+    advance: dict[Any, Callable[[int], float]] = {
+        key: lambda count, key=key: programs[key].ask("steps", name=key[0], count=count) for key in programs
+    }
+    products = bench.one("bare")
+    if products is not None:
+        shape = dict(size=size, columns=args.batch_size, dtype=dtype)
+        products.ask("setup", name="products", kind="matmul", **shape)
+        advance["products", ""] = lambda count: products.ask("steps", name="products", count=count)
+        rows["products", ""] = {"program": "products", "setting": "", "inducing": size, "dtype": dtype}
+    for key, seconds in in_turns(advance, args.repetitions, args.seconds).items():
+        rows[key]["seconds"] = seconds.tolist()
+    for _ in range(3):
+        for key, process in programs.items():
+            rows[key].setdefault("prediction_seconds", []).extend(process.ask("predict", name=key[0], repetitions=2))
+    for process in bench.all().values():
+        process.ask("drop")
+    print(f"M = {size}, {dtype}: " + report.brief(list(rows.values())), flush=True)
+    return list(rows.values())
+
+
+def check_elbos(elbos: dict[str, float], size: int, dtype: str) -> None:
+    """Say loudly where programs do not compute the same."""
+    values = list(elbos.values())
+    if len(values) > 1 and max(values) - min(values) > TOLERANCE[dtype] * abs(values[0]):
+        found = ", ".join(f"{program} {value!r}" for program, value in elbos.items())
+        print(f"!!! ELBOs DIFFER at the same parameters, M = {size}, {dtype}: {found}", flush=True)
+
+
+def first_step(bench: Bench) -> list[dict[str, Any]]:
+    """A process that has just begun: the time to its first step, compilation included, and its peak memory."""
+    args, found = bench.args, []
+    size = args.sizes[min(1, len(args.sizes) - 1)]
+    for program in (p for p in PROGRAMS if PROGRAMS[p] in args.libraries):
+        process = None if PROGRAMS[program] in bench.missing else bench.start(PROGRAMS[program])
+        if process is None:
+            continue
+        with process:
+            row: dict[str, Any] = {"program": program, "inducing": size, "dtype": args.dtypes[0]}
+            row["import_seconds"], row["imported_bytes"] = process.import_seconds, process.ask("peak_memory")
+            kind = "plain" if program == "plain" else "svgp"
+            row |= process.ask("setup", name="a", kind=kind, dtype=args.dtypes[0], file=bench.problem(size))
+            process.ask("steps", name="a", count=10)
+            row |= {"peak_bytes": process.ask("peak_memory"), "device_bytes": process.ask("device_memory")}
+            found.append(row)
+    return found
+
+
+def alone(bench: Bench) -> list[dict[str, Any]]:
+    """What else npgp trains, in one process and in turns; float32."""
+    args, process = bench.args, bench.one("npgp")
+    if process is None:
+        return []
+    middle, largest = args.sizes[min(1, len(args.sizes) - 1)], args.sizes[-1]
+    table: dict[str, dict[str, Any]] = {
+        f"SVGP, prior, M = {middle}": dict(kind="svgp", file=bench.problem(middle)),
+        f"SVGP, tight, M = {middle}": dict(kind="tight", file=bench.problem(middle)),
+        f"SVGP, grouped by 64, M = {middle}": dict(kind="grouped", file=bench.problem(middle)),
+        f"SVGP, prior, M = {largest}": dict(kind="svgp", file=bench.problem(largest)),
+        f"SOLVE-GP, prior, M = {largest // 2} + {largest // 2}": dict(kind="SOLVE-GP", file=bench.problem(largest)),
+        f"collapsed bound and gradient, N = {args.rows}, M = {middle}": dict(
+            kind="collapsed", file=bench.problem(middle)
+        ),
+        "GPLVM, N = 1000, 12 columns, Q = 10, M = 25, B = 100": dict(
+            kind="GPLVM", rows=1000, columns=12, latent_dim=10, inducing=25, batch_size=100
+        ),
+        f"VNNGP, N = {args.rows}, 15 neighbours, B = {min(args.batch_size, 100)}": dict(
+            kind="VNNGP", rows=args.rows, neighbours=15, batch_size=min(args.batch_size, 100)
+        ),
+    }
+    for name, options in table.items():
+        process.ask("setup", name=name, dtype="float32", **options)
+    turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
+    seconds = in_turns(turns, args.repetitions, args.seconds)
+    process.ask("drop")
+    return [
+        {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
+    ]
+
+
+def kin40k(bench: Bench) -> dict[str, Any]:
+    """Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other."""
+    from npgp import datasets
+
+    args, options = bench.args, dict(KIN40K)
+    inducing = options.pop("inducing")
+    try:
+        data = datasets.uci("kin40k", 0)
+    except Exception as error:
+        return {"missing": f"kin40k is not there: {error}"}
+    few = slice(600 if args.quick else None)
+    if args.quick:
+        inducing, options["batch_size"], options["epochs"] = 16, 64, 2
+    X, y, X_test, y_test = (
+        np.asarray(a, np.float32)[few] for a in (data.X_train, data.y_train, data.X_test, data.y_test)
+    )
+    Z = X[np.random.default_rng(0).choice(len(X), inducing, replace=False)]
+    options["lengthscale"] *= float(np.sqrt(X.shape[1]))
+    file = str(bench.folder / "kin40k.npz")
+    np.savez(file, X=X, y=y, X_test=X_test, y_test=y_test, Z=Z)
+    found: dict[str, Any] = {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
+    for (library, setting), process in bench.all().items():
+        if library == "gpytorch":
+            # The threads that took its steps faster on this machine, by a few of them.
+            trial = process.ask("train", file=file, **{**options, "epochs": 1})
+            found.setdefault("trials", {})[setting] = trial["curve"][-1][0]
+    if "trials" in found:
+        setting = min(found["trials"], key=found["trials"].__getitem__)
+        found["gpytorch"] = {"setting": setting} | bench.all()["gpytorch", setting].ask("train", file=file, **options)
+    process = bench.one("npgp")
+    if process is not None:
+        recipe = {**options, **RECIPE} | ({"epochs": 2} if args.quick else {})
+        found["npgp"] = process.ask("train", file=file, **recipe)
+    return found
+
+
+#: What can be measured, in this order. (Rows in a file, N = 10⁷ against 10⁴: ``scripts/benchmarks/memmap_cost.py``.)
+PARTS: dict[str, Callable[[Bench], Any]] = {
+    "steps": steps,
+    "first_step": first_step,
+    "npgp": alone,
+    "kin40k": kin40k,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The whole
+
+
+def machine() -> dict[str, Any]:
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = re.search(r"model name\s*:\s*(.+)", info.read_text())
+        name = found[1] if found else name
+    described: dict[str, Any] = {"cpu": name, "cores": cores(), "python": platform.python_version()}
+    if hasattr(os, "getloadavg"):
+        described["load_before"] = round(os.getloadavg()[0], 2)
+    if os.environ.get("XLA_FLAGS"):
+        described["XLA_FLAGS"] = os.environ["XLA_FLAGS"]
+    return described
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    args = parse(argv)
+    names = ("sizes", "dtypes", "batch_size", "rows", "new_rows", "repetitions")
+    found: dict[str, Any] = {"command": args.command, "machine": machine()}
+    found |= {name: getattr(args, name) for name in names} | {"columns": COLUMNS}
+    found["flops"] = {str(M): flops.svgp_step(M, args.batch_size) for M in args.sizes}
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(args, Path(folder))
+        with bench.stack:  # ends the workers
+            for part in args.parts:
+                found[part] = PARTS[part](bench)
+                found |= {"versions": bench.versions, "missing": bench.missing}
+                (args.out / "benchmark.json").write_text(json.dumps(found, indent=1) + "\n")
+    text = report.markdown(found)
+    (args.out / "benchmark.md").write_text(text)
+    if found.get("steps"):
+        report.draw(found, args.out / "benchmark.png")
+    print(f"\n{text}\nwrote {args.out}/benchmark.json, .md and .png")
+    return found
+
+
+if __name__ == "__main__":
+    main()

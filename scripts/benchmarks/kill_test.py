@@ -1,0 +1,286 @@
+#!/usr/bin/env python
+"""
+Kill a training again and again, at random moments, and compare what it comes to with one that was left alone.
+
+    python scripts/benchmarks/kill_test.py --kills 20 --json out/kill_test.json
+
+A small sparse GP is trained on minibatches with ``npgp.fit(..., checkpoints=..., monitor=...)`` in a process that gets
+SIGKILL: at times while it starts, at times while it trains, which is nearly always while it writes a checkpoint. The
+next process goes on, until all kills are survived, and then to the end. The table says for each kill how far training
+had come, what the newest complete checkpoint was and where the next process took it up: at another step, a checkpoint
+was torn or lost. In the end all bits of parameters, optimiser, random key, losses and evaluations must be those of a
+run without kills or checkpoints. The exit status is 1 if something differs.
+
+Processes are forked from this one, which imports but does not start JAX, and share one cache of compiled programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import orbax.checkpoint  # noqa: F401  here, so that forked processes need not
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import npgp
+
+ROWS, BATCH, INDUCING = 200, 20, 5
+#: Steps between checkpoints, between evaluations and per device call: none a multiple of another.
+CHECKPOINT, EVALUATION, CALL = 40, 25, 16
+PATIENCE = 120.0  # seconds
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
+    parser.add_argument("--kills", type=int, default=20, help="20 if omitted")
+    parser.add_argument(
+        "--steps-per-life", type=int, default=100, help="on average, of a process that gets to training"
+    )
+    parser.add_argument("--steps", type=int, help="of the training in all; by default more than is taken between kills")
+    parser.add_argument("--start", type=float, default=0.3, help="share of kills before the first step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="write the report to this file")
+    return parser.parse_args(argv)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The process that is killed
+
+
+class Reported(npgp.Checkpoints):
+    """Checkpoints that say where training is taken up."""
+
+    def __init__(self, directory: Path, pipe: int):
+        super().__init__(directory, steps=CHECKPOINT)
+        self.pipe = pipe
+
+    def open(self, like, about):
+        saved = super().open(like, about)
+        os.write(self.pipe, b"resumed %d\n" % (0 if saved is None else len(saved.losses)))
+        return saved
+
+
+def sparse_gp(lengthscale) -> npgp.SparseGP:
+    return npgp.SparseGP("f", npgp.RBF(lengthscale), inducing=np.linspace(0.0, 4.0, INDUCING)[:, None])
+
+
+def model(X, y=None):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+    f = sparse_gp(lengthscale).draw()
+    with npgp.plate("data", ROWS, rows=X.shape[0]):
+        npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y)
+
+
+def guide(X, y=None):
+    sparse_gp(numpyro.sample("lengthscale", dist.LogNormal(numpyro.param("loc", 0.0), 0.1))).guide()
+
+
+def train(out: Path, checkpoints: Path | None, num_steps: int, pipe: int) -> None:
+    """Train to the end, if nobody minds, and write everything that came out to a file."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(0.0, 4.0, (ROWS, 1)).astype(np.float32)
+    y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=ROWS).astype(np.float32)
+    evaluations = 0
+
+    def metric(params):  # something that goes up and down
+        nonlocal evaluations
+        evaluations += 1
+        os.write(pipe, b"evaluated %d\n" % evaluations)
+        return float(np.abs(params["f.u.loc"]).sum())
+
+    monitor = npgp.Monitor(metric, every=EVALUATION)
+    svi = SVI(model, guide, npgp.adam(0.01, num_steps), TraceMeanField_ELBO())
+    kept = None if checkpoints is None else Reported(checkpoints, pipe)
+    result = npgp.fit(
+        svi,
+        jax.random.key(1),
+        num_steps,
+        X,
+        y=y,
+        batch_size=BATCH,
+        steps_per_call=CALL,
+        progress=False,
+        monitor=monitor,
+        checkpoints=kept,
+    )
+    assert monitor.best is not None
+    state = result.state._replace(rng_key=jax.random.key_data(result.state.rng_key))
+    content = {"state": state, "params": result.params, "losses": result.losses}
+    content |= {
+        "history": np.array(monitor.history),
+        "best": np.array(monitor.best.step),
+        "best params": monitor.best[2],
+    }
+    leaves = jax.tree_util.tree_leaves_with_path(content)
+    np.savez(out, **{jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves})
+
+
+class Life:
+    """A process that trains, and what it says."""
+
+    def __init__(self, out: Path, checkpoints: Path | None, num_steps: int):
+        self.began = time.monotonic()
+        reading, writing = os.pipe()
+        sys.stdout.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 1
+            try:
+                warnings.filterwarnings("error", ".* damaged .*")
+                train(out, checkpoints, num_steps, writing)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)
+        os.close(writing)
+        self._reading, self._buffer = reading, b""
+
+    def words(self, until: float) -> Iterator[tuple[str, int]]:
+        """What it says until that time, or until it ends."""
+        while (left := until - time.monotonic()) > 0:
+            if select.select([self._reading], [], [], left)[0]:
+                some = os.read(self._reading, 4096)
+                if not some:
+                    return
+                *lines, self._buffer = (self._buffer + some).split(b"\n")
+                for line in lines:
+                    word, number = line.decode().split()
+                    yield word, int(number)
+
+    def end(self, kill: bool = False) -> bool:
+        """Wait for its end, or bring it about; whether it came to the end by itself."""
+        if kill:
+            os.kill(self.pid, signal.SIGKILL)
+        status = os.waitpid(self.pid, 0)[1]
+        os.close(self._reading)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            raise RuntimeError("Training failed; what is printed above says why.")
+        return os.WIFEXITED(status)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The process that kills
+
+
+class Kill(NamedTuple):
+    """What was seen of one of them."""
+
+    #: Seconds from the start of the process.
+    seconds: float
+    #: At which step training was taken up; None if it was not yet.
+    resumed: int | None
+    #: The newest complete checkpoint before and after; 0 if there was none.
+    before: int
+    after: int
+    #: Whether a checkpoint was being written.
+    writing: bool
+
+    @property
+    def wrong(self) -> bool:
+        return self.resumed not in (None, self.before) or self.after < self.before
+
+
+def newest(folder: Path) -> tuple[int, bool]:
+    """Step of the newest complete checkpoint, and whether an incomplete one is there."""
+    names = [path.name for path in folder.glob("*")]
+    return max((int(name) for name in names if name.isdigit()), default=0), not all(map(str.isdigit, names))
+
+
+def kills(args: argparse.Namespace, folder: Path, num_steps: int) -> Iterator[Kill]:
+    """Start and kill, start and kill."""
+    rng = np.random.default_rng(args.seed)
+    checkpoints, start = folder / "checkpoints", 0.0  # seconds from start to training, as last seen
+    for _ in range(args.kills):
+        before, _ = newest(checkpoints)
+        moment = rng.uniform(0.0, start) if rng.random() < args.start and start else None
+        evaluations = rng.integers(1, 2 * args.steps_per_life // EVALUATION)
+        life, resumed = Life(folder / "killed.npz", checkpoints, num_steps), None
+        for word, number in life.words(life.began + (PATIENCE if moment is None else moment)):
+            if word == "resumed":
+                resumed = number
+            elif number == 1:
+                start = time.monotonic() - life.began
+            if word == "evaluated" and number >= evaluations:
+                time.sleep(rng.uniform(0.0, 0.05))
+                break
+        seconds = time.monotonic() - life.began
+        if life.end(kill=True):
+            raise RuntimeError("Training came to its end before the last kill: give more --steps.")
+        yield Kill(seconds, resumed, before, *newest(checkpoints))
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    args = parse(argv)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        num_steps = args.steps or args.kills * args.steps_per_life * 5 // 4
+        Life(folder / "whole.npz", None, num_steps).end()
+
+        print(f"{'kill':>4}  {'after':>7}  {'taken up at':>11}  {'newest before':>13}  {'newest after':>12}  writing")
+        seen = []
+        for kill in kills(args, folder, num_steps):
+            seen.append(kill)
+            resumed = "-" if kill.resumed is None else kill.resumed
+            print(
+                f"{len(seen):4}  {kill.seconds:5.2f} s  {resumed:>11}  {kill.before:13}  {kill.after:12}  "
+                f"{'yes' if kill.writing else 'no':>7}{'  WRONG' if kill.wrong else ''}",
+                flush=True,
+            )
+        last = Life(folder / "killed.npz", folder / "checkpoints", num_steps)
+        resumed = dict(last.words(last.began + PATIENCE))["resumed"]
+        last.end()
+        with np.load(folder / "whole.npz") as whole, np.load(folder / "killed.npz") as killed:
+            names = {*whole, *killed}
+            different = sorted(x for x in names if x not in whole or x not in killed or not same(whole[x], killed[x]))
+    report = {
+        "steps": num_steps,
+        "kills": len(seen),
+        "before_training": sum(kill.resumed is None for kill in seen),
+        "while_writing": sum(kill.writing for kill in seen),
+        "last_taken_up": resumed,
+        "lost_or_torn": sum(kill.wrong for kill in seen) + (resumed != seen[-1].after),
+        "arrays": len(names),
+        "different": different,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    print(
+        f"{report['kills']} kills, {report['before_training']} of them before training was taken up and "
+        f"{report['while_writing']} while a checkpoint was written: {report['lost_or_torn']} checkpoints lost or torn. "
+        f"The last {num_steps - resumed} of {num_steps} steps were taken in one go. Of the {len(names)} arrays that "
+        f"came out, {len(different)} differ in some bit from those of a run without kills or checkpoints"
+        f"{': ' + ', '.join(different) if different else ''}. {report['seconds']:.0f} s."
+    )
+    if args.json is not None:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1))
+    return report
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether all bits are the same."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+if __name__ == "__main__":
+    report = main()
+    sys.exit(bool(report["lost_or_torn"] or report["different"]))

@@ -1,0 +1,175 @@
+#!/usr/bin/env python
+"""What a training step costs as row tables grow, at a fixed batch size: of a Bayesian GPLVM, or of a VNNGP.
+
+The parameters of the GPLVM's latents, and of a VNNGP's inducing values, are tables with an entry per row. NumPyro's
+SVI with Adam moves all of them, and their moments, at each step, and looks through them for NaN; with ``row_optim`` a
+step touches the rows of its batch alone. Both training loops are compiled for each number of rows, and timed in turn.
+
+    python scripts/benchmarks/row_cost.py --json out/row_cost.json
+    python scripts/benchmarks/row_cost.py --model vnngp --rows 10000 100000 1000000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from threadpoolctl import threadpool_limits
+
+import npgp
+from npgp.gplvm import Start
+from npgp.model.row_params import LazySVI
+from npgp.training import row_adam
+from npgp.training.inputs import Inputs
+from npgp.training.steps import RowSteps, Steps
+
+ROWS = (1_000, 10_000, 100_000, 1_000_000)
+LEAST_STEPS = 5
+QUICK = {"rows": [1_000, 10_000], "repetitions": 5, "seconds": 0.05}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", choices=["gplvm", "vnngp"], default="gplvm")
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="numbers of data rows")
+    parser.add_argument("--batch-size", type=int, default=100)
+    parser.add_argument("--columns", type=int, default=12, help="columns of the data")
+    parser.add_argument("--latent-dim", type=int, default=10)
+    parser.add_argument("--inducing", type=int, default=25, help="inducing points of the GPLVM")
+    parser.add_argument("--neighbours", type=int, default=15, help="of the nearest-neighbour GP")
+    parser.add_argument("--repetitions", type=int, default=15, help="rounds in which the loops take turns")
+    parser.add_argument("--seconds", type=float, default=1.0, help="about this long per loop and round")
+    parser.add_argument("--float64", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="two sizes, few and short rounds")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args(argv)
+    if args.quick:
+        for name, value in QUICK.items():
+            if getattr(args, name) == parser.get_default(name):
+                setattr(args, name, value)
+    if min(args.rows) < args.batch_size:
+        parser.error(f"--rows {min(args.rows)} is less than --batch-size {args.batch_size}")
+    return args
+
+
+class Loop:
+    """
+    A training loop, compiled once, that goes on where it was.
+
+    :param svi: model, guide, optimiser and loss.
+    :param arrays: the data.
+    :param batch_size: rows per step.
+    :param row_optim: moves row tables lazily; they are moved as wholes if omitted.
+    :param indices: keyword under which the model receives row numbers.
+    """
+
+    def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None):
+        self.inputs = Inputs(arrays, {}, jax.random.key(0), batch_size, indices)
+        positional, named = self.inputs.first_call()
+        lazy = None if row_optim is None else LazySVI(svi, row_optim)
+        state = (lazy or svi).init(jax.random.key(0), *positional, **named)
+        self.taken, self.max_steps, self.first_loss = 0, 1000, float("nan")
+        if lazy is None:
+            self.steps: Any = Steps(svi, self.inputs, state, self.max_steps)
+        else:
+            self.steps = RowSteps(lazy, self.inputs, state, self.max_steps, 0)
+
+    def advance(self, steps: int) -> tuple[float, float]:
+        """Take steps: seconds of each, and the last loss."""
+        chunk = self.inputs.read(self.taken, steps, self.max_steps)
+        began = time.perf_counter()
+        _, losses, ok = self.steps.advance(chunk, steps)
+        seconds = (time.perf_counter() - began) / steps
+        if not ok:
+            raise FloatingPointError(f"The loss became {losses[-1]}.")
+        self.taken += steps
+        return seconds, float(losses[-1])
+
+
+def gplvm_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
+    """A Bayesian GPLVM of so many rows."""
+    rng = np.random.default_rng(0)
+    latents = rng.normal(size=(rows, args.latent_dim))
+    Y = np.tanh(latents @ rng.normal(size=(args.latent_dim, args.columns))) + 0.1 * rng.normal(
+        size=(rows, args.columns)
+    )
+    gplvm = npgp.BayesianGPLVM(Start(latents, latents[: args.inducing], Y.mean(0)))
+    svi = SVI(gplvm.model, gplvm.guide, npgp.adam(1e-3), TraceMeanField_ELBO())
+    return Loop(svi, (Y,), args.batch_size, row_adam(1e-3) if lazy else None, "rows")
+
+
+def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
+    """A variational nearest-neighbour GP with an inducing point at each of so many sites in the plane."""
+    rng = np.random.default_rng(0)
+    sites = rng.uniform(size=(rows, 2)).astype(np.float32)
+    y = np.sin(20 * sites[:, 0]) * np.cos(20 * sites[:, 1])
+    neighbors = npgp.nearest_before(sites, args.neighbours, "random")
+
+    def model(y, rows):
+        gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, args.batch_size, init_scale=0.5)
+        f = gp.draw()
+        with npgp.plate("data", len(sites), rows=rows):
+            npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(0.1), obs=y)
+
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(1e-3), TraceMeanField_ELBO())
+    return Loop(svi, (y,), args.batch_size, row_adam(1e-3) if lazy else None, "rows")
+
+
+MODELS = {"gplvm": gplvm_loop, "vnngp": vnngp_loop}
+
+
+def interleaved(loops: dict[Any, Loop], args: argparse.Namespace) -> dict[Any, np.ndarray]:
+    """Seconds per step of each loop, by rounds in which they take turns, in changing order."""
+    steps = {}
+    for name, loop in loops.items():
+        loop.first_loss = loop.advance(1)[1]  # compiles
+        steps[name] = LEAST_STEPS
+        for _ in range(2):  # a call has a cost of its own
+            steps[name] = int(np.clip(args.seconds / loop.advance(steps[name])[0], LEAST_STEPS, loop.max_steps))
+    seconds: dict[Any, list[float]] = {name: [] for name in loops}
+    for i in range(args.repetitions):
+        for name in list(loops)[:: -1 if i % 2 else 1]:
+            seconds[name].append(loops[name].advance(steps[name])[0])
+    return {name: np.array(values) for name, values in seconds.items()}
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = parse(argv)
+    kinds: dict[str, bool] = {"dense": False, "lazy": True}
+    what = {
+        "gplvm": f"a Bayesian GPLVM: batches of {args.batch_size}, {args.columns} columns, Q = {args.latent_dim}, "
+        f"M = {args.inducing}",
+        "vnngp": f"a variational nearest-neighbour GP: batches of {args.batch_size} rows and {args.batch_size} "
+        f"inducing points, of which there is one at each row; {args.neighbours} neighbours",
+    }
+    print(f"A step of {what[args.model]}; {'float64' if args.float64 else 'float32'}\n")
+    with jax.enable_x64(args.float64), threadpool_limits(1, user_api="blas"):
+        make = MODELS[args.model]
+        loops = {(rows, kind): make(rows, lazy, args) for rows in args.rows for kind, lazy in kinds.items()}
+        seconds = interleaved(loops, args)
+    report: dict[str, Any] = {"model": args.model, "float64": args.float64, "batch_size": args.batch_size, "rows": {}}
+    report["first_losses"] = {str(rows): {kind: loops[rows, kind].first_loss for kind in kinds} for rows in args.rows}
+    print("     rows    whole tables (quartiles)       rows of the batch (quartiles)")
+    for rows in args.rows:
+        report["rows"][str(rows)] = figures = {
+            kind: [1e3 * float(q) for q in np.quantile(seconds[rows, kind], [0.5, 0.25, 0.75])] for kind in kinds
+        }
+        cells = [f"{m:9.3f} ms ({low:.3f} to {high:.3f})" for m, low, high in figures.values()]
+        print(f"{rows:>9}{cells[0]:>30}{cells[1]:>32}")
+    most, least = (float(np.median(seconds[rows, "lazy"])) for rows in (max(args.rows), min(args.rows)))
+    report["growth"] = most / least
+    print(f"\nThe last column at {max(args.rows)} rows over that at {min(args.rows)}: {most / least:.2f}")
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1))
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+#!/usr/bin/env python
+"""Nearest neighbours or inducing points? A VNNGP against SVGP at equal cost of a step, trained in minibatches.
+
+The VNNGP has an inducing point at every training input, and batches of rows and of inducing points. SVGP has as many
+inducing points as its step costs the same with, of those numbers that are tried; both are timed in turn before they
+are trained. Matérn-3/2 with a lengthscale for each column, Gaussian noise, float32, Adam, equally many steps. Both
+start from hyperparameters that make 2000 random rows likely given their neighbours, the VNNGP's inducing values from
+kriging with these. After half of its steps the neighbours are found again, in units of the lengthscales then.
+
+    NPGP_DATA=... python scripts/studies/neighbors/neighbors_study.py --json out/neighbors.json
+    python scripts/studies/neighbors/neighbors_study.py --sets spatial        simulated: 100,000 sites in the plane, short lengthscale
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from threadpoolctl import threadpool_limits
+
+import npgp
+import npgp.inducing
+from npgp import datasets
+from npgp.neighbors.vecchia import site_weights
+from npgp.training import lbfgs
+
+SCRIPTS = Path(__file__).parents[2]
+sys.path[:0] = [str(SCRIPTS / "studies" / "approximations"), str(SCRIPTS / "benchmarks")]
+from compare_approximations import Data, simulate
+from row_cost import Loop, interleaved
+
+#: Numbers of inducing points that SVGP is tried with.
+INDUCING = (32, 64, 128, 256, 512)
+#: Where that starts, for standardised data: lengthscales at this share of √D, and the noise variance.
+LENGTHSCALE, NOISE = 0.7, 0.1
+#: And its least outcome: fits that start with next to no noise hardly move.
+LEAST_NOISE = 0.01
+#: Rows, and steps, that the start of the hyperparameters is found with.
+SUBSET, SUBSET_STEPS = 2000, 60
+#: Of the simulated function, on the unit square.
+SPATIAL_LENGTHSCALE = 0.02
+QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8,)}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--sets", nargs="+", default=["spatial", "kin40k", "protein", "keggdirected"])
+    parser.add_argument("--rows", type=int, help="the first so many training rows")
+    parser.add_argument("--sites", type=int, default=100_000, help="of the simulation, a tenth more for testing")
+    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch-size", type=int, default=512, help="rows, and inducing points, of a VNNGP's step")
+    parser.add_argument("--neighbours", type=int, default=15)
+    parser.add_argument("--svgp-batch-size", type=int, default=1024)
+    parser.add_argument("--learning-rate", type=float, default=0.02)
+    parser.add_argument("--row-rate", type=float, default=0.1, help="of the VNNGP's inducing values")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="few rows and steps")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, after every set")
+    args = parser.parse_args(argv)
+    args.inducing, args.repetitions, args.seconds = INDUCING, 5, 0.5
+    if args.quick:
+        for name, value in QUICK.items():
+            setattr(args, name, value)
+        args.sites, args.svgp_batch_size, args.repetitions, args.seconds = 400, 64, 1, 0.01
+    return args
+
+
+def load(name: str, args: argparse.Namespace) -> Data:
+    if name == "spatial":
+        X, y = simulate(args.sites + args.sites // 10, SPATIAL_LENGTHSCALE, args.seed)
+        X = (X - 0.5) * np.sqrt(12)
+        arrays = (X[: args.sites], y[: args.sites], X[args.sites :], y[args.sites :])
+    else:
+        split = datasets.uci(name, args.split)
+        arrays = (split.X_train, split.y_train, split.X_test, split.y_test)
+    return Data(*(np.asarray(x[: args.rows], np.float32) for x in arrays))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The models
+
+
+class Start(NamedTuple):
+    """Logs of the hyperparameters that fits start from."""
+
+    lengthscale: Any
+    variance: Any
+    noise: Any
+
+    def model(self) -> tuple[npgp.Matern32, Any]:
+        """The kernel and the noise variance."""
+        return npgp.Matern32(jnp.exp(self.lengthscale), jnp.exp(self.variance)), jnp.exp(self.noise)
+
+
+def find_start(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> Start:
+    """By L-BFGS on the densities of some rows given their neighbours, of all of which a response NNGP is made."""
+    some = np.random.default_rng(args.seed).permutation(len(data.X))[:SUBSET]
+    columns = data.X.shape[1]
+    lengthscale = np.full(columns, np.log(LENGTHSCALE * np.sqrt(columns)), np.float32)
+
+    def loss(start, X, y, neighbors, some):
+        kernel, noise = start.model()
+        b, variance, _ = site_weights(kernel, X, neighbors, noise, 0.0, some)
+        mean = jnp.sum(b * y[jnp.asarray(neighbors.rows)[some]], axis=-1)
+        return -jnp.mean(dist.Normal(mean, jnp.sqrt(variance)).log_prob(y[some]))
+
+    start = jax.tree.map(jnp.asarray, Start(lengthscale, *np.log(np.float32([1.0, NOISE]))))
+    found = lbfgs.minimize(loss, start, data.X, data.y, neighbors, some, max_steps=SUBSET_STEPS, progress=False)
+    params = jax.tree.map(np.asarray, found.params)
+    return params._replace(noise=np.maximum(params.noise, np.log(np.float32(LEAST_NOISE))))
+
+
+def hyperparameters(start: Start) -> tuple[npgp.Matern32, npgp.Gaussian]:
+    """As parameters of the model."""
+    values = [
+        numpyro.param(name, np.exp(value), constraint=constraints.positive) for name, value in start._asdict().items()
+    ]
+    return npgp.Matern32(*values[:2]), npgp.Gaussian(values[2])
+
+
+def trained(model, args: argparse.Namespace) -> SVI:
+    optimiser = npgp.adam(args.learning_rate, args.steps, warmup=50)
+    return SVI(model, npgp.AutoSparseGP(model), optimiser, TraceMeanField_ELBO())
+
+
+def svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> SVI:
+    Z = npgp.inducing.kmeans(data.X[:20_000], size, seed=args.seed)
+
+    def model(X, y=None):
+        kernel, likelihood = hyperparameters(start)
+        f = npgp.SparseGP("f", kernel, numpyro.param("Z", Z), init_scale=0.3).draw()
+        with npgp.plate("data", len(data.X), rows=X.shape[0]):
+            npgp.observe("y", f(X), likelihood, obs=y)
+
+    return trained(model, args)
+
+
+def krige(data: Data, start: Start, neighbors: npgp.Neighbors, X: np.ndarray, args: argparse.Namespace):
+    """Mean and variance of f at X by a response NNGP."""
+
+    @jax.jit
+    def moments(start, data, neighbors, X, near):
+        kernel, noise = start.model()
+        return npgp.ResponseNNGP(kernel, data.X, noise, neighbors).condition(data.y).mean_and_variance(X, near)
+
+    return moments(start, data, neighbors, X, npgp.nearest(X, data.X, args.neighbours, scale=neighbors.scale))
+
+
+def judge_start(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, float]:
+    """What kriging makes of the test rows without any training."""
+    return judge(*krige(data, start, neighbors, data.X_test, args), float(np.exp(start.noise)), data)
+
+
+def vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> SVI:
+    init_loc = np.asarray(krige(data, start, neighbors, data.X, args)[0])
+    batch = min(args.batch_size, len(data.X))
+
+    def model(X, y=None, *, rows):
+        kernel, likelihood = hyperparameters(start)
+        f = npgp.VNNGP("f", kernel, data.X, neighbors, batch, init_loc=init_loc, init_scale=0.5).draw()
+        with npgp.plate("data", len(data.X), rows=rows):
+            npgp.observe("y", f(X, rows[:, None]), likelihood, obs=y)
+
+    return trained(model, args)
+
+
+def row_rate(args: argparse.Namespace) -> npgp.RowOptimizer:
+    return npgp.row_adam(args.row_rate, args.steps, warmup=50)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The study
+
+
+def judge(mean, variance, noise: float, data: Data) -> dict[str, float]:
+    """Of predictions of y."""
+    error, spread = np.asarray(mean) - data.y_test, np.asarray(variance) + noise
+    density = -0.5 * (np.log(2 * np.pi * spread) + np.square(error) / spread)
+    return {"rmse": float(np.sqrt(np.mean(np.square(error)))), "nlpd": float(-np.mean(density))}
+
+
+def kernel_at(params: dict[str, Any]) -> npgp.Matern32:
+    return npgp.Matern32(params["lengthscale"], params["variance"])
+
+
+def equal_cost(
+    data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace
+) -> tuple[int, dict[str, float]]:
+    """The number of inducing points with which a step of SVGP costs what the VNNGP's does; all milliseconds."""
+    loops: dict[Any, Loop] = {
+        "vnngp": Loop(
+            vnngp(data, start, neighbors, args), data[:2], min(args.batch_size, len(data.X)), row_rate(args), "rows"
+        )
+    }
+    for size in args.inducing:
+        loops[size] = Loop(svgp(data, start, size, args), data[:2], min(args.svgp_batch_size, len(data.X)))
+    seconds = {name: 1e3 * float(np.median(s)) for name, s in interleaved(loops, args).items()}
+    size = min(args.inducing, key=lambda size: abs(np.log(seconds[size] / seconds["vnngp"])))
+    return size, {str(name): value for name, value in seconds.items()}
+
+
+def fit_vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, Any]:
+    key, began = jax.random.key(args.seed), time.perf_counter()
+    common: dict[str, Any] = dict(
+        batch_size=min(args.batch_size, len(data.X)), indices="rows", row_optim=row_rate(args), progress=False
+    )
+    first = npgp.fit(vnngp(data, start, neighbors, args), key, args.steps // 2, *data[:2], **common)
+    neighbors = npgp.nearest_before(
+        data.X, args.neighbours, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
+    )
+    svi = vnngp(data, start, neighbors, args)
+    result = npgp.fit(svi, key, args.steps - args.steps // 2, *data[:2], init_state=first.state, **common)
+    seconds = time.perf_counter() - began
+    params = result.params
+    posterior = npgp.VNNGP("f", kernel_at(params), data.X, neighbors).posterior(params)
+    near = npgp.nearest(data.X_test, data.X, args.neighbours, scale=neighbors.scale)
+    mean, variance = jax.jit(lambda p, X, near: p.mean_and_variance(X, near))(posterior, data.X_test, near)
+    elbo = -float(np.mean(result.losses[-200:])) / len(data.X)
+    return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
+
+
+def fit_svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> dict[str, Any]:
+    began = time.perf_counter()
+    svi = svgp(data, start, size, args)
+    batch = min(args.svgp_batch_size, len(data.X))
+    result = npgp.fit(svi, jax.random.key(args.seed), args.steps, *data[:2], batch_size=batch, progress=False)
+    seconds, params = time.perf_counter() - began, result.params
+    posterior = npgp.SparseGP("f", kernel_at(params), params["Z"]).posterior(params)
+    mean, variance = posterior.mean_and_variance(data.X_test, batch_size=4096)
+    elbo = -float(np.mean(result.losses[-200:])) / len(data.X)
+    return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
+
+
+def summary(params: dict[str, Any], seconds: float, elbo: float) -> dict[str, Any]:
+    found = {name: np.asarray(params[name]).tolist() for name in ("lengthscale", "variance", "noise")}
+    return found | {"seconds": seconds, "elbo_per_row": elbo}
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = parse(argv)
+    print(
+        f"{args.steps} steps; VNNGP: {args.neighbours} neighbours, batches of {args.batch_size} rows and as many "
+        f"inducing points, of which every training row is one; SVGP: batches of {args.svgp_batch_size} rows.\n"
+        "RMSE and NLPD (negative log predictive density) of test rows, standardised target. The ELBOs are lower bounds "
+        "on the evidence of two models, and do not compare. Start: kriging by a response NNGP, from which both start.\n"
+    )
+    print(
+        f"{'set':<14}{'rows':>8}{'method':>12}{'RMSE':>8}{'NLPD':>8}{'ELBO/row':>10}{'ms/step':>9}{'s':>7}{'noise':>8}"
+    )
+    report: dict[str, Any] = {"settings": {k: v for k, v in vars(args).items() if k != "json"}, "sets": {}}
+    for name in args.sets:
+        with threadpool_limits(1, user_api="blas"):
+            data = load(name, args)
+            began = time.perf_counter()
+            start = find_start(data, npgp.nearest_before(data.X, args.neighbours, "random", seed=args.seed), args)
+            found = time.perf_counter() - began
+            scale = np.exp(start.lengthscale)
+            began = time.perf_counter()
+            neighbors = npgp.nearest_before(data.X, args.neighbours, "random", scale=scale, seed=args.seed)
+            searched = time.perf_counter() - began
+            before = judge_start(data, start, neighbors, args)
+            size, cost = equal_cost(data, start, neighbors, args)
+            fits = {"VNNGP": fit_vnngp(data, start, neighbors, args), f"SVGP {size}": fit_svgp(data, start, size, args)}
+        print(f"{name:<14}{len(data.X):>8}{'start':>12}{before['rmse']:8.4f}{before['nlpd']:8.4f}")
+        for method, figures in fits.items():
+            figures["ms_per_step"] = cost["vnngp" if method == "VNNGP" else str(size)]
+            print(
+                f"{name:<14}{len(data.X):>8}{method:>12}{figures['rmse']:8.4f}{figures['nlpd']:8.4f}"
+                f"{figures['elbo_per_row']:10.4f}{figures['ms_per_step']:9.1f}{figures['seconds']:7.0f}"
+                f"{figures['noise']:8.4f}",
+                flush=True,
+            )
+        print(f"{'':<14}start found in {found:.0f} s, neighbours in {searched:.1f} s")
+        report["sets"][name] = {
+            "start": {k: np.exp(v).tolist() for k, v in start._asdict().items()},
+            "fits": fits,
+            "milliseconds": cost,
+            "search_seconds": searched,
+            "before": before,
+            "rows": len(data.X),
+        }
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(report, indent=1))
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+#!/usr/bin/env python
+"""What a nearest-neighbour GP costs as sites grow to a million: seconds and memory, in float32.
+
+Sites are uniform in the unit square, each size in a process of its own. "search" is the max-min order and the
+neighbours, found once; "density", "gradient" (of lengthscale, variance, noise and the density itself) and "draw" are
+times of one call, compiled before. Memory is the most that the process ever held, all of Python and JAX included.
+
+    python scripts/studies/neighbors/nngp_scale.py --json out/nngp_scale.json
+    python scripts/studies/neighbors/nngp_scale.py --rows 10000 100000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+import npgp
+
+ROWS = (10_000, 100_000, 1_000_000)
+COLUMNS = {"search_seconds": 1, "density_seconds": 3, "gradient_seconds": 3, "draw_seconds": 3, "memory_mib": 0}
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="numbers of sites")
+    parser.add_argument("--neighbours", type=int, default=15, help="k")
+    parser.add_argument("--ordering", choices=["maxmin", "random", "coordinate"], default="maxmin")
+    parser.add_argument("--repetitions", type=int, default=3, help="of each call; the median is told")
+    parser.add_argument("--cpu-time", action="store_true", help="seconds are of the processor: for a busy machine")
+    parser.add_argument("--here", action="store_true", help="all sizes in this process, smallest first")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args(argv)
+    if min(*args.rows, args.neighbours, args.repetitions) < 1:
+        parser.error("counts must be positive.")
+    return args
+
+
+def measure(rows: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Times and memory at one number of sites, and the density per site, which tells of mistakes."""
+    now = time.process_time if args.cpu_time else time.perf_counter
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(rows, 2)).astype(np.float32)
+    y = rng.normal(size=rows).astype(np.float32)
+    began = now()
+    neighbors = npgp.nearest_before(X, args.neighbours, args.ordering)
+    figures: dict[str, Any] = {"rows": rows, "search_seconds": now() - began}
+
+    def gp(theta, X, neighbors):
+        lengthscale, variance, noise = jnp.exp(theta)
+        return npgp.ResponseNNGP(npgp.Matern32(lengthscale, variance), X, noise, neighbors)
+
+    def density(theta, X, neighbors, y):
+        return gp(theta, X, neighbors).log_prob(y)
+
+    theta = jnp.log(jnp.array([0.05, 1.0, 0.1], jnp.float32))
+    calls = {
+        "density_seconds": (density, (theta, X, neighbors, y)),
+        "gradient_seconds": (jax.value_and_grad(density), (theta, X, neighbors, y)),
+        "draw_seconds": (lambda key, *a: gp(*a).sample(key), (jax.random.key(0), theta, X, neighbors)),
+    }
+    for name, (call, arguments) in calls.items():
+        figures[name], result = timed(jax.jit(call), jax.device_put(arguments), args.repetitions, now)
+        if name == "density_seconds":
+            figures["density_per_site"] = float(result) / rows
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    figures["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    return figures
+
+
+def timed(call: Callable, arguments: tuple, repetitions: int, now: Callable[[], float]) -> tuple[float, Any]:
+    """Median seconds of a call once it is compiled, and what it returns."""
+    result = jax.block_until_ready(call(*arguments))
+    seconds = []
+    for _ in range(repetitions):
+        began = now()
+        jax.block_until_ready(call(*arguments))
+        seconds.append(now() - began)
+    return float(np.median(seconds)), result
+
+
+def in_its_own_process(rows: int, argv: Sequence[str]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "figures.json")
+        command = [sys.executable, __file__, *argv, "--rows", str(rows), "--here", "--json", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return json.loads(path.read_text())["sizes"][0]
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    args = parse(argv)
+    jax.config.update("jax_enable_x64", False)
+    print(f"NNGP, k = {args.neighbours}, {args.ordering} order, Matérn-3/2, two columns, float32\n")
+    print("     sites" + "".join(key.replace("_seconds", ", s").replace("_mib", ", MiB").rjust(14) for key in COLUMNS))
+    sizes = []
+    with threadpool_limits(limits=1, user_api="blas"):
+        for rows in sorted(args.rows):
+            sizes.append(measure(rows, args) if args.here else in_its_own_process(rows, argv))
+            cells = "".join(f"{sizes[-1][key]:14.{digits}f}" for key, digits in COLUMNS.items())
+            print(f"{rows:>10}{cells}", flush=True)
+    report = {"neighbours": args.neighbours, "ordering": args.ordering, "sizes": sizes}
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,459 @@
+"""Nearest-neighbour GPs: neighbour sets by brute force, a dense Vecchia approximation in NumPy, and the exact GP."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import oracles
+import pytest
+from models import compiled, nuts, worst_z_of_moments
+from numpyro import handlers
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer.util import log_density
+from scipy import stats
+from scipy.sparse import linalg
+
+from npgp.kernels import Matern32
+from npgp.neighbors import nearest, nearest_before, order_sites, vecchia
+from npgp.neighbors.nngp import NNGP, Kriging, ResponseNNGP, WhitenNNGP
+
+pytest.importorskip("sklearn")
+
+ORDERINGS = ("given", "coordinate", "random", "maxmin")
+LENGTHSCALE = np.array([0.9, 1.3])
+VARIANCE, MEAN = 1.4, 0.3
+KERNEL = functools.partial(oracles.stationary, "Matern32", lengthscale=LENGTHSCALE, variance=VARIANCE)
+
+N = 24
+RNG = np.random.default_rng(3)
+X, NEW = RNG.uniform(-2, 2, size=(N, 2)), RNG.uniform(-2.5, 2.5, size=(5, 2))
+F = RNG.normal(size=(2, N))
+NOISE = RNG.uniform(0.05, 0.5, size=N)
+
+
+def kernel(dtype=np.float64):
+    return Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), dtype(VARIANCE))
+
+
+# ---------------------------------------------------------------- orders and neighbours
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+@pytest.mark.parametrize("sites", ["scattered", "grid", "one", "two", "many columns"])
+def test_neighbours_are_the_nearest_before(ordering, sites):
+    rng = np.random.default_rng(0)
+    points = {
+        "scattered": rng.normal(size=(300, 2)),  # more than four runs
+        "grid": np.round(rng.normal(size=(150, 2)), 1),  # ties and duplicates
+        "one": np.ones((1, 2)),
+        "two": np.array([[0.0], [1.0]]),
+        "many columns": rng.normal(size=(70, 20)),
+    }[sites]
+    size = 70 if sites == "grid" else 4
+    neighbors = nearest_before(points, size, ordering)
+    assert neighbors.rows.shape == neighbors.mask.shape == (len(points), min(size, len(points) - 1))
+    np.testing.assert_array_equal(np.sort(neighbors.order), np.arange(len(points)))
+    np.testing.assert_array_equal(neighbors.order, order_sites(points, ordering))
+    distances = oracles.distances(points, points)
+    for place, i in enumerate(neighbors.order):
+        before, found = neighbors.order[:place], neighbors.rows[i][neighbors.mask[i]]
+        assert np.all(neighbors.rows[i][~neighbors.mask[i]] == i)
+        assert len(set(found)) == len(found) and set(found) <= set(before)
+        np.testing.assert_allclose(distances[i, found], np.sort(distances[i, before])[:size], atol=1e-12)
+
+
+def test_orders_are_what_they_say():
+    points = np.random.default_rng(0).normal(size=(200, 2)) * [1.0, 3.0]
+    points[50:60] = points[40:50]  # duplicates come last
+    np.testing.assert_array_equal(order_sites(points, "given"), np.arange(200))
+    assert np.all(np.diff(points[order_sites(points, "coordinate"), 1]) >= 0)
+    np.testing.assert_array_equal(order_sites(points, "random", seed=1), order_sites(points, "random", seed=1))
+    assert np.any(order_sites(points, "random", seed=1) != order_sites(points, "random", seed=2))
+
+    order = order_sites(points, "maxmin")
+    assert order[0] == np.argmin(np.sum((points - points.mean(0)) ** 2, axis=1))
+    distances = oracles.distances(points, points)
+    for place in range(1, 200):
+        to_set = distances[:, order[:place]].min(1)
+        assert to_set[order[place]] == pytest.approx(to_set.max(), abs=1e-12)
+
+
+def test_distances_are_in_units_of_the_scale():
+    scale = np.array([0.1, 10.0])
+    scaled, divided = nearest_before(X, 3, scale=scale), nearest_before(X / scale, 3)
+    np.testing.assert_array_equal(scaled.order, divided.order)
+    np.testing.assert_array_equal(scaled.rows, divided.rows)
+    assert np.any(divided.rows != nearest_before(X, 3).rows)
+    expected = np.argsort(oracles.distances(NEW, X, scale), axis=1)[:, :3]
+    np.testing.assert_array_equal(nearest(NEW, X, 3, scale=scale), expected)
+
+
+@pytest.mark.parametrize(
+    "sites, ordering", [("square", "maxmin"), ("square", "random"), ("line", "given"), ("one", "given")]
+)
+def test_waves_have_neighbours_in_earlier_waves_alone(sites, ordering):
+    rng = np.random.default_rng(0)
+    points = {"square": rng.uniform(size=(900, 2)), "line": np.arange(50.0)[:, None], "one": np.zeros((1, 2))}[sites]
+    neighbors = nearest_before(points, 6, ordering)
+    waves, N = neighbors.waves, len(points)
+    np.testing.assert_array_equal(np.sort(waves.sites), np.arange(N))
+    parts = int(np.sum(waves.starts < N))
+    assert waves.starts[0] == 0 and np.all(waves.starts[parts:] == N)
+    lengths = np.diff(waves.starts[: parts + 1])
+    assert np.all((lengths >= 1) & (lengths <= waves.size))
+    done = np.zeros(N, bool)
+    for start, length in zip(waves.starts, lengths, strict=False):
+        part = waves.sites[start : start + length]
+        assert np.all(done[neighbors.rows[part]] | ~neighbors.mask[part])
+        done[part] = True
+    # A chain has a wave for each site; in the plane there are far fewer.
+    assert parts == N if sites != "square" else parts < N / 5 and waves.size > 4
+
+
+def test_colouring_in_waves_of_many_sites(float64):
+    """Against a sparse triangular solve, for several rows at once; also the gradient, which goes the other way."""
+    points = np.random.default_rng(0).uniform(size=(900, 2))
+    neighbors = nearest_before(points, 6)
+    z, up = np.random.default_rng(1).normal(size=(2, 3, 900))
+
+    @compiled
+    def run(z, up, neighbors):
+        factor = NNGP(Matern32(0.2, VARIANCE), points, neighbors).factor()
+        coloured, back = jax.vjp(factor.colour, z)
+        return factor, coloured, back(up)[0]
+
+    factor, coloured, slope = run(z, up, neighbors)
+    R = factor.to_scipy().tocsc()
+    np.testing.assert_allclose(coloured, linalg.spsolve(R, z.T).T, atol=1e-9)
+    np.testing.assert_allclose(slope, linalg.spsolve(R.T.tocsc(), up.T).T, atol=1e-9)
+
+
+# ---------------------------------------------------------------- against dense algebra
+
+
+def dense_vecchia(C, neighbors):
+    """Weights (N, N) and variances of each value given its neighbours', row by row."""
+    B, variance = np.zeros((len(C), len(C))), np.diag(C).copy()
+    for i in range(len(C)):
+        rows = neighbors.rows[i][neighbors.mask[i]]
+        B[i, rows] = np.linalg.solve(C[np.ix_(rows, rows)], C[rows, i])
+        variance[i] -= C[i, rows] @ B[i, rows]
+    return B, variance
+
+
+def dense_precision(B, variance):
+    R = (np.eye(len(B)) - B) / np.sqrt(variance)[:, None]
+    return R, R.T @ R
+
+
+def dense_kriging(values, noise, rows):
+    """Mean and variance of f at NEW, given values at the sites in ``rows``, (5, k)."""
+    pairs = []
+    for x, near in zip(NEW, rows, strict=True):
+        C = KERNEL(X[near], X[near]) + np.diag(np.broadcast_to(noise, N)[near])
+        gain = np.linalg.solve(C, KERNEL(X[near], x[None])[:, 0])
+        pairs.append((values[:, near] @ gain, VARIANCE - gain @ KERNEL(X[near], x[None])[:, 0]))
+    return np.stack([mean for mean, _ in pairs], -1), np.array([variance for _, variance in pairs])
+
+
+@functools.cache
+def everything():
+    """One program for all that is computed, for the prior without jitter and for responses; it is jitted."""
+
+    @compiled
+    def run(X, values, noise, neighbors, near):
+        results = []
+        for gp in (
+            NNGP(kernel(), X, neighbors, MEAN, jitter=0.0),
+            ResponseNNGP(kernel(), X, noise, neighbors, np.full(N, MEAN)),
+        ):
+            factor = gp.factor()
+            krige = gp.condition(values).mean_and_variance(NEW.copy(), near)
+            results.append((gp.log_prob(values), factor, factor.whiten(values), factor.colour(values), krige))
+        return results
+
+    def numpy(*arguments):
+        with jax.enable_x64(True):
+            return jax.tree.map(np.asarray, run(*arguments))
+
+    return numpy
+
+
+@functools.cache
+def evaluated(size, ordering):
+    """What :func:`everything` gives, the neighbours, and those of new sites."""
+    with jax.enable_x64(True):
+        neighbors = nearest_before(X.copy(), size, ordering)
+        near = nearest(NEW.copy(), X.copy(), size if size < N - 1 else N)
+    return everything()(X.copy(), F.copy(), NOISE.copy(), neighbors, near), neighbors, near
+
+
+@pytest.mark.parametrize("size, ordering", [(3, "maxmin"), (3, "given"), (5, "random"), (5, "coordinate")])
+def test_dense_vecchia(size, ordering):
+    results, neighbors, near = evaluated(size, ordering)
+    for (density, factor, white, coloured, krige), noise in zip(results, (0.0, NOISE), strict=True):
+        B, variance = dense_vecchia(KERNEL(X, X) + np.diag(np.broadcast_to(noise, N)), neighbors)
+        R, precision = dense_precision(B, variance)
+        covariance = np.linalg.inv(precision)
+        expected = [oracles.log_normal(f - MEAN, covariance) for f in F]
+        np.testing.assert_allclose(density, expected, rtol=1e-9)
+        np.testing.assert_allclose(factor.variance, variance, rtol=1e-9)
+        np.testing.assert_allclose(factor.to_scipy().toarray(), R, atol=1e-8)
+        lower = R[np.ix_(neighbors.order, neighbors.order)]
+        np.testing.assert_array_equal(lower, np.tril(lower))
+        np.testing.assert_allclose(white, F @ R.T, atol=1e-8)
+        np.testing.assert_allclose(coloured, np.linalg.solve(R, F.T).T, atol=1e-8)
+        mean, spread = dense_kriging(F - MEAN, noise, near)
+        np.testing.assert_allclose(krige[0], mean, atol=1e-9)
+        np.testing.assert_allclose(krige[1], np.broadcast_to(spread, (2, 5)), atol=1e-9)
+    assert np.any(results[0][0] != results[1][0])
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_all_sites_as_neighbours_is_the_exact_gp(ordering):
+    results, *_ = evaluated(N - 1, ordering)
+    for (density, factor, _, _, krige), noise in zip(results, (0.0, NOISE), strict=True):
+        C = KERNEL(X, X) + np.diag(np.broadcast_to(noise, N))
+        np.testing.assert_allclose(density, [oracles.log_normal(f - MEAN, C) for f in F], atol=1e-8)
+        np.testing.assert_allclose(np.sum(np.log(factor.variance)), np.linalg.slogdet(C)[1], atol=1e-8)
+        for i, f in enumerate(F):
+            mean, covariance = oracles.gp_posterior(
+                KERNEL(X, X),
+                KERNEL(NEW, X),
+                KERNEL(NEW, NEW),
+                f - MEAN,
+                np.full(N, noise) if np.ndim(noise) == 0 else noise,
+            )
+            np.testing.assert_allclose(krige[0][i], mean, atol=1e-8)
+            np.testing.assert_allclose(krige[1][i], np.diag(covariance), atol=1e-8)
+
+
+def test_order_of_rows_is_no_matter_with_all_as_neighbours():
+    shuffled = np.random.default_rng(1).permutation(N)
+    results, _, near = evaluated(N - 1, "given")
+    place = np.argsort(shuffled).astype(near.dtype)
+    neighbors = nearest_before(X[shuffled], N - 1, "given")
+    others = everything()(X[shuffled], F[:, shuffled], NOISE[shuffled], neighbors, place[near])
+    for one, other in zip(results, others, strict=True):
+        np.testing.assert_allclose(one[0], other[0], atol=1e-8)
+        np.testing.assert_allclose(one[4], other[4], atol=1e-8)
+
+
+def test_nearer_to_the_gp_with_more_neighbours():
+    # KL[GP ‖ NNGP] = ½ Σ log F_i − ½ log|K|, as every value's own variance is kept.
+    variances = {size: evaluated(size, "maxmin")[0][0][1].variance for size in (3, 5, N - 1)}
+    exact = np.linalg.slogdet(KERNEL(X, X))[1]
+    gaps = [0.5 * (np.sum(np.log(evaluated_variance)) - exact) for evaluated_variance in variances.values()]
+    assert gaps[0] > gaps[1] > gaps[2] - 1e-9 and abs(gaps[2]) < 1e-8 and gaps[0] < 1.0
+
+
+def test_draws_have_the_implied_covariance(x64):
+    neighbors = nearest_before(X[:8], 3)
+    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, 2.0).sample(key, (20_000,)))
+    draws = np.asarray(draw(jax.random.key(0)))
+    assert draws.shape == (20_000, 8) and draws.dtype == x64
+    _, precision = dense_precision(*dense_vecchia(KERNEL(X[:8], X[:8]), neighbors))
+    covariance = np.linalg.inv(precision)
+    assert np.abs(covariance - KERNEL(X[:8], X[:8])).max() > 0.01  # it is not the GP's
+    assert worst_z_of_moments(draws, np.full(8, 2.0), covariance) < 5.0
+
+
+def test_gradients_by_finite_differences(float64):
+    # Of hyperparameters, noise and values, through densities, kriging and coloured noise.
+    neighbors = nearest_before(X.copy(), 4)
+    near = nearest(NEW.copy(), X.copy(), 4)
+    direction = np.random.default_rng(0).normal(size=(N + 4,))
+
+    @compiled
+    def both(points):
+        def value(theta):
+            k, f = Matern32(jnp.exp(theta[:2]), jnp.exp(theta[2])), theta[4:]
+            prior, response = NNGP(k, X.copy(), neighbors), ResponseNNGP(k, X.copy(), jnp.exp(theta[3]), neighbors)
+            mean, variance = response.condition(f).mean_and_variance(NEW.copy(), near)
+            coloured = jnp.sum(jnp.sin(prior.factor().colour(f)))
+            return prior.log_prob(f) + response.log_prob(f) + jnp.sum(mean * variance) + 10.0 * coloured
+
+        return jax.grad(value)(points[0]), jax.lax.map(value, points[1:])
+
+    theta = np.concatenate([np.log([0.9, 1.3, 1.4, 0.2]), F[0]])
+    steps = 1e-6 * np.concatenate([np.eye(N + 4)[:6], direction[None]])
+    slope, values = both(np.concatenate([theta[None], theta + steps, theta - steps]))
+    differences = (values[:7] - values[7:]) / 2e-6
+    np.testing.assert_allclose(steps @ slope / 1e-6, differences, rtol=1e-5, atol=1e-5)
+
+
+def test_chunks_change_nothing(float64, monkeypatch):
+    neighbors = nearest_before(X.copy(), 4)
+
+    def values_and_gradient(entries):
+        monkeypatch.setattr(vecchia, "ENTRIES", entries)
+
+        def value(scale):
+            return NNGP(scale * kernel(), X.copy(), neighbors).log_prob(F.copy()).sum()
+
+        return compiled(jax.value_and_grad(value))(1.1)
+
+    whole, parts = values_and_gradient(2**20), values_and_gradient(7 * 25)
+    np.testing.assert_allclose(parts, whole, rtol=1e-12)
+
+
+def test_nothing_is_as_large_as_a_square_of_sites():
+    sites, k = 500, 3
+    x = np.random.default_rng(0).normal(size=(sites, 2)).astype(np.float32)
+    neighbors = nearest_before(x, k)
+    gp = NNGP(Matern32(), x, neighbors)
+
+    def equations(jaxpr):
+        for equation in jaxpr.eqns:
+            yield equation
+            for parameter in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
+                inner = getattr(parameter, "jaxpr", parameter)
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+    whitened = lambda z: jnp.sum(jnp.square(gp.factor().colour(z)))  # noqa: E731
+    for f in (jax.grad(gp.log_prob), jax.grad(whitened)):
+        seen = list(equations(jax.make_jaxpr(f)(x[:, 0]).jaxpr))
+        assert max(v.aval.size for e in seen for v in e.outvars) <= 2 * sites * (k + 1) ** 2
+
+
+def test_float32_is_near_float64():
+    # At its default jitter, which is why sites are not all near one another.
+    results, neighbors, _ = evaluated(5, "random")
+
+    @compiled
+    def run(values):
+        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, MEAN)
+        return gp.log_prob(values), *gp.condition(values).mean_and_variance(
+            NEW.astype(np.float32)
+        )  # neighbours are found here
+
+    density, mean, variance = run(F.astype(np.float32))
+    assert density.dtype == mean.dtype == np.float32
+    np.testing.assert_allclose(density, results[0][0], rtol=1e-3)
+    np.testing.assert_allclose(mean, results[0][4][0], atol=2e-3)
+    np.testing.assert_allclose(variance, results[0][4][1], atol=2e-3)
+
+
+def test_duplicate_sites_have_equal_values(float64):
+    twice = np.concatenate([X[:6], X[:6]])
+
+    @compiled
+    def run(key):
+        gp = NNGP(kernel(), twice, nearest_before(twice, 4))
+        f = gp.sample(key)
+        return f, gp.log_prob(f), jax.grad(gp.log_prob)(f), gp.factor().jitter
+
+    f, density, slope, jitter = run(jax.random.key(0))
+    np.testing.assert_allclose(f[:6], f[6:], atol=1e-3)
+    assert np.isfinite(density) and np.all(np.isfinite(slope)) and jitter <= 1e-7
+
+
+def test_one_site(float64):
+    @compiled
+    def run(f):
+        gp = NNGP(kernel(), X[:1], 3)
+        return gp.log_prob(f), gp.condition(f).mean_and_variance(NEW[:1])
+
+    log_prob, (mean, variance) = run(np.array([0.7]))
+    np.testing.assert_allclose(log_prob, stats.norm.logpdf(0.7, scale=np.sqrt(VARIANCE)), rtol=1e-6)
+    correlation = KERNEL(X[:1], NEW[:1])[0] / VARIANCE
+    np.testing.assert_allclose(mean, 0.7 * correlation, rtol=1e-6)
+    np.testing.assert_allclose(variance, VARIANCE * (1 - correlation**2), rtol=1e-6)
+
+
+# ---------------------------------------------------------------- in a NumPyro program
+
+
+COUNTS = np.random.default_rng(5).poisson(np.exp(np.sin(2 * X[:, 0])))
+
+
+def count_model(neighbors, y):
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
+    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, 0.2))
+    numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
+
+
+def test_densities_of_a_latent_site_and_of_its_whitened_values():
+    neighbors = nearest_before(X, 4)
+    f = 0.3 * F[0].astype(np.float32)
+    whitened = handlers.reparam(count_model, config={"f": WhitenNNGP()})
+
+    @compiled
+    def run(f):
+        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, 0.2).factor()
+        z = factor.whiten(f - 0.2)
+        centred, _ = log_density(count_model, (neighbors, COUNTS), {}, {"variance": 0.8, "f": f})
+        white, trace = log_density(whitened, (neighbors, COUNTS), {}, {"variance": 0.8, "f_white": z})
+        return centred, white, trace["f"]["value"], factor.log_determinant()
+
+    centred, white, value, log_det = run(f)
+    np.testing.assert_allclose(value, f, atol=1e-4)
+    C = oracles.stationary("Matern32", X, X, 1.0, 0.8) + 0.8e-5 * np.eye(N)
+    covariance = np.linalg.inv(dense_precision(*dense_vecchia(C, neighbors))[1])
+    expected = stats.lognorm.logpdf(0.8, 0.5) + stats.poisson.logpmf(COUNTS, np.exp(f)).sum()
+    np.testing.assert_allclose(centred, expected + oracles.log_normal(f - 0.2, covariance), rtol=1e-4)
+    np.testing.assert_allclose(centred - white, 0.5 * log_det, atol=1e-2)
+
+
+@pytest.mark.slow  # to compile
+def test_nuts_and_svi_agree_on_a_latent_site():
+    neighbors = nearest_before(X, 4)
+    whitened = handlers.reparam(count_model, config={"f": WhitenNNGP()})
+    samples, diverging = nuts(whitened, neighbors, COUNTS, num_warmup=100, num_samples=200)
+    draws = np.asarray(samples["f"])
+    assert np.mean(diverging) < 0.05
+
+    guide = AutoNormal(count_model)
+    svi = SVI(count_model, guide, numpyro.optim.Adam(0.05), Trace_ELBO())
+
+    @compiled
+    def train():
+        return svi.run(jax.random.key(0), 1000, neighbors, COUNTS, progress_bar=False).params
+
+    params = train()
+    mean, spread = np.mean(draws, axis=0), np.std(draws, axis=0)
+    assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.8 * spread)
+    assert np.corrcoef(mean, np.sin(2 * X[:, 0]))[0, 1] > 0.5
+
+    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, 0.2).condition(draws)
+    at_new = kriging.sample(jax.random.key(1), NEW.astype(np.float32))
+    assert at_new.shape == (200, 5) and np.all(np.isfinite(at_new))
+
+
+def test_what_cannot_be_a_model_is_refused():
+    def refused(words, function, *arguments, error=ValueError, **settings):
+        with pytest.raises(error, match=words):
+            function(*arguments, **settings)
+
+    x = X.astype(np.float32)
+    neighbors = nearest_before(x, 3)
+    refused("ordering is 'maximin'; it must be one of 'given', 'coordinate'", nearest_before, x, 3, "maximin")
+    refused("size is 0; it must be at least 1", nearest_before, x, 0)
+    refused("size is 2.5; it must be a whole number", nearest_before, x, 2.5, error=TypeError)
+    refused("size is 25; it must be at most 24", nearest, x, x, 25)
+    refused("X_new has 1 columns; the sites X have 2", nearest, x[:, :1], x, 2)
+    refused(r"scale has shape \(3,\)", nearest_before, x, 3, scale=np.ones(3))
+    refused("scale is .* must be positive", nearest_before, x, 3, scale=0.0)
+    refused("X has NaN", nearest_before, x * np.nan, 3)
+    refused("neighbors are those of 24 sites, but X has 8 rows", NNGP, Matern32(), x[:8], neighbors)
+    refused(r"mean has shape \(3,\)", NNGP, Matern32(), x, neighbors, np.ones(3))
+    refused("noise_variance is .* must be positive", ResponseNNGP, Matern32(), x, -1.0, neighbors)
+    refused(r"noise_variance has shape \(3,\)", ResponseNNGP, Matern32(), x, np.ones(3), neighbors)
+    gp = NNGP(Matern32(), x, 3)
+    assert gp.neighbors.size == 3
+    refused("value has NaN", gp.condition, np.full(N, np.nan))
+    refused(r"value has shape \(8,\); its last axis must be the 24 sites", gp.condition, np.ones(8))
+    kriging = gp.condition(x[:, 0])
+    assert isinstance(kriging, Kriging)
+    refused("X has 1 columns; the observed sites have 2", kriging.mean, x[:, :1])
+    refused(r"neighbors has shape \(2, 3\); it must be \(24, k\)", kriging.mean_and_variance, x, neighbors.rows[:2])
+    refused("X is traced", jax.jit(lambda x: NNGP(Matern32(), x, 3).log_prob(x[:, 0])), x)
+    refused("X_new or scale is traced", jax.jit(kriging.mean), x, error=TypeError)
+
+    model = handlers.reparam(lambda: numpyro.sample("f", dist.Normal()), config={"f": WhitenNNGP()})
+    refused("site 'f' is a Normal; WhitenNNGP is for NNGP sites", handlers.seed(model, 0))

@@ -1,0 +1,70 @@
+"""The notebooks: the sources run, and the committed files with outputs were made from these sources."""
+
+import re
+import runpy
+import warnings
+from pathlib import Path
+
+import jax
+import jupytext
+import nbformat
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+SOURCES = sorted(FOLDER.glob("*.py"))
+
+each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+
+
+@pytest.fixture
+def options():
+    """Puts back what a notebook sets for the process: JAX's, matplotlib's, NumPy's and warnings' options."""
+    before = jax.config.jax_enable_x64
+    with warnings.catch_warnings(), plt.rc_context(), np.printoptions():
+        warnings.resetwarnings()  # a notebook's warnings are no errors
+        yield
+    jax.config.update("jax_enable_x64", before)
+    plt.close("all")
+
+
+@pytest.mark.notebook
+@pytest.mark.slow
+@each_notebook
+def test_runs_from_top_to_bottom(options, source, tmp_path, monkeypatch, capsys):
+    # In this process, and not in one for each: imports, and the many small programs of all notebooks, happen once.
+    monkeypatch.setenv("NPGP_SMALL", "1")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(source), run_name="__main__")
+    assert not re.search(r"\bnan\b", capsys.readouterr().out)  # as a word: there is a data set called banana
+
+
+@each_notebook
+def test_committed_notebook_has_the_cells_of_the_source(source):
+    def cells(notebook):
+        return [(cell.cell_type, cell.source) for cell in notebook.cells]
+
+    made = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+    hint = f"run scripts/build_notebooks.py {source.stem}"
+    assert cells(made) == cells(jupytext.read(source, fmt="py:percent")), hint
+
+
+@each_notebook
+def test_committed_notebook_was_executed_and_is_clean(source):
+    path = source.with_suffix(".ipynb")
+    assert path.stat().st_size < 400_000
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert all(cell.metadata == {} for cell in notebook.cells)
+    assert "site-packages" not in path.read_text()
+
+
+def test_every_committed_notebook_has_a_source():
+    assert SOURCES == sorted(path.with_suffix(".py") for path in FOLDER.glob("*.ipynb"))

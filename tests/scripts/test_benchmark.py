@@ -1,0 +1,91 @@
+"""The benchmark: its programs do the same work, its count of operations is right, and it writes its three files."""
+
+import json
+import sys
+
+import jax
+import numpy as np
+import pytest
+from loading import SCRIPTS, script
+
+sys.path.append(str(SCRIPTS / "benchmarks" / "bench"))
+import bare_programs
+import flops
+import npgp_programs
+from problems import synthetic
+
+
+def problem(tmp_path, inducing: int, rows: int, dtype: str):
+    path = tmp_path / "problem.npz"
+    synthetic(rows, 5, 3, inducing, rows).save(path)
+    return type(synthetic(2, 1, 1, 1, 1)).load(path, dtype)
+
+
+def test_npgp_and_jax_by_hand_take_the_same_steps(tmp_path):
+    with jax.enable_x64(True):
+        p = problem(tmp_path, 6, 20, "float64")  # a batch has all rows, so that their order is no matter
+        programs = {"npgp": npgp_programs.make("svgp", p)}
+        programs |= {kind: bare_programs.make(kind, p) for kind in ("svgp", "plain")}
+        elbos = {name: program.elbo() for name, program in programs.items()}
+        for program in programs.values():
+            program.advance(1)
+            program.advance(3)
+        own = programs["npgp"].fit.result.params
+        for kind in ("svgp", "plain"):
+            assert np.isclose(elbos[kind], elbos["npgp"], rtol=1e-12)
+            other = bare_programs.constrain(programs[kind].params)
+            for name in other:
+                named = {"Z": "Z0", "loc": "f.u.loc", "scale_tril": "f.u.scale_tril"}.get(name, name)
+                np.testing.assert_allclose(other[name], own[named], rtol=1e-9, atol=1e-11, err_msg=name)
+        assert np.max(np.abs(np.asarray(own["Z0"]) - p.Z)) > 0.03  # four steps of 0.01
+        moments = [program.predictor()() for program in programs.values()]
+        for other in moments[1:]:
+            np.testing.assert_allclose(other, moments[0], rtol=1e-8)
+
+
+@pytest.mark.parametrize("how", ["rows", "gram"])
+def test_operations_are_those_of_the_compiled_step(how, tmp_path, monkeypatch):
+    size, rows = 64, 256  # at one leaf, the factor is LAPACK's, which XLA does not count
+    p = problem(tmp_path, size, rows, "float32")
+
+    def loss(params, X, y):
+        return bare_programs.elbo(params, X, y, rows, p.jitter, how)
+
+    step = jax.jit(jax.value_and_grad(loss)).lower(bare_programs.start(p), *p.batch).compile()
+    formula = {"rows": flops.by_rows, "gram": flops.by_gram}[how](size, rows) - flops.FACTOR * size**3
+    kernels = 6 * 2 * p.X.shape[1] * size * (size + rows)
+    elementwise = 60 * size * (size + rows)
+    counted = step.cost_analysis()["flops"]
+    assert formula < counted < formula + kernels + elementwise
+    assert flops.svgp_step(1024, 1024) == flops.by_rows(1024, 1024) < flops.by_gram(1024, 1024)
+    assert flops.svgp_step(256, 1024) == flops.by_gram(256, 1024) < flops.by_rows(256, 1024)
+
+
+def test_it_writes_its_files_and_says_what_is_missing(tmp_path, capsys, monkeypatch):
+    (tmp_path / "gpytorch.py").write_text("raise ImportError('none here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    benchmark = script("benchmark")
+    argv = "--quick --sizes 8 --dtypes float32 --parts steps --libraries bare gpytorch --out".split()
+    report = benchmark.main([*argv, str(tmp_path / "out")])
+    assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
+    text = (tmp_path / "out" / "benchmark.md").read_text()
+    assert "GPyTorch: not installed (none here): pip install npgp[bench]" in text and "| 8 | float32 |" in text
+    assert (tmp_path / "out" / "benchmark.png").stat().st_size > 10_000
+    rows = {row["program"]: row for row in report["steps"]}
+    assert set(rows) == {"bare", "plain", "products"}
+    assert all(seconds > 0 for row in rows.values() for seconds in row["seconds"])
+    assert len(rows["bare"]["seconds"]) == report["repetitions"]
+    benchmark.check_elbos({"npgp": -100.0, "gpjax": -101.0}, 8, "float32")
+    assert "!!! ELBOs DIFFER" in capsys.readouterr().out
+
+
+def test_the_best_setting_and_the_time_to_a_target():
+    benchmark = script("benchmark")
+    row = dict(program="gpjax", inducing=8, dtype="float32")
+    rows = [
+        row | {"setting": "slow", "seconds": [3.0, 1.0, 2.5]},
+        row | {"setting": "fast", "seconds": [9.0, 2.0, 2.0]},
+    ]
+    assert benchmark.report.best(rows, 8, "float32")["gpjax"]["setting"] == "fast"
+    curve = [[1.0, 0.5], [2.0, 0.2], [3.0, 0.3]]
+    assert benchmark.report.reached(curve, 0.3) == 2.0 and benchmark.report.reached(curve, 0.1) is None

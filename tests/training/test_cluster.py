@@ -1,0 +1,90 @@
+"""The program for clusters, on one and on two processes of this machine."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import loading
+import numpy as np
+import pytest
+
+import npgp
+
+SCRIPT = loading.path("train")
+
+
+def start(folder, run, *options):
+    settings = ["--inducing", 8, "--batch-size", 40, "--steps", 30, *options]
+    command = [sys.executable, SCRIPT, folder / "X.npy", folder / "y.npy", folder / run, *settings]
+    environment = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SCRIPT.parents[2])}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(list(map(str, command)), env=environment, **pipes)
+
+
+def finish(*processes):
+    said = [process.communicate(timeout=300)[0] for process in processes]
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == 0, text[-3000:]
+    return said
+
+
+def write_data(folder):
+    rng = np.random.default_rng(0)
+    X = 50 + 10 * rng.uniform(-2, 2, size=(400, 2))
+    np.save(folder / "X.npy", X)
+    np.save(folder / "y.npy", 1000 + 7 * np.sin(X[:, 0] / 10) + rng.normal(size=400))
+    return X
+
+
+def start_two(folder, run, *options):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    several = ["--distributed", "--coordinator", address, "--processes", 2, "--process"]
+    return [start(folder, run, *options, *several, process) for process in range(2)]
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains_and_go_on_from_their_checkpoints(tmp_path, float64):
+    X = write_data(tmp_path)
+    (said,) = finish(start(tmp_path, "one"))
+    first, second = finish(*start_two(tmp_path, "two"))
+    assert "30 steps, ELBO per row" in said and "30 steps, ELBO per row" in first and "saved" not in second
+    one, together = (npgp.load(tmp_path / run / "model.npz") for run in ("one", "two"))
+
+    def predict(model, X):
+        mean, variance = model["posterior"].mean_and_variance(model["inputs"](jnp.asarray(X)))
+        return model["targets"].inverse(mean), variance
+
+    for a, b in zip(predict(one, X[:50]), predict(together, X[:50]), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9)
+    assert abs(predict(one, X)[0].mean() - 1000) < 5  # in units of the targets
+
+    # All is trained: the same call has the result from the checkpoint, the same bits, also in one process.
+    (tmp_path / "two" / "model.npz").unlink()
+    assert first.splitlines()[-1] == finish(start(tmp_path, "two"))[0].splitlines()[-1]
+    again = npgp.load(tmp_path / "two" / "model.npz")
+    assert (np.asarray(again["posterior"].q[0].loc) == np.asarray(together["posterior"].q[0].loc)).all()
+
+
+@pytest.mark.slow
+def test_processes_leave_together_when_one_is_told_to_terminate(tmp_path):
+    write_data(tmp_path)
+    folder = tmp_path / "run" / "checkpoints"
+
+    def newest():
+        return max((int(path.name) for path in folder.glob("*") if path.name.isdigit()), default=0)
+
+    processes = start_two(tmp_path, "run", "--steps", 1_000_000, "--minutes", 0.01)
+    while not newest():
+        time.sleep(0.05)
+        assert all(process.poll() is None for process in processes)
+    before = newest()
+    processes[1].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2, said
+    assert newest() > before
