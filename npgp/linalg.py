@@ -7,15 +7,12 @@ its digits that way, so matrix products of this library go through :func:`matmul
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.scipy.linalg import solve_triangular
-from jax.typing import ArrayLike
 
 #: First jitter tried, relative to the mean of the diagonal.
 DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}
@@ -252,63 +249,3 @@ def inverse_factor(L: jax.Array) -> jax.Array:
 def log_determinant(L: jax.Array) -> jax.Array:
     """``log |L Lᵀ|`` from the Cholesky factor."""
     return 2.0 * jnp.sum(jnp.log(jnp.diagonal(L, axis1=-2, axis2=-1)), axis=-1)
-
-
-def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Array:
-    """
-    Check an input array: floating, shape (N, D), at least one row and one column, finite where that can be seen.
-
-    :param x: inputs of shape (N, D); a vector (N,) is refused rather than guessed at.
-    :param name: what the error calls the array.
-    :param allow_empty: accept arrays without rows.
-    :raises TypeError: if the array is not floating.
-    :raises ValueError: if its shape is wrong, it has no rows, or (when concrete) has NaN or infinities.
-    """
-    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"{name} has dtype {dtype}; GP inputs must be floating point, as {name}.astype(float).")
-    if np.ndim(x) != 2:
-        hint = f"; a single input column is {name}[:, None]" if np.ndim(x) == 1 else ""
-        raise ValueError(f"{name} has shape {np.shape(x)}; inputs are (rows, input dimensions){hint}.")
-    if 0 in np.shape(x)[allow_empty:]:
-        raise ValueError(f"{name} has shape {np.shape(x)}; it needs at least one row and one column.")
-    require_finite(x, name)
-    return jnp.asarray(x)
-
-
-def require_finite(x: ArrayLike, name: str) -> None:
-    """Raise ``ValueError`` if a concrete array has NaN or infinities; traced arrays pass."""
-    if not is_traced(x) and not np.all(np.isfinite(np.asarray(x))):
-        raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
-
-
-def positive_int(value: int, name: str) -> int:
-    """A count as an ``int``; ``TypeError`` unless it is a whole number, ``ValueError`` below 1."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} is {value!r}; it must be a whole number.") from None
-    if number < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1.")
-    return number
-
-
-def require_per_row(value: ArrayLike, name: str, rows: int) -> None:
-    """Raise ``ValueError`` unless a value is a scalar or has one entry for each row."""
-    if jnp.shape(value) not in ((), (rows,)):
-        raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
-
-
-def require_positive(value: object, name: str) -> None:
-    """Raise ``ValueError`` if a concrete hyperparameter is not positive and finite; traced ones pass."""
-    if isinstance(value, (int, float, np.ndarray, np.generic)) or (
-        isinstance(value, jax.Array) and not is_traced(value)
-    ):
-        array = np.asarray(value)
-        if not (np.all(array > 0) and np.all(np.isfinite(array))):
-            raise ValueError(f"{name} is {value}; it must be positive and finite.")
-
-
-def is_traced(x: object) -> bool:
-    """Whether an array's values cannot be seen yet (it is traced by ``jit``, ``vmap`` or ``grad``)."""
-    return isinstance(x, jax.core.Tracer)

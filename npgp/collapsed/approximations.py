@@ -28,7 +28,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.collapsed.gaussian import as_blocks
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
@@ -96,18 +96,18 @@ class ApproximateGP(dist.Distribution):
     ):
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(map(repr, get_args(Method)))}.")
-        linalg.require_positive(noise_variance, "noise_variance")
+        checks.require_positive(noise_variance, "noise_variance")
         self.kernel = as_kernel(kernel)
-        self.X = linalg.inputs(X)
+        self.X = checks.inputs(X)
         self.block = _together(as_blocks(inducing))
         rows = self.X.shape[0]
         if groups is None and method == "pitc":
-            if linalg.is_traced(X):
+            if checks.is_traced(X):
                 raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.kmeans_groups(X, size).")
             groups = kmeans_groups(X, self.block.size)
         _check_groups(method, groups, rows)
-        linalg.require_per_row(noise_variance, "noise_variance", rows)
-        linalg.require_per_row(mean, "mean", rows)
+        checks.require_per_row(noise_variance, "noise_variance", rows)
+        checks.require_per_row(mean, "mean", rows)
         self.noise_variance = noise_variance
         self.mean_value = mean
         self.method = method
@@ -154,7 +154,7 @@ class ApproximateGP(dist.Distribution):
             a :class:`DegeneratePosterior`.
         :raises ValueError: if y has NaN or another number of rows.
         """
-        linalg.require_finite(y, "y")
+        checks.require_finite(y, "y")
         y = jnp.asarray(y, self.X.dtype)
         if y.shape[-1:] != self.event_shape:
             raise ValueError(f"y has shape {y.shape}; its last axis must match the {self.event_shape[0]} rows of X.")
@@ -211,7 +211,7 @@ class DegeneratePosterior:
 
     def mean(self, X: ArrayLike) -> jax.Array:
         """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return whitened_mean(self.projector(linalg.inputs(X)), [self.q.loc])
+        return whitened_mean(self.projector(checks.inputs(X)), [self.q.loc])
 
     def variance(self, X: ArrayLike) -> jax.Array:
         """Posterior variance of f at inputs X (N, D): batch + (N,)."""
@@ -219,19 +219,19 @@ class DegeneratePosterior:
 
     def mean_and_variance(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Posterior mean and variance of f at inputs X (N, D): each batch + (N,)."""
-        projection = self.projector(linalg.inputs(X))
+        projection = self.projector(checks.inputs(X))
         mean = whitened_mean(projection, [self.q.loc])
         return mean, jnp.broadcast_to(whitened_variance(projection, [self.q]), mean.shape)
 
     def covariance(self, X: ArrayLike) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""
-        (A,) = self.projector(linalg.inputs(X)).A
+        (A,) = self.projector(checks.inputs(X)).A
         covariance = linalg.gram(jnp.swapaxes(self.q.factor_times(A), -1, -2))
         return jnp.broadcast_to(covariance, self.q.batch_shape + covariance.shape[-2:])
 
     def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """Joint draws of f at inputs X (N, D), sample_shape + batch + (N,); one key gives one function at any X."""
-        (A,) = self.projector(linalg.inputs(X)).A
+        (A,) = self.projector(checks.inputs(X)).A
         return linalg.matmul(self.q.sample(rng_key, sample_shape), A)
 
 

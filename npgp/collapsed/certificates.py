@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from npgp import linalg
+from npgp import checks
 from npgp.collapsed.gaussian import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
 from npgp.features import InducingBlock, Points
 from npgp.inducing.selection import greedy_variance
@@ -191,12 +191,12 @@ def certificate(
     :raises ValueError: for inputs of the wrong shape or with NaN, and for a noise variance that is not positive.
     :raises FloatingPointError: if a bound comes out as NaN or infinite.
     """
-    if any(map(linalg.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, mean)))):
+    if any(map(checks.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, mean)))):
         raise TypeError("certificate was called on traced values; it runs outside jit, on concrete ones.")
     gp = CollapsedGP(kernel, X, inducing, noise_variance, mean, "grouped", covariances, jitter, groups)
     X, N = gp.X, gp.X.shape[0]
     for name, value in (("y", y), ("mean", mean)):
-        linalg.require_finite(value, name)
+        checks.require_finite(value, name)
     y = jnp.asarray(y, X.dtype)
     if y.shape != (N,):
         raise ValueError(f"y has shape {y.shape}; it must be ({N},), one observation for each row of X.")

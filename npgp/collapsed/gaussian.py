@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel, as_kernel
 from npgp.sparse import conditionals
@@ -132,19 +132,19 @@ class CollapsedGP(dist.Distribution):
         validate_args=None,
     ):
         conditionals.check(conditional)
-        linalg.require_positive(noise_variance, "noise_variance")
+        checks.require_positive(noise_variance, "noise_variance")
         self.kernel = as_kernel(kernel)
-        self.X = linalg.inputs(X)
+        self.X = checks.inputs(X)
         self.blocks = as_blocks(inducing)
         self.covariances = check_covariances(covariances, len(self.blocks), allowed=("dense", "diagonal", "prior"))
         rows = self.X.shape[0]
         if conditional == "grouped" and groups is None:
-            if linalg.is_traced(X):
+            if checks.is_traced(X):
                 raise ValueError("X is traced, so no groups can be made of it: pass groups=npgp.median_split(X, size).")
             groups = median_split(X, default_size(sum(block.size for block in self.blocks)))
         self.groups = conditionals.groups_for(conditional, groups, rows)
-        linalg.require_per_row(noise_variance, "noise_variance", rows)
-        linalg.require_per_row(mean, "mean", rows)
+        checks.require_per_row(noise_variance, "noise_variance", rows)
+        checks.require_per_row(mean, "mean", rows)
         self.noise_variance = noise_variance
         self.mean_value = mean
         self.conditional = conditional
@@ -180,7 +180,7 @@ class CollapsedGP(dist.Distribution):
 
         :raises ValueError: if y has NaN or another number of rows.
         """
-        linalg.require_finite(y, "y")
+        checks.require_finite(y, "y")
         y = jnp.asarray(y, self.X.dtype)
         if y.shape[-1:] != self.event_shape:
             raise ValueError(f"y has shape {y.shape}; its last axis must match the {self.event_shape[0]} rows of X.")
@@ -234,6 +234,6 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_varianc
     :param y: observations less the mean function, (..., N).
     :param noise_variance: σ², a scalar or (N,).
     """
-    X, kernel = linalg.inputs(X), as_kernel(kernel)
+    X, kernel = checks.inputs(X), as_kernel(kernel)
     K = kernel(X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
     return dist.MultivariateNormal(jnp.zeros(X.shape[0], X.dtype), scale_tril=jnp.linalg.cholesky(K)).log_prob(y)

@@ -29,7 +29,7 @@ from jax import lax
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.features import Points, as_block
 from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
 from npgp.kernels.base import check_ard, columns_seen
@@ -162,14 +162,14 @@ def points(inducing: object) -> Points:
 
 def gaussian_inputs(loc: ArrayLike, scale: ArrayLike) -> tuple[jax.Array, jax.Array]:
     """Means and standard deviations of inputs, checked, each (N, Q)."""
-    loc = linalg.inputs(loc, "loc")
+    loc = checks.inputs(loc, "loc")
     rows, columns = loc.shape
     if jnp.shape(scale) not in ((), (columns,), (rows, columns)):
         raise ValueError(
             f"scale has shape {jnp.shape(scale)}; standard deviations of inputs {loc.shape} are a scalar, ({columns},) "
             f"or ({rows}, {columns})."
         )
-    if not linalg.is_traced(scale) and not (np.all(np.isfinite(scale)) and np.all(np.asarray(scale) >= 0)):
+    if not checks.is_traced(scale) and not (np.all(np.isfinite(scale)) and np.all(np.asarray(scale) >= 0)):
         raise ValueError("scale has entries that are negative, NaN or infinite; it holds standard deviations.")
     return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), loc.shape)
 

@@ -26,7 +26,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
 from npgp.kernels import Kernel, as_kernel
 from npgp.sparse import conditionals
@@ -125,13 +125,13 @@ class UncertainInputGP(dist.Distribution):
         validate_args=None,
     ):
         conditionals.check(conditional, ("tight", "prior"))
-        linalg.require_positive(noise_variance, "noise_variance")
+        checks.require_positive(noise_variance, "noise_variance")
         self.kernel = as_kernel(kernel)
         self.loc, self.scale = gaussian_inputs(loc, scale)
         self.inducing = points(inducing)
         rows, columns = self.loc.shape
-        linalg.require_per_row(noise_variance, "noise_variance", rows)
-        linalg.require_per_row(mean, "mean", rows)
+        checks.require_per_row(noise_variance, "noise_variance", rows)
+        checks.require_per_row(mean, "mean", rows)
         self.noise_variance = noise_variance
         self.mean_value = mean
         self.conditional = conditional
@@ -174,7 +174,7 @@ class UncertainInputGP(dist.Distribution):
 
         :raises ValueError: if y has NaN or another number of rows.
         """
-        linalg.require_finite(y, "y")
+        checks.require_finite(y, "y")
         if jnp.shape(y)[-1:] != self.event_shape:
             raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {self.event_shape[0]} inputs.")
         expected, noise = self._expected()

@@ -11,11 +11,12 @@ import numpy as np
 from jax.tree_util import Partial, all_leaves
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks
+from npgp.checks import require_positive
 from npgp.features.harmonics import SphericalHarmonics, require_dimension, safe_sqrt
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
-from npgp.linalg import matmul, require_positive
+from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 
 #: A shape σ: a function of an array of cosines in [−1, 1], elementwise.
@@ -130,9 +131,9 @@ class Activations:
     def __post_init__(self):
         if not callable(self.shape):
             raise TypeError(f"shape is {self.shape!r}; it must be a function of cosines, such as npgp.features.ReLU().")
-        object.__setattr__(self, "directions", linalg.inputs(self.directions, self.name, allow_empty=True))
+        object.__setattr__(self, "directions", checks.inputs(self.directions, self.name, allow_empty=True))
         gegenbauer.check_dimension(self.dimension)
-        if not linalg.is_traced(self.directions) and not np.all(np.any(np.asarray(self.directions) != 0, axis=-1)):
+        if not checks.is_traced(self.directions) and not np.all(np.any(np.asarray(self.directions) != 0, axis=-1)):
             raise ValueError(f"{self.name} has a row of zeros, which is no direction.")
         object.__setattr__(self, "levels", gegenbauer.check_levels(self.levels))
         if all_leaves([self.shape]):  # a plain function, which is part of the structure
@@ -171,7 +172,7 @@ class Activations:
         a = zonal.level_variances(self.levels, self.dimension)
         root = safe_sqrt(a)
         e = jnp.where(a > 0.0, s / jnp.where(a > 0.0, root, 1.0), 0.0)
-        if not linalg.is_traced(e) and not np.any(np.asarray(e)):
+        if not checks.is_traced(e) and not np.any(np.asarray(e)):
             raise ValueError(
                 f"the activations' levels are {self.levels}, of which {type(zonal).__name__} and the shape "
                 f"{type(self.shape).__name__} have none in common; add levels."

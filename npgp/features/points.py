@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks
 from npgp.kernels import Kernel
 from npgp.pytrees import pytree, static
 
@@ -29,7 +29,7 @@ class Points:
     name: str = static("inducing")
 
     def __post_init__(self):
-        object.__setattr__(self, "inputs", linalg.inputs(self.inputs, self.name, allow_empty=True))
+        object.__setattr__(self, "inputs", checks.inputs(self.inputs, self.name, allow_empty=True))
 
     @property
     def size(self) -> int:

@@ -22,7 +22,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import log_density
 
-from npgp import linalg
+from npgp import checks
 from npgp.collapsed.uncertain import UncertainInputGP
 from npgp.features import InducingBlock
 from npgp.gplvm.start import Start
@@ -226,7 +226,7 @@ class CollapsedGPLVM:
         expected = (self.start.latents.shape[0], self.start.offset.shape[0])
         if jnp.shape(Y) != expected:
             raise ValueError(f"Y has shape {jnp.shape(Y)}; with this start it must be {expected}.")
-        if not linalg.is_traced(Y) and not np.all(np.isfinite(np.asarray(Y))):
+        if not checks.is_traced(Y) and not np.all(np.isfinite(np.asarray(Y))):
             raise ValueError(
                 "Y has NaN or infinite entries; the collapsed bound needs every entry, BayesianGPLVM takes a mask of "
                 "those that are missing."

@@ -36,7 +36,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.features import Points
 from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
@@ -224,7 +224,7 @@ def infer_latents(
     _require_whole("num_starts", num_starts, 0)
     for name, value in (("num_modes", num_modes), ("num_nodes", num_nodes), ("num_steps", num_steps)):
         _require_whole(name, value)
-    linalg.require_positive(tolerance, "tolerance")
+    checks.require_positive(tolerance, "tolerance")
     offset = jnp.broadcast_to(_offset(offset, shape), y.shape[::-1]).T.astype(dtype)
     candidates, start, prior = origins
     problem = Problem(posterior, checked, prior, y, offset, present)
@@ -233,7 +233,7 @@ def infer_latents(
     if len(shape) == 1:
         modes = jax.tree.map(lambda array: array[:, 0], modes)
     loc, scale, elbo, _ = (array[0] for array in modes)
-    if not linalg.is_traced(elbo):
+    if not checks.is_traced(elbo):
         _check_result(elbo, done, num_steps)
     return NewRows(loc, scale, elbo, modes)
 
@@ -266,7 +266,7 @@ def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
         raise ValueError(
             f"offset has shape {jnp.shape(offset)}, which does not broadcast to that of the data, {shape}."
         )
-    linalg.require_finite(offset, "offset")
+    checks.require_finite(offset, "offset")
     return jnp.broadcast_to(jnp.asarray(offset), shape)
 
 
@@ -282,10 +282,10 @@ def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[j
         raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")
     if mask is not None and jnp.shape(mask) != shape:
         raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {shape}.")
-    if not linalg.is_traced(Y) and not linalg.is_traced(mask):
+    if not checks.is_traced(Y) and not checks.is_traced(mask):
         values = np.asarray(Y, float)
         seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
-        linalg.require_finite(values[seen], "Y")
+        checks.require_finite(values[seen], "Y")
         likelihood.check(np.atleast_2d(np.where(seen, values, np.nan)).T)
     present = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
     return jnp.atleast_2d(jnp.where(present, jnp.asarray(Y, dtype), 1)).T, jnp.atleast_2d(present).T
@@ -298,7 +298,7 @@ def _check_origins(
     first = posterior.projector.blocks[0]
     inducing = first.inputs if isinstance(first, Points) else None
     if candidates is not None:
-        candidates = linalg.inputs(candidates, "candidates")
+        candidates = checks.inputs(candidates, "candidates")
     if prior is not None and (not isinstance(prior, dist.Distribution) or len(prior.event_shape) != 1):
         raise ValueError(f"prior is {prior!r:.80}; it must be a NumPyro distribution over vectors, one for each row.")
     found = {
@@ -318,7 +318,7 @@ def _check_origins(
     if start is not None:
         if jnp.shape(start) not in ((latent_dim,), (rows, latent_dim)):
             raise ValueError(f"start has shape {jnp.shape(start)}; it must be {(rows, latent_dim)} or ({latent_dim},).")
-        linalg.require_finite(start, "start")
+        checks.require_finite(start, "start")
         start = jnp.broadcast_to(jnp.asarray(start, dtype), (rows, latent_dim))
     if prior is None:
         prior = dist.Normal(jnp.zeros(latent_dim, dtype), 1.0).to_event(1)

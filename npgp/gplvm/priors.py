@@ -23,7 +23,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from npgp import linalg
+from npgp import checks
 from npgp.kernels import RBF, Kernel
 from npgp.model import observation as statements
 from npgp.model import sparse_gp as component
@@ -59,7 +59,7 @@ class NormalMixture:
         object.__setattr__(self, "means", np.asarray(self.means))
         if self.means.ndim != 2:
             raise ValueError(f"means has shape {self.means.shape}; it must be (components, latent dimensions).")
-        linalg.require_positive(self.scale, "scale")
+        checks.require_positive(self.scale, "scale")
 
     def __call__(self, rows: numpyro.plate, latent_dim: int) -> jax.Array:
         count, width = self.means.shape
@@ -98,7 +98,7 @@ class ClassNormal:
         if labels.size == 0 or labels.min() < -1 or labels.max() < 0:
             raise ValueError("labels must be classes 0, 1, …, or −1 where unknown, with at least one known.")
         object.__setattr__(self, "labels", labels)
-        linalg.require_positive(self.scale, "scale")
+        checks.require_positive(self.scale, "scale")
 
     def __call__(self, rows: numpyro.plate, latent_dim: int) -> jax.Array:
         if rows.size != len(self.labels):
@@ -141,10 +141,10 @@ class Dynamical:
             value = np.asarray(getattr(self, name), float)
             if value.ndim != 1:
                 raise ValueError(f"{name} has shape {value.shape}; it must be a vector.")
-            linalg.require_finite(value, name)
+            checks.require_finite(value, name)
             object.__setattr__(self, name, value)
-        linalg.require_positive(self.lengthscale, "lengthscale")
-        linalg.require_positive(self.noise, "noise")
+        checks.require_positive(self.lengthscale, "lengthscale")
+        checks.require_positive(self.noise, "noise")
 
     def __call__(self, rows: numpyro.plate, latent_dim: int) -> jax.Array:
         if rows.size != len(self.times):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks
 from npgp.features import InducingBlock
 
 __all__ = ["Start", "pca_start", "random_start"]
@@ -69,7 +69,7 @@ class Start:
             if np.shape(value) not in shapes:
                 accepted = " or ".join("a number" if shape == () else str(shape) for shape in shapes)
                 raise ValueError(f"{name} has shape {np.shape(value)}; it must be {accepted}.")
-            linalg.require_positive(value, name)
+            checks.require_positive(value, name)
         if self.projection is not None and np.shape(self.projection) != (columns, dim):
             raise ValueError(f"projection has shape {np.shape(self.projection)}; it must be {(columns, dim)}.")
 
@@ -161,7 +161,7 @@ def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.nd
     present = np.ones(Y.shape, bool) if mask is None else np.asarray(mask).astype(bool)
     if present.shape != Y.shape:
         raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {Y.shape}.")
-    data = np.asarray(linalg.inputs(np.where(present, Y, np.zeros((), Y.dtype)), "Y"), dtype=float)
+    data = np.asarray(checks.inputs(np.where(present, Y, np.zeros((), Y.dtype)), "Y"), dtype=float)
     rows, columns = data.shape
     if not present.any(axis=0).all():
         empty = np.flatnonzero(~present.any(axis=0)).tolist()

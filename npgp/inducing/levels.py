@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks
 from npgp.features import Activations, as_block
 from npgp.kernels import Kernel
 from npgp.kernels.zonal import as_zonal
@@ -47,7 +47,7 @@ def left_out(kernel: Kernel, inducing: object, X: ArrayLike, jitter: float | Non
     """
     blocks = inducing if isinstance(inducing, (list, tuple)) else (inducing,)
     projection = factorize(kernel, [as_block(b, f"inducing[{i}]") for i, b in enumerate(blocks)], jitter)(
-        linalg.inputs(X)
+        checks.inputs(X)
     )
     return jnp.mean(projection.residual_variance() / projection.prior_variance)
 

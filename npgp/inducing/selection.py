@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel, as_kernel
 from npgp.sparse.groups import kmeans_centres
@@ -53,7 +53,7 @@ def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
-    X = linalg.inputs(X)
+    X = checks.inputs(X)
     return jax.random.choice(rng_key, X, (_check_size(size, X.shape[0]),), replace=False)
 
 
@@ -77,9 +77,9 @@ def kmeans(X: ArrayLike, size: int, seed: int = 0) -> jax.Array:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above the number of
         different rows.
     """
-    if linalg.is_traced(X):
+    if checks.is_traced(X):
         raise TypeError("X is traced; k-means runs outside jit: compute the centres before the model, not in it.")
-    X = linalg.inputs(X)
+    X = checks.inputs(X)
     centres = kmeans_centres(np.asarray(X), _check_size(size, X.shape[0]), seed)
     if len(centres) < size:
         raise ValueError(f"size is {size}, but k-means found only {len(centres)} different clusters among the rows.")
@@ -140,7 +140,7 @@ def greedy_variance(
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size above N, and if X has fewer
         different rows. Where X is traced and that cannot be seen, the points that do not exist are NaN.
     """
-    X = linalg.inputs(X)
+    X = checks.inputs(X)
     size = _check_size(size, X.shape[0])
     blocks = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     blocks = tuple(as_block(block, f"given[{i}]") for i, block in enumerate(blocks))
@@ -150,7 +150,7 @@ def greedy_variance(
 
 
 def _check_found(found: jax.Array, size: int) -> None:
-    if not linalg.is_traced(found) and found < size:
+    if not checks.is_traced(found) and found < size:
         raise ValueError(f"size is {size}, but X has only {found} different rows.")
 
 
@@ -260,13 +260,13 @@ def greedy_fit(
         known not to be positive, for a size above N, for fewer than one candidate, and if X has fewer different rows.
         Where X is traced and that cannot be seen, the points that do not exist are NaN.
     """
-    X = linalg.inputs(X)
+    X = checks.inputs(X)
     N = X.shape[0]
     size = _check_size(size, N)
-    candidates = N if candidates is None else min(linalg.positive_int(candidates, "candidates"), N)
-    linalg.require_positive(noise_variance, "noise_variance")
-    linalg.require_per_row(noise_variance, "noise_variance", N)
-    linalg.require_finite(y, "y")
+    candidates = N if candidates is None else min(checks.positive_int(candidates, "candidates"), N)
+    checks.require_positive(noise_variance, "noise_variance")
+    checks.require_per_row(noise_variance, "noise_variance", N)
+    checks.require_finite(y, "y")
     if jnp.shape(y)[-1:] != (N,):
         raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {N} rows of X.")
     y, noise = jnp.asarray(y, X.dtype), jnp.asarray(noise_variance, X.dtype)

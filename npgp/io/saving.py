@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution
 
-from npgp import linalg
+from npgp import checks
 
 __all__ = ["load", "save"]
 
@@ -115,7 +115,7 @@ def _describe(obj: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
             if type(key) is not str:
                 raise TypeError(f"{where} has the key {key!r}; dictionaries can be saved if their keys are strings.")
         return {"dict": {key: _describe(item, f"{where}[{key!r}]", arrays) for key, item in obj.items()}}
-    if linalg.is_traced(obj):
+    if checks.is_traced(obj):
         raise TypeError(f"{where} is traced by JAX and has no values yet: save outside jit, vmap and grad.")
     if isinstance(obj, jax.Array):
         if jnp.issubdtype(obj.dtype, jax.dtypes.prng_key):

@@ -11,6 +11,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from npgp.checks import require_positive
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -22,7 +23,6 @@ from npgp.kernels.base import (
 )
 from npgp.kernels.random_features import project
 from npgp.kernels.stationary import safe_sqrt, squared_distances
-from npgp.linalg import require_positive
 from npgp.pytrees import pytree, static
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from npgp.checks import require_positive
 from npgp.kernels import random_features
 from npgp.kernels.random_features import FeatureMap
-from npgp.linalg import require_positive
 from npgp.pytrees import pytree
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.kernels.adapters import as_kernel
 from npgp.kernels.base import Kernel, check_columns
 from npgp.pytrees import pytree, static
@@ -54,7 +54,7 @@ class Coregion(Kernel):
         if len(shape) != 2 or 0 in shape:
             raise ValueError(f"Coregion W has shape {shape}; it must be (P, R), a row for each of P outputs.")
         if self.kappa is not None:
-            linalg.require_positive(self.kappa, "Coregion kappa")
+            checks.require_positive(self.kappa, "Coregion kappa")
             if jnp.shape(self.kappa) not in ((), shape[:1]):
                 raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[:1]}.")
         if isinstance(self.column, bool) or not isinstance(self.column, int):
@@ -104,7 +104,7 @@ class Coregion(Kernel):
                 f"Coregion reads the output's number from column {self.column} of inputs that have {columns} columns; "
                 "they need this one and at least one more."
             )
-        if not linalg.is_traced(X):
+        if not checks.is_traced(X):
             _check_outputs(np.asarray(X)[:, self.column], count)
         X = jnp.asarray(X)
         numbers = X[:, self.column]
@@ -125,7 +125,7 @@ def at_outputs(X: ArrayLike, outputs: Sequence[int]) -> jax.Array:
     :return: (K · N, D + 1).
     :raises ValueError: if there are no outputs, or their numbers are no whole numbers of at least 0.
     """
-    X = linalg.inputs(X)
+    X = checks.inputs(X)
     numbers = np.asarray(outputs)
     if numbers.ndim != 1 or not numbers.size or numbers.dtype.kind not in "iu" or np.any(numbers < 0):
         raise ValueError(f"outputs is {outputs!r}; it must be a list of output numbers, such as [0, 1].")

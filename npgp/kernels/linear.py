@@ -13,6 +13,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from npgp.checks import require_positive
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -23,7 +24,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import project, repeated
-from npgp.linalg import matmul, require_positive
+from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 
 

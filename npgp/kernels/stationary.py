@@ -11,6 +11,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from npgp.checks import require_positive
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -21,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import waves
-from npgp.linalg import matmul, require_positive
+from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 
 

@@ -24,12 +24,12 @@ from jax.scipy.special import logsumexp
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
+from npgp.checks import require_positive
 from npgp.kernels import gegenbauer
 from npgp.kernels.arccosine import ANGULAR, half_spaces
 from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
 from npgp.kernels.random_features import FeatureMap
 from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary, squared_distances
-from npgp.linalg import require_positive
 from npgp.pytrees import pytree, static
 
 

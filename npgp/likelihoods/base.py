@@ -13,9 +13,9 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from npgp import linalg
+from npgp.checks import is_traced, require_positive
 from npgp.likelihoods import quadrature
 from npgp.likelihoods.numerics import floats, log_normal
-from npgp.linalg import is_traced, require_positive
 
 
 class Likelihood:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import linalg
+from npgp.checks import is_traced
 from npgp.likelihoods.base import Likelihood, check_choice, check_positive
 from npgp.likelihoods.numerics import LOG_CDF, floats
 from npgp.likelihoods.quadrature import NUM_NODES
-from npgp.linalg import is_traced
 from npgp.pytrees import pytree, static
 
 

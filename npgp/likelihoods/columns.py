@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp.checks import is_traced
 from npgp.likelihoods.base import Likelihood
 from npgp.likelihoods.factorized import as_likelihood
 from npgp.likelihoods.numerics import floats
-from npgp.linalg import is_traced
 from npgp.pytrees import pytree, static
 
 #: What each certificate is worth, from least to most: that of several parts is the least.

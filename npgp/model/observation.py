@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.likelihoods import Columns, Likelihood, as_likelihood
 from npgp.model.latent import Latent, Latents, Moments, as_latent, as_latents
 from npgp.model.sparse_gp import OBSERVATION, Catch, Q, ask, in_automatic_guide, plates_around
@@ -205,7 +205,7 @@ def check_plates(name: str, shape: tuple[int, ...]) -> None:
 
 def _is_scaled(msg: dict[str, Any]) -> bool:
     scale = msg["scale"]
-    return scale is not None and not linalg.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
+    return scale is not None and not checks.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
 
 
 def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihood) -> jax.Array:
@@ -215,11 +215,11 @@ def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihoo
                 f"{name}: the {what} have shape {jnp.shape(value)} but the GP values have shape {latents.shape}."
             )
     if mask is None:
-        linalg.require_finite(obs, f"the observations of {name}")
+        checks.require_finite(obs, f"the observations of {name}")
         likelihood.check(obs)
-    elif not linalg.is_traced(obs) and not linalg.is_traced(mask):
+    elif not checks.is_traced(obs) and not checks.is_traced(mask):
         present = np.asarray(mask).astype(bool)
-        linalg.require_finite(np.asarray(obs)[present], f"the observations of {name}")
+        checks.require_finite(np.asarray(obs)[present], f"the observations of {name}")
         likelihood.check(np.where(present, obs, np.nan))
     return jnp.asarray(obs)
 

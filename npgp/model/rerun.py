@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.primitives import Messenger
 
-from npgp import linalg
+from npgp import checks
 from npgp.model.sparse_gp import CONTEXT, is_gp_site, is_observation
 
 
@@ -32,7 +32,7 @@ class SameRows(Messenger):
 def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
     given = msg["value"]
     same = given is None or given is site["value"]
-    if not same and not (linalg.is_traced(given) or linalg.is_traced(site["value"])):
+    if not same and not (checks.is_traced(given) or checks.is_traced(site["value"])):
         same = np.array_equal(given, site["value"])
     if not same:
         raise ValueError(

@@ -31,7 +31,7 @@ from numpyro.infer.svi import SVIState
 from numpyro.optim import Minimize, _NumPyroOptim
 from numpyro.primitives import Messenger
 
-from npgp import linalg
+from npgp import checks
 from npgp.pytrees import pytree
 
 __all__ = ["RowOptimizer", "row_param"]
@@ -123,7 +123,7 @@ def _check_table(name: str, table: jax.Array, constraint: constraints.Constraint
 def _take(name: str, table: jax.Array, rows: ArrayLike | None) -> jax.Array:
     if rows is None:
         return table
-    if not linalg.is_traced(rows):
+    if not checks.is_traced(rows):
         low, high = np.min(rows), np.max(rows)
         if low < 0 or high >= table.shape[0]:
             number = low if low < 0 else high

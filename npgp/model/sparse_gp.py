@@ -22,7 +22,7 @@ from numpyro import handlers
 from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.collapsed.gaussian import as_blocks, check_covariances
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
@@ -149,7 +149,7 @@ class SparseGP:
         object.__setattr__(self, "inducing", blocks)
         kinds = check_covariances(self.covariances, len(blocks), allowed=("dense", "diagonal", "prior"))
         object.__setattr__(self, "covariances", kinds)
-        linalg.require_positive(self.init_scale, "init_scale")
+        checks.require_positive(self.init_scale, "init_scale")
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -316,7 +316,7 @@ def check_draw_context(site: str, msg: dict[str, Any]) -> None:
     fn = msg["fn"]
     masked = isinstance(fn, MaskedDistribution) and fn._mask is not True and fn._mask is not False
     scale = msg["scale"]
-    scaled = scale is not None and (linalg.is_traced(scale) or np.any(np.asarray(scale) != 1.0))
+    scaled = scale is not None and (checks.is_traced(scale) or np.any(np.asarray(scale) != 1.0))
     if masked or scaled:
         cause = "handlers.mask" if masked else "a subsampled plate or handlers.scale"
         raise ValueError(f"{site} is drawn inside {cause}, which would change the prior of f: draw f outside it.")
@@ -361,7 +361,7 @@ class Function:
         :raises TypeError: for inputs that are not floating.
         :raises ValueError: for inputs of another shape, without rows or with NaN.
         """
-        X = linalg.inputs(X)
+        X = checks.inputs(X)
         return Latent((Term(jnp.ones((), X.dtype), self, X),), jnp.zeros((), X.dtype))
 
     @property

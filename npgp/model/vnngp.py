@@ -33,7 +33,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 from numpyro.util import is_prng_key
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, Moments, Term
 from npgp.model.row_params import row_param
@@ -105,12 +105,12 @@ class VNNGP:
         object.__setattr__(self, "inducing", prior.X)
         object.__setattr__(self, "neighbors", prior.neighbors)
         size = prior.event_shape[0]
-        if self.batch_size is not None and linalg.positive_int(self.batch_size, "batch_size") > size:
+        if self.batch_size is not None and checks.positive_int(self.batch_size, "batch_size") > size:
             raise ValueError(
                 f"batch_size is {self.batch_size}; it must be at most {size}, the number of inducing points."
             )
-        linalg.require_per_row(self.init_loc, "init_loc", size)
-        linalg.require_positive(self.init_scale, "init_scale")
+        checks.require_per_row(self.init_loc, "init_loc", size)
+        checks.require_positive(self.init_scale, "init_scale")
 
     @property
     def site(self) -> str:
@@ -430,7 +430,7 @@ class NeighborFunction:
 
 def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
     """Inputs (N, D), checked, and their neighbours among the inducing points (N, k), found if they are not given."""
-    if near is None and linalg.is_traced(X):
+    if near is None and checks.is_traced(X):
         raise TypeError(
             "X is traced, so its neighbours cannot be found: pass those of npgp.nearest(X, Z, k) beside X, f(X, near)."
         )
@@ -448,7 +448,7 @@ def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | Non
         raise TypeError(f"near has dtype {dtype}; it must hold numbers of inducing points, which are integers.")
     if len(shape) != 2 or shape[0] != inputs.shape[0] or not shape[1]:
         raise ValueError(f"near has shape {shape}; it must be ({inputs.shape[0]}, k), k inducing points for each row.")
-    if not linalg.is_traced(found):
+    if not checks.is_traced(found):
         low, high = np.min(np.asarray(found)), np.max(np.asarray(found))
         if low < 0 or high >= Z.shape[0]:
             raise ValueError(f"near has numbers {low} to {high}; there are {Z.shape[0]} inducing points, from 0.")

@@ -21,7 +21,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
 from numpyro.util import is_prng_key
 
-from npgp import linalg
+from npgp import checks
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
@@ -77,7 +77,7 @@ class NNGP(dist.Distribution):
         self.X = concrete_inputs(X)
         rows = self.X.shape[0]
         if not isinstance(neighbors, Neighbors):
-            if linalg.is_traced(X):
+            if checks.is_traced(X):
                 raise ValueError(
                     "X is traced, so its neighbours cannot be found: pass neighbors=npgp.nearest_before(X, k)."
                 )
@@ -121,7 +121,7 @@ class NNGP(dist.Distribution):
         :param value: (..., N); a batch, such as draws of f from its posterior, gives one of predictions.
         :raises ValueError: if values have NaN or another number of sites.
         """
-        linalg.require_finite(value, "value")
+        checks.require_finite(value, "value")
         value = jnp.asarray(value, self.X.dtype)
         if value.shape[-1:] != self.event_shape:
             raise ValueError(f"value has shape {value.shape}; its last axis must be the {self.event_shape[0]} sites.")
@@ -159,7 +159,7 @@ class ResponseNNGP(NNGP):
         *,
         validate_args=None,
     ):
-        linalg.require_positive(noise_variance, "noise_variance")
+        checks.require_positive(noise_variance, "noise_variance")
         super().__init__(kernel, X, neighbors, mean, jitter, validate_args=validate_args)
         _check_by_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance
@@ -167,10 +167,10 @@ class ResponseNNGP(NNGP):
 
 def concrete_inputs(X: ArrayLike, name: str = "X") -> jax.Array:
     """Inputs, checked; inside ``jit`` too their numbers can be seen, unless they are traced themselves."""
-    if linalg.is_traced(X):
-        return linalg.inputs(X, name)
+    if checks.is_traced(X):
+        return checks.inputs(X, name)
     with jax.ensure_compile_time_eval():
-        return linalg.inputs(X, name)
+        return checks.inputs(X, name)
 
 
 def _check_by_row(value: ArrayLike, name: str, rows: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from npgp import linalg
+from npgp import checks
 from npgp.pytrees import pytree
 
 __all__ = ["Neighbors", "Ordering", "nearest", "nearest_before", "order_sites"]
@@ -99,7 +99,7 @@ def nearest_before(
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1 and an order unknown.
     """
-    size = linalg.positive_int(size, "size")
+    size = checks.positive_int(size, "size")
     points = _scaled(X, "X", scale)
     order = _order(points, ordering, seed)
     N, K = len(points), min(size, len(points) - 1)
@@ -133,7 +133,7 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
-    size = linalg.positive_int(size, "size")
+    size = checks.positive_int(size, "size")
     points, new = _scaled(X, "X", scale), _scaled(X_new, "X_new", scale)
     if size > len(points):
         raise ValueError(f"size is {size}; it must be at most {len(points)}, the number of sites.")
@@ -281,11 +281,11 @@ def _sklearn(*names: str) -> list[Any]:
 
 
 def _scaled(X: ArrayLike, name: str, scale: ArrayLike) -> NDArray[Any]:
-    if linalg.is_traced(X) or linalg.is_traced(scale):
+    if checks.is_traced(X) or checks.is_traced(scale):
         raise TypeError(f"{name} or scale is traced; neighbours are found outside jit, once, from concrete inputs.")
-    linalg.require_positive(scale, "scale")
+    checks.require_positive(scale, "scale")
     with jax.ensure_compile_time_eval():  # inside jit, where X may be concrete
-        points = np.asarray(linalg.inputs(X, name), np.float64)
+        points = np.asarray(checks.inputs(X, name), np.float64)
         units = np.asarray(scale, np.float64)
     if units.shape not in ((), points.shape[1:]):
         raise ValueError(f"scale has shape {units.shape}; it must be a scalar or one for each column of {name}.")

@@ -21,7 +21,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from npgp import linalg
+from npgp import checks
 from npgp.pytrees import pytree
 
 __all__ = ["Groups", "consecutive", "default_size", "kmeans_groups", "median_split", "single"]
@@ -51,7 +51,7 @@ def default_size(num_inducing: int) -> int:
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
     """
-    M = linalg.positive_int(num_inducing, "num_inducing")
+    M = checks.positive_int(num_inducing, "num_inducing")
     return max((g for g in SIZES if g * LARGE**2 <= SIZES[-1] * M**2), default=SIZES[0])
 
 
@@ -168,7 +168,7 @@ class Groups:
         """
         if np.shape(array)[:1] != (self.num_rows,):
             raise ValueError(f"array has shape {np.shape(array)}; its first axis must be the {self.num_rows} rows.")
-        if isinstance(array, jax.Array) or linalg.is_traced(self.rows):
+        if isinstance(array, jax.Array) or checks.is_traced(self.rows):
             return jnp.take(jnp.asarray(array), jnp.ravel(self.rows), axis=0, mode="clip")
         return np.asarray(array)[np.ravel(self.rows)]
 
@@ -184,7 +184,7 @@ class Groups:
         :return: group numbers, (N*,) int32.
         :raises ValueError: for inputs of the wrong shape, and for groups that were not made from inputs.
         """
-        X_new = linalg.inputs(X_new, "X_new")
+        X_new = checks.inputs(X_new, "X_new")
         if self.tree is None:
             if self.count > 1:
                 raise ValueError("these groups were made without inputs, so new inputs belong to none of them.")
@@ -218,7 +218,7 @@ def single(num_rows: int) -> Groups:
 
     :param num_rows: N.
     """
-    return _partition(np.zeros(linalg.positive_int(num_rows, "num_rows"), int))
+    return _partition(np.zeros(checks.positive_int(num_rows, "num_rows"), int))
 
 
 def consecutive(num_rows: int, size: int) -> Groups:
@@ -228,7 +228,7 @@ def consecutive(num_rows: int, size: int) -> Groups:
     :param num_rows: N.
     :param size: rows in a group.
     """
-    return _partition(np.arange(linalg.positive_int(num_rows, "num_rows")) // linalg.positive_int(size, "size"))
+    return _partition(np.arange(checks.positive_int(num_rows, "num_rows")) // checks.positive_int(size, "size"))
 
 
 def median_split(X: ArrayLike, size: int) -> Groups:
@@ -246,7 +246,7 @@ def median_split(X: ArrayLike, size: int) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    return _split_cells(X, np.zeros(len(X), int), None, linalg.positive_int(size, "size"))
+    return _split_cells(X, np.zeros(len(X), int), None, checks.positive_int(size, "size"))
 
 
 def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
@@ -264,7 +264,7 @@ def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    size = linalg.positive_int(size, "size")
+    size = checks.positive_int(size, "size")
     centres = kmeans_centres(X, min(-(-len(X) // size), MAX_CELLS), seed)
     # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
     used, cells = np.unique(np.asarray(_nearest(centres, X)), return_inverse=True)
@@ -289,10 +289,10 @@ def kmeans_centres(X: NDArray[Any], size: int, seed: int) -> NDArray[Any]:
 
 def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:
     # As JAX will hold them: float64 values rounded to float32 only later might change sides.
-    if linalg.is_traced(X):
+    if checks.is_traced(X):
         raise TypeError("X is traced; groups are made outside jit, once, from concrete inputs.")
     with jax.ensure_compile_time_eval():  # inside jit, where X may be concrete
-        return np.asarray(linalg.inputs(X))
+        return np.asarray(checks.inputs(X))
 
 
 def _split_cells(X: NDArray[Any], cells: NDArray[Any], centres: NDArray[Any] | None, size: int) -> Groups:

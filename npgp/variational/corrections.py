@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional, site_precision
@@ -71,7 +71,7 @@ class CorrectedPosterior:
 
     def mean_and_variance(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Posterior mean and variance of f at inputs X (N, D); each batch + (N,)."""
-        X = linalg.inputs(X)
+        X = checks.inputs(X)
         mean, variance = self.posterior.mean_and_variance(X)
         projector = self.posterior.projector
         learned = learned_blocks(self.posterior.q)
@@ -153,7 +153,7 @@ def local_correction(
 
 
 def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> CorrectedPosterior:
-    X, likelihood = linalg.inputs(X), as_likelihood(likelihood)
+    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
     if likelihood.num_latents != 1:
         raise ValueError(
             f"likelihood is {type(likelihood).__name__}, of {likelihood.num_latents} latent values; corrections are of "
@@ -166,7 +166,7 @@ def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> Correc
     if jnp.shape(y)[-1:] != X.shape[:1]:
         raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {X.shape[0]} rows of X.")
     if mask is None:
-        linalg.require_finite(y, "y")
+        checks.require_finite(y, "y")
     present = None if mask is None else jnp.asarray(mask)
     y = jnp.asarray(y) if present is None else jnp.where(present, y, 1)
     return _corrected(posterior, X, y, likelihood, groups, offset, present, shift)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.pytrees import pytree
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class MixedPosterior:
             raise ValueError(
                 f"W has shape {jnp.shape(self.W)}; it must be (P, {functions}), a column for each function."
             )
-        linalg.require_finite(self.W, "W")
+        checks.require_finite(self.W, "W")
         object.__setattr__(self, "W", jnp.asarray(self.W))
 
     def mean(self, X: ArrayLike) -> jax.Array:

@@ -32,7 +32,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to
 from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.variational.blocks import SCALE_CONSTRAINTS
 
 __all__ = ["natural_gradient"]
@@ -88,8 +88,8 @@ class _NaturalGradient(_NumPyroOptim):
         if not callable(rate):
             if isinstance(rate, (bool, str)) or jnp.ndim(rate) != 0:
                 raise TypeError(f"rate is {rate!r}; it must be a number or a schedule, a function of the step.")
-            linalg.require_positive(rate, "rate")
-            if not linalg.is_traced(rate) and rate > 1:
+            checks.require_positive(rate, "rate")
+            if not checks.is_traced(rate) and rate > 1:
                 raise ValueError(f"rate is {rate}; it must be at most 1, a full step.")
         if isinstance(sites, str):
             raise TypeError(f"sites is {sites!r}; it must be a list of site names such as [{sites!r}].")

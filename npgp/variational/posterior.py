@@ -15,7 +15,7 @@ from jax import lax
 from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.features import Points
 from npgp.likelihoods import Likelihood
 from npgp.sparse.conditionals import Conditional
@@ -62,7 +62,7 @@ class Posterior:
 
     def mean(self, X: ArrayLike) -> jax.Array:
         """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return whitened_mean(self.projector(linalg.inputs(X)), [block.loc for block in self.q])
+        return whitened_mean(self.projector(checks.inputs(X)), [block.loc for block in self.q])
 
     def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
         """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
@@ -76,7 +76,7 @@ class Posterior:
         :param batch_size: rows taken at a time, so that memory does not grow with N·M; all if omitted.
         :return: each batch + (N,).
         """
-        X = linalg.inputs(X)
+        X = checks.inputs(X)
         if batch_size is not None:
             _require_count(batch_size, "batch_size")
             if batch_size < X.shape[0]:
@@ -91,7 +91,7 @@ class Posterior:
 
     def covariance(self, X: ArrayLike) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""
-        covariance = self._covariance(linalg.inputs(X))
+        covariance = self._covariance(checks.inputs(X))
         return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape[-2:])
 
     def _covariance(self, X: jax.Array) -> jax.Array:
@@ -111,7 +111,7 @@ class Posterior:
 
         :return: sample_shape + batch + (N,).
         """
-        mean, cov = self.mean(X), self._covariance(linalg.inputs(X))
+        mean, cov = self.mean(X), self._covariance(checks.inputs(X))
         L, _ = linalg.cholesky(cov)
         z = jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)
         return mean + linalg.matmul(L, z[..., None])[..., 0]
@@ -222,7 +222,7 @@ class Posterior:
         :return: each batch + (N,).
         :raises ValueError: for a kernel whose functions have no derivative, or a column that X does not have.
         """
-        X = linalg.inputs(X)
+        X = checks.inputs(X)
         kernel = self.projector.kernel
         if not kernel.differentiable:
             raise ValueError(
@@ -248,7 +248,7 @@ class Posterior:
 
         :param X: inputs (N, D).
         """
-        projection = self.projector(linalg.inputs(X))
+        projection = self.projector(checks.inputs(X))
         means = [linalg.matmul(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
         shape = self.batch_shape + projection.prior_variance.shape
         none = jnp.zeros_like(projection.prior_variance)
@@ -311,7 +311,7 @@ class Paths:
 
     def __call__(self, X: ArrayLike) -> jax.Array:
         """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
-        X = linalg.inputs(X)
+        X = checks.inputs(X)
         update = whitened_mean(self.projector(X), self.block_weights)
         # φ is a function with arrays. Drawing them again might give others, on another day with another JAX.
         draw = functools.partial(self.projector.kernel.random_features, columns=X.shape[1], count=self.num_features)

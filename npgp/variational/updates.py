@@ -25,7 +25,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.sparse import conditionals
 from npgp.sparse.groups import Groups
@@ -76,7 +76,7 @@ def update(
     :param projector: the factorised inducing blocks.
     :param q: q(ε) so far, of each block.
     """
-    X, likelihood = linalg.inputs(X), as_likelihood(likelihood)
+    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
     for i, block in enumerate(q):
         if not block.learned:
             raise ValueError(
@@ -89,7 +89,7 @@ def update(
             "likelihoods of one, and SVI with natural gradients the others."
         )
     for name, value in (("max_iterations", max_iterations), ("tolerance", tolerance)):
-        linalg.require_positive(value, name)
+        checks.require_positive(value, name)
     conditionals.check(conditional, allowed=("prior", "tight", "grouped", "full"))
     groups = conditionals.groups_for(conditional, groups, X.shape[0])
     batch = jnp.broadcast_shapes(*(block.batch_shape for block in q))
@@ -117,10 +117,10 @@ def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.A
     if mask is not None and jnp.shape(mask) != shape:
         raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of y, {shape}.")
     _require_fit("offset", offset, shape)
-    linalg.require_finite(offset, "offset")
-    if not linalg.is_traced(y) and not linalg.is_traced(mask):
+    checks.require_finite(offset, "offset")
+    if not checks.is_traced(y) and not checks.is_traced(mask):
         seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
-        linalg.require_finite(np.asarray(y)[seen], "y")
+        checks.require_finite(np.asarray(y)[seen], "y")
         likelihood.check(np.where(seen, y, np.nan))
     y, offset = jnp.asarray(y, X.dtype), jnp.asarray(offset, X.dtype)
     if mask is None:
@@ -139,7 +139,7 @@ def _require_fit(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
 
 
 def _check_result(arrays: Sequence[Scaled], moved, max_iterations: int, tolerance: float) -> None:
-    if any(linalg.is_traced(value) for value in jax.tree.leaves(arrays)):
+    if any(checks.is_traced(value) for value in jax.tree.leaves(arrays)):
         return
     if not all(bool(jnp.all(jnp.isfinite(value))) for value in jax.tree.leaves(arrays)):
         raise FloatingPointError(

@@ -10,7 +10,7 @@ import scipy.linalg
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from npgp import linalg
+from npgp import checks, linalg
 
 EPS = {jnp.float32: 1e-5, jnp.float64: 1e-13}
 cholesky = jax.jit(linalg.cholesky, static_argnames="jitter")
@@ -317,45 +317,45 @@ def test_matmul_multiplies_in_full_precision(x64):
 )
 def test_inputs_names_the_argument_and_the_fault(value, error, words):
     with pytest.raises(error, match=words) as caught:
-        linalg.inputs(value, "Z")
+        checks.inputs(value, "Z")
     message = str(caught.value)
     assert message.startswith("Z ") and message.endswith(".") and "\n" not in message
 
 
 def test_inputs_keeps_good_arrays(x64):
     X = np.random.default_rng(0).normal(size=(3, 2)).astype(x64)
-    kept = linalg.inputs(X)
+    kept = checks.inputs(X)
     assert isinstance(kept, jax.Array) and kept.dtype == x64
     np.testing.assert_array_equal(kept, X)
-    np.testing.assert_array_equal(linalg.inputs([[0.5], [1.5]]), [[0.5], [1.5]])
+    np.testing.assert_array_equal(checks.inputs([[0.5], [1.5]]), [[0.5], [1.5]])
 
 
 def test_shapes_and_dtypes_of_traced_inputs_are_checked():
     # Values cannot be seen under jit; everything else can.
-    finite_or_not = jax.jit(linalg.inputs)(jnp.array([[jnp.nan]]))
+    finite_or_not = jax.jit(checks.inputs)(jnp.array([[jnp.nan]]))
     assert np.isnan(finite_or_not)
     with pytest.raises(ValueError, match="Z has shape"):
-        jax.jit(lambda x: linalg.inputs(x, "Z"))(jnp.ones(3))
+        jax.jit(lambda x: checks.inputs(x, "Z"))(jnp.ones(3))
     with pytest.raises(TypeError, match="Z has dtype int32"):
-        jax.jit(lambda x: linalg.inputs(x, "Z"))(jnp.ones((3, 1), jnp.int32))
+        jax.jit(lambda x: checks.inputs(x, "Z"))(jnp.ones((3, 1), jnp.int32))
 
 
 @pytest.mark.parametrize("value", [-1.0, 0, np.nan, np.inf, np.array([1.0, -1.0]), jnp.zeros(2), np.float32(-2.0)])
 def test_hyperparameters_must_be_positive(value):
     with pytest.raises(ValueError, match=r"^noise is .*it must be positive and finite\.$"):
-        linalg.require_positive(value, "noise")
+        checks.require_positive(value, "noise")
 
 
 def test_traced_hyperparameters_and_good_ones_pass():
     for value in (1, 0.5, np.ones(2), jnp.ones(2), np.float32(1.0)):
-        linalg.require_positive(value, "noise")
+        checks.require_positive(value, "noise")
 
     @jax.jit
     def traced(value):
-        linalg.require_positive(value, "noise")
-        linalg.require_finite(value, "noise")
+        checks.require_positive(value, "noise")
+        checks.require_finite(value, "noise")
         return lax.stop_gradient(value)
 
     assert np.isnan(traced(jnp.nan))
     with pytest.raises(ValueError, match=r"^y has NaN or infinite entries"):
-        linalg.require_finite(np.array([1.0, np.nan]), "y")
+        checks.require_finite(np.array([1.0, np.nan]), "y")
