@@ -36,7 +36,8 @@ from npgp.model.sparse_gp import Function, SparseGP, plate
 from npgp.model.vnngp import VNNGP
 from npgp.neighbors.nngp import NNGP, ResponseNNGP, WhitenNNGP
 from npgp.neighbors.search import Neighbors, nearest, nearest_before, order_sites
-from npgp.sparse.conditionals import is_certified
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Published, Shared, Tight
 from npgp.sparse.groups import Groups, consecutive, kmeans_groups, median_split
 from npgp.training import (
     Checkpoints,
@@ -53,7 +54,8 @@ from npgp.training import (
 from npgp.variational.corrections import exact_variance, local_correction
 from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient
-from npgp.variational.posterior import Decomposition, Paths, Posterior
+from npgp.variational.paths import Paths
+from npgp.variational.posterior import Decomposition, Posterior
 
 __all__ = [
     "NNGP",
@@ -70,12 +72,15 @@ __all__ = [
     "CollapsedGP",
     "CollapsedGPLVM",
     "Columns",
+    "Conditional",
     "Constant",
     "Coregion",
     "Cosine",
     "Decomposition",
+    "Full",
     "Function",
     "Gaussian",
+    "Grouped",
     "Groups",
     "HeteroscedasticGaussian",
     "Latent",
@@ -95,16 +100,20 @@ __all__ = [
     "Poisson",
     "Polynomial",
     "Posterior",
+    "Prior",
+    "Published",
     "RationalQuadratic",
     "ResponseNNGP",
     "RowOptimizer",
     "Sharding",
+    "Shared",
     "Softmax",
     "SparseGP",
     "SphericalHarmonics",
     "Standardizer",
     "Stream",
     "StudentT",
+    "Tight",
     "UncertainInputGP",
     "Weibull",
     "White",
@@ -122,7 +131,6 @@ __all__ = [
     "fit",
     "gplvm",
     "inducing",
-    "is_certified",
     "joint",
     "kernels",
     "kmeans_groups",
@@ -138,6 +146,7 @@ __all__ = [
     "pca_start",
     "plate",
     "posterior",
+    "pytree",
     "row_adam",
     "row_param",
     "sample",

@@ -1,7 +1,8 @@
 """Bounds and approximations with q(ε) at its optimum, as distributions over all observations; certificates."""
 
+from npgp.collapsed.advice import Advice
 from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior
-from npgp.collapsed.certificates import Advice, Certificate, certificate, evidence_bounds
+from npgp.collapsed.certificates import Certificate, certificate, evidence_bounds
 from npgp.collapsed.gaussian import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes

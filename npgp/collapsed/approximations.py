@@ -23,17 +23,16 @@ from typing import Literal, Protocol, get_args
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.util import is_prng_key
 
 from npgp import checks, linalg
-from npgp.collapsed.gaussian import as_blocks
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
+from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
-from npgp.sparse.projection import Projection, Projector, factorize
+from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import GroupResidual
 from npgp.variational.blocks import DenseNormal, ScaledProjection, gaussian_optimum, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
@@ -67,7 +66,8 @@ class ApproximateGP(dist.Distribution):
     :param X: training inputs, shape (N, D).
     :param inducing: Z of shape (M, D), or a block of features. A list of arrays means all their points together.
     :param noise_variance: σ², a scalar or one for each row (N,).
-    :param mean: the mean function's values at X, a scalar or (N,). Add its values at new inputs to predictions.
+    :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,). Add its values at new
+        inputs to predictions.
     :param method: which of the four.
     :param groups: for ``"pitc"``, its blocks (:func:`npgp.kmeans_groups`, :func:`npgp.median_split`). If omitted, they
         are made of X by k-means, with at most M rows each, which takes scikit-learn.
@@ -78,7 +78,7 @@ class ApproximateGP(dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
-    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "mean_value", "groups")
+    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups")
     pytree_aux_fields = ("method", "jitter")
 
     def __init__(
@@ -87,11 +87,11 @@ class ApproximateGP(dist.Distribution):
         X: ArrayLike,
         inducing: object,
         noise_variance: ArrayLike,
-        mean: ArrayLike = 0.0,
+        *,
+        offset: ArrayLike = 0.0,
         method: Method = "fitc",
         groups: Groups | None = None,
         jitter: float | None = None,
-        *,
         validate_args=None,
     ):
         if method not in get_args(Method):
@@ -107,9 +107,9 @@ class ApproximateGP(dist.Distribution):
             groups = kmeans_groups(X, self.block.size)
         _check_groups(method, groups, rows)
         checks.require_per_row(noise_variance, "noise_variance", rows)
-        checks.require_per_row(mean, "mean", rows)
+        checks.require_per_row(offset, "offset", rows)
         self.noise_variance = noise_variance
-        self.mean_value = mean
+        self.offset = offset
         self.method = method
         self.groups = groups
         self.jitter = jitter
@@ -119,7 +119,7 @@ class ApproximateGP(dist.Distribution):
         """The approximate model's log density of observations y of shape (..., N): (...)."""
         _, projection, noise = self._project()
         scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
-        y = noise.whiten(value - self.mean_value)
+        y = noise.whiten(value - self.offset)
         log_det = noise.log_determinant() + linalg.log_determinant(scaled.factor(0))
         square = jnp.sum(jnp.square(y), -1) - scaled.explained(y)
         return -0.5 * (square + log_det + y.shape[-1] * math.log(2.0 * math.pi))
@@ -143,11 +143,11 @@ class ApproximateGP(dist.Distribution):
         (A,) = projection.A
         shape, keys = sample_shape + self.batch_shape, jax.random.split(key)
         f = linalg.matmul(jax.random.normal(keys[0], (*shape, A.shape[0]), A.dtype), A)
-        return self.mean_value + f + noise.colour(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
+        return self.offset + f + noise.colour(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
 
     def condition(self, y: ArrayLike) -> Posterior | DegeneratePosterior:
         """
-        The posterior of f, less the mean function, given observations y of shape (..., N): the method's own predictive
+        The posterior of f, without the offset, given observations y of shape (..., N): the method's own predictive
         equations (Quiñonero-Candela & Rasmussen 2005, eqs. 16, 20, 24 and 31).
 
         :return: a :class:`npgp.Posterior`; for ``"sor"``, whose functions have no residual,
@@ -160,7 +160,7 @@ class ApproximateGP(dist.Distribution):
             raise ValueError(f"y has shape {y.shape}; its last axis must match the {self.event_shape[0]} rows of X.")
         projector, projection, noise = self._project()
         whitened = _whitened(projection, noise)
-        (q,) = gaussian_optimum(whitened, noise.whiten(y - self.mean_value), 1.0, ("dense",))
+        (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))
         if self.method == "sor":
             assert isinstance(q, DenseNormal)
             return DegeneratePosterior(projector, q)
@@ -173,7 +173,7 @@ class ApproximateGP(dist.Distribution):
         How well the posterior fits the data it has seen; not for LOO.
         """
         mean, variance = self.condition(y).mean_and_variance(self.X)
-        return dist.Normal(mean + self.mean_value, jnp.sqrt(variance + self.noise_variance)).log_prob(jnp.asarray(y))
+        return dist.Normal(mean + self.offset, jnp.sqrt(variance + self.noise_variance)).log_prob(jnp.asarray(y))
 
 
 def _together(blocks: tuple[InducingBlock, ...]) -> InducingBlock:
@@ -196,7 +196,7 @@ def _check_groups(method: str, groups: object, rows: int) -> None:
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {rows} rows.")
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class DegeneratePosterior:
     """
@@ -255,7 +255,7 @@ class Noise(Protocol):
         ...
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class RowNoise:
     """
@@ -276,7 +276,7 @@ class RowNoise:
         return 2.0 * jnp.sum(jnp.log(self.scale))
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class GroupNoise:
     """

@@ -26,13 +26,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.features import Points, as_block
 from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
 from npgp.kernels.base import check_ard, columns_seen
+from npgp.pytrees import pytree
 from npgp.sparse.projection import Projector, factorize
 
 __all__ = ["ExpectedProjection", "PsiStatistics", "expected_projection", "psi_statistics"]
@@ -43,7 +43,7 @@ CHUNK_ENTRIES = 2**18
 SERIES_LIMIT, SERIES_TERMS = 0.25, 11
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class PsiStatistics:
     """
@@ -91,7 +91,7 @@ def psi_statistics(
     return PsiStatistics(_psi0(terms, given), psi1, psi2)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class ExpectedProjection:
     """
@@ -196,7 +196,7 @@ def _checked(inducing: object, loc: ArrayLike, scale: ArrayLike, weights: ArrayL
     return _Given(Z.astype(loc.dtype), loc, scale, weights)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class _Terms:
     """

@@ -10,7 +10,8 @@ that it leaves, and ``B = I + Σ_n ⟨A_n A_nᵀ⟩/σ_n²``,
     penalty:  prior ½ Σ ⟨d_n⟩/σ_n²;   tight ½ Σ log(1 + ⟨d_n⟩/σ_n²), or lower, ½ Σ ⟨log(1 + d_n(x_n)/σ_n²)⟩.
 
 The residual of ``tight`` has variance ``m_n d_n(x_n)``. The first form is for the best m_n that is one number for each
-row, the second, lower by Jensen's inequality, for the best function of x_n; it has no closed form (DESIGN section 7).
+row, the second, lower by Jensen's inequality, for the best function of x_n; it has no closed form (docs/theory.md,
+section 7).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from numpyro.util import is_prng_key
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
 from npgp.kernels import Kernel, as_kernel
-from npgp.sparse import conditionals
+from npgp.sparse.conditionals import Conditional, Prior, Tight, as_conditional
+from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
 from npgp.variational.posterior import Posterior
 
@@ -77,7 +79,7 @@ class UncertainInputGP(dist.Distribution):
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
     :param inducing: Z of shape (M, Q), or one block of :class:`npgp.Points`.
     :param noise_variance: σ², a scalar or one for each row (N,).
-    :param mean: the mean function's values, a scalar or (N,), the same wherever in q(x) a row is.
+    :param offset: what is added to f, a scalar or (N,), the same wherever in q(x) a row is.
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
     :param penalty_draws: for ``"tight"``: standard normal points ε, (S, N, Q) or (S, 1, Q) for the same in all rows, or
         an even number S of them (:func:`penalty_nodes`). The penalty is then ``⟨log(1 + d_n(x_n)/σ²)⟩`` as estimated at
@@ -102,11 +104,12 @@ class UncertainInputGP(dist.Distribution):
         "scale",
         "inducing",
         "noise_variance",
-        "mean_value",
+        "offset",
         "penalty_draws",
         "penalty_weights",
+        "conditional",
     )
-    pytree_aux_fields = ("conditional", "jitter", "chunk_size")
+    pytree_aux_fields = ("jitter", "chunk_size")
 
     def __init__(
         self,
@@ -115,27 +118,29 @@ class UncertainInputGP(dist.Distribution):
         scale: ArrayLike,
         inducing: object,
         noise_variance: ArrayLike,
-        mean: ArrayLike = 0.0,
-        conditional: conditionals.Conditional = "tight",
+        *,
+        offset: ArrayLike = 0.0,
+        conditional: Conditional | str = "tight",
         penalty_draws: ArrayLike | int | None = None,
         penalty_weights: ArrayLike | None = None,
         jitter: float | None = None,
         chunk_size: int | None = None,
-        *,
         validate_args=None,
     ):
-        conditionals.check(conditional, ("tight", "prior"))
+        conditional = as_conditional(conditional)
+        if type(conditional) not in (Tight, Prior):
+            raise ValueError(f"conditional is {conditional!r}; with uncertain inputs it must be 'tight' or 'prior'.")
         checks.require_positive(noise_variance, "noise_variance")
         self.kernel = as_kernel(kernel)
         self.loc, self.scale = gaussian_inputs(loc, scale)
         self.inducing = points(inducing)
         rows, columns = self.loc.shape
         checks.require_per_row(noise_variance, "noise_variance", rows)
-        checks.require_per_row(mean, "mean", rows)
+        checks.require_per_row(offset, "offset", rows)
         self.noise_variance = noise_variance
-        self.mean_value = mean
+        self.offset = offset
         self.conditional = conditional
-        if conditional != "tight" and penalty_draws is not None:
+        if not isinstance(conditional, Tight) and penalty_draws is not None:
             raise ValueError(
                 f"penalty_draws is given, but conditional is {conditional!r}; only 'tight' has such draws."
             )
@@ -161,7 +166,7 @@ class UncertainInputGP(dist.Distribution):
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
         expected, noise = self._expected()
-        y = jnp.asarray(value, expected.A.dtype) - self.mean_value
+        y = jnp.asarray(value, expected.A.dtype) - self.offset
         factor, half = _solved(expected, noise, y)
         fit = jnp.sum(jnp.square(half), axis=-1) - jnp.sum(
             jnp.square(y) / noise + jnp.log(2.0 * math.pi * noise), axis=-1
@@ -170,7 +175,7 @@ class UncertainInputGP(dist.Distribution):
 
     def condition(self, y: ArrayLike) -> Posterior:
         """
-        The posterior of f, less the mean function, given observations y of shape (..., N), at the best q(ε).
+        The posterior of f, without the offset, given observations y of shape (..., N), at the best q(ε).
 
         :raises ValueError: if y has NaN or another number of rows.
         """
@@ -178,7 +183,7 @@ class UncertainInputGP(dist.Distribution):
         if jnp.shape(y)[-1:] != self.event_shape:
             raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {self.event_shape[0]} inputs.")
         expected, noise = self._expected()
-        factor, half = _solved(expected, noise, jnp.asarray(y, expected.A.dtype) - self.mean_value)
+        factor, half = _solved(expected, noise, jnp.asarray(y, expected.A.dtype) - self.offset)
         columns = linalg.solve_lower(factor, half.reshape(-1, half.shape[-1]).T, transpose=True)
         return Posterior(
             expected.projector, (DenseNormal(columns.T.reshape(half.shape), linalg.inverse_factor(factor)),)
@@ -195,7 +200,7 @@ class UncertainInputGP(dist.Distribution):
             L, _ = linalg.cholesky(self.kernel(x), self.jitter)
             f = linalg.matmul(L, jax.random.normal(f_key, self.event_shape, L.dtype))
             noise = jnp.sqrt(self.noise_variance) * jax.random.normal(noise_key, self.event_shape, L.dtype)
-            return self.mean_value + f + noise
+            return self.offset + f + noise
 
         keys = jax.random.split(key, math.prod(shape))
         return lax.map(draw, keys).reshape(shape + self.event_shape)
@@ -215,10 +220,8 @@ class UncertainInputGP(dist.Distribution):
         return expected, noise
 
     def _penalty(self, expected: ExpectedProjection, noise: jax.Array) -> jax.Array:
-        if self.conditional == "prior":
-            return 0.5 * jnp.sum(expected.residual_variance / noise)
         if self.penalty_draws is None:
-            return 0.5 * jnp.sum(jnp.log1p(expected.residual_variance / noise))
+            return self.conditional.penalty(RowResidual(expected.residual_variance), noise)
         nodes = jnp.asarray(self.penalty_draws, self.loc.dtype)
         weights = 1.0 / nodes.shape[0] if self.penalty_weights is None else self.penalty_weights
         weights = jnp.broadcast_to(jnp.asarray(weights, self.loc.dtype), nodes.shape[:1])

@@ -75,7 +75,7 @@ class CollapsedGPLVM:
     """
 
     start: Start
-    conditional: Conditional = "tight"
+    conditional: Conditional | str = "tight"
     kernel: Callable[..., Kernel] = RBF
     penalty_draws: ArrayLike | int | None = None
     chunk_size: int | None = None

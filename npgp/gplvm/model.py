@@ -28,9 +28,7 @@ from npgp.likelihoods import Gaussian, Likelihood
 from npgp.model import guides as guide
 from npgp.model import observation as statements
 from npgp.model import sparse_gp as component
-from npgp.sparse import conditionals
-from npgp.sparse.conditionals import Conditional
-from npgp.sparse.groups import Groups
+from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.variational.posterior import Posterior
 
 __all__ = ["BayesianGPLVM"]
@@ -53,12 +51,12 @@ class BayesianGPLVM:
 
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs. With
         several blocks of inducing inputs or features the functions are orthogonal sparse GPs (SOLVE-GP).
-    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`).
+    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`). For :class:`npgp.Grouped`, rows
+        that are close in data space: ``npgp.Grouped(npgp.median_split(Y, 16))``; with minibatches, ``npgp.Grouped(g)``
+        and data laid out group after group (:meth:`npgp.Groups.arrange`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
         :class:`~npgp.gplvm.Point`, or a function as :mod:`npgp.gplvm.guides` says.
-    :param groups: for the ``grouped`` conditional: rows that are close in data space, ``npgp.median_split(Y, 16)``;
-        with minibatches, the number of rows in each group of consecutive rows (:meth:`npgp.Groups.arrange`).
     :param prior: of the latents: :func:`~npgp.gplvm.standard_normal`, :class:`~npgp.gplvm.NormalMixture`,
         :class:`~npgp.gplvm.Dynamical`, :class:`~npgp.gplvm.ClassNormal`, or a function as :mod:`npgp.gplvm.priors`
         says.
@@ -75,10 +73,9 @@ class BayesianGPLVM:
     """
 
     start: Start
-    conditional: Conditional = "tight"
+    conditional: Conditional | str = "tight"
     kernel: Callable[..., Kernel] = RBF
     latents: LatentGuide = field(default_factory=FreeNormal)
-    groups: Groups | int | None = None
     prior: LatentPrior = standard_normal
     likelihood: Likelihood | Callable[[], Likelihood] | None = None
     covariances: Sequence[str] | str | None = None
@@ -89,7 +86,7 @@ class BayesianGPLVM:
     def __post_init__(self):
         if not isinstance(self.start, Start):
             raise TypeError(f"start is a {type(self.start).__name__}; it must be a Start, as npgp.pca_start makes it.")
-        conditionals.check(self.conditional)
+        object.__setattr__(self, "conditional", as_conditional(self.conditional))
         for name in ("kernel", "latents", "prior", "likelihood", "kl_weight"):
             value = getattr(self, name)
             allowed = (value is None and name in ("likelihood", "kl_weight")) or callable(value)
@@ -131,7 +128,6 @@ class BayesianGPLVM:
                 obs=None if Y is None else jnp.asarray(Y).T,
                 conditional=self.conditional,
                 mask=None if mask is None else jnp.asarray(mask).T,
-                groups=self.groups,
             )
 
     def latent_guide(

@@ -3,7 +3,8 @@ Saving and loading of posteriors, kernels and everything else that is made of ar
 
 A file is a NumPy ``.npz`` archive: the arrays, and under ``npgp`` a description in JSON of what they are part of. There
 is no pickle in it, and nothing in a file can run code: only classes of this package, or those that the caller of
-:func:`load` names, are rebuilt, without calling them.
+:func:`load` names, are rebuilt, without calling them. Classes of this package are named by the folder that exports them
+(``npgp.kernels:RBF``), so that files do not depend on where in the folder their code is.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from npgp import checks
+from npgp.io.earlier_files import FOLDERS, from_version_1
 
 __all__ = ["load", "save"]
 
-#: Raised when files change in a way that older versions of this module would misread.
-VERSION = 1
+#: Raised when files change in a way that older versions of this module would misread. Earlier ones are read.
+VERSION = 2
 _PACKAGE = __name__.partition(".")[0]
 _DESCRIPTION = _PACKAGE
 
@@ -46,7 +48,7 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     :param obj: the object.
     :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is. In place
         of a function, such as the shape of :class:`npgp.Activations`, give an object of a dataclass with ``__call__``,
-        registered with :func:`npgp.pytrees.pytree`, and name the class to :func:`load`.
+        registered with :func:`npgp.pytree`, and name the class to :func:`load`.
     """
     arrays: dict[str, np.ndarray] = {}
     content = _describe(obj, type(obj).__name__.lower(), arrays)
@@ -88,11 +90,12 @@ def load(path: str | os.PathLike, classes: Sequence[type] = ()) -> Any:
         version = header["version"]
     except (zipfile.BadZipFile, AttributeError, EOFError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{os.fspath(path)!r} is damaged, or no file that npgp.save wrote.") from error
-    if version != VERSION:
+    if version not in range(1, VERSION + 1):
         raise ValueError(
-            f"{os.fspath(path)!r} has version {version!r} of the file format; this npgp reads version {VERSION}."
+            f"{os.fspath(path)!r} has version {version!r} of the file format; this npgp reads 1 to {VERSION}."
         )
-    return _Builder(os.fspath(path), arrays, {cls.__qualname__: cls for cls in classes}).build(header["content"])
+    own = {cls.__qualname__: cls for cls in classes}
+    return _Builder(os.fspath(path), arrays, own, version).build(header["content"])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -141,9 +144,27 @@ def _describe(obj: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
             f"{where} is {kind}, which cannot be saved; arrays, numbers, strings, dataclasses, and tuples, lists and "
             f"dictionaries of these can{': ' if hint else '.'}{hint}"
         )
-    cls = type(obj)
     described = {name: _describe(value, f"{where}.{name}", arrays) for name, value in fields.items()}
-    return {"class": f"{cls.__module__}:{cls.__qualname__}", "fields": described}
+    return {"class": public_name(type(obj)), "fields": described}
+
+
+def public_name(cls: type) -> str:
+    """
+    What files call a class: ``folder:Class`` with the folder of this package that exports it, ``module:Class`` for a
+    class from elsewhere.
+
+    :raises TypeError: for a class of this package that no folder exports.
+    """
+    if cls.__module__.partition(".")[0] != _PACKAGE:
+        return f"{cls.__module__}:{cls.__qualname__}"
+    folder = _folder(cls.__module__)
+    if getattr(importlib.import_module(folder), cls.__qualname__, None) is not cls:
+        raise TypeError(f"{cls.__qualname__} is not exported by {folder}, so it has no name that a file could keep.")
+    return f"{folder}:{cls.__qualname__}"
+
+
+def _folder(module: str) -> str:
+    return ".".join(module.split(".")[:2])
 
 
 def _fields(obj: Any) -> dict[str, Any] | None:
@@ -177,8 +198,8 @@ def _store(array: np.ndarray, where: str, arrays: dict[str, np.ndarray]) -> str:
 class _Builder:
     """Rebuilds what :func:`_describe` described."""
 
-    def __init__(self, path: str, arrays: dict[str, np.ndarray], classes: dict[str, type]):
-        self.path, self.arrays, self.classes = path, arrays, classes
+    def __init__(self, path: str, arrays: dict[str, np.ndarray], classes: dict[str, type], version: int):
+        self.path, self.arrays, self.classes, self.version = path, arrays, classes, version
 
     def build(self, node: Any) -> Any:
         if not isinstance(node, dict):
@@ -208,6 +229,8 @@ class _Builder:
 
     def _rebuild(self, name: str, fields: dict[str, Any]) -> Any:
         cls: Any = self._class(name)
+        if self.version == 1 and cls.__module__.startswith(f"{_PACKAGE}."):
+            fields = from_version_1(cls.__qualname__, fields)
         is_distribution = issubclass(cls, Distribution)
         if is_distribution:
             data, metadata = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
@@ -232,12 +255,15 @@ class _Builder:
         module, _, qualname = name.partition(":")
         found: Any = None
         if module.partition(".")[0] == _PACKAGE:
-            try:
-                found = getattr(importlib.import_module(module), qualname, None)
-            except ImportError:  # a module that another version has
-                pass
-            if getattr(found, "__module__", "").partition(".")[0] != _PACKAGE:
-                found = None  # something that the module imports
+            # Version 1 named modules, which may be elsewhere by now; class names are unique in the package.
+            for folder in [_folder(module), *(() if self.version > 1 else FOLDERS)]:
+                try:
+                    found = getattr(importlib.import_module(folder), qualname, None)
+                except ImportError:  # a folder that another version has
+                    continue
+                if getattr(found, "__module__", "").partition(".")[0] == _PACKAGE:
+                    break
+                found = None  # something that the folder imports
         if found is None:
             found = self.classes.get(qualname)
         if not isinstance(found, type) or not (dataclasses.is_dataclass(found) or issubclass(found, Distribution)):

@@ -6,7 +6,7 @@ closed forms for some likelihoods; otherwise they are integrals over one dimensi
 :func:`quadrature_error` measures what a rule leaves.
 
 Which bound holds rests on how log p(y | f) curves in f: each class says why it is concave, or that it is not, and its
-``certificate`` says so to the code.
+``proof`` says so to the code.
 """
 
 from npgp.likelihoods.base import Likelihood, quadrature_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -26,25 +27,59 @@ class Likelihood:
     shape (..., N) they are (C, ..., N), and under the expectations the latent values are independent.
 
     Parameters may be traced, and may have one value per row. A likelihood of one's own subclasses this, as a frozen
-    dataclass registered with :func:`npgp.pytrees.pytree`, and gives :meth:`log_prob`, :meth:`sample` and
+    dataclass registered with :func:`npgp.pytree`, and gives :meth:`log_prob`, :meth:`sample` and
     :meth:`moments`; the other methods have defaults for one latent value and two, which need ``num_nodes``. 1 must be
     a possible observation: what is computed for masked rows, and thrown away, is computed for y = 1.
 
-    :cvar certificate: which proof makes the ELBO a bound on the evidence (DESIGN section 2): ``"gaussian"``,
-        ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"student-t"``, or ``"none"``, which is always
-        safe and the default. A wrong claim of log-concavity makes bounds that are none. With several latent values,
-        ``"log-concave"`` means jointly in all of them.
+    :cvar proof: which proof makes the ELBO a bound on the evidence (docs/theory.md, section 2): ``"gaussian"`` (it has
+        a :attr:`precision`), ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"minorant"`` (it has a
+        Gaussian :meth:`minorant` for each f), or ``"none"``, which is always safe and the default. A wrong claim makes
+        bounds that are wrong. With several latent values, ``"log-concave"`` means jointly in all of them.
     :cvar num_latents: number C of latent values per observation.
     """
 
-    certificate: ClassVar[str] = "none"
+    proof: ClassVar[str] = "none"
     num_latents: ClassVar[int] = 1
     num_nodes: int
 
     @property
     def concave(self) -> tuple[int, ...]:
         """The latent values in which log p(y | f) is jointly concave, for every y and whatever the others are."""
-        return tuple(range(self.num_latents)) if self.certificate in ("gaussian", "log-concave") else ()
+        return tuple(range(self.num_latents)) if self.proof in ("gaussian", "log-concave") else ()
+
+    @property
+    def parts(self) -> tuple[Likelihood, ...]:
+        """The likelihoods that this one is made of, each for outputs of its own; itself if there are no such."""
+        return (self,)
+
+    def by_part(self, fn: Callable[[Likelihood, Callable[..., Any]], Any]) -> Any:
+        """
+        ``fn(part, take)`` for each of :attr:`parts`, and what it returns put together; ``take(array, axis=-2)`` is the
+        part's share of an array with outputs along this axis.
+        """
+        return fn(self, lambda array, axis=-2: array)
+
+    def with_nodes(self, num_nodes: int) -> Likelihood:
+        """This likelihood with another number of quadrature nodes; as it is, if it has none."""
+        if not dataclasses.is_dataclass(self) or "num_nodes" not in {field.name for field in dataclasses.fields(self)}:
+            return self
+        return dataclasses.replace(self, num_nodes=num_nodes)
+
+    @property
+    def precision(self) -> jax.Array:
+        """For the proof ``"gaussian"``: one over the noise variance, a number or one for each row."""
+        raise NotImplementedError(f"{type(self).__name__} has no noise variance.")
+
+    def minorant(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        """
+        For the proof ``"minorant"``: a lower bound on E[log p(y | f)] when f ~ N(mean, variance), from a log-density
+        that is quadratic in f, at its best precision. Arguments as for :meth:`expected_log_prob`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no minorant.")
+
+    def minorant_precision(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        """For the proof ``"minorant"``: minus the second derivative of that quadratic."""
+        raise NotImplementedError(f"{type(self).__name__} has no minorant.")
 
     def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         """
@@ -191,9 +226,7 @@ def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, vari
         arguments = y, mean, variance
         return likelihood.expected_log_prob(*arguments), likelihood.log_marginal(*arguments)
 
-    finer: Any = likelihood
-    if hasattr(finer, "num_nodes"):
-        finer = dataclasses.replace(finer, num_nodes=2 * finer.num_nodes)
+    finer = likelihood.with_nodes(2 * getattr(likelihood, "num_nodes", 0))
     changes = jax.tree.map(lambda a, b: jnp.abs(a - b), integrals(finer), integrals(likelihood))
     return jnp.maximum(*changes)
 

@@ -33,7 +33,7 @@ class Bernoulli(Likelihood):
 
     link: str = static("logit")
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_choice(self, "link", tuple(LOG_CDF))
@@ -77,7 +77,7 @@ class Ordinal(Likelihood):
     cutpoints: Any  # stored as an array
     link: str = static("logit")
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_choice(self, "link", tuple(LOG_CDF))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +16,8 @@ from npgp.likelihoods.factorized import as_likelihood
 from npgp.likelihoods.numerics import floats
 from npgp.pytrees import pytree, static
 
-#: What each certificate is worth, from least to most: that of several parts is the least.
-_STRENGTH = ("none", "student-t", "log-concave", "gaussian")
+#: What each proof is worth, from least to most: that of several parts is the least.
+_STRENGTH = ("none", "minorant", "log-concave", "gaussian")
 
 
 @pytree
@@ -69,10 +68,14 @@ class Columns(Likelihood):
                 "that is empty."
             )
         if self.num_nodes:
-            parts = [_with_nodes(part, self.num_nodes) for part in parts]
+            parts = [part.with_nodes(self.num_nodes) for part in parts]
         object.__setattr__(self, "likelihoods", tuple(parts))
         object.__setattr__(self, "columns", columns)
         object.__setattr__(self, "num_nodes", max(getattr(part, "num_nodes", 0) for part in parts))
+
+    @property
+    def parts(self) -> tuple[Likelihood, ...]:
+        return self.likelihoods
 
     @property
     def num_columns(self) -> int:
@@ -80,9 +83,9 @@ class Columns(Likelihood):
         return sum(map(len, self.columns))
 
     @property
-    def certificate(self) -> str:  # type: ignore[override]
+    def proof(self) -> str:  # type: ignore[override]
         """The weakest of the parts'."""
-        return min((part.certificate for part in self.likelihoods), key=_STRENGTH.index)
+        return min((part.proof for part in self.likelihoods), key=_STRENGTH.index)
 
     @property
     def precision(self) -> jax.Array:
@@ -199,8 +202,3 @@ class Columns(Likelihood):
             wrong = np.extract(~possible, values)[0]
             accepted = " or ".join(dict.fromkeys(meanings))
             raise ValueError(f"y has the value {wrong:g}; in some column it must be {accepted}.")
-
-
-def _with_nodes(part: Likelihood, num_nodes: int) -> Likelihood:
-    has = dataclasses.is_dataclass(part) and any(field.name == "num_nodes" for field in dataclasses.fields(part))
-    return dataclasses.replace(part, num_nodes=num_nodes) if has else part  # type: ignore[type-var, return-value]

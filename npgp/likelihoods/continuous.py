@@ -35,14 +35,14 @@ class Gaussian(Likelihood):
     """
     y = f + noise, noise ~ N(0, variance). All in closed form.
 
-    Log-concave: log p is a quadratic in f, −½ (y − f)²/variance. Its certificate is closer than what that alone gives.
+    Log-concave: log p is a quadratic in f, −½ (y − f)²/variance. Its proof gives more than that alone.
 
     :param variance: noise variance, positive; a number or one value per row.
     :raises ValueError: for a variance that is known to be non-positive.
     """
 
     variance: ArrayLike
-    certificate: ClassVar[str] = "gaussian"
+    proof: ClassVar[str] = "gaussian"
 
     def __post_init__(self):
         check_positive(self, "variance")
@@ -78,7 +78,7 @@ class StudentT(Likelihood):
     """
     y = f + scale · noise with Student-t noise: robust to outliers.
 
-    Not log-concave: log p curves upward where ``|y − f| > scale √df``. A Gaussian minorant certifies it instead.
+    Not log-concave: log p curves upward where ``|y − f| > scale √df``. It has a Gaussian minorant instead.
 
     It is a mixture of Gaussians over their precision. The integrals over the logarithm of that precision have smooth
     integrands however narrow the likelihood is.
@@ -92,7 +92,7 @@ class StudentT(Likelihood):
     df: ArrayLike
     scale: ArrayLike
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "student-t"
+    proof: ClassVar[str] = "minorant"
 
     def __post_init__(self):
         check_positive(self, "df", "scale", "num_nodes")
@@ -119,6 +119,14 @@ class StudentT(Likelihood):
         inflation = 1 + 2 * x * spread
         complement = -jnp.expm1(-0.5 * jnp.log(inflation) - x * residual / inflation)
         return self._log_density(df, scale, step * jnp.sum(jnp.exp(-x) * complement, axis=0))
+
+    def minorant(self, y, mean, variance):
+        scaled = (jnp.square(y - mean) + variance) / (self.df * jnp.square(self.scale))
+        return self.log_prob(y, y) - 0.5 * (self.df + 1.0) * jnp.log1p(scaled)
+
+    def minorant_precision(self, y, mean, variance):
+        spread = self.df * jnp.square(self.scale) + jnp.square(y - mean) + variance
+        return (self.df + 1.0) / spread
 
     def log_marginal(self, y, mean, variance):
         # ∫ Gamma(τ; df/2, df/2) N(y; mean, variance + scale²/τ) dτ, over u = log τ.
@@ -158,7 +166,7 @@ class Laplace(Likelihood):
     """
 
     scale: ArrayLike
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_positive(self, "scale")
@@ -212,7 +220,7 @@ class Gamma(Likelihood):
 
     concentration: ArrayLike
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_positive(self, "concentration", "num_nodes")

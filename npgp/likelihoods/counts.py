@@ -37,7 +37,7 @@ class Poisson(Likelihood):
     link: str = static("exp")
     exposure: ArrayLike | None = None
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_choice(self, "link", ("exp", "softplus"))
@@ -89,7 +89,7 @@ class NegativeBinomial(Likelihood):
 
     concentration: ArrayLike
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_positive(self, "concentration", "num_nodes")

@@ -67,7 +67,7 @@ class Factorized(Likelihood):
         return tuple(range(self.num_latents)) if self.log_concave else ()
 
     @property
-    def certificate(self) -> str:  # type: ignore[override]
+    def proof(self) -> str:  # type: ignore[override]
         """``"log-concave"`` if the caller vouches for it, else ``"none"``."""
         return "log-concave" if len(set(self.concave)) == self.num_latents else "none"
 

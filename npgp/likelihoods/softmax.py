@@ -46,7 +46,7 @@ class Softmax(Likelihood):
 
     num_classes: int = static(None)
     num_nodes: int = static(8)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_positive(self, "num_nodes")

@@ -36,7 +36,7 @@ class Weibull(Likelihood):
     concentration: ArrayLike
     censored: ArrayLike | None = None
     num_nodes: int = static(NUM_NODES)
-    certificate: ClassVar[str] = "log-concave"
+    proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_positive(self, "concentration", "num_nodes")

@@ -16,11 +16,10 @@ from numpyro.primitives import Messenger
 from numpyro.util import is_prng_key
 
 from npgp import checks, linalg
-from npgp.likelihoods import Columns, Likelihood, as_likelihood
+from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.model.latent import Latent, Latents, Moments, as_latent, as_latents
 from npgp.model.sparse_gp import OBSERVATION, Catch, Q, ask, in_automatic_guide, plates_around
-from npgp.sparse import conditionals
-from npgp.sparse.groups import Groups
+from npgp.sparse.conditionals import Conditional, Prior, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual
 
 __all__ = ["joint", "observe", "sample"]
@@ -42,8 +41,7 @@ class LatentObservation(dist.Distribution):
 
     support = constraints.real
     reparametrized_params: list[str] = []
-    pytree_data_fields = ("likelihood", "moments", "parameter", "mask_", "residual")
-    pytree_aux_fields = ("conditional",)
+    pytree_data_fields = ("likelihood", "moments", "conditional", "parameter", "mask_", "residual")
     #: Draws the latent values; ``None`` where they would be drawn row by row from the moments.
     simulate: Callable[[jax.Array, tuple[int, ...]], jax.Array] | None = None
     #: The latent values of the last sample.
@@ -53,7 +51,7 @@ class LatentObservation(dist.Distribution):
         self,
         likelihood: Likelihood,
         moments: Moments,
-        conditional: conditionals.Conditional | None,
+        conditional: Conditional | None,
         parameter: ArrayLike | None = None,
         mask: jax.Array | None = None,
         residual: Residual | None = None,
@@ -67,7 +65,7 @@ class LatentObservation(dist.Distribution):
     @property
     def certified(self) -> bool:
         """Whether the ELBO is known to lie below the log evidence; true of a model that runs without a guide."""
-        return self.conditional is None or conditionals.is_certified(self.conditional, self.likelihood)
+        return self.conditional is None or self.conditional.is_bound(self.likelihood)
 
     def log_prob(self, value):
         mean, variance, prior_residual = self.moments
@@ -77,9 +75,7 @@ class LatentObservation(dist.Distribution):
             terms = self.likelihood.log_marginal(y, mean, variance + prior_residual)
         else:
             residual = prior_residual if self.residual is None else self.residual
-            terms = conditionals.row_elbo(
-                self.conditional, self.likelihood, y, mean, variance, residual, self.parameter, self.mask_
-            )
+            terms = row_elbo(self.conditional, self.likelihood, y, mean, variance, residual, self.parameter, self.mask_)
         return terms if self.mask_ is None else jnp.where(self.mask_, terms, 0.0)
 
     def sample(self, key, sample_shape=()):
@@ -120,10 +116,9 @@ def observe(
     likelihood: Likelihood | Any,
     obs: ArrayLike | None = None,
     *,
-    conditional: conditionals.Conditional = "tight",
+    conditional: Conditional | str = "tight",
     mask: ArrayLike | None = None,
     joint: bool = False,
-    groups: Groups | int | None = None,
 ) -> jax.Array:
     """
     Observe GP values through a likelihood, with f integrated out row by row. Use it inside the plate over rows.
@@ -143,33 +138,26 @@ def observe(
         or the values (C, N) of C functions drawn in a plate at dim −2.
     :param likelihood: an ``npgp`` likelihood, or a function from f (or from f and g) to a NumPyro distribution.
     :param obs: observations of the latent's shape, (N,) or (outputs, N).
-    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`): ``"tight"``, ``"grouped"``,
-        ``"prior"``, ``"full"`` (all rows in one group, at O(N³); no minibatches), ``"shared"`` or ``"published"``.
+    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`): :class:`npgp.Tight`,
+        :class:`npgp.Grouped`, :class:`npgp.Prior`, :class:`npgp.Full`, :class:`npgp.Shared` or :class:`npgp.Published`,
+        or a word for one that needs no arguments, such as ``"tight"``.
     :param mask: True where an observation is present, of the same shape; the others may be NaN.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row; see :class:`joint`.
-    :param groups: for ``"grouped"``, which rows are neighbours: a partition of these rows such as
-        ``npgp.median_split(X, 32)``, or g where each g consecutive rows are a group. A minibatch consists of whole
-        groups: see :meth:`npgp.Groups.arrange` and the ``group_size`` of :func:`npgp.fit`.
     :raises TypeError: if ``latent`` is not GP values.
     :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask;
         and for a plate of another size.
     """
     likelihood = as_likelihood(likelihood, len(latent) if isinstance(latent, (tuple, list)) else 1)
     latents = as_latents(latent, likelihood)
-    conditionals.check(conditional)
+    conditional = as_conditional(conditional)
     check_plates(name, latents.shape)
     if obs is not None:
         obs = _check_observations(name, obs, mask, latents, likelihood)
     # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
-    groups = None if obs is None else conditionals.groups_for(conditional, groups, latents.shape[-1])
-    if likelihood.certificate == "none" and conditional not in ("prior", "shared"):
-        # What such a likelihood is given has a proof for residuals that are its own: of its row, of its column.
-        if conditional == "full" or isinstance(likelihood, Columns):
-            latents.check_unshared()
-    parameter = None
-    if latents.variational and conditional in conditionals.LEARNED_PARAMETER:
-        suffix, start, constraint = conditionals.LEARNED_PARAMETER[conditional]
-        parameter = numpyro.param(f"{name}.{suffix}", start, constraint=constraint)
+    groups = None if obs is None else conditional.partition(latents.shape[-1])
+    if conditional.supposes_own_residuals(likelihood):
+        latents.check_unshared()
+    parameter = _declare(name, conditional) if latents.variational else None
     if latents.guided and obs is not None:
         return obs  # a guide has no observed sites, and need not compute anything here
     distribution = LatentObservation(
@@ -184,11 +172,19 @@ def observe(
     distribution.simulate = lambda key, shape: latents.simulate(key, jointly, shape)
     with (catch := Catch("sample")):
         value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
-    if conditional == "full" and _is_scaled(catch.message):
-        raise ValueError(f"{name}: conditional='full' needs all rows at once, but its plate has a subsample of them.")
+    if conditional.needs_all_rows and _is_scaled(catch.message):
+        raise ValueError(f"{name}: {conditional!r} needs all rows at once, but its plate has a subsample of them.")
     if distribution.simulated is not None and not latents.guided:
         numpyro.deterministic(f"{name}.latent", distribution.simulated)
     return value
+
+
+def _declare(name: str, conditional: Conditional) -> jax.Array | None:
+    """The parameter that a conditional learns, if it has one."""
+    if conditional.parameter is None:
+        return None
+    suffix, start, constraint = conditional.parameter
+    return numpyro.param(f"{name}.{suffix}", start, constraint=constraint)
 
 
 def check_plates(name: str, shape: tuple[int, ...]) -> None:
@@ -224,7 +220,7 @@ def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihoo
     return jnp.asarray(obs)
 
 
-def sample(name: str, latent: Latent, *, joint: bool = True, conditional: str = "prior") -> jax.Array:
+def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Conditional | str = "prior") -> jax.Array:
     """
     GP values as an array, for any expression downstream. Use it inside the plate over rows.
 
@@ -242,25 +238,29 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: str = 
     :param joint: draw the rows jointly, at O(N³), or from their marginals, which suffices for training where what
         follows factorises over rows, and then has less Monte Carlo noise.
     :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence
-        whatever follows.
+        whatever follows; one of one's own if it has a :meth:`~npgp.Conditional.residual_scale`.
     :return: shape (N,) or (outputs, N).
     """
     latents = Latents((latent := as_latent(latent, "sample"),), 1)
     latents.check_independent()
     latents.check_unshared()
-    conditionals.check(conditional, allowed=("prior", "shared"))
+    conditional = as_conditional(conditional)
     shape = latent.shape
     check_plates(name, shape)
-    scale: ArrayLike = 1.0
-    if latents.variational and conditional == "shared":
-        suffix, start, constraint = conditionals.LEARNED_PARAMETER["shared"]
-        scale = jnp.sqrt(numpyro.param(f"{name}.{suffix}", start, constraint=constraint))
+    # Without q there is nothing to learn, and the residual has its prior.
+    parameter = _declare(name, conditional) if latents.variational else 1.0
+    scale = conditional.residual_scale(parameter)
+    if scale is None:
+        raise ValueError(
+            f"conditional is {conditional!r}; npgp.sample takes 'prior' and 'shared': bounds whatever follows."
+        )
+    exact = isinstance(conditional, Prior)
     if not latents.variational and numpyro.get_mask() is False:
         # Under Predictive: a residual sampled at the training rows must not be taken for one at these.
         key = numpyro.prng_key()
         if key is None:
             raise ValueError(f"{name}: sampling GP values needs a random key; wrap the model in handlers.seed.")
-        return numpyro.deterministic(name, _assemble(latents, jax.random.normal(key, shape), scale, joint, conditional))
+        return numpyro.deterministic(name, _assemble(latents, jax.random.normal(key, shape), scale, joint, exact))
     prior = dist.Normal(jnp.zeros(shape), 1.0)
     q = dist.Normal(jnp.zeros(shape), scale)
     with (catch := Catch("sample")):
@@ -268,21 +268,25 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: str = 
     infer = catch.message["infer"]
     value = infer.get(VALUE)
     if value is None:
-        value = _assemble(latents, z, scale, joint, conditional)
+        value = _assemble(latents, z, scale, joint, exact)
         if in_automatic_guide():
             infer[VALUE] = value  # the model takes it from here, with no second projection
     return numpyro.deterministic(name, value)
 
 
-def _assemble(latents: Latents, z: jax.Array, scale: ArrayLike, joint: bool, conditional: str) -> jax.Array:
-    """GP values from the drawn ε and the residual's noise z, which has standard deviation ``scale`` under q."""
+def _assemble(latents: Latents, z: jax.Array, scale: ArrayLike, joint: bool, keep_prior: bool):
+    """
+    GP values from the drawn ε and the residual's noise z, which has standard deviation ``scale`` under q.
+
+    :param keep_prior: whether q leaves the residual its prior.
+    """
     (latent,) = latents.parts
     if latents.variational and not joint:
         mean, variance, residual = latent.moments()
         total = variance + jnp.square(scale) * residual
         return mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
     # With its prior variance kept, a mean-only block's noise is drawn with ε; if not, it is part of the residual.
-    keep = [[True] * len(f.values) if conditional == "prior" else f.learned for f in latents.functions]
+    keep = [[True] * len(f.values) if keep_prior else f.learned for f in latents.functions]
     value = latent.offset
     for term, blocks in zip(latent.terms, keep, strict=True):
         value = value + term.values(term.function.given_values(term.X, blocks))

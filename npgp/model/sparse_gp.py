@@ -23,12 +23,11 @@ from numpyro.distributions.distribution import MaskedDistribution
 from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
 from npgp import checks, linalg
-from npgp.collapsed.gaussian import as_blocks, check_covariances
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
 from npgp.model.latent import Latent, Moments, Term
 from npgp.sparse.groups import Groups
-from npgp.sparse.projection import Projection, Projector, factorize
+from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
@@ -42,6 +41,7 @@ from npgp.variational.blocks import (
     whitened_variance,
 )
 from npgp.variational.posterior import Posterior
+from npgp.variational.structure import check_covariances
 
 __all__ = ["Function", "SparseGP", "plate"]
 
@@ -147,7 +147,7 @@ class SparseGP:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
         blocks = as_blocks(self.inducing)
         object.__setattr__(self, "inducing", blocks)
-        kinds = check_covariances(self.covariances, len(blocks), allowed=("dense", "diagonal", "prior"))
+        kinds = check_covariances(self.covariances, len(blocks))
         object.__setattr__(self, "covariances", kinds)
         checks.require_positive(self.init_scale, "init_scale")
 

@@ -1,5 +1,5 @@
 """
-Block projection: kernel + inducing blocks → (A_1, …, A_K, d). Nothing below or beside this room repeats it.
+Block projection: kernel + inducing blocks → (A_1, …, A_K, d). Every method of the library starts from these.
 
 With C⁽¹⁾ = K and, for each block in turn, ``C⁽ⁱ⁾_ab = K_ab − Σ_{j<i} A_j(a)ᵀ A_j(b)``, ``L_i L_iᵀ = C⁽ⁱ⁾_{u_i u_i}``
 and ``A_i(x) = L_i⁻¹ C⁽ⁱ⁾_{u_i x}``, the prior is exactly
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import register_dataclass
 
 from npgp import linalg
-from npgp.features import InducingBlock, covariance
+from npgp.features import InducingBlock, as_block, covariance
 from npgp.kernels import Kernel
+from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 
 
@@ -30,7 +30,7 @@ def _projected_out(A: Sequence[jax.Array], blocks: Sequence[bool] | None) -> lis
     return [A_i for A_i, use in zip(A, [True] * len(A) if blocks is None else blocks, strict=True) if use]
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Projection:
     """
@@ -54,7 +54,7 @@ class Projection:
         return jnp.maximum(self.prior_variance - explained, 0.0)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Projector:
     """
@@ -148,3 +148,16 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
             (*projector.jitter, used),
         )
     return projector
+
+
+def as_blocks(inducing: object) -> tuple[InducingBlock, ...]:
+    """Inducing blocks from one block or array, or from a list of these."""
+    if isinstance(inducing, (list, tuple)):
+        if not inducing:
+            raise ValueError("inducing is an empty list; it needs at least one block of inducing features.")
+        blocks = tuple(as_block(block, f"inducing[{i}]") for i, block in enumerate(inducing))
+    else:
+        blocks = (as_block(inducing),)
+    if not any(block.size for block in blocks):
+        raise ValueError("inducing has no features; at least one block needs at least one.")
+    return blocks

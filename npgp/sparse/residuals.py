@@ -2,21 +2,21 @@
 The residual r at the rows of the data: what its prior is, and what Gaussian pseudo-observations make of it.
 
 Given one pseudo-observation of precision λ_n in each row, Λ = diag(λ), a group of rows with prior covariance D has the
-covariance ``C = (D⁻¹ + Λ)⁻¹`` and its share of the ELBO the cost ``½ log|I + Λ^½ D Λ^½|`` (DESIGN section 2). Rows are
-groups of one, of neighbours, or all together; nothing else of the library depends on which.
+covariance ``C = (D⁻¹ + Λ)⁻¹`` and its share of the ELBO the cost ``½ log|I + Λ^½ D Λ^½|`` (docs/theory.md, section 2).
+Rows are groups of one, of neighbors, or all together; nothing else of the library depends on which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import register_dataclass
 
 from npgp import linalg
+from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Projection, Projector
 
@@ -48,6 +48,14 @@ class Residual(Protocol):
         """
         ...
 
+    def part(self, take: Callable[..., Any]) -> Residual:
+        """
+        That of some of the outputs.
+
+        :param take: ``take(array, axis)`` is their share of an array with outputs along this axis.
+        """
+        ...
+
 
 def residual_of(
     projector: Projector, X: jax.Array, projection: Projection, learned: Sequence[bool], groups: Groups | None
@@ -66,7 +74,7 @@ def residual_of(
     return GroupResidual(projector.group_covariance(X, projection.A, groups, learned), groups)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class RowResidual:
     """
@@ -80,11 +88,14 @@ class RowResidual:
     def cost(self, precision):
         return 0.5 * jnp.log1p(precision * self.variance)
 
+    def part(self, take):
+        return RowResidual(take(self.variance))
+
     def given(self, precision):
         return self.variance / (1.0 + precision * self.variance), self.cost(precision)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class GroupResidual:
     """
@@ -101,6 +112,9 @@ class GroupResidual:
     def variance(self):
         return self.groups.scatter(self._variance)
 
+    def part(self, take):
+        return GroupResidual(take(self.covariance, axis=-4), self.groups)
+
     @property
     def _variance(self) -> jax.Array:
         return jnp.maximum(jnp.diagonal(self.covariance, axis1=-2, axis2=-1), 0.0)
@@ -108,8 +122,8 @@ class GroupResidual:
     def roots(self, precision: jax.Array) -> jax.Array:
         """``λ_n^½`` in the layout of groups, 0 in places that are empty; (..., G, g)."""
         precision = self.groups.gather(precision)
-        felt = self.groups.mask & (precision > 0.0)
-        return jnp.where(felt, jnp.sqrt(jnp.where(felt, precision, 1.0)), 0.0)
+        positive = self.groups.mask & (precision > 0.0)
+        return jnp.where(positive, jnp.sqrt(jnp.where(positive, precision, 1.0)), 0.0)
 
     def _scaled(self, root: jax.Array) -> jax.Array:
         """``I + Λ^½ D Λ^½`` for each group, (..., G, g, g)."""
@@ -122,8 +136,8 @@ class GroupResidual:
 
     def _shared_out(self, cost: jax.Array, root: jax.Array) -> jax.Array:
         """Each group's cost (..., G) in equal parts for the rows that have a precision; the others may be masked."""
-        felt = (root > 0.0).astype(root.dtype)
-        part = felt / jnp.maximum(jnp.sum(felt, axis=-1, keepdims=True), 1.0)
+        positive = (root > 0.0).astype(root.dtype)
+        part = positive / jnp.maximum(jnp.sum(positive, axis=-1, keepdims=True), 1.0)
         return self.groups.scatter(cost[..., None] * part)
 
     def cost(self, precision):

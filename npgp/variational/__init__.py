@@ -16,7 +16,8 @@ from npgp.variational.blocks import (
 from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
 from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient
-from npgp.variational.posterior import Decomposition, Paths, Posterior
+from npgp.variational.paths import Paths
+from npgp.variational.posterior import Decomposition, Posterior
 from npgp.variational.updates import update
 
 __all__ = [

@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals import Conditional, site_precision
+from npgp.sparse.conditionals import best_site_precision, certified_site_precision
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.residuals import GroupResidual
 from npgp.variational.blocks import learned_blocks, whitened_mean, whitened_variance
@@ -110,7 +110,7 @@ def exact_variance(
     y: ArrayLike,
     likelihood: Likelihood,
     *,
-    mean: ArrayLike = 0.0,
+    offset: ArrayLike = 0.0,
     mask: ArrayLike | None = None,
 ) -> CorrectedPosterior:
     """
@@ -121,10 +121,10 @@ def exact_variance(
     :param X: training inputs, (N, D).
     :param y: training observations, (..., N).
     :param likelihood: p(y_n | f_n).
-    :param mean: what was added to f at the training rows, a scalar or (N,).
+    :param offset: what was added to f at the training rows, a scalar or (N,).
     :param mask: True where an observation is present, of y's shape.
     """
-    return _correct(posterior, X, y, likelihood, single(jnp.shape(X)[0]), mean, mask, shift=False)
+    return _correct(posterior, X, y, likelihood, single(jnp.shape(X)[0]), offset, mask, shift=False)
 
 
 def local_correction(
@@ -134,7 +134,7 @@ def local_correction(
     likelihood: Likelihood,
     groups: Groups,
     *,
-    mean: ArrayLike = 0.0,
+    offset: ArrayLike = 0.0,
     mask: ArrayLike | None = None,
 ) -> CorrectedPosterior:
     """
@@ -146,10 +146,10 @@ def local_correction(
     :param y: training observations, (..., N).
     :param likelihood: p(y_n | f_n).
     :param groups: a partition of the training rows that assigns new inputs (:func:`npgp.median_split`).
-    :param mean: what was added to f at the training rows, a scalar or (N,).
+    :param offset: what was added to f at the training rows, a scalar or (N,).
     :param mask: True where an observation is present, of y's shape.
     """
-    return _correct(posterior, X, y, likelihood, groups, mean, mask, shift=True)
+    return _correct(posterior, X, y, likelihood, groups, offset, mask, shift=True)
 
 
 def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> CorrectedPosterior:
@@ -180,8 +180,9 @@ def _corrected(posterior, X, y, likelihood, groups, offset, present, shift) -> C
     mean = whitened_mean(projection, [block.loc for block in q]) + offset
     variance = whitened_variance(projection, q)
     residual = GroupResidual(projector.group_covariance(X, projection.A, groups, learned), groups)
-    conditional: Conditional = "full" if groups.count == 1 else "grouped"
-    precision = site_precision(conditional, likelihood, y, mean, variance, residual, present)
+    # With all rows in one group any precision will do.
+    site_precision = best_site_precision if groups.count == 1 else certified_site_precision
+    precision = site_precision(likelihood, y, mean, variance, residual, present)
     root = residual.roots(precision)
     factor = residual.factor(root)
     weights = None

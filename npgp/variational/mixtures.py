@@ -6,7 +6,7 @@ coregionalisation. What the posterior of g says about h, with the covariance bet
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,26 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.pytrees import pytree
-
-if TYPE_CHECKING:
-    from npgp.variational.posterior import Paths, Posterior
+from npgp.variational.paths import Paths
 
 __all__ = ["MixedPaths", "MixedPosterior"]
+
+
+class FunctionPosterior(Protocol):
+    """What is wanted of the posterior of one function, or of a batch of them: see :class:`npgp.Posterior`."""
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]: ...
+
+    def mean(self, X: ArrayLike, /) -> jax.Array: ...
+
+    def mean_and_variance(self, X: ArrayLike, batch_size: int | None, /) -> tuple[jax.Array, jax.Array]: ...
+
+    def covariance(self, X: ArrayLike, /) -> jax.Array: ...
+
+    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...], /) -> jax.Array: ...
+
+    def draw_functions(self, rng_key: jax.Array, num_draws: int, num_features: int, /) -> Paths: ...
 
 
 @pytree
@@ -27,7 +42,7 @@ class MixedPosterior:
     """
     The posterior of ``h = W g``: P outputs that mix Q functions, which are independent under q.
 
-    :meth:`Posterior.mixed <npgp.Posterior.mixed>` makes one of functions that share a kernel. For functions
+    :meth:`npgp.Posterior.mixed` makes one of functions that share a kernel. For functions
     of several kernels, give their posteriors in the order of W's columns::
 
         h = npgp.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns if these are batches themselves
@@ -41,7 +56,7 @@ class MixedPosterior:
     Source: Álvarez, Rosasco & Lawrence 2012, section 4.2.
     """
 
-    posteriors: tuple[Posterior, ...]
+    posteriors: tuple[FunctionPosterior, ...]
     W: Any  # stored as an array
 
     def __post_init__(self):
@@ -110,8 +125,8 @@ class MixedPosterior:
 
     def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> MixedPaths:
         """
-        Draw whole functions, joint over outputs; arguments and restrictions as for :meth:`Posterior.draw_functions
-        <npgp.Posterior.draw_functions>`.
+        Draw whole functions, joint over outputs; arguments and restrictions as for
+        :meth:`npgp.Posterior.draw_functions`.
         """
         keys = jax.random.split(rng_key, len(self.posteriors))
         drawn = [p.draw_functions(key, num_draws, num_features) for p, key in zip(self.posteriors, keys, strict=True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -12,25 +10,24 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.features import Points
 from npgp.likelihoods import Likelihood
+from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional
-from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.mixtures import MixedPosterior
+from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
 
-__all__ = ["Decomposition", "Paths", "Posterior"]
+__all__ = ["Decomposition", "Posterior"]
 
 T = TypeVar("T")
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Posterior:
     """
@@ -137,9 +134,9 @@ class Posterior:
         """
         _require_count(num_draws, "num_draws")
         _require_count(num_features, "num_features")
-        return _draw_functions(self.projector, self.q, self.batch_shape, rng_key, num_draws, num_features)
+        return draw_functions(self.projector, self.q, self.batch_shape, rng_key, num_draws, num_features)
 
-    def condition(
+    def update(
         self,
         X: ArrayLike,
         y: ArrayLike,
@@ -147,15 +144,14 @@ class Posterior:
         *,
         offset: ArrayLike = 0.0,
         mask: ArrayLike | None = None,
-        conditional: Conditional = "tight",
-        groups: Groups | int | None = None,
+        conditional: Conditional | str = "tight",
         max_iterations: int = 100,
         tolerance: float = 1e-6,
     ) -> Posterior:
         """
         The posterior given further rows, with hyperparameters and inducing features as they are::
 
-            posterior = posterior.condition(X_new, y_new, npgp.Gaussian(noise_variance))
+            posterior = posterior.update(X_new, y_new, npgp.Gaussian(noise_variance))
 
         The present q(ε) is the prior of what follows, so give each row once. For Gaussian noise the result is the
         optimum, in closed form. For one dense block it is then no matter whether rows come at once or in parts. With
@@ -175,9 +171,8 @@ class Posterior:
         :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
         :param offset: what is added to f at these rows, a mean function or other effects; broadcasts to y's shape.
         :param mask: True where an observation is present, of y's shape; the others may be NaN.
-        :param conditional: what q does to the residual at the new rows: ``"tight"``, ``"prior"``, ``"grouped"`` or
-            ``"full"``; for Gaussian noise the result is the same.
-        :param groups: for ``"grouped"``, as for :func:`npgp.observe`.
+        :param conditional: what q does to the residual at the new rows, as for :func:`npgp.observe`, but none that
+            learns a parameter; for Gaussian noise the result is the same.
         :param max_iterations: most natural-gradient steps, for likelihoods that are not Gaussian.
         :param tolerance: they end when another would move q(ε) by less, as a Kullback-Leibler divergence in nats. If
             they do not, a ``RuntimeWarning`` says so; not inside ``jit``, where it cannot be seen.
@@ -194,7 +189,6 @@ class Posterior:
             offset=offset,
             mask=mask,
             conditional=conditional,
-            groups=groups,
             max_iterations=max_iterations,
             tolerance=tolerance,
         )
@@ -267,7 +261,7 @@ class Posterior:
         )
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Decomposition:
     """
@@ -282,84 +276,6 @@ class Decomposition:
     names: tuple[str, ...] = field(metadata={"static": True})
     mean: jax.Array
     variance: jax.Array
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Sample paths
-
-
-@register_dataclass
-@dataclass(frozen=True)
-class Paths:
-    """
-    Functions drawn from a posterior; made by :meth:`Posterior.draw_functions`.
-
-    ``paths(X)`` evaluates them at any inputs, at O(M² + M F) work a row, and ``jax.grad`` differentiates them.
-
-    :param projector: the factorised inducing blocks.
-    :param feature_arrays: the arrays in φ, of which the kernel knows the rest.
-    :param feature_weights: w, (draws,) + batch + (F,).
-    :param block_weights: for each block ``ε_i − ε⁰_i``, (draws,) + batch + (M_i,).
-    :param num_features: as for :meth:`Posterior.draw_functions`.
-    """
-
-    projector: Projector
-    feature_arrays: tuple[jax.Array, ...]
-    feature_weights: jax.Array
-    block_weights: tuple[jax.Array, ...]
-    num_features: int = field(metadata={"static": True})
-
-    def __call__(self, X: ArrayLike) -> jax.Array:
-        """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
-        X = checks.inputs(X)
-        update = whitened_mean(self.projector(X), self.block_weights)
-        # φ is a function with arrays. Drawing them again might give others, on another day with another JAX.
-        draw = functools.partial(self.projector.kernel.random_features, columns=X.shape[1], count=self.num_features)
-        structure = jax.tree.structure(jax.eval_shape(draw, jax.random.key(0)))
-        phi = jax.tree.unflatten(structure, self.feature_arrays)
-        return linalg.matmul(self.feature_weights, phi(X).T) + update
-
-
-def _draw_functions(
-    projector: Projector,
-    q: tuple[BlockNormal, ...],
-    batch_shape: tuple[int, ...],
-    rng_key: jax.Array,
-    num_draws: int,
-    num_features: int,
-) -> Paths:
-    for block in projector.blocks:
-        if not isinstance(block, Points):
-            raise NotImplementedError(
-                "draw_functions needs the values of prior draws at inducing points, and "
-                f"{type(block).__name__} features are no points: use Posterior.sample."
-            )
-    inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
-    phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
-    phi = projector.kernel.random_features(phi_key, inputs[0].shape[1], num_features)
-    features = [phi(Z) for Z in inputs]
-    dtype, shape = projector.cholesky[0].dtype, (num_draws, *batch_shape)
-    w = jax.random.normal(w_key, (*shape, features[0].shape[1]), dtype)
-
-    values = []
-    noise_keys = jax.random.split(noise_key, len(inputs))
-    for Z, phi_Z, jitter, key in zip(inputs, features, projector.jitter, noise_keys, strict=True):
-        # The factors are those of u with noise: the jitter, which is relative to the mean prior variance.
-        noise = jnp.sqrt(jitter * jnp.mean(projector.kernel.diag(Z)))
-        u = linalg.matmul(w, phi_Z.T)
-        u = u + noise * jax.random.normal(key, u.shape, dtype)
-        values.append(u.reshape(math.prod(shape), Z.shape[0]).T)
-    weights = []
-    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):
-        if block.learned:
-            drawn = block.expand(batch_shape).sample(key, (num_draws,))
-            weights.append(drawn - prior.T.reshape(drawn.shape))
-        else:
-            weights.append(jnp.broadcast_to(block.loc, (*shape, *block.event_shape)))
-    return Paths(projector, tuple(jax.tree.leaves(phi)), w, tuple(weights), num_features)
-
-
-# ---------------------------------------------------------------------------------------------------------------
 
 
 def _slope_variance(kernel: Callable, X: jax.Array, direction: jax.Array) -> jax.Array:

@@ -1,5 +1,5 @@
 """
-Conditioning on more rows with hyperparameters and inducing features as they are: q(ε) alone changes.
+Updating by more rows with hyperparameters and inducing features as they are: q(ε) alone changes.
 
 The present ``q(ε) = Π_i N(m_i, L_i L_iᵀ)`` is the prior of what follows, as in streaming variational Bayes (Broderick
 et al. 2013; sparse GPs: Bui, Nguyen & Turner 2017, here with the inducing features kept). With ``ε_i = m_i + L_i η_i``
@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,7 @@ from numpyro.distributions import biject_to
 
 from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.sparse import conditionals
-from npgp.sparse.groups import Groups
+from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.residuals import residual_of
 from npgp.variational.blocks import (
@@ -65,13 +63,12 @@ def update(
     *,
     offset: ArrayLike = 0.0,
     mask: ArrayLike | None = None,
-    conditional: conditionals.Conditional = "tight",
-    groups: Groups | int | None = None,
+    conditional: Conditional | str = "tight",
     max_iterations: int = 100,
     tolerance: float = 1e-6,
 ) -> tuple[BlockNormal, ...]:
     """
-    q(ε) given further rows; :meth:`Posterior.condition <npgp.Posterior.condition>` says what everything is.
+    q(ε) given further rows; :meth:`npgp.Posterior.update` says what everything is.
 
     :param projector: the factorised inducing blocks.
     :param q: q(ε) so far, of each block.
@@ -90,11 +87,15 @@ def update(
         )
     for name, value in (("max_iterations", max_iterations), ("tolerance", tolerance)):
         checks.require_positive(value, name)
-    conditionals.check(conditional, allowed=("prior", "tight", "grouped", "full"))
-    groups = conditionals.groups_for(conditional, groups, X.shape[0])
+    conditional = as_conditional(conditional)
+    if conditional.parameter is not None:
+        raise ValueError(
+            f"conditional is {conditional!r}, which learns a parameter; updates take one that learns none."
+        )
+    conditional.partition(X.shape[0])  # which checks the groups
     batch = jnp.broadcast_shapes(*(block.batch_shape for block in q))
     y, offset, present = _check_rows(X, y, offset, mask, batch, likelihood)
-    if likelihood.certificate == "gaussian":
+    if likelihood.proof == "gaussian":
         noise = jnp.asarray(1.0 / likelihood.precision, X.dtype)  # type: ignore[attr-defined]
         _require_fit("the noise variance", noise, y.shape)
         if present is not None:  # a row of infinite noise says nothing
@@ -102,7 +103,7 @@ def update(
         arrays, moved = _gaussian(projector, tuple(q), X, y - offset, noise), None
     else:
         arrays, moved = _fixed_point(
-            projector, tuple(q), X, y, likelihood, offset, present, groups, conditional, max_iterations, tolerance
+            projector, tuple(q), X, y, likelihood, offset, present, conditional, max_iterations, tolerance
         )
     _check_result(arrays, moved, max_iterations, tolerance)
     return tuple(_block(block.kind, *values) for block, values in zip(q, arrays, strict=True))
@@ -209,13 +210,13 @@ def _gaussian_optimum(projection: Projection, q: Sequence[BlockNormal], y, noise
 # Other likelihoods
 
 
-@partial(jax.jit, static_argnames="conditional")
+@jax.jit
 def _fixed_point(
-    projector, q, X, y, likelihood, offset, present, groups, conditional, max_iterations, tolerance
+    projector, q, X, y, likelihood, offset, present, conditional, max_iterations, tolerance
 ) -> tuple[tuple[Scaled, ...], jax.Array]:
     """Mean and scale of each block, and the nats by which one more step would move them."""
     projection = projector(X)
-    residual = residual_of(projector, X, projection, learned_blocks(q), groups)
+    residual = residual_of(projector, X, projection, learned_blocks(q), conditional.partition(X.shape[0]))
     batch = y.shape[:-1]
 
     def loss(eta: tuple[Scaled, ...]) -> jax.Array:
@@ -223,7 +224,7 @@ def _fixed_point(
         new = [_block(block.kind, *_compose(block, *values)) for block, values in zip(q, eta, strict=True)]
         mean = whitened_mean(projection, [block.loc for block in new]) + offset
         variance = whitened_variance(projection, new)
-        terms = conditionals.row_elbo(conditional, likelihood, y, mean, variance, residual, present=present)
+        terms = row_elbo(conditional, likelihood, y, mean, variance, residual, present=present)
         if present is not None:
             terms = jnp.where(present, terms, 0.0)
         kl = sum(jnp.sum(_block(block.kind, *values).kl()) for block, values in zip(q, eta, strict=True))

@@ -55,7 +55,7 @@ def computed():
 
         @compiled
         def run(noise, mean):
-            settings = dict(noise=noise, mean=mean, jitter=1e-12)
+            settings = dict(noise=noise, offset=mean, jitter=1e-12)
             y, new = jnp.asarray(OUTPUTS.copy()), jnp.asarray(NEW.copy())
             results = {method: everything(approximation(method, **settings), y, new) for method in METHODS}
             results["singletons"] = everything(approximation("pitc", groups=consecutive(12, 1), **settings), y, new)
@@ -150,7 +150,7 @@ def test_approximations_are_no_bounds():
 
 def test_draws_have_the_covariance_of_the_density():
     for method in ("fitc", "pitc"):
-        draw = compiled(lambda key, method=method: approximation(method, np.float32, mean=3.0).sample(key, (20_000,)))
+        draw = compiled(lambda key, method=method: approximation(method, np.float32, offset=3.0).sample(key, (20_000,)))
         draws = np.asarray(draw(jax.random.key(0)))
         assert draws.dtype == np.float32
         *_, C = dense(method, Y, NOISE)

@@ -15,9 +15,10 @@ from npgp.collapsed import CollapsedGP
 from npgp.collapsed.certificates import certificate, evidence_bounds
 from npgp.features import Points
 from npgp.kernels import RBF, Matern32
+from npgp.sparse.conditionals import Grouped
 from npgp.sparse.groups import consecutive, median_split
 
-MODULE = importlib.import_module("npgp.collapsed.certificates")  # npgp.certificate is the function
+MODULE = importlib.import_module("npgp.collapsed.advice")
 N = 15
 SIZE = 4  # of consecutive groups; the last is shorter
 GROUPS = [np.arange(N)[i : i + SIZE] for i in range(0, N, SIZE)]
@@ -75,7 +76,7 @@ def certified(seed):
         groups = consecutive(N, SIZE)
         blocks, kinds = [problem.Z, problem.O], ("dense", "prior")
         return problem, certificate(
-            problem.kernel, problem.X, problem.y, blocks, problem.noise, covariances=kinds, groups=groups
+            problem.kernel, problem.X, problem.y, blocks, problem.noise, covariances=kinds, grouped=Grouped(groups)
         )
 
 
@@ -102,12 +103,20 @@ def test_interval_holds_the_evidence(seed):
 
 def test_many_rows_leave_out_what_is_cubic(float64):
     problem, whole = certified(SEEDS[0])
-    settings = dict(covariances=("dense", "prior"), groups=consecutive(N, SIZE))
+    grouped, covariances = Grouped(consecutive(N, SIZE)), ("dense", "prior")
     blocks = [problem.Z, problem.O]
     found = certificate(
-        problem.kernel, problem.X, problem.y + 3, blocks, problem.noise, mean=3.0, exact_rows=N - 1, **settings
+        problem.kernel,
+        problem.X,
+        problem.y + 3,
+        blocks,
+        problem.noise,
+        offset=3.0,
+        exact_rows=N - 1,
+        grouped=grouped,
+        covariances=covariances,
     )
-    gp = CollapsedGP(problem.kernel, problem.X, blocks, problem.noise, conditional="grouped", **settings)
+    gp = CollapsedGP(problem.kernel, problem.X, blocks, problem.noise, conditional=grouped, covariances=covariances)
     assert found.lower == pytest.approx(float(jax.jit(gp.log_prob)(problem.y)), rel=1e-9)
     assert found.exact is None and tuple(found.bounds) == CONDITIONALS[:4]
     assert found.bounds == pytest.approx({name: whole.bounds[name] for name in CONDITIONALS[:4]}, rel=1e-9)
@@ -191,7 +200,7 @@ def default_groups(X):
 def test_inducing_points_at_all_inputs_leave_nothing_open(x64, noise):
     rng = np.random.default_rng(0)
     X, y = np.linspace(0, 5, 12, dtype=x64)[:, None], rng.normal(size=12).astype(x64)
-    found = certificate(Matern32(0.5), X, y, X, noise, groups=4)
+    found = certificate(Matern32(0.5), X, y, X, noise, grouped=Grouped(4))
     # The jitter leaves a little of the prior variance unexplained, and noise weighs it.
     jitter = {"float32": 1e-5, "float64": 1e-8}[jnp.dtype(x64).name]
     K = oracles.stationary("Matern32", X, X, 0.5)
@@ -269,14 +278,14 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
     refused(r"y has shape \(14,\); it must be \(15,\), one observation for each row", y=y[:14])
     refused(r"y has shape \(2, 15\)", y=np.stack([y, y]))
     refused("y has NaN", y=np.where(y > 0, y, np.nan))
-    refused("mean has NaN", mean=np.nan)
-    refused(r"mean has shape \(3,\)", mean=np.zeros(3))
+    refused("offset has NaN", offset=np.nan)
+    refused(r"offset has shape \(3,\)", offset=np.zeros(3))
     refused(r"X has shape \(15,\)", X=X[:, 0])
     refused("noise_variance is 0.0", noise=0.0)
     refused("empty list", inducing=[])
     refused("covariances is .* must give one of", covariances=("dense", "dense"))
-    refused("a partition of 14 rows, but there are 15", groups=consecutive(14, 2))
-    refused("groups is 4; .* divides the 15 rows", groups=4)
+    refused("a partition of 14 rows, but there are 15", grouped=Grouped(consecutive(14, 2)))
+    refused("groups is 4; .* divide the 15 rows", grouped=Grouped(4))
     refused("exact_rows is 'all'", exact_rows="all", error=TypeError)
     with pytest.raises(TypeError, match="certificate was called on traced values"):
         jax.jit(lambda y: certificate(problem.kernel, X, y, Z, 0.1).lower)(y)
@@ -287,5 +296,5 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
         **overflow,
         kernel=Matern32(np.float64(1.0), np.float64(1e308)),
         error=FloatingPointError,
-        groups=consecutive(N, SIZE),
+        grouped=Grouped(consecutive(N, SIZE)),
     )

@@ -20,6 +20,7 @@ from scipy.optimize import minimize
 from npgp.collapsed import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
 from npgp.features import Points
 from npgp.kernels import RBF, Matern32
+from npgp.sparse.conditionals import Grouped, as_conditional
 from npgp.sparse.groups import consecutive, single
 from npgp.sparse.projection import factorize
 from npgp.sparse.residuals import residual_of
@@ -63,26 +64,26 @@ def random_problems(count, seed, M, K, N):
 def all_bounds(Z, O, X, y, lengthscale, variance, noise):
     """The exact evidence, Titsias' upper bounds, and the bound of every structure with every conditional."""
     kernel = Matern32(lengthscale, variance)
-    inducing = {
-        name: factorize(kernel, [Points(block) for block in inducing_blocks(name, Z, O)]) for name in STRUCTURES
-    }
-    groups = {"grouped": groups_of(X.shape[0]), "full": single(X.shape[0])}
+    points = {name: inducing_blocks(name, Z, O) for name in STRUCTURES}
+    inducing = {name: factorize(kernel, [Points(block) for block in points[name]]) for name in STRUCTURES}
+    conditionals = {name: as_conditional(name) for name in CONDITIONALS}
+    conditionals["grouped"] = Grouped(groups_of(X.shape[0]))
     bounds = {}
     for structure, kinds in STRUCTURES.items():
         projector = inducing[structure]
         projection = projector(X)
-        for conditional in CONDITIONALS:
+        for name, conditional in conditionals.items():
             learned = [kind != "prior" for kind in kinds]
-            residual = residual_of(projector, X, projection, learned, groups.get(conditional))
-            bounds[structure, conditional] = collapsed_bound(projection, residual, y, noise, kinds, conditional)
+            residual = residual_of(projector, X, projection, learned, conditional.partition(X.shape[0]))
+            bounds[structure, name] = collapsed_bound(projection, residual, y, noise, kinds, conditional)
     union = inducing["union"]
     projection = union(X)
     largest = jnp.linalg.eigvalsh(union.residual_covariance(X, projection.A))[-1]
     upper = {
-        "trace": upper_bound(projection, y, noise),
-        "eigenvalue": upper_bound(projection, y, noise, largest),
-        "blocks": upper_bound(inducing["SOLVE"](X), y, noise),
-        "fewer": upper_bound(inducing["SGPR"](X), y, noise),
+        "trace": upper_bound(kernel, X, y, points["union"], noise),
+        "eigenvalue": upper_bound(kernel, X, y, points["union"], noise, residual_norm=largest),
+        "blocks": upper_bound(kernel, X, y, points["SOLVE"], noise),
+        "fewer": upper_bound(kernel, X, y, points["SGPR"], noise),
     }
     return exact_log_evidence(kernel, X, y, noise), upper, bounds
 
@@ -346,7 +347,7 @@ def test_posterior_given_observations_is_dense_algebra(float64, covariances):
     noise, offset = np.random.default_rng(1).uniform(0.05, 0.5, size=len(X)), 2.0
 
     def predict(y):
-        gp = CollapsedGP(KERNEL, X, [Z, O], noise, offset, covariances=covariances, jitter=1e-12)
+        gp = CollapsedGP(KERNEL, X, [Z, O], noise, offset=offset, covariances=covariances, jitter=1e-12)
         posterior = gp.condition(y)
         return posterior.mean_and_variance(new), posterior.covariance(new), gp.log_likelihood(y)
 
@@ -388,7 +389,9 @@ def test_posterior_with_inducing_points_at_all_inputs_is_exact(float64):
 def test_draws_are_from_the_model(x64):
     X, _ = one_problem(N=5, dtype=x64)
     noise = np.array([0.1, 0.2, 0.3, 0.4, 1.5], x64)
-    draws = compute(lambda key: CollapsedGP(KERNEL, X, X[:2], noise, 3.0).sample(key, (20_000,)), jax.random.key(0))
+    draws = compute(
+        lambda key: CollapsedGP(KERNEL, X, X[:2], noise, offset=3.0).sample(key, (20_000,)), jax.random.key(0)
+    )
     assert draws.shape == (20_000, 5) and draws.dtype == x64
     covariance = FORMULA(X, X) + np.diag(noise)
     # Five standard errors each.
@@ -442,8 +445,8 @@ def test_what_cannot_be_a_model_is_refused():
     refused("X has NaN", X * np.nan, Z, 0.1)
     refused(r"inducing has shape \(3,\)", X, Z[:, 0], 0.1)
     refused("inducing has no features", X, [Z[:0], Z[:0]], 0.1)
-    refused("must be npgp Groups", X, Z, 0.1, conditional="grouped", groups="neighbours")
-    refused("partition of 8 rows, but there are 9", X, Z, 0.1, conditional="grouped", groups=single(8))
+    refused("must be an npgp.Conditional", X, Z, 0.1, conditional=single(9), error=TypeError)
+    refused("partition of 8 rows, but there are 9", X, Z, 0.1, conditional=Grouped(single(8)))
     refused("empty list", X, [], 0.1)
     for noise in (0.0, -0.1, np.nan, np.array([0.1] * 8 + [-0.1], np.float32)):
         refused("noise_variance is .* must be positive", X, Z, noise)

@@ -33,17 +33,17 @@ def gp_of(structure, **settings):
     return npgp.SparseGP("f", kernel(), blocks, kinds, jitter=1e-12, **settings)
 
 
-def model_of(gp, conditional="tight", groups=None, noise=NOISE, likelihood=None):
+def model_of(gp, conditional="tight", noise=NOISE, likelihood=None):
     def model(X, y):
         f = gp.draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), likelihood or npgp.Gaussian(noise), obs=y, conditional=conditional, groups=groups)
+            npgp.observe("y", f(X), likelihood or npgp.Gaussian(noise), obs=y, conditional=conditional)
 
     return model
 
 
-def groups_for(conditional):
-    return median_split(X.astype(np.float32), 3) if conditional == "grouped" else None
+def with_groups(conditional):
+    return npgp.Grouped(median_split(X.astype(np.float32), 3)) if conditional == "grouped" else conditional
 
 
 def collapsed_of(gp, conditional, noise=NOISE):
@@ -53,9 +53,8 @@ def collapsed_of(gp, conditional, noise=NOISE):
         gp.inducing,
         noise,
         covariances=gp.covariances,
-        conditional=conditional,
+        conditional=with_groups(conditional),
         jitter=1e-12,
-        groups=groups_for(conditional),
     )
 
 
@@ -69,7 +68,7 @@ def test_uncollapsed_at_the_optimum_is_collapsed_and_stationary(structure, float
         params = gp.params(optimum.q)
         found = {}
         for conditional in CONDITIONALS:
-            elbo = make_elbo(model_of(gp, conditional, groups_for(conditional)))
+            elbo = make_elbo(model_of(gp, with_groups(conditional)))
             value = jax.value_and_grad(lambda p, elbo=elbo: elbo(jax.random.key(0), p, X, Y))(params)
             elsewhere = {k: v + 0.1 if k.endswith("loc") else v * 1.1 for k, v in params.items()}
             off = elbo(jax.random.key(0), elsewhere, X, Y)
@@ -207,7 +206,7 @@ def test_fused_blocks_are_one_block(float64):
             "f.u.scale_tril": jax.scipy.linalg.block_diag(*(block.scale_tril for block in q)),
         }
         return [
-            (make_elbo(model_of(gp, c, groups_for(c)))(jax.random.key(0), p, X, Y), gp.posterior(p).covariance(X))
+            (make_elbo(model_of(gp, with_groups(c)))(jax.random.key(0), p, X, Y), gp.posterior(p).covariance(X))
             for c in ("tight", "grouped")
             for gp, p in ((split, params), (fused, joint))
         ]
@@ -232,7 +231,7 @@ def test_minibatches_of_whole_groups_are_unbiased(float64):
     def model(x, y, mask):
         f = gp.draw()
         with npgp.plate("data", size, rows=x.shape[0]):
-            npgp.observe("y", f(x), npgp.Gaussian(0.3), obs=y, mask=mask, conditional="grouped", groups=g)
+            npgp.observe("y", f(x), npgp.Gaussian(0.3), obs=y, mask=mask, conditional=npgp.Grouped(g))
 
     @compiled
     def values():
@@ -241,7 +240,7 @@ def test_minibatches_of_whole_groups_are_unbiased(float64):
         elbo = make_elbo(model)
         key = jax.random.key(0)
         parts = [elbo(key, params, x[i : i + g], y[i : i + g], mask[i : i + g]) for i in range(0, size, g)]
-        whole = make_elbo(model_of(gp, "grouped", groups, 0.3))(key, params, X, Y)
+        whole = make_elbo(model_of(gp, npgp.Grouped(groups), 0.3))(key, params, X, Y)
         return jnp.stack(parts), elbo(key, params, x, y, mask), whole
 
     parts, padded, whole = values()
@@ -257,7 +256,7 @@ def test_groups_do_not_stand_in_the_way_of_new_rows(groups):
     def model(X, y=None):
         f = gp.draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y, conditional="grouped", groups=groups)
+            npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y, conditional=npgp.Grouped(groups))
 
     guide = npgp.AutoSparseGP(model)
     svi = numpyro.infer.SVI(model, guide, npgp.adam(0.05), numpyro.infer.TraceMeanField_ELBO())
@@ -295,11 +294,11 @@ def test_sums_multiples_and_outputs_in_groups(float64):
     f, g = gp_of("one block"), npgp.SparseGP("g", npgp.RBF(1.1, 0.4), jnp.asarray(O.copy()), jitter=1e-12)
     y = np.stack([Y, Y**2])
 
-    def model(conditional, groups):
+    def model(conditional):
         def model(X, y):
             total = f.draw()(X) + 2.0 * g.draw()(X)
             with numpyro.plate("outputs", 1, dim=-2), numpyro.plate("data", 8):
-                npgp.observe("y", a[0] * total, npgp.Gaussian(0.3), obs=y, conditional=conditional, groups=groups)
+                npgp.observe("y", a[0] * total, npgp.Gaussian(0.3), obs=y, conditional=conditional)
 
         return model
 
@@ -312,7 +311,7 @@ def test_sums_multiples_and_outputs_in_groups(float64):
     }
     params = {name: jnp.asarray(value) for name, value in params.items()}
     tight, grouped = (
-        elbo_value(model(c, groups), params, X, Y) for c, groups in (("tight", None), ("grouped", groups))
+        elbo_value(model(conditional), params, X, Y) for conditional in (npgp.Tight(), npgp.Grouped(groups))
     )
     parts = [Dense(([Z], ("dense",)), X), Dense(([O], ("dense",)), X, name="g", lengthscale=1.1, variance=0.4)]
     D = a[0] ** 2 * (parts[0].D + 4.0 * parts[1].D) / 0.3

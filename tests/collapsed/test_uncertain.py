@@ -124,7 +124,7 @@ def three_bounds(kernel, loc, scale, Z, noise, y, mean=0.0):
         "nodes": dict(penalty_draws=jnp.array(NODES), penalty_weights=jnp.array(NODE_WEIGHTS)),
     }
     return {
-        name: UncertainInputGP(kernel, loc, scale, Z, noise, mean=mean, **options).log_prob(y)
+        name: UncertainInputGP(kernel, loc, scale, Z, noise, offset=mean, **options).log_prob(y)
         for name, options in settings.items()
     }
 
@@ -308,7 +308,7 @@ def test_in_a_numpyro_model_and_as_a_pytree(float64):
 
 def test_draws_have_the_covariance_of_the_model(float64):
     rows = 3
-    gp = UncertainInputGP(ard(1.3), LOC[:rows].copy(), SCALE[:rows].copy(), Z.copy(), NOISES[:rows].copy(), mean=0.7)
+    gp = UncertainInputGP(ard(1.3), LOC[:rows].copy(), SCALE[:rows].copy(), Z.copy(), NOISES[:rows].copy(), offset=0.7)
     draws = np.asarray(compiled(lambda key: gp.sample(key, (2, 4000)))(jax.random.key(0)))
     assert draws.shape == (2, 4000, rows)
     draws = draws.reshape(-1, rows) - 0.7
@@ -333,7 +333,7 @@ def test_draws_have_the_covariance_of_the_model(float64):
         (dict(scale=-SCALE), ValueError, "scale has entries that are negative"),
         (dict(noise_variance=0.0), ValueError, "noise_variance is 0.0"),
         (dict(noise_variance=np.ones(3)), ValueError, r"noise_variance has shape \(3,\)"),
-        (dict(mean=np.ones(3)), ValueError, r"mean has shape \(3,\)"),
+        (dict(offset=np.ones(3)), ValueError, r"offset has shape \(3,\)"),
         (dict(conditional="grouped"), ValueError, "conditional is 'grouped'; .* 'tight', 'prior'"),
         (dict(conditional="prior", penalty_draws=2), ValueError, "penalty_draws is given, but conditional is 'prior'"),
         (dict(penalty_draws=3), ValueError, "penalty draws is 3"),

@@ -228,7 +228,7 @@ def test_integrals_agree_with_dense_sums(name, mean, deviation):
         got = np.stack(np.broadcast_arrays(*integrals(case.make(), y, mean, variance)))
     truth = np.stack([dense(case, *row) for row in zip(y, mean, variance, strict=True)], axis=1)
     np.testing.assert_allclose(got, truth, rtol=2e-5, atol=1e-4)
-    if case.make().certificate in ("gaussian", "log-concave"):
+    if case.make().proof in ("gaussian", "log-concave"):
         assert np.all(got[2] >= 0)
 
 
@@ -326,7 +326,7 @@ def test_log_concave_where_claimed_and_nowhere_else(likelihood, ys):
     with jax.enable_x64(True):  # second differences, so that kinks are no exception
         up, centre, down = jax.jit(likelihood.log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
         concave = np.all(up + down - 2 * centre <= 1e-12 * (1 + np.abs(centre)))
-    assert concave == (likelihood.certificate in ("gaussian", "log-concave"))
+    assert concave == (likelihood.proof in ("gaussian", "log-concave"))
 
 
 def test_every_likelihood_is_tested():
@@ -341,9 +341,9 @@ def test_every_likelihood_is_tested():
 
 def test_certificates():
     t, factorized = likelihoods.StudentT(4.0, 0.1), likelihoods.Factorized(student)
-    assert likelihoods.Gaussian(1.0).certificate == "gaussian"
-    assert t.certificate == "student-t" and factorized.certificate == "none"
-    assert likelihoods.Factorized(weibull, log_concave=True).certificate == "log-concave"
+    assert likelihoods.Gaussian(1.0).proof == "gaussian"
+    assert t.proof == "minorant" and factorized.proof == "none"
+    assert likelihoods.Factorized(weibull, log_concave=True).proof == "log-concave"
     # The curvature of what is not log-concave keeps its sign.
     assert jax.jit(t.expected_curvature)(3.0, 0.0, 0.1) < 0
     assert jax.jit(factorized.expected_curvature)(9.0, 0.0, 0.1) < 0

@@ -12,9 +12,13 @@ from scipy import stats
 
 from npgp import likelihoods
 from npgp.sparse import conditionals
-from npgp.sparse.conditionals import groups_for, is_certified, row_elbo
+from npgp.sparse.conditionals import Grouped, as_conditional
 from npgp.sparse.groups import consecutive, median_split, single
 from npgp.sparse.residuals import GroupResidual, RowResidual
+
+
+def row_elbo(conditional, *args, **kwargs):
+    return conditionals.row_elbo(as_conditional(conditional), *args, **kwargs)
 
 
 def bimodal(f):
@@ -175,13 +179,13 @@ def test_float32_values_and_gradients(name):
 def test_names_and_certificates():
     for name, likelihood in {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(1.0)}.items():
         for conditional in ("prior", "tight", "grouped", "full", "shared"):
-            assert is_certified(conditional, likelihood)
-        assert is_certified("published", likelihood) == (name in (*LOG_CONCAVE, "gaussian"))
-    conditionals.check("tight")
+            assert as_conditional(conditional).is_bound(likelihood)
+        assert as_conditional("published").is_bound(likelihood) == (name in (*LOG_CONCAVE, "gaussian"))
+    assert as_conditional("tight") == conditionals.Tight()
     with pytest.raises(ValueError, match="conditional is 'tigth'; it must be one of 'prior', 'tight'"):
-        conditionals.check("tigth")
-    with pytest.raises(ValueError, match="it must be one of 'prior', 'tight'\\.$"):
-        conditionals.check("shared", ("prior", "tight"))
+        as_conditional("tigth")
+    with pytest.raises(TypeError, match="conditional is 3; it must be an npgp.Conditional such as npgp.Tight"):
+        as_conditional(3)
 
 
 # ---------------------------------------------------------------- never above the evidence
@@ -268,7 +272,7 @@ def best_bounds(name):
     }
     nothing = np.zeros(1)
     chosen = {"prior": nothing, "tight": nothing, "grouped": nothing, "full": nothing, "shared": SHARES}
-    if likelihood.certificate == "log-concave":
+    if likelihood.proof == "log-concave":
         chosen["published"] = SITES
 
     # All settings side by side, each a part of the q(ε): a third of the program.
@@ -306,7 +310,7 @@ def test_certified_bounds_are_below_the_evidence(name):
     evidence, bounds = evidence_of(name), best_bounds(name)
     error = 2e-3 if name == "laplace" else 1e-4  # of the evidence and of expectations, by quadrature
     for (conditional, setting), bound in bounds.items():
-        assert is_certified(conditional, LIKELIHOODS[name])
+        assert as_conditional(conditional).is_bound(LIKELIHOODS[name])
         gap = evidence - bound
         assert np.all(gap > -error), (conditional, setting, np.min(gap))
         assert np.min(gap) < 0.1, (conditional, setting)  # sharp enough to be refuted
@@ -367,7 +371,7 @@ def test_a_learned_precision_is_no_bound_for_other_likelihoods(float64, likeliho
 
     found = best("published", np.exp(np.linspace(-4, 4, 401)))
     assert found == pytest.approx(published, abs=1e-3) and found > evidence + 5
-    assert not is_certified("published", likelihood)
+    assert not as_conditional("published").is_bound(likelihood)
     found = best("shared", np.exp(np.linspace(-6, 0, 1201)))
     assert found == pytest.approx(shared, abs=1e-3) and found < evidence
     assert jax.jit(lambda: jnp.sum(row_elbo("tight", likelihood, y, zero, zero, d)))() < evidence
@@ -377,8 +381,8 @@ def test_a_learned_precision_is_no_bound_for_other_likelihoods(float64, likeliho
 
 
 def test_probit_bounds_order_in_the_mean(float64):
-    # In the spirit of DESIGN's six probit problems, where the gaps were 8.80, 6.37 and 5.62: bounds alone are
-    # compared, at their best q(ε), so that no evidence is needed.
+    # In the spirit of the six probit problems of docs/theory.md, section 2, where the gaps were 8.80, 6.37 and 5.62:
+    # bounds alone are compared, at their best q(ε), so that no evidence is needed.
     rng = np.random.default_rng(0)
     problems, rows = 6, 14
     inputs = np.sort(rng.uniform(-3, 3, size=(problems, rows, 1)), axis=1)
@@ -516,16 +520,16 @@ def test_what_residuals_are_given_is_dense_algebra(x64):
 
 
 def test_groups_are_checked():
-    assert groups_for("tight", None, 6) is None
-    assert groups_for("full", None, 6).count == 1
-    assert groups_for("grouped", 2, 6).count == 3
-    for conditional, groups, words in [
-        ("grouped", None, "needs groups"),
-        ("grouped", 4, "divides the 6 rows"),
-        ("grouped", 0, "groups is 0"),
-        ("grouped", "all", "groups is 'all'"),
-        ("grouped", single(5), "5 rows, but there are 6"),
-        ("tight", single(6), "conditional is 'tight'; only 'grouped' has groups"),
+    assert as_conditional("tight").partition(6) is None
+    assert as_conditional("full").partition(6).count == 1
+    assert Grouped(2).partition(6).count == 3
+    for groups, error, words in [
+        (None, ValueError, "needs groups"),
+        (4, ValueError, "groups is 4; it must divide the 6 rows"),
+        (0, ValueError, "groups is 0"),
+        ("all", TypeError, "groups is 'all'"),
+        (True, TypeError, "groups is True"),
+        (single(5), ValueError, "5 rows, but there are 6"),
     ]:
-        with pytest.raises(ValueError, match=words):
-            groups_for(conditional, groups, 6)
+        with pytest.raises(error, match=words):
+            Grouped(groups).partition(6)

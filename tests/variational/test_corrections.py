@@ -48,7 +48,7 @@ def test_given_the_inducing_values_it_is_the_exact_gp_of_the_group(float64, size
     @jax.jit
     def predict(y):
         posterior = posterior_of([Z], (DenseNormal(jnp.asarray(m), 1e-9 * jnp.eye(3)),))
-        corrected = local_correction(posterior, X, y, likelihoods.Gaussian(NOISE), groups, mean=0.5)
+        corrected = local_correction(posterior, X, y, likelihoods.Gaussian(NOISE), groups, offset=0.5)
         return corrected.mean_and_variance(new), groups.assign(new)
 
     (mean, variance), assigned = predict(y)

@@ -46,7 +46,7 @@ def arrays(dtype, *values):
 @functools.partial(models.compiled, static_argnames="conditional")
 def condition(posterior, X, y, likelihood, **options):
     """With the posterior's moments at the new rows."""
-    new = posterior.condition(X, y, likelihood, **options)
+    new = posterior.update(X, y, likelihood, **options)
     return new, new.mean_and_variance(X)
 
 
@@ -95,7 +95,7 @@ def test_from_the_prior_it_is_the_collapsed_posterior(float64, structure):
     def both(prior, x, y, offset):
         Z = [block.inputs for block in prior.projector.blocks]
         collapsed = npgp.CollapsedGP(kernel(), x, Z, NOISE, offset, covariances=KINDS[structure], jitter=1e-10)
-        return prior.condition(x, y, npgp.Gaussian(NOISE), offset=offset), collapsed.condition(y)
+        return prior.update(x, y, npgp.Gaussian(NOISE), offset=offset), collapsed.condition(y)
 
     ours, theirs = both(prior(structure), x, y, offset)
     assert_same_q(ours, theirs, rtol=1e-7, atol=1e-9)
@@ -124,8 +124,8 @@ def test_in_parts_other_structures_keep_covariances_but_means_nearly(float64, st
 
     @models.compiled
     def both(start, x, y):
-        together = start.condition(x, y, likelihood)
-        in_parts = start.condition(x[:7], y[:7], likelihood).condition(x[7:], y[7:], likelihood)
+        together = start.update(x, y, likelihood)
+        in_parts = start.update(x[:7], y[:7], likelihood).update(x[7:], y[7:], likelihood)
         difference = (in_parts.mean(x) - together.mean(x)) / jnp.sqrt(together.variance(x))
         return together, in_parts, difference
 
@@ -159,8 +159,8 @@ def test_one_posterior_becomes_a_batch(float64):
 
     @models.compiled
     def both(posterior, x, y):
-        together = posterior.condition(x, y, npgp.Gaussian(NOISE))
-        return together.batch_shape, together.mean(x), posterior.condition(x, y[1], npgp.Gaussian(NOISE)).mean(x)
+        together = posterior.update(x, y, npgp.Gaussian(NOISE))
+        return together.batch_shape, together.mean(x), posterior.update(x, y[1], npgp.Gaussian(NOISE)).mean(x)
 
     batch, together, alone = both(posterior, x, y)
     assert batch == (2,)
@@ -279,7 +279,7 @@ def test_a_block_that_moves_the_mean_only_is_refused():
     posterior, *_ = later(dtype=np.float32)
     posterior = npgp.Posterior(posterior.projector, (MeanOnlyNormal(posterior.q[0].loc),))
     with pytest.raises(ValueError, match="block 1 of q.* moves the mean only"):
-        posterior.condition(X.astype(np.float32), Y.astype(np.float32), npgp.Gaussian(NOISE))
+        posterior.update(X.astype(np.float32), Y.astype(np.float32), npgp.Gaussian(NOISE))
 
 
 @pytest.mark.parametrize(
@@ -302,13 +302,13 @@ def test_rows_that_do_not_fit_are_refused(changes, words):
     posterior, *_ = later(dtype=np.float32)
     arguments = dict(X=X.astype(np.float32), y=Y, likelihood=npgp.Gaussian(NOISE)) | changes
     with pytest.raises(ValueError, match=words):
-        posterior.condition(**arguments)
+        posterior.update(**arguments)
 
 
 def test_batches_need_a_row_of_observations_for_each_function():
     posterior, *_ = later((2,), np.float32)
     with pytest.raises(ValueError, match=r"y has shape \(14,\); it must be \(2, 14\)"):
-        posterior.condition(X.astype(np.float32), Y, npgp.Gaussian(NOISE))
+        posterior.update(X.astype(np.float32), Y, npgp.Gaussian(NOISE))
 
 
 def test_counts_far_from_what_is_expected_converge_and_what_does_not_says_so(float64):
@@ -316,10 +316,10 @@ def test_counts_far_from_what_is_expected_converge_and_what_does_not_says_so(flo
     posterior, *_ = later((2,))
     x, y, offset = arrays(float64, X, np.stack([COUNTS, 1e7 * (1.0 + COUNTS)]), OFFSET)
     options = dict(mask=np.ones((2, 14), bool), conditional="prior")
-    new = posterior.condition(x, y, npgp.Poisson(), offset=offset, **options)
+    new = posterior.update(x, y, npgp.Poisson(), offset=offset, **options)
     moved = np.sqrt(np.sum(np.square(new.q[0].loc - posterior.q[0].loc), -1))
     assert moved[1] > 10.0 > moved[0]
     with pytest.warns(RuntimeWarning, match=r"after 1 iterations a step still moves q.* nats"):
-        posterior.condition(x, y, npgp.Poisson(), offset=offset, **options, max_iterations=1)
+        posterior.update(x, y, npgp.Poisson(), offset=offset, **options, max_iterations=1)
     with pytest.raises(FloatingPointError, match="not finite"):
-        posterior.condition(x, y, npgp.Poisson(), offset=offset + 5000.0, **options)
+        posterior.update(x, y, npgp.Poisson(), offset=offset + 5000.0, **options)

@@ -17,7 +17,7 @@ from scipy import stats
 from npgp import likelihoods
 from npgp.collapsed import collapsed_bound
 from npgp.kernels import Matern32
-from npgp.sparse.conditionals import row_elbo
+from npgp.sparse.conditionals import as_conditional, row_elbo
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import RowResidual
 from npgp.variational import (
@@ -271,9 +271,9 @@ def projection_of(joint):
 
 
 def elbo(q, projection, y, noise, conditional, parameter=None):
-    """The uncollapsed bound of DESIGN section 3, all rows at once."""
+    """The uncollapsed bound of docs/theory.md, section 3, all rows at once."""
     rows = row_elbo(
-        conditional,
+        as_conditional(conditional),
         likelihoods.Gaussian(noise),
         y,
         whitened_mean(projection, [block.loc for block in q]),
@@ -306,7 +306,8 @@ def at_the_optimum(projection, y, noise, kinds):
         slopes, values = jax.grad(with_sum, argnums=(0, 1), has_aux=True)(q, parameter)
         near = value(jax.tree.map(lambda leaf: 1.05 * leaf, q), parameter=parameter)
         residual = RowResidual(projection.residual_variance([kind != "prior" for kind in kinds]))
-        made[conditional] = values, near, slopes, collapsed_bound(projection, residual, y, noise, kinds, conditional)
+        collapsed = collapsed_bound(projection, residual, y, noise, kinds, as_conditional(conditional))
+        made[conditional] = values, near, slopes, collapsed
     return q, made
 
 

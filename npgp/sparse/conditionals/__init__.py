@@ -1,0 +1,70 @@
+"""
+What the approximate posterior does to the residual that the inducing blocks leave: one conditional a file.
+
+==================  ===========================================================================================
+:class:`Prior`      the residual keeps its prior (Titsias 2009; Hensman, Fusi & Lawrence 2013)
+:class:`Tight`      it shrinks row by row (Bui, Ashman & Turner 2025; Titsias 2025); the default
+:class:`Grouped`    jointly within groups of neighboring rows: tighter, and nearly as cheap
+:class:`Full`       jointly for all rows, at O(N³)
+:class:`Shared`     by one learned factor (Artemev, Burt & van der Wilk 2021)
+:class:`Published`  by one learned precision; a bound for log-concave likelihoods only
+==================  ===========================================================================================
+
+A word, such as ``"tight"``, stands for the object where that needs no arguments. One of one's own subclasses
+:class:`Conditional`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from npgp.sparse.conditionals.base import Conditional, Parameter, row_elbo
+from npgp.sparse.conditionals.full import Full
+from npgp.sparse.conditionals.grouped import Grouped
+from npgp.sparse.conditionals.precision import best_site_precision, certified_site_precision
+from npgp.sparse.conditionals.prior import Prior
+from npgp.sparse.conditionals.published import Published
+from npgp.sparse.conditionals.shared import Shared
+from npgp.sparse.conditionals.tight import Tight
+
+__all__ = [
+    "Conditional",
+    "Full",
+    "Grouped",
+    "Parameter",
+    "Prior",
+    "Published",
+    "Shared",
+    "Tight",
+    "as_conditional",
+    "best_site_precision",
+    "certified_site_precision",
+    "row_elbo",
+]
+
+#: What ``conditional=`` takes.
+ConditionalLike = Conditional | str
+
+_BY_WORD: dict[str, type[Conditional]] = {
+    cls.__name__.lower(): cls for cls in (Prior, Tight, Grouped, Full, Shared, Published)
+}
+
+
+def as_conditional(conditional: Any) -> Conditional:
+    """
+    A conditional from what a user may pass as one: an object, or the word for one that needs no arguments.
+
+    :raises TypeError: for what is neither.
+    :raises ValueError: for a word that is unknown.
+    """
+    if isinstance(conditional, Conditional):
+        return conditional
+    accepted = ", ".join(map(repr, _BY_WORD))
+    if not isinstance(conditional, str):
+        raise TypeError(
+            f"conditional is {conditional!r:.80}; it must be an npgp.Conditional such as npgp.Tight(), or one of "
+            f"{accepted}."
+        )
+    if conditional not in _BY_WORD:
+        raise ValueError(f"conditional is {conditional!r}; it must be one of {accepted}, or an npgp.Conditional.")
+    return _BY_WORD[conditional]()

@@ -1,0 +1,163 @@
+"""
+What a conditional is: what the approximate posterior q does to the residual r that the inducing blocks leave.
+
+Within a group of rows, q gives r the covariance it would have after one Gaussian pseudo-observation per row of
+precision λ_n, the *site precision*: ``ĉ_n = [(D⁻¹ + Λ)⁻¹]_nn``, or ``d_n / (1 + λ_n d_n)`` for a row by itself. The
+group's share of the ELBO is then (docs/theory.md, section 2)
+
+    Σ_n { E_{N(μ_n, s_n + ĉ_n)}[log p(y_n | f_n)] + ½ λ_n ĉ_n } − ½ log|I + Λ^½ D Λ^½|.
+
+Conditionals differ in Λ, in the groups of rows, and in how the expectation is bounded where q by itself is not enough.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import jax
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+
+from npgp.likelihoods import Likelihood
+from npgp.sparse.groups import Groups
+from npgp.sparse.residuals import Residual, RowResidual
+
+
+class Parameter(NamedTuple):
+    """
+    A parameter that a conditional learns; one number for each observation statement.
+
+    :param suffix: its name after that of the statement, ``name.suffix``.
+    :param start: initial value.
+    :param constraint: NumPyro's constraint that it is under.
+    """
+
+    suffix: str
+    start: float
+    constraint: constraints.Constraint
+
+
+class Conditional:
+    """
+    What q does to the residual, as an object for ``conditional=``: :class:`npgp.Tight`, :class:`npgp.Grouped`, ….
+
+    One of one's own is a frozen dataclass decorated with :func:`npgp.pytree` that subclasses this and gives
+    :meth:`row_terms`, and :meth:`penalty` if it is for collapsed bounds too; the other methods have defaults::
+
+        @npgp.pytree
+        @dataclass(frozen=True)
+        class Halved(npgp.Conditional):
+            '''Half of the residual's variance, in every row.'''
+
+            def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+                cost = 0.5 * likelihood.num_latents * (0.5 - 1.0 - math.log(0.5))
+                return likelihood.expected_log_prob(y, mean, variance + 0.5 * residual.variance) - cost
+
+    :cvar parameter: the parameter that it learns, if it has one.
+    :cvar needs_all_rows: whether it is wrong for minibatches.
+    """
+
+    parameter: ClassVar[Parameter | None] = None
+    needs_all_rows: ClassVar[bool] = False
+
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
+        """
+        Each row's expected log likelihood with its share of what the conditional costs.
+
+        :param likelihood: p(y_n | f_n), never one of several parts: the caller goes through these
+            (:meth:`Likelihood.by_part <npgp.likelihoods.Likelihood.by_part>`).
+        :param y: observations, shape (..., N).
+        :param mean: μ_n under q(ε), (..., N); for C latent values an observation, (C, ..., N), here and below.
+        :param variance: s_n, the variance that comes from the learned blocks, (..., N).
+        :param residual: the residual's prior, within the groups of :meth:`partition`.
+        :param parameter: the value of :attr:`parameter`.
+        :param present: False for rows without an observation, whose values are then of no meaning; (..., N).
+        :return: shape (..., N). Rows of one group share its terms, so that only sums over whole groups are bounds.
+        """
+        raise NotImplementedError
+
+    def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
+        """
+        What the residual costs the collapsed bound for Gaussian noise (docs/theory.md, section 5), a scalar; at the
+        best value of :attr:`parameter`, if there is one.
+
+        :param residual: the residual's prior at the training rows, within the groups of :meth:`partition`.
+        :param noise_variance: σ², a scalar or (N,).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no penalty for collapsed bounds; observe takes it.")
+
+    def is_bound(self, likelihood: Likelihood) -> bool:
+        """
+        Whether the ELBO is known to lie below the log evidence for this likelihood.
+
+        Expectations by quadrature are taken to be exact (:func:`npgp.likelihoods.quadrature_error` measures them). One
+        of one's own is no bound until it says so.
+        """
+        return False
+
+    def supposes_own_residuals(self, likelihood: Likelihood) -> bool:
+        """Whether it is a bound for this likelihood only if no two outputs share a residual."""
+        return False
+
+    def partition(self, num_rows: int) -> Groups | None:
+        """
+        The groups of rows within which the residual's covariance is wanted; ``None`` for rows one by one.
+
+        :param num_rows: number of rows N.
+        :raises ValueError: for groups of other rows.
+        """
+        return None
+
+    def for_inputs(self, X: ArrayLike, num_features: int) -> Conditional:
+        """
+        This conditional with what can be found from training inputs filled in, such as groups of neighbors.
+
+        :param X: all training inputs, (N, D).
+        :param num_features: number of inducing features of all blocks.
+        """
+        return self
+
+    def residual_scale(self, parameter: ArrayLike | None) -> ArrayLike | None:
+        """
+        Standard deviation of the residual under q as a share of its prior's, where that is all the conditional says:
+        then :func:`npgp.sample` takes it too, whatever follows. ``None`` where it says more.
+        """
+        return None
+
+
+def row_elbo(
+    conditional: Conditional,
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: jax.Array | Residual,
+    parameter: ArrayLike | None = None,
+    present: jax.Array | None = None,
+) -> jax.Array:
+    """
+    Each row's share of the ELBO; arguments and result as for :meth:`Conditional.row_terms`, for any likelihood.
+
+    :param residual: the residual's prior, or d_n (..., N) for rows one by one.
+    """
+    if not isinstance(residual, Residual):
+        residual = RowResidual(residual)
+    return by_part(conditional.row_terms, likelihood, y, mean, variance, residual, parameter, present)
+
+
+def by_part(rule, likelihood: Likelihood, y, mean, variance, residual: Residual, *others) -> jax.Array:
+    """A rule for likelihoods of one part, for each part of a likelihood: these have residuals of their own."""
+
+    def of_part(part, take):
+        return rule(part, take(y), take(mean), take(variance), residual.part(take), *map(take, others))
+
+    return likelihood.by_part(of_part)

@@ -1,0 +1,35 @@
+"""All rows in one group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals.precision import best_precision, exact_terms
+from npgp.sparse.conditionals.tight import Tight
+from npgp.sparse.groups import single
+
+
+@pytree
+@dataclass(frozen=True)
+class Full(Tight):
+    """
+    One group of all rows, at O(N³): the ELBO of a q, so a bound for whatever likelihood. All rows at once::
+
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Full())      # or conditional="full"
+
+    Source: Bui, Ashman & Turner 2025, appendix A.
+    """
+
+    needs_all_rows: ClassVar[bool] = True
+
+    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+        precision = best_precision(likelihood, y, mean, variance, residual, present)
+        return exact_terms(likelihood, precision, y, mean, variance, residual)
+
+    def supposes_own_residuals(self, likelihood):
+        return likelihood.proof == "none"
+
+    def partition(self, num_rows):
+        return single(num_rows)

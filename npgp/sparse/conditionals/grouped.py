@@ -1,0 +1,66 @@
+"""The residual shrinks jointly within groups of neighboring rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from jax.typing import ArrayLike
+
+from npgp import checks
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals.tight import Tight
+from npgp.sparse.groups import Groups, consecutive, default_size, median_split
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Grouped(Tight):
+    """
+    Site precisions in groups of neighboring rows: tighter than :class:`npgp.Tight`, and nearly as cheap up to 64 rows a
+    group. Always a bound::
+
+        groups = npgp.median_split(X, 32)                     # once, before training
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Grouped(groups))
+
+    A minibatch consists of whole groups: lay the data out once by :meth:`npgp.Groups.arrange`, say
+    ``npgp.Grouped(g)`` where each g consecutive rows are a group, and give ``fit`` the same ``group_size``.
+
+    :param groups: a partition of the rows, or the number g of rows in each group of consecutive rows. Where all
+        training inputs are at hand (:class:`npgp.CollapsedGP`) it may be left out: neighbors are then found by
+        :func:`npgp.median_split`, in groups of the size that :func:`npgp.sparse.default_size` says.
+    :raises TypeError: for what is neither.
+    :raises ValueError: when used, for groups of other rows, or where there are none.
+
+    Source: Gaussian noise: Bui & Titsias 2025. Other likelihoods: docs/theory.md, section 2.
+    """
+
+    groups: Groups | int | None = None
+
+    def __post_init__(self):
+        if isinstance(self.groups, Groups) or self.groups is None:
+            return
+        object.__setattr__(self, "groups", checks.positive_int(self.groups, "groups"))
+
+    def partition(self, num_rows):
+        groups = self.groups
+        if groups is None:
+            raise ValueError(
+                "conditional='grouped' needs groups: npgp.Grouped(npgp.median_split(X, size)), or npgp.Grouped(g) "
+                "where each g consecutive rows are a group."
+            )
+        if not isinstance(groups, Groups):
+            if num_rows % groups:
+                raise ValueError(f"groups is {groups!r}; it must divide the {num_rows} rows.")
+            return consecutive(num_rows, groups)
+        if groups.num_rows != num_rows:
+            raise ValueError(f"groups is a partition of {groups.num_rows} rows, but there are {num_rows} rows.")
+        return groups
+
+    def for_inputs(self, X: ArrayLike, num_features: int) -> Grouped:
+        if self.groups is not None:
+            return self
+        if checks.is_traced(X):
+            raise ValueError(
+                "X is traced, so no groups can be made of it: pass npgp.Grouped(npgp.median_split(X, size))."
+            )
+        return replace(self, groups=median_split(X, default_size(num_features)))

@@ -1,0 +1,193 @@
+"""
+Site precisions λ_n, and the terms of the ELBO that they give (docs/theory.md, section 2).
+
+Which precisions give a bound, and with which terms, depends on what the likelihood proves of itself
+(:attr:`npgp.likelihoods.Likelihood.proof`). Where an observation depends on several latent values, each has a residual
+and a site precision of its own, and the terms are summed over them. Latent values in which the likelihood is jointly
+log-concave, whatever the others are (:attr:`npgp.likelihoods.Likelihood.concave`), have the curvature rule, the others
+precision 0. That is a bound: given the others' residuals, the row's factor is log-concave in the first, to which the
+proof for log-concave likelihoods applies as it does to one (the Gaussian correlation inequality holds for groups); the
+average over the others' residuals is then Jensen's inequality.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from npgp.likelihoods import Likelihood
+from npgp.sparse.conditionals.base import by_part
+from npgp.sparse.residuals import Residual, RowResidual
+
+#: Fixed-point iterations for the curvature rule, rows one by one; damped, so that each halves the error or better.
+CURVATURE_ITERATIONS = 6
+#: Further iterations in groups, each with a factorization of every group.
+GROUP_ITERATIONS = 3
+#: Quadrature nodes for the curvature. Any precision gives a bound, so an approximate one will do.
+CURVATURE_NODES = 20
+#: Shares ĉ/d among which the residual's variance is chosen where the likelihood proves nothing, beside 0.
+CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
+
+# ---------------------------------------------------------------------------------------------------------------
+# Terms. Arguments and results are those of Conditional.row_terms.
+
+
+def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
+    """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
+    precision = certified_precision(likelihood, y, mean, variance, residual, present)
+    if likelihood.proof == "minorant":
+        return site_terms(likelihood, likelihood.minorant, precision, y, mean, variance, residual)
+    if likelihood.proof == "none" and likelihood.num_latents == 1:
+        return _least_site_terms(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+    return exact_terms(likelihood, precision, y, mean, variance, residual)
+
+
+def exact_terms(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
+    """Each row's term of the ELBO itself."""
+    if likelihood.proof == "gaussian":
+        # ½ λ ĉ cancels what ĉ adds to the expected square.
+        return likelihood.expected_log_prob(y, mean, variance) - residual.cost(precision)
+    return site_terms(likelihood, likelihood.expected_log_prob, precision, y, mean, variance, residual)
+
+
+def site_terms(likelihood: Likelihood, expected_log_prob, precision, y, mean, variance, residual: Residual):
+    """``E[log p] + ½ λ ĉ − cost``, with the expectation, or a bound on it, that is given."""
+    left, cost = residual.given(precision)
+    terms = 0.5 * precision * left - cost
+    if likelihood.num_latents > 1:
+        terms = jnp.sum(terms, axis=0)
+    return expected_log_prob(y, mean, variance + left) + terms
+
+
+def _least_site_terms(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
+    """
+    Where the likelihood proves nothing: the residual's variance given the data may be anything in [0, ĉ_n], and the
+    row's term is its least value there, on a grid.
+    """
+    left, cost = residual.given(precision)
+
+    def term(share):
+        return expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left
+
+    return jnp.min(lax.map(term, _shares(left.dtype)), axis=0) - cost
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Precisions of likelihoods of one part. Results are (..., N), or (N,) where it is the same for all outputs.
+
+
+def certified_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+    """λ_n of the conditionals that are bounds by the likelihood's proof."""
+    if likelihood.proof == "gaussian":
+        return of_present(likelihood.precision, mean, present)
+    if likelihood.proof == "none" and likelihood.num_latents == 1:
+        return of_present(_precision_of_least(likelihood, y, mean, variance, residual.variance), mean, present)
+    if likelihood.proof == "minorant":
+        return _fixed_point(partial(likelihood.minorant_precision, y, mean), mean, variance, residual, present)
+    certified = None
+    if len(likelihood.concave) < likelihood.num_latents:
+        certified = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
+        certified = certified.reshape((-1,) + (1,) * (mean.ndim - 1))
+    return _curvature_precision(likelihood, y, mean, variance, residual, present, certified)
+
+
+def best_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+    """λ_n for one group of all rows, where any are a bound."""
+    if likelihood.proof == "gaussian":
+        return of_present(likelihood.precision, mean, present)
+    return _curvature_precision(likelihood, y, mean, variance, residual, present)
+
+
+def certified_site_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+    """As :func:`certified_precision`, for any likelihood; arguments as for :meth:`Conditional.row_terms`."""
+    return by_part(certified_precision, likelihood, y, mean, variance, residual, present)
+
+
+def best_site_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+    """As :func:`best_precision`, for any likelihood; arguments as for :meth:`Conditional.row_terms`."""
+    return by_part(best_precision, likelihood, y, mean, variance, residual, present)
+
+
+def _curvature_precision(likelihood, y, mean, variance, residual: Residual, present, certified=None) -> jax.Array:
+    """
+    The expected negative curvature of the log likelihood.
+
+    :param certified: if not all of them, the latent values that may have a positive precision.
+    """
+    quick = likelihood.site_curvature(y, mean, variance + residual.variance)
+    if quick is not None:
+        # With its gradient: it is near the best precision, where the ELBO would be stationary, and not there.
+        left, _ = RowResidual(residual.variance).given(quick)
+        quick = likelihood.site_curvature(y, mean, variance + left)
+        return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), mean, present)
+    rule = partial(_coarse(likelihood).expected_curvature, y, mean)
+    return _fixed_point(rule, mean, variance, residual, present, certified)
+
+
+def of_present(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:
+    """The precision of rows that have an observation; the others tell nothing about their group."""
+    if present is not None:
+        return jnp.where(present, precision, 0.0)
+    # Not to all outputs: what is the same for them is factorized once.
+    return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
+
+
+def _shares(dtype) -> jax.Array:
+    return jnp.asarray((0.0, *CERTIFICATE_SHARES), dtype)
+
+
+def _precision_of_least(likelihood, y, mean, variance, residual: jax.Array) -> jax.Array:
+    """
+    The precision, of as many as there are shares, at which a row by itself has the largest certified term.
+
+    ``λ_n = (1/share − 1)/d_n`` depends on d_n, with a gradient: the term is not stationary in λ_n. Which share is best
+    does not change in the neighbourhood.
+    """
+    variance, d, mean = lax.stop_gradient((variance, residual, mean))
+    shares = _shares(d.dtype)
+    values = lax.map(lambda share: likelihood.expected_log_prob(y, mean, variance + share * d), shares)  # (S, ..., N)
+    wide = (-1,) + (1,) * (values.ndim - 1)
+
+    def certified(i):
+        # λ ĉ and λ c with ĉ and c shares of d: no division by d.
+        terms = values + 0.5 * (1.0 / shares[i] - 1.0) * shares.reshape(wide)
+        inside = jnp.arange(len(shares)).reshape(wide) <= i
+        return jnp.min(jnp.where(inside, terms, jnp.inf), axis=0) + 0.5 * jnp.log(shares[i])
+
+    best = jnp.argmax(lax.map(certified, jnp.arange(1, len(shares))), axis=0)
+    left = residual > jnp.finfo(d.dtype).eps ** 2  # where it can be divided by, twice in the gradient
+    return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
+
+
+def _coarse(likelihood: Likelihood) -> Likelihood:
+    nodes = getattr(likelihood, "num_nodes", 0)
+    return likelihood if nodes <= CURVATURE_NODES else likelihood.with_nodes(CURVATURE_NODES)
+
+
+def _fixed_point(curvature, mean: jax.Array, variance: jax.Array, residual: Residual, present, certified=None):
+    """
+    λ_n = κ_n(s_n + ĉ_n(λ)), with no gradient: the ELBO is stationary in λ there, or λ_n is at its limit 0. And 0 for
+    latent values that are not ``certified``.
+
+    Any λ ≥ 0 gives a bound, so the damped iteration (geometric means) may stop early without harm.
+    """
+    variance, residual = lax.stop_gradient((variance, residual))
+    rows = RowResidual(residual.variance)
+    tiny = jnp.finfo(variance.dtype).tiny * 1e6
+
+    def rule(precision, residual):
+        now = of_present(curvature(variance + residual.given(precision)[0]), mean, present)
+        raised = jnp.maximum(lax.stop_gradient(now), tiny)
+        return raised if certified is None else jnp.where(certified, raised, 0.0)
+
+    precision = rule(jnp.zeros_like(rows.variance), rows)
+    for _ in range(CURVATURE_ITERATIONS):
+        precision = jnp.sqrt(precision) * jnp.sqrt(rule(precision, rows))
+    if not isinstance(residual, RowResidual):
+        for _ in range(GROUP_ITERATIONS):
+            precision = jnp.sqrt(precision) * jnp.sqrt(rule(precision, residual))
+    return of_present(precision, mean, present)

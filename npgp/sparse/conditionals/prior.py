@@ -1,0 +1,34 @@
+"""The residual keeps its prior."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals.base import Conditional
+
+
+@pytree
+@dataclass(frozen=True)
+class Prior(Conditional):
+    """
+    λ = 0: the residual keeps its prior. Always a bound, for whatever likelihood, and the loosest::
+
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Prior())      # or conditional="prior"
+
+    Source: Titsias 2009; Hensman, Fusi & Lawrence 2013.
+    """
+
+    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+        return likelihood.expected_log_prob(y, mean, variance + residual.variance)
+
+    def penalty(self, residual, noise_variance):
+        return 0.5 * jnp.sum(residual.variance / noise_variance)
+
+    def is_bound(self, likelihood):
+        return True
+
+    def residual_scale(self, parameter):
+        return 1.0

@@ -1,0 +1,36 @@
+"""One learned site precision for all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from numpyro.distributions import constraints
+
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals.base import Parameter
+from npgp.sparse.conditionals.precision import of_present, site_terms
+from npgp.sparse.conditionals.tight import Tight
+
+
+@pytree
+@dataclass(frozen=True)
+class Published(Tight):
+    """
+    λ_n = 1/β with one learned β, as Bui, Ashman & Turner (2025) ran, for comparison: a bound for log-concave
+    likelihoods only (docs/theory.md, section 2, has the counterexample)::
+
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Published())      # or conditional="published"
+    """
+
+    parameter: ClassVar[Parameter] = Parameter("residual_precision", 1.0, constraints.softplus_positive)
+
+    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+        assert parameter is not None
+        shape = jnp.shape(parameter) if likelihood.num_latents == 1 else mean.shape
+        precision = of_present(jnp.broadcast_to(parameter, shape), mean, present)
+        return site_terms(likelihood, likelihood.expected_log_prob, precision, y, mean, variance, residual)
+
+    def is_bound(self, likelihood):
+        return likelihood.proof in ("gaussian", "log-concave")

@@ -1,0 +1,43 @@
+"""The residual shrinks by one factor for all rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax.numpy as jnp
+from numpyro.distributions import constraints
+
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals.base import Conditional, Parameter
+
+
+@pytree
+@dataclass(frozen=True)
+class Shared(Conditional):
+    """
+    ``ĉ_n = m d_n`` with one learned m at the cost ½ (m − 1 − log m) a row. Always a bound, whatever the likelihood, so
+    that :func:`npgp.sample` takes it too::
+
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Shared())      # or conditional="shared"
+
+    Source: with Gaussian noise and the best m, Artemev, Burt & van der Wilk 2021.
+    """
+
+    parameter: ClassVar[Parameter] = Parameter("residual_scale", 0.5, constraints.unit_interval)
+
+    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+        assert parameter is not None
+        cost = 0.5 * likelihood.num_latents * (parameter - 1.0 - jnp.log(parameter))
+        return likelihood.expected_log_prob(y, mean, variance + parameter * residual.variance) - cost
+
+    def penalty(self, residual, noise_variance):
+        variance = residual.variance
+        return 0.5 * variance.shape[-1] * jnp.log1p(jnp.mean(variance / noise_variance))
+
+    def is_bound(self, likelihood):
+        return True
+
+    def residual_scale(self, parameter):
+        assert parameter is not None
+        return jnp.sqrt(parameter)

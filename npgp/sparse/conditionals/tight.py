@@ -1,0 +1,41 @@
+"""The residual shrinks row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from npgp.pytrees import pytree
+from npgp.sparse.conditionals.base import Conditional
+from npgp.sparse.conditionals.precision import certified_terms
+
+
+@pytree
+@dataclass(frozen=True)
+class Tight(Conditional):
+    """
+    A site precision for each row by itself. Always a bound, at no cost beyond that of :class:`npgp.Prior`, and the
+    default::
+
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Tight())      # or conditional="tight"
+
+    λ_n is 1/σ_n² for Gaussian noise, the expected negative curvature of the log likelihood where that is log-concave,
+    and what certifies the bound for other likelihoods (:attr:`Likelihood.proof <npgp.likelihoods.Likelihood>`).
+
+    Source: Gaussian noise: Bui, Ashman & Turner 2025; Titsias 2025. Other likelihoods: docs/theory.md, section 2.
+    """
+
+    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+        return certified_terms(likelihood, y, mean, variance, residual, present)
+
+    def penalty(self, residual, noise_variance):
+        variance = residual.variance
+        return jnp.sum(residual.cost(jnp.broadcast_to(1.0 / jnp.asarray(noise_variance), variance.shape)))
+
+    def is_bound(self, likelihood):
+        return True
+
+    def supposes_own_residuals(self, likelihood):
+        # The least value over the residual's variance is found for one output by itself.
+        return likelihood.proof == "none" and len(likelihood.parts) > 1

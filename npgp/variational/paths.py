@@ -1,0 +1,91 @@
+"""Whole functions drawn from a posterior, by pathwise conditioning."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from npgp import checks, linalg
+from npgp.features import Points
+from npgp.pytrees import pytree
+from npgp.sparse.projection import Projector
+from npgp.variational.blocks import BlockNormal, whitened_mean
+
+__all__ = ["Paths", "draw_functions"]
+
+
+@pytree
+@dataclass(frozen=True)
+class Paths:
+    """
+    Functions drawn from a posterior; made by :meth:`Posterior.draw_functions`.
+
+    ``paths(X)`` evaluates them at any inputs, at O(M² + M F) work a row, and ``jax.grad`` differentiates them.
+
+    :param projector: the factorised inducing blocks.
+    :param feature_arrays: the arrays in φ, of which the kernel knows the rest.
+    :param feature_weights: w, (draws,) + batch + (F,).
+    :param block_weights: for each block ``ε_i − ε⁰_i``, (draws,) + batch + (M_i,).
+    :param num_features: as for :meth:`Posterior.draw_functions`.
+    """
+
+    projector: Projector
+    feature_arrays: tuple[jax.Array, ...]
+    feature_weights: jax.Array
+    block_weights: tuple[jax.Array, ...]
+    num_features: int = field(metadata={"static": True})
+
+    def __call__(self, X: ArrayLike) -> jax.Array:
+        """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
+        X = checks.inputs(X)
+        update = whitened_mean(self.projector(X), self.block_weights)
+        # φ is a function with arrays. Drawing them again might give others, on another day with another JAX.
+        draw = functools.partial(self.projector.kernel.random_features, columns=X.shape[1], count=self.num_features)
+        structure = jax.tree.structure(jax.eval_shape(draw, jax.random.key(0)))
+        phi = jax.tree.unflatten(structure, self.feature_arrays)
+        return linalg.matmul(self.feature_weights, phi(X).T) + update
+
+
+def draw_functions(
+    projector: Projector,
+    q: tuple[BlockNormal, ...],
+    batch_shape: tuple[int, ...],
+    rng_key: jax.Array,
+    num_draws: int,
+    num_features: int,
+) -> Paths:
+    """Draw whole functions; :meth:`npgp.Posterior.draw_functions` says what everything is."""
+    for block in projector.blocks:
+        if not isinstance(block, Points):
+            raise NotImplementedError(
+                "draw_functions needs the values of prior draws at inducing points, and "
+                f"{type(block).__name__} features are no points: use Posterior.sample."
+            )
+    inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
+    phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
+    phi = projector.kernel.random_features(phi_key, inputs[0].shape[1], num_features)
+    features = [phi(Z) for Z in inputs]
+    dtype, shape = projector.cholesky[0].dtype, (num_draws, *batch_shape)
+    w = jax.random.normal(w_key, (*shape, features[0].shape[1]), dtype)
+
+    values = []
+    noise_keys = jax.random.split(noise_key, len(inputs))
+    for Z, phi_Z, jitter, key in zip(inputs, features, projector.jitter, noise_keys, strict=True):
+        # The factors are those of u with noise: the jitter, which is relative to the mean prior variance.
+        noise = jnp.sqrt(jitter * jnp.mean(projector.kernel.diag(Z)))
+        u = linalg.matmul(w, phi_Z.T)
+        u = u + noise * jax.random.normal(key, u.shape, dtype)
+        values.append(u.reshape(math.prod(shape), Z.shape[0]).T)
+    weights = []
+    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):
+        if block.learned:
+            drawn = block.expand(batch_shape).sample(key, (num_draws,))
+            weights.append(drawn - prior.T.reshape(drawn.shape))
+        else:
+            weights.append(jnp.broadcast_to(block.loc, (*shape, *block.event_shape)))
+    return Paths(projector, tuple(jax.tree.leaves(phi)), w, tuple(weights), num_features)

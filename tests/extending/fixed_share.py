@@ -1,0 +1,32 @@
+"""A conditional of one's own, written with public names alone."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+import npgp
+
+
+@npgp.pytree
+@dataclass(frozen=True)
+class FixedShare(npgp.Conditional):
+    """q leaves the residual a given share of its prior's covariance: the ELBO of that q, whatever the likelihood."""
+
+    share: ArrayLike = 0.5
+
+    def _cost(self):
+        return 0.5 * (self.share - 1.0 - jnp.log(self.share))
+
+    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+        expected = likelihood.expected_log_prob(y, mean, variance + self.share * residual.variance)
+        return expected - likelihood.num_latents * self._cost()
+
+    def penalty(self, residual, noise_variance):
+        return jnp.sum(0.5 * self.share * residual.variance / noise_variance + self._cost())
+
+    def is_bound(self, likelihood):
+        return True
+
+    def residual_scale(self, parameter):
+        return jnp.sqrt(self.share)
