@@ -255,7 +255,7 @@ _ = ax.legend(frameon=False, fontsize=8)
 def collapsed_model(X, group, y=None):
     effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
     kernel, noise_variance = hyperparameters()
-    numpyro.sample("y", npgp.CollapsedGP(kernel, X, inducing, noise_variance, mean=effect * group), obs=y)
+    numpyro.sample("y", npgp.CollapsedGP(kernel, X, inducing, noise_variance, offset=effect * group), obs=y)
 
 
 num_warmup, num_samples = (100, 100) if SMALL else (300, 500)

@@ -63,7 +63,7 @@ posterior = npgp.CollapsedGP(kernel, X, [Z, O], noise_variance).condition(y)
 figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 
 # %% [markdown]
-# `covariances=["dense", "prior"]` leaves the covariance of the second block at its prior (ODVGP): such a block moves
+# `covariances=["dense", "mean-only"]` leaves the covariance of the second block at its prior (ODVGP): such a block moves
 # the mean only, and needs no covariance at all. More blocks work the same way.
 #
 # ## 2. What the conditionals buy
@@ -81,7 +81,7 @@ figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 def fit(conditional, structure, num_points):
     """Hyperparameters and inducing inputs by L-BFGS; the bound, and the GP at its maximum."""
     groups = npgp.median_split(X, 16) if conditional == "grouped" else None
-    covariances = {"one block": None, "SOLVE-GP": ("dense", "dense"), "ODVGP": ("dense", "prior")}[structure]
+    covariances = {"one block": None, "SOLVE-GP": ("dense", "dense"), "ODVGP": ("dense", "mean-only")}[structure]
     order = np.random.default_rng(0).permutation(num_points)
     start = np.linspace(0.2, 9.8, num_points)[order]
 
@@ -175,9 +175,9 @@ def model(X, y, mask):
     )
     noise = numpyro.param("noise_variance", 0.05, constraint=positive)
     blocks = [numpyro.param("Z", Z), numpyro.param("O", O)]
-    f = npgp.SparseGP("f", kernel, blocks, covariances=["dense", "prior"]).draw()
+    f = npgp.SparseGP("f", kernel, blocks, covariances=["dense", "mean-only"]).draw()
     with npgp.plate("data", num_places, rows=X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y, mask=mask, conditional="grouped", groups=groups.size)
+        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y, mask=mask, conditional=npgp.Grouped(groups.size))
 
 
 # %% [markdown]

@@ -247,7 +247,7 @@ def probability_of_1(mean, variance):
 
 
 X_later, y_later = X_all[later], y_all[later]
-updated = posterior.condition(X_later, y_later, npgp.Bernoulli())
+updated = posterior.update(X_later, y_later, npgp.Bernoulli())
 for name, p in [("SVI, at the medians", posterior), ("conditioned on the later rows", updated)]:
     report(name, probability_of_1(*p.mean_and_variance(X_test)))
 
@@ -302,12 +302,12 @@ def softmax_model(X, y=None):
     with numpyro.plate("classes", 3, dim=-2):
         f = npgp.SparseGP("f", npgp.RBF(lengthscale, amplitude**2), Z3).draw()
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", f(X), npgp.Softmax(3, num_nodes=8), obs=y)
+        npgp.observe("y", f(X), npgp.likelihoods.Softmax(3, num_nodes=8), obs=y)
 
 
 guide3, result3 = fit(softmax_model, 10 if SMALL else 300, X3, arm)
 posterior3 = npgp.posterior("f", softmax_model, guide3, result3.params, X3)
-p = np.asarray(jax.jit(npgp.Softmax(3).probabilities)(*posterior3.mean_and_variance(grid)))  # (classes, rows)
+p = np.asarray(jax.jit(npgp.likelihoods.Softmax(3).probabilities)(*posterior3.mean_and_variance(grid)))  # (classes, rows)
 
 figure, axes = plt.subplots(1, 2, figsize=(8.0, 3.5), layout="constrained", sharex=True, sharey=True)
 palette = np.array([[0.0, 0.45, 0.70], [0.84, 0.37, 0.0], [0.0, 0.62, 0.45]])

@@ -58,7 +58,7 @@ print(f"{Y.shape[0]} rows of {Y.shape[1]} measurements; {', '.join(class_names)}
 
 # %%
 num_inducing, steps = (10, 60) if SMALL else (25, 6000)
-start = npgp.pca_start(Y, latent_dim=10, num_inducing=num_inducing)
+start = npgp.gplvm.pca_start(Y, latent_dim=10, num_inducing=num_inducing)
 gplvm = npgp.BayesianGPLVM(start, conditional="tight")
 
 
@@ -113,15 +113,15 @@ print(f"rows whose nearest neighbour in latent space is of another class: {mista
 # is: here `tight` was trained, and has moved to where it does well.
 #
 # Training with each conditional may end elsewhere, at local optima that differ by more than the bounds do: compare
-# conditionals over several starts (`npgp.gplvm.fit_restarts`, `scripts/studies/gplvm/oil_bounds.py`), or at equal parameters.
+# conditionals over several starts (`npgp.gplvm.fit_restarts`, `scripts/studies/gplvm/oil_bounds.py`), or at equal
+# parameters.
 
 # %%
-for conditional in ("prior", "tight", "grouped"):
-    groups = npgp.median_split(Y, 16) if conditional == "grouped" else None
-    other = replace(gplvm, conditional=conditional, groups=groups)
+for conditional in (npgp.Prior(), npgp.Tight(), npgp.Grouped(npgp.median_split(Y, 16))):
+    other = replace(gplvm, conditional=conditional)
     there = SVI(other.model, other.guide, svi.optim, TraceMeanField_ELBO())
     value, _ = npgp.evaluate(there, jax.random.key(1), result, Y=Y)
-    print(f"{conditional:>8}: {value / rows:.2f} nats per row")
+    print(f"{type(conditional).__name__.lower():>8}: {value / rows:.2f} nats per row")
 
 # %% [markdown]
 # ## 4. Missing entries
@@ -131,7 +131,7 @@ for conditional in ("prior", "tight", "grouped"):
 
 # %%
 present = np.random.default_rng(2).random(Y.shape) < 0.75
-start = npgp.pca_start(np.where(present, Y, np.nan), 10, num_inducing, mask=present)
+start = npgp.gplvm.pca_start(np.where(present, Y, np.nan), 10, num_inducing, mask=present)
 partial = npgp.BayesianGPLVM(start)
 _, fit = train(partial, Y=np.where(present, Y, np.nan), mask=present, allow_nan=True)
 mean, variance = partial.reconstruct(fit.params, fit.params["x.loc"], fit.params["x.scale"])

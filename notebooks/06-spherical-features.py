@@ -109,9 +109,9 @@ print(f"{name}; share of the variance left out")
 print(f"{'features':>10}{'points':>10}{'harmonics':>12}{'softplus units':>17}")
 for size in (9,) if SMALL else (9, 25, 49, 100):
     centres = npgp.inducing.kmeans(X, size)
-    harmonics = npgp.SphericalHarmonics.within(size, plane, columns=2)
-    units = npgp.Activations(directions(plane, centres), Softplus(), levels=range(7))
-    shares = [float(share(block)) for block in (npgp.Points(centres), harmonics, units)]
+    harmonics = npgp.features.SphericalHarmonics.within(size, plane, columns=2)
+    units = npgp.features.Activations(directions(plane, centres), Softplus(), levels=range(7))
+    shares = [float(share(block)) for block in (npgp.features.Points(centres), harmonics, units)]
     print(f"{size:>10}{shares[0]:10.3f}{shares[1]:12.3f}{shares[2]:17.3f}")
 
 # %% [markdown]
@@ -132,8 +132,8 @@ for size in (9,) if SMALL else (9, 25, 49, 100):
 # %%
 print(f"{'highest level':>14}" + "".join(f"{level:>7}" for level in range(0, 3 if SMALL else 9)))
 for shape in (Softplus(),) if SMALL else (Softplus(), ReLU()):
-    units = npgp.Activations(directions(plane, npgp.inducing.kmeans(X, 9 if SMALL else 25)), shape)
-    choice = npgp.choose_levels(plane, units, X, most=2 if SMALL else 8)
+    units = npgp.features.Activations(directions(plane, npgp.inducing.kmeans(X, 9 if SMALL else 25)), shape)
+    choice = npgp.inducing.choose_levels(plane, units, X, most=2 if SMALL else 8)
     shares = "".join(f"{choice.left_out[level]:7.3f}" for level in choice.left_out)
     print(f"{type(shape).__name__:>14}{shares}   chosen: levels {choice.block.levels}")
 
@@ -160,7 +160,7 @@ grid = np.linspace(-2.0, 2.0, 300)[:, None]
 
 
 def units_at(z):
-    return npgp.Activations(z, Softplus(), levels=range(11))
+    return npgp.features.Activations(z, Softplus(), levels=range(11))
 
 
 def fit_snelson(start, blocks_of):
@@ -240,9 +240,9 @@ def classifier(centres, num_units):
         blocks = []
         if len(z_start):
             z = numpyro.param("directions", z_start)
-            blocks.append(npgp.Activations(z, Softplus(), levels=range(7)))
+            blocks.append(npgp.features.Activations(z, Softplus(), levels=range(7)))
         if len(Z_start):
-            blocks.append(npgp.Points(numpyro.param("inducing", Z_start)))
+            blocks.append(npgp.features.Points(numpyro.param("inducing", Z_start)))
         f = npgp.SparseGP("f", kernel, blocks).draw()
         with npgp.plate("data", num_train, rows=X.shape[0]):
             npgp.observe("y", f(X), npgp.Bernoulli("probit"), obs=y)
@@ -324,7 +324,7 @@ def layer(name, size, levels, variance=1.0):
         numpyro.param(f"{name}.variance", variance, constraint=positive),
         weight_variance=numpyro.param(f"{name}.weight", 1.0, constraint=positive),
     )
-    return npgp.SparseGP(name, kernel, npgp.Activations(z, Softplus(), levels), init_scale=0.1).draw()
+    return npgp.SparseGP(name, kernel, npgp.features.Activations(z, Softplus(), levels), init_scale=0.1).draw()
 
 
 def shallow(X, y=None):

@@ -124,7 +124,7 @@ num_neighbours, batch, steps = (4, 20, 40) if SMALL else (10, 80, 3000)
 
 def components(data, num_svgp):
     """Ways to make f of a kernel, and the rows' neighbours."""
-    neighbours = npgp.nearest_before(data.S, num_neighbours)
+    neighbours = npgp.neighbors.nearest_before(data.S, num_neighbours)
     return {
         "VNNGP": (
             lambda kernel: npgp.VNNGP("f", kernel, data.S, neighbours, batch_size=batch),
@@ -138,7 +138,7 @@ def train(data, component, near):
     """ELBO (average of the last 200 steps), hyperparameters, and the posterior of f."""
     here = partial(model, component=component, data=data)
     svi = SVI(here, npgp.AutoSparseGP(here), npgp.adam(0.02, steps), TraceMeanField_ELBO())
-    row_optim = None if near is None else npgp.row_adam(0.05, steps)
+    row_optim = None if near is None else npgp.training.row_adam(0.05, steps)
     result = npgp.fit(
         svi, jax.random.key(0), steps, data.S, near, data.y_seen, batch_size=batch, row_optim=row_optim, progress=False
     )
@@ -285,7 +285,7 @@ for ax in axes[0]:
 def neighbour_covariance(data, theta):
     """The seen cells' covariance in the nearest-neighbour prior."""
     kernel = npgp.Matern32(theta["lengthscale"], theta["amplitude"] ** 2)
-    factor = npgp.NNGP(kernel, data.S, npgp.nearest_before(data.S, num_neighbours)).factor()
+    factor = npgp.neighbors.NNGP(kernel, data.S, npgp.neighbors.nearest_before(data.S, num_neighbours)).factor()
     half = np.asarray(factor.colour(np.eye(len(data.S))))
     return half.T @ half
 
@@ -376,7 +376,7 @@ bar = figure.colorbar(spread, ax=axes[1], label="log intensity")
 #
 # ## 5. Between the cells
 #
-# Prediction at new places needs no more than their nearest inducing points, `npgp.nearest(X_new, Z, k)`, which a
+# Prediction at new places needs no more than their nearest inducing points, `npgp.neighbors.nearest(X_new, Z, k)`, which a
 # posterior finds by itself where inputs are not traced. Along a row of cells through the middle of the map:
 
 # %%
@@ -406,21 +406,21 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 # are as dependent as the prior has them. It takes longer than all above, so these lines are not run here:
 #
 # ```python
-# neighbours = npgp.nearest_before(S, 10)
+# neighbours = npgp.neighbors.nearest_before(S, 10)
 #
 # def latent(y):
 #     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(0.1), 1.0))
 #     amplitude = numpyro.sample("amplitude", dist.HalfNormal(1.0))
 #     level = numpyro.sample("level", dist.Normal(start_level, 1.0))
-#     f = numpyro.sample("f", npgp.NNGP(npgp.Matern32(lengthscale, amplitude**2), S, neighbours))
+#     f = numpyro.sample("f", npgp.neighbors.NNGP(npgp.Matern32(lengthscale, amplitude**2), S, neighbours))
 #     numpyro.sample("y", dist.Poisson(area * jnp.exp(level + f)), obs=y)
 #
 # mcmc = MCMC(NUTS(latent), num_warmup=500, num_samples=500)
 # mcmc.run(key, y)
 # ```
 #
-# Given one draw of hyperparameters and `f`, `npgp.NNGP(kernel, S, neighbours).condition(f).sample(key, S_new)` goes on
-# to new sites. Where data say little of each value, `npgp.WhitenNNGP` helps; with Gaussian noise `npgp.ResponseNNGP`
+# Given one draw of hyperparameters and `f`, `npgp.neighbors.NNGP(kernel, S, neighbours).condition(f).sample(key, S_new)` goes on
+# to new sites. Where data say little of each value, `npgp.neighbors.WhitenNNGP` helps; with Gaussian noise `npgp.neighbors.ResponseNNGP`
 # integrates $f$ out. And a model with a `VNNGP` runs under NUTS as it is, without a guide, if its hyperparameters are
 # sampled.
 #

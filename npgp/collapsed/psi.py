@@ -72,7 +72,7 @@ def psi_statistics(
     ψ0, Ψ1 and Ψ2 of a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums and scalings.
 
     :param kernel: the kernel.
-    :param inducing: Z, (M, Q), or :class:`npgp.Points`.
+    :param inducing: Z, (M, Q), or :class:`npgp.features.Points`.
     :param loc: means of the inputs, (N, Q).
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
     :param weights: w_n, (N,); 1 if omitted.
@@ -123,7 +123,7 @@ def expected_projection(
     The moments of the projections of Gaussian inputs, for a kernel as in :func:`psi_statistics`.
 
     :param kernel: the kernel.
-    :param inducing: Z, (M, Q), or :class:`npgp.Points`.
+    :param inducing: Z, (M, Q), or :class:`npgp.features.Points`.
     :param loc: means of the inputs, (N, Q).
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar.
     :param weights: w_n, (N,); 1 if omitted.
@@ -154,7 +154,7 @@ def points(inducing: object) -> Points:
         (inducing,) = inducing
     block = as_block(inducing)
     if not isinstance(block, Points):
-        raise TypeError(f"inducing is a block of {type(block).__name__}; expectations are known for npgp.Points alone.")
+        raise TypeError(f"inducing is a block of {type(block).__name__}; expectations are known for npgp.features.Points alone.")
     if not block.size:
         raise ValueError("inducing has no points; at least one is needed.")
     return block

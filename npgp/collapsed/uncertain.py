@@ -65,10 +65,10 @@ class UncertainInputGP(dist.Distribution):
     distribution a priori, independently of each other, it is a lower bound on ``log ∫ p(y | x) p(x) dx``: regression
     with inputs that were measured with known errors::
 
-        numpyro.sample("y", npgp.UncertainInputGP(kernel, x_measured, x_error, Z, noise_variance), obs=y)
+        numpyro.sample("y", npgp.collapsed.UncertainInputGP(kernel, x_measured, x_error, Z, noise_variance), obs=y)
 
     If they are latent with another prior, subtract the Kullback-Leibler divergence of q(x) from it, which belongs to
-    the model (:class:`npgp.CollapsedGPLVM`). Several outputs that share the GP's hyperparameters are rows of y:
+    the model (:class:`npgp.gplvm.CollapsedGPLVM`). Several outputs that share the GP's hyperparameters are rows of y:
     ``log_prob`` maps (..., N) to (...), with one computation of all that does not depend on y. For minibatches, other
     kernels or other likelihoods sample x in the model (:class:`npgp.BayesianGPLVM`).
 
@@ -77,7 +77,7 @@ class UncertainInputGP(dist.Distribution):
     :param kernel: made of ``RBF``, ``Linear`` and ``Constant`` by sums and scalings (:mod:`npgp.collapsed.psi`).
     :param loc: means of the inputs, (N, Q).
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
-    :param inducing: Z of shape (M, Q), or one block of :class:`npgp.Points`.
+    :param inducing: Z of shape (M, Q), or one block of :class:`npgp.features.Points`.
     :param noise_variance: σ², a scalar or one for each row (N,).
     :param offset: what is added to f, a scalar or (N,), the same wherever in q(x) a row is.
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).

@@ -6,23 +6,27 @@ from typing import Any
 
 from npgp.sparse.conditionals import Grouped, as_conditional
 
-#: Where classes may be that version 1 found in a module.
-FOLDERS = tuple(
-    f"npgp.{name}"
-    for name in (
-        "kernels",
-        "likelihoods",
-        "features",
-        "sparse",
-        "neighbors",
-        "variational",
-        "collapsed",
-        "model",
-        "training",
-        "io",
-        "gplvm",
-    )
-)
+#: Where the classes of a module are now; those of folders that were there before are still in these.
+FOLDERS = {
+    "npgp.approximations": "npgp.collapsed",
+    "npgp.certificates": "npgp.collapsed",
+    "npgp.component": "npgp.model",
+    "npgp.corrections": "npgp.variational",
+    "npgp.groups": "npgp.sparse",
+    "npgp.latent": "npgp.model",
+    "npgp.levels": "npgp.inducing",
+    "npgp.nngp": "npgp.neighbors",
+    "npgp.outputs": "npgp.variational",
+    "npgp.posteriors": "npgp.variational",
+    "npgp.projection": "npgp.sparse",
+    "npgp.psi": "npgp.collapsed",
+    "npgp.residuals": "npgp.sparse",
+    "npgp.rows": "npgp.training",
+    "npgp.standardize": "npgp.io",
+    "npgp.uncertain": "npgp.collapsed",
+    "npgp.vecchia": "npgp.neighbors",
+    "npgp.vnngp": "npgp.model",
+}
 
 
 def from_version_1(name: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     :param path: of the file; used as it is, without adding a suffix.
     :param obj: the object.
     :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is. In place
-        of a function, such as the shape of :class:`npgp.Activations`, give an object of a dataclass with ``__call__``,
+        of a function, such as the shape of :class:`npgp.features.Activations`, give an object of a dataclass with ``__call__``,
         registered with :func:`npgp.pytree`, and name the class to :func:`load`.
     """
     arrays: dict[str, np.ndarray] = {}
@@ -255,14 +255,12 @@ class _Builder:
         module, _, qualname = name.partition(":")
         found: Any = None
         if module.partition(".")[0] == _PACKAGE:
-            # Version 1 named modules, which may be elsewhere by now; class names are unique in the package.
-            for folder in [_folder(module), *(() if self.version > 1 else FOLDERS)]:
-                try:
-                    found = getattr(importlib.import_module(folder), qualname, None)
-                except ImportError:  # a folder that another version has
-                    continue
-                if getattr(found, "__module__", "").partition(".")[0] == _PACKAGE:
-                    break
+            folder = _folder(module)
+            try:
+                found = getattr(importlib.import_module(FOLDERS.get(folder, folder)), qualname, None)
+            except ImportError:  # a folder that another version has
+                pass
+            if getattr(found, "__module__", "").partition(".")[0] != _PACKAGE:
                 found = None  # something that the folder imports
         if found is None:
             found = self.classes.get(qualname)

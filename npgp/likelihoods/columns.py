@@ -26,8 +26,8 @@ class Columns(Likelihood):
     """
     A likelihood for each column of the data, for the values (..., D, N) of D functions drawn in a plate at dim −2::
 
-        npgp.Columns([Gaussian(noise), Bernoulli(), Poisson()], [[0, 1, 2], [3, 4], [5]])
-        npgp.Columns([Gaussian(noise), Bernoulli()])                                       # one column each
+        npgp.likelihoods.Columns([Gaussian(noise), Bernoulli(), Poisson()], [[0, 1, 2], [3, 4], [5]])
+        npgp.likelihoods.Columns([Gaussian(noise), Bernoulli()])                                       # one column each
 
     Arrays are split along axis −2, each part is asked once for all of its columns, and the results are put back in the
     order of the columns, in one floating dtype. So a part's parameters broadcast with its own columns: (columns, N).

@@ -82,8 +82,7 @@ def test_imports_run_down():
         f"{name} -> {target}"
         for name, targets in ARROWS.items()
         for target in targets
-        if name != "npgp"
-        and (target == "npgp" or (room(target) != room(name) and LEVEL[room(target)] >= LEVEL[room(name)]))
+        if name != "npgp" and not is_below(target, name)
     ]
     assert not wrong, f"imports that run up or across: {wrong}"
 

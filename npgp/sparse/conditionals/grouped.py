@@ -22,7 +22,7 @@ class Grouped(Tight):
         groups = npgp.median_split(X, 32)                     # once, before training
         npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Grouped(groups))
 
-    A minibatch consists of whole groups: lay the data out once by :meth:`npgp.Groups.arrange`, say
+    A minibatch consists of whole groups: lay the data out once by :meth:`npgp.sparse.Groups.arrange`, say
     ``npgp.Grouped(g)`` where each g consecutive rows are a group, and give ``fit`` the same ``group_size``.
 
     :param groups: a partition of the rows, or the number g of rows in each group of consecutive rows. Where all
