@@ -26,6 +26,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from npgp import checks
+from npgp.contract import is_weakly_typed
 
 __all__ = ["load", "save"]
 
@@ -122,7 +123,7 @@ def _describe(obj: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
             name = _store(np.asarray(jax.random.key_data(obj)), where, arrays)
             return {"key": name, "impl": str(jax.random.key_impl(obj))}
         # A weak type lets an array of another precision keep its own. JAX can make scalars of that kind again.
-        weak = {"weak": True} if obj.weak_type and obj.ndim == 0 else {}
+        weak = {"weak": True} if is_weakly_typed(obj) and obj.ndim == 0 else {}
         return {"jax": _store(np.asarray(obj), where, arrays), **weak}
     if isinstance(obj, np.generic):
         return {"scalar": _store(np.asarray(obj), where, arrays)}
