@@ -28,11 +28,15 @@ from npgp.kernels import (
     at_outputs,
 )
 from npgp.likelihoods import Bernoulli, Columns, Gaussian, HeteroscedasticGaussian, Poisson, Softmax, StudentT, Weibull
-from npgp.model.guides import AutoSparseGP, posterior
+from npgp.model.draw import Function
+from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
-from npgp.model.observation import joint, observe, sample
-from npgp.model.row_params import RowOptimizer, row_param
-from npgp.model.sparse_gp import Function, SparseGP, plate
+from npgp.model.observation import joint, observe
+from npgp.model.plates import plate
+from npgp.model.posteriors import posterior
+from npgp.model.row_params import row_param
+from npgp.model.sampling import sample
+from npgp.model.sparse_gp import SparseGP
 from npgp.model.vnngp import VNNGP
 from npgp.neighbors.nngp import NNGP, ResponseNNGP, WhitenNNGP
 from npgp.neighbors.search import Neighbors, nearest, nearest_before, order_sites
@@ -51,6 +55,7 @@ from npgp.training import (
     fit,
     row_adam,
 )
+from npgp.training.row_tables import RowOptimizer
 from npgp.variational.corrections import exact_variance, local_correction
 from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from npgp.contract import is_traced as is_traced
+
 
 def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Array:
     """
@@ -63,8 +65,3 @@ def require_positive(value: object, name: str) -> None:
         array = np.asarray(value)
         if not (np.all(array > 0) and np.all(np.isfinite(array))):
             raise ValueError(f"{name} is {value}; it must be positive and finite.")
-
-
-def is_traced(x: object) -> bool:
-    """Whether an array's values cannot be seen yet (it is traced by ``jit``, ``vmap`` or ``grad``)."""
-    return isinstance(x, jax.core.Tracer)

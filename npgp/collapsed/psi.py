@@ -154,7 +154,9 @@ def points(inducing: object) -> Points:
         (inducing,) = inducing
     block = as_block(inducing)
     if not isinstance(block, Points):
-        raise TypeError(f"inducing is a block of {type(block).__name__}; expectations are known for npgp.features.Points alone.")
+        raise TypeError(
+            f"inducing is a block of {type(block).__name__}; expectations are known for npgp.features.Points alone."
+        )
     if not block.size:
         raise ValueError("inducing has no points; at least one is needed.")
     return block

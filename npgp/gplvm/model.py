@@ -27,6 +27,7 @@ from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.model import guides as guide
 from npgp.model import observation as statements
+from npgp.model import plates
 from npgp.model import sparse_gp as component
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.variational.posterior import Posterior
@@ -142,7 +143,7 @@ class BayesianGPLVM:
             self.latents(self.start, self._rows(rows), Y, mask)
 
     def _rows(self, rows: ArrayLike | None) -> numpyro.plate:
-        return component.plate("rows", self.start.latents.shape[0], rows, dim=-1)
+        return plates.plate("rows", self.start.latents.shape[0], rows, dim=-1)
 
     def _weight(self, step: ArrayLike | None):
         """The handler under which the latents are sampled, in model and guide."""
@@ -212,7 +213,7 @@ class BayesianGPLVM:
         """
         plate = self._rows(rows)
         if Y is not None and rows is None and jnp.shape(Y)[0] != plate.size:
-            plate = component.plate("rows", jnp.shape(Y)[0], dim=-1)
+            plate = plates.plate("rows", jnp.shape(Y)[0], dim=-1)
         with handlers.block(), handlers.substitute(data=params), handlers.trace() as trace:
             with handlers.seed(rng_seed=0):
                 self.latents(self.start, plate, Y, mask)

@@ -25,7 +25,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks
 from npgp.kernels import RBF, Kernel
-from npgp.model import observation as statements
+from npgp.model import sampling as statements
 from npgp.model import sparse_gp as component
 
 __all__ = ["ClassNormal", "Dynamical", "LatentPrior", "NormalMixture", "standard_normal"]

@@ -1,5 +1,5 @@
 """
-Draws of a model with everything ArviZ asks of it: ``InferenceData``, or a ``DataTree`` since ArviZ 1.0
+Draws of a model with everything ArviZ wants of it: ``InferenceData``, or a ``DataTree`` since ArviZ 1.0
 (``pip install npgp[arviz]``).
 
 The one thing here that needs thought is the pointwise log likelihood. LOO and WAIC need log p(y_n | draw) where the y_n
@@ -22,21 +22,17 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
-from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution, Unit
 from numpyro.infer import MCMC
-from numpyro.primitives import Messenger
 
 from npgp.collapsed.gaussian import CollapsedGP
+from npgp.contract import Handler, Message, frames, mask_of, plate_size, was_observed
 from npgp.likelihoods import Gaussian
 from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
-from npgp.model.sparse_gp import is_gp_site
+from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
 from npgp.variational.blocks import whitened_mean
 
 __all__ = ["to_arviz"]
-
-#: Key of the ``infer`` dict of an observed site that had all its rows in one event.
-ROWS = "npgp.model.row_params"
 
 #: ArviZ's names of NumPyro's extra fields.
 STATISTICS = {
@@ -115,7 +111,7 @@ def to_arviz(
     first_key, key, prior_key = jax.random.split(rng_key, 3)
     model = handlers.substitute(model, data=dict(params or {}))
 
-    def run(model, key, draw) -> dict[str, dict[str, Any]]:
+    def run(model, key, draw) -> dict[str, Message]:
         model = handlers.substitute(handlers.seed(model, key), data=draw)
         with handlers.block(), handlers.trace() as sites:
             model(*args, **kwargs)
@@ -217,7 +213,7 @@ def _draws(samples: Any, batch_ndims: int) -> tuple[dict[str, np.ndarray], dict[
 # The model's sites
 
 
-class _Rows(Messenger):
+class _Rows(Handler):
     """
     Gives every observed site a distribution row by row, of its value's shape.
 
@@ -237,7 +233,7 @@ class _Rows(Messenger):
             present = _present(fn)[..., None]
             fn = _given_inducing(_base(fn), jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape())), key)
             fn = fn.mask(jnp.broadcast_to(present, fn.batch_shape))
-            msg["infer"] = {**msg["infer"], ROWS: True}
+            msg["infer"] = {**msg["infer"], ROWS_OF_EVENT: True}
         shape = jnp.broadcast_shapes(value.shape, fn.shape())
         batch = shape[: len(shape) - fn.event_dim]
         msg["fn"] = fn if fn.batch_shape == batch else fn.expand(batch)
@@ -256,32 +252,32 @@ def _given_inducing(fn: CollapsedGP, y: jax.Array, rng_key: jax.Array) -> Latent
 
 
 def _base(fn: dist.Distribution) -> dist.Distribution:
-    while isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+    while isinstance(fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)):
         fn = fn.base_dist
     return fn
 
 
-def _is_data(msg: dict[str, Any]) -> bool:
-    if msg["type"] != "sample" or is_gp_site(msg) or isinstance(_base(msg["fn"]), Unit):
+def _is_data(msg: Message) -> bool:
+    if msg["type"] != "sample" or is_gp_site(msg) or isinstance(_base(msg["fn"]), dist.Unit):
         return False
-    return bool(msg["is_observed"] or msg["infer"].get("was_observed"))
+    return was_observed(msg)
 
 
 def _present(fn: dist.Distribution) -> jax.Array:
     """Which entries of a distribution's batch no mask hides."""
     present: Any = True
-    if isinstance(fn, (ExpandedDistribution, Independent, MaskedDistribution)):
+    if isinstance(fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)):
         present = _present(fn.base_dist)
-    if isinstance(fn, MaskedDistribution):
-        present = present & jnp.asarray(fn._mask)
-    if isinstance(fn, Independent):
+    if isinstance(fn, dist.MaskedDistribution):
+        present = present & jnp.asarray(mask_of(fn))
+    if isinstance(fn, dist.Independent):
         present = jnp.any(present, axis=tuple(range(-fn.reinterpreted_batch_ndims, 0)))
     if isinstance(fn, LatentObservation) and fn.mask_ is not None:
         present = fn.mask_.astype(bool)
     return jnp.broadcast_to(present, fn.batch_shape)
 
 
-def _simulated(sites: dict[str, dict[str, Any]]) -> dict[str, jax.Array]:
+def _simulated(sites: dict[str, Message]) -> dict[str, jax.Array]:
     data = {name: msg for name, msg in sites.items() if _is_data(msg)}
     for name, msg in data.items():
         if msg["is_observed"]:
@@ -292,13 +288,13 @@ def _simulated(sites: dict[str, dict[str, Any]]) -> dict[str, jax.Array]:
     return {name: msg["value"] for name, msg in data.items()}
 
 
-def _check(sites: dict[str, dict[str, Any]], draws, params, sampled: bool) -> None:
+def _check(sites: dict[str, Message], draws, params, sampled: bool) -> None:
     if not any(_is_data(msg) for msg in sites.values()):
         raise ValueError("the model has no observed site with these arguments: pass the observations too.")
     for name, msg in sites.items():
-        if msg["type"] == "plate" and msg["value"].shape[0] != msg["args"][0]:
+        if msg["type"] == "plate" and msg["value"].shape[0] != plate_size(msg):
             raise ValueError(
-                f"plate {name!r} has {msg['value'].shape[0]} of its {msg['args'][0]} rows: to_arviz needs the model "
+                f"plate {name!r} has {msg['value'].shape[0]} of its {plate_size(msg)} rows: to_arviz needs the model "
                 "with all rows, not a minibatch."
             )
         # MCMC runs with the initial values of parameters, as the model does here.
@@ -323,10 +319,10 @@ class _Site:
     batch: int
 
     @staticmethod
-    def of(msg: dict[str, Any]) -> _Site:
+    def of(msg: Message) -> _Site:
         name, shape, infer = msg["name"], jnp.shape(msg["value"]), msg.get("infer") or {}
-        rows = int(infer.get(ROWS, False))  # an axis of the batch that no plate counted
-        plates = {frame.dim - rows: frame for frame in msg["cond_indep_stack"]}
+        rows = int(infer.get(ROWS_OF_EVENT, False))  # an axis of the batch that no plate counted
+        plates = {frame.dim - rows: frame for frame in frames(msg)}
         events = msg["fn"].event_dim if msg["type"] == "sample" else _event_dim(shape, plates)
         batch = len(shape) - events
         axes: list[str | None] = []

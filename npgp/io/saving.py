@@ -27,6 +27,7 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from npgp import checks
+from npgp.contract import is_weakly_typed
 from npgp.io.earlier_files import FOLDERS, from_version_1
 
 __all__ = ["load", "save"]
@@ -47,8 +48,8 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     :param path: of the file; used as it is, without adding a suffix.
     :param obj: the object.
     :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is. In place
-        of a function, such as the shape of :class:`npgp.features.Activations`, give an object of a dataclass with ``__call__``,
-        registered with :func:`npgp.pytree`, and name the class to :func:`load`.
+        of a function, such as the shape of :class:`npgp.features.Activations`, give an object of a dataclass with
+        ``__call__``, registered with :func:`npgp.pytree`, and name the class to :func:`load`.
     """
     arrays: dict[str, np.ndarray] = {}
     content = _describe(obj, type(obj).__name__.lower(), arrays)
@@ -125,7 +126,7 @@ def _describe(obj: Any, where: str, arrays: dict[str, np.ndarray]) -> Any:
             name = _store(np.asarray(jax.random.key_data(obj)), where, arrays)
             return {"key": name, "impl": str(jax.random.key_impl(obj))}
         # A weak type lets an array of another precision keep its own. JAX can make scalars of that kind again.
-        weak = {"weak": True} if obj.weak_type and obj.ndim == 0 else {}
+        weak = {"weak": True} if is_weakly_typed(obj) and obj.ndim == 0 else {}
         return {"jax": _store(np.asarray(obj), where, arrays), **weak}
     if isinstance(obj, np.generic):
         return {"scalar": _store(np.asarray(obj), where, arrays)}

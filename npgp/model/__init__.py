@@ -1,10 +1,14 @@
 """GPs in NumPyro models: components, their draws, the statements that use them, and guides."""
 
-from npgp.model.guides import AutoSparseGP, posterior
+from npgp.model.draw import Function
+from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
-from npgp.model.observation import joint, observe, sample
-from npgp.model.row_params import RowOptimizer, row_param
-from npgp.model.sparse_gp import Function, SparseGP, plate
+from npgp.model.observation import joint, observe
+from npgp.model.plates import plate
+from npgp.model.posteriors import posterior
+from npgp.model.row_params import row_param
+from npgp.model.sampling import sample
+from npgp.model.sparse_gp import SparseGP
 from npgp.model.vnngp import VNNGP, NeighborPosterior
 
 __all__ = [
@@ -13,7 +17,6 @@ __all__ = [
     "Function",
     "Latent",
     "NeighborPosterior",
-    "RowOptimizer",
     "SparseGP",
     "joint",
     "observe",

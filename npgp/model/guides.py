@@ -8,17 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpyro
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
 
+from npgp.contract import Message, under_predictive
 from npgp.model.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sparse_gp import FUNCTION, WHITENED, is_gp_site, is_observation
-from npgp.variational.posterior import Posterior
+from npgp.model.sites import WHITENED, is_gp_site, is_observation
 
-__all__ = ["AutoSparseGP", "posterior"]
+__all__ = ["AutoSparseGP"]
 
 
 class AutoSparseGP:
@@ -63,7 +62,7 @@ class AutoSparseGP:
         self._whitened: dict[str, bool] | None = None  # of each whitened site
         self._other_sites: set[str] = set()
 
-    def _is_hidden(self, msg: dict[str, Any]) -> bool:
+    def _is_hidden(self, msg: Message) -> bool:
         """What the autoguide for what is left must not see."""
         if msg["type"] == "deterministic":  # for its sake the autoguide would keep the arguments of its first call
             return True
@@ -91,14 +90,14 @@ class AutoSparseGP:
         sites = self._run(*args, **kwargs)
         return {name: site["value"] for name, site in sites.items() if site["type"] == "sample"}
 
-    def _run(self, *args, **kwargs) -> dict[str, dict[str, Any]]:
+    def _run(self, *args, **kwargs) -> dict[str, Message]:
         """Run the guide: its sites, and the model's deterministic ones."""
         if self._whitened is None:
             self._setup(*args, **kwargs)
         rest = self._run_parts(*args, **kwargs)
         samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
-        def hidden(msg: dict[str, Any]) -> bool:
+        def hidden(msg: Message) -> bool:
             if msg["type"] == "sample":
                 return msg["is_observed"] or not (is_gp_site(msg) or msg["name"] in samples)
             return msg["type"] not in ("param", "plate", "mutable", "inspect")  # the last asks whether all is masked
@@ -107,13 +106,13 @@ class AutoSparseGP:
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
         with handlers.block(hide_fn=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
-        if numpyro.get_mask() is not False:  # under Predictive, what was observed is latent
+        if not under_predictive():  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
 
-    def _run_parts(self, *args, **kwargs) -> dict[str, dict[str, Any]]:
+    def _run_parts(self, *args, **kwargs) -> dict[str, Message]:
         """The sites of all other guides, each with its guide under ``"part"``."""
-        rest: dict[str, dict[str, Any]] = {}
+        rest: dict[str, Message] = {}
         for part in [*self._parts, *([] if self._auto is None else [self._auto])]:
             if part is self._auto:
                 self._covered |= {name for name, site in rest.items() if is_latent(site)}
@@ -231,32 +230,3 @@ def _check_part(part: Any, last: bool) -> None:
             f"{name_of(made)} uses the model's density, of which it would not see the GPs and their observations; take "
             "AutoMultivariateNormal, a flow, or another guide that does not."
         )
-
-
-def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_key=None, **kwargs) -> Posterior:
-    """
-    The posterior of a component's function: mean, variance, covariance and joint draws at any inputs.
-
-    :param name: the component's name, with its scope if it has one.
-    :param model: the model.
-    :param guide: its guide, automatic or written by hand.
-    :param params: trained parameters, from ``svi.get_params(state)``.
-    :param args: arguments of model and guide; observations may be left out.
-    :param rng_key: where hyperparameters are sampled: the posterior is the one given a draw of them.
-    :raises KeyError: if the model has no such component.
-    """
-    model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
-    with handlers.block():
-        # No density is asked for, and observations that are left out need no guide.
-        seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
-        guide_trace = handlers.trace(handlers.substitute(seeded, params)).get_trace(*args, **kwargs)
-        replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
-        sites = handlers.trace(handlers.substitute(replayed, params)).get_trace(*args, **kwargs)
-    # The prefix of the site's name is the component's, with its scope.
-    found = {
-        site: msg["infer"][FUNCTION] for site, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]
-    }
-    functions = {site.rsplit(".", 1)[0]: function for site, function in found.items()}
-    if name not in functions:
-        raise KeyError(f"the model has no component named {name!r}; it has {sorted(functions)}.")
-    return functions[name].posterior()

@@ -18,7 +18,7 @@ from npgp.sparse.residuals import GroupResidual
 if TYPE_CHECKING:
     from npgp.likelihoods import Likelihood
 
-__all__ = ["Draw", "Latent", "Latents", "Moments", "Term", "as_latent", "as_latents"]
+__all__ = ["Draw", "Given", "Latent", "Latents", "Moments", "Term", "as_latent", "as_latents"]
 
 
 class Moments(NamedTuple):
@@ -29,18 +29,31 @@ class Moments(NamedTuple):
     residual: jax.Array
 
 
+class Given(NamedTuple):
+    """
+    f at rows, given its drawn inducing values.
+
+    :param mean: the mean, (..., N).
+    :param residual: what is left: variances (N,), or the covariance (N, N) if it is wanted jointly over rows.
+    :param prior: f's own variance, (N,).
+    """
+
+    mean: jax.Array
+    residual: jax.Array
+    prior: jax.Array
+
+
 class Draw(Protocol):
     """
-    A draw of f, as its values at rows want it; rows are the inputs X (N, D), or what a component makes of them.
+    What a draw of f must offer for its values at rows to be used.
 
-    ``q`` is ``None`` where no guide gave an approximate posterior, and ``values`` has an entry for each block of
-    inducing features. ``blocks`` says of each whether it is projected out; the residual is what is left.
+    Rows are whatever the component makes of inputs X (N, D), something whose ``shape`` is that of X.
     """
 
-    gp: Any
-    values: Sequence[Any]
-    q: Any
-    guided: bool
+    @property
+    def name(self) -> str:
+        """What messages call f."""
+        ...
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -48,12 +61,13 @@ class Draw(Protocol):
         ...
 
     @property
-    def learned(self) -> list[bool]:
-        """Of each block, whether its variance is part of q; all of them without a guide."""
+    def variational(self) -> bool:
+        """Whether a guide gave q."""
         ...
 
-    def __call__(self, rows: Any, /) -> Latent:
-        """The values at rows."""
+    @property
+    def guided(self) -> bool:
+        """Whether this is a guide."""
         ...
 
     def moments(self, rows: Any, /) -> Moments:
@@ -64,20 +78,14 @@ class Draw(Protocol):
         """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
         ...
 
-    def given_values(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
-        """f's mean given the drawn inducing values, or q's mean for blocks that are not kept."""
-        ...
+    def given(self, rows: Any, /, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
+        """
+        f given the drawn inducing values.
 
-    def residual_variance(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
-        """(N,)."""
-        ...
-
-    def residual_covariance(self, rows: Any, blocks: Sequence[bool], /) -> jax.Array:
-        """(N, N)."""
-        ...
-
-    def prior_variance(self, rows: Any, /) -> jax.Array:
-        """(N,)."""
+        :param joint: whether the residual is wanted jointly over rows.
+        :param mean_only_in_residual: take inducing features whose variance q leaves at the prior's at q's mean, and
+            leave their variance to the residual.
+        """
         ...
 
 
@@ -118,7 +126,7 @@ class Term:
         if scale.ndim > 1:
             if scale.ndim > 2 or scale.shape[-1] != 1:
                 raise ValueError(
-                    f"{self.function.gp.name} has a factor of shape {scale.shape}, which differs between both rows and "
+                    f"{self.function.name} has a factor of shape {scale.shape}, which differs between both rows and "
                     "outputs: mix first, and multiply then."
                 )
             W, scale = W * scale[:, 0], jnp.ones((), scale.dtype)
@@ -163,7 +171,7 @@ class Latent:
         try:
             self.shape  # noqa: B018
         except ValueError:
-            shapes = [f"{term.function.gp.name}: {term.shape}" for term in terms]
+            shapes = [f"{term.function.name}: {term.shape}" for term in terms]
             raise ValueError(
                 f"cannot add values at different rows: {', '.join(shapes)}, offset {jnp.shape(offset)}."
             ) from None
@@ -174,7 +182,7 @@ class Latent:
         return np.broadcast_shapes(*(term.shape for term in self.terms), jnp.shape(self.offset))
 
     def __repr__(self):
-        names = " + ".join(term.function.gp.name for term in self.terms)
+        names = " + ".join(term.function.name for term in self.terms)
         return f"<{names} at rows, shape {self.shape}; an array only after npgp.sample(...)>"
 
     def __add__(self, other):
@@ -232,7 +240,7 @@ class Latent:
         for term in self.terms:
             own = (*term.function.batch_shape, term.X.shape[0])
             if term.mixing is not None or math.prod(own) < math.prod(self.shape):
-                name = term.function.gp.name
+                name = term.function.name
                 raise ValueError(
                     f"{name} is spread over several outputs, which share its residual: npgp.sample {name} by itself, "
                     "and multiply the values."
@@ -262,28 +270,24 @@ class Latent:
             parts.append(D)
         return sum(parts[1:], parts[0])
 
-    def residual_factor(self, joint: bool, keep: Sequence[Sequence[bool]]) -> jax.Array:
+    def given(self, joint: bool, mean_only_in_residual: bool = False) -> tuple[jax.Array, jax.Array]:
         """
-        A square root of the residual's covariance at the rows: a factor (..., N, N) if joint, else standard
-        deviations (..., N).
+        The combination given the drawn inducing values, the draws being independent: its mean, and a square root of
+        what is left, a factor (..., N, N) if joint, else standard deviations (..., N).
 
-        :param keep: for each term, the blocks that are projected out.
+        :param mean_only_in_residual: see :meth:`Draw.given`.
         """
-        parts, prior = [], jnp.zeros(())
-        for term, blocks in zip(self.terms, keep, strict=True):
-            f, a = term.function, term.spread
+        mean, parts, prior = self.offset, [], jnp.zeros(())
+        for term in self.terms:
+            f = term.function.given(term.X, joint=joint, mean_only_in_residual=mean_only_in_residual)
+            mean, a = mean + term.values(f.mean), term.spread
             if joint:
-                D = f.residual_covariance(term.X, blocks)
                 scale = jnp.broadcast_to(a, (*jnp.shape(a)[:-1], term.X.shape[0]))
-                parts.append(scale[..., :, None] * D * scale[..., None, :])
-                prior = prior + jnp.mean(jnp.square(a) * f.prior_variance(term.X))
+                parts.append(scale[..., :, None] * f.residual * scale[..., None, :])
+                prior = prior + jnp.mean(jnp.square(a) * f.prior)
             else:
-                parts.append(jnp.square(a) * f.residual_variance(term.X, blocks))
-        total = sum(parts[1:], parts[0])
-        if not joint:
-            return jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny))
-        # Relative to the prior variance: the residual vanishes at inducing points.
-        return linalg.cholesky(total, scale=jnp.broadcast_to(prior, total.shape[:-2]))[0]
+                parts.append(jnp.square(a) * f.residual)
+        return mean, _square_root(sum(parts[1:], parts[0]), prior, joint)
 
     def simulate(self, rng_key: jax.Array, joint: bool, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """
@@ -293,15 +297,25 @@ class Latent:
         """
         value = self.offset
         for term, key in zip(self.terms, jax.random.split(rng_key, len(self.terms)), strict=True):
-            f = term.function
-            blocks = [True] * len(f.values)
-            given = f.given_values(term.X, blocks)
             # Of the function by itself: outputs that are mixed of it share its residual.
-            factor = f(term.X).residual_factor(joint, [blocks])
-            z = jax.random.normal(key, (*sample_shape, *given.shape), given.dtype)
-            noise = linalg.matmul(factor, z[..., None])[..., 0] if joint else factor * z
-            value = value + term.values(given + noise)
+            f = term.function.given(term.X, joint=joint)
+            z = jax.random.normal(key, (*sample_shape, *f.mean.shape), f.mean.dtype)
+            root = _square_root(f.residual, jnp.mean(f.prior), joint)
+            value = value + term.values(f.mean + times_root(root, z, joint))
         return jnp.broadcast_to(value, (*sample_shape, *self.shape))
+
+
+def _square_root(residual: jax.Array, prior: jax.Array, joint: bool) -> jax.Array:
+    """A square root of a residual's covariance (..., N, N), or of its variances (..., N)."""
+    if not joint:
+        return jnp.sqrt(jnp.maximum(residual, jnp.finfo(residual.dtype).tiny))
+    # Relative to the prior variance: the residual vanishes at inducing points.
+    return linalg.cholesky(residual, scale=jnp.broadcast_to(prior, residual.shape[:-2]))[0]
+
+
+def times_root(root: jax.Array, z: jax.Array, joint: bool) -> jax.Array:
+    """A residual, from its square root (:meth:`Latent.given`) and standard normal noise (..., N)."""
+    return linalg.matmul(root, z[..., None])[..., 0] if joint else root * z
 
 
 class Latents:
@@ -329,17 +343,18 @@ class Latents:
     @property
     def variational(self) -> bool:
         """Whether a guide gave q for any of the draws."""
-        return any(f.q is not None for f in self.functions)
+        return any(f.variational for f in self.functions)
 
     @property
     def guided(self) -> bool:
+        """Whether this is a guide."""
         return any(f.guided for f in self.functions)
 
     def check_independent(self) -> None:
         """Raise ``ValueError`` if one draw occurs twice: its values at two inputs are not independent."""
         functions = self.functions
         if len(set(map(id, functions))) < len(functions):
-            name = next(f.gp.name for f in functions if functions.count(f) > 1)
+            name = next(f.name for f in functions if functions.count(f) > 1)
             where = "twice in one sum" if len(self.parts) == 1 else "twice in one observation"
             raise ValueError(f"the draw of {name} occurs {where}; npgp.sample its values first.")
         if self.num_latents > 1 and any(term.mixing is not None for part in self.parts for term in part.terms):

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from numpyro.primitives import Messenger
 
 from npgp import checks
-from npgp.model.sparse_gp import CONTEXT, is_gp_site, is_observation
+from npgp.contract import Handler, Message, copy_rows, is_auxiliary, is_enumerated, plate_takes_all, take_all
+from npgp.model.sites import CONTEXT, is_gp_site, is_observation
 
 
-class SameRows(Messenger):
+class SameRows(Handler):
     """Plates take the rows that other guides drew for them."""
 
-    def __init__(self, fn: Callable, sites: dict[str, dict[str, Any]]):
+    def __init__(self, fn: Callable, sites: dict[str, Message]):
         super().__init__(fn)
         self.sites = sites
 
@@ -24,12 +23,12 @@ class SameRows(Messenger):
         site = self.sites.get(msg.get("name"))
         if msg["type"] != "plate" or site is None or site["type"] != "plate":
             return
-        if msg["args"][1] not in (None, msg["args"][0]):
+        if not plate_takes_all(msg):
             _check_same_rows(msg, site)
-        msg["args"], msg["value"] = site["args"], site["value"]
+        copy_rows(msg, site)
 
 
-def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
+def _check_same_rows(msg: Message, site: Message) -> None:
     given = msg["value"]
     same = given is None or given is site["value"]
     if not same and not (checks.is_traced(given) or checks.is_traced(site["value"])):
@@ -41,13 +40,12 @@ def _check_same_rows(msg: dict[str, Any], site: dict[str, Any]) -> None:
         )
 
 
-class AllRows(Messenger):
+class AllRows(Handler):
     """Plates that would draw a subsample take all rows."""
 
     def process_message(self, msg):
         if msg["type"] == "plate" and msg["value"] is None:
-            size = msg["args"][0]
-            msg["args"], msg["value"] = (size, size), jnp.arange(size)
+            take_all(msg)
 
 
 class Rerun(SameRows):
@@ -56,7 +54,7 @@ class Rerun(SameRows):
     that another guide gave it. So sites come in the model's order.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, dict[str, Any]]):
+    def __init__(self, fn: Callable, sites: dict[str, Message]):
         super().__init__(fn, sites)
         self.latent: set[str] = set()  # the sites that others have to cover
 
@@ -73,7 +71,7 @@ class Rerun(SameRows):
                     f"{msg['name']} is sampled by the guide for the other sites, but belongs to a SparseGP: let that "
                     "guide leave it out (an autoguide's class is made for the right sites), or write all by hand."
                 )
-        elif not is_observation(msg) and msg["infer"].get("enumerate") != "parallel":
+        elif not (is_observation(msg) or is_enumerated(msg)):
             self.latent.add(msg["name"])
         if site is not None and site["type"] == "sample":
             # No intermediates: a handler outside may put another value in the place of this one.
@@ -86,12 +84,12 @@ def name_of(part: Any) -> str:
     return getattr(part, "__name__", None) or type(part).__name__
 
 
-def is_latent(site: dict[str, Any]) -> bool:
+def is_latent(site: Message) -> bool:
     """Whether a guide's site stands for one of the model."""
-    return site["type"] == "sample" and not (site["is_observed"] or site["infer"].get("is_auxiliary", False))
+    return site["type"] == "sample" and not (site["is_observed"] or is_auxiliary(site))
 
 
-def check_cover(rest: dict[str, dict[str, Any]], latent: set[str]) -> None:
+def check_cover(rest: dict[str, Message], latent: set[str]) -> None:
     """Raise ``ValueError`` unless the guides for other sites sample the model's latent sites, and these alone."""
     sampled = {name: site["part"] for name, site in rest.items() if site["type"] == "sample"}
     for name in sorted(set(sampled) - latent):
@@ -106,9 +104,9 @@ def check_cover(rest: dict[str, dict[str, Any]], latent: set[str]) -> None:
         )
 
 
-def is_restated(msg: dict[str, Any]) -> bool:
+def is_restated(msg: Message) -> bool:
     """What another guide states and the rerun states again: latent sites, but for auxiliary ones."""
     if msg["type"] == "sample":
-        return not msg["infer"].get("is_auxiliary", False)
+        return not is_auxiliary(msg)
     # Plates stay visible, so that handlers outside choose the same rows for both.
     return msg["type"] == "deterministic"

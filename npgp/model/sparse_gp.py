@@ -1,11 +1,4 @@
-"""
-A GP as a part of a NumPyro model: ``SparseGP``, and its draw f.
-
-How q(ε) reaches the model. A guide samples the whitened sites from q(ε) and puts q in each site's ``infer`` dict;
-NumPyro's ``replay``, which SVI uses, copies that dict from guide to model. So in the model ``draw`` finds q there
-under SVI, and does not find it under NUTS or ``Predictive``. With q at hand a statement stands for its share of the
-ELBO; without, for the generative model. Nothing variational is declared in the model, which is complete by itself.
-"""
+"""``SparseGP``: a GP with inducing features as a component of a NumPyro model."""
 
 from __future__ import annotations
 
@@ -15,19 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 from jax.typing import ArrayLike
-from numpyro import handlers
-from numpyro.distributions.distribution import MaskedDistribution
-from numpyro.primitives import _PYRO_STACK, Messenger, apply_stack
 
 from npgp import checks, linalg
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
-from npgp.model.latent import Latent, Moments, Term
-from npgp.sparse.groups import Groups
-from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
+from npgp.model.draw import Cache, Function, without_row_dim
+from npgp.model.plates import plate_shape
+from npgp.model.sites import FUNCTION, WHITENED, Catch, Q, approximation, check_draw_context, in_automatic_guide
+from npgp.sparse.projection import as_blocks, factorize
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
@@ -36,70 +26,11 @@ from npgp.variational.blocks import (
     DiagonalNormal,
     MeanOnlyNormal,
     WhitenedPrior,
-    learned_blocks,
-    whitened_mean,
-    whitened_variance,
 )
 from npgp.variational.posterior import Posterior
 from npgp.variational.structure import check_covariances
 
-__all__ = ["Function", "SparseGP", "plate"]
-
-# Keys of a site's ``infer`` dict. The first marks the sites of this library and holds q(ε) in a guide.
-Q = "npgp"
-FUNCTION = "npgp.function"
-OBSERVATION = "npgp.observation"
-WHITENED = "npgp.whitened"
-
-#: Type of the nameless message by which a component asks whether it runs inside the automatic guide.
-CONTEXT = "npgp.context"
-
-
-def is_gp_site(msg: dict[str, Any]) -> bool:
-    """Whether a message is one of this library's latent sites, which a guide for the rest of the model leaves out."""
-    return msg["type"] == "sample" and Q in (msg.get("infer") or {})
-
-
-def is_observation(msg: dict[str, Any]) -> bool:
-    """Whether a message is an observation of GP values, which is no latent site even where no data are given."""
-    return msg["type"] == "sample" and OBSERVATION in (msg.get("infer") or {})
-
-
-class Catch(Messenger):
-    """Keeps the message of the statement it encloses, which every handler then completes."""
-
-    message: dict[str, Any]
-
-    def __init__(self, type: str):
-        super().__init__()
-        self.type = type
-
-    def process_message(self, msg):
-        if msg["type"] == self.type:
-            self.message = msg
-
-
-def ask(type: str) -> bool:
-    """Whether a handler around this answers a nameless message of this type with true."""
-    return bool(apply_stack({"type": type, "fn": lambda: False, "args": (), "kwargs": {}, "value": None})["value"])
-
-
-def in_automatic_guide() -> bool:
-    return ask(CONTEXT)
-
-
-def plates_around() -> list[numpyro.plate]:
-    """The plates that enclose this."""
-    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
-
-
-def _plate_shape(frames) -> tuple[int, ...]:
-    sizes = {frame.dim: frame.size for frame in frames}
-    return tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The component
+__all__ = ["SparseGP"]
 
 
 @dataclass(frozen=True)
@@ -200,7 +131,7 @@ class SparseGP:
                 raise KeyError(f"params has no {missing[0]!r}, which the approximate posterior of {self.name} needs.")
             arrays = [params[name] for name in names]
             scale = arrays[1] if len(arrays) > 1 else None
-            q.append(_without_row_dim(_block_normal(kind, arrays[0], scale, None if self.whitened else L)))
+            q.append(without_row_dim(_block_normal(kind, arrays[0], scale, None if self.whitened else L)))
         return Posterior(projector, tuple(q))
 
     def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
@@ -242,25 +173,24 @@ class SparseGP:
 
     def _draw(self, guided: bool, shared: bool) -> Function:
         values, q, messages = [], [], []
-        own_cache = _Cache()
-        if guided and not self.whitened:
-            own_cache.projector = factorize(self.kernel, self.inducing, self.jitter)
+        cache = Cache(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
-            L = own_cache.projector.factors[i] if own_cache.projector else None
+            L = cache.projector.factors[i] if guided and not self.whitened else None
             q_block = _declare_block(site, block, kind, self.init_scale, L) if guided else None
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 value = numpyro.sample(site, fn, infer={Q: q_block, WHITENED: self.whitened})
             check_draw_context(site, catch.message)
             messages.append(catch.message)
-            values.append(_check_block_shape(site, value, block, kind))
-            q.append(catch.message["infer"].get(Q))
+            values.append(_check_block_shape(site, value, block))
+            q.append(approximation(site, catch.message))
         from_guide = messages[0]["infer"].get(FUNCTION)
-        cache = from_guide.cache if from_guide is not None else own_cache
-        if shared and cache.projector is None:
+        if from_guide is not None:
+            cache = from_guide.cache
+        if shared:
             # Here and not where f is first evaluated, which may be inside a scan, from which nothing may be kept.
-            cache.projector = factorize(self.kernel, self.inducing, self.jitter)
-        function = Function(self, tuple(values), None if q[0] is None else tuple(q), guided, cache)
+            cache.prepare()
+        function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorisation.
             message["infer"][FUNCTION] = function if shared else None
@@ -291,7 +221,7 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
 
     def start(key):
         # When a parameter is first made, the plates around it have put themselves on its message.
-        return jnp.zeros((*_plate_shape(catch.message["cond_indep_stack"]), block.size), dtype)
+        return jnp.zeros((*plate_shape(catch.message), block.size), dtype)
 
     with catch:
         loc = numpyro.param(f"{site}.loc", start)
@@ -304,25 +234,7 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
     return _block_normal(kind, loc, numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name]), L)
 
 
-def check_draw_context(site: str, msg: dict[str, Any]) -> None:
-    """Raise ``ValueError`` if a site is drawn where handlers around would change the prior of f."""
-    frames = msg["cond_indep_stack"]
-    rows = [frame.name for frame in frames if frame.dim == -1]
-    if rows:
-        raise ValueError(
-            f"{site} is drawn inside plate {rows[0]!r} at dim=-1, which is the dimension of rows: draw f outside it, "
-            "and put plates over functions at dim=-2 or below."
-        )
-    fn = msg["fn"]
-    masked = isinstance(fn, MaskedDistribution) and fn._mask is not True and fn._mask is not False
-    scale = msg["scale"]
-    scaled = scale is not None and (checks.is_traced(scale) or np.any(np.asarray(scale) != 1.0))
-    if masked or scaled:
-        cause = "handlers.mask" if masked else "a subsampled plate or handlers.scale"
-        raise ValueError(f"{site} is drawn inside {cause}, which would change the prior of f: draw f outside it.")
-
-
-def _check_block_shape(site: str, value: jax.Array, block: InducingBlock, kind: str) -> jax.Array:
+def _check_block_shape(site: str, value: jax.Array, block: InducingBlock) -> jax.Array:
     shape = jnp.shape(value)
     if shape[-1:] != (block.size,) or (len(shape) > 1 and shape[-2] != 1):
         raise ValueError(
@@ -330,141 +242,3 @@ def _check_block_shape(site: str, value: jax.Array, block: InducingBlock, kind: 
             "posterior samples, were made with other inducing features."
         )
     return value
-
-
-class _Cache:
-    """Factorisation and projections of one draw, each computed when first asked for."""
-
-    def __init__(self):
-        self.projector: Projector | None = None
-        self.projections: list[tuple[jax.Array, Projection]] = []
-
-
-class Function:
-    """
-    A draw of a sparse GP: a function of inputs. Made by :meth:`SparseGP.draw`.
-
-    ``f(X)`` is a :class:`~npgp.model.latent.Latent`, which :func:`~npgp.observe` and
-    :func:`~npgp.sample` take.
-    """
-
-    def __init__(self, gp: SparseGP, values, q: tuple[BlockNormal, ...] | None, guided: bool, cache: _Cache):
-        self.gp, self.values, self.q, self.guided, self.cache = gp, values, q, guided, cache
-
-    def __repr__(self):
-        return f"<draw of SparseGP {self.gp.name!r}>"
-
-    def __call__(self, X: ArrayLike) -> Latent:
-        """
-        f at inputs X of shape (N, D): shape (N,), or (outputs, N) if f was drawn in a plate at dim −2.
-
-        :raises TypeError: for inputs that are not floating.
-        :raises ValueError: for inputs of another shape, without rows or with NaN.
-        """
-        X = checks.inputs(X)
-        return Latent((Term(jnp.ones((), X.dtype), self, X),), jnp.zeros((), X.dtype))
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Shape of the plates that f was drawn in, less the dimension of rows."""
-        return jnp.shape(self.values[0])[:-2]
-
-    @property
-    def projector(self) -> Projector:
-        if self.cache.projector is None:
-            self.cache.projector = factorize(self.gp.kernel, self.gp.inducing, self.gp.jitter)
-        return self.cache.projector
-
-    def project(self, X: jax.Array) -> Projection:
-        for seen, projection in self.cache.projections:
-            if seen is X:
-                return projection
-        self.cache.projections.append((X, self.projector(X)))
-        return self.cache.projections[-1][1]
-
-    def _rows(self, value: jax.Array, projection: Projection) -> jax.Array:
-        # ε carries a dimension of size 1 where rows go.
-        return value.reshape(self.batch_shape + projection.prior_variance.shape)
-
-    def moments(self, X: jax.Array) -> Moments:
-        """Mean, variance from ε, and residual variance at each row."""
-        projection = self.project(X)
-        if self.q is None:
-            mean = whitened_mean(projection, self.values)
-            return Moments(
-                self._rows(mean, projection), jnp.zeros_like(projection.prior_variance), projection.residual_variance()
-            )
-        mean = whitened_mean(projection, [block.loc for block in self.q])
-        variance = whitened_variance(projection, self.q)
-        if variance.ndim > 1:
-            variance = self._rows(variance, projection)
-        return Moments(self._rows(mean, projection), variance, projection.residual_variance(learned_blocks(self.q)))
-
-    def group_covariance(self, X: jax.Array, groups: Groups) -> jax.Array:
-        """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
-        assert self.q is not None
-        return self.projector.group_covariance(X, self.project(X).A, groups, learned_blocks(self.q))
-
-    def given_values(self, X: jax.Array, blocks: Sequence[bool]) -> jax.Array:
-        """``Σ_i A_iᵀ ε_i`` with the drawn values, or q's mean for blocks not kept."""
-        projection = self.project(X)
-        values = [
-            value if use or self.q is None else self.q[i].loc
-            for i, (value, use) in enumerate(zip(self.values, blocks, strict=True))
-        ]
-        return self._rows(whitened_mean(projection, values), projection)
-
-    @property
-    def learned(self) -> list[bool]:
-        """Of each block, whether its variance is part of q; all of them without a guide."""
-        return [True] * len(self.values) if self.q is None else list(learned_blocks(self.q))
-
-    def residual_variance(self, X: jax.Array, blocks: Sequence[bool]) -> jax.Array:
-        """What blocks leave of the prior's variance, (N,)."""
-        return self.project(X).residual_variance(blocks)
-
-    def residual_covariance(self, X: jax.Array, blocks: Sequence[bool]) -> jax.Array:
-        """What blocks leave of the prior's covariance, (N, N)."""
-        return self.projector.residual_covariance(X, self.project(X).A, blocks)
-
-    def prior_variance(self, X: jax.Array) -> jax.Array:
-        """k(x, x), (N,)."""
-        return self.project(X).prior_variance
-
-    def posterior(self) -> Posterior:
-        """The posterior object of this draw; only where a guide gave q."""
-        if self.q is None:
-            raise ValueError(f"{self.gp.name} has no approximate posterior here: the model was run without a guide.")
-        return Posterior(self.projector, tuple(_without_row_dim(block) for block in self.q))
-
-
-def _without_row_dim(block: BlockNormal) -> BlockNormal:
-    """Drop the dimension of size 1 that holds the place of rows in a batch of functions."""
-    return block.without_last_batch_dim() if block.batch_shape else block
-
-
-def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | None = None) -> numpyro.plate:
-    """
-    The plate over rows when minibatches are passed to the model as arguments::
-
-        def model(X, y=None, *, size):
-            with npgp.plate("data", size, rows=X.shape[0]):
-                npgp.observe("y", f(X), likelihood, obs=y)
-
-    Log densities inside are scaled by ``size / batch size``, as in ``numpyro.plate(subsample_size=…)``, but no indices
-    are drawn.
-
-    :param name: name of the plate.
-    :param size: number of rows of the whole data set.
-    :param rows: the row numbers of this batch, (B,), which ``with`` returns; or B alone, where the model needs no row
-        numbers. All rows if omitted.
-    :param dim: the plate's dimension; the rightmost free one if omitted.
-    :raises ValueError: for an empty batch, or one larger than the data.
-    """
-    if rows is None:
-        return numpyro.plate(name, size, dim=dim)
-    indices = jnp.arange(rows) if jnp.ndim(rows) == 0 else jnp.asarray(rows)
-    if not 0 < indices.shape[0] <= size:
-        raise ValueError(f"plate {name!r}: the batch has {indices.shape[0]} rows; it must have between 1 and {size}.")
-    with handlers.substitute(data={name: indices}):
-        return numpyro.plate(name, size, subsample_size=indices.shape[0], dim=dim)

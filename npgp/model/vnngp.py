@@ -18,7 +18,7 @@ likelihood. That evidence itself may lie above or below the GP's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,13 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.util import is_prng_key
 
 from npgp import checks, linalg
+from npgp.contract import frames, is_prng_key, under_predictive
 from npgp.kernels import Kernel
-from npgp.model.latent import Latent, Moments, Term
+from npgp.model.latent import Given, Latent, Moments, Term
 from npgp.model.row_params import row_param
-from npgp.model.sparse_gp import FUNCTION, WHITENED, Catch, Q, check_draw_context, in_automatic_guide
+from npgp.model.sites import FUNCTION, WHITENED, Catch, Q, approximation, check_draw_context, in_automatic_guide
 from npgp.neighbors.nngp import NNGP, concrete_inputs
 from npgp.neighbors.search import Neighbors, nearest
 from npgp.neighbors.vecchia import at_rows, new_site_weights, site_weights
@@ -163,25 +163,24 @@ class VNNGP:
         return NeighborPosterior(self.kernel, self.inducing, neighbors, loc, scale, self.jitter)
 
     def _draw(self, guided: bool, shared: bool) -> NeighborFunction:
-        approximation = _approximate(self) if guided else None
+        q = _approximate(self) if guided else None
         with (catch := Catch("sample")):
-            fn = self.prior() if approximation is None else approximation.q
-            value = numpyro.sample(self.site, fn, infer={Q: approximation, WHITENED: True})
+            fn = self.prior() if q is None else q.q
+            value = numpyro.sample(self.site, fn, infer={Q: q, WHITENED: True})
         check_draw_context(self.site, catch.message)
-        if catch.message["cond_indep_stack"]:
-            plate = catch.message["cond_indep_stack"][0].name
+        if around := frames(catch.message):
+            plate = around[0].name
             raise ValueError(
                 f"{self.site} is drawn inside plate {plate!r}; draw a VNNGP outside plates, several by name."
             )
-        infer = catch.message["infer"]
-        approximation = infer.get(Q)
-        if approximation is None and jnp.shape(value) != (self.size,):
+        q = approximation(self.site, catch.message)
+        if q is None and jnp.shape(value) != (self.size,):
             raise ValueError(
                 f"{self.site} has a value of shape {jnp.shape(value)}, but there are {self.size} inducing points: the "
                 "guide, or the posterior samples, were made with others."
             )
-        function = NeighborFunction(self, (value,), approximation, guided)
-        infer[FUNCTION] = function if shared else None
+        function = NeighborFunction(self, value, q, guided)
+        catch.message["infer"][FUNCTION] = function if shared else None
         return function
 
 
@@ -291,7 +290,7 @@ def _approximate(gp: VNNGP) -> Approximation:
         return values
 
     # Under Predictive, and where the posterior is asked for, all inducing values are wanted.
-    if gp.batch_size is None or numpyro.get_mask() is False:
+    if gp.batch_size is None or under_predictive():
         loc, scale = table("loc", None), table("scale", None)
         near = jnp.asarray(neighbors.rows)
         return Approximation(
@@ -344,19 +343,25 @@ class NeighborFunction:
 
     #: Rows are drawn one by one given the inducing values.
     batch_shape: tuple[int, ...] = ()
-    learned: list[bool] = [True]
-    values: Sequence[Any]
-    q: Any
-    guided: bool
 
-    def __init__(self, gp: VNNGP, values: Sequence[jax.Array], q: Approximation | None, guided: bool):
+    def __init__(self, gp: VNNGP, values: jax.Array, q: Approximation | None, guided: bool):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
         self._weights: list[tuple[NearRows, tuple[jax.Array, jax.Array]]] = []
+
+    @property
+    def name(self) -> str:
+        """The component's name."""
+        return self.gp.name
+
+    @property
+    def variational(self) -> bool:
+        """Whether a guide gave q."""
+        return self.q is not None
 
     def __repr__(self):
         return f"<draw of VNNGP {self.gp.name!r}>"
 
-    def __call__(self, X: ArrayLike | NearRows, near: ArrayLike | None = None) -> Latent:
+    def __call__(self, X: ArrayLike, near: ArrayLike | None = None) -> Latent:
         """
         f at inputs X of shape (N, D): shape (N,).
 
@@ -367,7 +372,7 @@ class NeighborFunction:
         :raises TypeError: for inputs that are not floating, and where neighbours are to be found of traced ones.
         :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbours of other rows.
         """
-        rows = X if isinstance(X, NearRows) else NearRows(*near_rows(self.gp, X, near))
+        rows = NearRows(*near_rows(self.gp, X, near))
         return Latent((Term(jnp.ones((), rows.X.dtype), self, rows),), jnp.zeros((), rows.X.dtype))
 
     def _regression(self, rows: NearRows) -> tuple[jax.Array, jax.Array]:
@@ -382,39 +387,29 @@ class NeighborFunction:
         """Mean, variance from the inducing values, and residual variance at each row."""
         b, F = self._regression(rows)
         if self.q is None:
-            return Moments(jnp.sum(b * self.values[0][rows.near], axis=-1), jnp.zeros_like(F), F)
+            return Moments(jnp.sum(b * self.values[rows.near], axis=-1), jnp.zeros_like(F), F)
         loc, scale = self.q.at(rows.near)
         return Moments(jnp.sum(b * loc, axis=-1), jnp.sum(jnp.square(b * scale), axis=-1), F)
 
     def group_covariance(self, rows: NearRows, groups: Groups) -> jax.Array:
         """There is none: residuals are independent."""
         raise ValueError(
-            f"{self.gp.name} is a VNNGP, whose residuals are independent of each other: groups have nothing to add to "
+            f"{self.name} is a VNNGP, whose residuals are independent of each other: groups have nothing to add to "
             "conditional='tight'."
         )
 
-    def given_values(self, rows: NearRows, blocks: Sequence[bool]) -> jax.Array:
-        """``b_iᵀ u_n(i)`` with the drawn inducing values."""
-        b, _ = self._regression(rows)
+    def given(self, rows: NearRows, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
+        """``b_iᵀ u_n(i)`` with the drawn inducing values, and F, a diagonal if it is wanted jointly over rows."""
+        b, F = self._regression(rows)
         if self.q is None or self.q.key is None:
-            return jnp.sum(b * self.values[0][rows.near], axis=-1)
-        # A draw for each inducing point that is the same wherever it is asked for.
-        loc, scale = self.q.at(rows.near)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.near))
-        z = jax.vmap(lambda key: jax.random.normal(key, (), loc.dtype))(keys)
-        return jnp.sum(b * (loc + scale * z.reshape(loc.shape)), axis=-1)
-
-    def residual_variance(self, rows: NearRows, blocks: Sequence[bool]) -> jax.Array:
-        """F, (N,)."""
-        return self._regression(rows)[1]
-
-    def residual_covariance(self, rows: NearRows, blocks: Sequence[bool]) -> jax.Array:
-        """diag F, (N, N)."""
-        return jnp.diag(self._regression(rows)[1])
-
-    def prior_variance(self, rows: NearRows) -> jax.Array:
-        """k(x, x), (N,)."""
-        return self.gp.kernel.diag(rows.X)
+            u = self.values[rows.near]
+        else:
+            # A draw for each inducing point that is the same wherever it is needed.
+            loc, scale = self.q.at(rows.near)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.near))
+            z = jax.vmap(lambda key: jax.random.normal(key, (), loc.dtype))(keys)
+            u = loc + scale * z.reshape(loc.shape)
+        return Given(jnp.sum(b * u, axis=-1), jnp.diag(F) if joint else F, self.gp.kernel.diag(rows.X))
 
     def posterior(self) -> NeighborPosterior:
         """The posterior object of this draw; only where a guide gave q."""

@@ -8,6 +8,7 @@ from npgp.training.monitor import Monitor
 from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
 from npgp.training.results import FitResult, NonFiniteLossError
+from npgp.training.row_tables import RowOptimizer
 from npgp.training.sources import Source, Stream
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Monitor",
     "NonFiniteLossError",
     "Parquet",
+    "RowOptimizer",
     "Sharding",
     "Source",
     "Stream",

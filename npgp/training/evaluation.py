@@ -11,10 +11,11 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from npgp.model.row_params import LazySVI, RowState
+from npgp.contract import is_initialized
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.loop import one_blas_thread
 from npgp.training.programs import kept
+from npgp.training.row_tables import LazySVI, RowState
 
 
 def evaluate(
@@ -46,7 +47,7 @@ def evaluate(
     if num_draws < 2:
         raise ValueError(f"num_draws is {num_draws}, not at least 2.")
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
-    if svi.constrain_fn is None:  # a restored state
+    if not is_initialized(svi):  # a restored state
         first_args, first_kwargs = inputs.first_call()
         svi.init(rng_key, *first_args, **first_kwargs)
 

@@ -22,7 +22,7 @@ from numpyro.infer.svi import SVIState
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
-from npgp.model.row_params import LazySVI, RowOptimizer, RowState
+from npgp.contract import is_initialized, step_count
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.devices import Sharding
 from npgp.training.inputs import Inputs, refuse_nan
@@ -30,6 +30,7 @@ from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
 from npgp.training.programs import forget
 from npgp.training.results import FitResult, NonFiniteLossError, explain
+from npgp.training.row_tables import LazySVI, RowOptimizer, RowState
 from npgp.training.steps import RowSteps, Steps
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
@@ -49,7 +50,7 @@ def one_blas_thread() -> threadpool_limits:
 
 def _steps_taken(state: SVIState) -> int:
     optim_state = state.optim_state
-    return int(optim_state.count if isinstance(optim_state, RowState) else optim_state[0])
+    return int(optim_state.count if isinstance(optim_state, RowState) else step_count(optim_state))
 
 
 def fit(
@@ -147,7 +148,7 @@ def fit(
         _check_state(init_state, lazy)
 
     first = 0 if init_state is None else _steps_taken(init_state)
-    if init_state is None or svi.constrain_fn is None:
+    if init_state is None or not is_initialized(svi):
         # Not under jit, so that checks inside the model see values. A restored state needs this
         # too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call(first)

@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from npgp.model.row_params import RowOptimizer
+from npgp.training.row_tables import RowOptimizer
 
 
 def adam(

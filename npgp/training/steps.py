@@ -13,9 +13,10 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from npgp.model.row_params import LazySVI, has_nan, join, split
+from npgp.contract import step_count, unconstrained
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.programs import kept
+from npgp.training.row_tables import LazySVI, has_nan, join, split
 
 
 def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any = None) -> Callable:
@@ -32,9 +33,9 @@ def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any =
         def body(carry):
             i, state, losses, _ = carry
             item = jax.tree.map(lambda x: x[i], chunk)
-            args, kwargs = layout.call(arrays, item, state.optim_state[0])
+            args, kwargs = layout.call(arrays, item, step_count(state.optim_state))
             new, loss = svi.update(state, *args, **kwargs)
-            ok = jnp.isfinite(loss) & ~has_nan(svi.optim.get_params(new.optim_state))
+            ok = jnp.isfinite(loss) & ~has_nan(unconstrained(svi, new))
             return i + 1, new, losses.at[i].set(loss.astype(losses.dtype)), ok
 
         start = (0, state, jnp.zeros(max_steps), jnp.asarray(True))
@@ -51,7 +52,7 @@ def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Callable:
     The same with row tables, which are written over in place: no step copies or looks through one.
 
     The tables that are passed in are used up. ``good`` is what leads back to the last good state,
-    :class:`npgp.model.row_params.Good`.
+    :class:`npgp.training.row_tables.Fallback`.
     """
 
     @partial(jax.jit, donate_argnums=0)
@@ -59,7 +60,7 @@ def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Callable:
         def body(carry):
             i, tables, small, good, losses, _ = carry
             item = jax.tree.map(lambda x: x[i], chunk)
-            args, kwargs = layout.call(arrays, item, small.optim_state[0])
+            args, kwargs = layout.call(arrays, item, step_count(small.optim_state))
             new, good, loss, ok = svi.step(join(small, tables), good, args, kwargs)
             small, tables = split(new)
             return i + 1, tables, small, good, losses.at[i].set(loss.astype(losses.dtype)), ok
@@ -84,7 +85,7 @@ class Steps:
         self.svi, self.inputs, sharding = svi, inputs, inputs.sharding
         out = None
         if sharding is not None:
-            sharding.check_names(svi.optim.get_params(state.optim_state))
+            sharding.check_names(unconstrained(svi, state))
             out, state = (sharding.replicated, sharding.of_state(state)), sharding.place_state(state)
         #: The state that all steps so far have led to.
         self.state = state
@@ -113,7 +114,7 @@ class Steps:
 
     def nan_names(self) -> list[str]:
         """The parameters that became NaN at the bad step."""
-        params = self.svi.optim.get_params(self._last[2].optim_state)
+        params = unconstrained(self.svi, self._last[2])
         return [name for name, value in params.items() if has_nan(value)]
 
     def last_good(self, finite: bool) -> SVIState:

@@ -18,10 +18,10 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.distributions.transforms import ParameterFreeTransform
-from numpyro.util import is_prng_key
+from numpyro.distributions.transforms import Transform
 
 from npgp import linalg
+from npgp.contract import is_prng_key
 from npgp.sparse.projection import Projection
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -229,10 +229,23 @@ for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
         return q.kl()
 
 
-class _SquareTril(constraints._SingletonConstraint):
-    """Lower-triangular square arrays with a positive diagonal."""
+class _SquareTril(constraints.Constraint):
+    """Lower-triangular square arrays with a positive diagonal. All instances are equal, and pytrees without leaves."""
 
     event_dim = 2
+
+    def __repr__(self):
+        return "square_tril"
+
+    def eq(self, other, static=False):
+        return isinstance(other, _SquareTril)
+
+    def tree_flatten(self):
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data, params):
+        return square_tril
 
     def __call__(self, x):
         lower = jnp.all(jnp.triu(x, 1) == 0.0, axis=(-2, -1))
@@ -242,15 +255,25 @@ class _SquareTril(constraints._SingletonConstraint):
         return jnp.broadcast_to(jnp.eye(prototype.shape[-1], dtype=prototype.dtype), prototype.shape)
 
 
-#: Constraint of a Cholesky factor that optimisers hold as a square array: no gather or scatter of triangles.
+#: Constraint of a Cholesky factor that optimizers hold as a square array: no gather or scatter of triangles.
 square_tril = _SquareTril()
 
 
-class SquareTrilTransform(ParameterFreeTransform):
+class SquareTrilTransform(Transform):
     """Any square array → its lower triangle with a softplus diagonal. What is above the diagonal is ignored."""
 
     domain = constraints.independent(constraints.real, 2)
     codomain = square_tril
+
+    def eq(self, other, static=False):
+        return isinstance(other, SquareTrilTransform)
+
+    def tree_flatten(self):
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data, params):
+        return cls()
 
     def __call__(self, x):
         diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
@@ -315,7 +338,7 @@ def gaussian_optimum(
     projection: Projection, y: jax.Array, noise_variance: ArrayLike, covariances: Sequence[str]
 ) -> tuple[BlockNormal, ...]:
     """
-    The q(ε) that maximises the ELBO for Gaussian noise, whatever the conditional (DESIGN section 5).
+    The q(ε) that maximizes the ELBO for Gaussian noise, whatever the conditional (DESIGN section 5).
 
     :param projection: of the training inputs.
     :param y: observations less the mean function, shape (..., N), one row per output.
@@ -357,7 +380,7 @@ class ScaledProjection:
 
     @classmethod
     def of(cls, projection: Projection, noise_variance: ArrayLike) -> ScaledProjection:
-        """Scale a projection by the noise's standard deviation and factorise B."""
+        """Scale a projection by the noise's standard deviation and factorize B."""
         scale = jnp.sqrt(jnp.asarray(noise_variance, projection.prior_variance.dtype))
         A = tuple(A / scale for A in projection.A)
         cholesky: list[jax.Array] = []

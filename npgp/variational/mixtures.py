@@ -45,7 +45,7 @@ class MixedPosterior:
     :meth:`npgp.Posterior.mixed` makes one of functions that share a kernel. For functions
     of several kernels, give their posteriors in the order of W's columns::
 
-        h = npgp.variational.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns if these are batches themselves
+        h = npgp.variational.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns for batches
 
     A posterior of W is a mixture over its draws: use one object for each, under ``jax.vmap``.
 

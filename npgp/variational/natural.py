@@ -1,12 +1,12 @@
 """
-Natural gradients for q(ε): an optimiser that steps in the natural parameters of every block's Gaussian.
+Natural gradients for q(ε): an optimizer that steps in the natural parameters of every block's Gaussian.
 
 A step of rate ρ in the natural parameters of ``N(m, S)``, against the gradient of the loss ℓ = −ELBO in the expectation
 parameters, is (Hensman et al. 2012, 2013; Salimbeni, Eleftheriadis & Hensman 2018)
 
     S'⁻¹ = S⁻¹ + 2ρ ∂ℓ/∂S,        m' = m − ρ S' ∂ℓ/∂m.
 
-It does not depend on how S is parameterised, and for one block, Gaussian noise and all rows, ρ = 1 is the optimum.
+It does not depend on how S is parameterized, and for one block, Gaussian noise and all rows, ρ = 1 is the optimum.
 Blocks have covariances of their own, but their means are coupled: the optimal ones solve one system for all blocks
 stacked (DESIGN section 5), which steps block by block would reach slowly. So ``m' = m − ρ δ`` with δ the solution of
 
@@ -30,9 +30,10 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to
-from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
+from numpyro.optim import Minimize, optax_to_numpyro
 
 from npgp import checks, linalg
+from npgp.contract import Optimizer
 from npgp.variational.blocks import SCALE_CONSTRAINTS
 
 __all__ = ["natural_gradient"]
@@ -52,9 +53,9 @@ def natural_gradient(
     *,
     sites: Sequence[str] | None = None,
     max_iterations: int = 20,
-) -> _NumPyroOptim:
+) -> Optimizer:
     """
-    Natural gradients for q(ε), and another optimiser for all other parameters, for the ``optim`` of NumPyro's ``SVI``::
+    Natural gradients for q(ε), and another optimizer for all other parameters, for the ``optim`` of NumPyro's ``SVI``::
 
         svi = SVI(model, guide, npgp.natural_gradient(0.1, optax.adam(0.01)), TraceMeanField_ELBO())
 
@@ -64,25 +65,25 @@ def natural_gradient(
     taken at half the rate, and half again; if nothing helps q(ε) stays. Gradients that are not finite make the
     parameters NaN, for the training loop to see.
 
-    Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorisation per dense
+    Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorization per dense
     block, and products of the projections with vectors. The loss must be −ELBO, not a multiple of it.
 
     :param rate: ρ in (0, 1], or a schedule: a function of the step's number, such as those of optax.
-    :param others: optax or NumPyro optimiser of the other parameters: hyperparameters, inducing inputs, the guides of
+    :param others: optax or NumPyro optimizer of the other parameters: hyperparameters, inducing inputs, the guides of
         other latent variables. It may be left out where there are none; ``optax.set_to_zero()`` holds them fixed.
     :param sites: names of the whitened sites to treat so, such as ``["f.u", "f.v"]``; those of all components if
         omitted. The rest go to ``others``.
     :param max_iterations: most iterations of conjugate gradients, for the means, in a step. A solution cut short is a
         smaller step.
-    :raises TypeError: for a rate or an optimiser of another type.
+    :raises TypeError: for a rate or an optimizer of another type.
     :raises ValueError: for a rate outside (0, 1]; when training starts, if there are no parameters of q(ε), or others
-        and no optimiser for them.
+        and no optimizer for them.
     """
     return _NaturalGradient(rate, others, sites, max_iterations)
 
 
-class _NaturalGradient(_NumPyroOptim):
-    """State: the step count, and (parameters of q(ε) by name, unconstrained; state of the other optimiser)."""
+class _NaturalGradient(Optimizer):
+    """State: the step count, and (parameters of q(ε) by name, unconstrained; state of the other optimizer)."""
 
     def __init__(self, rate, others, sites, max_iterations):
         if not callable(rate):
@@ -96,7 +97,7 @@ class _NaturalGradient(_NumPyroOptim):
         if max_iterations < 1:
             raise ValueError(f"max_iterations is {max_iterations}; it must be at least 1.")
         self.rate = rate if callable(rate) else lambda step: rate
-        self.others = _as_optimiser(others)
+        self.others = _as_optimizer(others)
         self.sites = None if sites is None else tuple(sites)
         self.max_iterations = max_iterations
 
@@ -108,7 +109,7 @@ class _NaturalGradient(_NumPyroOptim):
         if rest and self.others is None:
             raise ValueError(
                 f"others is None, but there are parameters beside those of q(ε): {sorted(rest)}. "
-                "Give an optimiser for them; optax.set_to_zero() holds them fixed."
+                "Give an optimizer for them; optax.set_to_zero() holds them fixed."
             )
         return jnp.array(0), (q, self.others.init(rest) if rest else ())
 
@@ -188,13 +189,13 @@ class _NaturalGradient(_NumPyroOptim):
 # Which parameters
 
 
-def _as_optimiser(others: Any) -> Any:
-    if others is None or (isinstance(others, _NumPyroOptim) and not isinstance(others, Minimize)):
+def _as_optimizer(others: Any) -> Any:
+    if others is None or (isinstance(others, Optimizer) and not isinstance(others, Minimize)):
         return others
     if isinstance(others, optax.GradientTransformation):
         return optax_to_numpyro(others)
     raise TypeError(
-        f"others is a {type(others).__name__}; it must be an optax or NumPyro optimiser that steps along gradients."
+        f"others is a {type(others).__name__}; it must be an optax or NumPyro optimizer that steps along gradients."
     )
 
 
@@ -203,7 +204,7 @@ def _site_names(params: Collection[str]) -> list[str]:
 
 
 def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[str, str | None]:
-    """The name of each block's mean, and that of its scale: None for a block that moves the mean only."""
+    """The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only."""
     found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
     blocks: dict[str, str | None] = {}
     for site in found:

@@ -24,9 +24,9 @@ from threadpoolctl import threadpool_limits
 
 import npgp
 from npgp.gplvm import Start
-from npgp.model.row_params import LazySVI
 from npgp.training import row_adam
 from npgp.training.inputs import Inputs
+from npgp.training.row_tables import LazySVI
 from npgp.training.steps import RowSteps, Steps
 
 ROWS = (1_000, 10_000, 100_000, 1_000_000)

@@ -15,13 +15,15 @@ from jax import random
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, Trace_ELBO
-from numpyro.optim import Minimize, _NumPyroOptim, optax_to_numpyro
+from numpyro.optim import Minimize, optax_to_numpyro
 from numpyro.primitives import mutable
 
-from npgp.model.row_params import LazySVI, RowOptimizer, row_param, split
+from npgp.contract import Optimizer
+from npgp.model.row_params import row_param
 from npgp.training import NonFiniteLossError, adam, evaluate, fit, row_adam
 from npgp.training.inputs import Inputs
 from npgp.training.interrupts import interrupts_held
+from npgp.training.row_tables import LazySVI, RowOptimizer, split
 from npgp.training.steps import row_program, step_program
 
 fit_module = importlib.import_module("npgp.training.loop")  # the package's `fit` may be the function
@@ -389,7 +391,7 @@ def test_evaluate_looks_at_rows_of_the_trained_tables():
         np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
-class Own(_NumPyroOptim):
+class Own(Optimizer):
     """An optimiser that evaluates the loss by itself, and more than once."""
 
     def __init__(self, optim):

@@ -23,7 +23,7 @@ from numpyro.infer.util import log_density
 
 import npgp
 from npgp.kernels import Matern32
-from npgp.model.row_params import LazySVI, join, split
+from npgp.training.row_tables import LazySVI, join, split
 
 pytest.importorskip("sklearn")
 

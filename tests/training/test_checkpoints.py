@@ -22,8 +22,8 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
 import npgp
-from npgp.model.row_params import RowState
 from npgp.training.checkpoints import Checkpoints, Saved
+from npgp.training.row_tables import RowState
 
 KEY = random.key(0)
 ABOUT = {"seed": [0, 1], "batch_size": 16}

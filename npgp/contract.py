@@ -1,0 +1,272 @@
+"""
+What npgp relies on in NumPyro and JAX beyond what their documentation promises: all of it is in this file.
+
+Each definition says what it relies on, and ``tests/ground/test_contract.py`` has a test of each that fails with a
+sentence where another version does otherwise. The rest of npgp uses these definitions and documented names. Nothing
+here knows of GPs.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro import handlers
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+from numpyro.optim import _NumPyroOptim as Optimizer
+from numpyro.primitives import _PYRO_STACK, apply_stack
+from numpyro.primitives import Messenger as Handler  # noqa: F401
+from numpyro.util import is_prng_key as is_prng_key
+
+# ---------------------------------------------------------------------------------------------------------------
+# Statements and their handlers
+
+#: What a statement of a model sends to the handlers around it, and what a trace holds of it. Relied on, by type:
+#:
+#: - all: ``type``, ``name``, ``value`` (``None`` until it has one), and ``stop``, by which ``block`` hides a message;
+#: - ``sample``: ``fn``, ``is_observed``, ``intermediates`` (a list), ``scale`` (``None`` for one), ``kwargs`` with
+#:   ``rng_key``, and ``infer``, the very dictionary that the statement was given, which may hold any objects;
+#: - ``param``: ``kwargs`` with ``constraint``, if one was given;
+#: - ``plate``: see :func:`plate_size`;
+#: - statements inside plates: see :func:`frames`.
+#:
+#: A handler may change any of these, and may add keys of its own.
+Message: TypeAlias = dict[str, Any]
+
+# ``Handler``: base class of handlers. Relied on: ``process_message`` sees the message of each statement, the innermost handler
+# first, and may give it a value; ``postprocess_message`` sees it once it has one. A statement's message is the same
+# object throughout, so a handler can keep it and look at what others did to it.
+
+
+def ask(type: str) -> bool:
+    """
+    Whether a handler around this answers a question with true.
+
+    Relied on: a message of a type that NumPyro does not know, without a name, is shown to the handlers around, and
+    those of NumPyro leave it as it is.
+
+    :param type: type of the message, of which handlers know what it asks.
+    """
+    return bool(apply_stack({"type": type, "fn": lambda: False, "args": (), "kwargs": {}, "value": None})["value"])
+
+
+def replayed(name: str) -> Message | None:
+    """
+    What ``replay`` copies from for the site that is called ``name`` here; ``None`` where nothing replays it.
+
+    ``SVI`` runs the model under ``replay`` of the guide's trace. Relied on: ``replay`` is a handler with the trace as
+    its ``trace``; it gives an unobserved site the guide's value and a copy of the guide's ``infer`` dict; and handlers
+    leave a message of a type that NumPyro does not know as it is, but ``scope`` changes its name as that of a site.
+    """
+    found = None
+    if any(isinstance(handler, handlers.replay) for handler in _PYRO_STACK):
+        message = {"type": "npgp.replayed", "name": name, "value": None}
+        for handler in reversed(_PYRO_STACK):
+            if isinstance(handler, handlers.replay):
+                found = handler.trace.get(message["name"], found)
+            handler.process_message(message)
+            if message.get("stop"):
+                break
+    return found
+
+
+def under_predictive() -> bool:
+    """
+    Whether densities are not wanted here, as under ``Predictive``: values drawn here may be at other rows than before.
+
+    Relied on: ``Predictive`` runs the model under ``handlers.mask(mask=False)``, and ``numpyro.get_mask()`` is then
+    ``False`` itself.
+    """
+    return numpyro.get_mask() is False
+
+
+def was_observed(message: Message) -> bool:
+    """Whether a site has data. Relied on: ``uncondition`` puts ``was_observed`` in ``infer`` of what it draws anew."""
+    return bool(message["is_observed"] or message["infer"].get("was_observed"))
+
+
+def is_auxiliary(message: Message) -> bool:
+    """
+    Whether a guide's site is a means to draw others, and no site of the model.
+
+    Relied on: autoguides mark such sites by ``is_auxiliary`` in ``infer``, and so does ``numpyro.factor``.
+    """
+    return bool(message["infer"].get("is_auxiliary", False))
+
+
+def is_enumerated(message: Message) -> bool:
+    """Whether a discrete site is summed out. Relied on: it is stated with ``infer={"enumerate": "parallel"}``."""
+    return message["infer"].get("enumerate") == "parallel"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Plates
+
+
+class Frame(NamedTuple):
+    """A plate around a statement: its name, its dimension (negative), and the number of members that take part."""
+
+    name: str
+    dim: int
+    size: int
+
+
+def frames(message: Message) -> list[Frame]:
+    """
+    The plates around a statement.
+
+    Relied on: each plate puts a named tuple (name, dim, size) on the message's ``cond_indep_stack``, where size is that
+    of the subsample; for ``param`` and ``deterministic`` statements too, and before a ``param`` gets its first value.
+    """
+    return [Frame(frame.name, frame.dim, frame.size) for frame in message["cond_indep_stack"]]
+
+
+def plates_around() -> list[numpyro.plate]:
+    """
+    The plates that enclose this.
+
+    Relied on: the handlers around are in a list, and plates are handlers with ``name``, ``dim``, ``size`` and
+    ``subsample_size``.
+    """
+    return [handler for handler in _PYRO_STACK if isinstance(handler, numpyro.plate)]
+
+
+def plate_of_rows(name: str, size: int, rows: jax.Array, dim: int | None = None) -> numpyro.plate:
+    """
+    A plate that takes given rows as its subsample.
+
+    Relied on: a plate sends its message when it is made, and takes a value that ``substitute`` gives for its name.
+    """
+    with handlers.substitute(data={name: rows}):
+        return numpyro.plate(name, size, subsample_size=rows.shape[0], dim=dim)
+
+
+def plate_size(message: Message) -> int:
+    """Number of members of a plate. Relied on: it is the first of the message's ``args``."""
+    return message["args"][0]
+
+
+def plate_takes_all(message: Message) -> bool:
+    """
+    Whether a plate was stated without a subsample.
+
+    Relied on: the size of the subsample, or ``None``, is the second of the message's ``args``.
+    """
+    return message["args"][1] in (None, message["args"][0])
+
+
+def copy_rows(message: Message, other: Message) -> None:
+    """
+    Make a plate take the rows of another one.
+
+    Relied on: the message's ``args`` are the sizes of plate and subsample, which a plate compares with what it gets,
+    and its value is the numbers of the rows, which are drawn if it has none.
+    """
+    message["args"], message["value"] = other["args"], other["value"]
+
+
+def take_all(message: Message) -> None:
+    """Make a plate take all rows. Relied on: as for :func:`copy_rows`."""
+    size = plate_size(message)
+    message["args"], message["value"] = (size, size), jnp.arange(size)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Distributions
+
+
+def mask_of(distribution: dist.Distribution) -> ArrayLike:
+    """
+    The mask of a distribution: ``True`` for one that has none.
+
+    Relied on: ``MaskedDistribution`` keeps it as ``_mask``, a ``bool`` or an array of the batch's shape.
+    """
+    return distribution._mask if isinstance(distribution, dist.MaskedDistribution) else True
+
+
+# ``is_prng_key``: relied on: true of one random key, of JAX's new or old style; and false of ``None``, which is the key
+# where no ``seed`` is around.
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Optimizers and SVI
+
+# ``Optimizer``: base class of what ``SVI`` takes for ``optim``. Relied on: ``SVI`` calls ``init(params)``, ``get_params(state)`` and
+# ``eval_and_update(fn, state, forward_mode_differentiation=…)``, where params are unconstrained values by name and
+# ``fn`` returns the loss and an auxiliary value; and :func:`step_count`.
+
+
+def follows_gradient(optim: Optimizer) -> bool:
+    """
+    Whether an optimizer's step is its ``update`` along one gradient of the loss, and nothing else.
+
+    Relied on: that is what the base class's ``eval_and_update`` does, and ``update(grads, state, value=loss)`` is all
+    that differs between optimizers that do not override it.
+    """
+    return type(optim).eval_and_update is Optimizer.eval_and_update
+
+
+def step_count(optim_state: Any) -> jax.Array:
+    """Number of steps taken. Relied on: an optimizer's state is a tuple that begins with it."""
+    return optim_state[0]
+
+
+def unconstrained(svi: SVI, state: SVIState) -> dict[str, jax.Array]:
+    """Unconstrained values of the parameters. Relied on: ``svi.optim`` is the optimizer, and ``SVI`` moves these."""
+    return svi.optim.get_params(state.optim_state)
+
+
+def is_initialized(svi: SVI) -> bool:
+    """
+    Whether an ``SVI`` knows the constraints of its parameters.
+
+    Relied on: ``svi.init`` sets ``svi.constrain_fn``, which is ``None`` before.
+    """
+    return svi.constrain_fn is not None
+
+
+def constrained(svi: SVI, values: dict[str, Any]) -> dict[str, Any]:
+    """
+    Constrained values of parameters. Relied on: ``svi.constrain_fn`` takes any of the parameters, in a new dictionary.
+    """
+    return svi.constrain_fn(values)
+
+
+def with_optimizer(svi: SVI, optim: Optimizer) -> SVI:
+    """
+    The same ``SVI`` with another optimizer.
+
+    Relied on: a shallow copy is an ``SVI`` of its own, whose ``optim`` can be set.
+    """
+    other = copy.copy(svi)
+    other.optim = optim
+    return other
+
+
+def copy_constraints(source: SVI, target: SVI) -> None:
+    """Tell an ``SVI`` the constraints that another one knows. Relied on: ``svi.constrain_fn`` is all it knows."""
+    target.constrain_fn = source.constrain_fn
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Arrays
+
+
+def is_traced(x: object) -> bool:
+    """
+    Whether an array's values cannot be seen yet (it is traced by ``jit``, ``vmap`` or ``grad``).
+
+    Relied on: such arrays are of the class ``jax.core.Tracer``, and others are not.
+    """
+    return isinstance(x, jax.core.Tracer)
+
+
+def is_weakly_typed(x: jax.Array) -> bool:
+    """Whether an array lets another's precision win, as a Python number does. Relied on: ``Array.weak_type``."""
+    return bool(x.weak_type)

@@ -1,0 +1,55 @@
+"""Plates over rows and over functions."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpyro
+from jax.typing import ArrayLike
+
+from npgp.contract import Message, frames, plate_of_rows, plates_around
+
+__all__ = ["plate"]
+
+
+def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | None = None) -> numpyro.plate:
+    """
+    The plate over rows when minibatches are passed to the model as arguments::
+
+        def model(X, y=None, *, size):
+            with npgp.plate("data", size, rows=X.shape[0]):
+                npgp.observe("y", f(X), likelihood, obs=y)
+
+    Log densities inside are scaled by ``size / batch size``, as in ``numpyro.plate(subsample_size=…)``, but no indices
+    are drawn.
+
+    :param name: name of the plate.
+    :param size: number of rows of the whole data set.
+    :param rows: the row numbers of this batch, (B,), which ``with`` returns; or B alone, where the model needs no row
+        numbers. All rows if omitted.
+    :param dim: the plate's dimension; the rightmost free one if omitted.
+    :raises ValueError: for an empty batch, or one larger than the data.
+    """
+    if rows is None:
+        return numpyro.plate(name, size, dim=dim)
+    indices = jnp.arange(rows) if jnp.ndim(rows) == 0 else jnp.asarray(rows)
+    if not 0 < indices.shape[0] <= size:
+        raise ValueError(f"plate {name!r}: the batch has {indices.shape[0]} rows; it must have between 1 and {size}.")
+    return plate_of_rows(name, size, indices, dim)
+
+
+def plate_shape(msg: Message) -> tuple[int, ...]:
+    """Shape of the plates around a statement."""
+    sizes = {frame.dim: frame.size for frame in frames(msg)}
+    return tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
+
+
+def check_plates(name: str, shape: tuple[int, ...]) -> None:
+    """Raise ``ValueError`` if a plate around has another size than the values."""
+    for around in plates_around():
+        size = shape[around.dim] if -around.dim <= len(shape) else 1
+        if size not in (1, around.subsample_size):
+            batch = " (for batches passed as arguments there is npgp.plate)" if around.dim == -1 else ""
+            raise ValueError(
+                f"{name} has GP values of shape {shape}, but plate {around.name!r} at dim={around.dim} has "
+                f"{around.subsample_size} members{batch}."
+            )

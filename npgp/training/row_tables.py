@@ -1,0 +1,349 @@
+"""
+Training that moves the rows of row tables alone (:func:`npgp.row_param`).
+
+Under :func:`npgp.fit` with ``row_optim`` the tables leave the parameters that the optimizer moves as wholes: a handler
+around model and guide answers each statement with the rows it needs, the loss is differentiated in these, and they and
+their share of the optimizer's state are written back in place. The cost of a step does not grow with the table.
+
+How the gradient in the rows is taken: to the rows of each statement the handler adds an array of zeros, and the loss is
+differentiated in the zeros. So a statement may want any rows, known only when it is reached, and several statements may
+want rows of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike
+from numpyro.infer import SVI
+from numpyro.infer.svi import SVIState
+from numpyro.optim import Minimize
+
+from npgp.contract import Optimizer, constrained, copy_constraints, follows_gradient, step_count, with_optimizer
+from npgp.model.row_params import FindTables, SupplyRows, stated_twice
+from npgp.pytrees import pytree
+
+__all__ = ["RowOptimizer"]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The optimizer
+
+
+@dataclass(frozen=True)
+class RowOptimizer:
+    """
+    How rows are moved (:func:`npgp.row_adam`): each row as if it were alone, at the steps that need it.
+
+    :param transform: an optax transformation without a learning rate, such as ``optax.scale_by_adam()``. Each row has a
+        state of its own, with its own count, which only the steps that need the row advance.
+    :param learning_rate: a schedule: from the number of the step, counted for all rows alike, to the learning rate.
+    """
+
+    transform: optax.GradientTransformation
+    learning_rate: Callable[[ArrayLike], ArrayLike]
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class RowState:
+    """
+    State of the optimizer where tables are apart; the ``optim_state`` of ``FitResult.state``.
+
+    :param dense: state of the optimizer of all other parameters.
+    :param tables: the tables by name, unconstrained.
+    :param moments: state of each table's row optimizer, (N, …) in every array.
+    """
+
+    dense: Any
+    tables: dict[str, jax.Array]
+    moments: dict[str, Any]
+
+    @property
+    def count(self) -> jax.Array:
+        """Number of steps taken."""
+        return step_count(self.dense)
+
+    def __getitem__(self, _):
+        # Where an optimizer of optax or NumPyro would take its own state apart.
+        raise TypeError(
+            "this state was trained with row_optim, and svi's own optimizer cannot read it: take result.params, "
+            "npgp.evaluate(svi, key, result, …), and npgp.fit(…, init_state=result.state, row_optim=…) to continue."
+        )
+
+
+#: What takes back the last step: for each table, rows (out of range where there is nothing to take back), the
+#: values they had, and their share of the optimizer's state.
+Undo = dict[str, tuple[jax.Array, jax.Array, Any]]
+
+
+class Fallback(NamedTuple):
+    """What leads from a state back to the last one whose loss was seen to be finite."""
+
+    #: That state, without its tables.
+    small: SVIState
+    #: From the tables at hand to that state's, if the loss at the tables at hand is not finite.
+    undo: Undo
+    #: Whether a table's rows became NaN at the last step; they were not written.
+    nan: dict[str, jax.Array]
+
+
+class _Step(NamedTuple):
+    state: RowState
+    undo: Undo
+    nan: dict[str, jax.Array]
+    ok: jax.Array
+
+
+def has_nan(tree) -> jax.Array:
+    """Whether there is a NaN in any array of a tree."""
+    return jnp.any(jnp.stack([jnp.any(jnp.isnan(x)) for x in jax.tree.leaves(tree)] or [False]))
+
+
+class _LazyRows(Optimizer):
+    """
+    Another optimizer for what is no table, and a row optimizer for the rows of tables that a step needs.
+
+    :param dense: optimizer of all other parameters.
+    :param rows: optimizer of the rows.
+    :param constrain: from unconstrained to constrained values by name.
+    """
+
+    def __init__(self, dense: Optimizer, rows: Any, constrain: Callable):
+        self.dense, self.rows, self.constrain = dense, rows, constrain
+        self.found = FindTables()
+        #: Shapes of the row numbers that the loss wants, by table.
+        self.slots: dict[str, list[tuple[int, ...]]] = {}
+
+    def init(self, params):
+        tables = {name: params[name] for name in self.found.tables if name in params}
+        if not tables:
+            raise ValueError("row_optim is given, but neither model nor guide has a row table (npgp.row_param).")
+        for name in tables:
+            if name in self.found.others:
+                raise ValueError(stated_twice(name))
+        dense = {name: value for name, value in params.items() if name not in tables}
+        moments = {name: jax.jit(jax.vmap(self.rows.transform.init))(table) for name, table in tables.items()}
+        return RowState(self.dense.init(dense), tables, moments)
+
+    def get_params(self, state):
+        return {**self.dense.get_params(state.dense), **state.tables}
+
+    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
+        params = self.dense.get_params(state.dense)
+        offsets = {
+            name: [jnp.zeros((*shape, *state.tables[name].shape[1:]), state.tables[name].dtype) for shape in shapes]
+            for name, shapes in self.slots.items()
+        }
+
+        def loss(params, offsets):
+            with (supply := SupplyRows(state.tables, self.constrain, offsets)):
+                value, aux = fn(params)
+            return value, (aux, _outside(supply.rows))
+
+        def dense_loss(params):
+            value, (aux, _) = loss(params, offsets)
+            return value, aux
+
+        if follows_gradient(self.dense):
+            (value, (aux, rows)), (grads, row_grads) = jax.value_and_grad(loss, (0, 1), has_aux=True)(params, offsets)
+            dense = self.dense.update(grads, state.dense, value=value)
+        else:  # one that evaluates the loss as it likes, such as natural_gradient
+            (value, aux), dense = self.dense.eval_and_update(dense_loss, state.dense)
+            (_, (_, rows)), row_grads = jax.value_and_grad(loss, 1, has_aux=True)(params, offsets)
+
+        rate = jnp.asarray(self.rows.learning_rate(step_count(state.dense)))
+        old, new = {}, {}
+        for name, table in state.tables.items():
+            if not rows[name]:  # stated when training started, but not by the loss
+                continue
+            numbers, grad = _sum_by_row(rows[name], row_grads[name], table)
+            values, moments = jax.tree.map(
+                lambda x, numbers=numbers: x.at[numbers].get(mode="clip", wrap_negative_indices=False),
+                (table, state.moments[name]),
+            )
+            updates, new_moments = jax.vmap(self.rows.transform.update)(grad, moments, values)
+            old[name] = (numbers, values, moments)
+            new[name] = (numbers, values + (-rate).astype(table.dtype) * updates, new_moments)
+        nan = {name: has_nan(values) for name, (_, values, _) in new.items()}
+        ok = jnp.isfinite(value) & ~has_nan(self.dense.get_params(dense)) & ~jnp.any(jnp.stack([*nan.values(), False]))
+        # A bad step leaves the rows as they are, also in what the row optimizer keeps of them.
+        kept = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
+        tables, all_moments = _write(state.tables, state.moments, kept)
+        return (value, aux), _Step(RowState(dense, tables, all_moments), old, nan, ok)
+
+
+def _outside(rows: dict[str, list]) -> dict[str, list]:
+    """Row numbers of the statements, usable where the loss is."""
+    try:
+        return jax.tree.map(lambda numbers: jnp.asarray(numbers) + 0, rows)
+    except jax.errors.UnexpectedTracerError as error:
+        raise ValueError(
+            "with row_optim, the row numbers given to row_param must be the same for all particles of the loss, "
+            "and known outside scan and vmap: take them from the arguments of model and guide."
+        ) from error
+
+
+def _sum_by_row(rows: list[Any], grads: list[jax.Array], table: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """
+    Row numbers, each once, in order, and the sums of the gradients of all their occurrences.
+
+    There are as many as were wanted: those left over by repetition are beyond the end of the table.
+    """
+    size = len(table)
+    if len(rows) == 1 and rows[0] is None:
+        return jnp.arange(size), grads[0]
+    every = jnp.arange(size)
+    numbers = jnp.concatenate([every if r is None else jnp.ravel(r).astype(every.dtype) for r in rows])
+    grad = jnp.concatenate([g.reshape(-1, *table.shape[1:]) for g in grads])
+    unique, inverse = jnp.unique(numbers, size=len(numbers), fill_value=size, return_inverse=True)
+    beyond = size + jnp.arange(len(unique))
+    return jnp.where(unique >= size, beyond, unique), jnp.zeros_like(grad).at[inverse].add(grad)
+
+
+def _write(tables: dict[str, jax.Array], moments: dict[str, Any], rows: Undo) -> tuple[dict, dict]:
+    """The tables and their moments with some rows written over."""
+    tables, moments = dict(tables), dict(moments)
+    for name, (numbers, *new) in rows.items():
+
+        def scatter(x, values, numbers=numbers):
+            at = x.at[numbers]
+            options = {"indices_are_sorted": True, "unique_indices": True, "wrap_negative_indices": False}
+            return at.set(values, mode="drop", **options)
+
+        tables[name], moments[name] = jax.tree.map(scatter, (tables[name], moments[name]), tuple(new))
+    return tables, moments
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# SVI
+
+
+class LazySVI:
+    """
+    What the training loop needs of an ``SVI``, with tables apart from the other parameters.
+
+    :param svi: the ``SVI`` of model and guide; its optimizer is that of the other parameters.
+    :param optim: optimizer of the rows; may be left out where nothing is trained.
+    :raises TypeError: for a row optimizer of another type, or a dense one that is no optimizer of single steps.
+    """
+
+    def __init__(self, svi: SVI, optim: RowOptimizer | None = None):
+        if not (optim is None or isinstance(optim, RowOptimizer)):
+            raise TypeError(
+                f"row_optim is a {type(optim).__name__}; it must be made by npgp.row_adam, or be an npgp.RowOptimizer, "
+                "whose learning rate follows the number of the step and not of the row's visits."
+            )
+        if isinstance(svi.optim, Minimize):
+            raise TypeError("row_optim works beside an optimizer of single steps, not beside Minimize.")
+        self.svi = svi
+        self.optim: Any = _LazyRows(svi.optim, optim, lambda values: constrained(self.svi, values))
+        self._inner = with_optimizer(svi, self.optim)
+
+    def init(self, *args, **kwargs) -> SVIState:
+        """As ``svi.init``; the other parameters alone have a state in svi's own optimizer."""
+        with self.optim.found:
+            state = self._inner.init(*args, **kwargs)
+        copy_constraints(self._inner, self.svi)
+        return state
+
+    def get_params(self, state: SVIState) -> dict[str, Any]:
+        """Constrained values of all parameters, whole tables among them."""
+        return constrained(self.svi, self.optim.get_params(state.optim_state))
+
+    def evaluate(self, state: SVIState, *args, **kwargs) -> jax.Array:
+        """The loss; of the tables, only rows are looked at."""
+        dense, tables = state.optim_state.dense, state.optim_state.tables
+        with SupplyRows(tables, self.optim.constrain):
+            return self.svi.evaluate(state._replace(optim_state=dense), *args, **kwargs)
+
+    def start(self, state: SVIState, arguments: Callable[..., tuple], *operands) -> Fallback:
+        """
+        Find what rows the loss wants, without computing anything; what to go back to at the start.
+
+        :param state: the first state.
+        :param arguments: positional and keyword arguments of model and guide as a function of ``operands``.
+        """
+        supply = SupplyRows(state.optim_state.tables, self.optim.constrain)
+        looking = with_optimizer(self.svi, _Look(self.svi.optim, supply))
+
+        def look(small, *operands):
+            args, kwargs = arguments(*operands)
+            return looking.update(small, *args, **kwargs)[1]
+
+        small, (tables, moments) = split(state)
+        jax.eval_shape(look, small, *operands)
+        self.optim.slots = supply.shapes
+        undo = {}
+        for name, shapes in self.optim.slots.items():
+            if shapes:
+                count = sum(int(np.prod(shape)) for shape in shapes)
+                beyond = len(tables[name]) + jnp.arange(count)
+                nothing = jax.tree.map(
+                    lambda x, count=count: jnp.zeros((count, *x.shape[1:]), x.dtype), (tables[name], moments[name])
+                )
+                undo[name] = (beyond, *nothing)
+        return Fallback(small, undo, {name: jnp.asarray(False) for name in undo})
+
+    def step(
+        self, state: SVIState, fallback: Fallback, args, kwargs
+    ) -> tuple[SVIState, Fallback, jax.Array, jax.Array]:
+        """
+        One step, to be traced with tables that may be written over.
+
+        :return: the new state, what leads back to one with a finite loss, the loss, and whether all is well.
+        """
+        copy_constraints(self.svi, self._inner)
+        new, loss = self._inner.update(state, *args, **kwargs)
+        step: _Step = new.optim_state
+        finite = jnp.isfinite(loss)
+        small, undo = jax.tree.map(
+            lambda a, b: jnp.where(finite, a, b), (split(state)[0], step.undo), (fallback.small, fallback.undo)
+        )
+        return new._replace(optim_state=step.state), Fallback(small, undo, step.nan), loss, step.ok
+
+    def nan_names(self, state: SVIState, fallback: Fallback) -> list[str]:
+        """The parameters that became NaN at the last step, which led to ``state``."""
+        dense = self.svi.optim.get_params(state.optim_state.dense)
+        return [*(n for n, value in dense.items() if has_nan(value)), *(n for n, bad in fallback.nan.items() if bad)]
+
+    def last_good(self, state: SVIState, fallback: Fallback, finite: bool) -> SVIState:
+        """
+        The last state whose loss was seen to be finite.
+
+        :param state: what the last step, a bad one, led to: it left the tables as it found them.
+        :param fallback: what leads back.
+        :param finite: whether the loss of the bad step was finite, and its gradient bad.
+        """
+        _, (tables, moments) = split(state)
+        if not finite:
+            tables, moments = jax.jit(_write)(tables, moments, fallback.undo)
+        return join(fallback.small, (tables, moments))
+
+
+class _Look(Optimizer):
+    """Runs the loss, and moves nothing."""
+
+    def __init__(self, dense: Optimizer, supply: SupplyRows):
+        self.dense, self.supply = dense, supply
+
+    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
+        with self.supply:
+            return fn(self.dense.get_params(state)), state
+
+
+def split(state: SVIState) -> tuple[SVIState, tuple[dict, dict]]:
+    """A state without its tables, with the dense optimizer's state in it; and the tables with their moments."""
+    optim = state.optim_state
+    return state._replace(optim_state=optim.dense), (optim.tables, optim.moments)
+
+
+def join(small: SVIState, tables: tuple[dict, dict]) -> SVIState:
+    """What :func:`split` took apart."""
+    return small._replace(optim_state=RowState(small.optim_state, *tables))
