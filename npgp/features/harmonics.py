@@ -161,7 +161,7 @@ def fundamental_system(dimension: int, level: int) -> tuple[np.ndarray, np.ndarr
     Points v_i of the sphere, one for each harmonic of a level, on which these are linearly independent.
 
     ``Y(u) = W P_ℓ(V u)``: with ``G_ij = N P_ℓ(v_i·v_j)`` and G = L Lᵀ, ``W = N L⁻¹`` makes them orthonormal. Of random
-    points, those are taken that a pivoted Cholesky factorisation takes first, which makes the volume large and G well
+    points, those are taken that a pivoted Cholesky factorization takes first, which makes the volume large and G well
     conditioned. Computed once for each dimension and level, in float64, from a fixed seed; 2,000 harmonics take some
     seconds.
 

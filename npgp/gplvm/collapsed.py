@@ -108,7 +108,7 @@ class CollapsedGPLVM:
         :param Y: all rows, (N, D).
         :raises ValueError: for Y of another shape, or with missing entries.
         """
-        y = self._centred(Y)
+        y = self._centered(Y)
         gp = self._gp()
         with numpyro.plate("outputs", y.shape[0]):
             numpyro.sample("y", gp, obs=y)
@@ -137,7 +137,7 @@ class CollapsedGPLVM:
         progress: bool = True,
     ) -> CollapsedFit:
         """
-        Maximise the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.training.lbfgs`).
+        Maximize the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.training.lbfgs`).
 
         :param Y: all rows, (N, D).
         :param max_steps: most steps.
@@ -149,7 +149,7 @@ class CollapsedGPLVM:
         :raises KeyError: for params of another name.
         :raises FloatingPointError: if the bound is not finite at the start.
         """
-        self._centred(Y)  # here, where its values can be seen
+        self._centered(Y)  # here, where its values can be seen
         sites = self._sites()
         if unknown := set(params or {}) - set(sites):
             raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")
@@ -185,7 +185,7 @@ class CollapsedGPLVM:
         """
         self._check_params(params)
         with handlers.block(), handlers.substitute(data=params):
-            return self._gp().condition(self._centred(Y))
+            return self._gp().condition(self._centered(Y))
 
     def svi_params(self, params: dict[str, jax.Array], Y: ArrayLike) -> dict[str, jax.Array]:
         """
@@ -221,7 +221,7 @@ class CollapsedGPLVM:
             chunk_size=self.chunk_size,
         )
 
-    def _centred(self, Y: ArrayLike) -> jax.Array:
+    def _centered(self, Y: ArrayLike) -> jax.Array:
         """Outputs as rows, (D, N), less their offset."""
         expected = (self.start.latents.shape[0], self.start.offset.shape[0])
         if jnp.shape(Y) != expected:

@@ -99,7 +99,7 @@ class Point:
 @dataclass(frozen=True)
 class Encoder:
     """
-    ``q(x_n)`` computed from the row y_n by a network: amortised (Lalchand, Ravuri & Lawrence 2022), or the
+    ``q(x_n)`` computed from the row y_n by a network: amortized (Lalchand, Ravuri & Lawrence 2022), or the
     back-constraints of Lawrence & Quiñonero-Candela (2006).
 
     The mean is a linear map of the data, which begins at ``start.projection``, plus the network's first Q outputs; its
@@ -133,10 +133,10 @@ class Encoder:
         if Y is None:
             raise ValueError("Y is missing: an encoder computes q(x) from the data.")
         dim = start.latents.shape[1]
-        centred = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
-        present = jnp.ones(centred.shape, bool) if mask is None else jnp.asarray(mask, bool)
-        centred = jnp.where(present, centred, 0.0)
-        inputs = centred / jnp.asarray(start.data_scale, centred.dtype)
+        centered = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
+        present = jnp.ones(centered.shape, bool) if mask is None else jnp.asarray(mask, bool)
+        centered = jnp.where(present, centered, 0.0)
+        inputs = centered / jnp.asarray(start.data_scale, centered.dtype)
         if mask is not None:
             inputs = jnp.concatenate([inputs, present.astype(inputs.dtype)], axis=-1)
         outputs = self._apply(inputs, 2 * dim)
@@ -145,9 +145,9 @@ class Encoder:
                 f"the encoder's network gives shape {jnp.shape(outputs)} for inputs of shape {inputs.shape}; it must "
                 f"give twice the latent dimensions, {(len(inputs), 2 * dim)}."
             )
-        first = np.zeros((centred.shape[1], dim)) if start.projection is None else start.projection
-        skip = numpyro.param("encoder.linear", jnp.asarray(first, centred.dtype))
-        loc = linalg.matmul(centred, skip) + outputs[:, :dim]
+        first = np.zeros((centered.shape[1], dim)) if start.projection is None else start.projection
+        skip = numpyro.param("encoder.linear", jnp.asarray(first, centered.dtype))
+        loc = linalg.matmul(centered, skip) + outputs[:, :dim]
         with rows as index:
             if self.scale == "none":
                 numpyro.sample("x", dist.Delta(loc, event_dim=1))

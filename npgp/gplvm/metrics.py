@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 
-def nearest_neighbour_errors(points: ArrayLike, labels: ArrayLike) -> int:
+def nearest_neighbor_errors(points: ArrayLike, labels: ArrayLike) -> int:
     """
-    Leave-one-out nearest-neighbour errors: how many points have a nearest other point of another class.
+    Leave-one-out nearest-neighbor errors: how many points have a nearest other point of another class.
 
     :param points: (N, Q), scaled as distances should be taken: for a GPLVM, latent means over lengthscales.
     :param labels: classes, (N,).
@@ -22,6 +22,6 @@ def nearest_neighbour_errors(points: ArrayLike, labels: ArrayLike) -> int:
     try:
         from sklearn.neighbors import NearestNeighbors
     except ImportError as error:
-        raise ImportError("nearest neighbours need scikit-learn: pip install npgp[data].") from error
-    neighbours = NearestNeighbors(n_neighbors=1).fit(points).kneighbors(return_distance=False)
-    return int(np.sum(labels[neighbours[:, 0]] != labels))
+        raise ImportError("nearest neighbors need scikit-learn: pip install npgp[data].") from error
+    neighbors = NearestNeighbors(n_neighbors=1).fit(points).kneighbors(return_distance=False)
+    return int(np.sum(labels[neighbors[:, 0]] != labels))

@@ -5,7 +5,7 @@ Given x*, the D functions are independent under q, so what the model says of a n
 
     p(y* | x*) = Π_d ∫ p(y*_d | f) N(f; m_d(x*), v_d(x*)) df,    x* ~ p(x),
 
-the product over the entries that are present. ``q(x*)`` is the Gaussian that maximises a lower bound on the log
+the product over the entries that are present. ``q(x*)`` is the Gaussian that maximizes a lower bound on the log
 predictive density,
 
     log p(y*) ≥ E_{q(x*)}[log p(y* | x*)] − KL[q(x*) ‖ p(x*)].

@@ -47,7 +47,7 @@ class NormalMixture:
     Parameters ``x.weights`` (K,), ``x.means`` (K, Q) and ``x.scales`` (K, Q). Its divergence from q(x) is estimated
     with the draws of x.
 
-    :param means: initial m_k, (K, Q): drawn from N(0, I), or the centres of clusters of ``start.latents``.
+    :param means: initial m_k, (K, Q): drawn from N(0, I), or the centers of clusters of ``start.latents``.
     :param scale: initial standard deviation of every component.
     :raises ValueError: for means of another shape.
     """

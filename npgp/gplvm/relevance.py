@@ -202,8 +202,8 @@ def canonical_latents(
     transform = np.diag(1.0 / lengthscale)
     alone = np.ones(columns, bool)
     for dims in _rotated(lengthscale, rotate):
-        centred = (loc - np.mean(loc, axis=0)) @ transform[:, dims]
-        transform[:, dims] = transform[:, dims] @ np.linalg.svd(centred.T @ centred)[0]
+        centered = (loc - np.mean(loc, axis=0)) @ transform[:, dims]
+        transform[:, dims] = transform[:, dims] @ np.linalg.svd(centered.T @ centered)[0]
         alone[dims] = False
     spread = _spread(loc @ transform)
     order = np.argsort(-spread, kind="stable")

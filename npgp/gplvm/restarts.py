@@ -54,7 +54,7 @@ def fit_restarts(
     :param rng_key: a JAX random key.
     :param num_steps: steps of the best start.
     :param Y: data, (N, D).
-    :param optim: optimiser, ``npgp.adam(0.01, num_steps)``.
+    :param optim: optimizer, ``npgp.adam(0.01, num_steps)``.
     :param first_steps: steps after which the best is chosen by its ELBO, a tenth of ``num_steps`` if omitted.
     :param loss: of ``SVI``; ``TraceMeanField_ELBO()`` if omitted.
     :param kwargs: for :func:`npgp.fit`: ``batch_size``, ``indices``, ``mask``, …

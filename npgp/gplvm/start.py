@@ -110,11 +110,11 @@ def pca_start(
             f"latent_dim is {latent_dim}; principal components of {data.shape} data allow 1 to {min(rows, columns)}."
         )
     means = np.sum(data * present, axis=0) / np.sum(present, axis=0)
-    centred = np.where(present, data - means, 0.0)
+    centered = np.where(present, data - means, 0.0)
     for _ in range(1 if present.all() else IMPUTATION_ROUNDS):
-        left, singular, right = np.linalg.svd(centred, full_matrices=False)
+        left, singular, right = np.linalg.svd(centered, full_matrices=False)
         filled = (left[:, :latent_dim] * singular[:latent_dim]) @ right[:latent_dim]
-        centred = np.where(present, data - means, filled)
+        centered = np.where(present, data - means, filled)
     latents = left[:, :latent_dim] * np.sqrt(rows)
     # Directions without variance have arbitrary coordinates: start them at the prior mean.
     flat = singular[:latent_dim] <= 1e-10 * singular[0]

@@ -64,7 +64,7 @@ def choose_levels(
     Levels 0 to L are tried for every L up to ``most`` that the kernel has, and the one with the least mean of d_n/k_nn
     is taken. It depends on the kernel's hyperparameters, the number of units and their directions: more units can carry
     more levels. For choosing before a fit, outside ``jit``. A fit may adapt the kernel to few levels, at the expense of
-    the data: compare bounds of fits with neighbouring levels too.
+    the data: compare bounds of fits with neighboring levels too.
 
     :param kernel: the zonal kernel.
     :param activations: the units; their own levels do not matter.

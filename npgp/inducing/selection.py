@@ -1,7 +1,7 @@
 """
 Where to put inducing points at the start: a random subset, k-means, greedy conditional variance, or greedy fit to y.
 
-Optimising the bound moves them from there, and gets stuck in local optima that depend on the start; with a good one
+Optimizing the bound moves them from there, and gets stuck in local optima that depend on the start; with a good one
 they may as well stay (Burt, Rasmussen & van der Wilk 2020).
 """
 
@@ -63,7 +63,7 @@ def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
 
 def kmeans(X: ArrayLike, size: int, seed: int = 0) -> jax.Array:
     """
-    The centres of k-means clusters of X, from a k-means++ start. Not for use inside ``jit``.
+    The centers of k-means clusters of X, from a k-means++ start. Not for use inside ``jit``.
 
     With more than 100,000 rows it is the mini-batch algorithm (Sculley 2010), which is faster and a little worse.
     Distances are Euclidean: scale columns alike, or by the lengthscales expected.
@@ -78,12 +78,12 @@ def kmeans(X: ArrayLike, size: int, seed: int = 0) -> jax.Array:
         different rows.
     """
     if checks.is_traced(X):
-        raise TypeError("X is traced; k-means runs outside jit: compute the centres before the model, not in it.")
+        raise TypeError("X is traced; k-means runs outside jit: compute the centers before the model, not in it.")
     X = checks.inputs(X)
-    centres = kmeans_centres(np.asarray(X), _check_size(size, X.shape[0]), seed)
-    if len(centres) < size:
-        raise ValueError(f"size is {size}, but k-means found only {len(centres)} different clusters among the rows.")
-    return jnp.asarray(centres)
+    centers = kmeans_centres(np.asarray(X), _check_size(size, X.shape[0]), seed)
+    if len(centers) < size:
+        raise ValueError(f"size is {size}, but k-means found only {len(centers)} different clusters among the rows.")
+    return jnp.asarray(centers)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def greedy_variance(
     """
     Rows of X chosen one by one, each where f's variance given the points before it is largest.
 
-    That is a Cholesky factorisation of K_ff with complete pivoting, stopped early (Burt, Rasmussen & van der Wilk
+    That is a Cholesky factorization of K_ff with complete pivoting, stopped early (Burt, Rasmussen & van der Wilk
     2020, section 4.2.2; Fine & Scheinberg 2001), at O(N M²) time and O(N M) memory. It depends on the kernel's
     hyperparameters, lengthscales above all. A row whose values have been chosen is not chosen again. Nothing is random:
     of equal variances, as all are at first for a stationary kernel, the first row is taken.

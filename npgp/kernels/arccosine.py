@@ -62,8 +62,8 @@ class ArcCosine(Kernel):
         check_columns(X, X2)
         norm, unit = _polar(_weighted(self, X))
         norm2, unit2 = (norm, None) if X2 is None else _polar(_weighted(self, X2))
-        centre = lax.stop_gradient(jnp.mean(unit, axis=0))
-        chord2 = squared_distances(unit - centre, None if unit2 is None else unit2 - centre)
+        center = lax.stop_gradient(jnp.mean(unit, axis=0))
+        chord2 = squared_distances(unit - center, None if unit2 is None else unit2 - center)
         scale = self.variance / math.pi * norm[:, None] ** self.order * norm2**self.order
         return scale * ANGULAR[self.order](chord2)
 

@@ -57,7 +57,7 @@ class Kernel:
         A path from the prior, approximately, is ``φ(X) @ w`` with ``w ~ N(0, I_F)``. The error falls as
         ``1/√count``; kernels of finitely many features (linear, constant, cosine) give these, without error. φ is
         differentiable in X and in hyperparameters, which may be traced; it is a pytree too. Inputs should be
-        centred, since in float32 far from the origin phases are lost to rounding.
+        centered, since in float32 far from the origin phases are lost to rounding.
 
         :param rng_key: decides the draws.
         :param columns: number of input columns D.

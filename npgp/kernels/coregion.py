@@ -21,7 +21,7 @@ from npgp.pytrees import pytree, static
 @dataclass(frozen=True)
 class Coregion(Kernel):
     """
-    Intrinsic coregionalisation: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
+    Intrinsic coregionalization: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
 
         kernel = npgp.Coregion(npgp.RBF(lengthscale), W, kappa)       # W (P, R), kappa (P,): sampled, learned or fixed
         f = npgp.SparseGP("f", kernel, inducing=npgp.at_outputs(Z, [0, 1])).draw()
@@ -29,7 +29,7 @@ class Coregion(Kernel):
 
     f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
     has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model
-    of coregionalisation, ``Coregion(RBF(1.0), W1) + Coregion(RBF(5.0), W2)``. Inducing inputs have the column too: a
+    of coregionalization, ``Coregion(RBF(1.0), W1) + Coregion(RBF(5.0), W2)``. Inducing inputs have the column too: a
     point of one output informs the others through B.
 
     An output's number that does not exist is an error where it can be seen, and gives NaN inside ``jit``.

@@ -31,7 +31,7 @@ def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
     """
     ``‖x_n − x'_m‖²`` by matrix products, accurate for near points in float32 too.
 
-    Inputs far from the origin must be centred by the caller. In float32, ``‖x‖² + ‖x'‖² − 2 x·x'`` loses
+    Inputs far from the origin must be centered by the caller. In float32, ``‖x‖² + ‖x'‖² − 2 x·x'`` loses
     ``ε‖x‖²``, which swamps small distances. Each input is therefore split in a coarse part on a grid, so coarse
     that its products and their sum are exact, and a small rest; what is left of the error is ``ε‖x‖²`` times the
     grid's spacing. Gradients pass through the rest and are those of the distance.
@@ -111,9 +111,9 @@ class Stationary(Kernel):
         check_columns(X, X2)
         X = select(X, self.active_dims)
         check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
-        centre = lax.stop_gradient(jnp.mean(X, axis=0))
-        scaled = (X - centre) / self.lengthscale
-        scaled2 = None if X2 is None else (select(X2, self.active_dims) - centre) / self.lengthscale
+        center = lax.stop_gradient(jnp.mean(X, axis=0))
+        scaled = (X - center) / self.lengthscale
+        scaled2 = None if X2 is None else (select(X2, self.active_dims) - center) / self.lengthscale
         return self.variance * self.correlation(squared_distances(scaled, scaled2))
 
     def diag(self, X):

@@ -104,8 +104,8 @@ class Zonal(Kernel):
         check_columns(X, X2)
         radius, unit = self.polar(X)
         radius2, unit2 = (radius, None) if X2 is None else self.polar(X2)
-        centre = lax.stop_gradient(jnp.mean(unit, axis=0))
-        chord2 = squared_distances(unit - centre, None if unit2 is None else unit2 - centre)
+        center = lax.stop_gradient(jnp.mean(unit, axis=0))
+        chord2 = squared_distances(unit - center, None if unit2 is None else unit2 - center)
         return self.variance * radius[:, None] * radius2 * self.correlation(chord2)
 
     def diag(self, X):

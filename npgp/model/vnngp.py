@@ -1,5 +1,5 @@
 """
-Variational nearest-neighbour GPs (Wu, Pleiss & Cunningham 2022) as a component of a NumPyro model: ``VNNGP``.
+Variational nearest-neighbor GPs (Wu, Pleiss & Cunningham 2022) as a component of a NumPyro model: ``VNNGP``.
 
 Inducing values have Vecchia's prior, and values of f depend on their k nearest inducing values alone::
 
@@ -7,12 +7,12 @@ Inducing values have Vecchia's prior, and values of f depend on their k nearest 
 
     KL[q ‖ p] = Σ_j E_{q(u_n(j))} KL[q(u_j) ‖ p(u_j | u_n(j))]
 
-Both the data's terms and those of the inducing values are sums, so both are minibatched: a step factorises one k × k
+Both the data's terms and those of the inducing values are sums, so both are minibatched: a step factorizes one k × k
 matrix for each row and each inducing point of its batches, however many there are of either. There may be as many
 inducing points as data.
 
 The residuals of rows are independent given u, for this is the prior of *this* model, not of the GP: every conditional
-of :func:`npgp.observe` that goes row by row bounds the log evidence of the nearest-neighbour model, whatever the
+of :func:`npgp.observe` that goes row by row bounds the log evidence of the nearest-neighbor model, whatever the
 likelihood. That evidence itself may lie above or below the GP's.
 """
 
@@ -49,7 +49,7 @@ __all__ = ["VNNGP", "MeanFieldNormal", "NeighborFunction", "NeighborPosterior"]
 @dataclass(frozen=True)
 class VNNGP:
     """
-    A GP with neighbours among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
+    A GP with neighbors among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
     sites are many, it keeps detail that :class:`npgp.SparseGP` must smooth away::
 
         neighbors = npgp.nearest_before(Z, 15)      # once, before the model
@@ -73,17 +73,17 @@ class VNNGP:
 
     :param name: prefix of the site and parameters; unique in the model.
     :param kernel: the kernel, npgp's or tinygp's.
-    :param inducing: Z, shape (M, D); all training inputs, say. Constants: neighbours are found once.
+    :param inducing: Z, shape (M, D); all training inputs, say. Constants: neighbors are found once.
     :param neighbors: of each inducing point among those before it, made of Z by :func:`npgp.nearest_before`; or
         their number k, to be found here in max–min order. To measure distances in other units than before, such as
         lengthscales that have been learned, train on with ``nearest_before(Z, k, scale=lengthscale)``.
     :param batch_size: inducing points that a step of SVI looks at, M_b; all if omitted. They are drawn anew at each
-        step, one from each of M_b runs of the neighbours' order, so the KL divergence is estimated without bias.
+        step, one from each of M_b runs of the neighbors' order, so the KL divergence is estimated without bias.
     :param init_loc: initial means of q(u), a scalar or (M,): data, where inducing points are data.
-    :param init_scale: initial standard deviations of q(u), as a share of those that the prior has given neighbours.
+    :param init_scale: initial standard deviations of q(u), as a share of those that the prior has given neighbors.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :raises TypeError: for inducing inputs that are not floating.
-    :raises ValueError: for inducing inputs of another shape, without rows or with NaN, neighbours of other sites, and
+    :raises ValueError: for inducing inputs of another shape, without rows or with NaN, neighbors of other sites, and
         a batch larger than M.
     """
 
@@ -146,7 +146,7 @@ class VNNGP:
 
     def posterior(self, params: dict[str, jax.Array], prefix: str = "") -> NeighborPosterior:
         """
-        The posterior of f at trained parameters, with this object's kernel, inducing points and neighbours.
+        The posterior of f at trained parameters, with this object's kernel, inducing points and neighbors.
 
         :param params: trained parameters, ``FitResult.params``.
         :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
@@ -195,7 +195,7 @@ class MeanFieldNormal(dist.Distribution):
 
     :param loc: m, (B,).
     :param scale: s, (B,).
-    :param near_loc: means of each one's neighbours, (B, K).
+    :param near_loc: means of each one's neighbors, (B, K).
     :param near_scale: their standard deviations, (B, K).
     :param sites: which inducing points these are, (B,); all M in order if omitted.
     :param counts: how many inducing points each stands for, (B,); one if omitted.
@@ -319,7 +319,7 @@ def _approximate(gp: VNNGP) -> Approximation:
 @dataclass(frozen=True, eq=False)
 class NearRows:
     """
-    Rows with their neighbours among the inducing points.
+    Rows with their neighbors among the inducing points.
 
     :param X: inputs, (N, D).
     :param near: numbers of the inducing points, (N, k).
@@ -364,8 +364,8 @@ class NeighborFunction:
         :param near: numbers of the inducing points that each row depends on, (N, k), made by :func:`npgp.nearest`.
             Found here if omitted, where inputs are no traced arguments: as many as inducing points have. For rows
             that are inducing points, ``rows[:, None]`` says that f there is the inducing value.
-        :raises TypeError: for inputs that are not floating, and where neighbours are to be found of traced ones.
-        :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbours of other rows.
+        :raises TypeError: for inputs that are not floating, and where neighbors are to be found of traced ones.
+        :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbors of other rows.
         """
         rows = X if isinstance(X, NearRows) else NearRows(*near_rows(self.gp, X, near))
         return Latent((Term(jnp.ones((), rows.X.dtype), self, rows),), jnp.zeros((), rows.X.dtype))
@@ -429,10 +429,10 @@ class NeighborFunction:
 
 
 def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
-    """Inputs (N, D), checked, and their neighbours among the inducing points (N, k), found if they are not given."""
+    """Inputs (N, D), checked, and their neighbors among the inducing points (N, k), found if they are not given."""
     if near is None and checks.is_traced(X):
         raise TypeError(
-            "X is traced, so its neighbours cannot be found: pass those of npgp.nearest(X, Z, k) beside X, f(X, near)."
+            "X is traced, so its neighbors cannot be found: pass those of npgp.nearest(X, Z, k) beside X, f(X, near)."
         )
     neighbors: Any = gp.neighbors
     inputs = concrete_inputs(X)
@@ -470,11 +470,11 @@ class NeighborPosterior:
     """
     The approximate posterior of f: what q(u) says about the function, each value through its nearest inducing points.
 
-    Neighbours of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.nearest`).
+    Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.nearest`).
 
     :param kernel: the kernel.
     :param inducing: Z, (M, D).
-    :param neighbors: as the prior had them: they say how many neighbours are used, and in which units of distance.
+    :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
     :param loc: means of the inducing values, (M,).
     :param scale: their standard deviations, (M,).
     :param jitter: relative jitter tried first.

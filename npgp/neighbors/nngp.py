@@ -1,7 +1,7 @@
 """
-Nearest-neighbour GPs as NumPyro distributions, and kriging from them (Vecchia 1988; Datta et al. 2016).
+Nearest-neighbor GPs as NumPyro distributions, and kriging from them (Vecchia 1988; Datta et al. 2016).
 
-Each value depends on those before it in an order through k neighbours alone. There are no inducing points and no bound:
+Each value depends on those before it in an order through k neighbors alone. There are no inducing points and no bound:
 it is a model of its own, as near to the GP as k and the order make it, at O(N k³) time and O(N k) memory. With
 k = N − 1 it is the GP.
 """
@@ -35,7 +35,7 @@ __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
 class NNGP(dist.Distribution):
     """
-    The nearest-neighbour GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
+    The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
 
         neighbors = npgp.nearest_before(X, 15)     # once, before the model
 
@@ -52,7 +52,7 @@ class NNGP(dist.Distribution):
     :param neighbors: made of X by :func:`npgp.nearest_before`; or their number k, to be found here in max–min order.
     :param mean: the mean function's values at X, a scalar or (N,). Add its values at new sites to predictions.
     :param jitter: relative jitter tried first.
-    :raises ValueError: for sites of the wrong shape, and for neighbours of another number of sites.
+    :raises ValueError: for sites of the wrong shape, and for neighbors of another number of sites.
     """
 
     support = constraints.real_vector
@@ -79,7 +79,7 @@ class NNGP(dist.Distribution):
         if not isinstance(neighbors, Neighbors):
             if checks.is_traced(X):
                 raise ValueError(
-                    "X is traced, so its neighbours cannot be found: pass neighbors=npgp.nearest_before(X, k)."
+                    "X is traced, so its neighbors cannot be found: pass neighbors=npgp.nearest_before(X, k)."
                 )
             neighbors = nearest_before(X, neighbors)
         if neighbors.num_sites != rows:
@@ -112,7 +112,7 @@ class NNGP(dist.Distribution):
         """Draws, O(N k) for each once the factor is there."""
         assert is_prng_key(key)
         shape = sample_shape + self.batch_shape + self.event_shape
-        return self.mean_value + self.factor().colour(jax.random.normal(key, shape, self.X.dtype))
+        return self.mean_value + self.factor().color(jax.random.normal(key, shape, self.X.dtype))
 
     def condition(self, value: ArrayLike) -> Kriging:
         """
@@ -136,7 +136,7 @@ class ResponseNNGP(NNGP):
 
         numpyro.sample("y", npgp.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
 
-    Not the model in which f is an :class:`NNGP`: noise in the neighbours' values costs accuracy, more neighbours regain
+    Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
     it. ``condition(y)`` predicts f, less the mean function; add σ² to its variance for observations.
 
     :param kernel: the kernel.
@@ -192,7 +192,7 @@ class WhitenNNGP(Reparam):
             raise ValueError(f"site {name!r} is a {type(fn).__name__}; WhitenNNGP is for NNGP sites.")
         standard = dist.Normal(jnp.zeros((), fn.X.dtype)).expand(fn.event_shape).to_event(1)
         z = numpyro.sample(f"{name}_white", self._wrap(standard, expand_shape, event_dim))
-        return None, fn.mean_value + fn.factor().colour(z)
+        return None, fn.mean_value + fn.factor().color(z)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -203,16 +203,16 @@ class WhitenNNGP(Reparam):
 @dataclass(frozen=True)
 class Kriging:
     """
-    f at new sites given values at observed ones: each given its nearest neighbours among these, and independent of
+    f at new sites given values at observed ones: each given its nearest neighbors among these, and independent of
     other new sites (Datta et al. 2016, section 2.3). Made by :meth:`NNGP.condition`.
 
-    New sites must be concrete, as their neighbours are looked up; to predict inside ``jit`` from sites that are traced
+    New sites must be concrete, as their neighbors are looked up; to predict inside ``jit`` from sites that are traced
     find them before, by :func:`npgp.neighbors.nearest`.
 
     :param kernel: the kernel.
     :param X: observed sites, (N, D).
-    :param neighbors: as the prior had them: they say how many neighbours are used, and in which units of distance.
-        Where all sites were neighbours of the last, all are used.
+    :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
+        Where all sites were neighbors of the last, all are used.
     :param values: at the observed sites, less the mean function, (..., N).
     :param noise_variance: what is added to their covariance's diagonal, (N,).
     :param first_jitter: relative jitter tried first.
@@ -230,10 +230,10 @@ class Kriging:
         Mean and variance of f at new sites.
 
         :param X: new sites, (N*, D).
-        :param neighbors: row numbers of their neighbours, (N*, k), if they have been found before.
+        :param neighbors: row numbers of their neighbors, (N*, k), if they have been found before.
         :return: each (..., N*).
-        :raises TypeError: if neighbours are to be found and sites are traced.
-        :raises ValueError: for sites of another shape, or neighbours of other sites.
+        :raises TypeError: if neighbors are to be found and sites are traced.
+        :raises ValueError: for sites of another shape, or neighbors of other sites.
         """
         X = concrete_inputs(X)
         if X.shape[1] != self.X.shape[1]:

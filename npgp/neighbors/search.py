@@ -1,5 +1,5 @@
 """
-Neighbours of sites, found once, outside ``jit``: for Vecchia's approximation each site's nearest among those before it
+Neighbors of sites, found once, outside ``jit``: for Vecchia's approximation each site's nearest among those before it
 in an order, for kriging a new site's nearest among all.
 
 Distances are Euclidean, in units of ``scale`` if that is given. Searches are scikit-learn's, by trees where columns are
@@ -30,7 +30,7 @@ RUN, RUNS = 64, 64
 AHEAD = 256
 #: Sites of a wave that are computed together, at most.
 LONGEST = 1024
-#: Neighbours that are Python numbers at a time.
+#: Neighbors that are Python numbers at a time.
 ENTRIES = 2**20
 
 Array = np.ndarray | jax.Array
@@ -40,7 +40,7 @@ Array = np.ndarray | jax.Array
 @dataclass(frozen=True)
 class Waves:
     """
-    Sites in waves: those of a wave have neighbours in earlier waves alone, and can be computed together.
+    Sites in waves: those of a wave have neighbors in earlier waves alone, and can be computed together.
 
     :param sites: numbers of the sites, wave after wave, (N,).
     :param starts: the places where parts of waves begin, and then N, as often as it takes, (N + 1,).
@@ -56,11 +56,11 @@ class Waves:
 @dataclass(frozen=True)
 class Neighbors:
     """
-    An order of N sites, and for each site its neighbours: the nearest k of the sites before it, fewer for the first
+    An order of N sites, and for each site its neighbors: the nearest k of the sites before it, fewer for the first
     k. Made by :func:`nearest_before`; all numbers are those of rows of X.
 
     :param order: the site at each place of the order, (N,) int32.
-    :param rows: each site's neighbours, (N, K) int32, with K = min(k, N − 1); where there are fewer, the site itself.
+    :param rows: each site's neighbors, (N, K) int32, with K = min(k, N − 1); where there are fewer, the site itself.
     :param mask: False at those places, (N, K).
     :param waves: sites that can be computed together.
     :param size: k, as it was asked for.
@@ -90,7 +90,7 @@ def nearest_before(
     first sites of the order are from one another (Guinness 2018), which is what ``"maxmin"`` is for.
 
     :param X: sites, (N, D).
-    :param size: k, the number of neighbours: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
+    :param size: k, the number of neighbors: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
         exact GP, at its cost.
     :param ordering: see :func:`order_sites`.
     :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column.
@@ -255,7 +255,7 @@ def _keep_nearest(distance, places, rows: slice, new_distance, new_places) -> No
 
 
 def _waves(order: NDArray[Any], near: NDArray[Any]) -> Waves:
-    """:param near: the places of each place's neighbours, (N, K); 0 where there are fewer, as all come after that."""
+    """:param near: the places of each place's neighbors, (N, K); 0 where there are fewer, as all come after that."""
     N, K = near.shape
     number = [0] * N
     some = max(ENTRIES // max(K, 1), 1)
@@ -276,13 +276,13 @@ def _sklearn(*names: str) -> list[Any]:
     try:
         from sklearn import neighbors
     except ImportError as error:
-        raise ImportError("neighbours are found by scikit-learn: pip install npgp[data].") from error
+        raise ImportError("neighbors are found by scikit-learn: pip install npgp[data].") from error
     return [getattr(neighbors, name) for name in names]
 
 
 def _scaled(X: ArrayLike, name: str, scale: ArrayLike) -> NDArray[Any]:
     if checks.is_traced(X) or checks.is_traced(scale):
-        raise TypeError(f"{name} or scale is traced; neighbours are found outside jit, once, from concrete inputs.")
+        raise TypeError(f"{name} or scale is traced; neighbors are found outside jit, once, from concrete inputs.")
     checks.require_positive(scale, "scale")
     with jax.ensure_compile_time_eval():  # inside jit, where X may be concrete
         points = np.asarray(checks.inputs(X, name), np.float64)

@@ -1,7 +1,7 @@
 """
 Vecchia's approximation of a Gaussian (Vecchia 1988): a sparse Cholesky factor of the precision.
 
-Sites are put in an order, and each value depends on those before it through k neighbours alone::
+Sites are put in an order, and each value depends on those before it through k neighbors alone::
 
     p(f) = Π_i N(f_i; b_iᵀ f_N(i), F_i),    b_i = C_NN⁻¹ c_Ni,    F_i = C_ii − c_Niᵀ b_i
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "new_site_weights", "site_weights"]
 
-#: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
+#: Entries of the neighbors' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
 
 
@@ -43,14 +43,14 @@ def conditional_weights(
     scale: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    Mean weights and variance of values given their neighbours', by one Cholesky factor for each site.
+    Mean weights and variance of values given their neighbors', by one Cholesky factor for each site.
 
     :param kernel: the kernel.
     :param sites: inputs (N, D), and what is added to their variance, (N,).
-    :param neighbors: the neighbours' inputs (N, k, D), and what is added to theirs, (N, k).
-    :param mask: False where there is no neighbour, (N, k).
+    :param neighbors: the neighbors' inputs (N, k, D), and what is added to theirs, (N, k).
+    :param mask: False where there is no neighbor, (N, k).
     :param jitter: relative jitter tried first.
-    :param scale: what the jitter is relative to, a scalar. It is added at sites and neighbours alike, so that what is
+    :param scale: what the jitter is relative to, a scalar. It is added at sites and neighbors alike, so that what is
         approximated is the covariance with jitter.
     :return: b (N, k), F (N,), and the relative jitter it took.
     """
@@ -63,7 +63,7 @@ def conditional_weights(
             jnp.concatenate([there, here[:, None]], axis=1) for here, there in zip(sites, neighbors, strict=True)
         )
         present = jnp.pad(mask, ((0, 0), (0, 1)), constant_values=True)
-        # Places without a neighbour have the identity's rows, hence weights of 0.
+        # Places without a neighbor have the identity's rows, hence weights of 0.
         C = jax.vmap(kernel)(X) + noise[:, :, None] * eye
         C = jnp.where(present[:, :, None] & present[:, None, :], C, scale * eye)
         weights, variance, used = _regress(C, first, scale)
@@ -82,11 +82,11 @@ def site_weights(
     sites: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    What :func:`conditional_weights` gives for sites and those of their neighbours that come before them.
+    What :func:`conditional_weights` gives for sites and those of their neighbors that come before them.
 
     :param kernel: the kernel.
     :param X: all sites, (N, D).
-    :param neighbors: their order and neighbours.
+    :param neighbors: their order and neighbors.
     :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
     :param jitter: relative jitter tried first.
     :param sites: numbers of the sites wanted, (B,); all if omitted.
@@ -110,12 +110,12 @@ def new_site_weights(
     jitter: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """
-    Mean weights b (N*, k) and variance F (N*,) of f at new sites, given values at their neighbours among the sites.
+    Mean weights b (N*, k) and variance F (N*,) of f at new sites, given values at their neighbors among the sites.
 
     :param kernel: the kernel.
     :param X_new: new sites, (N*, D).
     :param X: sites, (N, D).
-    :param near: numbers of each new site's neighbours, (N*, k).
+    :param near: numbers of each new site's neighbors, (N*, k).
     :param noise_variance: what is added to the sites' covariance, a scalar or (N,).
     :param jitter: relative jitter tried first.
     """
@@ -137,8 +137,8 @@ def jitter_scale(kernel: Kernel, X: jax.Array, noise_variance: ArrayLike = 0.0) 
     return jnp.mean(kernel.diag(X[some]) + at_rows(noise_variance, some, X.dtype))
 
 
-def _factorise(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
-    """``L_NN⁻¹``, the last row of L, and the jitter used, for C with the neighbours first and the site last."""
+def _factorize(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
+    """``L_NN⁻¹``, the last row of L, and the jitter used, for C with the neighbors first and the site last."""
     k = C.shape[-1] - 1
     L, used = linalg.cholesky(C, first, scale=jnp.broadcast_to(scale, C.shape[:1]))  # type: ignore[arg-type]
     identity = jnp.broadcast_to(jnp.eye(k, dtype=C.dtype), (C.shape[0], k, k))
@@ -156,7 +156,7 @@ def _weights(inverse: jax.Array, c: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def _regress(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """b (B, k), F (B,) and the jitter used, from the covariances C (B, k + 1, k + 1)."""
-    inverse, row, used = _factorise(C, first, scale)
+    inverse, row, used = _factorize(C, first, scale)
     return _weights(inverse, row[:, :-1]), jnp.square(row[:, -1]), used
 
 
@@ -165,7 +165,7 @@ def _(primals, tangents):
     # db = C_NN⁻¹ (dc − dC_NN b) and dF = dC_ii − 2 bᵀ dc + bᵀ dC_NN b: products alone. Differentiating the factor would
     # take triangular solves side by side, which XLA may leave waiting for one another on CPUs with few threads.
     C, first, scale = primals
-    inverse, row, used = _factorise(C, first, scale)
+    inverse, row, used = _factorize(C, first, scale)
     weights, variance = _weights(inverse, row[:, :-1]), jnp.square(row[:, -1])
     dC = tangents[0] + used * tangents[2] * jnp.eye(C.shape[-1], dtype=C.dtype)
     dc, moved = dC[:, -1, :-1], _times(dC[:, :-1, :-1], weights)
@@ -197,10 +197,10 @@ def _with_room(v: jax.Array, rows: int) -> jax.Array:
 class VecchiaFactor:
     """
     The sparse Cholesky factor of an NNGP's precision: ``R = F^−½ (I − B)``, with ``Rᵀ R`` the precision. Its rows and
-    columns are numbered as the sites; in the neighbours' order it is lower triangular.
+    columns are numbered as the sites; in the neighbors' order it is lower triangular.
 
-    :param neighbors: the sites' order and neighbours.
-    :param weights: b_i, (N, K), 0 where there is no neighbour.
+    :param neighbors: the sites' order and neighbors.
+    :param weights: b_i, (N, K), 0 where there is no neighbor.
     :param variance: F_i, (N,).
     :param jitter: the relative jitter that the covariances took, the largest.
     """
@@ -222,7 +222,7 @@ class VecchiaFactor:
         """
         :param kernel: the kernel.
         :param X: sites, (N, D).
-        :param neighbors: their order and neighbours.
+        :param neighbors: their order and neighbors.
         :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
         :param jitter: relative jitter tried first.
         """
@@ -236,11 +236,11 @@ class VecchiaFactor:
         """``R f`` over the last axis, (..., N): independent standard normal if f is from the prior."""
         return self._subtract(f) / jnp.sqrt(self.variance)
 
-    def colour(self, z: jax.Array) -> jax.Array:
+    def color(self, z: jax.Array) -> jax.Array:
         """
         ``R⁻¹ z`` over the last axis, (..., N): a draw from the prior if z is standard normal.
 
-        Wave after wave of sites that have neighbours in earlier ones alone (:class:`~npgp.neighbors.Waves`): O(N k)
+        Wave after wave of sites that have neighbors in earlier ones alone (:class:`~npgp.neighbors.Waves`): O(N k)
         work for each row of z, in some hundreds of steps for sites in the plane; its gradient as much.
         """
         e = jnp.reshape(z * jnp.sqrt(self.variance), (-1, z.shape[-1])).T

@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Distinguishable for colour-blind readers (Okabe & Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-#: Where there are more series than colours.
+# Distinguishable for color-blind readers (Okabe & Ito).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Where there are more series than colors.
 MARKERS = ("o", "^", "s", "D")
 
 

@@ -13,7 +13,7 @@ from npgp.plots.figures import shaped, subplots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What was not seen of an image: no grey is taken for it.
+#: What was not seen of an image: no gray is taken for it.
 BLANK = "#c6dbef"
 
 
@@ -26,7 +26,7 @@ def plot_images(
     """
     Images in rows of panels, one row for each name: originals above their reconstructions, say.
 
-    :param images: for each row of panels, K images, (K, height · width) or (K, height, width), all on one grey scale.
+    :param images: for each row of panels, K images, (K, height · width) or (K, height, width), all on one gray scale.
         NaN is left blank.
     :param shape: (height, width).
     :param deviations: further rows of panels, such as standard deviations, on a scale of their own from 0.
@@ -48,12 +48,12 @@ def plot_images(
     figure, axes = subplots(len(every), count, figsize=size, squeeze=False)
     scales = ((tables, "gray", label), (spreads, "magma", " and ".join(spreads)))
     start = 0
-    for rows, colours, what in scales:
+    for rows, colors, what in scales:
         if not rows:
             continue
         values = np.concatenate(list(rows.values()))
         limits = {"vmin": np.nanmin(values) if rows is tables else 0.0, "vmax": np.nanmax(values)}
-        cmap = matplotlib.colormaps[colours].with_extremes(bad=BLANK)
+        cmap = matplotlib.colormaps[colors].with_extremes(bad=BLANK)
         panels = axes[start : (start := start + len(rows))]
         for (name, pictures), line in zip(rows.items(), panels, strict=True):
             for ax, picture in zip(line, pictures, strict=True):

@@ -233,7 +233,7 @@ class Checkpoints:
             old, new = saved.get(name, "missing"), wanted.get(name, "missing")
             if old != new:
                 raise ValueError(
-                    f"{where} are of another model or optimiser: state{name} is {old} there, and {new} here. {advice}"
+                    f"{where} are of another model or optimizer: state{name} is {old} there, and {new} here. {advice}"
                 )
 
 

@@ -81,7 +81,7 @@ def minimize(
     describe: Callable[[float], str] = "loss {:.6g}".format,
 ) -> LBFGSResult:
     """
-    Minimise ``loss(params, *args)`` from a start, by L-BFGS.
+    Minimize ``loss(params, *args)`` from a start, by L-BFGS.
 
     A keyboard interrupt ends it with a warning and what was found so far.
 

@@ -2,7 +2,7 @@
 minibatches, and a refusal to train on NaN.
 
 :func:`fit` relies on ``svi.init``, ``svi.update`` and ``svi.get_params``, so every model, guide,
-loss and optimiser that ``SVI`` accepts can be trained with it. The optimiser's own step count says
+loss and optimizer that ``SVI`` accepts can be trained with it. The optimizer's own step count says
 how far a state has been trained, so a state is all that is needed to continue.
 """
 
@@ -40,7 +40,7 @@ SECONDS_PER_CALL = 1.0
 
 
 def one_blas_thread() -> threadpool_limits:
-    """On a CPU, JAX factorises in LAPACK, whose idle threads spin and take the cores from XLA's own.
+    """On a CPU, JAX factorizes in LAPACK, whose idle threads spin and take the cores from XLA's own.
 
     With one BLAS thread a training step of a sparse GP took a third of the time (M = 50, 2 cores).
     """
@@ -95,7 +95,7 @@ def fit(
     learning-rate schedule go on where they were, and 60 + 40 steps give the same numbers as 100.
     To continue after the process was killed, give ``checkpoints``, and run the same program again.
 
-    :param svi: NumPyro's ``SVI`` of model, guide, optimiser, loss and static arguments.
+    :param svi: NumPyro's ``SVI`` of model, guide, optimizer, loss and static arguments.
     :param rng_key: key for the initial values, the noise and the order of the batches.
     :param num_steps: number of steps to take in this call.
     :param args: positional arguments of model and guide; a source of batches stands for the first ones.
@@ -110,7 +110,7 @@ def fit(
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
     :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs
         the same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
-        the optimiser. ``svi``'s own optimiser moves all other parameters; if omitted, it moves the tables as wholes.
+        the optimizer. ``svi``'s own optimizer moves all other parameters; if omitted, it moves the tables as wholes.
         Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
         :func:`evaluate`; ``svi.get_params`` refuses it.
     :param on_host: leave the rows in the host's memory, for data that the device has no room for.

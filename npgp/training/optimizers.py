@@ -1,4 +1,4 @@
-"""Optimisers with the schedules that training a sparse GP mostly wants."""
+"""Optimizers with the schedules that training a sparse GP mostly wants."""
 
 from __future__ import annotations
 

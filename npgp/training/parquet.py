@@ -32,7 +32,7 @@ class Parquet:
     Each epoch reads the files' row groups in a random order, as many at a time as have ``window`` rows together, and
     shuffles their rows; a batch may begin in one window and end in the next. N mod B rows, chosen at random, are left
     out: all rows have the same chance of being in an epoch, none is in it twice, and the mean over an epoch's batches
-    is an unbiased estimate. A single batch has rows of one window only, though, or of two. Where neighbouring rows are
+    is an unbiased estimate. A single batch has rows of one window only, though, or of two. Where neighboring rows are
     alike, as in a file sorted by date, that calls for windows of many row groups: a larger window, or row groups of
     some ten thousand rows (``row_group_size`` of ``pyarrow.parquet.write_table``, a million if not given).
 

@@ -61,7 +61,7 @@ class Shuffle:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """A random-looking function of 64-bit words to 32 bits: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    """A random-looking function of 64-bit words to 32 bits: the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (x ^ (x >> np.uint64(31))) >> np.uint64(32)

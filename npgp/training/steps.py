@@ -74,7 +74,7 @@ class Steps:
     """
     Steps of ``svi.update``.
 
-    :param svi: model, guide, optimiser and loss.
+    :param svi: model, guide, optimizer and loss.
     :param inputs: the arguments.
     :param state: the first state.
     :param max_steps: length of a chunk.
@@ -136,7 +136,7 @@ class RowSteps:
     """
     Steps that move the rows of row tables lazily; otherwise as :class:`Steps`.
 
-    :param svi: of model and guide, with the optimiser of rows.
+    :param svi: of model and guide, with the optimizer of rows.
     :param inputs: the arguments.
     :param state: the first state, which is not used up.
     :param max_steps: length of a chunk.

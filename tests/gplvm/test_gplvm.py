@@ -293,10 +293,10 @@ def test_pca_start(float64):
     start = npgp.pca_start(DATA, 2, 4, seed=3)
     np.testing.assert_allclose(start.offset, DATA.mean(0))
     np.testing.assert_allclose(start.latents.T @ start.latents / ROWS, np.eye(2), atol=1e-10)
-    centred = DATA - DATA.mean(0)
+    centered = DATA - DATA.mean(0)
     # They span the best rank-2 approximation.
-    residual = centred - start.latents @ np.linalg.lstsq(start.latents, centred, rcond=None)[0]
-    np.testing.assert_allclose(np.sum(residual**2), np.linalg.svd(centred)[1][2] ** 2, atol=1e-10)
+    residual = centered - start.latents @ np.linalg.lstsq(start.latents, centered, rcond=None)[0]
+    np.testing.assert_allclose(np.sum(residual**2), np.linalg.svd(centered)[1][2] ** 2, atol=1e-10)
     rows = [np.flatnonzero((start.latents == z).all(1)) for z in start.inducing]
     assert len({int(row[0]) for row in rows}) == 4
     np.testing.assert_array_equal(start.inducing, npgp.pca_start(DATA, 2, 4, seed=3).inducing)

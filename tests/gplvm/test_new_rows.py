@@ -14,7 +14,7 @@ from npgp.gplvm import expectations
 from npgp.gplvm.expectations import in_parts, normal_rule
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.likelihoods import Columns
-from npgp.training.minimize import minimise
+from npgp.training.minimize import minimize
 
 NOISE = 0.01
 
@@ -374,14 +374,14 @@ def test_nodes_are_exact_for_cubics(latent_dim, num_nodes, float64):
         np.testing.assert_allclose(np.sort(z[:, 0]), expected, atol=1e-10)
 
 
-def test_minimise_solves_each_problem_by_itself(float64):
+def test_minimize_solves_each_problem_by_itself(float64):
     def function(x):
         """Rosenbrock's function and others that it becomes with another weight; the last is NaN."""
         weights = jnp.array([0.0, 1.0, 10.0, 100.0, jnp.nan])
         return (1 - x[..., 0]) ** 2 + weights * (x[..., 1] - x[..., 0] ** 2) ** 2 + 1e-3 * (x[..., 1] - 1) ** 2
 
     start = jnp.array([[-1.2, 1.0]] * 5)
-    run = compiled(lambda start, steps: minimise(function, start, np.ones(2), np.array([np.inf, 0.7]), steps, 1e-12))
+    run = compiled(lambda start, steps: minimize(function, start, np.ones(2), np.array([np.inf, 0.7]), steps, 1e-12))
     x, values, done = run(start, 200)
     np.testing.assert_allclose(x[:4], 1.0, atol=1e-4)
     np.testing.assert_allclose(values[:4], 0.0, atol=1e-10)

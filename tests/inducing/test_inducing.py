@@ -259,8 +259,8 @@ def test_kmeans_comes_nearer_than_random_rows(x64, batches, monkeypatch):
 
 
 def test_kmeans_finds_the_clusters(x64):
-    centres = np.array([[-5.0, 0.0], [0.0, 7.0], [5.0, 0.0]])
-    X = (centres[:, None] + 0.1 * np.random.default_rng(0).normal(size=(3, 40, 2))).astype(x64)
+    centers = np.array([[-5.0, 0.0], [0.0, 7.0], [5.0, 0.0]])
+    X = (centers[:, None] + 0.1 * np.random.default_rng(0).normal(size=(3, 40, 2))).astype(x64)
     np.testing.assert_allclose(np.sort(kmeans(X.reshape(-1, 2), 3), 0), np.sort(X.mean(1), 0), rtol=1e-4, atol=1e-4)
 
 

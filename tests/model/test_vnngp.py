@@ -1,4 +1,4 @@
-"""Variational nearest-neighbour GPs against dense algebra: the bound, both minibatches, the modes, what is refused."""
+"""Variational nearest-neighbor GPs against dense algebra: the bound, both minibatches, the modes, what is refused."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_tight_is_above_prior(float64):
     assert tight > prior + 0.1
 
 
-def test_all_points_with_all_neighbours_is_mean_field_inference_of_the_gp(float64):
+def test_all_points_with_all_neighbors_is_mean_field_inference_of_the_gp(float64):
     found = neighbors(M - 1)
     y = RNG.normal(size=M)
     rows = np.arange(M)[:, None]
@@ -227,7 +227,7 @@ def test_batches_of_inducing_points_stand_for_all(batch_size):
 
 
 def test_rows_are_trained_alone_and_well():
-    """The lazy optimiser ends where the dense one does: at the best mean-field q."""
+    """The lazy optimizer ends where the dense one does: at the best mean-field q."""
     near = npgp.nearest(X, Z, K)
     model = regression(7)
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.05, 600), TraceMeanField_ELBO())
@@ -294,7 +294,7 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
 # ---------------------------------------------------------------- modes
 
 
-def test_without_a_guide_it_is_the_neighbour_model(float64):
+def test_without_a_guide_it_is_the_neighbor_model(float64):
     u = RNG.normal(size=M)
     density = compiled(lambda u: log_density(regression(5), arguments(), {}, {"f.u": u})[0])(u)
     dense = Dense()
@@ -396,7 +396,7 @@ def test_scope(float64):
 
 
 def test_start_of_q(x64):
-    """Data as means, and standard deviations that the prior has given neighbours."""
+    """Data as means, and standard deviations that the prior has given neighbors."""
     gp = component(init_loc=LOC.copy(), init_scale=0.5)
     with handlers.seed(rng_seed=0), handlers.trace() as sites:
         gp.guide()
@@ -406,7 +406,7 @@ def test_start_of_q(x64):
     np.testing.assert_allclose(np.sum(np.log(B)), np.linalg.slogdet(Dense().precision)[1], rtol=1e-4)
 
 
-def test_neighbours_in_new_units_go_on_from_where_training_was(float64):
+def test_neighbors_in_new_units_go_on_from_where_training_was(float64):
     """Their shapes are the same, and q means the same, so that training goes on."""
     x, near, y = arguments()
     stretched = np.array([0.2, 3.0])

@@ -50,7 +50,7 @@ def test_latents_show_the_two_most_relevant_dimensions():
 
 
 def test_latents_without_names_number_the_classes():
-    labels = np.arange(16) % 8  # more classes than colours
+    labels = np.arange(16) % 8  # more classes than colors
     (ax,) = check(plots.plot_latents(RNG.normal(size=(16, 2)), np.ones((16, 2)), [1.0, 0.2], labels))
     assert legend(ax) == [f"class {k}" for k in range(8)]
 
@@ -240,11 +240,11 @@ def test_imputed_images_have_a_row_for_each_thing():
     present = np.ones((3, 5, 4), bool)
     present[:, 3:] = False
     mean, scale = images + 1.0, RNG.uniform(0.5, 1.0, (3, 20))
-    figure = plots.plot_imputed_images(images, mean, scale, present, shape, "grey level")
+    figure = plots.plot_imputed_images(images, mean, scale, present, shape, "gray level")
     figure.canvas.draw()
     *panels, first_bar, second_bar = figure.axes
     assert len(panels) == 12 and {bar.get_ylabel() for bar in (first_bar, second_bar)} == {
-        "grey level",
+        "gray level",
         "standard deviation",
     }
     assert [ax.get_ylabel() for ax in panels[::3]] == ["original", "seen", "imputed", "standard deviation"]
@@ -256,7 +256,7 @@ def test_imputed_images_have_a_row_for_each_thing():
     np.testing.assert_allclose(imputed[:, 3:], square[:, 3:] + 1.0)
     np.testing.assert_array_equal(np.ma.getmaskarray(deviation), present)
     np.testing.assert_allclose(deviation[:, 3:], scale.reshape(3, 5, 4)[:, 3:])
-    # One grey scale for all that are compared, and deviations from 0.
+    # One gray scale for all that are compared, and deviations from 0.
     limits = {ax.images[0].get_clim() for ax in panels[:9]}
     assert limits == {(images.min(), max(images.max(), mean[:, 12:].max()))}
     assert {ax.images[0].get_clim() for ax in panels[9:]} == {(0.0, scale[:, 12:].max())}
@@ -375,8 +375,8 @@ def test_variance_is_a_stack_of_parts():
             np.testing.assert_allclose([vertices[vertices[:, 0] == at, 1].max() for at in x], top)
         # Everything is in view.
         assert below.get_ylim()[0] == 0 and below.get_ylim()[1] > max(np.max(p.variance.sum(0)) for p in (one, two))
-        colours = [tuple(layer.get_facecolor()[0]) for layer in layers]
-        assert [line.get_color() for line in above.lines[1:]] == [to_hex(c).upper() for c in colours[:-1]]
+        colors = [tuple(layer.get_facecolor()[0]) for layer in layers]
+        assert [line.get_color() for line in above.lines[1:]] == [to_hex(c).upper() for c in colors[:-1]]
 
 
 def test_variance_of_what_cannot_be_drawn_is_refused():
