@@ -11,7 +11,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import one_of, require_positive
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -22,7 +22,8 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import project
-from npgp.kernels.stationary import safe_sqrt, squared_distances
+from npgp.kernels.stationary import squared_distances
+from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -49,11 +50,10 @@ class ArcCosine(Kernel):
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        if self.order not in (0, 1, 2):
-            raise ValueError(f"ArcCosine order is {self.order!r}; it must be 0, 1 or 2.")
+        one_of(self.order, "ArcCosine order", (0, 1, 2))
         for name in ("variance", "weight_variance", "bias_variance"):
             require_positive(getattr(self, name), f"ArcCosine {name}")
         check_active_dims(self.active_dims)

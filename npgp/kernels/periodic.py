@@ -45,7 +45,7 @@ class Periodic(Kernel):
     period: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         for name in ("period", "lengthscale", "variance"):
@@ -94,7 +94,7 @@ class Cosine(Kernel):
 
     period: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         require_positive(self.period, "Cosine period")

@@ -22,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import waves
-from npgp.linalg import matmul
+from npgp.linalg import matmul, safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -84,7 +84,7 @@ class Stationary(Kernel):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         require_positive(self.lengthscale, f"{type(self).__name__} lengthscale")
@@ -152,11 +152,10 @@ class RationalQuadratic(Stationary):
     :param lengthscale: as :class:`Stationary`.
     :param variance: as :class:`Stationary`.
     :param alpha: shape α of the mixture, a scalar; RBF in the limit of large α.
-    :param active_dims: as :class:`Stationary`; by keyword.
+    :param active_dims: as :class:`Stationary`.
     """
 
     alpha: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -172,11 +171,6 @@ class RationalQuadratic(Stationary):
 
 # The Matérn family in a² = 2ν r². Each derivative in a² is a multiple of the member below it, which is finite at
 # zero; automatic differentiation through √(a²) would give NaN there.
-
-
-def safe_sqrt(a2: jax.Array) -> jax.Array:
-    positive = a2 > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, a2, 1.0)), 0.0)
 
 
 @jax.custom_jvp

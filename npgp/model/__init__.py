@@ -5,14 +5,13 @@ from npgp.model.latent import Latent
 from npgp.model.observation import joint, observe, sample
 from npgp.model.row_params import RowOptimizer, row_param
 from npgp.model.sparse_gp import Function, SparseGP, plate
-from npgp.model.vnngp import VNNGP, NeighborPosterior
+from npgp.model.vnngp import VNNGP
 
 __all__ = [
     "VNNGP",
     "AutoSparseGP",
     "Function",
     "Latent",
-    "NeighborPosterior",
     "RowOptimizer",
     "SparseGP",
     "joint",

@@ -19,31 +19,28 @@ likelihood. That evidence itself may lie above or below the GP's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
-from numpyro.distributions.kl import kl_divergence
-from numpyro.util import is_prng_key
 
-from npgp import checks, linalg
+from npgp import checks
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, Moments, Term
 from npgp.model.row_params import row_param
 from npgp.model.sparse_gp import FUNCTION, WHITENED, Catch, Q, check_draw_context, in_automatic_guide
-from npgp.neighbors.nngp import NNGP, concrete_inputs
-from npgp.neighbors.search import Neighbors, nearest
-from npgp.neighbors.vecchia import at_rows, new_site_weights, site_weights
+from npgp.neighbors.mean_field import MeanFieldNormal
+from npgp.neighbors.nngp import NNGP
+from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
+from npgp.neighbors.search import Neighbors
 from npgp.sparse.groups import Groups
 
-__all__ = ["VNNGP", "MeanFieldNormal", "NeighborFunction", "NeighborPosterior"]
+__all__ = ["VNNGP", "NeighborFunction"]
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,21 @@ class VNNGP:
     A GP with neighbors among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
     sites are many, it keeps detail that :class:`npgp.SparseGP` must smooth away::
 
-        neighbors = npgp.nearest_before(Z, 15)      # once, before the model
-        near = npgp.nearest(X, Z, 15)
+        before = npgp.nearest_before(Z, 15)         # once, before the model
+        neighbors = npgp.nearest(X, Z, 15)
 
-        def model(X, near, y=None, *, size):
-            f = npgp.VNNGP("f", kernel, Z, neighbors, batch_size=1024).draw()
+        def model(X, neighbors, y=None, *, size):
+            f = npgp.VNNGP("f", kernel, Z, before, batch_size=1024).draw()
             with npgp.plate("data", size, rows=X.shape[0]):
-                npgp.observe("y", f(X, near), npgp.Gaussian(0.1), obs=y)
+                npgp.observe("y", f(X, neighbors), npgp.Gaussian(0.1), obs=y)
 
         svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
-        npgp.fit(svi, key, 10_000, X, near, y, batch_size=1024, row_optim=npgp.row_adam(0.01, 10_000))
+        npgp.fit(svi, key, 10_000, X, neighbors, y, batch_size=1024, row_optim=npgp.row_adam(0.01, 10_000))
 
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
     with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site
     ``name.u`` with an :class:`npgp.NNGP` prior, for NUTS too. Where inducing points are the training inputs, say so by
-    ``near = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
+    ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
 
     As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
     inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.
@@ -91,6 +88,7 @@ class VNNGP:
     kernel: Kernel
     inducing: Any
     neighbors: Neighbors | int = 15
+    _: KW_ONLY
     batch_size: int | None = None
     init_loc: ArrayLike = 0.0
     init_scale: float = 1.0
@@ -99,16 +97,16 @@ class VNNGP:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name is {self.name!r}; it must be a non-empty string.")
-        inducing = concrete_inputs(self.inducing, "inducing")
+        inducing = checks.concrete_inputs(self.inducing, "inducing")
         prior = NNGP(self.kernel, inducing, self.neighbors, jitter=self.jitter)
         object.__setattr__(self, "kernel", prior.kernel)
         object.__setattr__(self, "inducing", prior.X)
         object.__setattr__(self, "neighbors", prior.neighbors)
         size = prior.event_shape[0]
-        if self.batch_size is not None and checks.positive_int(self.batch_size, "batch_size") > size:
-            raise ValueError(
-                f"batch_size is {self.batch_size}; it must be at most {size}, the number of inducing points."
-            )
+        if self.batch_size is not None:
+            number = checks.whole_number(self.batch_size, "batch_size")
+            must_be = f"at most {size}, the number of inducing points"
+            checks.whole_number(number, "batch_size", most=size, must_be=must_be)
         checks.require_per_row(self.init_loc, "init_loc", size)
         checks.require_positive(self.init_scale, "init_scale")
 
@@ -189,66 +187,6 @@ class VNNGP:
 # q(u)
 
 
-class MeanFieldNormal(dist.Distribution):
-    """
-    ``q(u) = Π_j N(m_j, s_j²)`` at all inducing points, or at a batch of them that stands for all.
-
-    :param loc: m, (B,).
-    :param scale: s, (B,).
-    :param near_loc: means of each one's neighbors, (B, K).
-    :param near_scale: their standard deviations, (B, K).
-    :param sites: which inducing points these are, (B,); all M in order if omitted.
-    :param counts: how many inducing points each stands for, (B,); one if omitted.
-    :param size: M.
-    """
-
-    support = constraints.real_vector
-    reparametrized_params: list[str] = []
-    pytree_data_fields = ("loc", "scale", "near_loc", "near_scale", "sites", "counts")
-    pytree_aux_fields = ("size",)
-
-    def __init__(self, loc, scale, near_loc, near_scale, size, sites=None, counts=None, *, validate_args=None):
-        self.loc, self.scale, self.near_loc, self.near_scale = loc, scale, near_loc, near_scale
-        self.size, self.sites, self.counts = size, sites, counts
-        super().__init__((), (size,), validate_args=validate_args)
-
-    def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
-        if self.sites is not None:
-            return jnp.full((*sample_shape, 1), jnp.nan, self.loc.dtype)
-        return self.loc + self.scale * jax.random.normal(key, sample_shape + self.event_shape, self.loc.dtype)
-
-    def log_prob(self, value):
-        if self.sites is not None:
-            raise ValueError(
-                "a batch of the inducing values has no joint density: use TraceMeanField_ELBO, which takes their KL "
-                "divergence in closed form, or a VNNGP without batch_size."
-            )
-        return jnp.sum(dist.Normal(self.loc, self.scale).log_prob(value), -1)
-
-    @property
-    def mean(self):
-        return self.loc
-
-    @property
-    def variance(self):
-        return jnp.square(self.scale)
-
-
-@kl_divergence.register(MeanFieldNormal, NNGP)  # type: ignore[attr-defined]
-def _(q: MeanFieldNormal, p: NNGP):
-    # Wu, Pleiss & Cunningham 2022, eq. 9. All that depends on hyperparameters is the model's.
-    b, F, _ = site_weights(p.kernel, p.X, p.neighbors, p.noise_variance, p.jitter, q.sites)
-    sites, rows = jnp.arange(q.size) if q.sites is None else q.sites, jnp.asarray(p.neighbors.rows)
-    near = rows if q.sites is None else rows[q.sites]
-    mean, near_mean = (at_rows(p.mean_value, at, q.loc.dtype) for at in (sites, near))
-    error = q.loc - mean - jnp.sum(b * (q.near_loc - near_mean), axis=-1)
-    square = jnp.square(error) + jnp.sum(jnp.square(b * q.near_scale), axis=-1)
-    variance = jnp.square(q.scale)
-    terms = 0.5 * ((variance + square) / F - 1.0 - jnp.log(variance / F))
-    return jnp.sum(terms if q.counts is None else q.counts * terms)
-
-
 @dataclass(frozen=True, eq=False)
 class Approximation:
     """
@@ -290,13 +228,12 @@ def _approximate(gp: VNNGP) -> Approximation:
             )
         return values
 
-    # Under Predictive, and where the posterior is asked for, all inducing values are wanted.
+    # Predictive, and functions that return the posterior, need all inducing values.
     if gp.batch_size is None or numpyro.get_mask() is False:
         loc, scale = table("loc", None), table("scale", None)
-        near = jnp.asarray(neighbors.rows)
-        return Approximation(
-            MeanFieldNormal(loc, scale, loc[near], scale[near], gp.size), lambda rows: (loc[rows], scale[rows]), None
-        )
+        rows = jnp.asarray(neighbors.rows)
+        q = MeanFieldNormal(loc, scale, loc[rows], scale[rows], gp.size)
+        return Approximation(q, lambda rows: (loc[rows], scale[rows]), None)
     key = numpyro.prng_key()
     if key is None:
         raise ValueError(f"{gp.site}: choosing inducing points needs a random key; wrap the guide in handlers.seed.")
@@ -308,30 +245,12 @@ def _approximate(gp: VNNGP) -> Approximation:
     rows = jnp.concatenate([sites[:, None], jnp.asarray(neighbors.rows)[sites]], axis=1)  # (B, 1 + K)
     loc, scale = table("loc", rows), table("scale", rows)
     counts = jnp.asarray(np.diff(ends), loc.dtype)
-    q = MeanFieldNormal(loc[:, 0], scale[:, 0], loc[:, 1:], scale[:, 1:], gp.size, sites, counts)
+    q = MeanFieldNormal(loc[:, 0], scale[:, 0], loc[:, 1:], scale[:, 1:], gp.size, sites=sites, counts=counts)
     return Approximation(q, lambda rows: (table("loc", rows), table("scale", rows)), draw_key)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The function
-
-
-@dataclass(frozen=True, eq=False)
-class NearRows:
-    """
-    Rows with their neighbors among the inducing points.
-
-    :param X: inputs, (N, D).
-    :param near: numbers of the inducing points, (N, k).
-    """
-
-    X: jax.Array
-    near: jax.Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the inputs."""
-        return self.X.shape
 
 
 class NeighborFunction:
@@ -351,68 +270,69 @@ class NeighborFunction:
 
     def __init__(self, gp: VNNGP, values: Sequence[jax.Array], q: Approximation | None, guided: bool):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
-        self._weights: list[tuple[NearRows, tuple[jax.Array, jax.Array]]] = []
+        self._weights: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
 
     def __repr__(self):
         return f"<draw of VNNGP {self.gp.name!r}>"
 
-    def __call__(self, X: ArrayLike | NearRows, near: ArrayLike | None = None) -> Latent:
+    def __call__(self, X: ArrayLike | NeighborRows, neighbors: ArrayLike | None = None) -> Latent:
         """
         f at inputs X of shape (N, D): shape (N,).
 
         :param X: inputs.
-        :param near: numbers of the inducing points that each row depends on, (N, k), made by :func:`npgp.nearest`.
+        :param neighbors: numbers of the inducing points that each row depends on, (N, k), made by :func:`npgp.nearest`.
             Found here if omitted, where inputs are no traced arguments: as many as inducing points have. For rows
             that are inducing points, ``rows[:, None]`` says that f there is the inducing value.
         :raises TypeError: for inputs that are not floating, and where neighbors are to be found of traced ones.
         :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbors of other rows.
         """
-        rows = X if isinstance(X, NearRows) else NearRows(*near_rows(self.gp, X, near))
+        given: Any = self.gp.neighbors
+        rows = X if isinstance(X, NeighborRows) else with_neighbors(X, neighbors, self.gp.inducing, given)
         return Latent((Term(jnp.ones((), rows.X.dtype), self, rows),), jnp.zeros((), rows.X.dtype))
 
-    def _regression(self, rows: NearRows) -> tuple[jax.Array, jax.Array]:
+    def _regression(self, rows: NeighborRows) -> tuple[jax.Array, jax.Array]:
         """Weights b (N, k) and residual variance F (N,)."""
         for seen, found in self._weights:
             if seen is rows:
                 return found
-        self._weights.append((rows, _regression(self.gp, rows)))
+        self._weights.append((rows, rows.regression(self.gp.kernel, self.gp.inducing, self.gp.jitter)))
         return self._weights[-1][1]
 
-    def moments(self, rows: NearRows) -> Moments:
+    def moments(self, rows: NeighborRows) -> Moments:
         """Mean, variance from the inducing values, and residual variance at each row."""
         b, F = self._regression(rows)
         if self.q is None:
-            return Moments(jnp.sum(b * self.values[0][rows.near], axis=-1), jnp.zeros_like(F), F)
-        loc, scale = self.q.at(rows.near)
+            return Moments(jnp.sum(b * self.values[0][rows.neighbors], axis=-1), jnp.zeros_like(F), F)
+        loc, scale = self.q.at(rows.neighbors)
         return Moments(jnp.sum(b * loc, axis=-1), jnp.sum(jnp.square(b * scale), axis=-1), F)
 
-    def group_covariance(self, rows: NearRows, groups: Groups) -> jax.Array:
-        """There is none: residuals are independent."""
+    def group_covariance(self, rows: NeighborRows, groups: Groups) -> jax.Array:
+        """Residuals are independent, so this is an error."""
         raise ValueError(
             f"{self.gp.name} is a VNNGP, whose residuals are independent of each other: groups have nothing to add to "
             "conditional='tight'."
         )
 
-    def given_values(self, rows: NearRows, blocks: Sequence[bool]) -> jax.Array:
+    def given_values(self, rows: NeighborRows, blocks: Sequence[bool]) -> jax.Array:
         """``b_iᵀ u_n(i)`` with the drawn inducing values."""
         b, _ = self._regression(rows)
         if self.q is None or self.q.key is None:
-            return jnp.sum(b * self.values[0][rows.near], axis=-1)
-        # A draw for each inducing point that is the same wherever it is asked for.
-        loc, scale = self.q.at(rows.near)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.near))
+            return jnp.sum(b * self.values[0][rows.neighbors], axis=-1)
+        # For each inducing point one draw, the same wherever the value is used.
+        loc, scale = self.q.at(rows.neighbors)
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.neighbors))
         z = jax.vmap(lambda key: jax.random.normal(key, (), loc.dtype))(keys)
         return jnp.sum(b * (loc + scale * z.reshape(loc.shape)), axis=-1)
 
-    def residual_variance(self, rows: NearRows, blocks: Sequence[bool]) -> jax.Array:
+    def residual_variance(self, rows: NeighborRows, blocks: Sequence[bool]) -> jax.Array:
         """F, (N,)."""
         return self._regression(rows)[1]
 
-    def residual_covariance(self, rows: NearRows, blocks: Sequence[bool]) -> jax.Array:
+    def residual_covariance(self, rows: NeighborRows, blocks: Sequence[bool]) -> jax.Array:
         """diag F, (N, N)."""
         return jnp.diag(self._regression(rows)[1])
 
-    def prior_variance(self, rows: NearRows) -> jax.Array:
+    def prior_variance(self, rows: NeighborRows) -> jax.Array:
         """k(x, x), (N,)."""
         return self.gp.kernel.diag(rows.X)
 
@@ -426,104 +346,3 @@ class NeighborFunction:
                 "that of the component, given trained parameters."
             )
         return self.gp._posterior(*self.q.at(jnp.arange(self.gp.size)))
-
-
-def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
-    """Inputs (N, D), checked, and their neighbors among the inducing points (N, k), found if they are not given."""
-    if near is None and checks.is_traced(X):
-        raise TypeError(
-            "X is traced, so its neighbors cannot be found: pass those of npgp.nearest(X, Z, k) beside X, f(X, near)."
-        )
-    neighbors: Any = gp.neighbors
-    inputs = concrete_inputs(X)
-    Z = gp.inducing
-    if inputs.shape[1] != Z.shape[1]:
-        raise ValueError(f"X has {inputs.shape[1]} columns; the inducing points have {Z.shape[1]}.")
-    if near is None:
-        found: ArrayLike = nearest(inputs, Z, min(neighbors.size, Z.shape[0]), scale=neighbors.scale)
-    else:
-        found = near
-    shape, dtype = jnp.shape(found), jnp.result_type(found)
-    if not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(f"near has dtype {dtype}; it must hold numbers of inducing points, which are integers.")
-    if len(shape) != 2 or shape[0] != inputs.shape[0] or not shape[1]:
-        raise ValueError(f"near has shape {shape}; it must be ({inputs.shape[0]}, k), k inducing points for each row.")
-    if not checks.is_traced(found):
-        low, high = np.min(np.asarray(found)), np.max(np.asarray(found))
-        if low < 0 or high >= Z.shape[0]:
-            raise ValueError(f"near has numbers {low} to {high}; there are {Z.shape[0]} inducing points, from 0.")
-    return inputs, jnp.asarray(found)
-
-
-def _regression(gp: VNNGP | NeighborPosterior, rows: NearRows) -> tuple[jax.Array, jax.Array]:
-    """Weights b (N, k) and residual variance F (N,) of f at rows given the inducing values."""
-    return new_site_weights(gp.kernel, rows.X, gp.inducing, rows.near, jitter=gp.jitter)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The posterior
-
-
-@register_dataclass
-@dataclass(frozen=True)
-class NeighborPosterior:
-    """
-    The approximate posterior of f: what q(u) says about the function, each value through its nearest inducing points.
-
-    Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.nearest`).
-
-    :param kernel: the kernel.
-    :param inducing: Z, (M, D).
-    :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
-    :param loc: means of the inducing values, (M,).
-    :param scale: their standard deviations, (M,).
-    :param jitter: relative jitter tried first.
-    """
-
-    kernel: Kernel
-    inducing: jax.Array
-    neighbors: Neighbors
-    loc: jax.Array
-    scale: jax.Array
-    jitter: float | None = None
-
-    def _rows(self, X: ArrayLike, near: ArrayLike | None) -> tuple[NearRows, jax.Array, jax.Array]:
-        rows = NearRows(*near_rows(self, X, near))
-        return (rows, *_regression(self, rows))
-
-    def mean_and_variance(self, X: ArrayLike, near: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Posterior mean and variance of f.
-
-        :param X: inputs, (N, D).
-        :param near: numbers of their nearest inducing points, (N, k), if they have been found before.
-        :return: each (N,).
-        """
-        rows, b, F = self._rows(X, near)
-        variance = F + jnp.sum(jnp.square(b * self.scale[rows.near]), axis=-1)
-        return jnp.sum(b * self.loc[rows.near], axis=-1), variance
-
-    def mean(self, X: ArrayLike, near: ArrayLike | None = None) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): (N,)."""
-        return self.mean_and_variance(X, near)[0]
-
-    def variance(self, X: ArrayLike, near: ArrayLike | None = None) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): (N,)."""
-        return self.mean_and_variance(X, near)[1]
-
-    def covariance(self, X: ArrayLike, near: ArrayLike | None = None) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D), at O(N² M): (N, N)."""
-        rows, b, F = self._rows(X, near)
-        half = jnp.zeros((rows.shape[0], self.loc.shape[0]), b.dtype)
-        half = half.at[jnp.arange(rows.shape[0])[:, None], rows.near].add(b) * self.scale
-        return linalg.matmul(half, half.T) + jnp.diag(F)
-
-    def sample(
-        self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = (), near: ArrayLike | None = None
-    ) -> jax.Array:
-        """Joint draws of f at inputs X (N, D), at O(M + N k) for each: sample_shape + (N,)."""
-        rows, b, F = self._rows(X, near)
-        u_key, key = jax.random.split(rng_key)
-        u = self.loc + self.scale * jax.random.normal(u_key, sample_shape + self.loc.shape, self.loc.dtype)
-        mean = jnp.sum(b * jnp.take(u, rows.near, axis=-1), axis=-1)
-        return mean + jnp.sqrt(F) * jax.random.normal(key, mean.shape, mean.dtype)

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
@@ -25,6 +24,7 @@ from npgp import checks
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
+from npgp.pytrees import pytree
 
 __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
@@ -68,13 +68,13 @@ class NNGP(dist.Distribution):
         kernel: Kernel,
         X: ArrayLike,
         neighbors: Neighbors | int,
+        *,
         mean: ArrayLike = 0.0,
         jitter: float | None = None,
-        *,
         validate_args=None,
     ):
         self.kernel = as_kernel(kernel)
-        self.X = concrete_inputs(X)
+        self.X = checks.concrete_inputs(X)
         rows = self.X.shape[0]
         if not isinstance(neighbors, Neighbors):
             if checks.is_traced(X):
@@ -85,7 +85,7 @@ class NNGP(dist.Distribution):
         if neighbors.num_sites != rows:
             raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
         self.neighbors = neighbors
-        _check_by_row(mean, "mean", rows)
+        checks.require_per_row(mean, "mean", rows)
         self.mean_value = mean
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
@@ -144,7 +144,7 @@ class ResponseNNGP(NNGP):
     :param noise_variance: σ², a scalar or one for each site (N,).
     :param neighbors: as for :class:`NNGP`.
     :param mean: the mean function's values at X, a scalar or (N,).
-    :param jitter: relative jitter tried first; none if omitted, as the noise makes it needless.
+    :param jitter: relative jitter tried first; 0 if omitted, as the noise makes it needless.
     :raises ValueError: as for :class:`NNGP`, and for a noise variance known not to be positive.
     """
 
@@ -154,28 +154,15 @@ class ResponseNNGP(NNGP):
         X: ArrayLike,
         noise_variance: ArrayLike,
         neighbors: Neighbors | int,
+        *,
         mean: ArrayLike = 0.0,
         jitter: float | None = 0.0,
-        *,
         validate_args=None,
     ):
         checks.require_positive(noise_variance, "noise_variance")
-        super().__init__(kernel, X, neighbors, mean, jitter, validate_args=validate_args)
-        _check_by_row(noise_variance, "noise_variance", self.event_shape[0])
+        super().__init__(kernel, X, neighbors, mean=mean, jitter=jitter, validate_args=validate_args)
+        checks.require_per_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance
-
-
-def concrete_inputs(X: ArrayLike, name: str = "X") -> jax.Array:
-    """Inputs, checked; inside ``jit`` too their numbers can be seen, unless they are traced themselves."""
-    if checks.is_traced(X):
-        return checks.inputs(X, name)
-    with jax.ensure_compile_time_eval():
-        return checks.inputs(X, name)
-
-
-def _check_by_row(value: ArrayLike, name: str, rows: int) -> None:
-    if jnp.shape(value) not in ((), (rows,)):
-        raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
 
 
 class WhitenNNGP(Reparam):
@@ -199,7 +186,7 @@ class WhitenNNGP(Reparam):
 # Kriging
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Kriging:
     """
@@ -235,7 +222,7 @@ class Kriging:
         :raises TypeError: if neighbors are to be found and sites are traced.
         :raises ValueError: for sites of another shape, or neighbors of other sites.
         """
-        X = concrete_inputs(X)
+        X = checks.concrete_inputs(X)
         if X.shape[1] != self.X.shape[1]:
             raise ValueError(f"X has {X.shape[1]} columns; the observed sites have {self.X.shape[1]}.")
         if neighbors is None:

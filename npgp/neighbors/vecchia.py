@@ -10,7 +10,6 @@ With B the rows b_i, which is triangular in the order, the precision is ``(I −
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import linalg
+from npgp.chunks import map_chunks, rows_within
 from npgp.kernels import Kernel
 from npgp.neighbors.search import Neighbors
 from npgp.pytrees import pytree
@@ -54,7 +54,7 @@ def conditional_weights(
         approximated is the covariance with jitter.
     :return: b (N, k), F (N,), and the relative jitter it took.
     """
-    N, k = mask.shape
+    k = mask.shape[1]
     eye = jnp.eye(k + 1, dtype=sites[0].dtype)
     first = jnp.asarray(linalg.default_jitter(eye.dtype) if jitter is None else jitter, eye.dtype)
 
@@ -69,7 +69,8 @@ def conditional_weights(
         weights, variance, used = _regress(C, first, scale)
         return weights, variance, jnp.broadcast_to(used, C.shape[:1])
 
-    weights, variance, used = _in_chunks(compute, (sites, neighbors, mask), N, max(ENTRIES // (k + 1) ** 2, 1))
+    size = rows_within(ENTRIES, k + 1, k + 1)
+    weights, variance, used = map_chunks(compute, size, sites, neighbors, mask)
     return weights, variance, jnp.max(used)
 
 
@@ -105,7 +106,7 @@ def new_site_weights(
     kernel: Kernel,
     X_new: jax.Array,
     X: jax.Array,
-    near: jax.Array,
+    neighbors: jax.Array,
     noise_variance: ArrayLike = 0.0,
     jitter: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -115,14 +116,14 @@ def new_site_weights(
     :param kernel: the kernel.
     :param X_new: new sites, (N*, D).
     :param X: sites, (N, D).
-    :param near: numbers of each new site's neighbors, (N*, k).
+    :param neighbors: numbers of each new site's neighbors, (N*, k).
     :param noise_variance: what is added to the sites' covariance, a scalar or (N,).
     :param jitter: relative jitter tried first.
     """
     here = X_new, jnp.zeros_like(X_new[:, 0])
-    there = X[near], at_rows(noise_variance, near, X.dtype)
+    there = X[neighbors], at_rows(noise_variance, neighbors, X.dtype)
     scale = jitter_scale(kernel, X, noise_variance)
-    return conditional_weights(kernel, here, there, jnp.ones(near.shape, bool), jitter, scale)[:2]
+    return conditional_weights(kernel, here, there, jnp.ones(neighbors.shape, bool), jitter, scale)[:2]
 
 
 def at_rows(value: ArrayLike, rows: jax.Array, dtype: Any) -> jax.Array:
@@ -174,21 +175,7 @@ def _(primals, tangents):
     return (weights, variance, used), (d_weights, d_variance, jnp.zeros_like(used))
 
 
-def _in_chunks(function: Callable, arguments: tuple[Any, ...], rows: int, size: int) -> Any:
-    """``function(*arguments)`` for arrays of rows, ``size`` of them at a time; the last row fills the last chunk."""
-    if rows <= size:
-        return function(*arguments)
-    chunks = -(-rows // size)
-
-    def split(v):
-        v = jnp.pad(v, [(0, chunks * size - rows)] + [(0, 0)] * (v.ndim - 1), mode="edge")
-        return v.reshape(chunks, size, *v.shape[1:])
-
-    result = lax.map(jax.checkpoint(lambda part: function(*part)), jax.tree.map(split, arguments))
-    return jax.tree.map(lambda v: v.reshape(chunks * size, *v.shape[2:])[:rows], result)
-
-
-def _with_room(v: jax.Array, rows: int) -> jax.Array:
+def _padded(v: jax.Array, rows: int) -> jax.Array:
     return jnp.pad(v, [(0, rows)] + [(0, 0)] * (v.ndim - 1))
 
 
@@ -248,21 +235,21 @@ class VecchiaFactor:
         sites, starts, size = jnp.asarray(waves.sites), jnp.asarray(waves.starts), waves.size
         parts = jnp.sum(starts < N)
         place = jnp.zeros(N, sites.dtype).at[sites].set(jnp.arange(N, dtype=sites.dtype))
-        # From here on by place, with room for a part that begins at the last.
-        rows = _with_room(place[jnp.asarray(self.neighbors.rows)[sites]], size)
-        weights = _with_room(self.weights[sites], size)
+        # From here on by place, padded for a part that begins at the last.
+        rows = _padded(place[jnp.asarray(self.neighbors.rows)[sites]], size)
+        weights = _padded(self.weights[sites], size)
 
         def part_of(v, start):
             return lax.dynamic_slice_in_dim(v, start, size)
 
         def forward(_, e):
-            e = _with_room(e[sites], size)
+            e = _padded(e[sites], size)
 
             def step(i, f):
                 # Values beyond the part come too early, and again in a later step.
                 start = starts[i]
-                near = f[part_of(rows, start)]
-                new = part_of(e, start) + jnp.sum(part_of(weights, start)[:, :, None] * near, axis=1)
+                before = f[part_of(rows, start)]
+                new = part_of(e, start) + jnp.sum(part_of(weights, start)[:, :, None] * before, axis=1)
                 return lax.dynamic_update_slice_in_dim(f, new, start, 0)
 
             return lax.fori_loop(0, parts, step, e)[place]
@@ -273,7 +260,7 @@ class VecchiaFactor:
                 own = jnp.where(jnp.arange(size)[:, None] < end - start, part_of(h, start), 0.0)
                 return h.at[part_of(rows, start)].add(part_of(weights, start)[:, :, None] * own[:, None, :])
 
-            return lax.fori_loop(0, parts, step, _with_room(g[sites], size))[place]
+            return lax.fori_loop(0, parts, step, _padded(g[sites], size))[place]
 
         # Differentiated as the solution of (I − B) f = e, without what the steps leave behind.
         f = lax.custom_linear_solve(lambda f: self._subtract(f.T).T, e, forward, backward)

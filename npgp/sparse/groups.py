@@ -51,7 +51,7 @@ def default_size(num_inducing: int) -> int:
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
     """
-    M = checks.positive_int(num_inducing, "num_inducing")
+    M = checks.whole_number(num_inducing, "num_inducing")
     return max((g for g in SIZES if g * LARGE**2 <= SIZES[-1] * M**2), default=SIZES[0])
 
 
@@ -218,7 +218,7 @@ def single(num_rows: int) -> Groups:
 
     :param num_rows: N.
     """
-    return _partition(np.zeros(checks.positive_int(num_rows, "num_rows"), int))
+    return _partition(np.zeros(checks.whole_number(num_rows, "num_rows"), int))
 
 
 def consecutive(num_rows: int, size: int) -> Groups:
@@ -228,7 +228,7 @@ def consecutive(num_rows: int, size: int) -> Groups:
     :param num_rows: N.
     :param size: rows in a group.
     """
-    return _partition(np.arange(checks.positive_int(num_rows, "num_rows")) // checks.positive_int(size, "size"))
+    return _partition(np.arange(checks.whole_number(num_rows, "num_rows")) // checks.whole_number(size, "size"))
 
 
 def median_split(X: ArrayLike, size: int) -> Groups:
@@ -246,7 +246,7 @@ def median_split(X: ArrayLike, size: int) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    return _split_cells(X, np.zeros(len(X), int), None, checks.positive_int(size, "size"))
+    return _split_cells(X, np.zeros(len(X), int), None, checks.whole_number(size, "size"))
 
 
 def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
@@ -264,7 +264,7 @@ def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    size = checks.positive_int(size, "size")
+    size = checks.whole_number(size, "size")
     centres = kmeans_centres(X, min(-(-len(X) // size), MAX_CELLS), seed)
     # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
     used, cells = np.unique(np.asarray(_nearest(centres, X)), return_inverse=True)

@@ -46,7 +46,7 @@ def neighbors(size=K):
 def component(batch_size=None, lengthscale=None, found=None, inducing=None, **options):
     kernel = Matern32(jnp.asarray(LENGTHSCALE) if lengthscale is None else lengthscale, VARIANCE)
     inducing = Z.copy() if inducing is None else inducing
-    return npgp.VNNGP("f", kernel, inducing, found or neighbors(), batch_size, jitter=JITTER, **options)
+    return npgp.VNNGP("f", kernel, inducing, found or neighbors(), batch_size=batch_size, jitter=JITTER, **options)
 
 
 def regression(batch_size=None, conditional="prior", likelihood=None, **options):
@@ -255,11 +255,13 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
     size, rows = 5003, 8
     rng = np.random.default_rng(0)
     inducing, x = rng.normal(size=(size, 2)).astype(np.float32), rng.normal(size=(64, 2)).astype(np.float32)
-    found = npgp.nearest_before(inducing, 2, "random")
+    found = npgp.nearest_before(inducing, 2, ordering="random", rng_key=jax.random.key(0))
     near = npgp.nearest(x, inducing, 2)
 
     def model(X, near, y):
-        f = npgp.VNNGP("f", npgp.Matern32(1.0), inducing, found, rows, init_loc=np.zeros(size, np.float32)).draw()
+        f = npgp.VNNGP(
+            "f", npgp.Matern32(1.0), inducing, found, batch_size=rows, init_loc=np.zeros(size, np.float32)
+        ).draw()
         with npgp.plate("data", 64, rows=X.shape[0]):
             npgp.observe("y", f(X, near), npgp.Gaussian(0.1), obs=y)
 
@@ -441,9 +443,9 @@ def test_what_is_refused(float64):
         (TypeError, "inducing has dtype int64", lambda: component(inducing=Z.astype(int))),
         (TypeError, "name is ''", lambda: npgp.VNNGP("", npgp.RBF(), Z)),
         (TypeError, "is a component, and no function yet", lambda: component()(x)),
-        (ValueError, r"near has shape \(9,\); it must be \(9, k\)", lambda: f(x, near[:, 0])),
-        (TypeError, "near has dtype float64", lambda: f(x, near.astype(float))),
-        (ValueError, "near has numbers 5 to 14; there are 14", lambda: f(x, np.array(near) * 0 + [5, 14, 6])),
+        (ValueError, r"neighbors has shape \(9,\); it must be \(9, k\)", lambda: f(x, near[:, 0])),
+        (TypeError, "neighbors has dtype float64", lambda: f(x, near.astype(float))),
+        (ValueError, "neighbors has numbers 5 to 14; there are 14", lambda: f(x, np.array(near) * 0 + [5, 14, 6])),
         (ValueError, "X has 3 columns; the inducing points have 2", lambda: f(np.zeros((4, 3)))),
         (TypeError, "X is traced", lambda: jax.eval_shape(lambda x: f(x).shape and x, x)),
         (KeyError, "f.u.scale", lambda: component().posterior({"f.u.loc": jnp.zeros(M)})),

@@ -54,10 +54,10 @@ def test_neighbors_are_the_nearest_before(ordering, sites):
         "many columns": rng.normal(size=(70, 20)),
     }[sites]
     size = 70 if sites == "grid" else 4
-    neighbors = nearest_before(points, size, ordering)
+    neighbors = nearest_before(points, size, ordering=ordering, rng_key=jax.random.key(0))
     assert neighbors.rows.shape == neighbors.mask.shape == (len(points), min(size, len(points) - 1))
     np.testing.assert_array_equal(np.sort(neighbors.order), np.arange(len(points)))
-    np.testing.assert_array_equal(neighbors.order, order_sites(points, ordering))
+    np.testing.assert_array_equal(neighbors.order, order_sites(points, ordering, rng_key=jax.random.key(0)))
     distances = oracles.distances(points, points)
     for place, i in enumerate(neighbors.order):
         before, found = neighbors.order[:place], neighbors.rows[i][neighbors.mask[i]]
@@ -71,8 +71,14 @@ def test_orders_are_what_they_say():
     points[50:60] = points[40:50]  # duplicates come last
     np.testing.assert_array_equal(order_sites(points, "given"), np.arange(200))
     assert np.all(np.diff(points[order_sites(points, "coordinate"), 1]) >= 0)
-    np.testing.assert_array_equal(order_sites(points, "random", seed=1), order_sites(points, "random", seed=1))
-    assert np.any(order_sites(points, "random", seed=1) != order_sites(points, "random", seed=2))
+    np.testing.assert_array_equal(
+        order_sites(points, "random", rng_key=jax.random.key(1)),
+        order_sites(points, "random", rng_key=jax.random.key(1)),
+    )
+    assert np.any(
+        order_sites(points, "random", rng_key=jax.random.key(1))
+        != order_sites(points, "random", rng_key=jax.random.key(2))
+    )
 
     order = order_sites(points, "maxmin")
     assert order[0] == np.argmin(np.sum((points - points.mean(0)) ** 2, axis=1))
@@ -98,7 +104,7 @@ def test_distances_are_in_units_of_the_scale():
 def test_waves_have_neighbors_in_earlier_waves_alone(sites, ordering):
     rng = np.random.default_rng(0)
     points = {"square": rng.uniform(size=(900, 2)), "line": np.arange(50.0)[:, None], "one": np.zeros((1, 2))}[sites]
-    neighbors = nearest_before(points, 6, ordering)
+    neighbors = nearest_before(points, 6, ordering=ordering, rng_key=jax.random.key(0))
     waves, N = neighbors.waves, len(points)
     np.testing.assert_array_equal(np.sort(waves.sites), np.arange(N))
     parts = int(np.sum(waves.starts < N))
@@ -168,8 +174,8 @@ def everything():
     def run(X, values, noise, neighbors, near):
         results = []
         for gp in (
-            NNGP(kernel(), X, neighbors, MEAN, jitter=0.0),
-            ResponseNNGP(kernel(), X, noise, neighbors, np.full(N, MEAN)),
+            NNGP(kernel(), X, neighbors, mean=MEAN, jitter=0.0),
+            ResponseNNGP(kernel(), X, noise, neighbors, mean=np.full(N, MEAN)),
         ):
             factor = gp.factor()
             krige = gp.condition(values).mean_and_variance(NEW.copy(), near)
@@ -187,7 +193,7 @@ def everything():
 def evaluated(size, ordering):
     """What :func:`everything` gives, the neighbors, and those of new sites."""
     with jax.enable_x64(True):
-        neighbors = nearest_before(X.copy(), size, ordering)
+        neighbors = nearest_before(X.copy(), size, ordering=ordering, rng_key=jax.random.key(0))
         near = nearest(NEW.copy(), X.copy(), size if size < N - 1 else N)
     return everything()(X.copy(), F.copy(), NOISE.copy(), neighbors, near), neighbors, near
 
@@ -236,7 +242,7 @@ def test_order_of_rows_is_no_matter_with_all_as_neighbors():
     shuffled = np.random.default_rng(1).permutation(N)
     results, _, near = evaluated(N - 1, "given")
     place = np.argsort(shuffled).astype(near.dtype)
-    neighbors = nearest_before(X[shuffled], N - 1, "given")
+    neighbors = nearest_before(X[shuffled], N - 1, ordering="given")
     others = everything()(X[shuffled], F[:, shuffled], NOISE[shuffled], neighbors, place[near])
     for one, other in zip(results, others, strict=True):
         np.testing.assert_allclose(one[0], other[0], atol=1e-8)
@@ -253,7 +259,7 @@ def test_nearer_to_the_gp_with_more_neighbors():
 
 def test_draws_have_the_implied_covariance(x64):
     neighbors = nearest_before(X[:8], 3)
-    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, 2.0).sample(key, (20_000,)))
+    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, mean=2.0).sample(key, (20_000,)))
     draws = np.asarray(draw(jax.random.key(0)))
     assert draws.shape == (20_000, 8) and draws.dtype == x64
     _, precision = dense_precision(*dense_vecchia(KERNEL(X[:8], X[:8]), neighbors))
@@ -327,7 +333,7 @@ def test_float32_is_near_float64():
 
     @compiled
     def run(values):
-        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, MEAN)
+        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, mean=MEAN)
         return gp.log_prob(values), *gp.condition(values).mean_and_variance(
             NEW.astype(np.float32)
         )  # neighbors are found here
@@ -374,7 +380,7 @@ COUNTS = np.random.default_rng(5).poisson(np.exp(np.sin(2 * X[:, 0])))
 
 def count_model(neighbors, y):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
-    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, 0.2))
+    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, mean=0.2))
     numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
@@ -385,7 +391,7 @@ def test_densities_of_a_latent_site_and_of_its_whitened_values():
 
     @compiled
     def run(f):
-        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, 0.2).factor()
+        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, mean=0.2).factor()
         z = factor.whiten(f - 0.2)
         centered, _ = log_density(count_model, (neighbors, COUNTS), {}, {"variance": 0.8, "f": f})
         white, trace = log_density(whitened, (neighbors, COUNTS), {}, {"variance": 0.8, "f_white": z})
@@ -420,7 +426,7 @@ def test_nuts_and_svi_agree_on_a_latent_site():
     assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.8 * spread)
     assert np.corrcoef(mean, np.sin(2 * X[:, 0]))[0, 1] > 0.5
 
-    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, 0.2).condition(draws)
+    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, mean=0.2).condition(draws)
     at_new = kriging.sample(jax.random.key(1), NEW.astype(np.float32))
     assert at_new.shape == (200, 5) and np.all(np.isfinite(at_new))
 
@@ -432,7 +438,7 @@ def test_what_cannot_be_a_model_is_refused():
 
     x = X.astype(np.float32)
     neighbors = nearest_before(x, 3)
-    refused("ordering is 'maximin'; it must be one of 'given', 'coordinate'", nearest_before, x, 3, "maximin")
+    refused("ordering is 'maximin'; it must be one of 'given', 'coordinate'", nearest_before, x, 3, ordering="maximin")
     refused("size is 0; it must be at least 1", nearest_before, x, 0)
     refused("size is 2.5; it must be a whole number", nearest_before, x, 2.5, error=TypeError)
     refused("size is 25; it must be at most 24", nearest, x, x, 25)
@@ -441,7 +447,7 @@ def test_what_cannot_be_a_model_is_refused():
     refused("scale is .* must be positive", nearest_before, x, 3, scale=0.0)
     refused("X has NaN", nearest_before, x * np.nan, 3)
     refused("neighbors are those of 24 sites, but X has 8 rows", NNGP, Matern32(), x[:8], neighbors)
-    refused(r"mean has shape \(3,\)", NNGP, Matern32(), x, neighbors, np.ones(3))
+    refused(r"mean has shape \(3,\)", NNGP, Matern32(), x, neighbors, mean=np.ones(3))
     refused("noise_variance is .* must be positive", ResponseNNGP, Matern32(), x, -1.0, neighbors)
     refused(r"noise_variance has shape \(3,\)", ResponseNNGP, Matern32(), x, np.ones(3), neighbors)
     gp = NNGP(Matern32(), x, 3)
