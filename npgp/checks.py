@@ -56,7 +56,7 @@ def whole_number(value: Any, name: str, *, least: int | None = 1, most: int | No
     :param name: what the error calls it.
     :param least: the lower bound; ``None`` if there is no bound.
     :param most: the upper bound.
-    :param must_be: what the error says of the bounds, if more than their numbers: ``"at most 24, the number of sites"``.
+    :param must_be: what the error says of the bounds, where it can say more: ``"at most 24, the number of sites"``.
     :raises TypeError: unless it is a whole number.
     :raises ValueError: outside the bounds.
     """

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npgp.datasets._files import ENV_VAR
+from npgp.optional import optional
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,15 @@ def fetch(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
     :raises FileNotFoundError: if OpenML cannot be reached.
     :raises ValueError: if what arrives does not have the expected shape.
     """
-    needs = (
-        f"uci({name!r}) needs uci_{name}.npz in the folder named by the environment variable "
-        f"{ENV_VAR}, or the extra npgp[data] (scikit-learn) and a network to fetch it from OpenML"
-    )
-    try:
-        from sklearn.datasets import fetch_openml
-    except ImportError as error:
-        raise ImportError(f"{needs}.") from error
+    file = f"uci_{name}.npz in the folder named by the environment variable {ENV_VAR}"
+    sklearn = optional("sklearn.datasets", extra="data", what=f"uci({name!r}), without {file},")
     source = SOURCES[name]
     try:
-        bunch = fetch_openml(**source.query, as_frame=False, parser="liac-arff")
+        bunch = sklearn.fetch_openml(**source.query, as_frame=False, parser="liac-arff")
     except OSError as error:
-        raise FileNotFoundError(f"{needs}; OpenML could not be reached.") from error
+        raise FileNotFoundError(
+            f"uci({name!r}) needs {file}, or a network to fetch it from OpenML, which could not be reached."
+        ) from error
     keep = [column not in source.drop for column in bunch.feature_names]
     X = np.asarray(bunch.data, dtype=np.float64)[:, keep]
     y = np.asarray(bunch.target, dtype=np.float64).reshape(-1)

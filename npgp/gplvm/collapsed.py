@@ -10,7 +10,7 @@ Minibatches, missing entries, other likelihoods, kernels, priors and guides of x
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +53,7 @@ class CollapsedGPLVM:
     """
     A Bayesian GPLVM with Gaussian noise, collapsed::
 
-        gplvm = npgp.CollapsedGPLVM(npgp.pca_start(Y, latent_dim=10, num_inducing=25))
+        gplvm = npgp.CollapsedGPLVM(npgp.pca_start(key, Y, latent_dim=10, num_inducing=25))
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
@@ -75,6 +75,7 @@ class CollapsedGPLVM:
     """
 
     start: Start
+    _: KW_ONLY
     conditional: Conditional = "tight"
     kernel: Callable[..., Kernel] = RBF
     penalty_draws: ArrayLike | int | None = None
@@ -130,8 +131,8 @@ class CollapsedGPLVM:
         self,
         Y: ArrayLike,
         max_steps: int = 1000,
-        params: dict[str, ArrayLike] | None = None,
         *,
+        params: dict[str, ArrayLike] | None = None,
         tolerance: float = 1e-4,
         window: int = 50,
         progress: bool = True,

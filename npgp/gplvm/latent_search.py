@@ -20,7 +20,8 @@ import numpyro.distributions as dist
 from jax import lax
 
 from npgp import linalg
-from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
+from npgp.chunks import map_chunks
+from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.likelihoods import Likelihood
 from npgp.training.minimize import minimize
 from npgp.variational.posterior import Posterior
@@ -73,7 +74,7 @@ class Problem(NamedTuple):
             return function(points, *(array[:, rows] for array in (self.y, self.offset, self.present)))
 
         rows = jnp.broadcast_to(jnp.arange(X.shape[-2]), X.shape[:-1])
-        results = in_parts(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
+        results = map_chunks(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
         return jax.tree.map(lambda r: r.reshape(*X.shape[:-1], *r.shape[1:]), results)
 
     def log_joint(self, X: jax.Array) -> jax.Array:
@@ -96,7 +97,7 @@ class Problem(NamedTuple):
             terms = self.likelihood.log_marginal(y, jnp.repeat(mean, rows, 1) + offset, jnp.repeat(variance, rows, 1))
             return jnp.sum(jnp.where(present, terms, 0.0), axis=0).reshape(-1, rows), mean.T
 
-        scores, means = in_parts(part, affordable(self.posterior, rows), candidates)
+        scores, means = map_chunks(part, affordable(self.posterior, rows), candidates)
         scores = scores + self.prior.log_prob(candidates[:, None])
         means = means - jnp.mean(means, axis=0)
         squares = jnp.sum(jnp.square(means), axis=1)

@@ -12,7 +12,7 @@ the site ``x`` of shape (B, Q) inside it, and returns it. To write one's own::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -53,6 +53,7 @@ class NormalMixture:
     """
 
     means: Any
+    _: KW_ONLY
     scale: float = 0.5
 
     def __post_init__(self):
@@ -87,6 +88,7 @@ class ClassNormal:
     """
 
     labels: Any
+    _: KW_ONLY
     scale: float = 0.5
 
     def __post_init__(self):
@@ -133,6 +135,7 @@ class Dynamical:
     times: Any
     inducing: Any
     lengthscale: float
+    _: KW_ONLY
     noise: float = 0.1
     kernel: Callable[..., Kernel] = RBF
 

@@ -263,7 +263,11 @@ def _keep_nearest(distance, places, rows: slice, new_distance, new_places) -> No
 
 
 def _waves(order: NDArray[Any], neighbors: NDArray[Any]) -> Waves:
-    """:param neighbors: the places of each place's neighbors, (N, K); 0 where there are fewer, as all come after that."""
+    """
+    Parts of the order that can be computed together.
+
+    :param neighbors: the places of each place's neighbors, (N, K); 0 where there are fewer, as all come after that.
+    """
     N, K = neighbors.shape
     number = [0] * N
     some = max(ENTRIES // max(K, 1), 1)

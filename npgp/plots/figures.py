@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npgp.optional import optional
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -18,10 +20,7 @@ MARKERS = ("o", "^", "s", "D")
 
 def subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
     """A figure and its panels, as ``plt.subplots`` gives them."""
-    try:
-        from matplotlib import pyplot as plt
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install npgp[plots].") from error
+    plt = optional("matplotlib.pyplot", extra="plots", what="a picture")
     return plt.subplots(*shape, layout="constrained", **kwargs)
 
 

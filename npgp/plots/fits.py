@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from npgp.plots.figures import COLORS, subplots
+from npgp.variational.posterior import Decomposition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from npgp.variational.posterior import Decomposition
 
-
-def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100) -> Figure:
+def plot_elbo(traces: Mapping[str, ArrayLike], *, rows: int = 1, window: int = 100) -> Figure:
     """
     ELBO traces of one or several fits, averaged over a window of steps.
 
@@ -46,6 +45,7 @@ def plot_fit(
     y: ArrayLike,
     grid: ArrayLike,
     fits: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+    *,
     exact: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Figure:
     """
@@ -87,7 +87,7 @@ def plot_fit(
 
 
 def plot_decomposition(
-    X: ArrayLike, decomposition: Decomposition, data: tuple[ArrayLike, ArrayLike] | None = None
+    X: ArrayLike, decomposition: Decomposition, *, data: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Figure:
     """
     The parts of a posterior of f on one input and their total, a panel for each: mean and two standard deviations.
@@ -118,7 +118,7 @@ def plot_decomposition(
 
 
 def plot_variance(
-    X: ArrayLike, decompositions: Mapping[str, Decomposition], data: tuple[ArrayLike, ArrayLike] | None = None
+    X: ArrayLike, decompositions: Mapping[str, Decomposition], *, data: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Figure:
     """
     Where the variance that is left comes from: two panels for each fit on one input.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npgp.optional import optional
 from npgp.plots.figures import shaped, subplots
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ BLANK = "#c6dbef"
 def plot_images(
     images: Mapping[str, ArrayLike],
     shape: tuple[int, int],
+    *,
     deviations: Mapping[str, ArrayLike] | None = None,
     label: str = "pixel value",
 ) -> Figure:
@@ -41,7 +43,7 @@ def plot_images(
         shaped(name, values, (count, shape[0] * shape[1]))
     if not count or len(every) < len(tables) + len(spreads):
         raise ValueError("images and deviations must have images, and each row of panels a name of its own.")
-    import matplotlib
+    matplotlib = optional("matplotlib", extra="plots", what="a picture")
 
     height = 1.15 * min(shape[0] / shape[1], 2.0)
     size = (1.15 * count + 1.6, height * len(every) + 0.2)
@@ -79,6 +81,7 @@ def plot_imputed_images(
     scale: ArrayLike,
     present: ArrayLike,
     shape: tuple[int, int],
+    *,
     label: str = "pixel value",
 ) -> Figure:
     """
@@ -104,4 +107,5 @@ def plot_imputed_images(
         "seen": np.where(seen, original, np.nan),
         "imputed": np.where(seen, original, mean),
     }
-    return plot_images(rows, shape, {"standard deviation": np.where(seen, np.nan, scale)}, label)
+    deviations = {"standard deviation": np.where(seen, np.nan, scale)}
+    return plot_images(rows, shape, deviations=deviations, label=label)

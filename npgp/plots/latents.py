@@ -22,9 +22,9 @@ def plot_latents(
     scale: ArrayLike | None,
     relevance: ArrayLike,
     labels: ArrayLike | None = None,
+    *,
     class_names: Sequence[str] | None = None,
     title: str | None = None,
-    *,
     background: Callable[[np.ndarray], ArrayLike] | tuple[tuple[ArrayLike, ArrayLike], ArrayLike] | None = None,
     background_label: str = "predictive variance of f, mean over columns",
     dimension_names: Sequence[str] | None = None,
@@ -118,9 +118,9 @@ def _draw_background(ax, background, label: str) -> None:
 
 def plot_relevance(
     relevance: Mapping[str, ArrayLike],
+    *,
     threshold: float | None = None,
     label: str = "relevance (largest = 1)",
-    *,
     by_rank: bool = True,
 ) -> Figure:
     """

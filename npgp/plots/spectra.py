@@ -20,6 +20,7 @@ def plot_spectra(
     kernels: Mapping[str, Kernel],
     shapes: Mapping[str, Callable],
     dimension: int,
+    *,
     levels: Sequence[int] = range(11),
 ) -> Figure:
     """

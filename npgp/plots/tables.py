@@ -18,6 +18,7 @@ def plot_reconstruction(
     measured: ArrayLike,
     mean: ArrayLike,
     scale: ArrayLike,
+    *,
     column_names: Sequence[str] | None = None,
     units: str | None = None,
 ) -> Figure:
@@ -45,6 +46,7 @@ def plot_imputation(
     mean: ArrayLike,
     scale: ArrayLike,
     present: ArrayLike,
+    *,
     column_names: Sequence[str] | None = None,
     units: str | None = None,
 ) -> Figure:

@@ -7,7 +7,7 @@ is that of the whole batch, sums over rows are sums over all, and only the order
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ class Sharding:
     """
 
     mesh: Mesh = field(default_factory=_all_devices)
+    _: KW_ONLY
     params: Mapping[str, P] = field(default_factory=dict)
 
     def __post_init__(self):

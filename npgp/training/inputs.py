@@ -199,7 +199,7 @@ class Inputs:
         return rows.reshape(num_steps, self.batch_size)
 
     def max_steps(self, first: int) -> int:
-        """How many steps a chunk has room for, at least one; the first step that will be read tells their sizes."""
+        """How many steps a chunk may have, at least one; the first step that will be read tells their sizes."""
         if not self.reads:
             return np.iinfo(np.int32).max
         one = sum(x.nbytes for x in jax.tree.leaves(self.read(first, 1)))

@@ -22,6 +22,7 @@ from numpyro.infer.svi import SVIState
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
+from npgp import checks
 from npgp.model.row_params import LazySVI, RowOptimizer, RowState
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.devices import Sharding
@@ -109,11 +110,11 @@ def fit(
     :param init_state: state to continue from.
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
     :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs
-        the same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
+        the same however many rows there are; rows that it does not look up stay as they are, and so does their state of
         the optimizer. ``svi``'s own optimizer moves all other parameters; if omitted, it moves the tables as wholes.
         Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
         :func:`evaluate`; ``svi.get_params`` refuses it.
-    :param on_host: leave the rows in the host's memory, for data that the device has no room for.
+    :param on_host: leave the rows in the host's memory, for data that do not fit in the device's memory.
     :param sharding: share the rows of each step among devices, :class:`npgp.Sharding`.
     :param monitor: what to evaluate now and then, and when to stop early, :class:`npgp.Monitor`.
     :param checkpoints: where to save all that it takes to go on, :class:`npgp.Checkpoints`. If its folder holds a
@@ -124,10 +125,8 @@ def fit(
     :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.
     :param kwargs: keyword arguments of model and guide.
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps is {num_steps}, not at least 1.")
-    if steps_per_call is not None and steps_per_call < 1:
-        raise ValueError(f"steps_per_call is {steps_per_call}, not at least 1.")
+    num_steps = checks.whole_number(num_steps, "num_steps")
+    steps_per_call = None if steps_per_call is None else checks.whole_number(steps_per_call, "steps_per_call")
     for name, value, wanted in (
         ("sharding", sharding, Sharding),
         ("monitor", monitor, Monitor),

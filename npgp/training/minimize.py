@@ -36,7 +36,7 @@ def minimize(
     :param largest: the most that a step changes each argument by, (P,); infinity where there is no limit.
     :param num_steps: most evaluations.
     :param tolerance: the decrease that is not worth another step.
-    :return: arguments, values (infinite where none was finite), and whether these are minima.
+    :return: arguments, values (infinite where no value was finite), and whether these are minima.
     """
     dtype, batch = start.dtype, start.shape[:-1]
     eps = float(jnp.finfo(dtype).eps)

@@ -30,7 +30,7 @@ class NonFiniteLossError(FloatingPointError):
 
     #: The step at which this happened, counted from zero over all continuations.
     step: int
-    #: The last state whose ELBO was seen to be finite (the first state, if none was), and the
+    #: The last state whose ELBO was seen to be finite (the first state, if there is no such state), and the
     #: losses of the steps that led there.
     result: FitResult
 

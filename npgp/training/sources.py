@@ -68,7 +68,7 @@ class Stream:
     :param num_rows: rows of an epoch, if known.
     """
 
-    def __init__(self, data: Iterable | Callable[[int], Iterable], num_rows: int | None = None):
+    def __init__(self, data: Iterable | Callable[[int], Iterable], *, num_rows: int | None = None):
         if not isinstance(data, Iterable) and not callable(data):
             raise TypeError(f"Stream takes an iterable or a callable epoch -> iterable, not a {type(data).__name__}.")
         self.data = _Once(data) if isinstance(data, Iterator) else data

@@ -23,7 +23,7 @@ def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any =
     Compile-once function of up to ``max_steps`` steps.
 
     The number of steps is traced: calls of every length share one program, and a run gives the same numbers however it
-    is cut into calls. The state that is passed in is kept, to go back to: a copy per call, and none per step.
+    is cut into calls. The state that is passed in is kept, to go back to: one copy for each call, not for each step.
 
     :return: a function of state, arrays, chunk and number of steps, to steps taken, state, losses, whether all is well.
     """
