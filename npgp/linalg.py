@@ -80,7 +80,7 @@ def _(primals, tangents):
 
 
 def default_jitter(dtype) -> float:
-    """The relative jitter used when none is given, for a floating dtype."""
+    """The relative jitter tried first by default, for a floating dtype."""
     return DEFAULT_JITTER[jnp.dtype(dtype).name]
 
 

@@ -50,8 +50,8 @@ class InducingBlock(Protocol):
     ``cross_features(kernel, other)`` is the covariance with the features of another block, (M, M of the other), or
     ``NotImplemented`` for a block of a kind that it does not know. The orthogonal decomposition needs it between every
     two blocks, from one of the two: the later block's method is called first, then the earlier one's. Points have it
-    for any other block, so a block that is to be combined with points alone needs none. The later block's may raise
-    ``ValueError`` where its features follow from those of the earlier block, and nothing would be left of them.
+    for any other block, so a block that is combined with points alone need not define it. The later block's may
+    raise ``ValueError`` where its features follow from those of the earlier block, and nothing would be left of them.
     """
 
     @property

@@ -57,7 +57,7 @@ class CollapsedGPLVM:
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
-    It wants float64 (:class:`~npgp.UncertainInputGP`). To go on by SVI, or for whatever a
+    It needs float64 (:class:`~npgp.UncertainInputGP`). To go on by SVI, or for whatever a
     :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
 
         other = npgp.BayesianGPLVM(gplvm.start)

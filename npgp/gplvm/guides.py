@@ -108,7 +108,7 @@ class Encoder:
     missing entries; where there is a mask, it is appended: (B, D) or (B, 2D).
 
     With many latent dimensions start at a lengthscale of √Q, ``dataclasses.replace(start, lengthscale=Q**0.5)``.
-    Latents of unit variance are √(2Q) apart; at a lengthscale of 1 rows then hardly know of each other, and an encoder
+    Latents of unit variance are √(2Q) apart; at a lengthscale of 1 rows then hardly inform each other, and an encoder
     may be drawn to the prior at once.
 
     :param network: an Equinox module that maps one row, a Flax module (linen or nnx) that maps (B, inputs), or any

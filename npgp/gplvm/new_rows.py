@@ -271,7 +271,7 @@ def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[jax.Array, jax.Array]:
-    """Data, with a possible value where none was given, and which are present; each (D, B)."""
+    """Data, with a possible value where an entry is missing, and which are present; each (D, B)."""
     shape = jnp.shape(Y)
     if len(shape) not in (1, 2) or shape[-1] != columns or 0 in shape:
         raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")

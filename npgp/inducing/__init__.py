@@ -1,4 +1,4 @@
-"""Where inducing points come from, and how many levels spherical features want."""
+"""Where inducing points come from, and how many levels spherical features need."""
 
 from npgp.inducing.levels import LevelChoice, choose_levels, left_out
 from npgp.inducing.selection import greedy_fit, greedy_variance, kmeans, random_subset

@@ -106,7 +106,7 @@ def half_spaces(order: int, normals: jax.Array, X: jax.Array) -> jax.Array:
 
 # The angular part J_n as a function of the squared chord c² = ‖u − u'‖² = 2 − 2 cos θ of unit vectors, from which
 # even float32 finds small angles to all digits; from cos θ it would lose half of them. Each derivative in cos θ is a
-# multiple of the member below (J_2' = 4 J_1, J_1' = J_0), which is finite at θ = 0; arccos has none there.
+# multiple of the member below (J_2' = 4 J_1, J_1' = J_0), which is finite at θ = 0; that of arccos is not.
 
 
 def _angle(chord2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

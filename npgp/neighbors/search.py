@@ -196,8 +196,8 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
     """
     Farthest-point order, by a heap of distances to the sites so far.
 
-    A site taken at distance r changes those of sites within r alone, as none is farther: N/i sites at step i or so. The
-    heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. Most
+    A site taken at distance r changes those of sites within r alone, as no site is farther: N/i sites at step i or so.
+    The heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. Most
     of a search's time is its call, so the sites that come next are looked up together, at radii that can only shrink.
     """
     tree = _sklearn().KDTree(points)

@@ -98,10 +98,9 @@ def minimize(
     :raises ValueError: for fewer than one step, a tolerance below 0 or a window below 1.
     :raises FloatingPointError: if loss or gradient is not finite at the start.
     """
-    counts = [
-        checks.whole_number(value, name, least=None) for name, value in (("max_steps", max_steps), ("window", window))
-    ]
-    if min(counts) < 1 or not tolerance >= 0.0:
+    for name, value in (("max_steps", max_steps), ("window", window)):
+        checks.whole_number(value, name, least=None)
+    if max_steps < 1 or window < 1 or not tolerance >= 0.0:
         raise ValueError(
             f"max_steps is {max_steps}, window {window} and tolerance {tolerance}; they must be at least 1, 1 and 0."
         )

@@ -1,4 +1,4 @@
-"""Optimizers with the schedules that training a sparse GP mostly wants."""
+"""Optimizers with schedules that suit the training of sparse GPs."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from npgp import checks
 from npgp.optional import optional
-from npgp.training.sources import is_float, not_negative
+from npgp.training.sources import is_float
 
 __all__ = ["Parquet"]
 
@@ -33,7 +33,7 @@ class Parquet:
 
     Each epoch reads the files' row groups in a random order, as many at a time as have ``window`` rows together, and
     shuffles their rows; a batch may begin in one window and end in the next. N mod B rows, chosen at random, are left
-    out: all rows have the same chance of being in an epoch, none is in it twice, and the mean over an epoch's batches
+    out: all rows have the same chance of being in an epoch, no row is in it twice, and the mean over an epoch's batches
     is an unbiased estimate. A single batch has rows of one window only, though, or of two. Where neighboring rows are
     alike, as in a file sorted by date, that calls for windows of many row groups: a larger window, or row groups of
     some ten thousand rows (``row_group_size`` of ``pyarrow.parquet.write_table``, a million if not given).
@@ -112,7 +112,9 @@ class Parquet:
         if batch_size is None or not 1 <= batch_size <= self.num_rows:
             raise ValueError(f"batch_size is {batch_size}, not in 1 to {self.num_rows} (the rows of the files).")
         # Not a generator: JAX's default float is that of the caller's thread, now.
-        return self._batches([int(word) for word in seed], batch_size, not_negative(first), self._dtypes())
+        return self._batches(
+            [int(word) for word in seed], batch_size, checks.whole_number(first, "first", least=0), self._dtypes()
+        )
 
     def _batches(self, seed, batch_size, first, dtypes) -> Iterator[dict[str, NDArray[Any]]]:
         per_epoch = self.num_rows // batch_size

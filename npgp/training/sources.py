@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp import checks
+
 __all__ = ["Source", "Stream"]
 
 Batch = tuple[Any, ...] | dict[str, Any]
@@ -42,13 +44,6 @@ class Source(Protocol):
 def is_float(dtype: np.dtype) -> bool:
     """Whether a dtype is one of floats, JAX's own such as bfloat16 included."""
     return jnp.issubdtype(dtype, jnp.floating)
-
-
-def not_negative(first: int) -> int:
-    """The number of a batch to begin with, checked."""
-    if first < 0:
-        raise ValueError(f"first is {first}, a batch number below zero.")
-    return first
 
 
 class Stream:
@@ -86,7 +81,7 @@ class Stream:
                 f"The iterator given to Stream cannot go to batch {first}: it can only go on from batch "
                 f"{self.data.drawn}, which is where it has come to. {_REPEATABLE}"
             )
-        return self._batches(batch_size, not_negative(first))
+        return self._batches(batch_size, checks.whole_number(first, "first", least=0))
 
     def _batches(self, batch_size: int | None, first: int) -> Iterator[Batch]:
         shapes = _Shapes(batch_size)
