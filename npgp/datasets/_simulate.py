@@ -75,7 +75,8 @@ def simulate_oil_flow(rng_key: Array, n: int = 1000, *, counts: float | None = 6
         and oil; ``labels`` (n,) int64; ``fractions`` (n, 2) float64, the shares of water and oil.
     :raises ValueError: if ``n`` is below 1 or ``counts`` is not positive.
     """
-    n = checks.whole_number(n, "n")
+    if checks.whole_number(n, "n", least=None) < 1:
+        raise ValueError(f"n must be at least 1, got {n}.")
     if counts is not None and not counts > 0:
         raise ValueError(f"counts must be positive or None, got {counts}.")
     rng = host_generator(rng_key)
