@@ -149,6 +149,8 @@ def test_latents_at_rows(float64):
 def test_encoder_errors():
     with pytest.raises(ValueError, match="scale is 'row'"):
         Encoder(scale="row")
+    with pytest.raises(ValueError, match="rng_key is missing"):
+        Encoder()
     gplvm = make_gplvm(latents=Encoder(lambda inputs: jnp.zeros((len(inputs), 3))))
     with handlers.seed(rng_seed=0):
         with pytest.raises(ValueError, match=r"network gives shape \(6, 3\) .* twice the latent dimensions, \(6, 4\)"):
