@@ -59,8 +59,8 @@ def fetch(name: str) -> tuple[NDArray[Any], NDArray[Any]]:
         bunch = sklearn.fetch_openml(**source.query, as_frame=False, parser="liac-arff")
     except OSError as error:
         raise FileNotFoundError(
-            f"uci({name!r}) needs {file}, or the extra npgp[data] (scikit-learn) and a network to fetch it from OpenML; "
-            "OpenML could not be reached."
+            f"uci({name!r}) needs {file}, or the extra npgp[data] (scikit-learn) and a network to fetch it from "
+            "OpenML; OpenML could not be reached."
         ) from error
     keep = [column not in source.drop for column in bunch.feature_names]
     X = np.asarray(bunch.data, dtype=np.float64)[:, keep]
