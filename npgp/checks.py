@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,15 +42,44 @@ def require_finite(x: ArrayLike, name: str) -> None:
         raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
 
 
-def positive_int(value: int, name: str) -> int:
-    """A count as an ``int``; ``TypeError`` unless it is a whole number, ``ValueError`` below 1."""
+def concrete_inputs(x: ArrayLike, name: str = "X") -> jax.Array:
+    """As :func:`inputs`; inside ``jit`` too an array's numbers can be seen, unless it is traced itself."""
+    if is_traced(x):
+        return inputs(x, name)
+    with jax.ensure_compile_time_eval():
+        return inputs(x, name)
+
+
+def whole_number(value: Any, name: str, *, least: int | None = 1, most: int | None = None, must_be: str = "") -> int:
+    """
+    A count, or another whole number, as an ``int``.
+
+    :param value: an ``int`` or whatever Python can take for one; no ``bool``.
+    :param name: what the error calls it.
+    :param least: the lower bound; ``None`` if there is no bound.
+    :param most: the upper bound.
+    :param must_be: what the error says of the bounds, where it can say more: ``"at most 24, the number of sites"``.
+    :raises TypeError: unless it is a whole number.
+    :raises ValueError: outside the bounds.
+    """
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is {value!r}; it must be a whole number.") from None
-    if number < 1:
-        raise ValueError(f"{name} is {value}; it must be at least 1.")
+        number = None
+    if number is None:
+        raise TypeError(f"{name} is {value!r}; it must be a whole number.")
+    if least is not None and number < least:
+        raise ValueError(f"{name} is {value}; it must be {must_be or f'at least {least}'}.")
+    if most is not None and number > most:
+        raise ValueError(f"{name} is {value}; it must be {must_be or f'at most {most}'}.")
     return number
+
+
+def one_of(value: Any, name: str, choices: Sequence[Any]) -> None:
+    """Raise ``ValueError`` unless a value is one of some choices; ``True`` is not 1."""
+    if isinstance(value, bool) or value not in choices:
+        *others, last = map(repr, choices)
+        raise ValueError(f"{name} is {value!r}; it must be {', '.join(others)} or {last}.")
 
 
 def require_per_row(value: ArrayLike, name: str, rows: int) -> None:

@@ -1,7 +1,7 @@
-"""Numerics that every other room relies on: the one Cholesky with its jitter policy, and exact products.
+"""Numerics that all parts of the library share: the one Cholesky with its jitter policy, and exact products.
 
 Accelerators may multiply float32 matrices in a shorter format by default. A projection ``L⁻¹ K`` loses all of
-its digits that way, so matrix products of this library go through :func:`matmul`, which asks for full precision.
+its digits that way, so matrix products of this library go through :func:`matmul`, which has full precision.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
+from jax.typing import ArrayLike
 
 #: First jitter tried, relative to the mean of the diagonal.
 DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}
@@ -45,6 +46,13 @@ def _(primals, tangents):
     return transposed_matmul(A, B), matmul(_swap(dA), B) + matmul(_swap(A), dB)
 
 
+def safe_sqrt(x: ArrayLike) -> jax.Array:
+    """√x, and 0 without a slope where x is 0 or less."""
+    x = jnp.asarray(x)
+    positive = x > 0.0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+
+
 def weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
     """
     ``Σ_k w_k v_k`` over the first axis, as a product of matrices.
@@ -72,7 +80,7 @@ def _(primals, tangents):
 
 
 def default_jitter(dtype) -> float:
-    """The relative jitter used when none is given, for a floating dtype."""
+    """The relative jitter tried first by default, for a floating dtype."""
     return DEFAULT_JITTER[jnp.dtype(dtype).name]
 
 

@@ -134,13 +134,15 @@ def advise(
         learned = tuple(block for block, kind in zip(blocks, kinds, strict=True) if kind != "prior")
         different = len(np.unique(np.asarray(X), axis=0))
         most = min(max(MORE_POINTS, sum(block.size for block in blocks)), different)
-        points = greedy_variance(kernel, X, most, learned, jitter=jitter)
+        points = greedy_variance(kernel, X, most, given=learned, jitter=jitter)
         penalties = np.asarray(_penalties(kernel, X, learned, points, noise_variance, jitter))
         reached = np.flatnonzero(penalties <= goal)
         needed = int(reached[0]) if reached.size else None
         tried = most if needed is None else needed
         left = float(penalties[tried])
-        elsewhere = points if len(learned) == len(blocks) else greedy_variance(kernel, X, most, blocks, jitter=jitter)
+        elsewhere = (
+            points if len(learned) == len(blocks) else greedy_variance(kernel, X, most, given=blocks, jitter=jitter)
+        )
         structures["learned"] = _with_learned(given, points[:tried])
         structures["mean only"] = ((*blocks, Points(elsewhere[:tried])), (*kinds, "prior"))
 

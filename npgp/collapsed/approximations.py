@@ -69,8 +69,8 @@ class ApproximateGP(dist.Distribution):
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,). Add its values at new
         inputs to predictions.
     :param method: which of the four.
-    :param groups: for ``"pitc"``, its blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`). If omitted,
-        they are made of X by k-means, with at most M rows each, which takes scikit-learn.
+    :param groups: for ``"pitc"``, its blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`). If they are
+        left out they are made of X by k-means, with at most M rows each, which takes scikit-learn.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
         features other than points in a list, and for groups of other rows or with a method that has none.
@@ -103,8 +103,8 @@ class ApproximateGP(dist.Distribution):
         rows = self.X.shape[0]
         if groups is None and method == "pitc":
             if checks.is_traced(X):
-                raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.sparse.kmeans_groups(X, size).")
-            groups = kmeans_groups(X, self.block.size)
+                raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.median_split(X, size).")
+            groups = kmeans_groups(jax.random.key(0), X, self.block.size)
         _check_groups(method, groups, rows)
         checks.require_per_row(noise_variance, "noise_variance", rows)
         checks.require_per_row(offset, "offset", rows)
@@ -191,7 +191,7 @@ def _check_groups(method: str, groups: object, rows: int) -> None:
         if groups is not None:
             raise ValueError(f"groups is given, but method is {method!r}; only 'pitc' has groups.")
     elif not isinstance(groups, Groups):
-        raise ValueError(f"groups is {groups!r}; it must be npgp Groups, such as npgp.sparse.kmeans_groups(X, size).")
+        raise ValueError(f"groups is {groups!r}; it must be npgp Groups, such as npgp.median_split(X, size).")
     elif groups.num_rows != rows:
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {rows} rows.")
 

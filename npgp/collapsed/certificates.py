@@ -7,7 +7,6 @@ Everything is at given hyperparameters: the certificate is on the approximation,
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -129,10 +128,7 @@ def certificate(
     y = jnp.asarray(y, X.dtype)
     if y.shape != (N,):
         raise ValueError(f"y has shape {y.shape}; it must be ({N},), one observation for each row of X.")
-    try:
-        whole = N <= operator.index(exact_rows)
-    except TypeError:
-        raise TypeError(f"exact_rows is {exact_rows!r}; it must be a whole number of rows.") from None
+    whole = N <= checks.whole_number(exact_rows, "exact_rows", least=None)
     problem = Problem(gp.kernel, X, y - offset, jnp.asarray(noise_variance, X.dtype), jitter)
     conditionals: dict[str, Conditional] = {"prior": Prior(), "shared": Shared(), "tight": Tight()}
     conditionals["grouped"] = gp.conditional

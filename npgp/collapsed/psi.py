@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from npgp import checks, linalg
+from npgp import checks, chunks, linalg
 from npgp.features import Points, as_block
 from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
 from npgp.kernels.base import check_ard, columns_seen
@@ -277,15 +277,9 @@ def _moments(
     Z, loc, scale, weights = given
     rows, size = loc.shape[0], Z.shape[0]
     if chunk_size is None:
-        chunk_size = max(CHUNK_ENTRIES // size**2, 1)
-    elif chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it must be at least 1.")
-    chunk_size = min(chunk_size, rows)
-    chunks = -(-rows // chunk_size)
-
-    def cut(value: jax.Array) -> jax.Array:  # rows that fill the last chunk have weight 0
-        value = jnp.pad(value, [(0, chunks * chunk_size - rows)] + [(0, 0)] * (value.ndim - 1))
-        return value.reshape(chunks, chunk_size, *value.shape[1:])
+        chunk_size = chunks.rows_within(CHUNK_ENTRIES, size, size)
+    else:
+        chunk_size = checks.whole_number(chunk_size, "chunk_size")
 
     @jax.checkpoint
     def one_chunk(terms, Z, form, loc, scale, weights):
@@ -295,8 +289,12 @@ def _moments(
         psi1, covariance, spread = one_chunk(terms, Z, form, *chunk)
         return total + covariance, (psi1, spread)
 
-    covariance, (psi1, spread) = lax.scan(body, jnp.zeros_like(form), (cut(loc), cut(scale), cut(weights)))
-    return psi1.reshape(-1, size)[:rows], covariance, spread.reshape(-1)[:rows]
+    # Rows that fill the last chunk have weight 0.
+    covariance, by_row = lax.scan(
+        body, jnp.zeros_like(form), chunks.split((loc, scale, weights), chunk_size, pad_zeros=True)
+    )
+    psi1, spread = chunks.join(by_row, rows)
+    return psi1, covariance, spread
 
 
 def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):

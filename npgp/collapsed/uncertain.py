@@ -30,6 +30,7 @@ from numpyro.util import is_prng_key
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
 from npgp.kernels import Kernel, as_kernel
+from npgp.keys import host_generator
 from npgp.sparse.conditionals import Conditional, Prior, Tight, as_conditional
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
@@ -38,22 +39,22 @@ from npgp.variational.posterior import Posterior
 __all__ = ["UncertainInputGP", "penalty_nodes"]
 
 
-def penalty_nodes(count: int, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+def penalty_nodes(rng_key: jax.Array, count: int, rows: int, columns: int) -> np.ndarray:
     """
     Points that stand for a standard normal variable in each row: antithetic pairs of pseudo-random draws.
 
-    Row by row their mean is 0 and they are unbiased: the expectation over seeds of any average over them is exact.
+    Row by row their mean is 0 and they are unbiased: the expectation over keys of any average over them is exact.
 
+    :param rng_key: decides the draws.
     :param count: how many S, even.
     :param rows: N.
     :param columns: Q.
-    :param seed: decides the draws.
     :return: (S, N, Q).
     :raises ValueError: if ``count`` is not even and positive.
     """
     if count < 2 or count % 2:
         raise ValueError(f"the number of penalty draws is {count}; it must be even, for they come in pairs ±.")
-    half = np.random.default_rng(seed).normal(size=(count // 2, rows, columns))
+    half = host_generator(rng_key).normal(size=(count // 2, rows, columns))
     return np.concatenate([half, -half])
 
 
@@ -145,7 +146,7 @@ class UncertainInputGP(dist.Distribution):
                 f"penalty_draws is given, but conditional is {conditional!r}; only 'tight' has such draws."
             )
         if isinstance(penalty_draws, int):
-            penalty_draws = penalty_nodes(penalty_draws, rows, columns)
+            penalty_draws = penalty_nodes(jax.random.key(0), penalty_draws, rows, columns)
         if penalty_draws is not None:
             shape = jnp.shape(penalty_draws)
             if len(shape) != 3 or not shape[0] or shape[1] not in (1, rows) or shape[2] != columns:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from npgp.datasets import _files
+from npgp.optional import optional
 
 OilSplit = Literal["train", "valid", "test"]
 
@@ -56,7 +57,7 @@ def oil_flow(split: OilSplit = "train") -> OilFlow:
     phase next to it (as water and oil would), gas being the third.
 
     :param split: ``"train"``, ``"valid"`` or ``"test"``.
-    :return: the split; ``fractions`` is None when the text files were downloaded, which hold none.
+    :return: the split; ``fractions`` is None when the text files were downloaded, which do not have them.
     :raises ValueError: if ``split`` is unknown or a downloaded file is not the expected one.
     :raises ImportError: if the download is needed and pooch (extra ``npgp[data]``) is missing.
     :raises FileNotFoundError: if the download fails.
@@ -82,14 +83,12 @@ def _download(split: OilSplit) -> dict[str, Path]:
     :raises ImportError: if pooch is missing.
     :raises FileNotFoundError: if the download fails.
     """
-    try:
-        import pooch
-    except ImportError as error:
-        raise ImportError(
-            "oil_flow needs oil_flow.npz in the folder named by the environment variable "
-            f"{_files.ENV_VAR}, or the extra npgp[data] (pooch) to download it; "
-            "simulate_oil_flow needs neither."
-        ) from error
+    pooch = optional(
+        "pooch",
+        extra="data",
+        what=f"oil_flow, without oil_flow.npz in the folder named by the environment variable {_files.ENV_VAR},",
+        otherwise="simulate_oil_flow needs neither.",
+    )
     names = [f"{_STEMS[split]}.txt", f"{_STEMS[split]}Lbls.txt"]
     folder = Path(pooch.os_cache("npgp")) / "oil_flow"
     try:

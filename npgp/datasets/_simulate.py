@@ -13,7 +13,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
+from npgp import checks
 from npgp.datasets._oil import OilFlow
+from npgp.keys import host_generator
 
 HOMOGENEOUS, ANNULAR, STRATIFIED = 0, 1, 2
 
@@ -73,11 +75,11 @@ def simulate_oil_flow(rng_key: Array, n: int = 1000, *, counts: float | None = 6
         and oil; ``labels`` (n,) int64; ``fractions`` (n, 2) float64, the shares of water and oil.
     :raises ValueError: if ``n`` is below 1 or ``counts`` is not positive.
     """
-    if n < 1:
+    if checks.whole_number(n, "n", least=None) < 1:
         raise ValueError(f"n must be at least 1, got {n}.")
     if counts is not None and not counts > 0:
         raise ValueError(f"counts must be positive or None, got {counts}.")
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)))
+    rng = host_generator(rng_key)
     labels = rng.permutation(np.arange(n) % 3)
     shares = rng.uniform(size=(n, 3))
     fractions = shares / shares.sum(axis=1, keepdims=True)

@@ -54,10 +54,10 @@ class RegressionSplit:
     :param y_train: (N,) training targets.
     :param X_test: (M, D) test inputs.
     :param y_test: (M,) test targets.
-    :param x_mean: (D,) means subtracted from the inputs, zeros if not standardised.
-    :param x_scale: (D,) spreads the inputs were divided by, ones if not standardised.
-    :param y_mean: mean subtracted from the targets, 0 if not standardised.
-    :param y_scale: spread the targets were divided by, 1 if not standardised.
+    :param x_mean: (D,) means subtracted from the inputs, zeros if not standardized.
+    :param x_scale: (D,) spreads the inputs were divided by, ones if not standardized.
+    :param y_mean: mean subtracted from the targets, 0 if not standardized.
+    :param y_scale: spread the targets were divided by, 1 if not standardized.
     """
 
     X_train: NDArray[Any]
@@ -85,7 +85,7 @@ def uci(name: str, split: int | Literal["orig"] = 0, *, standardize: bool = True
     protein's is log(1 + RMSD), yacht's the logarithm of the residuary resistance (yacht_raw has the
     resistance itself) and wine's the ALCOHOL content, the quality being among the inputs; those of
     keggdirected, machine, servo, gas and forest look log-transformed. Sets other than kin8nm, power
-    and yacht_raw come mean-centred with five significant digits. tamielectric's target cannot be
+    and yacht_raw come mean-centered with five significant digits. tamielectric's target cannot be
     predicted from its inputs. keggdirected, solar and wine have repeated input rows, so test rows
     can repeat training inputs.
 

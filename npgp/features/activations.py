@@ -13,10 +13,10 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.checks import require_positive
-from npgp.features.harmonics import SphericalHarmonics, require_dimension, safe_sqrt
+from npgp.features.harmonics import SphericalHarmonics, require_dimension
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
-from npgp.linalg import matmul
+from npgp.linalg import matmul, safe_sqrt
 from npgp.pytrees import pytree, static
 
 #: A shape σ: a function of an array of cosines in [−1, 1], elementwise.
@@ -126,7 +126,7 @@ class Activations:
     directions: jax.Array
     shape: Shape = ReLU()
     levels: tuple[int, ...] = static(tuple(range(6)))
-    name: str = static("directions")
+    name: str = static("directions", kw_only=True)
 
     def __post_init__(self):
         if not callable(self.shape):
@@ -194,8 +194,24 @@ class Activations:
         amplitude = jnp.sqrt(scale * zonal.variance).astype(e.dtype)
         return radius * self._inner(amplitude * e * root, self.levels, unit)
 
-    def with_activations(self, kernel: Kernel, other: Activations) -> jax.Array:
-        """Covariance with other activations, (M, M'), which need not have the same shape or levels."""
+    def cross_features(self, kernel: Kernel, other: object) -> jax.Array:
+        """
+        Covariance with other activations, which need not have the same shape or levels, or with harmonics; (M, M').
+
+        :raises ValueError: if the others are harmonics of all levels of these, and come before them.
+        """
+        if isinstance(other, Activations):
+            return self._with_activations(kernel, other)
+        if isinstance(other, SphericalHarmonics):
+            if all(level in other.levels for level in self.levels):
+                raise ValueError(
+                    f"the activations have levels {self.levels}, all harmonics of which are in a block before theirs: "
+                    "nothing is left of them; give them a level more, or put them first."
+                )
+            return self.with_harmonics(kernel, other)
+        return NotImplemented
+
+    def _with_activations(self, kernel: Kernel, other: Activations) -> jax.Array:
         require_dimension(other, self.dimension)
         shared = [level for level in self.levels if level in other.levels]
         if not shared:
@@ -204,7 +220,7 @@ class Activations:
         return self._inner(mine * others, shared, other.unit)
 
     def with_harmonics(self, kernel: Kernel, other: SphericalHarmonics) -> jax.Array:
-        """Covariance with spherical harmonics, (M, M')."""
+        """Covariance with spherical harmonics, whichever come first; (M, M')."""
         require_dimension(other, self.dimension)
         mine = dict(zip(self.levels, self.profile(kernel), strict=True))
         e = jnp.stack([mine.get(level, jnp.zeros((), self.directions.dtype)) for level in other.levels])
@@ -217,32 +233,3 @@ class Activations:
 
 def _places(levels: Sequence[int], chosen: Sequence[int]) -> np.ndarray:
     return np.array([levels.index(level) for level in chosen])
-
-
-def spherical_covariance(
-    kernel: Kernel, a: Activations | SphericalHarmonics, b: Activations | SphericalHarmonics
-) -> jax.Array:
-    """
-    Covariance between the features of two spherical blocks, (M_a, M_b), block ``a`` being the earlier one.
-
-    :raises ValueError: if b adds nothing to a: harmonics that a has, or activations made of them.
-    """
-    if isinstance(a, SphericalHarmonics):
-        repeated = [level for level in b.levels if level in a.levels]
-        if isinstance(b, SphericalHarmonics):
-            require_dimension(b, a.dimension)
-            if repeated:
-                raise ValueError(
-                    f"two inducing blocks have the same spherical harmonics, of levels {repeated}: nothing is left "
-                    "of the second; give each block levels of its own."
-                )
-            return jnp.zeros((a.size, b.size), as_zonal(kernel, type(a).__name__)[0].dtype)
-        if len(repeated) == len(b.levels):
-            raise ValueError(
-                f"the activations have levels {b.levels}, all harmonics of which are in a block before theirs: nothing "
-                "is left of them; give them a level more, or put them first."
-            )
-        return b.with_harmonics(kernel, a).T
-    if isinstance(b, SphericalHarmonics):
-        return a.with_harmonics(kernel, b)
-    return a.with_activations(kernel, b)

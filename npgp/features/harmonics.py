@@ -13,7 +13,7 @@ from scipy.linalg import lapack, solve_triangular
 
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
-from npgp.linalg import matmul
+from npgp.linalg import matmul, safe_sqrt
 from npgp.pytrees import pytree, static
 
 #: Most harmonics in one block.
@@ -113,6 +113,25 @@ class SphericalHarmonics:
         amplitude = safe_sqrt(scale * zonal.variance * eigenvalues).astype(unit.dtype)
         return self.spread(amplitude)[:, None] * (radius * self(unit))
 
+    def cross_features(self, kernel: Kernel, other: object) -> jax.Array:
+        """
+        Covariance with the harmonics of another block, which is 0, or with activations; (M, M').
+
+        :raises ValueError: if harmonics have a level in common.
+        """
+        if hasattr(other, "with_harmonics"):
+            return other.with_harmonics(kernel, self).T
+        if not isinstance(other, SphericalHarmonics):
+            return NotImplemented
+        require_dimension(self, other.dimension)
+        repeated = [level for level in self.levels if level in other.levels]
+        if repeated:
+            raise ValueError(
+                f"two inducing blocks have the same spherical harmonics, of levels {repeated}: nothing is left "
+                "of the second; give each block levels of its own."
+            )
+        return jnp.zeros((self.size, other.size), as_zonal(kernel, type(self).__name__)[0].dtype)
+
     def spread(self, values: jax.Array) -> jax.Array:
         """One value for each harmonic from one for each level, (M,)."""
         return jnp.repeat(values, np.array(self.counts), total_repeat_length=self.size)
@@ -141,13 +160,6 @@ def require_dimension(block, dimension: int) -> None:
         )
 
 
-def safe_sqrt(x: ArrayLike) -> jax.Array:
-    """√x, and 0 without a slope where x is 0."""
-    x = jnp.asarray(x)
-    positive = x > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
-
-
 def _harmonics(dimension: int, level: int, unit: jax.Array) -> jax.Array:
     points, whiten = fundamental_system(dimension, level)
     t = matmul(jnp.asarray(points.astype(unit.dtype)), unit.T)
@@ -161,7 +173,7 @@ def fundamental_system(dimension: int, level: int) -> tuple[np.ndarray, np.ndarr
     Points v_i of the sphere, one for each harmonic of a level, on which these are linearly independent.
 
     ``Y(u) = W P_ℓ(V u)``: with ``G_ij = N P_ℓ(v_i·v_j)`` and G = L Lᵀ, ``W = N L⁻¹`` makes them orthonormal. Of random
-    points, those are taken that a pivoted Cholesky factorisation takes first, which makes the volume large and G well
+    points, those are taken that a pivoted Cholesky factorization takes first, which makes the volume large and G well
     conditioned. Computed once for each dimension and level, in float64, from a fixed seed; 2,000 harmonics take some
     seconds.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.features.protocol import InducingBlock
 from npgp.kernels import Kernel
 from npgp.pytrees import pytree, static
 
@@ -26,7 +27,7 @@ class Points:
     """
 
     inputs: jax.Array
-    name: str = static("inducing")
+    name: str = static("inducing", kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "inputs", checks.inputs(self.inputs, self.name, allow_empty=True))
@@ -46,3 +47,17 @@ class Points:
         if not (self.size and X.shape[0]):
             return jnp.zeros((self.size, X.shape[0]), jnp.result_type(self.inputs, X))
         return kernel(self.inputs, X)
+
+    def cross_features(self, kernel: Kernel, other: InducingBlock) -> jax.Array:
+        """Covariance with the features of any other block, (M, M of the other)."""
+        return other.cross(kernel, self.inputs).T
+
+
+def as_block(block: object, name: str = "inducing") -> InducingBlock:
+    """
+    An inducing block from what a user gives: a block, or inputs Z of shape (M, D).
+
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN.
+    """
+    return block if isinstance(block, InducingBlock) else Points(block, name=name)  # type: ignore[arg-type]

@@ -1,8 +1,9 @@
 """The Bayesian GPLVM: GPs whose inputs are latent."""
 
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
-from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point
+from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point, RowNormal
 from npgp.gplvm.latent_search import Modes
+from npgp.gplvm.metrics import nearest_neighbor_errors
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
@@ -33,11 +34,13 @@ __all__ = [
     "NormalMixture",
     "Point",
     "Restarts",
+    "RowNormal",
     "Start",
     "canonical_latents",
     "effective_dimensions",
     "fit_restarts",
     "infer_latents",
+    "nearest_neighbor_errors",
     "pca_start",
     "predictive_variance",
     "random_start",

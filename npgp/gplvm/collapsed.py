@@ -10,7 +10,7 @@ Minibatches, missing entries, other likelihoods, kernels, priors and guides of x
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -53,11 +53,11 @@ class CollapsedGPLVM:
     """
     A Bayesian GPLVM with Gaussian noise, collapsed::
 
-        gplvm = npgp.CollapsedGPLVM(npgp.pca_start(Y, latent_dim=10, num_inducing=25))
+        gplvm = npgp.CollapsedGPLVM(npgp.pca_start(key, Y, latent_dim=10, num_inducing=25))
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
-    It wants float64 (:class:`~npgp.UncertainInputGP`). To go on by SVI, or for whatever a
+    It needs float64 (:class:`~npgp.UncertainInputGP`). To go on by SVI, or for whatever a
     :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
 
         other = npgp.BayesianGPLVM(gplvm.start)
@@ -75,6 +75,7 @@ class CollapsedGPLVM:
     """
 
     start: Start
+    _: KW_ONLY
     conditional: Conditional | str = "tight"
     kernel: Callable[..., Kernel] = RBF
     penalty_draws: ArrayLike | int | None = None
@@ -108,7 +109,7 @@ class CollapsedGPLVM:
         :param Y: all rows, (N, D).
         :raises ValueError: for Y of another shape, or with missing entries.
         """
-        y = self._centred(Y)
+        y = self._centered(Y)
         gp = self._gp()
         with numpyro.plate("outputs", y.shape[0]):
             numpyro.sample("y", gp, obs=y)
@@ -130,14 +131,14 @@ class CollapsedGPLVM:
         self,
         Y: ArrayLike,
         max_steps: int = 1000,
-        params: dict[str, ArrayLike] | None = None,
         *,
+        params: dict[str, ArrayLike] | None = None,
         tolerance: float = 1e-4,
         window: int = 50,
         progress: bool = True,
     ) -> CollapsedFit:
         """
-        Maximise the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.training.lbfgs`).
+        Maximize the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.training.lbfgs`).
 
         :param Y: all rows, (N, D).
         :param max_steps: most steps.
@@ -149,7 +150,7 @@ class CollapsedGPLVM:
         :raises KeyError: for params of another name.
         :raises FloatingPointError: if the bound is not finite at the start.
         """
-        self._centred(Y)  # here, where its values can be seen
+        self._centered(Y)  # here, where its values can be seen
         sites = self._sites()
         if unknown := set(params or {}) - set(sites):
             raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")
@@ -185,7 +186,7 @@ class CollapsedGPLVM:
         """
         self._check_params(params)
         with handlers.block(), handlers.substitute(data=params):
-            return self._gp().condition(self._centred(Y))
+            return self._gp().condition(self._centered(Y))
 
     def svi_params(self, params: dict[str, jax.Array], Y: ArrayLike) -> dict[str, jax.Array]:
         """
@@ -221,7 +222,7 @@ class CollapsedGPLVM:
             chunk_size=self.chunk_size,
         )
 
-    def _centred(self, Y: ArrayLike) -> jax.Array:
+    def _centered(self, Y: ArrayLike) -> jax.Array:
         """Outputs as rows, (D, N), less their offset."""
         expected = (self.start.latents.shape[0], self.start.offset.shape[0])
         if jnp.shape(Y) != expected:

@@ -1,20 +1,16 @@
-"""Expectations under Gaussians over latent points, and functions at more points than memory has room for at a time."""
+"""Expectations under Gaussians over latent points, and at how many points functions fit in memory."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from npgp import linalg
+from npgp.chunks import rows_within
 from npgp.variational.posterior import Posterior
 
-__all__ = ["affordable", "in_parts", "normal_rule", "spread"]
+__all__ = ["affordable", "normal_rule", "spread"]
 
 #: Elements of the largest arrays, beyond which points are taken in parts.
 BUDGET = 2**24
@@ -56,17 +52,4 @@ def affordable(posterior: Posterior, multiple: int = 1) -> int:
     :param multiple: how many times the memory is needed at each point.
     """
     features = sum(block.size for block in posterior.projector.blocks)
-    return max(1, BUDGET // (math.prod(posterior.batch_shape) * max(features, 64) * multiple))
-
-
-def in_parts(function: Callable, size: int, *arrays: jax.Array) -> Any:
-    """``function(*arrays)``, whose arguments and results have rows first, for no more than ``size`` rows at a time."""
-    rows = arrays[0].shape[0]
-    if rows <= size:
-        return function(*arrays)
-    parts = -(-rows // size)
-    size = -(-rows // parts)
-    padded = [jnp.concatenate([a, jnp.broadcast_to(a[:1], (parts * size - rows, *a.shape[1:]))]) for a in arrays]
-    stacked = [a.reshape(parts, size, *a.shape[1:]) for a in padded]
-    results = lax.map(lambda part: jax.checkpoint(function)(*part), stacked)
-    return jax.tree.map(lambda r: r.reshape(parts * size, *r.shape[2:])[:rows], results)
+    return rows_within(BUDGET, *posterior.batch_shape, max(features, 64), multiple)

@@ -8,7 +8,7 @@ the plate over rows: ``with rows as index: numpyro.sample("x", …)``. One's own
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -20,11 +20,12 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.gplvm.start import Start
 from npgp.model.row_params import row_param
+from npgp.optional import optional
 
-__all__ = ["Encoder", "FreeNormal", "LatentGuide", "Point"]
+__all__ = ["Encoder", "FreeNormal", "LatentGuide", "Point", "RowNormal"]
 
 LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
 
@@ -82,8 +83,8 @@ class FreeNormal:
 @dataclass(frozen=True)
 class Point:
     """
-    Point estimates ``x.loc`` (N, Q), for comparison: the ELBO is then none of the GPLVM's, as nothing is integrated
-    over x.
+    Point estimates ``x.loc`` (N, Q), for comparison: the ELBO is then no bound on the GPLVM's evidence, as x is not
+    integrated out.
 
     :param prior: whether the prior of x counts (the most probable latents), or not (Lawrence 2005 with neither).
     """
@@ -99,7 +100,7 @@ class Point:
 @dataclass(frozen=True)
 class Encoder:
     """
-    ``q(x_n)`` computed from the row y_n by a network: amortised (Lalchand, Ravuri & Lawrence 2022), or the
+    ``q(x_n)`` computed from the row y_n by a network: amortized (Lalchand, Ravuri & Lawrence 2022), or the
     back-constraints of Lawrence & Quiñonero-Candela (2006).
 
     The mean is a linear map of the data, which begins at ``start.projection``, plus the network's first Q outputs; its
@@ -107,36 +108,44 @@ class Encoder:
     missing entries; where there is a mask, it is appended: (B, D) or (B, 2D).
 
     With many latent dimensions start at a lengthscale of √Q, ``dataclasses.replace(start, lengthscale=Q**0.5)``.
-    Latents of unit variance are √(2Q) apart; at a lengthscale of 1 rows then hardly know of each other, and an encoder
+    Latents of unit variance are √(2Q) apart; at a lengthscale of 1 rows then hardly inform each other, and an encoder
     may be drawn to the prior at once.
 
     :param network: an Equinox module that maps one row, a Flax module (linen or nnx) that maps (B, inputs), or any
         function of (B, inputs), each to 2Q outputs. A perceptron of Equinox's if omitted.
+    :param rng_key: a JAX random key, for the initial weights of the perceptron, which needs one.
     :param scale: ``"network"`` for standard deviations from the network, ``"rows"`` for free ones per row (parameter
         ``x.scale``; means are back-constrained), ``"none"`` for point estimates (back-constraints proper).
     :param width: of the hidden layers of the perceptron.
     :param depth: number of its hidden layers.
-    :param seed: of its initial weights.
+    :raises ValueError: for another ``scale``, and if there is neither a network nor a key.
     """
 
     network: Any = None
+    _: KW_ONLY
+    rng_key: jax.Array | None = None
     scale: str = "network"
     width: int = 64
     depth: int = 2
-    seed: int = 0
 
     def __post_init__(self):
-        if self.scale not in ("network", "rows", "none"):
-            raise ValueError(f"scale is {self.scale!r}; it must be 'network', 'rows' or 'none'.")
+        checks.one_of(self.scale, "scale", ("network", "rows", "none"))
+        for name in ("width", "depth"):
+            checks.whole_number(getattr(self, name), name)
+        if self.network is None and self.rng_key is None:
+            raise ValueError(
+                "rng_key is missing: without a network of yours one is made, and its initial weights are drawn; pass "
+                "rng_key=jax.random.key(0), say."
+            )
 
     def __call__(self, start: Start, rows: numpyro.plate, Y: ArrayLike | None, mask: ArrayLike | None) -> None:
         if Y is None:
             raise ValueError("Y is missing: an encoder computes q(x) from the data.")
         dim = start.latents.shape[1]
-        centred = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
-        present = jnp.ones(centred.shape, bool) if mask is None else jnp.asarray(mask, bool)
-        centred = jnp.where(present, centred, 0.0)
-        inputs = centred / jnp.asarray(start.data_scale, centred.dtype)
+        centered = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
+        present = jnp.ones(centered.shape, bool) if mask is None else jnp.asarray(mask, bool)
+        centered = jnp.where(present, centered, 0.0)
+        inputs = centered / jnp.asarray(start.data_scale, centered.dtype)
         if mask is not None:
             inputs = jnp.concatenate([inputs, present.astype(inputs.dtype)], axis=-1)
         outputs = self._apply(inputs, 2 * dim)
@@ -145,9 +154,9 @@ class Encoder:
                 f"the encoder's network gives shape {jnp.shape(outputs)} for inputs of shape {inputs.shape}; it must "
                 f"give twice the latent dimensions, {(len(inputs), 2 * dim)}."
             )
-        first = np.zeros((centred.shape[1], dim)) if start.projection is None else start.projection
-        skip = numpyro.param("encoder.linear", jnp.asarray(first, centred.dtype))
-        loc = linalg.matmul(centred, skip) + outputs[:, :dim]
+        first = np.zeros((centered.shape[1], dim)) if start.projection is None else start.projection
+        skip = numpyro.param("encoder.linear", jnp.asarray(first, centered.dtype))
+        loc = linalg.matmul(centered, skip) + outputs[:, :dim]
         with rows as index:
             if self.scale == "none":
                 numpyro.sample("x", dist.Delta(loc, event_dim=1))
@@ -179,13 +188,8 @@ class Encoder:
         return network(inputs)
 
     def _perceptron(self, inputs: int, outputs: int, dtype) -> Any:
-        try:
-            import equinox as eqx
-        except ImportError as error:
-            raise ImportError("the default encoder needs Equinox: pip install npgp[encoder].") from error
-        net = eqx.nn.MLP(
-            inputs, outputs, self.width, self.depth, jax.nn.tanh, dtype=dtype, key=jax.random.key(self.seed)
-        )
+        eqx = optional("equinox", extra="encoder", what="the default encoder")
+        net = eqx.nn.MLP(inputs, outputs, self.width, self.depth, jax.nn.tanh, dtype=dtype, key=self.rng_key)
         # The last layer starts small: the encoder begins at its linear part.
         last = lambda net: (net.layers[-1].weight, net.layers[-1].bias)  # noqa: E731
         return eqx.tree_at(last, net, replace_fn=lambda w: 0.01 * w)

@@ -1,6 +1,6 @@
 """
 The search for the optima of ``q(x*)`` for new rows of a GPLVM, for all rows side by side: :mod:`npgp.gplvm.new_rows`
-says what they maximise.
+says what they maximize.
 
 From many points to maxima of ``p(y, x)``, which costs one evaluation a step; and from those of the largest mass to the
 optima of q(x), which costs as many as there are nodes.
@@ -20,9 +20,10 @@ import numpyro.distributions as dist
 from jax import lax
 
 from npgp import linalg
-from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
+from npgp.chunks import map_chunks
+from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.likelihoods import Likelihood
-from npgp.training.minimize import minimise
+from npgp.training.minimize import minimize
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Modes", "Problem", "find_modes"]
@@ -73,7 +74,7 @@ class Problem(NamedTuple):
             return function(points, *(array[:, rows] for array in (self.y, self.offset, self.present)))
 
         rows = jnp.broadcast_to(jnp.arange(X.shape[-2]), X.shape[:-1])
-        results = in_parts(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
+        results = map_chunks(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
         return jax.tree.map(lambda r: r.reshape(*X.shape[:-1], *r.shape[1:]), results)
 
     def log_joint(self, X: jax.Array) -> jax.Array:
@@ -96,7 +97,7 @@ class Problem(NamedTuple):
             terms = self.likelihood.log_marginal(y, jnp.repeat(mean, rows, 1) + offset, jnp.repeat(variance, rows, 1))
             return jnp.sum(jnp.where(present, terms, 0.0), axis=0).reshape(-1, rows), mean.T
 
-        scores, means = in_parts(part, affordable(self.posterior, rows), candidates)
+        scores, means = map_chunks(part, affordable(self.posterior, rows), candidates)
         scores = scores + self.prior.log_prob(candidates[:, None])
         means = means - jnp.mean(means, axis=0)
         squares = jnp.sum(jnp.square(means), axis=1)
@@ -119,7 +120,7 @@ class Problem(NamedTuple):
         def place(values):
             return origin + linalg.matmul(root, values[..., None])[..., 0]
 
-        values, losses, _ = minimise(
+        values, losses, _ = minimize(
             lambda values: -self.log_joint(place(values)),
             jnp.zeros_like(origin),
             np.ones(origin.shape[-1]),
@@ -180,11 +181,11 @@ def find_modes(
     """The optima of q(x), best first, (S, B); and whether the best is one, (B,)."""
     rows, Q, dtype = problem.y.shape[1], candidates.shape[1], candidates.dtype
     try:
-        centre = problem.prior.mean
+        center = problem.prior.mean
     except NotImplementedError:
-        centre = 0.0
-    centre = jnp.where(jnp.isfinite(centre), centre, 0.0)  # Cauchy's is not
-    starts = [jnp.broadcast_to(centre, (rows, Q)).astype(dtype)[None]]
+        center = 0.0
+    center = jnp.where(jnp.isfinite(center), center, 0.0)  # Cauchy's is not
+    starts = [jnp.broadcast_to(center, (rows, Q)).astype(dtype)[None]]
     if start is not None:
         starts.append(start[None])
     if number := min(num_starts, len(candidates)):
@@ -217,7 +218,7 @@ def find_modes(
     curvature = np.repeat([1.0, 2.0, 1.0], [Q, Q, len(below[0]) if full else 0])
     largest = np.where(curvature == 2.0, LARGEST_STEP, np.inf)
     zeros = jnp.zeros((*origin.shape[:-1], len(curvature)), dtype)
-    values, losses, done = minimise(loss, zeros, 1.0 / curvature, largest, num_steps, tolerance)
+    values, losses, done = minimize(loss, zeros, 1.0 / curvature, largest, num_steps, tolerance)
     loc, scale, _ = unpack(values)
     order = jnp.argsort(losses, axis=0)
     loc, scale, elbo, done = (

@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npgp.optional import optional
 
-def nearest_neighbour_errors(points: ArrayLike, labels: ArrayLike) -> int:
+__all__ = ["nearest_neighbor_errors"]
+
+
+def nearest_neighbor_errors(points: ArrayLike, labels: ArrayLike) -> int:
     """
-    Leave-one-out nearest-neighbour errors: how many points have a nearest other point of another class.
+    Leave-one-out nearest-neighbor errors: how many points have a nearest other point of another class.
 
     :param points: (N, Q), scaled as distances should be taken: for a GPLVM, latent means over lengthscales.
     :param labels: classes, (N,).
@@ -19,9 +23,6 @@ def nearest_neighbour_errors(points: ArrayLike, labels: ArrayLike) -> int:
     points, labels = np.asarray(points), np.asarray(labels)
     if len(points) < 2 or labels.shape != points.shape[:1]:
         raise ValueError(f"points of shape {points.shape} and labels of shape {labels.shape} do not match.")
-    try:
-        from sklearn.neighbors import NearestNeighbors
-    except ImportError as error:
-        raise ImportError("nearest neighbours need scikit-learn: pip install npgp[data].") from error
-    neighbours = NearestNeighbors(n_neighbors=1).fit(points).kneighbors(return_distance=False)
-    return int(np.sum(labels[neighbours[:, 0]] != labels))
+    search = optional("sklearn.neighbors", extra="data", what="the search of neighbors")
+    neighbors = search.NearestNeighbors(n_neighbors=1).fit(points).kneighbors(return_distance=False)
+    return int(np.sum(labels[neighbors[:, 0]] != labels))

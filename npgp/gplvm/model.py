@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import jax
@@ -43,7 +43,7 @@ class BayesianGPLVM:
     """
     A Bayesian GPLVM as a model/guide pair::
 
-        gplvm = npgp.BayesianGPLVM(npgp.pca_start(Y, latent_dim=10, num_inducing=50))
+        gplvm = npgp.BayesianGPLVM(npgp.pca_start(key, Y, latent_dim=10, num_inducing=50))
         svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.01, 20_000), TraceMeanField_ELBO())
         result = npgp.fit(svi, jax.random.key(0), 20_000, Y)
 
@@ -68,12 +68,13 @@ class BayesianGPLVM:
     :param positive: constraint of the positive hyperparameters: their logarithm is free, so that a dimension can be
         switched off in few steps; or ``constraints.softplus_positive``.
     :param kl_weight: a function from the step to the weight of KL(q(x) ‖ p(x)), to anneal it: pass ``steps="step"`` to
-        :func:`npgp.fit`. One throughout if omitted; where the weight is not 1, the ELBO is none.
+        :func:`npgp.fit`. One throughout if omitted; with another weight the ELBO is no bound.
     :raises TypeError: for a start, a likelihood or a function of another type.
     :raises ValueError: for an unknown conditional.
     """
 
     start: Start
+    _: KW_ONLY
     conditional: Conditional | str = "tight"
     kernel: Callable[..., Kernel] = RBF
     latents: LatentGuide = field(default_factory=FreeNormal)

@@ -5,7 +5,7 @@ Given x*, the D functions are independent under q, so what the model says of a n
 
     p(y* | x*) = Π_d ∫ p(y*_d | f) N(f; m_d(x*), v_d(x*)) df,    x* ~ p(x),
 
-the product over the entries that are present. ``q(x*)`` is the Gaussian that maximises a lower bound on the log
+the product over the entries that are present. ``q(x*)`` is the Gaussian that maximizes a lower bound on the log
 predictive density,
 
     log p(y*) ≥ E_{q(x*)}[log p(y* | x*)] − KL[q(x*) ‖ p(x*)].
@@ -27,7 +27,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -37,8 +36,9 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.chunks import map_chunks
 from npgp.features import Points
-from npgp.gplvm.expectations import affordable, in_parts, normal_rule, spread
+from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.pytrees import pytree
@@ -100,16 +100,16 @@ class NewRows:
         :return: each batch + (D,).
         """
         offset = _offset(offset, (*jnp.shape(self.loc)[:-1], _columns(posterior)))
-        _require_whole("num_nodes", num_nodes)
-        return _predict(self._mixture(), posterior, _one_latent(likelihood), offset, int(num_nodes))
+        num_nodes = checks.whole_number(num_nodes, "num_nodes")
+        return _predict(self._mixture(), posterior, _one_latent(likelihood), offset, num_nodes)
 
     def sample(
         self,
         rng_key: jax.Array,
         posterior: Posterior,
         likelihood: Likelihood | Callable[..., dist.Distribution] | None = None,
-        sample_shape: tuple[int, ...] = (),
         *,
+        sample_shape: tuple[int, ...] = (),
         offset: ArrayLike = 0.0,
     ) -> jax.Array:
         """
@@ -221,14 +221,14 @@ def infer_latents(
     y, present = _check_data(Y, mask, checked, _columns(posterior), posterior.projector.cholesky[0].dtype)
     shape, dtype = jnp.shape(Y), y.dtype
     origins = _check_origins(posterior, candidates, start, prior, y.shape[1], dtype)
-    _require_whole("num_starts", num_starts, 0)
-    for name, value in (("num_modes", num_modes), ("num_nodes", num_nodes), ("num_steps", num_steps)):
-        _require_whole(name, value)
+    counts = (("num_modes", num_modes), ("num_nodes", num_nodes), ("num_steps", num_steps))
+    num_starts = checks.whole_number(num_starts, "num_starts", least=0)
+    num_modes, num_nodes, num_steps = (checks.whole_number(value, name) for name, value in counts)
     checks.require_positive(tolerance, "tolerance")
     offset = jnp.broadcast_to(_offset(offset, shape), y.shape[::-1]).T.astype(dtype)
     candidates, start, prior = origins
     problem = Problem(posterior, checked, prior, y, offset, present)
-    numbers = int(num_starts), int(num_modes), bool(full), int(num_nodes), int(num_steps)
+    numbers = num_starts, num_modes, bool(full), num_nodes, num_steps
     modes, done = find_modes(problem, candidates, start, jnp.asarray(tolerance, dtype), *numbers)
     if len(shape) == 1:
         modes = jax.tree.map(lambda array: array[:, 0], modes)
@@ -270,13 +270,8 @@ def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(jnp.asarray(offset), shape)
 
 
-def _require_whole(name: str, value: object, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}.")
-
-
 def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[jax.Array, jax.Array]:
-    """Data with a possible value where there is none, and which are present; each (D, B)."""
+    """Data, with a possible value where an entry is missing, and which are present; each (D, B)."""
     shape = jnp.shape(Y)
     if len(shape) not in (1, 2) or shape[-1] != columns or 0 in shape:
         raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")
@@ -370,7 +365,7 @@ def _predict(
         scale.reshape(-1, *scale.shape[loc.ndim - 1 :]),
         jnp.broadcast_to(offset, (*weight.shape, columns)).reshape(-1, columns),
     )
-    mean, variance = in_parts(part, affordable(posterior, len(nodes)), *flat)
+    mean, variance = map_chunks(part, affordable(posterior, len(nodes)), *flat)
     return _mixed(weight, mean.reshape(*weight.shape, columns), variance.reshape(*weight.shape, columns))
 
 

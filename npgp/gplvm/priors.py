@@ -12,7 +12,7 @@ the site ``x`` of shape (B, Q) inside it, and returns it. To write one's own::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
@@ -47,12 +47,13 @@ class NormalMixture:
     Parameters ``x.weights`` (K,), ``x.means`` (K, Q) and ``x.scales`` (K, Q). Its divergence from q(x) is estimated
     with the draws of x.
 
-    :param means: initial m_k, (K, Q): drawn from N(0, I), or the centres of clusters of ``start.latents``.
+    :param means: initial m_k, (K, Q): drawn from N(0, I), or the centers of clusters of ``start.latents``.
     :param scale: initial standard deviation of every component.
     :raises ValueError: for means of another shape.
     """
 
     means: Any
+    _: KW_ONLY
     scale: float = 0.5
 
     def __post_init__(self):
@@ -87,6 +88,7 @@ class ClassNormal:
     """
 
     labels: Any
+    _: KW_ONLY
     scale: float = 0.5
 
     def __post_init__(self):
@@ -133,6 +135,7 @@ class Dynamical:
     times: Any
     inducing: Any
     lengthscale: float
+    _: KW_ONLY
     noise: float = 0.1
     kernel: Callable[..., Kernel] = RBF
 

@@ -91,7 +91,7 @@ def _mean_square_slope(posterior: Posterior, X: jax.Array, axis: jax.Array) -> j
     return jnp.mean(jnp.square(slope))
 
 
-def effective_dimensions(relevance: ArrayLike, threshold: float = RELEVANT) -> int:
+def effective_dimensions(relevance: ArrayLike, *, threshold: float = RELEVANT) -> int:
     """
     The number of dimensions whose relevance is at least a share of the largest.
 
@@ -114,7 +114,7 @@ class CanonicalLatents:
     changes nothing, rotated. Made by :func:`canonical_latents`.
 
     :param loc: means in units of the lengthscale, (N, Q), the most relevant dimension first.
-    :param scale: their standard deviations in the same units, (N, Q); ``None`` where none were given.
+    :param scale: their standard deviations in the same units, (N, Q); ``None`` where they were not given.
     :param relevance: of each, (Q,), the first being 1.
     :param order: which dimension of the input each one is, (Q,); −1 for a rotated one.
     :param signs: 1, or −1 where a dimension was reflected, (Q,); 1 for rotated ones.
@@ -194,7 +194,7 @@ def canonical_latents(
     :param scale: their standard deviations, (N, Q), or Cholesky factors of the covariances, (N, Q, Q).
     :param lengthscale: ℓ, (Q,), or one for all; 1 if omitted.
     :param rotate: True to take principal axes among all dimensions, whose distances a stationary kernel alone does not
-        tell apart; False for none. By default among those of equal lengthscale.
+        tell apart; False to rotate nothing. By default among those of equal lengthscale.
     :raises ValueError: for arrays of another shape, or with values that are not finite or lengthscales not positive.
     """
     loc, scale, lengthscale = _latents(loc, scale, 1.0 if lengthscale is None else lengthscale)
@@ -202,8 +202,8 @@ def canonical_latents(
     transform = np.diag(1.0 / lengthscale)
     alone = np.ones(columns, bool)
     for dims in _rotated(lengthscale, rotate):
-        centred = (loc - np.mean(loc, axis=0)) @ transform[:, dims]
-        transform[:, dims] = transform[:, dims] @ np.linalg.svd(centred.T @ centred)[0]
+        centered = (loc - np.mean(loc, axis=0)) @ transform[:, dims]
+        transform[:, dims] = transform[:, dims] @ np.linalg.svd(centered.T @ centered)[0]
         alone[dims] = False
     spread = _spread(loc @ transform)
     order = np.argsort(-spread, kind="stable")
@@ -227,7 +227,7 @@ def canonical_latents(
 
 
 def predictive_variance(
-    posterior: Posterior, latents: CanonicalLatents, dims: tuple[int, int] = (0, 1), batch_size: int = 256
+    posterior: Posterior, latents: CanonicalLatents, dims: tuple[int, int] = (0, 1), *, batch_size: int = 256
 ) -> Callable[[ArrayLike], Array]:
     """
     The variance of f on a plane of latent space, averaged over outputs: the background of a picture of latents.
@@ -241,7 +241,7 @@ def predictive_variance(
 
     def variance(points: ArrayLike) -> Array:
         X = jnp.asarray(latents.lift(points, dims), jnp.result_type(float))
-        values = np.asarray(posterior.variance(X, batch_size))
+        values = np.asarray(posterior.variance(X, batch_size=batch_size))
         return np.mean(values, axis=tuple(range(values.ndim - 1)))
 
     return variance

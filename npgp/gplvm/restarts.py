@@ -14,7 +14,7 @@ import optax
 from jax.typing import ArrayLike
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
-from npgp import training
+from npgp import checks, training
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.start import Start
 
@@ -50,18 +50,18 @@ def fit_restarts(
     Train a GPLVM from each of several starts for some steps, and from the best of them to the end.
 
     :param gplvm: the GPLVM, whose own start is not used.
-    :param starts: the starts, ``[npgp.pca_start(...), npgp.gplvm.random_start(key, ...), ...]``.
+    :param starts: the starts, ``[npgp.pca_start(key, ...), npgp.gplvm.random_start(key, ...), ...]``.
     :param rng_key: a JAX random key.
     :param num_steps: steps of the best start.
     :param Y: data, (N, D).
-    :param optim: optimiser, ``npgp.adam(0.01, num_steps)``.
+    :param optim: optimizer, ``npgp.adam(0.01, num_steps)``.
     :param first_steps: steps after which the best is chosen by its ELBO, a tenth of ``num_steps`` if omitted.
     :param loss: of ``SVI``; ``TraceMeanField_ELBO()`` if omitted.
     :param kwargs: for :func:`npgp.fit`: ``batch_size``, ``indices``, ``mask``, …
     :raises ValueError: if there are no starts, or fewer than one first step.
     :raises NonFiniteLossError: if no start could be trained; those that could not are passed over with a warning.
     """
-    first = max(1, num_steps // 10) if first_steps is None else first_steps
+    first = max(1, num_steps // 10) if first_steps is None else checks.whole_number(first_steps, "first_steps", least=0)
     if not starts or not 1 <= first <= num_steps:
         raise ValueError(
             f"starts has {len(starts)} entries and first_steps is {first}; there must be at least one start, and 1 to "

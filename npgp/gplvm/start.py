@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.features import InducingBlock
+from npgp.keys import host_generator
 
 __all__ = ["Start", "pca_start", "random_start"]
 
@@ -40,6 +41,7 @@ class Start:
     latents: np.ndarray
     inducing: np.ndarray | InducingBlock | tuple[np.ndarray | InducingBlock, ...]
     offset: np.ndarray
+    _: KW_ONLY
     latent_scale: float = 0.3
     noise_variance: float | np.ndarray = 0.2
     variance: float = 1.0
@@ -80,10 +82,10 @@ class Start:
 
 
 def pca_start(
+    rng_key: jax.Array,
     Y: ArrayLike,
     latent_dim: int,
     num_inducing: int | tuple[int, ...],
-    seed: int = 0,
     *,
     mask: ArrayLike | None = None,
     offset: ArrayLike | None = None,
@@ -93,10 +95,10 @@ def pca_start(
 
     Missing entries are filled in by the components themselves, in rounds.
 
+    :param rng_key: a JAX random key, for the subset.
     :param Y: data, (N, D).
     :param latent_dim: Q, at most min(N, D).
     :param num_inducing: M, at most N; or the sizes of orthogonal blocks.
-    :param seed: of the subset.
     :param mask: True where an entry of Y is present, (N, D); the others may be NaN.
     :param offset: constant mean of the latent functions, (D,); the columns' means if omitted. Where f enters through a
         link function it is on f's scale: zero, say.
@@ -105,16 +107,16 @@ def pca_start(
     """
     data, present, offset = _check(Y, num_inducing, mask, offset)
     rows, columns = data.shape
-    if not 1 <= latent_dim <= min(rows, columns):
-        raise ValueError(
-            f"latent_dim is {latent_dim}; principal components of {data.shape} data allow 1 to {min(rows, columns)}."
-        )
+    most = min(rows, columns)
+    checks.whole_number(
+        latent_dim, "latent_dim", most=most, must_be=f"1 to {most}, for principal components of {data.shape} data"
+    )
     means = np.sum(data * present, axis=0) / np.sum(present, axis=0)
-    centred = np.where(present, data - means, 0.0)
+    centered = np.where(present, data - means, 0.0)
     for _ in range(1 if present.all() else IMPUTATION_ROUNDS):
-        left, singular, right = np.linalg.svd(centred, full_matrices=False)
+        left, singular, right = np.linalg.svd(centered, full_matrices=False)
         filled = (left[:, :latent_dim] * singular[:latent_dim]) @ right[:latent_dim]
-        centred = np.where(present, data - means, filled)
+        centered = np.where(present, data - means, filled)
     latents = left[:, :latent_dim] * np.sqrt(rows)
     # Directions without variance have arbitrary coordinates: start them at the prior mean.
     flat = singular[:latent_dim] <= 1e-10 * singular[0]
@@ -122,7 +124,7 @@ def pca_start(
     lengths = np.where(flat, np.inf, singular[:latent_dim])
     return Start(
         latents,
-        _subset(latents, num_inducing, seed),
+        _subset(host_generator(rng_key), latents, num_inducing),
         offset,
         projection=right[:latent_dim].T * (np.sqrt(rows) / lengths),
         data_scale=_spread(data, present),
@@ -146,13 +148,10 @@ def random_start(
     :raises ValueError: as for :func:`pca_start`, but Q may be larger than D.
     """
     data, present, offset = _check(Y, num_inducing, mask, offset)
-    if latent_dim < 1:
-        raise ValueError(f"latent_dim is {latent_dim}; it must be at least 1.")
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
-    latents = rng.normal(size=(len(data), latent_dim))
-    return Start(
-        latents, _subset(latents, num_inducing, int(rng.integers(2**31))), offset, data_scale=_spread(data, present)
-    )
+    rng = host_generator(rng_key)
+    latents = rng.normal(size=(len(data), checks.whole_number(latent_dim, "latent_dim")))
+    chosen = np.random.default_rng(int(rng.integers(2**31)))
+    return Start(latents, _subset(chosen, latents, num_inducing), offset, data_scale=_spread(data, present))
 
 
 def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -167,6 +166,7 @@ def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.nd
         empty = np.flatnonzero(~present.any(axis=0)).tolist()
         raise ValueError(f"mask leaves no entry in columns {empty} of Y; every column needs at least one.")
     sizes = num_inducing if isinstance(num_inducing, tuple) else (num_inducing,)
+    sizes = tuple(checks.whole_number(size, "num_inducing", least=0) for size in sizes)
     if not sizes or min(sizes) < 1 or sum(sizes) > rows:
         raise ValueError(f"num_inducing is {num_inducing}; it must be between 1 and the {rows} rows of Y.")
     if offset is None:
@@ -177,9 +177,11 @@ def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.nd
     return data, present, np.broadcast_to(offset, (columns,)).copy()
 
 
-def _subset(latents: np.ndarray, num_inducing: int | tuple[int, ...], seed: int) -> np.ndarray | tuple[np.ndarray, ...]:
+def _subset(
+    rng: np.random.Generator, latents: np.ndarray, num_inducing: int | tuple[int, ...]
+) -> np.ndarray | tuple[np.ndarray, ...]:
     sizes = num_inducing if isinstance(num_inducing, tuple) else (num_inducing,)
-    chosen = np.random.default_rng(seed).choice(len(latents), sum(sizes), replace=False)
+    chosen = rng.choice(len(latents), sum(sizes), replace=False)
     blocks = tuple(latents[part] for part in np.split(chosen, np.cumsum(sizes)[:-1]))
     return blocks if isinstance(num_inducing, tuple) else blocks[0]
 

@@ -1,9 +1,10 @@
-"""Where inducing points come from, and how many levels spherical features want."""
+"""Where inducing points come from, and how many levels spherical features need."""
 
-from npgp.inducing.levels import choose_levels, left_out
+from npgp.inducing.levels import LevelChoice, choose_levels, left_out
 from npgp.inducing.selection import greedy_fit, greedy_variance, kmeans, random_subset
 
 __all__ = [
+    "LevelChoice",
     "choose_levels",
     "greedy_fit",
     "greedy_variance",

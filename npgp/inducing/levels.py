@@ -21,6 +21,8 @@ from npgp.kernels import Kernel
 from npgp.kernels.zonal import as_zonal
 from npgp.sparse.projection import factorize
 
+__all__ = ["LevelChoice", "choose_levels", "left_out"]
+
 
 @dataclasses.dataclass(frozen=True)
 class LevelChoice:
@@ -36,7 +38,7 @@ class LevelChoice:
     left_out: dict[int, float]
 
 
-def left_out(kernel: Kernel, inducing: object, X: ArrayLike, jitter: float | None = None) -> jax.Array:
+def left_out(kernel: Kernel, inducing: object, X: ArrayLike, *, jitter: float | None = None) -> jax.Array:
     """
     The share of f's prior variance that inducing features leave out, the mean over inputs of d_n/k_nn; a scalar.
 
@@ -46,9 +48,8 @@ def left_out(kernel: Kernel, inducing: object, X: ArrayLike, jitter: float | Non
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     """
     blocks = inducing if isinstance(inducing, (list, tuple)) else (inducing,)
-    projection = factorize(kernel, [as_block(b, f"inducing[{i}]") for i, b in enumerate(blocks)], jitter)(
-        checks.inputs(X)
-    )
+    blocks = [as_block(block, f"inducing[{i}]") for i, block in enumerate(blocks)]
+    projection = factorize(kernel, blocks, jitter)(checks.inputs(X))
     return jnp.mean(projection.residual_variance() / projection.prior_variance)
 
 
@@ -56,7 +57,7 @@ _left_out = jax.jit(left_out)
 
 
 def choose_levels(
-    kernel: Kernel, activations: Activations, X: ArrayLike, most: int = 12, before: Sequence[object] = ()
+    kernel: Kernel, activations: Activations, X: ArrayLike, *, most: int = 12, before: Sequence[object] = ()
 ) -> LevelChoice:
     """
     The number of levels at which activations explain most of f's variance at given inputs.
@@ -64,7 +65,7 @@ def choose_levels(
     Levels 0 to L are tried for every L up to ``most`` that the kernel has, and the one with the least mean of d_n/k_nn
     is taken. It depends on the kernel's hyperparameters, the number of units and their directions: more units can carry
     more levels. For choosing before a fit, outside ``jit``. A fit may adapt the kernel to few levels, at the expense of
-    the data: compare bounds of fits with neighbouring levels too.
+    the data: compare bounds of fits with neighboring levels too.
 
     :param kernel: the zonal kernel.
     :param activations: the units; their own levels do not matter.
@@ -73,7 +74,7 @@ def choose_levels(
     :param before: inducing blocks that come before these.
     """
     zonal, _ = as_zonal(kernel, type(activations).__name__)
-    tried = range(most + 1)
+    tried = range(checks.whole_number(most, "most", least=0) + 1)
     present = np.asarray(zonal.level_variances(tried, activations.dimension)) > 0
     shares: dict[int, float] = {}
     for level in tried:

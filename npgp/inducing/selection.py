@@ -1,13 +1,12 @@
 """
 Where to put inducing points at the start: a random subset, k-means, greedy conditional variance, or greedy fit to y.
 
-Optimising the bound moves them from there, and gets stuck in local optima that depend on the start; with a good one
+Optimizing the bound moves them from there, and gets stuck in local optima that depend on the start; with a good one
 they may as well stay (Burt, Rasmussen & van der Wilk 2020).
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Literal, overload
@@ -19,9 +18,11 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.chunks import map_chunks
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel, as_kernel
-from npgp.sparse.groups import kmeans_centres
+from npgp.keys import host_seed
+from npgp.sparse.groups import kmeans_centers
 from npgp.sparse.projection import factorize
 
 __all__ = ["greedy_fit", "greedy_variance", "kmeans", "random_subset"]
@@ -31,13 +32,7 @@ CHUNK = 64
 
 
 def _check_size(size: int, rows: int) -> int:
-    try:
-        number = operator.index(size)
-    except TypeError:
-        raise TypeError(f"size is {size!r}; it must be a whole number of inducing points.") from None
-    if not 1 <= number <= rows:
-        raise ValueError(f"size is {size}; it must be between 1 and the {rows} rows of X.")
-    return number
+    return checks.whole_number(size, "size", most=rows, must_be=f"between 1 and the {rows} rows of X")
 
 
 def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
@@ -61,16 +56,16 @@ def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
 # k-means
 
 
-def kmeans(X: ArrayLike, size: int, seed: int = 0) -> jax.Array:
+def kmeans(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     """
-    The centres of k-means clusters of X, from a k-means++ start. Not for use inside ``jit``.
+    The centers of k-means clusters of X, from a k-means++ start. Not for use inside ``jit``.
 
     With more than 100,000 rows it is the mini-batch algorithm (Sculley 2010), which is faster and a little worse.
     Distances are Euclidean: scale columns alike, or by the lengthscales expected.
 
+    :param rng_key: a JAX random key, for the start and, with many rows, the batches.
     :param X: inputs, (N, D).
     :param size: how many, M.
-    :param seed: of the start and, with many rows, of the batches.
     :return: (M, D).
     :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced.
@@ -78,12 +73,12 @@ def kmeans(X: ArrayLike, size: int, seed: int = 0) -> jax.Array:
         different rows.
     """
     if checks.is_traced(X):
-        raise TypeError("X is traced; k-means runs outside jit: compute the centres before the model, not in it.")
+        raise TypeError("X is traced; k-means runs outside jit: compute the centers before the model, not in it.")
     X = checks.inputs(X)
-    centres = kmeans_centres(np.asarray(X), _check_size(size, X.shape[0]), seed)
-    if len(centres) < size:
-        raise ValueError(f"size is {size}, but k-means found only {len(centres)} different clusters among the rows.")
-    return jnp.asarray(centres)
+    centers = kmeans_centers(np.asarray(X), _check_size(size, X.shape[0]), host_seed(rng_key))
+    if len(centers) < size:
+        raise ValueError(f"size is {size}, but k-means found only {len(centers)} different clusters among the rows.")
+    return jnp.asarray(centers)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -95,8 +90,8 @@ def greedy_variance(
     kernel: Kernel,
     X: ArrayLike,
     size: int,
-    given: object = (),
     *,
+    given: object = (),
     jitter: float | None = None,
     return_trace: Literal[False] = False,
 ) -> jax.Array: ...
@@ -105,8 +100,8 @@ def greedy_variance(
     kernel: Kernel,
     X: ArrayLike,
     size: int,
-    given: object = (),
     *,
+    given: object = (),
     jitter: float | None = None,
     return_trace: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
@@ -114,15 +109,15 @@ def greedy_variance(
     kernel: Kernel,
     X: ArrayLike,
     size: int,
-    given: object = (),
     *,
+    given: object = (),
     jitter: float | None = None,
     return_trace: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """
     Rows of X chosen one by one, each where f's variance given the points before it is largest.
 
-    That is a Cholesky factorisation of K_ff with complete pivoting, stopped early (Burt, Rasmussen & van der Wilk
+    That is a Cholesky factorization of K_ff with complete pivoting, stopped early (Burt, Rasmussen & van der Wilk
     2020, section 4.2.2; Fine & Scheinberg 2001), at O(N M²) time and O(N M) memory. It depends on the kernel's
     hyperparameters, lengthscales above all. A row whose values have been chosen is not chosen again. Nothing is random:
     of equal variances, as all are at first for a stationary kernel, the first row is taken.
@@ -135,7 +130,7 @@ def greedy_variance(
     :param jitter: relative jitter of the inducing values, as in :func:`npgp.linalg.cholesky`; default by dtype.
     :param return_trace: whether to return also Σ_n Var[f_n | i points], (M + 1,), for i = 0 to M: twice SGPR's penalty
         times the noise variance, it says how much more points would help.
-    :return: Z (M, D), and the traces if asked for.
+    :return: Z (M, D), or this and the traces.
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size above N, and if X has fewer
         different rows. Where X is traced and that cannot be seen, the points that do not exist are NaN.
@@ -204,8 +199,8 @@ def greedy_fit(
     y: ArrayLike,
     noise_variance: ArrayLike,
     size: int,
-    candidates: int | None = 59,
     *,
+    candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: Literal[False] = False,
 ) -> jax.Array: ...
@@ -217,8 +212,8 @@ def greedy_fit(
     y: ArrayLike,
     noise_variance: ArrayLike,
     size: int,
-    candidates: int | None = 59,
     *,
+    candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: Literal[True],
 ) -> tuple[jax.Array, jax.Array]: ...
@@ -229,8 +224,8 @@ def greedy_fit(
     y: ArrayLike,
     noise_variance: ArrayLike,
     size: int,
-    candidates: int | None = 59,
     *,
+    candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -254,7 +249,7 @@ def greedy_fit(
     :param candidates: how many rows are looked at for each point; ``None`` for all, at O(N² M²) time.
     :param jitter: relative jitter of the inducing values, as in :func:`npgp.linalg.cholesky`; default by dtype.
     :param return_trace: whether to return also ``yᵀ (Q + σ² I)⁻¹ y``, (M + 1,), for 0 to M points.
-    :return: Z (M, D), and the trace if asked for.
+    :return: Z (M, D), or this and the trace.
     :raises TypeError: for inputs that are not floating, and for a number of candidates that is not whole.
     :raises ValueError: for inputs or observations of another shape, without rows or with NaN, for a noise variance
         known not to be positive, for a size above N, for fewer than one candidate, and if X has fewer different rows.
@@ -263,7 +258,7 @@ def greedy_fit(
     X = checks.inputs(X)
     N = X.shape[0]
     size = _check_size(size, N)
-    candidates = N if candidates is None else min(checks.positive_int(candidates, "candidates"), N)
+    candidates = N if candidates is None else min(checks.whole_number(candidates, "candidates"), N)
     checks.require_positive(noise_variance, "noise_variance")
     checks.require_per_row(noise_variance, "noise_variance", N)
     checks.require_finite(y, "y")
@@ -309,8 +304,7 @@ def _greedy_fit(
         # The free rows come first, in random order.
         order = jax.random.uniform(jax.random.fold_in(rng_key, i), (N,))
         rows = lax.top_k(jnp.where(free, order, -1.0), candidates)[1]
-        parts = jnp.resize(rows, (-(-candidates // CHUNK), min(candidates, CHUNK)))
-        gains = lax.map(lambda part: looked_at(part, A, V, d, rest)[2], parts).ravel()[:candidates]
+        gains = map_chunks(lambda part: looked_at(part, A, V, d, rest)[2], CHUNK, rows)
         row = rows[jnp.argmax(jnp.where(free[rows], gains, -1.0))]
         (a,), (v,), _ = looked_at(row[None], A, V, d, rest)
         rest = rest - linalg.matmul(target, v)[:, None] * v

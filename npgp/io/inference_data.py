@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import jax
@@ -30,6 +29,7 @@ from npgp.likelihoods import Gaussian
 from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
+from npgp.optional import optional
 from npgp.variational.blocks import whitened_mean
 
 __all__ = ["to_arviz"]
@@ -104,7 +104,7 @@ def to_arviz(
     :raises ValueError: if a plate is subsampled, a latent site has no draws, a parameter no value, or no site is
         observed.
     """
-    arviz = _import_arviz()
+    arviz = optional("arviz", extra="arviz", what="to_arviz")
     draws, statistics = _draws(samples, batch_ndims)
     chains, length = next(iter(draws.values())).shape[:2]
     flat = {name: value.reshape(chains * length, *value.shape[2:]) for name, value in draws.items()}
@@ -178,14 +178,6 @@ def to_arviz(
     import xarray
 
     return xarray.DataTree.from_dict(datasets)
-
-
-def _import_arviz() -> ModuleType:
-    try:
-        import arviz
-    except ImportError as error:
-        raise ImportError("to_arviz needs ArviZ: pip install npgp[arviz].") from error
-    return arviz
 
 
 def _draws(samples: Any, batch_ndims: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:

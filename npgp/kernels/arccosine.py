@@ -11,7 +11,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import one_of, require_positive
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -22,7 +22,8 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import project
-from npgp.kernels.stationary import safe_sqrt, squared_distances
+from npgp.kernels.stationary import squared_distances
+from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -49,11 +50,10 @@ class ArcCosine(Kernel):
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        if self.order not in (0, 1, 2):
-            raise ValueError(f"ArcCosine order is {self.order!r}; it must be 0, 1 or 2.")
+        one_of(self.order, "ArcCosine order", (0, 1, 2))
         for name in ("variance", "weight_variance", "bias_variance"):
             require_positive(getattr(self, name), f"ArcCosine {name}")
         check_active_dims(self.active_dims)
@@ -62,8 +62,8 @@ class ArcCosine(Kernel):
         check_columns(X, X2)
         norm, unit = _polar(_weighted(self, X))
         norm2, unit2 = (norm, None) if X2 is None else _polar(_weighted(self, X2))
-        centre = lax.stop_gradient(jnp.mean(unit, axis=0))
-        chord2 = squared_distances(unit - centre, None if unit2 is None else unit2 - centre)
+        center = lax.stop_gradient(jnp.mean(unit, axis=0))
+        chord2 = squared_distances(unit - center, None if unit2 is None else unit2 - center)
         scale = self.variance / math.pi * norm[:, None] ** self.order * norm2**self.order
         return scale * ANGULAR[self.order](chord2)
 
@@ -106,7 +106,7 @@ def half_spaces(order: int, normals: jax.Array, X: jax.Array) -> jax.Array:
 
 # The angular part J_n as a function of the squared chord c² = ‖u − u'‖² = 2 − 2 cos θ of unit vectors, from which
 # even float32 finds small angles to all digits; from cos θ it would lose half of them. Each derivative in cos θ is a
-# multiple of the member below (J_2' = 4 J_1, J_1' = J_0), which is finite at θ = 0; arccos has none there.
+# multiple of the member below (J_2' = 4 J_1, J_1' = J_0), which is finite at θ = 0; that of arccos is not.
 
 
 def _angle(chord2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

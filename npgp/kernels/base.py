@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import require_positive, whole_number
 from npgp.kernels import random_features
 from npgp.kernels.random_features import FeatureMap
 from npgp.pytrees import pytree
@@ -57,7 +57,7 @@ class Kernel:
         A path from the prior, approximately, is ``φ(X) @ w`` with ``w ~ N(0, I_F)``. The error falls as
         ``1/√count``; kernels of finitely many features (linear, constant, cosine) give these, without error. φ is
         differentiable in X and in hyperparameters, which may be traced; it is a pytree too. Inputs should be
-        centred, since in float32 far from the origin phases are lost to rounding.
+        centered, since in float32 far from the origin phases are lost to rounding.
 
         :param rng_key: decides the draws.
         :param columns: number of input columns D.
@@ -69,9 +69,7 @@ class Kernel:
 
         Source: Rahimi & Recht 2007.
         """
-        if count < 1:
-            raise ValueError(f"count is {count}; it must be at least 1.")
-        return Partial(random_features.average, self.feature_draws(rng_key, columns, count))
+        return Partial(random_features.average, self.feature_draws(rng_key, columns, whole_number(count, "count")))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         """
@@ -198,7 +196,7 @@ def columns_seen(columns: int, active_dims: tuple[int, ...] | None) -> int:
 
 
 def check_active_dims(active_dims: Any) -> None:
-    whole = isinstance(active_dims, tuple) and all(isinstance(i, int) for i in active_dims)
+    whole = isinstance(active_dims, tuple) and all(type(i) is int for i in active_dims)
     if active_dims is not None and not (whole and active_dims):
         raise TypeError(f"active_dims is {active_dims!r}; it must be a tuple of column numbers, such as (0, 2).")
 

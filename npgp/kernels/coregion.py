@@ -21,7 +21,7 @@ from npgp.pytrees import pytree, static
 @dataclass(frozen=True)
 class Coregion(Kernel):
     """
-    Intrinsic coregionalisation: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
+    Intrinsic coregionalization: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
 
         kernel = npgp.Coregion(npgp.RBF(lengthscale), W, kappa)       # W (P, R), kappa (P,): sampled, learned or fixed
         f = npgp.SparseGP("f", kernel, inducing=npgp.at_outputs(Z, [0, 1])).draw()
@@ -29,14 +29,14 @@ class Coregion(Kernel):
 
     f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
     has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model
-    of coregionalisation, ``Coregion(RBF(1.0), W1) + Coregion(RBF(5.0), W2)``. Inducing inputs have the column too: a
+    of coregionalization, ``Coregion(RBF(1.0), W1) + Coregion(RBF(5.0), W2)``. Inducing inputs have the column too: a
     point of one output informs the others through B.
 
     An output's number that does not exist is an error where it can be seen, and gives NaN inside ``jit``.
 
     :param kernel: the base kernel of the other columns, npgp's or tinygp's. Its ``active_dims`` count these alone.
     :param W: shape (P, R), for P outputs.
-    :param kappa: κ, positive, (P,) or one number for all outputs; none if omitted, and B then has rank R.
+    :param kappa: κ, positive, (P,) or one number for all outputs; 0 if omitted, and B then has rank R.
     :param column: the input column that holds the output's number 0, …, P − 1, as floating-point numbers.
     :raises ValueError: for W or κ of another shape, or κ known not to be positive.
 
@@ -46,7 +46,7 @@ class Coregion(Kernel):
     kernel: Kernel
     W: ArrayLike
     kappa: ArrayLike | None = None
-    column: int = static(-1)
+    column: int = static(-1, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
@@ -57,8 +57,7 @@ class Coregion(Kernel):
             checks.require_positive(self.kappa, "Coregion kappa")
             if jnp.shape(self.kappa) not in ((), shape[:1]):
                 raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[:1]}.")
-        if isinstance(self.column, bool) or not isinstance(self.column, int):
-            raise TypeError(f"Coregion column is {self.column!r}; it must be the number of a column.")
+        checks.whole_number(self.column, "Coregion column", least=None)
 
     def output_covariance(self) -> jax.Array:
         """B, the covariance of the outputs at one input, in units of the base kernel's variance; (P, P)."""

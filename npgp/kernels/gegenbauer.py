@@ -16,13 +16,14 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+
+from npgp.checks import whole_number
 
 #: Ends of the panels of the angle's quadrature. Kernels are sharp at 0, activations have a kink at π/2.
 _PANELS = (0.0, 0.02, 0.1, 0.5, 0.5 * math.pi, math.pi)
@@ -31,27 +32,19 @@ _NODES = 32
 
 def check_dimension(dimension: int) -> int:
     """The dimension d of the space around the sphere, a whole number from 2."""
-    d = _whole(dimension, "dimension")
-    if d < 2:
-        raise ValueError(f"dimension is {d}; the sphere's space has at least 2 dimensions, one input and the bias.")
-    return d
+    return whole_number(
+        dimension, "dimension", least=2, must_be="at least 2, as the sphere's space has one input and the bias"
+    )
 
 
 def check_levels(levels: Sequence[int]) -> tuple[int, ...]:
     """Levels as a tuple: whole numbers from 0, increasing, at least one."""
     if isinstance(levels, (int, str)) or not isinstance(levels, Sequence):
         raise TypeError(f"levels is {levels!r}; it must list the levels, such as (0, 1, 2) or range(6).")
-    checked = tuple(_whole(level, "levels") for level in levels)
+    checked = tuple(whole_number(level, "a level", least=None) for level in levels)
     if not checked or checked[0] < 0 or any(b <= a for a, b in itertools.pairwise(checked)):
         raise ValueError(f"levels is {tuple(levels)}; it must list at least one level, from 0 and increasing.")
     return checked
-
-
-def _whole(value: object, name: str) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{name} has {value!r}; it must be whole numbers.") from None
 
 
 def multiplicity(dimension: int, level: int) -> int:

@@ -39,7 +39,7 @@ class Linear(Kernel):
     """
 
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         require_positive(self.variance, "Linear variance")
@@ -91,10 +91,10 @@ class Polynomial(Kernel):
     degree: int = static(2)
     variance: ArrayLike = 1.0
     offset: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        if not isinstance(self.degree, int) or self.degree < 1:
+        if type(self.degree) is not int or self.degree < 1:
             raise ValueError(f"Polynomial degree is {self.degree!r}; it must be a whole number of at least 1.")
         require_positive(self.variance, "Polynomial variance")
         require_positive(self.offset, "Polynomial offset")

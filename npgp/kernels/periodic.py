@@ -45,7 +45,7 @@ class Periodic(Kernel):
     period: ArrayLike = 1.0
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         for name in ("period", "lengthscale", "variance"):
@@ -55,9 +55,9 @@ class Periodic(Kernel):
     def __call__(self, X, X2=None):
         check_columns(X, X2)
         X = select(X, self.active_dims)
-        centre = lax.stop_gradient(jnp.mean(X, axis=0))
-        places = _on_circles(self, X - centre)
-        places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - centre)
+        center = lax.stop_gradient(jnp.mean(X, axis=0))
+        places = _on_circles(self, X - center)
+        places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - center)
         return self.variance * jnp.exp(-0.5 * squared_distances(places, places2))
 
     def diag(self, X):
@@ -94,7 +94,7 @@ class Cosine(Kernel):
 
     period: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         require_positive(self.period, "Cosine period")
@@ -104,9 +104,9 @@ class Cosine(Kernel):
     def __call__(self, X, X2=None):
         check_columns(X, X2)
         X = select(X, self.active_dims)
-        centre = lax.stop_gradient(jnp.mean(X, axis=0))
-        wave = _wave(self, X - centre)
-        wave2 = wave if X2 is None else _wave(self, select(X2, self.active_dims) - centre)
+        center = lax.stop_gradient(jnp.mean(X, axis=0))
+        wave = _wave(self, X - center)
+        wave2 = wave if X2 is None else _wave(self, select(X2, self.active_dims) - center)
         return self.variance * matmul(wave, wave2.T)
 
     def diag(self, X):

@@ -22,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import waves
-from npgp.linalg import matmul
+from npgp.linalg import matmul, safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -31,7 +31,7 @@ def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
     """
     ``‖x_n − x'_m‖²`` by matrix products, accurate for near points in float32 too.
 
-    Inputs far from the origin must be centred by the caller. In float32, ``‖x‖² + ‖x'‖² − 2 x·x'`` loses
+    Inputs far from the origin must be centered by the caller. In float32, ``‖x‖² + ‖x'‖² − 2 x·x'`` loses
     ``ε‖x‖²``, which swamps small distances. Each input is therefore split in a coarse part on a grid, so coarse
     that its products and their sum are exact, and a small rest; what is left of the error is ``ε‖x‖²`` times the
     grid's spacing. Gradients pass through the rest and are those of the distance.
@@ -84,7 +84,7 @@ class Stationary(Kernel):
 
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         require_positive(self.lengthscale, f"{type(self).__name__} lengthscale")
@@ -111,9 +111,9 @@ class Stationary(Kernel):
         check_columns(X, X2)
         X = select(X, self.active_dims)
         check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
-        centre = lax.stop_gradient(jnp.mean(X, axis=0))
-        scaled = (X - centre) / self.lengthscale
-        scaled2 = None if X2 is None else (select(X2, self.active_dims) - centre) / self.lengthscale
+        center = lax.stop_gradient(jnp.mean(X, axis=0))
+        scaled = (X - center) / self.lengthscale
+        scaled2 = None if X2 is None else (select(X2, self.active_dims) - center) / self.lengthscale
         return self.variance * self.correlation(squared_distances(scaled, scaled2))
 
     def diag(self, X):
@@ -152,11 +152,10 @@ class RationalQuadratic(Stationary):
     :param lengthscale: as :class:`Stationary`.
     :param variance: as :class:`Stationary`.
     :param alpha: shape α of the mixture, a scalar; RBF in the limit of large α.
-    :param active_dims: as :class:`Stationary`; by keyword.
+    :param active_dims: as :class:`Stationary`.
     """
 
     alpha: ArrayLike = 1.0
-    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
@@ -172,11 +171,6 @@ class RationalQuadratic(Stationary):
 
 # The Matérn family in a² = 2ν r². Each derivative in a² is a multiple of the member below it, which is finite at
 # zero; automatic differentiation through √(a²) would give NaN there.
-
-
-def safe_sqrt(a2: jax.Array) -> jax.Array:
-    positive = a2 > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, a2, 1.0)), 0.0)
 
 
 @jax.custom_jvp

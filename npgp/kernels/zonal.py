@@ -24,7 +24,7 @@ from jax.scipy.special import logsumexp
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import one_of, require_positive
 from npgp.kernels import gegenbauer
 from npgp.kernels.arccosine import ANGULAR, half_spaces
 from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
@@ -58,8 +58,7 @@ class Zonal(Kernel):
         name = type(self).__name__
         for field in ("variance", "weight_variance", "bias_variance"):
             require_positive(getattr(self, field), f"{name} {field}")
-        if self.degree not in (0, 1, 2):
-            raise ValueError(f"{name} degree is {self.degree!r}; it must be 0, 1 or 2.")
+        one_of(self.degree, f"{name} degree", (0, 1, 2))
         check_active_dims(self.active_dims)
 
     def correlation(self, chord2: jax.Array) -> jax.Array:
@@ -104,8 +103,8 @@ class Zonal(Kernel):
         check_columns(X, X2)
         radius, unit = self.polar(X)
         radius2, unit2 = (radius, None) if X2 is None else self.polar(X2)
-        centre = lax.stop_gradient(jnp.mean(unit, axis=0))
-        chord2 = squared_distances(unit - centre, None if unit2 is None else unit2 - centre)
+        center = lax.stop_gradient(jnp.mean(unit, axis=0))
+        chord2 = squared_distances(unit - center, None if unit2 is None else unit2 - center)
         return self.variance * radius[:, None] * radius2 * self.correlation(chord2)
 
     def diag(self, X):
@@ -173,13 +172,12 @@ class ZonalArcCosine(Zonal):
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
-    degree: int = static(1)
-    active_dims: tuple[int, ...] | None = static(None)
+    degree: int = static(1, kw_only=True)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()
-        if self.order not in (0, 1):
-            raise ValueError(f"ZonalArcCosine order is {self.order!r}; it must be 0 or 1.")
+        one_of(self.order, "ZonalArcCosine order", (0, 1))
 
     def correlation(self, chord2):
         return ANGULAR[self.order](chord2) / math.pi
@@ -222,8 +220,8 @@ class ZonalStationary(Zonal):
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
-    degree: int = static(1)
-    active_dims: tuple[int, ...] | None = static(None)
+    degree: int = static(1, kw_only=True)
+    active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -9,14 +9,13 @@ from npgp.model.posteriors import posterior
 from npgp.model.row_params import row_param
 from npgp.model.sampling import sample
 from npgp.model.sparse_gp import SparseGP
-from npgp.model.vnngp import VNNGP, NeighborPosterior
+from npgp.model.vnngp import VNNGP
 
 __all__ = [
     "VNNGP",
     "AutoSparseGP",
     "Function",
     "Latent",
-    "NeighborPosterior",
     "SparseGP",
     "joint",
     "observe",

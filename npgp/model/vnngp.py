@@ -1,5 +1,5 @@
 """
-Variational nearest-neighbour GPs (Wu, Pleiss & Cunningham 2022) as a component of a NumPyro model: ``VNNGP``.
+Variational nearest-neighbor GPs (Wu, Pleiss & Cunningham 2022) as a component of a NumPyro model: ``VNNGP``.
 
 Inducing values have Vecchia's prior, and values of f depend on their k nearest inducing values alone::
 
@@ -7,83 +7,81 @@ Inducing values have Vecchia's prior, and values of f depend on their k nearest 
 
     KL[q ‖ p] = Σ_j E_{q(u_n(j))} KL[q(u_j) ‖ p(u_j | u_n(j))]
 
-Both the data's terms and those of the inducing values are sums, so both are minibatched: a step factorises one k × k
+Both the data's terms and those of the inducing values are sums, so both are minibatched: a step factorizes one k × k
 matrix for each row and each inducing point of its batches, however many there are of either. There may be as many
 inducing points as data.
 
 The residuals of rows are independent given u, for this is the prior of *this* model, not of the GP: every conditional
-of :func:`npgp.observe` that goes row by row bounds the log evidence of the nearest-neighbour model, whatever the
+of :func:`npgp.observe` that goes row by row bounds the log evidence of the nearest-neighbor model, whatever the
 likelihood. That evidence itself may lie above or below the GP's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
-from numpyro.distributions.kl import kl_divergence
 
-from npgp import checks, linalg
-from npgp.contract import frames, is_prng_key, under_predictive
+from npgp import checks
+from npgp.contract import frames, under_predictive
 from npgp.kernels import Kernel
 from npgp.model.latent import Given, Latent, Moments, Term
 from npgp.model.row_params import row_param
 from npgp.model.sites import FUNCTION, WHITENED, Catch, Q, approximation, check_draw_context, in_automatic_guide
-from npgp.neighbors.nngp import NNGP, concrete_inputs
-from npgp.neighbors.search import Neighbors, nearest
-from npgp.neighbors.vecchia import at_rows, new_site_weights, site_weights
+from npgp.neighbors.mean_field import MeanFieldNormal
+from npgp.neighbors.nngp import NNGP
+from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
+from npgp.neighbors.search import Neighbors
 from npgp.sparse.groups import Groups
 
-__all__ = ["VNNGP", "MeanFieldNormal", "NeighborFunction", "NeighborPosterior"]
+__all__ = ["VNNGP", "NeighborFunction"]
 
 
 @dataclass(frozen=True)
 class VNNGP:
     """
-    A GP with neighbours among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
+    A GP with neighbors among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
     sites are many, it keeps detail that :class:`npgp.SparseGP` must smooth away::
 
-        neighbors = npgp.nearest_before(Z, 15)      # once, before the model
-        near = npgp.nearest(X, Z, 15)
+        before = npgp.nearest_before(Z, 15)         # once, before the model
+        neighbors = npgp.nearest(X, Z, 15)
 
-        def model(X, near, y=None, *, size):
-            f = npgp.VNNGP("f", kernel, Z, neighbors, batch_size=1024).draw()
+        def model(X, neighbors, y=None, *, size):
+            f = npgp.VNNGP("f", kernel, Z, before, batch_size=1024).draw()
             with npgp.plate("data", size, rows=X.shape[0]):
-                npgp.observe("y", f(X, near), npgp.Gaussian(0.1), obs=y)
+                npgp.observe("y", f(X, neighbors), npgp.Gaussian(0.1), obs=y)
 
         svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
-        npgp.fit(svi, key, 10_000, X, near, y, batch_size=1024, row_optim=npgp.row_adam(0.01, 10_000))
+        npgp.fit(svi, key, 10_000, X, neighbors, y, batch_size=1024, row_optim=npgp.row_adam(0.01, 10_000))
 
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
     with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site
     ``name.u`` with an :class:`npgp.NNGP` prior, for NUTS too. Where inducing points are the training inputs, say so by
-    ``near = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
+    ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
 
     As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
     inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.
 
     :param name: prefix of the site and parameters; unique in the model.
     :param kernel: the kernel, npgp's or tinygp's.
-    :param inducing: Z, shape (M, D); all training inputs, say. Constants: neighbours are found once.
+    :param inducing: Z, shape (M, D); all training inputs, say. Constants: neighbors are found once.
     :param neighbors: of each inducing point among those before it, made of Z by :func:`npgp.nearest_before`; or
         their number k, to be found here in max–min order. To measure distances in other units than before, such as
         lengthscales that have been learned, train on with ``nearest_before(Z, k, scale=lengthscale)``.
     :param batch_size: inducing points that a step of SVI looks at, M_b; all if omitted. They are drawn anew at each
-        step, one from each of M_b runs of the neighbours' order, so the KL divergence is estimated without bias.
+        step, one from each of M_b runs of the neighbors' order, so the KL divergence is estimated without bias.
     :param init_loc: initial means of q(u), a scalar or (M,): data, where inducing points are data.
-    :param init_scale: initial standard deviations of q(u), as a share of those that the prior has given neighbours.
+    :param init_scale: initial standard deviations of q(u), as a share of those that the prior has given neighbors.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :raises TypeError: for inducing inputs that are not floating.
-    :raises ValueError: for inducing inputs of another shape, without rows or with NaN, neighbours of other sites, and
+    :raises ValueError: for inducing inputs of another shape, without rows or with NaN, neighbors of other sites, and
         a batch larger than M.
     """
 
@@ -91,6 +89,7 @@ class VNNGP:
     kernel: Kernel
     inducing: Any
     neighbors: Neighbors | int = 15
+    _: KW_ONLY
     batch_size: int | None = None
     init_loc: ArrayLike = 0.0
     init_scale: float = 1.0
@@ -99,16 +98,16 @@ class VNNGP:
     def __post_init__(self):
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name is {self.name!r}; it must be a non-empty string.")
-        inducing = concrete_inputs(self.inducing, "inducing")
+        inducing = checks.concrete_inputs(self.inducing, "inducing")
         prior = NNGP(self.kernel, inducing, self.neighbors, jitter=self.jitter)
         object.__setattr__(self, "kernel", prior.kernel)
         object.__setattr__(self, "inducing", prior.X)
         object.__setattr__(self, "neighbors", prior.neighbors)
         size = prior.event_shape[0]
-        if self.batch_size is not None and checks.positive_int(self.batch_size, "batch_size") > size:
-            raise ValueError(
-                f"batch_size is {self.batch_size}; it must be at most {size}, the number of inducing points."
-            )
+        if self.batch_size is not None:
+            number = checks.whole_number(self.batch_size, "batch_size")
+            must_be = f"at most {size}, the number of inducing points"
+            checks.whole_number(number, "batch_size", most=size, must_be=must_be)
         checks.require_per_row(self.init_loc, "init_loc", size)
         checks.require_positive(self.init_scale, "init_scale")
 
@@ -146,7 +145,7 @@ class VNNGP:
 
     def posterior(self, params: dict[str, jax.Array], prefix: str = "") -> NeighborPosterior:
         """
-        The posterior of f at trained parameters, with this object's kernel, inducing points and neighbours.
+        The posterior of f at trained parameters, with this object's kernel, inducing points and neighbors.
 
         :param params: trained parameters, ``FitResult.params``.
         :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
@@ -186,66 +185,6 @@ class VNNGP:
 
 # ---------------------------------------------------------------------------------------------------------------
 # q(u)
-
-
-class MeanFieldNormal(dist.Distribution):
-    """
-    ``q(u) = Π_j N(m_j, s_j²)`` at all inducing points, or at a batch of them that stands for all.
-
-    :param loc: m, (B,).
-    :param scale: s, (B,).
-    :param near_loc: means of each one's neighbours, (B, K).
-    :param near_scale: their standard deviations, (B, K).
-    :param sites: which inducing points these are, (B,); all M in order if omitted.
-    :param counts: how many inducing points each stands for, (B,); one if omitted.
-    :param size: M.
-    """
-
-    support = constraints.real_vector
-    reparametrized_params: list[str] = []
-    pytree_data_fields = ("loc", "scale", "near_loc", "near_scale", "sites", "counts")
-    pytree_aux_fields = ("size",)
-
-    def __init__(self, loc, scale, near_loc, near_scale, size, sites=None, counts=None, *, validate_args=None):
-        self.loc, self.scale, self.near_loc, self.near_scale = loc, scale, near_loc, near_scale
-        self.size, self.sites, self.counts = size, sites, counts
-        super().__init__((), (size,), validate_args=validate_args)
-
-    def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
-        if self.sites is not None:
-            return jnp.full((*sample_shape, 1), jnp.nan, self.loc.dtype)
-        return self.loc + self.scale * jax.random.normal(key, sample_shape + self.event_shape, self.loc.dtype)
-
-    def log_prob(self, value):
-        if self.sites is not None:
-            raise ValueError(
-                "a batch of the inducing values has no joint density: use TraceMeanField_ELBO, which takes their KL "
-                "divergence in closed form, or a VNNGP without batch_size."
-            )
-        return jnp.sum(dist.Normal(self.loc, self.scale).log_prob(value), -1)
-
-    @property
-    def mean(self):
-        return self.loc
-
-    @property
-    def variance(self):
-        return jnp.square(self.scale)
-
-
-@kl_divergence.register(MeanFieldNormal, NNGP)  # type: ignore[attr-defined]
-def _(q: MeanFieldNormal, p: NNGP):
-    # Wu, Pleiss & Cunningham 2022, eq. 9. All that depends on hyperparameters is the model's.
-    b, F, _ = site_weights(p.kernel, p.X, p.neighbors, p.noise_variance, p.jitter, q.sites)
-    sites, rows = jnp.arange(q.size) if q.sites is None else q.sites, jnp.asarray(p.neighbors.rows)
-    near = rows if q.sites is None else rows[q.sites]
-    mean, near_mean = (at_rows(p.mean_value, at, q.loc.dtype) for at in (sites, near))
-    error = q.loc - mean - jnp.sum(b * (q.near_loc - near_mean), axis=-1)
-    square = jnp.square(error) + jnp.sum(jnp.square(b * q.near_scale), axis=-1)
-    variance = jnp.square(q.scale)
-    terms = 0.5 * ((variance + square) / F - 1.0 - jnp.log(variance / F))
-    return jnp.sum(terms if q.counts is None else q.counts * terms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,13 +228,12 @@ def _approximate(gp: VNNGP) -> Approximation:
             )
         return values
 
-    # Under Predictive, and where the posterior is asked for, all inducing values are wanted.
+    # Predictive, and functions that return the posterior, need all inducing values.
     if gp.batch_size is None or under_predictive():
         loc, scale = table("loc", None), table("scale", None)
-        near = jnp.asarray(neighbors.rows)
-        return Approximation(
-            MeanFieldNormal(loc, scale, loc[near], scale[near], gp.size), lambda rows: (loc[rows], scale[rows]), None
-        )
+        rows = jnp.asarray(neighbors.rows)
+        q = MeanFieldNormal(loc, scale, loc[rows], scale[rows], gp.size)
+        return Approximation(q, lambda rows: (loc[rows], scale[rows]), None)
     key = numpyro.prng_key()
     if key is None:
         raise ValueError(f"{gp.site}: choosing inducing points needs a random key; wrap the guide in handlers.seed.")
@@ -307,30 +245,12 @@ def _approximate(gp: VNNGP) -> Approximation:
     rows = jnp.concatenate([sites[:, None], jnp.asarray(neighbors.rows)[sites]], axis=1)  # (B, 1 + K)
     loc, scale = table("loc", rows), table("scale", rows)
     counts = jnp.asarray(np.diff(ends), loc.dtype)
-    q = MeanFieldNormal(loc[:, 0], scale[:, 0], loc[:, 1:], scale[:, 1:], gp.size, sites, counts)
+    q = MeanFieldNormal(loc[:, 0], scale[:, 0], loc[:, 1:], scale[:, 1:], gp.size, sites=sites, counts=counts)
     return Approximation(q, lambda rows: (table("loc", rows), table("scale", rows)), draw_key)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The function
-
-
-@dataclass(frozen=True, eq=False)
-class NearRows:
-    """
-    Rows with their neighbours among the inducing points.
-
-    :param X: inputs, (N, D).
-    :param near: numbers of the inducing points, (N, k).
-    """
-
-    X: jax.Array
-    near: jax.Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the inputs."""
-        return self.X.shape
 
 
 class NeighborFunction:
@@ -346,7 +266,7 @@ class NeighborFunction:
 
     def __init__(self, gp: VNNGP, values: jax.Array, q: Approximation | None, guided: bool):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
-        self._weights: list[tuple[NearRows, tuple[jax.Array, jax.Array]]] = []
+        self._weights: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
 
     @property
     def name(self) -> str:
@@ -361,52 +281,53 @@ class NeighborFunction:
     def __repr__(self):
         return f"<draw of VNNGP {self.gp.name!r}>"
 
-    def __call__(self, X: ArrayLike, near: ArrayLike | None = None) -> Latent:
+    def __call__(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> Latent:
         """
         f at inputs X of shape (N, D): shape (N,).
 
         :param X: inputs.
-        :param near: numbers of the inducing points that each row depends on, (N, k), made by :func:`npgp.nearest`.
+        :param neighbors: numbers of the inducing points that each row depends on, (N, k), made by :func:`npgp.nearest`.
             Found here if omitted, where inputs are no traced arguments: as many as inducing points have. For rows
             that are inducing points, ``rows[:, None]`` says that f there is the inducing value.
-        :raises TypeError: for inputs that are not floating, and where neighbours are to be found of traced ones.
-        :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbours of other rows.
+        :raises TypeError: for inputs that are not floating, and where neighbors are to be found of traced ones.
+        :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbors of other rows.
         """
-        rows = NearRows(*near_rows(self.gp, X, near))
+        given: Any = self.gp.neighbors
+        rows = with_neighbors(X, neighbors, self.gp.inducing, given)
         return Latent((Term(jnp.ones((), rows.X.dtype), self, rows),), jnp.zeros((), rows.X.dtype))
 
-    def _regression(self, rows: NearRows) -> tuple[jax.Array, jax.Array]:
+    def _regression(self, rows: NeighborRows) -> tuple[jax.Array, jax.Array]:
         """Weights b (N, k) and residual variance F (N,)."""
         for seen, found in self._weights:
             if seen is rows:
                 return found
-        self._weights.append((rows, _regression(self.gp, rows)))
+        self._weights.append((rows, rows.regression(self.gp.kernel, self.gp.inducing, self.gp.jitter)))
         return self._weights[-1][1]
 
-    def moments(self, rows: NearRows) -> Moments:
+    def moments(self, rows: NeighborRows) -> Moments:
         """Mean, variance from the inducing values, and residual variance at each row."""
         b, F = self._regression(rows)
         if self.q is None:
-            return Moments(jnp.sum(b * self.values[rows.near], axis=-1), jnp.zeros_like(F), F)
-        loc, scale = self.q.at(rows.near)
+            return Moments(jnp.sum(b * self.values[rows.neighbors], axis=-1), jnp.zeros_like(F), F)
+        loc, scale = self.q.at(rows.neighbors)
         return Moments(jnp.sum(b * loc, axis=-1), jnp.sum(jnp.square(b * scale), axis=-1), F)
 
-    def group_covariance(self, rows: NearRows, groups: Groups) -> jax.Array:
-        """There is none: residuals are independent."""
+    def group_covariance(self, rows: NeighborRows, groups: Groups) -> jax.Array:
+        """Residuals are independent, so this is an error."""
         raise ValueError(
             f"{self.name} is a VNNGP, whose residuals are independent of each other: groups have nothing to add to "
             "conditional='tight'."
         )
 
-    def given(self, rows: NearRows, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
+    def given(self, rows: NeighborRows, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
         """``b_iᵀ u_n(i)`` with the drawn inducing values, and F, a diagonal if it is wanted jointly over rows."""
         b, F = self._regression(rows)
         if self.q is None or self.q.key is None:
-            u = self.values[rows.near]
+            u = self.values[rows.neighbors]
         else:
             # A draw for each inducing point that is the same wherever it is needed.
-            loc, scale = self.q.at(rows.near)
-            keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.near))
+            loc, scale = self.q.at(rows.neighbors)
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.neighbors))
             z = jax.vmap(lambda key: jax.random.normal(key, (), loc.dtype))(keys)
             u = loc + scale * z.reshape(loc.shape)
         return Given(jnp.sum(b * u, axis=-1), jnp.diag(F) if joint else F, self.gp.kernel.diag(rows.X))
@@ -421,104 +342,3 @@ class NeighborFunction:
                 "that of the component, given trained parameters."
             )
         return self.gp._posterior(*self.q.at(jnp.arange(self.gp.size)))
-
-
-def near_rows(gp: VNNGP | NeighborPosterior, X: ArrayLike, near: ArrayLike | None) -> tuple[jax.Array, jax.Array]:
-    """Inputs (N, D), checked, and their neighbours among the inducing points (N, k), found if they are not given."""
-    if near is None and checks.is_traced(X):
-        raise TypeError(
-            "X is traced, so its neighbours cannot be found: pass those of npgp.nearest(X, Z, k) beside X, f(X, near)."
-        )
-    neighbors: Any = gp.neighbors
-    inputs = concrete_inputs(X)
-    Z = gp.inducing
-    if inputs.shape[1] != Z.shape[1]:
-        raise ValueError(f"X has {inputs.shape[1]} columns; the inducing points have {Z.shape[1]}.")
-    if near is None:
-        found: ArrayLike = nearest(inputs, Z, min(neighbors.size, Z.shape[0]), scale=neighbors.scale)
-    else:
-        found = near
-    shape, dtype = jnp.shape(found), jnp.result_type(found)
-    if not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(f"near has dtype {dtype}; it must hold numbers of inducing points, which are integers.")
-    if len(shape) != 2 or shape[0] != inputs.shape[0] or not shape[1]:
-        raise ValueError(f"near has shape {shape}; it must be ({inputs.shape[0]}, k), k inducing points for each row.")
-    if not checks.is_traced(found):
-        low, high = np.min(np.asarray(found)), np.max(np.asarray(found))
-        if low < 0 or high >= Z.shape[0]:
-            raise ValueError(f"near has numbers {low} to {high}; there are {Z.shape[0]} inducing points, from 0.")
-    return inputs, jnp.asarray(found)
-
-
-def _regression(gp: VNNGP | NeighborPosterior, rows: NearRows) -> tuple[jax.Array, jax.Array]:
-    """Weights b (N, k) and residual variance F (N,) of f at rows given the inducing values."""
-    return new_site_weights(gp.kernel, rows.X, gp.inducing, rows.near, jitter=gp.jitter)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The posterior
-
-
-@register_dataclass
-@dataclass(frozen=True)
-class NeighborPosterior:
-    """
-    The approximate posterior of f: what q(u) says about the function, each value through its nearest inducing points.
-
-    Neighbours of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.nearest`).
-
-    :param kernel: the kernel.
-    :param inducing: Z, (M, D).
-    :param neighbors: as the prior had them: they say how many neighbours are used, and in which units of distance.
-    :param loc: means of the inducing values, (M,).
-    :param scale: their standard deviations, (M,).
-    :param jitter: relative jitter tried first.
-    """
-
-    kernel: Kernel
-    inducing: jax.Array
-    neighbors: Neighbors
-    loc: jax.Array
-    scale: jax.Array
-    jitter: float | None = None
-
-    def _rows(self, X: ArrayLike, near: ArrayLike | None) -> tuple[NearRows, jax.Array, jax.Array]:
-        rows = NearRows(*near_rows(self, X, near))
-        return (rows, *_regression(self, rows))
-
-    def mean_and_variance(self, X: ArrayLike, near: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Posterior mean and variance of f.
-
-        :param X: inputs, (N, D).
-        :param near: numbers of their nearest inducing points, (N, k), if they have been found before.
-        :return: each (N,).
-        """
-        rows, b, F = self._rows(X, near)
-        variance = F + jnp.sum(jnp.square(b * self.scale[rows.near]), axis=-1)
-        return jnp.sum(b * self.loc[rows.near], axis=-1), variance
-
-    def mean(self, X: ArrayLike, near: ArrayLike | None = None) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): (N,)."""
-        return self.mean_and_variance(X, near)[0]
-
-    def variance(self, X: ArrayLike, near: ArrayLike | None = None) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): (N,)."""
-        return self.mean_and_variance(X, near)[1]
-
-    def covariance(self, X: ArrayLike, near: ArrayLike | None = None) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D), at O(N² M): (N, N)."""
-        rows, b, F = self._rows(X, near)
-        half = jnp.zeros((rows.shape[0], self.loc.shape[0]), b.dtype)
-        half = half.at[jnp.arange(rows.shape[0])[:, None], rows.near].add(b) * self.scale
-        return linalg.matmul(half, half.T) + jnp.diag(F)
-
-    def sample(
-        self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = (), near: ArrayLike | None = None
-    ) -> jax.Array:
-        """Joint draws of f at inputs X (N, D), at O(M + N k) for each: sample_shape + (N,)."""
-        rows, b, F = self._rows(X, near)
-        u_key, key = jax.random.split(rng_key)
-        u = self.loc + self.scale * jax.random.normal(u_key, sample_shape + self.loc.shape, self.loc.dtype)
-        mean = jnp.sum(b * jnp.take(u, rows.near, axis=-1), axis=-1)
-        return mean + jnp.sqrt(F) * jax.random.normal(key, mean.shape, mean.dtype)

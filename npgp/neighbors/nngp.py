@@ -1,7 +1,7 @@
 """
-Nearest-neighbour GPs as NumPyro distributions, and kriging from them (Vecchia 1988; Datta et al. 2016).
+Nearest-neighbor GPs as NumPyro distributions, and kriging from them (Vecchia 1988; Datta et al. 2016).
 
-Each value depends on those before it in an order through k neighbours alone. There are no inducing points and no bound:
+Each value depends on those before it in an order through k neighbors alone. There are no inducing points and no bound:
 it is a model of its own, as near to the GP as k and the order make it, at O(N k³) time and O(N k) memory. With
 k = N − 1 it is the GP.
 """
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
@@ -25,6 +24,7 @@ from npgp import checks
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
+from npgp.pytrees import pytree
 
 __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
@@ -35,7 +35,7 @@ __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
 class NNGP(dist.Distribution):
     """
-    The nearest-neighbour GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
+    The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
 
         neighbors = npgp.nearest_before(X, 15)     # once, before the model
 
@@ -52,7 +52,7 @@ class NNGP(dist.Distribution):
     :param neighbors: made of X by :func:`npgp.nearest_before`; or their number k, to be found here in max–min order.
     :param mean: the mean function's values at X, a scalar or (N,). Add its values at new sites to predictions.
     :param jitter: relative jitter tried first.
-    :raises ValueError: for sites of the wrong shape, and for neighbours of another number of sites.
+    :raises ValueError: for sites of the wrong shape, and for neighbors of another number of sites.
     """
 
     support = constraints.real_vector
@@ -68,24 +68,24 @@ class NNGP(dist.Distribution):
         kernel: Kernel,
         X: ArrayLike,
         neighbors: Neighbors | int,
+        *,
         mean: ArrayLike = 0.0,
         jitter: float | None = None,
-        *,
         validate_args=None,
     ):
         self.kernel = as_kernel(kernel)
-        self.X = concrete_inputs(X)
+        self.X = checks.concrete_inputs(X)
         rows = self.X.shape[0]
         if not isinstance(neighbors, Neighbors):
             if checks.is_traced(X):
                 raise ValueError(
-                    "X is traced, so its neighbours cannot be found: pass neighbors=npgp.nearest_before(X, k)."
+                    "X is traced, so its neighbors cannot be found: pass neighbors=npgp.nearest_before(X, k)."
                 )
             neighbors = nearest_before(X, neighbors)
         if neighbors.num_sites != rows:
             raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
         self.neighbors = neighbors
-        _check_by_row(mean, "mean", rows)
+        checks.require_per_row(mean, "mean", rows)
         self.mean_value = mean
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
@@ -112,7 +112,7 @@ class NNGP(dist.Distribution):
         """Draws, O(N k) for each once the factor is there."""
         assert is_prng_key(key)
         shape = sample_shape + self.batch_shape + self.event_shape
-        return self.mean_value + self.factor().colour(jax.random.normal(key, shape, self.X.dtype))
+        return self.mean_value + self.factor().color(jax.random.normal(key, shape, self.X.dtype))
 
     def condition(self, value: ArrayLike) -> Kriging:
         """
@@ -136,7 +136,7 @@ class ResponseNNGP(NNGP):
 
         numpyro.sample("y", npgp.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
 
-    Not the model in which f is an :class:`NNGP`: noise in the neighbours' values costs accuracy, more neighbours regain
+    Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
     it. ``condition(y)`` predicts f, less the mean function; add σ² to its variance for observations.
 
     :param kernel: the kernel.
@@ -144,7 +144,7 @@ class ResponseNNGP(NNGP):
     :param noise_variance: σ², a scalar or one for each site (N,).
     :param neighbors: as for :class:`NNGP`.
     :param mean: the mean function's values at X, a scalar or (N,).
-    :param jitter: relative jitter tried first; none if omitted, as the noise makes it needless.
+    :param jitter: relative jitter tried first; 0 if omitted, as the noise makes it needless.
     :raises ValueError: as for :class:`NNGP`, and for a noise variance known not to be positive.
     """
 
@@ -154,28 +154,15 @@ class ResponseNNGP(NNGP):
         X: ArrayLike,
         noise_variance: ArrayLike,
         neighbors: Neighbors | int,
+        *,
         mean: ArrayLike = 0.0,
         jitter: float | None = 0.0,
-        *,
         validate_args=None,
     ):
         checks.require_positive(noise_variance, "noise_variance")
-        super().__init__(kernel, X, neighbors, mean, jitter, validate_args=validate_args)
-        _check_by_row(noise_variance, "noise_variance", self.event_shape[0])
+        super().__init__(kernel, X, neighbors, mean=mean, jitter=jitter, validate_args=validate_args)
+        checks.require_per_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance
-
-
-def concrete_inputs(X: ArrayLike, name: str = "X") -> jax.Array:
-    """Inputs, checked; inside ``jit`` too their numbers can be seen, unless they are traced themselves."""
-    if checks.is_traced(X):
-        return checks.inputs(X, name)
-    with jax.ensure_compile_time_eval():
-        return checks.inputs(X, name)
-
-
-def _check_by_row(value: ArrayLike, name: str, rows: int) -> None:
-    if jnp.shape(value) not in ((), (rows,)):
-        raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
 
 
 class WhitenNNGP(Reparam):
@@ -192,27 +179,27 @@ class WhitenNNGP(Reparam):
             raise ValueError(f"site {name!r} is a {type(fn).__name__}; WhitenNNGP is for NNGP sites.")
         standard = dist.Normal(jnp.zeros((), fn.X.dtype)).expand(fn.event_shape).to_event(1)
         z = numpyro.sample(f"{name}_white", self._wrap(standard, expand_shape, event_dim))
-        return None, fn.mean_value + fn.factor().colour(z)
+        return None, fn.mean_value + fn.factor().color(z)
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Kriging
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class Kriging:
     """
-    f at new sites given values at observed ones: each given its nearest neighbours among these, and independent of
+    f at new sites given values at observed ones: each given its nearest neighbors among these, and independent of
     other new sites (Datta et al. 2016, section 2.3). Made by :meth:`NNGP.condition`.
 
-    New sites must be concrete, as their neighbours are looked up; to predict inside ``jit`` from sites that are traced
+    New sites must be concrete, as their neighbors are looked up; to predict inside ``jit`` from sites that are traced
     find them before, by :func:`npgp.neighbors.nearest`.
 
     :param kernel: the kernel.
     :param X: observed sites, (N, D).
-    :param neighbors: as the prior had them: they say how many neighbours are used, and in which units of distance.
-        Where all sites were neighbours of the last, all are used.
+    :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
+        Where all sites were neighbors of the last, all are used.
     :param values: at the observed sites, less the mean function, (..., N).
     :param noise_variance: what is added to their covariance's diagonal, (N,).
     :param first_jitter: relative jitter tried first.
@@ -230,12 +217,12 @@ class Kriging:
         Mean and variance of f at new sites.
 
         :param X: new sites, (N*, D).
-        :param neighbors: row numbers of their neighbours, (N*, k), if they have been found before.
+        :param neighbors: row numbers of their neighbors, (N*, k), if they have been found before.
         :return: each (..., N*).
-        :raises TypeError: if neighbours are to be found and sites are traced.
-        :raises ValueError: for sites of another shape, or neighbours of other sites.
+        :raises TypeError: if neighbors are to be found and sites are traced.
+        :raises ValueError: for sites of another shape, or neighbors of other sites.
         """
-        X = concrete_inputs(X)
+        X = checks.concrete_inputs(X)
         if X.shape[1] != self.X.shape[1]:
             raise ValueError(f"X has {X.shape[1]} columns; the observed sites have {self.X.shape[1]}.")
         if neighbors is None:

@@ -1,5 +1,5 @@
 """
-Neighbours of sites, found once, outside ``jit``: for Vecchia's approximation each site's nearest among those before it
+Neighbors of sites, found once, outside ``jit``: for Vecchia's approximation each site's nearest among those before it
 in an order, for kriging a new site's nearest among all.
 
 Distances are Euclidean, in units of ``scale`` if that is given. Searches are scikit-learn's, by trees where columns are
@@ -18,6 +18,8 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks
+from npgp.keys import host_generator
+from npgp.optional import optional
 from npgp.pytrees import pytree
 
 __all__ = ["Neighbors", "Ordering", "nearest", "nearest_before", "order_sites"]
@@ -30,7 +32,7 @@ RUN, RUNS = 64, 64
 AHEAD = 256
 #: Sites of a wave that are computed together, at most.
 LONGEST = 1024
-#: Neighbours that are Python numbers at a time.
+#: Neighbors that are Python numbers at a time.
 ENTRIES = 2**20
 
 Array = np.ndarray | jax.Array
@@ -40,7 +42,7 @@ Array = np.ndarray | jax.Array
 @dataclass(frozen=True)
 class Waves:
     """
-    Sites in waves: those of a wave have neighbours in earlier waves alone, and can be computed together.
+    Sites in waves: those of a wave have neighbors in earlier waves alone, and can be computed together.
 
     :param sites: numbers of the sites, wave after wave, (N,).
     :param starts: the places where parts of waves begin, and then N, as often as it takes, (N + 1,).
@@ -56,14 +58,14 @@ class Waves:
 @dataclass(frozen=True)
 class Neighbors:
     """
-    An order of N sites, and for each site its neighbours: the nearest k of the sites before it, fewer for the first
+    An order of N sites, and for each site its neighbors: the nearest k of the sites before it, fewer for the first
     k. Made by :func:`nearest_before`; all numbers are those of rows of X.
 
     :param order: the site at each place of the order, (N,) int32.
-    :param rows: each site's neighbours, (N, K) int32, with K = min(k, N − 1); where there are fewer, the site itself.
+    :param rows: each site's neighbors, (N, K) int32, with K = min(k, N − 1); where there are fewer, the site itself.
     :param mask: False at those places, (N, K).
     :param waves: sites that can be computed together.
-    :param size: k, as it was asked for.
+    :param size: k, as it was given.
     :param scale: the units of distances, () or (D,).
     """
 
@@ -81,7 +83,12 @@ class Neighbors:
 
 
 def nearest_before(
-    X: ArrayLike, size: int, ordering: Ordering = "maxmin", *, scale: ArrayLike = 1.0, seed: int = 0
+    X: ArrayLike,
+    size: int,
+    *,
+    ordering: Ordering = "maxmin",
+    scale: ArrayLike = 1.0,
+    rng_key: jax.Array | None = None,
 ) -> Neighbors:
     """
     Order sites, and find for each the nearest of those before it.
@@ -90,18 +97,19 @@ def nearest_before(
     first sites of the order are from one another (Guinness 2018), which is what ``"maxmin"`` is for.
 
     :param X: sites, (N, D).
-    :param size: k, the number of neighbours: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
+    :param size: k, the number of neighbors: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
         exact GP, at its cost.
     :param ordering: see :func:`order_sites`.
     :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column.
-    :param seed: of the order ``"random"``.
+    :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
     :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
-    :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1 and an order unknown.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1, an order unknown, and
+        the order ``"random"`` without a key.
     """
-    size = checks.positive_int(size, "size")
+    size = checks.whole_number(size, "size")
     points = _scaled(X, "X", scale)
-    order = _order(points, ordering, seed)
+    order = _order(points, ordering, rng_key)
     N, K = len(points), min(size, len(points) - 1)
     distance, places = np.full((N, K), np.inf), np.zeros((N, K), np.int64)
     if K:
@@ -133,10 +141,9 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
-    size = checks.positive_int(size, "size")
     points, new = _scaled(X, "X", scale), _scaled(X_new, "X_new", scale)
-    if size > len(points):
-        raise ValueError(f"size is {size}; it must be at most {len(points)}, the number of sites.")
+    size = checks.whole_number(size, "size")
+    checks.whole_number(size, "size", most=len(points), must_be=f"at most {len(points)}, the number of sites")
     if new.shape[1] != points.shape[1]:
         raise ValueError(f"X_new has {new.shape[1]} columns; the sites X have {points.shape[1]}.")
     return _query(points, new, size)[1].astype(np.int32)
@@ -147,7 +154,7 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
 
 
 def order_sites(
-    X: ArrayLike, ordering: Ordering = "maxmin", *, scale: ArrayLike = 1.0, seed: int = 0
+    X: ArrayLike, ordering: Ordering = "maxmin", *, scale: ArrayLike = 1.0, rng_key: jax.Array | None = None
 ) -> NDArray[np.int32]:
     """
     An order of sites.
@@ -161,22 +168,25 @@ def order_sites(
     :param X: sites, (N, D).
     :param ordering: which.
     :param scale: units of distances, a scalar or one for each column.
-    :param seed: of the order ``"random"``.
+    :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
     :return: row numbers, (N,).
     :raises ImportError: for ``"maxmin"`` without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced.
-    :raises ValueError: for inputs of another shape, without rows or with NaN, and for an order unknown.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, for an order unknown, and for
+        ``"random"`` without a key.
     """
-    return _order(_scaled(X, "X", scale), ordering, seed).astype(np.int32)
+    return _order(_scaled(X, "X", scale), ordering, rng_key).astype(np.int32)
 
 
-def _order(points: NDArray[Any], ordering: str, seed: int) -> NDArray[Any]:
+def _order(points: NDArray[Any], ordering: str, rng_key: jax.Array | None) -> NDArray[Any]:
     if ordering == "given":
         return np.arange(len(points))
     if ordering == "coordinate":
         return np.lexsort(points.T[np.argsort(points.std(axis=0), kind="stable")])
     if ordering == "random":
-        return np.random.default_rng(seed).permutation(len(points))
+        if rng_key is None:
+            raise ValueError("rng_key is missing: the order 'random' needs one, such as rng_key=jax.random.key(0).")
+        return host_generator(rng_key).permutation(len(points))
     if ordering == "maxmin":
         return _maxmin(points)
     raise ValueError(f"ordering is {ordering!r}; it must be one of {', '.join(map(repr, get_args(Ordering)))}.")
@@ -186,12 +196,11 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
     """
     Farthest-point order, by a heap of distances to the sites so far.
 
-    A site taken at distance r changes those of sites within r alone, as none is farther: N/i sites at step i or so. The
-    heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. Most
+    A site taken at distance r changes those of sites within r alone, as no site is farther: N/i sites at step i or so.
+    The heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. Most
     of a search's time is its call, so the sites that come next are looked up together, at radii that can only shrink.
     """
-    (KDTree,) = _sklearn("KDTree")
-    tree = KDTree(points)
+    tree = _sklearn().KDTree(points)
     first = int(np.argmin(np.sum(np.square(points - points.mean(axis=0)), axis=1)))
     distance = np.sqrt(np.sum(np.square(points - points[first]), axis=1))
     distance[first] = -1.0  # taken
@@ -208,10 +217,10 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
         if now > 0.0:  # the others may be duplicates
             if i not in found:
                 batch = np.array([j for _, j in heap[: min(len(order), AHEAD)] if j not in found])
-                near, reach = tree.query_radius(points[batch], distance[batch], return_distance=True)
-                found.update(zip(batch.tolist(), zip(near, reach, strict=True), strict=True))
-            near, reach = found.pop(i)
-            distance[near] = np.minimum(distance[near], reach)
+                within, reach = tree.query_radius(points[batch], distance[batch], return_distance=True)
+                found.update(zip(batch.tolist(), zip(within, reach, strict=True), strict=True))
+            within, reach = found.pop(i)
+            distance[within] = np.minimum(distance[within], reach)
         heapq.heappop(heap)
         order.append(i)
         distance[i] = -1.0
@@ -224,8 +233,7 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
 
 def _query(points: NDArray[Any], new: NDArray[Any], size: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Distances and row numbers of the nearest points, fewer than ``size`` where there are fewer."""
-    (NearestNeighbors,) = _sklearn("NearestNeighbors")
-    return NearestNeighbors(n_neighbors=min(size, len(points))).fit(points).kneighbors(new)
+    return _sklearn().NearestNeighbors(n_neighbors=min(size, len(points))).fit(points).kneighbors(new)
 
 
 def _within_runs(points: NDArray[Any], distance: NDArray[Any], places: NDArray[Any]) -> None:
@@ -254,13 +262,17 @@ def _keep_nearest(distance, places, rows: slice, new_distance, new_places) -> No
     places[rows] = np.take_along_axis(number, kept, axis=1)
 
 
-def _waves(order: NDArray[Any], near: NDArray[Any]) -> Waves:
-    """:param near: the places of each place's neighbours, (N, K); 0 where there are fewer, as all come after that."""
-    N, K = near.shape
+def _waves(order: NDArray[Any], neighbors: NDArray[Any]) -> Waves:
+    """
+    Parts of the order that can be computed together.
+
+    :param neighbors: the places of each place's neighbors, (N, K); 0 where there are fewer, as all come after that.
+    """
+    N, K = neighbors.shape
     number = [0] * N
     some = max(ENTRIES // max(K, 1), 1)
     for begin in range(0, N if K else 0, some):
-        for place, row in enumerate(near[begin : begin + some].tolist(), begin):
+        for place, row in enumerate(neighbors[begin : begin + some].tolist(), begin):
             number[place] = 1 + max([number[i] for i in row]) if place else 0
     lengths = np.bincount(number)
     # About the mean length, in few different sizes, as programs are compiled for each.
@@ -272,21 +284,15 @@ def _waves(order: NDArray[Any], near: NDArray[Any]) -> Waves:
     return Waves(order[np.argsort(number, kind="stable")].astype(np.int32), starts, size)
 
 
-def _sklearn(*names: str) -> list[Any]:
-    try:
-        from sklearn import neighbors
-    except ImportError as error:
-        raise ImportError("neighbours are found by scikit-learn: pip install npgp[data].") from error
-    return [getattr(neighbors, name) for name in names]
+def _sklearn() -> Any:
+    return optional("sklearn.neighbors", extra="data", what="the search of neighbors")
 
 
 def _scaled(X: ArrayLike, name: str, scale: ArrayLike) -> NDArray[Any]:
     if checks.is_traced(X) or checks.is_traced(scale):
-        raise TypeError(f"{name} or scale is traced; neighbours are found outside jit, once, from concrete inputs.")
+        raise TypeError(f"{name} or scale is traced; neighbors are found outside jit, once, from concrete inputs.")
     checks.require_positive(scale, "scale")
-    with jax.ensure_compile_time_eval():  # inside jit, where X may be concrete
-        points = np.asarray(checks.inputs(X, name), np.float64)
-        units = np.asarray(scale, np.float64)
+    points, units = np.asarray(checks.concrete_inputs(X, name), np.float64), np.asarray(scale, np.float64)
     if units.shape not in ((), points.shape[1:]):
         raise ValueError(f"scale has shape {units.shape}; it must be a scalar or one for each column of {name}.")
     return points / units

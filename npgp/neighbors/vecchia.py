@@ -1,7 +1,7 @@
 """
 Vecchia's approximation of a Gaussian (Vecchia 1988): a sparse Cholesky factor of the precision.
 
-Sites are put in an order, and each value depends on those before it through k neighbours alone::
+Sites are put in an order, and each value depends on those before it through k neighbors alone::
 
     p(f) = Π_i N(f_i; b_iᵀ f_N(i), F_i),    b_i = C_NN⁻¹ c_Ni,    F_i = C_ii − c_Niᵀ b_i
 
@@ -10,7 +10,6 @@ With B the rows b_i, which is triangular in the order, the precision is ``(I −
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import linalg
+from npgp.chunks import map_chunks, rows_within
 from npgp.kernels import Kernel
 from npgp.neighbors.search import Neighbors
 from npgp.pytrees import pytree
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "new_site_weights", "site_weights"]
 
-#: Entries of the neighbours' covariances that are held at a time. With more, gradients compute them again.
+#: Entries of the neighbors' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
 
 
@@ -43,18 +43,18 @@ def conditional_weights(
     scale: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    Mean weights and variance of values given their neighbours', by one Cholesky factor for each site.
+    Mean weights and variance of values given their neighbors', by one Cholesky factor for each site.
 
     :param kernel: the kernel.
     :param sites: inputs (N, D), and what is added to their variance, (N,).
-    :param neighbors: the neighbours' inputs (N, k, D), and what is added to theirs, (N, k).
-    :param mask: False where there is no neighbour, (N, k).
+    :param neighbors: the neighbors' inputs (N, k, D), and what is added to theirs, (N, k).
+    :param mask: False where there is no neighbor, (N, k).
     :param jitter: relative jitter tried first.
-    :param scale: what the jitter is relative to, a scalar. It is added at sites and neighbours alike, so that what is
+    :param scale: what the jitter is relative to, a scalar. It is added at sites and neighbors alike, so that what is
         approximated is the covariance with jitter.
     :return: b (N, k), F (N,), and the relative jitter it took.
     """
-    N, k = mask.shape
+    k = mask.shape[1]
     eye = jnp.eye(k + 1, dtype=sites[0].dtype)
     first = jnp.asarray(linalg.default_jitter(eye.dtype) if jitter is None else jitter, eye.dtype)
 
@@ -63,13 +63,14 @@ def conditional_weights(
             jnp.concatenate([there, here[:, None]], axis=1) for here, there in zip(sites, neighbors, strict=True)
         )
         present = jnp.pad(mask, ((0, 0), (0, 1)), constant_values=True)
-        # Places without a neighbour have the identity's rows, hence weights of 0.
+        # Places without a neighbor have the identity's rows, hence weights of 0.
         C = jax.vmap(kernel)(X) + noise[:, :, None] * eye
         C = jnp.where(present[:, :, None] & present[:, None, :], C, scale * eye)
         weights, variance, used = _regress(C, first, scale)
         return weights, variance, jnp.broadcast_to(used, C.shape[:1])
 
-    weights, variance, used = _in_chunks(compute, (sites, neighbors, mask), N, max(ENTRIES // (k + 1) ** 2, 1))
+    size = rows_within(ENTRIES, k + 1, k + 1)
+    weights, variance, used = map_chunks(compute, size, sites, neighbors, mask)
     return weights, variance, jnp.max(used)
 
 
@@ -82,11 +83,11 @@ def site_weights(
     sites: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    What :func:`conditional_weights` gives for sites and those of their neighbours that come before them.
+    What :func:`conditional_weights` gives for sites and those of their neighbors that come before them.
 
     :param kernel: the kernel.
     :param X: all sites, (N, D).
-    :param neighbors: their order and neighbours.
+    :param neighbors: their order and neighbors.
     :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
     :param jitter: relative jitter tried first.
     :param sites: numbers of the sites wanted, (B,); all if omitted.
@@ -105,24 +106,24 @@ def new_site_weights(
     kernel: Kernel,
     X_new: jax.Array,
     X: jax.Array,
-    near: jax.Array,
+    neighbors: jax.Array,
     noise_variance: ArrayLike = 0.0,
     jitter: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """
-    Mean weights b (N*, k) and variance F (N*,) of f at new sites, given values at their neighbours among the sites.
+    Mean weights b (N*, k) and variance F (N*,) of f at new sites, given values at their neighbors among the sites.
 
     :param kernel: the kernel.
     :param X_new: new sites, (N*, D).
     :param X: sites, (N, D).
-    :param near: numbers of each new site's neighbours, (N*, k).
+    :param neighbors: numbers of each new site's neighbors, (N*, k).
     :param noise_variance: what is added to the sites' covariance, a scalar or (N,).
     :param jitter: relative jitter tried first.
     """
     here = X_new, jnp.zeros_like(X_new[:, 0])
-    there = X[near], at_rows(noise_variance, near, X.dtype)
+    there = X[neighbors], at_rows(noise_variance, neighbors, X.dtype)
     scale = jitter_scale(kernel, X, noise_variance)
-    return conditional_weights(kernel, here, there, jnp.ones(near.shape, bool), jitter, scale)[:2]
+    return conditional_weights(kernel, here, there, jnp.ones(neighbors.shape, bool), jitter, scale)[:2]
 
 
 def at_rows(value: ArrayLike, rows: jax.Array, dtype: Any) -> jax.Array:
@@ -137,8 +138,8 @@ def jitter_scale(kernel: Kernel, X: jax.Array, noise_variance: ArrayLike = 0.0) 
     return jnp.mean(kernel.diag(X[some]) + at_rows(noise_variance, some, X.dtype))
 
 
-def _factorise(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
-    """``L_NN⁻¹``, the last row of L, and the jitter used, for C with the neighbours first and the site last."""
+def _factorize(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
+    """``L_NN⁻¹``, the last row of L, and the jitter used, for C with the neighbors first and the site last."""
     k = C.shape[-1] - 1
     L, used = linalg.cholesky(C, first, scale=jnp.broadcast_to(scale, C.shape[:1]))  # type: ignore[arg-type]
     identity = jnp.broadcast_to(jnp.eye(k, dtype=C.dtype), (C.shape[0], k, k))
@@ -156,7 +157,7 @@ def _weights(inverse: jax.Array, c: jax.Array) -> jax.Array:
 @jax.custom_jvp
 def _regress(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """b (B, k), F (B,) and the jitter used, from the covariances C (B, k + 1, k + 1)."""
-    inverse, row, used = _factorise(C, first, scale)
+    inverse, row, used = _factorize(C, first, scale)
     return _weights(inverse, row[:, :-1]), jnp.square(row[:, -1]), used
 
 
@@ -165,7 +166,7 @@ def _(primals, tangents):
     # db = C_NN⁻¹ (dc − dC_NN b) and dF = dC_ii − 2 bᵀ dc + bᵀ dC_NN b: products alone. Differentiating the factor would
     # take triangular solves side by side, which XLA may leave waiting for one another on CPUs with few threads.
     C, first, scale = primals
-    inverse, row, used = _factorise(C, first, scale)
+    inverse, row, used = _factorize(C, first, scale)
     weights, variance = _weights(inverse, row[:, :-1]), jnp.square(row[:, -1])
     dC = tangents[0] + used * tangents[2] * jnp.eye(C.shape[-1], dtype=C.dtype)
     dc, moved = dC[:, -1, :-1], _times(dC[:, :-1, :-1], weights)
@@ -174,21 +175,7 @@ def _(primals, tangents):
     return (weights, variance, used), (d_weights, d_variance, jnp.zeros_like(used))
 
 
-def _in_chunks(function: Callable, arguments: tuple[Any, ...], rows: int, size: int) -> Any:
-    """``function(*arguments)`` for arrays of rows, ``size`` of them at a time; the last row fills the last chunk."""
-    if rows <= size:
-        return function(*arguments)
-    chunks = -(-rows // size)
-
-    def split(v):
-        v = jnp.pad(v, [(0, chunks * size - rows)] + [(0, 0)] * (v.ndim - 1), mode="edge")
-        return v.reshape(chunks, size, *v.shape[1:])
-
-    result = lax.map(jax.checkpoint(lambda part: function(*part)), jax.tree.map(split, arguments))
-    return jax.tree.map(lambda v: v.reshape(chunks * size, *v.shape[2:])[:rows], result)
-
-
-def _with_room(v: jax.Array, rows: int) -> jax.Array:
+def _padded(v: jax.Array, rows: int) -> jax.Array:
     return jnp.pad(v, [(0, rows)] + [(0, 0)] * (v.ndim - 1))
 
 
@@ -197,10 +184,10 @@ def _with_room(v: jax.Array, rows: int) -> jax.Array:
 class VecchiaFactor:
     """
     The sparse Cholesky factor of an NNGP's precision: ``R = F^−½ (I − B)``, with ``Rᵀ R`` the precision. Its rows and
-    columns are numbered as the sites; in the neighbours' order it is lower triangular.
+    columns are numbered as the sites; in the neighbors' order it is lower triangular.
 
-    :param neighbors: the sites' order and neighbours.
-    :param weights: b_i, (N, K), 0 where there is no neighbour.
+    :param neighbors: the sites' order and neighbors.
+    :param weights: b_i, (N, K), 0 where there is no neighbor.
     :param variance: F_i, (N,).
     :param jitter: the relative jitter that the covariances took, the largest.
     """
@@ -222,7 +209,7 @@ class VecchiaFactor:
         """
         :param kernel: the kernel.
         :param X: sites, (N, D).
-        :param neighbors: their order and neighbours.
+        :param neighbors: their order and neighbors.
         :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
         :param jitter: relative jitter tried first.
         """
@@ -236,11 +223,11 @@ class VecchiaFactor:
         """``R f`` over the last axis, (..., N): independent standard normal if f is from the prior."""
         return self._subtract(f) / jnp.sqrt(self.variance)
 
-    def colour(self, z: jax.Array) -> jax.Array:
+    def color(self, z: jax.Array) -> jax.Array:
         """
         ``R⁻¹ z`` over the last axis, (..., N): a draw from the prior if z is standard normal.
 
-        Wave after wave of sites that have neighbours in earlier ones alone (:class:`~npgp.neighbors.Waves`): O(N k)
+        Wave after wave of sites that have neighbors in earlier ones alone (:class:`~npgp.neighbors.Waves`): O(N k)
         work for each row of z, in some hundreds of steps for sites in the plane; its gradient as much.
         """
         e = jnp.reshape(z * jnp.sqrt(self.variance), (-1, z.shape[-1])).T
@@ -248,21 +235,21 @@ class VecchiaFactor:
         sites, starts, size = jnp.asarray(waves.sites), jnp.asarray(waves.starts), waves.size
         parts = jnp.sum(starts < N)
         place = jnp.zeros(N, sites.dtype).at[sites].set(jnp.arange(N, dtype=sites.dtype))
-        # From here on by place, with room for a part that begins at the last.
-        rows = _with_room(place[jnp.asarray(self.neighbors.rows)[sites]], size)
-        weights = _with_room(self.weights[sites], size)
+        # From here on by place, padded for a part that begins at the last.
+        rows = _padded(place[jnp.asarray(self.neighbors.rows)[sites]], size)
+        weights = _padded(self.weights[sites], size)
 
         def part_of(v, start):
             return lax.dynamic_slice_in_dim(v, start, size)
 
         def forward(_, e):
-            e = _with_room(e[sites], size)
+            e = _padded(e[sites], size)
 
             def step(i, f):
                 # Values beyond the part come too early, and again in a later step.
                 start = starts[i]
-                near = f[part_of(rows, start)]
-                new = part_of(e, start) + jnp.sum(part_of(weights, start)[:, :, None] * near, axis=1)
+                before = f[part_of(rows, start)]
+                new = part_of(e, start) + jnp.sum(part_of(weights, start)[:, :, None] * before, axis=1)
                 return lax.dynamic_update_slice_in_dim(f, new, start, 0)
 
             return lax.fori_loop(0, parts, step, e)[place]
@@ -273,7 +260,7 @@ class VecchiaFactor:
                 own = jnp.where(jnp.arange(size)[:, None] < end - start, part_of(h, start), 0.0)
                 return h.at[part_of(rows, start)].add(part_of(weights, start)[:, :, None] * own[:, None, :])
 
-            return lax.fori_loop(0, parts, step, _with_room(g[sites], size))[place]
+            return lax.fori_loop(0, parts, step, _padded(g[sites], size))[place]
 
         # Differentiated as the solution of (I − B) f = e, without what the steps leave behind.
         f = lax.custom_linear_solve(lambda f: self._subtract(f.T).T, e, forward, backward)

@@ -1,7 +1,6 @@
 """Pictures of fitted models, with matplotlib (``pip install npgp[plots]``). Each function draws one figure."""
 
-from npgp.plots.figures import COLOURS
-from npgp.plots.figures import subplots as _subplots  # noqa: F401  (scripts draw with it)
+from npgp.plots.figures import COLORS, subplots
 from npgp.plots.fits import plot_decomposition, plot_elbo, plot_fit, plot_variance
 from npgp.plots.images import plot_images, plot_imputed_images
 from npgp.plots.latents import plot_latents, plot_relevance
@@ -9,7 +8,7 @@ from npgp.plots.spectra import plot_spectra
 from npgp.plots.tables import plot_imputation, plot_reconstruction
 
 __all__ = [
-    "COLOURS",
+    "COLORS",
     "plot_decomposition",
     "plot_elbo",
     "plot_fit",
@@ -21,4 +20,5 @@ __all__ = [
     "plot_relevance",
     "plot_spectra",
     "plot_variance",
+    "subplots",
 ]

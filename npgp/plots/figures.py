@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npgp.optional import optional
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Distinguishable for colour-blind readers (Okabe & Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-#: Where there are more series than colours.
+# Distinguishable for color-blind readers (Okabe & Ito).
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Where there are more series than colors.
 MARKERS = ("o", "^", "s", "D")
 
 
 def subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
     """A figure and its panels, as ``plt.subplots`` gives them."""
-    try:
-        from matplotlib import pyplot as plt
-    except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install npgp[plots].") from error
+    plt = optional("matplotlib.pyplot", extra="plots", what="a picture")
     return plt.subplots(*shape, layout="constrained", **kwargs)
 
 

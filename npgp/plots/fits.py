@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npgp.plots.figures import COLOURS, subplots
+from npgp.plots.figures import COLORS, subplots
+from npgp.variational.posterior import Decomposition
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from npgp.variational.posterior import Decomposition
 
-
-def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100) -> Figure:
+def plot_elbo(traces: Mapping[str, ArrayLike], *, rows: int = 1, window: int = 100) -> Figure:
     """
     ELBO traces of one or several fits, averaged over a window of steps.
 
@@ -31,7 +30,7 @@ def plot_elbo(traces: Mapping[str, ArrayLike], rows: int = 1, window: int = 100)
         size = min(window, max(len(trace) // 10, 1))
         smooth = np.convolve(trace, np.full(size, 1.0 / size), mode="valid")
         steps = np.arange(len(smooth)) + size
-        ax.plot(steps, smooth, color=COLOURS[i], label=f"{name}: {smooth[-1]:.2f} at the end")
+        ax.plot(steps, smooth, color=COLORS[i], label=f"{name}: {smooth[-1]:.2f} at the end")
         lowest, highest = min(lowest, np.quantile(smooth, 0.1)), max(highest, smooth.max())
     margin = 0.08 * (highest - lowest)
     ax.set_ylim(lowest - margin, highest + margin)  # the first steps are far below and would hide the rest
@@ -46,6 +45,7 @@ def plot_fit(
     y: ArrayLike,
     grid: ArrayLike,
     fits: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike]],
+    *,
     exact: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Figure:
     """
@@ -59,11 +59,11 @@ def plot_fit(
     """
     figure, axes = subplots(len(fits), 1, figsize=(7.0, 2.9 * len(fits)), squeeze=False, sharex=True, sharey=True)
     grid = np.asarray(grid)
-    for ax, (name, (mean, scale, inducing)), colour in zip(axes[:, 0], fits.items(), COLOURS, strict=False):
+    for ax, (name, (mean, scale, inducing)), color in zip(axes[:, 0], fits.items(), COLORS, strict=False):
         mean, scale = np.asarray(mean), np.asarray(scale)
         ax.scatter(x, y, s=6, color="0.6", label="data")
-        ax.plot(grid, mean, color=colour, label="mean ± 2 standard deviations")
-        ax.fill_between(grid, mean - 2 * scale, mean + 2 * scale, color=colour, alpha=0.2, lw=0)
+        ax.plot(grid, mean, color=color, label="mean ± 2 standard deviations")
+        ax.fill_between(grid, mean - 2 * scale, mean + 2 * scale, color=color, alpha=0.2, lw=0)
         if exact is not None:
             ref_mean, ref_scale = map(np.asarray, exact)
             ax.plot(grid, ref_mean, color="k", lw=0.8, label="exact GP")
@@ -76,7 +76,7 @@ def plot_fit(
             "|",
             ms=12,
             mew=2,
-            color=colour,
+            color=color,
             label="inducing inputs",
         )
         ax.set_title(name, fontsize=10)
@@ -87,7 +87,7 @@ def plot_fit(
 
 
 def plot_decomposition(
-    X: ArrayLike, decomposition: Decomposition, data: tuple[ArrayLike, ArrayLike] | None = None
+    X: ArrayLike, decomposition: Decomposition, *, data: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Figure:
     """
     The parts of a posterior of f on one input and their total, a panel for each: mean and two standard deviations.
@@ -104,12 +104,12 @@ def plot_decomposition(
     order = np.argsort(x)
     for i, (ax, (name, part, spread)) in enumerate(zip(axes, panels, strict=True)):
         total = i == len(panels) - 1
-        colour = "k" if total else COLOURS[i % len(COLOURS)]
+        color = "k" if total else COLORS[i % len(COLORS)]
         if total and data is not None:
             ax.scatter(*map(np.ravel, data), s=6, color="0.6", label="data")
-        centre, scale = part[order], np.sqrt(spread[order])
-        ax.plot(x[order], centre, color=colour, label="mean ± 2 standard deviations")
-        ax.fill_between(x[order], centre - 2 * scale, centre + 2 * scale, color=colour, alpha=0.2, lw=0)
+        center, scale = part[order], np.sqrt(spread[order])
+        ax.plot(x[order], center, color=color, label="mean ± 2 standard deviations")
+        ax.fill_between(x[order], center - 2 * scale, center + 2 * scale, color=color, alpha=0.2, lw=0)
         ax.set_title(name, fontsize=10)
         ax.set_xlabel("x")
     axes[0].set_ylabel("f")
@@ -118,7 +118,7 @@ def plot_decomposition(
 
 
 def plot_variance(
-    X: ArrayLike, decompositions: Mapping[str, Decomposition], data: tuple[ArrayLike, ArrayLike] | None = None
+    X: ArrayLike, decompositions: Mapping[str, Decomposition], *, data: tuple[ArrayLike, ArrayLike] | None = None
 ) -> Figure:
     """
     Where the variance that is left comes from: two panels for each fit on one input.
@@ -145,13 +145,13 @@ def plot_variance(
         means, variances = _parts(parts, len(x))
         if data is not None:
             handles["data"] = above.scatter(*map(np.ravel, data), s=5, color="0.6")
-        colours = (*COLOURS[: len(means) - 1], "0.75")
-        centre, scale = np.sum(means, 0)[order], np.sqrt(np.sum(variances, 0))[order]
-        handles["mean ± 2 standard deviations"] = above.plot(x[order], centre, color="k", lw=1.0, zorder=3)[0]
-        above.fill_between(x[order], centre - 2 * scale, centre + 2 * scale, color="k", alpha=0.15, lw=0)
-        for name, mean, colour in zip(parts.names[:-1], means, colours, strict=False):
-            handles[name] = above.plot(x[order], mean[order], color=colour, lw=1.2)[0]
-        handles["residual"] = below.stackplot(x[order], variances[:, order], colors=colours)[-1]
+        colors = (*COLORS[: len(means) - 1], "0.75")
+        center, scale = np.sum(means, 0)[order], np.sqrt(np.sum(variances, 0))[order]
+        handles["mean ± 2 standard deviations"] = above.plot(x[order], center, color="k", lw=1.0, zorder=3)[0]
+        above.fill_between(x[order], center - 2 * scale, center + 2 * scale, color="k", alpha=0.15, lw=0)
+        for name, mean, color in zip(parts.names[:-1], means, colors, strict=False):
+            handles[name] = above.plot(x[order], mean[order], color=color, lw=1.2)[0]
+        handles["residual"] = below.stackplot(x[order], variances[:, order], colors=colors)[-1]
         above.set_title(fit, fontsize=10)
         below.set_xlabel("x")
     axes[0, 0].set_ylabel("f")

@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npgp.optional import optional
 from npgp.plots.figures import shaped, subplots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What was not seen of an image: no grey is taken for it.
+#: What was not seen of an image: no gray is taken for it.
 BLANK = "#c6dbef"
 
 
 def plot_images(
     images: Mapping[str, ArrayLike],
     shape: tuple[int, int],
+    *,
     deviations: Mapping[str, ArrayLike] | None = None,
     label: str = "pixel value",
 ) -> Figure:
     """
     Images in rows of panels, one row for each name: originals above their reconstructions, say.
 
-    :param images: for each row of panels, K images, (K, height · width) or (K, height, width), all on one grey scale.
+    :param images: for each row of panels, K images, (K, height · width) or (K, height, width), all on one gray scale.
         NaN is left blank.
     :param shape: (height, width).
     :param deviations: further rows of panels, such as standard deviations, on a scale of their own from 0.
@@ -41,19 +43,19 @@ def plot_images(
         shaped(name, values, (count, shape[0] * shape[1]))
     if not count or len(every) < len(tables) + len(spreads):
         raise ValueError("images and deviations must have images, and each row of panels a name of its own.")
-    import matplotlib
+    matplotlib = optional("matplotlib", extra="plots", what="a picture")
 
     height = 1.15 * min(shape[0] / shape[1], 2.0)
     size = (1.15 * count + 1.6, height * len(every) + 0.2)
     figure, axes = subplots(len(every), count, figsize=size, squeeze=False)
     scales = ((tables, "gray", label), (spreads, "magma", " and ".join(spreads)))
     start = 0
-    for rows, colours, what in scales:
+    for rows, colors, what in scales:
         if not rows:
             continue
         values = np.concatenate(list(rows.values()))
         limits = {"vmin": np.nanmin(values) if rows is tables else 0.0, "vmax": np.nanmax(values)}
-        cmap = matplotlib.colormaps[colours].with_extremes(bad=BLANK)
+        cmap = matplotlib.colormaps[colors].with_extremes(bad=BLANK)
         panels = axes[start : (start := start + len(rows))]
         for (name, pictures), line in zip(rows.items(), panels, strict=True):
             for ax, picture in zip(line, pictures, strict=True):
@@ -79,6 +81,7 @@ def plot_imputed_images(
     scale: ArrayLike,
     present: ArrayLike,
     shape: tuple[int, int],
+    *,
     label: str = "pixel value",
 ) -> Figure:
     """
@@ -104,4 +107,5 @@ def plot_imputed_images(
         "seen": np.where(seen, original, np.nan),
         "imputed": np.where(seen, original, mean),
     }
-    return plot_images(rows, shape, {"standard deviation": np.where(seen, np.nan, scale)}, label)
+    deviations = {"standard deviation": np.where(seen, np.nan, scale)}
+    return plot_images(rows, shape, deviations=deviations, label=label)

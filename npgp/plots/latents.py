@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npgp.plots.figures import COLOURS, MARKERS, shaped, subplots
+from npgp.plots.figures import COLORS, MARKERS, shaped, subplots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,16 +22,16 @@ def plot_latents(
     scale: ArrayLike | None,
     relevance: ArrayLike,
     labels: ArrayLike | None = None,
+    *,
     class_names: Sequence[str] | None = None,
     title: str | None = None,
-    *,
     background: Callable[[np.ndarray], ArrayLike] | tuple[tuple[ArrayLike, ArrayLike], ArrayLike] | None = None,
     background_label: str = "predictive variance of f, mean over columns",
     dimension_names: Sequence[str] | None = None,
     units: str | None = None,
 ) -> Figure:
     """
-    The two most relevant latent dimensions, coloured by class, each point with bars of one standard deviation.
+    The two most relevant latent dimensions, colored by class, each point with bars of one standard deviation.
 
     With :func:`npgp.gplvm.canonical_latents`, and the variance of the functions behind the points::
 
@@ -42,10 +42,10 @@ def plot_latents(
     :param mean: latent means, (N, Q), Q at least 2.
     :param scale: their standard deviations, (N, Q); ``None`` for no bars.
     :param relevance: of each dimension, (Q,); the two largest are shown, the largest across.
-    :param labels: classes 0, 1, …, (N,), and negative numbers for rows without one; one colour if omitted.
+    :param labels: classes 0, 1, …, (N,), and negative numbers for rows without one; one color if omitted.
     :param class_names: what to call them.
     :param title: of the figure.
-    :param background: what is drawn in grey behind the points, the darker the larger (by its square root if nowhere
+    :param background: what is drawn in gray behind the points, the darker the larger (by its square root if nowhere
         negative): a function from points (G, 2) of the plane that is shown to values (G,), or increasing coordinates
         and the values there, ``((x, y), values)`` of shapes (X,), (Y,) and (Y, X).
     :param background_label: what these values are.
@@ -61,12 +61,12 @@ def plot_latents(
     labels = None if labels is None else shaped("labels", labels, mean.shape[:1])
     across, up = np.argsort(-relevance, kind="stable")[:2]
     figure, ax = subplots(figsize=(6.4, 5.4))
-    for name, rows, colour, marker in _classes(labels, class_names, len(mean)):
+    for name, rows, color, marker in _classes(labels, class_names, len(mean)):
         x, y = mean[rows, across], mean[rows, up]
         if scale is not None:
             bars = {"xerr": scale[rows, across], "yerr": scale[rows, up]}
-            ax.errorbar(x, y, **bars, fmt="none", ecolor=colour, alpha=0.25, lw=0.8)
-        ax.scatter(x, y, s=11, color=colour, label=name, marker=marker, edgecolor="w", linewidth=0.25, zorder=3)
+            ax.errorbar(x, y, **bars, fmt="none", ecolor=color, alpha=0.25, lw=0.8)
+        ax.scatter(x, y, s=11, color=color, label=name, marker=marker, edgecolor="w", linewidth=0.25, zorder=3)
     if background is not None:
         _draw_background(ax, background, background_label)
     names = dimension_names or [f"latent dimension {k + 1}" for k in range(mean.shape[1])]
@@ -81,21 +81,21 @@ def plot_latents(
 
 
 def _classes(labels, class_names, count: int) -> list[tuple[str | None, np.ndarray, str, str]]:
-    """Name, rows, colour and marker of each class, and of rows without a label."""
+    """Name, rows, color and marker of each class, and of rows without a label."""
     if labels is None:
-        return [(None, np.ones(count, bool), COLOURS[0], MARKERS[0])]
+        return [(None, np.ones(count, bool), COLORS[0], MARKERS[0])]
     series = []
     for i, label in enumerate(np.unique(labels[labels >= 0])):
         name = f"class {label}" if class_names is None else class_names[int(label)]
-        marker = MARKERS[i // len(COLOURS) % len(MARKERS)]
-        series.append((name, labels == label, COLOURS[i % len(COLOURS)], marker))
+        marker = MARKERS[i // len(COLORS) % len(MARKERS)]
+        series.append((name, labels == label, COLORS[i % len(COLORS)], marker))
     if np.any(labels < 0):
         series.append(("no label", labels < 0, "0.4", MARKERS[0]))
     return series
 
 
 def _draw_background(ax, background, label: str) -> None:
-    """Grey behind the points that are drawn already, as far as these and their bars reach."""
+    """Gray behind the points that are drawn already, as far as these and their bars reach."""
     if callable(background):
         limits = ax.get_xlim(), ax.get_ylim()
         x, y = (np.linspace(start, stop, BACKGROUND_SIZE) for start, stop in limits)
@@ -108,19 +108,19 @@ def _draw_background(ax, background, label: str) -> None:
         limits = (x[0], x[-1]), (y[0], y[-1])
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    greys = LinearSegmentedColormap.from_list("light greys", ["1.0", "0.55"])  # points stand out against these
+    grays = LinearSegmentedColormap.from_list("light grays", ["1.0", "0.55"])  # points stand out against these
     # A variance is nearly 0 where the points are: its square root shows more.
     norm = PowerNorm(0.5, 0.0, np.max(values)) if np.min(values) >= 0 else None
-    image = ax.pcolormesh(x, y, values, cmap=greys, norm=norm, shading="gouraud", rasterized=True, zorder=0)
+    image = ax.pcolormesh(x, y, values, cmap=grays, norm=norm, shading="gouraud", rasterized=True, zorder=0)
     ax.set(xlim=limits[0], ylim=limits[1])
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
 
 
 def plot_relevance(
     relevance: Mapping[str, ArrayLike],
+    *,
     threshold: float | None = None,
     label: str = "relevance (largest = 1)",
-    *,
     by_rank: bool = True,
 ) -> Figure:
     """
@@ -145,7 +145,7 @@ def plot_relevance(
         left = np.arange(len(values)) + (i - (len(fits) - 1) / 2) * width
         if threshold is not None:
             name = f"{name} ({np.sum(values >= threshold)} of {len(values)})"
-        ax.bar(left, values, width, color=COLOURS[i % len(COLOURS)], label=name)
+        ax.bar(left, values, width, color=COLORS[i % len(COLORS)], label=name)
     ax.set_xticks(np.arange(most), [str(k + 1) for k in range(most)])
     if threshold is not None:
         ax.axhline(threshold, color="0.4", lw=0.8, ls="--", label=f"counts as relevant above {threshold:g}")

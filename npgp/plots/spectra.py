@@ -10,7 +10,7 @@ import numpy as np
 
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import as_zonal
-from npgp.plots.figures import COLOURS, MARKERS, subplots
+from npgp.plots.figures import COLORS, MARKERS, subplots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,6 +20,7 @@ def plot_spectra(
     kernels: Mapping[str, Kernel],
     shapes: Mapping[str, Callable],
     dimension: int,
+    *,
     levels: Sequence[int] = range(11),
 ) -> Figure:
     """
@@ -46,8 +47,8 @@ def plot_spectra(
     for i, (name, size, style) in enumerate(series):
         present = size > 0
         marker, fill = MARKERS[i % len(MARKERS)], None if style == "-" else "white"
-        colour = COLOURS[i % len(COLOURS)]
-        ax.plot(at[present], size[present], style + marker, color=colour, mfc=fill, ms=5, lw=0.9, label=name)
+        color = COLORS[i % len(COLORS)]
+        ax.plot(at[present], size[present], style + marker, color=color, mfc=fill, ms=5, lw=0.9, label=name)
     ax.set_yscale("log")
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(f"level ℓ (dimension {d})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npgp.plots.figures import COLOURS, shaped, subplots
+from npgp.plots.figures import COLORS, shaped, subplots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,6 +18,7 @@ def plot_reconstruction(
     measured: ArrayLike,
     mean: ArrayLike,
     scale: ArrayLike,
+    *,
     column_names: Sequence[str] | None = None,
     units: str | None = None,
 ) -> Figure:
@@ -45,6 +46,7 @@ def plot_imputation(
     mean: ArrayLike,
     scale: ArrayLike,
     present: ArrayLike,
+    *,
     column_names: Sequence[str] | None = None,
     units: str | None = None,
 ) -> Figure:
@@ -70,7 +72,7 @@ def plot_imputation(
     for ax, (d, _) in zip(axes, panels, strict=True):
         if np.any(present[:, d]):
             level = np.mean(truth[present[:, d], d])
-            ax.axhline(level, color=COLOURS[1], lw=0.9, ls="--", label="mean of the column's present values")
+            ax.axhline(level, color=COLORS[1], lw=0.9, ls="--", label="mean of the column's present values")
     unit = "" if units is None else f" ({units})"
     figure.supxlabel(f"true value{unit}")
     figure.supylabel(f"imputed{unit}, ± 2 standard deviations")
@@ -106,8 +108,8 @@ def _scatter_panels(panels, x, y, scale, column_names, coverage: bool = False) -
     ends = [np.min(shown), np.max(shown)]
     for ax, (d, rows) in zip(axes.flat, panels, strict=False):
         a, b, spread = x[rows, d], y[rows, d], scale[rows, d]
-        ax.errorbar(a, b, yerr=2 * spread, fmt="none", ecolor=COLOURS[0], alpha=0.25, lw=0.8, rasterized=len(a) > 500)
-        ax.scatter(a, b, s=4, color=COLOURS[0], label="entry, ± 2 standard deviations", zorder=3)
+        ax.errorbar(a, b, yerr=2 * spread, fmt="none", ecolor=COLORS[0], alpha=0.25, lw=0.8, rasterized=len(a) > 500)
+        ax.scatter(a, b, s=4, color=COLORS[0], label="entry, ± 2 standard deviations", zorder=3)
         ax.plot(ends, ends, color="0.3", lw=0.8, label="equal")
         error = f"RMSE {np.sqrt(np.mean((a - b) ** 2)):.3f}"
         name = f"column {d + 1}" if column_names is None else column_names[d]

@@ -1,7 +1,7 @@
 """
-Groups of neighbouring rows: a partition of N rows, made once, outside ``jit``, before training.
+Groups of neighboring rows: a partition of N rows, made once, outside ``jit``, before training.
 
-A conditional that knows the residual's covariance within groups of rows (DESIGN section 2, ``grouped``) needs rows
+A conditional that knows the residual's covariance within groups of rows (docs/theory.md, section 2) needs rows
 that are close in input space to be in one group, and minibatches made of whole groups. The partition is the classic
 k-d tree's: halve the rows at the median of the column in which they spread most, until groups are small enough
 (Bentley 1975). New inputs find the group they belong to by the same splits.
@@ -22,6 +22,8 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks
+from npgp.keys import host_seed
+from npgp.optional import optional
 from npgp.pytrees import pytree
 
 __all__ = ["Groups", "consecutive", "default_size", "kmeans_groups", "median_split", "single"]
@@ -51,7 +53,7 @@ def default_size(num_inducing: int) -> int:
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
     """
-    M = checks.positive_int(num_inducing, "num_inducing")
+    M = checks.whole_number(num_inducing, "num_inducing")
     return max((g for g in SIZES if g * LARGE**2 <= SIZES[-1] * M**2), default=SIZES[0])
 
 
@@ -63,20 +65,20 @@ def default_size(num_inducing: int) -> int:
 @dataclass(frozen=True)
 class Tree:
     """
-    The splits by which inputs find their group: nearest centre first, then a binary tree for each centre.
+    The splits by which inputs find their group: nearest center first, then a binary tree for each center.
 
     A node sends an input left if it comes before or at the pivot in the order by the node's column, ties resolved by
     the other columns in a fixed order.
 
-    :param centres: (C, D), or ``None`` for one tree.
-    :param roots: the node where each centre's tree begins, (C,). A group g stands in the place of a node as −1 − g.
+    :param centers: (C, D), or ``None`` for one tree.
+    :param roots: the node where each center's tree begins, (C,). A group g stands in the place of a node as −1 − g.
     :param columns: the order of columns that resolves ties, (D,).
     :param column: the column of each node's split, (T,).
     :param children: nodes on the left and on the right, (T, 2).
     :param pivot: (T, D).
     """
 
-    centres: Array | None
+    centers: Array | None
     roots: Array
     columns: Array
     column: Array
@@ -177,7 +179,7 @@ class Groups:
         The groups that inputs belong to, by the splits that made the groups.
 
         A row of the training inputs is given its own group. Where rows are duplicates in all columns and a split parts
-        them, that is the group of one of them; and a row that two centres of k-means are equally far from, to
+        them, that is the group of one of them; and a row that two centers of k-means are equally far from, to
         rounding, may be given the other's.
 
         :param X_new: (N*, D), in the units of the inputs that were split.
@@ -218,7 +220,7 @@ def single(num_rows: int) -> Groups:
 
     :param num_rows: N.
     """
-    return _partition(np.zeros(checks.positive_int(num_rows, "num_rows"), int))
+    return _partition(np.zeros(checks.whole_number(num_rows, "num_rows"), int))
 
 
 def consecutive(num_rows: int, size: int) -> Groups:
@@ -228,7 +230,7 @@ def consecutive(num_rows: int, size: int) -> Groups:
     :param num_rows: N.
     :param size: rows in a group.
     """
-    return _partition(np.arange(checks.positive_int(num_rows, "num_rows")) // checks.positive_int(size, "size"))
+    return _partition(np.arange(checks.whole_number(num_rows, "num_rows")) // checks.whole_number(size, "size"))
 
 
 def median_split(X: ArrayLike, size: int) -> Groups:
@@ -246,43 +248,40 @@ def median_split(X: ArrayLike, size: int) -> Groups:
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    return _split_cells(X, np.zeros(len(X), int), None, checks.positive_int(size, "size"))
+    return _split_cells(X, np.zeros(len(X), int), None, checks.whole_number(size, "size"))
 
 
-def kmeans_groups(X: ArrayLike, size: int, seed: int = 0) -> Groups:
+def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
     """
     Groups of at most ``size`` rows: the cells of k-means, and median splits of cells that are larger.
 
     Cells follow the clusters of the data, but are of unequal lengths: there are more places to pad than with
     :func:`median_split`. There are N / size cells, but at most 256.
 
+    :param rng_key: a JAX random key, of which the seed of scikit-learn's k-means is made.
     :param X: inputs, (N, D).
     :param size: the largest number of rows in a group.
-    :param seed: of scikit-learn's k-means.
     :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
-    size = checks.positive_int(size, "size")
-    centres = kmeans_centres(X, min(-(-len(X) // size), MAX_CELLS), seed)
+    size = checks.whole_number(size, "size")
+    centers = kmeans_centers(X, min(-(-len(X) // size), MAX_CELLS), host_seed(rng_key))
     # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
-    used, cells = np.unique(np.asarray(_nearest(centres, X)), return_inverse=True)
-    return _split_cells(X, cells, centres[used], size)
+    used, cells = np.unique(np.asarray(_nearest(centers, X)), return_inverse=True)
+    return _split_cells(X, cells, centers[used], size)
 
 
-def kmeans_centres(X: NDArray[Any], size: int, seed: int) -> NDArray[Any]:
-    """The different centres of k-means, at most ``size``: fewer where X has fewer different rows."""
-    try:
-        from sklearn.cluster import KMeans, MiniBatchKMeans
-        from sklearn.exceptions import ConvergenceWarning
-    except ImportError as error:
-        raise ImportError("k-means needs scikit-learn: pip install npgp[data].") from error
-    method: Any = partial(KMeans, n_init=1)
+def kmeans_centers(X: NDArray[Any], size: int, seed: int) -> NDArray[Any]:
+    """The different centers of k-means, at most ``size``: fewer where X has fewer different rows."""
+    cluster = optional("sklearn.cluster", extra="data", what="k-means")
+    unconverged = optional("sklearn.exceptions", extra="data", what="k-means").ConvergenceWarning
+    method: Any = partial(cluster.KMeans, n_init=1)
     if len(X) > FULL_KMEANS_ROWS:
-        method = partial(MiniBatchKMeans, n_init=1, batch_size=max(1024, 4 * size))
+        method = partial(cluster.MiniBatchKMeans, n_init=1, batch_size=max(1024, 4 * size))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer clusters than asked for
+        warnings.simplefilter("ignore", unconverged)  # fewer clusters than asked for
         fitted = method(n_clusters=size, random_state=seed).fit(X)
     return np.unique(fitted.cluster_centers_.astype(X.dtype), axis=0)
 
@@ -295,7 +294,7 @@ def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:
         return np.asarray(checks.inputs(X))
 
 
-def _split_cells(X: NDArray[Any], cells: NDArray[Any], centres: NDArray[Any] | None, size: int) -> Groups:
+def _split_cells(X: NDArray[Any], cells: NDArray[Any], centers: NDArray[Any] | None, size: int) -> Groups:
     """
     Split cells at medians, all cells of one level at a time.
 
@@ -321,7 +320,7 @@ def _split_cells(X: NDArray[Any], cells: NDArray[Any], centres: NDArray[Any] | N
         half = (counts + 1) // 2
         splits.append(_pivots(XT, order, (starts + half - 1)[split], column[split]))
 
-        # The halves of a cell take its place, so that neighbouring groups have neighbouring numbers.
+        # The halves of a cell take its place, so that neighboring groups have neighboring numbers.
         position = np.empty(N, int)
         position[order] = np.arange(N) - np.repeat(starts, counts)
         first = np.cumsum(1 + split) - 1 - split
@@ -340,7 +339,7 @@ def _split_cells(X: NDArray[Any], cells: NDArray[Any], centres: NDArray[Any] | N
     labels[lexicographic] = cells
     column, pivot = (np.concatenate(part) for part in zip((np.empty(0, int), X[:0]), *splits, strict=True))
     tree = Tree(
-        centres,
+        centers,
         roots=links[:roots].astype(np.int32),
         columns=columns.astype(np.int32),
         column=column.astype(np.int32),
@@ -388,9 +387,9 @@ def _pivots(XT, order, last, column):
 
 
 @jax.jit
-def _nearest(centres: ArrayLike, X: ArrayLike) -> jax.Array:
-    """The nearest centre of each row, (N,), by differences, which are the same in whatever batch a row comes."""
-    Z = jnp.asarray(centres)
+def _nearest(centers: ArrayLike, X: ArrayLike) -> jax.Array:
+    """The nearest center of each row, (N,), by differences, which are the same in whatever batch a row comes."""
+    Z = jnp.asarray(centers)
     return lax.map(lambda x: jnp.argmin(jnp.sum(jnp.square(Z - x), -1)), jnp.asarray(X), batch_size=1024)
 
 
@@ -399,10 +398,10 @@ def _assign(tree: Tree, X: jax.Array) -> jax.Array:
     columns, column, pivot, roots, children = map(
         jnp.asarray, (tree.columns, tree.column, tree.pivot, tree.roots, tree.children)
     )
-    if tree.centres is None:
+    if tree.centers is None:
         node = jnp.broadcast_to(roots[0], X.shape[:1])
     else:
-        node = roots[_nearest(tree.centres, X)]
+        node = roots[_nearest(tree.centers, X)]
     if column.size == 0:
         return -1 - node
 

@@ -3,8 +3,9 @@
 from npgp.training.checkpoints import Checkpoints
 from npgp.training.devices import Sharding
 from npgp.training.evaluation import evaluate
+from npgp.training.lbfgs import LBFGSResult
 from npgp.training.loop import fit
-from npgp.training.monitor import Monitor
+from npgp.training.monitor import Best, Monitor
 from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
 from npgp.training.results import FitResult, NonFiniteLossError
@@ -12,8 +13,10 @@ from npgp.training.row_tables import RowOptimizer
 from npgp.training.sources import Source, Stream
 
 __all__ = [
+    "Best",
     "Checkpoints",
     "FitResult",
+    "LBFGSResult",
     "Monitor",
     "NonFiniteLossError",
     "Parquet",

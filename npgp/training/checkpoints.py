@@ -24,6 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
+from npgp import checks
+from npgp.optional import optional
 from npgp.training.interrupts import interrupts_held
 
 #: Raised when checkpoints change in a way that older versions of this module would misread.
@@ -57,13 +59,11 @@ class Checkpoints:
     :param keep: how many checkpoints to keep, the newest ones.
     """
 
-    def __init__(self, directory: str | os.PathLike, every: float = 60.0, steps: int | None = None, keep: int = 2):
+    def __init__(self, directory: str | os.PathLike, *, every: float = 60.0, steps: int | None = None, keep: int = 2):
         if not every > 0:
             raise ValueError(f"every is {every}, not a positive number of seconds.")
-        if steps is not None and steps < 1:
-            raise ValueError(f"steps is {steps}, not at least 1.")
-        if keep < 1:
-            raise ValueError(f"keep is {keep}, not at least 1.")
+        steps = None if steps is None else checks.whole_number(steps, "steps")
+        keep = checks.whole_number(keep, "keep")
         self.directory = Path(directory).absolute()
         self.every, self.steps, self.keep = every, steps, keep
         self._manager: Any = None
@@ -233,16 +233,12 @@ class Checkpoints:
             old, new = saved.get(name, "missing"), wanted.get(name, "missing")
             if old != new:
                 raise ValueError(
-                    f"{where} are of another model or optimiser: state{name} is {old} there, and {new} here. {advice}"
+                    f"{where} are of another model or optimizer: state{name} is {old} there, and {new} here. {advice}"
                 )
 
 
 def _orbax() -> Any:
-    try:
-        import orbax.checkpoint
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("Checkpoints need orbax: pip install 'npgp[checkpoint]'.") from error
-    return orbax.checkpoint
+    return optional("orbax.checkpoint", extra="checkpoint", what="the writing of checkpoints")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ is that of the whole batch, sums over rows are sums over all, and only the order
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ class Sharding:
         npgp.fit(svi, key, 10_000, X, y=y, batch_size=1024, sharding=npgp.Sharding())
 
     The rows of each batch are divided evenly along the mesh's axis ``"rows"``; without ``batch_size``, all rows are, if
-    they can be divided evenly. Parameters, and the optimiser's state with them, are held by all devices alike, except
+    they can be divided evenly. Parameters, and the optimizer's state with them, are held by all devices alike, except
     for those that ``params`` divides: of a GP ``"f"`` with many outputs, over a mesh ``("rows", "outputs")``,
     ``params={"f.u.scale_tril": PartitionSpec("outputs")}`` leaves to each device the factors of its own outputs.
 
@@ -41,6 +41,7 @@ class Sharding:
     """
 
     mesh: Mesh = field(default_factory=_all_devices)
+    _: KW_ONLY
     params: Mapping[str, P] = field(default_factory=dict)
 
     def __post_init__(self):

@@ -11,6 +11,7 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from npgp import checks
 from npgp.contract import is_initialized
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.loop import one_blas_thread
@@ -44,8 +45,7 @@ def evaluate(
     :param indices: keyword under which model and guide receive the row numbers, as in :func:`fit`.
     :param kwargs: keyword arguments of model and guide.
     """
-    if num_draws < 2:
-        raise ValueError(f"num_draws is {num_draws}, not at least 2.")
+    num_draws = checks.whole_number(num_draws, "num_draws", least=2)
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
     if not is_initialized(svi):  # a restored state
         first_args, first_kwargs = inputs.first_call()

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp import checks
 from npgp.training.devices import Sharding
 from npgp.training.files import Rows, map_of
 from npgp.training.shuffle import Shuffle
@@ -123,6 +124,9 @@ class Inputs:
         sharding: Sharding | None = None,
         allow_nan: bool = True,
     ):
+        group_size = checks.whole_number(group_size, "group_size")
+        if batch_size is not None:
+            batch_size = checks.whole_number(batch_size, "batch_size", least=None)
         self.source = args[0] if args and isinstance(args[0], Source) else None
         args = args[0 if self.source is None else 1 :]
         for option, name in (("indices", indices), ("steps", steps)):
@@ -143,7 +147,7 @@ class Inputs:
             if indices is not None or group_size != 1:
                 raise ValueError("indices and group_size need arrays; a source has an order of its own.")
         for what, number in (("rows", self.num_rows), ("batch_size", batch_size)):
-            if group_size < 1 or (number is not None and number % group_size):
+            if number is not None and number % group_size:
                 raise ValueError(f"group_size is {group_size}, which does not divide {what}, {number}.")
         self.batch_size, self.group_size, self.sharding, self.allow_nan = batch_size, group_size, sharding, allow_nan
         if sharding is not None and batch_size is not None:
@@ -199,7 +203,7 @@ class Inputs:
         return rows.reshape(num_steps, self.batch_size)
 
     def max_steps(self, first: int) -> int:
-        """How many steps a chunk has room for, at least one; the first step that will be read tells their sizes."""
+        """How many steps a chunk may have, at least one; the first step that will be read tells their sizes."""
         if not self.reads:
             return np.iinfo(np.int32).max
         one = sum(x.nbytes for x in jax.tree.leaves(self.read(first, 1)))

@@ -22,6 +22,8 @@ from jax.flatten_util import ravel_pytree
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
+from npgp import checks
+
 __all__ = ["LBFGSResult", "minimize"]
 
 #: The weak Wolfe conditions: sufficient decrease, and sufficient change of slope.
@@ -81,7 +83,7 @@ def minimize(
     describe: Callable[[float], str] = "loss {:.6g}".format,
 ) -> LBFGSResult:
     """
-    Minimise ``loss(params, *args)`` from a start, by L-BFGS.
+    Minimize ``loss(params, *args)`` from a start, by L-BFGS.
 
     A keyboard interrupt ends it with a warning and what was found so far.
 
@@ -96,6 +98,8 @@ def minimize(
     :raises ValueError: for fewer than one step, a tolerance below 0 or a window below 1.
     :raises FloatingPointError: if loss or gradient is not finite at the start.
     """
+    for name, value in (("max_steps", max_steps), ("window", window)):
+        checks.whole_number(value, name, least=None)
     if max_steps < 1 or window < 1 or not tolerance >= 0.0:
         raise ValueError(
             f"max_steps is {max_steps}, window {window} and tolerance {tolerance}; they must be at least 1, 1 and 0."

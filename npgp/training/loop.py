@@ -2,7 +2,7 @@
 minibatches, and a refusal to train on NaN.
 
 :func:`fit` relies on ``svi.init``, ``svi.update`` and ``svi.get_params``, so every model, guide,
-loss and optimiser that ``SVI`` accepts can be trained with it. The optimiser's own step count says
+loss and optimizer that ``SVI`` accepts can be trained with it. The optimizer's own step count says
 how far a state has been trained, so a state is all that is needed to continue.
 """
 
@@ -22,6 +22,7 @@ from numpyro.infer.svi import SVIState
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
+from npgp import checks
 from npgp.contract import is_initialized, step_count
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.devices import Sharding
@@ -41,7 +42,7 @@ SECONDS_PER_CALL = 1.0
 
 
 def one_blas_thread() -> threadpool_limits:
-    """On a CPU, JAX factorises in LAPACK, whose idle threads spin and take the cores from XLA's own.
+    """On a CPU, JAX factorizes in LAPACK, whose idle threads spin and take the cores from XLA's own.
 
     With one BLAS thread a training step of a sparse GP took a third of the time (M = 50, 2 cores).
     """
@@ -96,7 +97,7 @@ def fit(
     learning-rate schedule go on where they were, and 60 + 40 steps give the same numbers as 100.
     To continue after the process was killed, give ``checkpoints``, and run the same program again.
 
-    :param svi: NumPyro's ``SVI`` of model, guide, optimiser, loss and static arguments.
+    :param svi: NumPyro's ``SVI`` of model, guide, optimizer, loss and static arguments.
     :param rng_key: key for the initial values, the noise and the order of the batches.
     :param num_steps: number of steps to take in this call.
     :param args: positional arguments of model and guide; a source of batches stands for the first ones.
@@ -110,11 +111,11 @@ def fit(
     :param init_state: state to continue from.
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
     :param row_optim: how to move the rows of row tables (:func:`npgp.row_param`), :func:`row_adam`. A step then costs
-        the same however many rows there are; rows that it does not ask for stay as they are, and so does their state of
-        the optimiser. ``svi``'s own optimiser moves all other parameters; if omitted, it moves the tables as wholes.
+        the same however many rows there are; rows that it does not look up stay as they are, and so does their state of
+        the optimizer. ``svi``'s own optimizer moves all other parameters; if omitted, it moves the tables as wholes.
         Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
         :func:`evaluate`; ``svi.get_params`` refuses it.
-    :param on_host: leave the rows in the host's memory, for data that the device has no room for.
+    :param on_host: leave the rows in the host's memory, for data that do not fit in the device's memory.
     :param sharding: share the rows of each step among devices, :class:`npgp.Sharding`.
     :param monitor: what to evaluate now and then, and when to stop early, :class:`npgp.Monitor`.
     :param checkpoints: where to save all that it takes to go on, :class:`npgp.Checkpoints`. If its folder holds a
@@ -125,10 +126,8 @@ def fit(
     :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.
     :param kwargs: keyword arguments of model and guide.
     """
-    if num_steps < 1:
-        raise ValueError(f"num_steps is {num_steps}, not at least 1.")
-    if steps_per_call is not None and steps_per_call < 1:
-        raise ValueError(f"steps_per_call is {steps_per_call}, not at least 1.")
+    num_steps = checks.whole_number(num_steps, "num_steps")
+    steps_per_call = None if steps_per_call is None else checks.whole_number(steps_per_call, "steps_per_call")
     for name, value, wanted in (
         ("sharding", sharding, Sharding),
         ("monitor", monitor, Monitor),

@@ -12,13 +12,13 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 
-__all__ = ["minimise"]
+__all__ = ["minimize"]
 
 #: After so many evaluations without a decrease, a search ends: what is left is rounding.
 PATIENCE = 12
 
 
-def minimise(
+def minimize(
     function: Callable[[jax.Array], jax.Array],
     start: jax.Array,
     inverse: np.ndarray,
@@ -27,7 +27,7 @@ def minimise(
     tolerance: ArrayLike,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    Minimise many functions side by side, by BFGS with backtracking. Each has its own step size, and each step evaluates
+    Minimize many functions side by side, by BFGS with backtracking. Each has its own step size, and each step evaluates
     all of them once: while one goes back along its line, others go on.
 
     :param function: from (..., P) to (...), each value a function of its own P arguments alone.
@@ -36,7 +36,7 @@ def minimise(
     :param largest: the most that a step changes each argument by, (P,); infinity where there is no limit.
     :param num_steps: most evaluations.
     :param tolerance: the decrease that is not worth another step.
-    :return: arguments, values (infinite where none was finite), and whether these are minima.
+    :return: arguments, values (infinite where no value was finite), and whether these are minima.
     """
     dtype, batch = start.dtype, start.shape[:-1]
     eps = float(jnp.finfo(dtype).eps)

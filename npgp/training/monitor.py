@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from npgp import checks
+
 
 class Best(NamedTuple):
     """The best evaluation so far."""
@@ -27,10 +29,10 @@ class Monitor:
     Evaluates a model every so many steps of :func:`npgp.fit`, remembers the best parameters, and stops the training
     when they no longer get better::
 
-        def nlpd(params):
-            return float(npgp.gplvm.metrics.nlpd(predict(params, X_valid), y_valid))
+        def error(params):
+            return float(jnp.mean(jnp.square(y_valid - predict(params, X_valid))))
 
-        monitor = npgp.Monitor(nlpd, every=500, patience=10)
+        monitor = npgp.Monitor(error, every=500, patience=10)
         result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, monitor=monitor)
         monitor.history, monitor.best.step, monitor.best.params
 
@@ -53,17 +55,15 @@ class Monitor:
     def __init__(
         self,
         metric: Callable[[dict[str, Any]], Any],
+        *,
         every: int = 1000,
         patience: int | None = None,
         mode: Literal["min", "max"] = "min",
         min_delta: float = 0.0,
     ):
-        if every < 1:
-            raise ValueError(f"every is {every}, not at least 1 step.")
-        if patience is not None and patience < 1:
-            raise ValueError(f"patience is {patience}, not at least 1 evaluation.")
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode is {mode!r}, not 'min' or 'max'.")
+        every = checks.whole_number(every, "every")
+        patience = None if patience is None else checks.whole_number(patience, "patience")
+        checks.one_of(mode, "mode", ("min", "max"))
         if not min_delta >= 0:
             raise ValueError(f"min_delta is {min_delta}, not at least 0.")
         self.metric, self.every, self.patience, self.mode, self.min_delta = metric, every, patience, mode, min_delta
@@ -128,7 +128,7 @@ class Monitor:
         """
         Take up the evaluations of an earlier run.
 
-        :param snapshot: what :meth:`snapshot` returned; if empty, there are none.
+        :param snapshot: what :meth:`snapshot` returned; if empty, there were no evaluations.
         :param params: parameters of the same model, for their structure.
         """
         self.reset()

@@ -1,4 +1,4 @@
-"""Optimisers with the schedules that training a sparse GP mostly wants."""
+"""Optimizers with schedules that suit the training of sparse GPs."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def row_adam(
 ) -> RowOptimizer:
     """Adam for row tables, lazily: the ``row_optim`` of :func:`fit`.
 
-    A row moves at the steps that ask for it, as if it were alone: in between, neither the row nor its moments change,
+    A row moves at the steps that look it up, as if it were alone: in between, neither the row nor its moments change,
     and the correction of their bias counts the row's own visits. The learning rate follows the number of the step,
-    which is the same for all rows. A row that is asked for twice in a step moves once, along the sum of its gradients.
+    which is the same for all rows. A row that is looked up twice in a step moves once, along the sum of its gradients.
 
     The loss weighs the rows of a batch by N / B. Adam does not see this factor, which is the same at every visit: a row
     moves by about the learning rate at a visit, which is once in N / B steps. Adam on the whole table goes on moving a
     row between its visits, by √(N / B) times that in all (for N / B well below 1 / (1 − b2)). So with many more rows
     than in a batch, a higher learning rate is in place for the rows than for the other parameters.
 
-    :param learning_rate: the highest learning rate, or a schedule, and then none of the next three.
+    :param learning_rate: the highest learning rate, or a schedule, in place of the next three.
     :param num_steps: steps, not visits, and otherwise as in :func:`adam`.
     :param final: as in :func:`adam`.
     :param warmup: as in :func:`adam`.

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from npgp.training.sources import is_float, not_negative
+from npgp import checks
+from npgp.optional import optional
+from npgp.training.sources import is_float
 
 __all__ = ["Parquet"]
 
@@ -31,8 +33,8 @@ class Parquet:
 
     Each epoch reads the files' row groups in a random order, as many at a time as have ``window`` rows together, and
     shuffles their rows; a batch may begin in one window and end in the next. N mod B rows, chosen at random, are left
-    out: all rows have the same chance of being in an epoch, none is in it twice, and the mean over an epoch's batches
-    is an unbiased estimate. A single batch has rows of one window only, though, or of two. Where neighbouring rows are
+    out: all rows have the same chance of being in an epoch, no row is in it twice, and the mean over an epoch's batches
+    is an unbiased estimate. A single batch has rows of one window only, though, or of two. Where neighboring rows are
     alike, as in a file sorted by date, that calls for windows of many row groups: a larger window, or row groups of
     some ten thousand rows (``row_group_size`` of ``pyarrow.parquet.write_table``, a million if not given).
 
@@ -62,8 +64,7 @@ class Parquet:
     ):
         if not columns:
             raise ValueError('Parquet needs columns by the name of an argument, such as X=["a", "b"], y="c".')
-        if not isinstance(window, int) or window < 1:
-            raise ValueError(f"window is {window!r}, not a number of rows.")
+        window = checks.whole_number(window, "window")
         if isinstance(dtype, Mapping) and (unknown := set(dtype) - set(columns)):
             raise ValueError(f"dtype names {sorted(unknown)}, which are not among the arguments {list(columns)}.")
         self.paths = [os.fspath(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
@@ -71,7 +72,7 @@ class Parquet:
         self.dtype, self.window, self.allow_nan = dtype, window, allow_nan
         self._functions: dict[str, tuple[Callable, ...]] = {}
         self._groups: list[_RowGroup] = []
-        parquet = _pyarrow_parquet()
+        parquet = _pyarrow("parquet")
         for path in self.paths:
             with parquet.ParquetFile(path) as file:
                 self._check(path, file.schema_arrow)
@@ -111,7 +112,9 @@ class Parquet:
         if batch_size is None or not 1 <= batch_size <= self.num_rows:
             raise ValueError(f"batch_size is {batch_size}, not in 1 to {self.num_rows} (the rows of the files).")
         # Not a generator: JAX's default float is that of the caller's thread, now.
-        return self._batches([int(word) for word in seed], batch_size, not_negative(first), self._dtypes())
+        return self._batches(
+            [int(word) for word in seed], batch_size, checks.whole_number(first, "first", least=0), self._dtypes()
+        )
 
     def _batches(self, seed, batch_size, first, dtypes) -> Iterator[dict[str, NDArray[Any]]]:
         per_epoch = self.num_rows // batch_size
@@ -140,13 +143,13 @@ class Parquet:
         """
         rng = np.random.default_rng(seed)
         together: list[list[int]] = []
-        room = 0
+        left = 0
         for group in rng.permutation(len(self._groups)).tolist():
-            if room < self._groups[group].rows:
+            if left < self._groups[group].rows:
                 together.append([])
-                room = max(self.window, self._groups[group].rows)
+                left = max(self.window, self._groups[group].rows)
             together[-1].append(group)
-            room -= self._groups[group].rows
+            left -= self._groups[group].rows
         left_out = np.sort(rng.choice(self.num_rows, num_left_out, replace=False, shuffle=False))
 
         stop = 0
@@ -177,7 +180,7 @@ class Parquet:
 
     def _read(self, groups: Iterable[int], dtypes: dict[str, np.dtype]) -> Iterator[dict[str, NDArray[Any]]]:
         """Arrays of each of some row groups, after :meth:`map`, not yet of the dtypes they will have."""
-        parquet = _pyarrow_parquet()
+        parquet = _pyarrow("parquet")
         names = {name: [c] if isinstance(c := self.columns[name], str) else c for name in dtypes}
         used = sorted({column for several in names.values() for column in several})
         file, opened = None, ""
@@ -210,18 +213,16 @@ class Parquet:
 
     def _numbers(self, column, name: str, group: _RowGroup) -> NDArray[Any]:
         """A column of a row group as NumPy array."""
-        import pyarrow
-
-        what = f"column {name!r} in {_where(group)}"
+        types, what = _pyarrow("types"), f"column {name!r} in {_where(group)}"
         if column.null_count and not self.allow_nan:
             raise ValueError(
                 f"{column.null_count} of {group.rows} values of {what} are null. Remove those rows, or pass "
                 "allow_nan=True to read them as NaN if the model masks them."
             )
-        if pyarrow.types.is_boolean(column.type):
-            column = column.cast(pyarrow.uint8())
-        if column.null_count or pyarrow.types.is_decimal(column.type):
-            column = column.cast(pyarrow.float64(), safe=False)
+        if types.is_boolean(column.type):
+            column = column.cast("uint8")
+        if column.null_count or types.is_decimal(column.type):
+            column = column.cast("float64", safe=False)
         values = column.to_numpy()  # nulls of floats are NaN
         self._refuse_nan(values, what)
         return values
@@ -239,7 +240,7 @@ class Parquet:
         if is_float(dtype):
             self._refuse_nan(cast, f"{what}, as {dtype},")
         elif bad := np.count_nonzero(cast != x):
-            raise ValueError(f"{bad} of {x.size} values of {what} are not of the dtype that was asked for, {dtype}.")
+            raise ValueError(f"{bad} of {x.size} values of {what} are not of the dtype {dtype}.")
         return cast
 
     def _dtypes(self) -> dict[str, np.dtype]:
@@ -266,12 +267,8 @@ class Parquet:
                 raise ValueError(f"There is no argument {name!r}; there are {list(self.columns)}.")
 
 
-def _pyarrow_parquet():
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise ImportError("Parquet files need pyarrow: pip install npgp[parquet].") from error
-    return pyarrow.parquet
+def _pyarrow(module: str) -> Any:
+    return optional(f"pyarrow.{module}", extra="parquet", what="the reading of Parquet files")
 
 
 def _read_group(file, group: _RowGroup, columns: list[str]):
@@ -287,8 +284,7 @@ def _where(group: _RowGroup) -> str:
 
 
 def _is_number(kind) -> bool:
-    from pyarrow import types
-
+    types = _pyarrow("types")
     return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpyro.infer.svi import SVIState
 
 ADVICE = (
-    "Try a smaller learning rate, standardised inputs and outputs, a larger jitter or float64 "
+    "Try a smaller learning rate, standardized inputs and outputs, a larger jitter or float64 "
     "(jax.config.update('jax_enable_x64', True)), and check the data for NaN and extreme values; "
     "the last good state is in this exception's .result."
 )
@@ -30,7 +30,7 @@ class NonFiniteLossError(FloatingPointError):
 
     #: The step at which this happened, counted from zero over all continuations.
     step: int
-    #: The last state whose ELBO was seen to be finite (the first state, if none was), and the
+    #: The last state whose ELBO was seen to be finite (the first state, if there is no such state), and the
     #: losses of the steps that led there.
     result: FitResult
 

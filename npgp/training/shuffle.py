@@ -1,4 +1,4 @@
-"""The order in which epochs visit rows: a function of seed and epoch, of which any part can be asked for."""
+"""The order in which epochs visit rows: a function of seed and epoch, of which any part can be computed alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shuffle:
     Random orders of ``0, …, size − 1``.
 
     Small sizes are permuted uniformly at random. For large ones, a keyed Feistel network on pairs (l, r), where
-    row = l + a r and a b ≥ size, computes the entries that are asked for and no others: each round adds to one half a
+    row = l + a r and a b ≥ size, computes single entries and no others: each round adds to one half a
     random function of the other, which is a bijection whatever the function. Pairs that stand for no row are sent
     through the network again until they do (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"), which
     keeps it a bijection; there are less than a of them, one in √size.
@@ -61,7 +61,7 @@ class Shuffle:
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """A random-looking function of 64-bit words to 32 bits: the finaliser of SplitMix64 (Steele et al. 2014)."""
+    """A random-looking function of 64-bit words to 32 bits: the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (x ^ (x >> np.uint64(31))) >> np.uint64(32)

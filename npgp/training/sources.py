@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp import checks
+
 __all__ = ["Source", "Stream"]
 
 Batch = tuple[Any, ...] | dict[str, Any]
@@ -44,13 +46,6 @@ def is_float(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)
 
 
-def not_negative(first: int) -> int:
-    """The number of a batch to begin with, checked."""
-    if first < 0:
-        raise ValueError(f"first is {first}, a batch number below zero.")
-    return first
-
-
 class Stream:
     """
     Batches from anything that Python iterates over: a list, a data loader, a generator.
@@ -68,7 +63,7 @@ class Stream:
     :param num_rows: rows of an epoch, if known.
     """
 
-    def __init__(self, data: Iterable | Callable[[int], Iterable], num_rows: int | None = None):
+    def __init__(self, data: Iterable | Callable[[int], Iterable], *, num_rows: int | None = None):
         if not isinstance(data, Iterable) and not callable(data):
             raise TypeError(f"Stream takes an iterable or a callable epoch -> iterable, not a {type(data).__name__}.")
         self.data = _Once(data) if isinstance(data, Iterator) else data
@@ -86,7 +81,7 @@ class Stream:
                 f"The iterator given to Stream cannot go to batch {first}: it can only go on from batch "
                 f"{self.data.drawn}, which is where it has come to. {_REPEATABLE}"
             )
-        return self._batches(batch_size, not_negative(first))
+        return self._batches(batch_size, checks.whole_number(first, "first", least=0))
 
     def _batches(self, batch_size: int | None, first: int) -> Iterator[Batch]:
         shapes = _Shapes(batch_size)

@@ -24,7 +24,7 @@ def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any =
     Compile-once function of up to ``max_steps`` steps.
 
     The number of steps is traced: calls of every length share one program, and a run gives the same numbers however it
-    is cut into calls. The state that is passed in is kept, to go back to: a copy per call, and none per step.
+    is cut into calls. The state that is passed in is kept, to go back to: one copy for each call, not for each step.
 
     :return: a function of state, arrays, chunk and number of steps, to steps taken, state, losses, whether all is well.
     """
@@ -75,7 +75,7 @@ class Steps:
     """
     Steps of ``svi.update``.
 
-    :param svi: model, guide, optimiser and loss.
+    :param svi: model, guide, optimizer and loss.
     :param inputs: the arguments.
     :param state: the first state.
     :param max_steps: length of a chunk.
@@ -137,7 +137,7 @@ class RowSteps:
     """
     Steps that move the rows of row tables lazily; otherwise as :class:`Steps`.
 
-    :param svi: of model and guide, with the optimiser of rows.
+    :param svi: of model and guide, with the optimizer of rows.
     :param inputs: the arguments.
     :param state: the first state, which is not used up.
     :param max_steps: length of a chunk.

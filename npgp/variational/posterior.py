@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.chunks import map_chunks
 from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional
@@ -75,9 +74,7 @@ class Posterior:
         """
         X = checks.inputs(X)
         if batch_size is not None:
-            _require_count(batch_size, "batch_size")
-            if batch_size < X.shape[0]:
-                return _in_batches(self._moments, X, batch_size)
+            return map_chunks(self._moments, checks.whole_number(batch_size, "batch_size"), X, axis=-1)
         return self._moments(X)
 
     def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -132,8 +129,8 @@ class Posterior:
             :meth:`Kernel.random_features <npgp.kernels.Kernel.random_features>`.
         :raises NotImplementedError: if a block is not made of points, or the kernel has no random features.
         """
-        _require_count(num_draws, "num_draws")
-        _require_count(num_features, "num_features")
+        checks.whole_number(num_draws, "num_draws")
+        checks.whole_number(num_features, "num_features")
         return draw_functions(self.projector, self.q, self.batch_shape, rng_key, num_draws, num_features)
 
     def update(
@@ -224,8 +221,9 @@ class Posterior:
                 "RBF have."
             )
         columns = X.shape[1]
-        if isinstance(dim, bool) or not isinstance(dim, Integral) or not -columns <= dim < columns:
-            raise ValueError(f"dim is {dim!r}; it must be the number of one of the {columns} columns of X.")
+        checks.whole_number(
+            dim, "dim", least=-columns, most=columns - 1, must_be=f"the number of one of the {columns} columns of X"
+        )
         direction = jnp.zeros_like(X).at[:, dim].set(1.0)
         _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
         # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
@@ -289,21 +287,3 @@ def _slope_variance(kernel: Callable, X: jax.Array, direction: jax.Array) -> jax
         return jax.jacfwd(jax.jacfwd(covariance), 1)(zero, zero)
 
     return jax.vmap(at_row)(X)
-
-
-def _in_batches(function: Callable[[jax.Array], T], X: jax.Array, size: int) -> T:
-    """``function(X)``, whose results have rows last, for ``size`` rows at a time; the last row fills the last batch."""
-    rows, columns = X.shape
-    batches = -(-rows // size)
-    X = jnp.concatenate([X, jnp.broadcast_to(X[-1:], (batches * size - rows, columns))])
-
-    def join(result):  # (batches, …, size)
-        result = jnp.moveaxis(result, 0, -2)
-        return result.reshape(*result.shape[:-2], -1)[..., :rows]
-
-    return jax.tree.map(join, lax.map(function, X.reshape(batches, size, columns)))
-
-
-def _require_count(value: object, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a positive whole number.")

@@ -24,7 +24,7 @@ def digest(*arrays: np.ndarray) -> str:
     return hashlib.sha256(b"".join(blocks)).hexdigest()[:16]
 
 
-def one_nearest_neighbour_errors(Y, labels):
+def one_nearest_neighbor_errors(Y, labels):
     squares = (Y**2).sum(axis=1)
     distance = squares[:, None] + squares[None, :] - 2 * Y @ Y.T
     np.fill_diagonal(distance, np.inf)
@@ -201,7 +201,7 @@ def test_uci_original_split(data_dir, name, shapes):
 
 
 @pytest.mark.parametrize("name", ["yacht", "challenger", "sml"])
-def test_uci_standardisation(data_dir, name):
+def test_uci_standardization(data_dir, name):
     raw, data = datasets.uci(name, 4, standardize=False), datasets.uci(name, 4)
     assert {array.dtype for array in (data.X_train, data.y_train, data.X_test, data.y_test)} == {np.dtype(np.float64)}
     constant = np.ptp(raw.X_train, axis=0) == 0
@@ -264,7 +264,7 @@ def test_openml_shapes_and_yacht_transform_are_those_of_the_files(data_dir):
     for name, source in _openml.SOURCES.items():
         data = datasets.load(f"uci_{name}")
         assert data["X"].shape == source.shape
-        assert source.centred == (abs(data["X"].mean(axis=0)) < 1e-3 * data["X"].std(axis=0)).all()
+        assert source.centered == (abs(data["X"].mean(axis=0)) < 1e-3 * data["X"].std(axis=0)).all()
     raw = np.log(datasets.load("uci_yacht_raw")["y"])
     stored = datasets.load("uci_yacht")["y"]
     np.testing.assert_allclose(np.sort(raw - raw.mean()), np.sort(stored), atol=1e-4)
@@ -400,12 +400,12 @@ def test_counting_noise(counts):
 
 def test_simulation_separates_the_classes_in_measurement_space():
     data = datasets.simulate_oil_flow(KEY, 1000)
-    assert one_nearest_neighbour_errors(data.Y, data.labels) <= 20
+    assert one_nearest_neighbor_errors(data.Y, data.labels) <= 20
 
 
 def test_simulation_resembles_the_real_data(data_dir):
     real, made = datasets.oil_flow("train"), datasets.simulate_oil_flow(KEY, 1000)
-    assert one_nearest_neighbour_errors(real.Y, real.labels) == 2
+    assert one_nearest_neighbor_errors(real.Y, real.labels) == 2
     spectra = [np.linalg.svd(Y - Y.mean(axis=0), compute_uv=False) for Y in (real.Y, made.Y)]
     np.testing.assert_allclose(spectra[1], spectra[0], rtol=0.2)
     np.testing.assert_allclose(made.Y.mean(axis=0), real.Y.mean(axis=0), atol=0.12)

@@ -29,6 +29,7 @@ from npgp.features.harmonics import fundamental_system
 from npgp.inducing.levels import choose_levels, left_out
 from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern12, ZonalMatern32, ZonalMatern52, ZonalRBF
 from npgp.kernels.gegenbauer import multiplicity
+from npgp.pytrees import pytree
 from npgp.sparse.projection import Projector, factorize
 from npgp.variational import DenseNormal
 
@@ -523,3 +524,49 @@ def test_blocks_are_pytrees():
     assert grams.shape == (2, 2, 2)
     np.testing.assert_allclose(grams[0], 1.0, rtol=1e-5)  # the same direction twice
     assert grams[1, 0, 1] < 0.9
+
+
+# ---------------------------------------------------------------- a block of one's own
+
+
+@pytree
+@dataclasses.dataclass(frozen=True)
+class Means:
+    """The means of f over sets of points, (M, K, D), written by what the protocol says."""
+
+    points: jax.Array
+
+    @property
+    def size(self):
+        return self.points.shape[0]
+
+    def gram(self, kernel):
+        return jnp.mean(jax.vmap(lambda Z: self.cross(kernel, Z))(self.points), axis=-1)
+
+    def cross(self, kernel, X):
+        return jnp.mean(jax.vmap(lambda Z: kernel(Z, X))(self.points), axis=1)
+
+    def cross_features(self, kernel, other):
+        return jnp.mean(jax.vmap(lambda Z: other.cross(kernel, Z))(self.points), axis=-1)
+
+
+def test_a_block_from_outside_goes_with_every_other_before_and_after_it(float64):
+    rng = np.random.default_rng(5)
+    kernel = ZonalMatern32(0.8)
+    means = Means(jnp.asarray(rng.normal(size=(3, 4, 2))))
+    others = (
+        Points(rng.normal(size=(5, 2))),
+        SphericalHarmonics((0, 1), 3),
+        Activations(rng.normal(size=(4, 3)), Softplus(), (0, 1, 2)),
+        Means(jnp.asarray(rng.normal(size=(2, 3, 2)))),
+    )
+    everywhere = Points(means.points.reshape(-1, 2))
+    weights = np.kron(np.eye(3), np.full(4, 0.25))
+    np.testing.assert_allclose(means.gram(kernel), weights @ everywhere.gram(kernel) @ weights.T, atol=1e-12)
+    for other in others:
+        expected = weights @ np.asarray(other.cross(kernel, everywhere.inputs)).T
+        np.testing.assert_allclose(covariance(kernel, means, other), expected, atol=1e-12)
+        np.testing.assert_allclose(covariance(kernel, other, means), expected.T, atol=1e-12)
+        for blocks in ((means, other), (other, means)):
+            explained = [np.square(A).sum(0) for A in factorize(kernel, blocks, 1e-10)(everywhere.inputs).A]
+            assert np.all(np.sum(explained, 0) <= kernel.diag(everywhere.inputs) + 1e-9)

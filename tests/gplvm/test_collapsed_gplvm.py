@@ -107,7 +107,7 @@ def simulated():
 def trained():
     with jax.enable_x64(True):
         x, Y = simulated()
-        gplvm = CollapsedGPLVM(pca_start(Y, latent_dim=3, num_inducing=8))
+        gplvm = CollapsedGPLVM(pca_start(jax.random.key(0), Y, latent_dim=3, num_inducing=8))
         return gplvm, x, Y, gplvm.fit(Y, 1500, tolerance=1e-5, progress=False)
 
 
@@ -150,7 +150,9 @@ def test_training_goes_on_from_given_params(trained, float64):
 
 def test_training_in_single_precision():
     _, Y = simulated()
-    gplvm = CollapsedGPLVM(pca_start(Y.astype(np.float32), latent_dim=2, num_inducing=6), penalty_draws=4)
+    gplvm = CollapsedGPLVM(
+        pca_start(jax.random.key(0), Y.astype(np.float32), latent_dim=2, num_inducing=6), penalty_draws=4
+    )
     result = gplvm.fit(Y.astype(np.float32), 30, progress=False)
     assert result.bounds.dtype == np.float32 and np.all(np.diff(result.bounds) > 0)
     assert result.bounds[-1] > result.bounds[0] + 50

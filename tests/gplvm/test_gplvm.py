@@ -22,7 +22,7 @@ SCALE = 1e-7  # of q(x): so small that the draws are the means
 
 
 def make_gplvm(dtype=float, **kwargs):
-    start = npgp.pca_start(DATA.astype(dtype), LATENT, len(POINTS))
+    start = npgp.pca_start(jax.random.key(0), DATA.astype(dtype), LATENT, len(POINTS))
     return npgp.BayesianGPLVM(start, **kwargs)
 
 
@@ -237,7 +237,7 @@ def trained():
     x = rng.uniform(-1.5, 1.5, (60, 2))
     columns = [np.sin(x[:, 0]), np.cos(x[:, 1]), x[:, 0] * x[:, 1] / 2, x.sum(1) / 2, x[:, 1] - 3.0]
     Y = np.stack(columns, 1).astype(np.float32)
-    gplvm = npgp.BayesianGPLVM(npgp.pca_start(Y, latent_dim=2, num_inducing=12))
+    gplvm = npgp.BayesianGPLVM(npgp.pca_start(jax.random.key(0), Y, latent_dim=2, num_inducing=12))
     params, losses = train(gplvm.model, gplvm.guide, 500, Y, rate=0.03)
     return gplvm, Y, params, losses
 
@@ -290,21 +290,21 @@ def test_reconstruction_integrates_uncertain_latents(trained):
 
 
 def test_pca_start(float64):
-    start = npgp.pca_start(DATA, 2, 4, seed=3)
+    start = npgp.pca_start(jax.random.key(3), DATA, 2, 4)
     np.testing.assert_allclose(start.offset, DATA.mean(0))
     np.testing.assert_allclose(start.latents.T @ start.latents / ROWS, np.eye(2), atol=1e-10)
-    centred = DATA - DATA.mean(0)
+    centered = DATA - DATA.mean(0)
     # They span the best rank-2 approximation.
-    residual = centred - start.latents @ np.linalg.lstsq(start.latents, centred, rcond=None)[0]
-    np.testing.assert_allclose(np.sum(residual**2), np.linalg.svd(centred)[1][2] ** 2, atol=1e-10)
+    residual = centered - start.latents @ np.linalg.lstsq(start.latents, centered, rcond=None)[0]
+    np.testing.assert_allclose(np.sum(residual**2), np.linalg.svd(centered)[1][2] ** 2, atol=1e-10)
     rows = [np.flatnonzero((start.latents == z).all(1)) for z in start.inducing]
     assert len({int(row[0]) for row in rows}) == 4
-    np.testing.assert_array_equal(start.inducing, npgp.pca_start(DATA, 2, 4, seed=3).inducing)
+    np.testing.assert_array_equal(start.inducing, npgp.pca_start(jax.random.key(3), DATA, 2, 4).inducing)
 
 
 def test_pca_start_without_variance_in_a_direction(float64):
     flat = np.outer(np.arange(6.0), [1.0, 2.0, -1.0])
-    start = npgp.pca_start(flat, 2, 3)
+    start = npgp.pca_start(jax.random.key(0), flat, 2, 3)
     assert np.std(start.latents[:, 0]) == pytest.approx(1.0)
     np.testing.assert_array_equal(start.latents[:, 1], 0.0)
 
@@ -323,7 +323,7 @@ def test_pca_start_without_variance_in_a_direction(float64):
 )
 def test_pca_start_refuses(Y, latent_dim, num_inducing, error, words):
     with pytest.raises(error, match=words):
-        npgp.pca_start(Y, latent_dim, num_inducing)
+        npgp.pca_start(jax.random.key(0), Y, latent_dim, num_inducing)
 
 
 @pytest.mark.parametrize("shape, rows", [((6, 2), None), ((5, 3), None), ((3, 3), [0, 1])])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npgp.gplvm.metrics import nearest_neighbour_errors
+from npgp.gplvm.metrics import nearest_neighbor_errors
 
 
 def brute_force(points, labels):
@@ -18,28 +18,28 @@ def brute_force(points, labels):
 def test_brute_force_agrees(seed, rows, columns, classes):
     rng = np.random.default_rng(seed)
     points, labels = rng.normal(size=(rows, columns)), rng.integers(classes, size=rows)
-    assert nearest_neighbour_errors(points, labels) == brute_force(points, labels)
+    assert nearest_neighbor_errors(points, labels) == brute_force(points, labels)
 
 
-def test_a_point_is_not_its_own_neighbour():
-    assert nearest_neighbour_errors([[0.0], [1.0]], [0, 1]) == 2
-    assert nearest_neighbour_errors([[0.0], [1.0]], [1, 1]) == 0
+def test_a_point_is_not_its_own_neighbor():
+    assert nearest_neighbor_errors([[0.0], [1.0]], [0, 1]) == 2
+    assert nearest_neighbor_errors([[0.0], [1.0]], [1, 1]) == 0
 
 
 @pytest.mark.parametrize("labels, errors", [([0, 1, 2, 2], 2), ([0, 0, 1, 2], 2), ([0, 0, 1, 1], 0)])
-def test_coincident_points_are_each_others_neighbours(labels, errors):
+def test_coincident_points_are_each_others_neighbors(labels, errors):
     points = [[0.0, 0.0], [0.0, 0.0], [5.0, 5.0], [5.0, 5.0]]
-    assert nearest_neighbour_errors(points, labels) == errors
+    assert nearest_neighbor_errors(points, labels) == errors
 
 
 def test_all_points_coincide():
     # Any other point may be taken for the nearest, but not the point itself.
-    assert nearest_neighbour_errors(np.zeros((3, 2)), [0, 0, 0]) == 0
-    assert nearest_neighbour_errors(np.zeros((3, 2)), [0, 1, 2]) == 3
+    assert nearest_neighbor_errors(np.zeros((3, 2)), [0, 0, 0]) == 0
+    assert nearest_neighbor_errors(np.zeros((3, 2)), [0, 1, 2]) == 3
 
 
 def test_result_is_a_plain_number_and_labels_may_be_words():
-    errors = nearest_neighbour_errors(np.arange(4.0)[:, None] ** 2, np.array(["a", "a", "b", "b"]))
+    errors = nearest_neighbor_errors(np.arange(4.0)[:, None] ** 2, np.array(["a", "a", "b", "b"]))
     assert type(errors) is int
     assert errors == 1  # 4 is nearer to 1 than to 9
 
@@ -56,10 +56,10 @@ def test_result_is_a_plain_number_and_labels_may_be_words():
 )
 def test_shapes_that_do_not_match_are_refused(points, labels):
     with pytest.raises(ValueError, match="do not match"):
-        nearest_neighbour_errors(points, labels)
+        nearest_neighbor_errors(points, labels)
 
 
 def test_missing_scikit_learn_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.neighbors", None)
     with pytest.raises(ImportError, match=r"pip install npgp\[data\]"):
-        nearest_neighbour_errors(np.zeros((2, 1)), [0, 1])
+        nearest_neighbor_errors(np.zeros((2, 1)), [0, 1])

@@ -11,10 +11,10 @@ from scipy import stats
 
 import npgp
 from npgp.gplvm import expectations
-from npgp.gplvm.expectations import in_parts, normal_rule
+from npgp.gplvm.expectations import normal_rule
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.likelihoods import Columns
-from npgp.training.minimize import minimise
+from npgp.training.minimize import minimize
 
 NOISE = 0.01
 
@@ -217,7 +217,7 @@ def test_two_places_that_explain_a_row_are_both_kept(float64):
     np.testing.assert_array_equal(filled[:2], Y[:2])
     np.testing.assert_array_equal(deviation[:2], 0.0)
     np.testing.assert_allclose([filled[2], deviation[2]], [mean[2], np.sqrt(variance[2] + 0.003)])
-    draws = np.asarray(rows.sample(jax.random.key(0), posterior, likelihood, (4000,)))
+    draws = np.asarray(rows.sample(jax.random.key(0), posterior, likelihood, sample_shape=(4000,)))
     z = (draws.mean(0) - mean) / (draws.std(0) / np.sqrt(len(draws)))
     assert draws.shape == (4000, 3) and np.abs(z).max() < 4.0
     np.testing.assert_allclose(np.mean(draws[:, 2] < np.pi / 4), left, atol=0.04)
@@ -243,7 +243,7 @@ def test_columns_of_several_kinds(float64):
     options = dict(mask=~np.isnan(Y), offset=offset, candidates=CURVES, num_starts=6, num_modes=3)
     rows = infer_latents(posterior, likelihood, Y, **options, num_nodes=16, tolerance=1e-6)
     mean, variance = rows.predict(posterior, likelihood, offset=offset)
-    draws = np.asarray(rows.sample(jax.random.key(1), posterior, likelihood, (3000,), offset=offset))
+    draws = np.asarray(rows.sample(jax.random.key(1), posterior, likelihood, sample_shape=(3000,), offset=offset))
     assert draws.shape == (3000, 3, 3)
     assert set(np.unique(draws[..., 0])) == {0.0, 1.0} and np.all(draws[..., 2] == np.round(draws[..., 2]))
     z = (draws.mean(0) - mean) / np.sqrt(np.asarray(variance) / len(draws))
@@ -374,34 +374,20 @@ def test_nodes_are_exact_for_cubics(latent_dim, num_nodes, float64):
         np.testing.assert_allclose(np.sort(z[:, 0]), expected, atol=1e-10)
 
 
-def test_minimise_solves_each_problem_by_itself(float64):
+def test_minimize_solves_each_problem_by_itself(float64):
     def function(x):
         """Rosenbrock's function and others that it becomes with another weight; the last is NaN."""
         weights = jnp.array([0.0, 1.0, 10.0, 100.0, jnp.nan])
         return (1 - x[..., 0]) ** 2 + weights * (x[..., 1] - x[..., 0] ** 2) ** 2 + 1e-3 * (x[..., 1] - 1) ** 2
 
     start = jnp.array([[-1.2, 1.0]] * 5)
-    run = compiled(lambda start, steps: minimise(function, start, np.ones(2), np.array([np.inf, 0.7]), steps, 1e-12))
+    run = compiled(lambda start, steps: minimize(function, start, np.ones(2), np.array([np.inf, 0.7]), steps, 1e-12))
     x, values, done = run(start, 200)
     np.testing.assert_allclose(x[:4], 1.0, atol=1e-4)
     np.testing.assert_allclose(values[:4], 0.0, atol=1e-10)
     assert np.all(done) and np.isposinf(values[4])
     np.testing.assert_array_equal(x[4], start[4])
     assert not run(start, 3)[2][1:4].any()
-
-
-def test_functions_in_parts(float64):
-    X = jnp.asarray(np.random.default_rng(0).normal(size=(10, 2)))
-
-    def total(X, size):
-        double, sums = in_parts(lambda x: (2 * x, jnp.sum(x**3, 1)), size, X)
-        assert double.shape == X.shape and sums.shape == (10,)
-        return jnp.sum(double[:, 0] * sums)
-
-    value, slope = compiled(jax.value_and_grad(lambda X: total(X, 3)))(X)
-    expected, expected_slope = compiled(jax.value_and_grad(lambda X: total(X, 10)))(X)
-    np.testing.assert_allclose(value, expected)
-    np.testing.assert_allclose(slope, expected_slope)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_greedy_takes_the_largest_exact_conditional_variance(x64, sizes):
     X = data(x64)
     given = [np.random.default_rng(5 + i).uniform(0.0, 4.0, (m, 2)).astype(x64) for i, m in enumerate(sizes)]
     rows, traces = brute_force(formula, X.astype(float), M, [Z.astype(float) for Z in given])
-    Z, made = greedy_variance(kernel(), X, M, given, jitter=JITTER[x64], return_trace=True)
+    Z, made = greedy_variance(kernel(), X, M, given=given, jitter=JITTER[x64], return_trace=True)
     assert isinstance(Z, jax.Array) and Z.dtype == made.dtype == x64 and made.shape == (M + 1,)
     np.testing.assert_array_equal(Z, X[rows])
     np.testing.assert_allclose(made, traces, rtol=1e-4 if x64 == jnp.float32 else 1e-9)
@@ -71,10 +71,10 @@ def test_greedy_takes_the_largest_exact_conditional_variance(x64, sizes):
 
 def test_given_is_a_block_an_array_or_several():
     X, Z = data(np.float32), data(np.float32, seed=1)[:3]
-    expected = greedy_variance(kernel(), X, M, [Z])
+    expected = greedy_variance(kernel(), X, M, given=[Z])
     assert not np.array_equal(expected, greedy_variance(kernel(), X, M))
     for given in (Z, Points(Z), [Points(Z)], (jnp.asarray(Z),)):
-        np.testing.assert_array_equal(greedy_variance(kernel(), X, M, given), expected)
+        np.testing.assert_array_equal(greedy_variance(kernel(), X, M, given=given), expected)
 
 
 def test_trace_is_that_of_the_projection_and_falls_to_nothing(x64):
@@ -149,7 +149,9 @@ def test_greedy_fit_takes_the_best_of_all_rows(x64, make_y, make_noise):
     X = rng.uniform(0.0, 4.0, (CHUNK + 6, 2)).astype(x64)  # more than are looked at together
     X[-3:] = X[:3]
     y, noise = make_y(rng, X).astype(x64), make_noise(rng, X)
-    Z, trace = greedy_fit(jax.random.key(0), kernel(), X, y, noise, 4, None, jitter=JITTER[x64], return_trace=True)
+    Z, trace = greedy_fit(
+        jax.random.key(0), kernel(), X, y, noise, 4, candidates=None, jitter=JITTER[x64], return_trace=True
+    )
     assert isinstance(Z, jax.Array) and Z.dtype == trace.dtype == x64 and trace.shape == (5,)
 
     exact, chosen = (X.astype(float), y.astype(float), noise), np.empty((0, 2))
@@ -169,7 +171,9 @@ def test_greedy_fit_of_random_candidates():
     y = np.sin(2.0 * X[:, 0])
 
     def choose(candidates, keys):
-        return jax.lax.map(lambda key: greedy_fit(key, kernel(), X, y, 0.1, M, candidates, return_trace=True), keys)
+        return jax.lax.map(
+            lambda key: greedy_fit(key, kernel(), X, y, 0.1, M, candidates=candidates, return_trace=True), keys
+        )
 
     keys = jax.random.split(jax.random.key(0), 20)
     one, some, everyone = (choose(candidates, keys) for candidates in (1, 8, 10 * N))
@@ -183,7 +187,7 @@ def test_greedy_fit_of_random_candidates():
     last = [np.mean(trace[:, -1]) for _, trace in (one, some, everyone)]
     assert last[0] > 1.5 * last[1] and last[1] > last[2]
     # A single candidate is any row with equal probability: each is the first with probability 1/30.
-    firsts = jax.vmap(lambda key: greedy_fit(key, kernel(), X, y, 0.1, 1, 1)[0])(
+    firsts = jax.vmap(lambda key: greedy_fit(key, kernel(), X, y, 0.1, 1, candidates=1)[0])(
         jax.random.split(jax.random.key(1), 3000)
     )
     counts = np.sum(np.all(np.asarray(firsts)[:, None] == X, axis=-1), axis=0)
@@ -219,11 +223,15 @@ def test_greedy_fit_refuses_what_it_cannot_fit():
         (ValueError, "y has NaN", (np.where(y == y[2], np.nan, y), 0.1, 2)),
         (ValueError, "noise_variance is 0.0; it must be positive", (y, 0.0, 2)),
         (ValueError, r"noise_variance has shape \(3,\)", (y, np.ones(3), 2)),
-        (ValueError, "candidates is 0; it must be at least 1", (y, 0.1, 2, 0)),
-        (TypeError, "candidates is 2.5; it must be a whole number", (y, 0.1, 2, 2.5)),
     ]:
         with pytest.raises(error, match=words):
             greedy_fit(key, kernel(), X, *arguments)
+    for error, words, candidates in [
+        (ValueError, "candidates is 0; it must be at least 1", 0),
+        (TypeError, "candidates is 2.5; it must be a whole number", 2.5),
+    ]:
+        with pytest.raises(error, match=words):
+            greedy_fit(key, kernel(), X, y, 0.1, 2, candidates=candidates)
     with pytest.raises(TypeError, match="kernel is None"):
         greedy_fit(key, None, X, y, 0.1, 2)
 
@@ -250,30 +258,32 @@ def test_kmeans_comes_nearer_than_random_rows(x64, batches, monkeypatch):
     X = np.random.default_rng(0).normal(size=(500, 2)).astype(x64)
     if batches:
         monkeypatch.setattr(groups, "FULL_KMEANS_ROWS", 100)
-    Z = kmeans(X, 12)
+    Z = kmeans(jax.random.key(0), X, 12)
     assert isinstance(Z, jax.Array) and Z.shape == (12, 2) and Z.dtype == x64
     random = [distortion(random_subset(key, X, 12), X) for key in jax.random.split(jax.random.key(0), 5)]
     assert distortion(Z, X) < 0.8 * min(random)
-    np.testing.assert_array_equal(Z, kmeans(X, 12, seed=0))
-    assert not np.array_equal(Z, kmeans(X, 12, seed=1))
+    np.testing.assert_array_equal(Z, kmeans(jax.random.key(0), X, 12))
+    assert not np.array_equal(Z, kmeans(jax.random.key(1), X, 12))
 
 
 def test_kmeans_finds_the_clusters(x64):
-    centres = np.array([[-5.0, 0.0], [0.0, 7.0], [5.0, 0.0]])
-    X = (centres[:, None] + 0.1 * np.random.default_rng(0).normal(size=(3, 40, 2))).astype(x64)
-    np.testing.assert_allclose(np.sort(kmeans(X.reshape(-1, 2), 3), 0), np.sort(X.mean(1), 0), rtol=1e-4, atol=1e-4)
+    centers = np.array([[-5.0, 0.0], [0.0, 7.0], [5.0, 0.0]])
+    X = (centers[:, None] + 0.1 * np.random.default_rng(0).normal(size=(3, 40, 2))).astype(x64)
+    np.testing.assert_allclose(
+        np.sort(kmeans(jax.random.key(0), X.reshape(-1, 2), 3), 0), np.sort(X.mean(1), 0), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_kmeans_refuses_more_points_than_there_are_and_tracing(monkeypatch):
     X = np.repeat(data()[:5], 4, axis=0)
-    assert kmeans(X, 5).shape == (5, 2)
+    assert kmeans(jax.random.key(0), X, 5).shape == (5, 2)
     with pytest.raises(ValueError, match="size is 7, but k-means found only 5 different clusters"):
-        kmeans(X, 7)
+        kmeans(jax.random.key(0), X, 7)
     with pytest.raises(TypeError, match="X is traced; k-means runs outside jit"):
-        jax.jit(lambda X: kmeans(X, 2))(X)
+        jax.jit(lambda X: kmeans(jax.random.key(0), X, 2))(X)
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(ImportError, match=r"pip install npgp\[data\]"):
-        kmeans(X, 2)
+        kmeans(jax.random.key(0), X, 2)
 
 
 def test_random_rows_are_different_and_equally_likely(x64):
@@ -322,7 +332,7 @@ def test_initial_values_in_a_model(start):
 
 CHOICES = {
     "random_subset": lambda X, size: random_subset(jax.random.key(0), X, size),
-    "kmeans": kmeans,
+    "kmeans": lambda X, size: kmeans(jax.random.key(0), X, size),
     "greedy_variance": lambda X, size: greedy_variance(RBF(), X, size),
     "greedy_fit": lambda X, size: greedy_fit(jax.random.key(0), RBF(), X, np.ones(N), 0.1, size),
 }
@@ -345,4 +355,4 @@ def test_bad_inputs_are_refused(choose):
 
 def test_bad_given_blocks_are_named():
     with pytest.raises(ValueError, match=r"given\[1\] has shape \(2,\)"):
-        greedy_variance(RBF(), data(), 3, [np.zeros((2, 2)), np.zeros(2)])
+        greedy_variance(RBF(), data(), 3, given=[np.zeros((2, 2)), np.zeros(2)])

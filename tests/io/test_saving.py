@@ -114,7 +114,7 @@ def objects(dtype):
     )
     return {
         "kernel": KERNEL,
-        "points": Points(array, "Z"),
+        "points": Points(array, name="Z"),
         "blocks": blocks,
         "spherical": (spherical, 2.0 * kernels.ZonalMatern32(array[0, 0]), kernels.ZonalArcCosine(0, degree=0)),
         "batch": jax.vmap(lambda a: MeanOnlyNormal(a))(array),  # batched by JAX, unknown to the object

@@ -274,7 +274,7 @@ def test_derivatives_at_zero_distance(x64):
         if name in CURVATURE:
             expected = np.diag(2 * CURVATURE[name] / lengthscale**2)
             np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-5, err_msg=name)
-        else:  # Matérn-1/2 has no derivative there; a finite number keeps optimisers alive
+        else:  # Matérn-1/2 has no derivative there; a finite number keeps optimizers alive
             assert np.all(np.isfinite(mixed))
 
 
@@ -625,7 +625,7 @@ def test_other_hyperparameters_of_columns_are_checked(make):
 @pytest.mark.parametrize("kernel", [RBF, Matern32, Linear, RationalQuadratic, Periodic, Cosine, Polynomial, ArcCosine])
 @pytest.mark.parametrize("columns", [(3, 1), (1, 3), (2, 3)])
 def test_inputs_of_different_width_are_refused(kernel, columns):
-    # A single column would broadcast against the other inputs' centre.
+    # A single column would broadcast against the other inputs' center.
     X, Z = (np.ones((4, n), np.float32) for n in columns)
     with pytest.raises(ValueError, match="columns"):
         kernel()(X, Z)

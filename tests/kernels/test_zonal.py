@@ -131,7 +131,7 @@ def test_small_coefficients_have_all_their_digits(x64):
 
 
 def test_precision_does_not_depend_on_the_lengthscale(float64):
-    # Against float32: one of them would be far off if terms cancelled.
+    # Against float32: one of them would be far off if terms canceled.
     for lengthscale in (0.05, 0.3, 3.0, 30.0):
         double = evaluated(jnp.float64, lengthscale)[0]
         with jax.enable_x64(False):

@@ -1,4 +1,4 @@
-"""Variational nearest-neighbour GPs against dense algebra: the bound, both minibatches, the modes, what is refused."""
+"""Variational nearest-neighbor GPs against dense algebra: the bound, both minibatches, the modes, what is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def neighbors(size=K):
 def component(batch_size=None, lengthscale=None, found=None, inducing=None, **options):
     kernel = Matern32(jnp.asarray(LENGTHSCALE) if lengthscale is None else lengthscale, VARIANCE)
     inducing = Z.copy() if inducing is None else inducing
-    return npgp.VNNGP("f", kernel, inducing, found or neighbors(), batch_size, jitter=JITTER, **options)
+    return npgp.VNNGP("f", kernel, inducing, found or neighbors(), batch_size=batch_size, jitter=JITTER, **options)
 
 
 def regression(batch_size=None, conditional="prior", likelihood=None, **options):
@@ -154,7 +154,7 @@ def test_tight_is_above_prior(float64):
     assert tight > prior + 0.1
 
 
-def test_all_points_with_all_neighbours_is_mean_field_inference_of_the_gp(float64):
+def test_all_points_with_all_neighbors_is_mean_field_inference_of_the_gp(float64):
     found = neighbors(M - 1)
     y = RNG.normal(size=M)
     rows = np.arange(M)[:, None]
@@ -227,7 +227,7 @@ def test_batches_of_inducing_points_stand_for_all(batch_size):
 
 
 def test_rows_are_trained_alone_and_well():
-    """The lazy optimiser ends where the dense one does: at the best mean-field q."""
+    """The lazy optimizer ends where the dense one does: at the best mean-field q."""
     near = npgp.nearest(X, Z, K)
     model = regression(7)
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.05, 600), TraceMeanField_ELBO())
@@ -255,11 +255,13 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
     size, rows = 5003, 8
     rng = np.random.default_rng(0)
     inducing, x = rng.normal(size=(size, 2)).astype(np.float32), rng.normal(size=(64, 2)).astype(np.float32)
-    found = npgp.nearest_before(inducing, 2, "random")
+    found = npgp.nearest_before(inducing, 2, ordering="random", rng_key=jax.random.key(0))
     near = npgp.nearest(x, inducing, 2)
 
     def model(X, near, y):
-        f = npgp.VNNGP("f", npgp.Matern32(1.0), inducing, found, rows, init_loc=np.zeros(size, np.float32)).draw()
+        f = npgp.VNNGP(
+            "f", npgp.Matern32(1.0), inducing, found, batch_size=rows, init_loc=np.zeros(size, np.float32)
+        ).draw()
         with npgp.plate("data", 64, rows=X.shape[0]):
             npgp.observe("y", f(X, near), npgp.Gaussian(0.1), obs=y)
 
@@ -294,7 +296,7 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
 # ---------------------------------------------------------------- modes
 
 
-def test_without_a_guide_it_is_the_neighbour_model(float64):
+def test_without_a_guide_it_is_the_neighbor_model(float64):
     u = RNG.normal(size=M)
     density = compiled(lambda u: log_density(regression(5), arguments(), {}, {"f.u": u})[0])(u)
     dense = Dense()
@@ -396,7 +398,7 @@ def test_scope(float64):
 
 
 def test_start_of_q(x64):
-    """Data as means, and standard deviations that the prior has given neighbours."""
+    """Data as means, and standard deviations that the prior has given neighbors."""
     gp = component(init_loc=LOC.copy(), init_scale=0.5)
     with handlers.seed(rng_seed=0), handlers.trace() as sites:
         gp.guide()
@@ -406,7 +408,7 @@ def test_start_of_q(x64):
     np.testing.assert_allclose(np.sum(np.log(B)), np.linalg.slogdet(Dense().precision)[1], rtol=1e-4)
 
 
-def test_neighbours_in_new_units_go_on_from_where_training_was(float64):
+def test_neighbors_in_new_units_go_on_from_where_training_was(float64):
     """Their shapes are the same, and q means the same, so that training goes on."""
     x, near, y = arguments()
     stretched = np.array([0.2, 3.0])
@@ -441,9 +443,9 @@ def test_what_is_refused(float64):
         (TypeError, "inducing has dtype int64", lambda: component(inducing=Z.astype(int))),
         (TypeError, "name is ''", lambda: npgp.VNNGP("", npgp.RBF(), Z)),
         (TypeError, "is a component, and no function yet", lambda: component()(x)),
-        (ValueError, r"near has shape \(9,\); it must be \(9, k\)", lambda: f(x, near[:, 0])),
-        (TypeError, "near has dtype float64", lambda: f(x, near.astype(float))),
-        (ValueError, "near has numbers 5 to 14; there are 14", lambda: f(x, np.array(near) * 0 + [5, 14, 6])),
+        (ValueError, r"neighbors has shape \(9,\); it must be \(9, k\)", lambda: f(x, near[:, 0])),
+        (TypeError, "neighbors has dtype float64", lambda: f(x, near.astype(float))),
+        (ValueError, "neighbors has numbers 5 to 14; there are 14", lambda: f(x, np.array(near) * 0 + [5, 14, 6])),
         (ValueError, "X has 3 columns; the inducing points have 2", lambda: f(np.zeros((4, 3)))),
         (TypeError, "X is traced", lambda: jax.eval_shape(lambda x: f(x).shape and x, x)),
         (KeyError, "f.u.scale", lambda: component().posterior({"f.u.loc": jnp.zeros(M)})),

@@ -1,4 +1,4 @@
-"""Nearest-neighbour GPs: neighbour sets by brute force, a dense Vecchia approximation in NumPy, and the exact GP."""
+"""Nearest-neighbor GPs: neighbor sets by brute force, a dense Vecchia approximation in NumPy, and the exact GP."""
 
 import functools
 
@@ -39,12 +39,12 @@ def kernel(dtype=np.float64):
     return Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), dtype(VARIANCE))
 
 
-# ---------------------------------------------------------------- orders and neighbours
+# ---------------------------------------------------------------- orders and neighbors
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
 @pytest.mark.parametrize("sites", ["scattered", "grid", "one", "two", "many columns"])
-def test_neighbours_are_the_nearest_before(ordering, sites):
+def test_neighbors_are_the_nearest_before(ordering, sites):
     rng = np.random.default_rng(0)
     points = {
         "scattered": rng.normal(size=(300, 2)),  # more than four runs
@@ -54,10 +54,10 @@ def test_neighbours_are_the_nearest_before(ordering, sites):
         "many columns": rng.normal(size=(70, 20)),
     }[sites]
     size = 70 if sites == "grid" else 4
-    neighbors = nearest_before(points, size, ordering)
+    neighbors = nearest_before(points, size, ordering=ordering, rng_key=jax.random.key(0))
     assert neighbors.rows.shape == neighbors.mask.shape == (len(points), min(size, len(points) - 1))
     np.testing.assert_array_equal(np.sort(neighbors.order), np.arange(len(points)))
-    np.testing.assert_array_equal(neighbors.order, order_sites(points, ordering))
+    np.testing.assert_array_equal(neighbors.order, order_sites(points, ordering, rng_key=jax.random.key(0)))
     distances = oracles.distances(points, points)
     for place, i in enumerate(neighbors.order):
         before, found = neighbors.order[:place], neighbors.rows[i][neighbors.mask[i]]
@@ -71,8 +71,14 @@ def test_orders_are_what_they_say():
     points[50:60] = points[40:50]  # duplicates come last
     np.testing.assert_array_equal(order_sites(points, "given"), np.arange(200))
     assert np.all(np.diff(points[order_sites(points, "coordinate"), 1]) >= 0)
-    np.testing.assert_array_equal(order_sites(points, "random", seed=1), order_sites(points, "random", seed=1))
-    assert np.any(order_sites(points, "random", seed=1) != order_sites(points, "random", seed=2))
+    np.testing.assert_array_equal(
+        order_sites(points, "random", rng_key=jax.random.key(1)),
+        order_sites(points, "random", rng_key=jax.random.key(1)),
+    )
+    assert np.any(
+        order_sites(points, "random", rng_key=jax.random.key(1))
+        != order_sites(points, "random", rng_key=jax.random.key(2))
+    )
 
     order = order_sites(points, "maxmin")
     assert order[0] == np.argmin(np.sum((points - points.mean(0)) ** 2, axis=1))
@@ -95,10 +101,10 @@ def test_distances_are_in_units_of_the_scale():
 @pytest.mark.parametrize(
     "sites, ordering", [("square", "maxmin"), ("square", "random"), ("line", "given"), ("one", "given")]
 )
-def test_waves_have_neighbours_in_earlier_waves_alone(sites, ordering):
+def test_waves_have_neighbors_in_earlier_waves_alone(sites, ordering):
     rng = np.random.default_rng(0)
     points = {"square": rng.uniform(size=(900, 2)), "line": np.arange(50.0)[:, None], "one": np.zeros((1, 2))}[sites]
-    neighbors = nearest_before(points, 6, ordering)
+    neighbors = nearest_before(points, 6, ordering=ordering, rng_key=jax.random.key(0))
     waves, N = neighbors.waves, len(points)
     np.testing.assert_array_equal(np.sort(waves.sites), np.arange(N))
     parts = int(np.sum(waves.starts < N))
@@ -114,7 +120,7 @@ def test_waves_have_neighbours_in_earlier_waves_alone(sites, ordering):
     assert parts == N if sites != "square" else parts < N / 5 and waves.size > 4
 
 
-def test_colouring_in_waves_of_many_sites(float64):
+def test_coloring_in_waves_of_many_sites(float64):
     """Against a sparse triangular solve, for several rows at once; also the gradient, which goes the other way."""
     points = np.random.default_rng(0).uniform(size=(900, 2))
     neighbors = nearest_before(points, 6)
@@ -123,12 +129,12 @@ def test_colouring_in_waves_of_many_sites(float64):
     @compiled
     def run(z, up, neighbors):
         factor = NNGP(Matern32(0.2, VARIANCE), points, neighbors).factor()
-        coloured, back = jax.vjp(factor.colour, z)
-        return factor, coloured, back(up)[0]
+        colored, back = jax.vjp(factor.color, z)
+        return factor, colored, back(up)[0]
 
-    factor, coloured, slope = run(z, up, neighbors)
+    factor, colored, slope = run(z, up, neighbors)
     R = factor.to_scipy().tocsc()
-    np.testing.assert_allclose(coloured, linalg.spsolve(R, z.T).T, atol=1e-9)
+    np.testing.assert_allclose(colored, linalg.spsolve(R, z.T).T, atol=1e-9)
     np.testing.assert_allclose(slope, linalg.spsolve(R.T.tocsc(), up.T).T, atol=1e-9)
 
 
@@ -136,7 +142,7 @@ def test_colouring_in_waves_of_many_sites(float64):
 
 
 def dense_vecchia(C, neighbors):
-    """Weights (N, N) and variances of each value given its neighbours', row by row."""
+    """Weights (N, N) and variances of each value given its neighbors', row by row."""
     B, variance = np.zeros((len(C), len(C))), np.diag(C).copy()
     for i in range(len(C)):
         rows = neighbors.rows[i][neighbors.mask[i]]
@@ -168,12 +174,12 @@ def everything():
     def run(X, values, noise, neighbors, near):
         results = []
         for gp in (
-            NNGP(kernel(), X, neighbors, MEAN, jitter=0.0),
-            ResponseNNGP(kernel(), X, noise, neighbors, np.full(N, MEAN)),
+            NNGP(kernel(), X, neighbors, mean=MEAN, jitter=0.0),
+            ResponseNNGP(kernel(), X, noise, neighbors, mean=np.full(N, MEAN)),
         ):
             factor = gp.factor()
             krige = gp.condition(values).mean_and_variance(NEW.copy(), near)
-            results.append((gp.log_prob(values), factor, factor.whiten(values), factor.colour(values), krige))
+            results.append((gp.log_prob(values), factor, factor.whiten(values), factor.color(values), krige))
         return results
 
     def numpy(*arguments):
@@ -185,9 +191,9 @@ def everything():
 
 @functools.cache
 def evaluated(size, ordering):
-    """What :func:`everything` gives, the neighbours, and those of new sites."""
+    """What :func:`everything` gives, the neighbors, and those of new sites."""
     with jax.enable_x64(True):
-        neighbors = nearest_before(X.copy(), size, ordering)
+        neighbors = nearest_before(X.copy(), size, ordering=ordering, rng_key=jax.random.key(0))
         near = nearest(NEW.copy(), X.copy(), size if size < N - 1 else N)
     return everything()(X.copy(), F.copy(), NOISE.copy(), neighbors, near), neighbors, near
 
@@ -195,7 +201,7 @@ def evaluated(size, ordering):
 @pytest.mark.parametrize("size, ordering", [(3, "maxmin"), (3, "given"), (5, "random"), (5, "coordinate")])
 def test_dense_vecchia(size, ordering):
     results, neighbors, near = evaluated(size, ordering)
-    for (density, factor, white, coloured, krige), noise in zip(results, (0.0, NOISE), strict=True):
+    for (density, factor, white, colored, krige), noise in zip(results, (0.0, NOISE), strict=True):
         B, variance = dense_vecchia(KERNEL(X, X) + np.diag(np.broadcast_to(noise, N)), neighbors)
         R, precision = dense_precision(B, variance)
         covariance = np.linalg.inv(precision)
@@ -206,7 +212,7 @@ def test_dense_vecchia(size, ordering):
         lower = R[np.ix_(neighbors.order, neighbors.order)]
         np.testing.assert_array_equal(lower, np.tril(lower))
         np.testing.assert_allclose(white, F @ R.T, atol=1e-8)
-        np.testing.assert_allclose(coloured, np.linalg.solve(R, F.T).T, atol=1e-8)
+        np.testing.assert_allclose(colored, np.linalg.solve(R, F.T).T, atol=1e-8)
         mean, spread = dense_kriging(F - MEAN, noise, near)
         np.testing.assert_allclose(krige[0], mean, atol=1e-9)
         np.testing.assert_allclose(krige[1], np.broadcast_to(spread, (2, 5)), atol=1e-9)
@@ -214,7 +220,7 @@ def test_dense_vecchia(size, ordering):
 
 
 @pytest.mark.parametrize("ordering", ORDERINGS)
-def test_all_sites_as_neighbours_is_the_exact_gp(ordering):
+def test_all_sites_as_neighbors_is_the_exact_gp(ordering):
     results, *_ = evaluated(N - 1, ordering)
     for (density, factor, _, _, krige), noise in zip(results, (0.0, NOISE), strict=True):
         C = KERNEL(X, X) + np.diag(np.broadcast_to(noise, N))
@@ -232,18 +238,18 @@ def test_all_sites_as_neighbours_is_the_exact_gp(ordering):
             np.testing.assert_allclose(krige[1][i], np.diag(covariance), atol=1e-8)
 
 
-def test_order_of_rows_is_no_matter_with_all_as_neighbours():
+def test_order_of_rows_is_no_matter_with_all_as_neighbors():
     shuffled = np.random.default_rng(1).permutation(N)
     results, _, near = evaluated(N - 1, "given")
     place = np.argsort(shuffled).astype(near.dtype)
-    neighbors = nearest_before(X[shuffled], N - 1, "given")
+    neighbors = nearest_before(X[shuffled], N - 1, ordering="given")
     others = everything()(X[shuffled], F[:, shuffled], NOISE[shuffled], neighbors, place[near])
     for one, other in zip(results, others, strict=True):
         np.testing.assert_allclose(one[0], other[0], atol=1e-8)
         np.testing.assert_allclose(one[4], other[4], atol=1e-8)
 
 
-def test_nearer_to_the_gp_with_more_neighbours():
+def test_nearer_to_the_gp_with_more_neighbors():
     # KL[GP ‖ NNGP] = ½ Σ log F_i − ½ log|K|, as every value's own variance is kept.
     variances = {size: evaluated(size, "maxmin")[0][0][1].variance for size in (3, 5, N - 1)}
     exact = np.linalg.slogdet(KERNEL(X, X))[1]
@@ -253,7 +259,7 @@ def test_nearer_to_the_gp_with_more_neighbours():
 
 def test_draws_have_the_implied_covariance(x64):
     neighbors = nearest_before(X[:8], 3)
-    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, 2.0).sample(key, (20_000,)))
+    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, mean=2.0).sample(key, (20_000,)))
     draws = np.asarray(draw(jax.random.key(0)))
     assert draws.shape == (20_000, 8) and draws.dtype == x64
     _, precision = dense_precision(*dense_vecchia(KERNEL(X[:8], X[:8]), neighbors))
@@ -263,7 +269,7 @@ def test_draws_have_the_implied_covariance(x64):
 
 
 def test_gradients_by_finite_differences(float64):
-    # Of hyperparameters, noise and values, through densities, kriging and coloured noise.
+    # Of hyperparameters, noise and values, through densities, kriging and colored noise.
     neighbors = nearest_before(X.copy(), 4)
     near = nearest(NEW.copy(), X.copy(), 4)
     direction = np.random.default_rng(0).normal(size=(N + 4,))
@@ -274,8 +280,8 @@ def test_gradients_by_finite_differences(float64):
             k, f = Matern32(jnp.exp(theta[:2]), jnp.exp(theta[2])), theta[4:]
             prior, response = NNGP(k, X.copy(), neighbors), ResponseNNGP(k, X.copy(), jnp.exp(theta[3]), neighbors)
             mean, variance = response.condition(f).mean_and_variance(NEW.copy(), near)
-            coloured = jnp.sum(jnp.sin(prior.factor().colour(f)))
-            return prior.log_prob(f) + response.log_prob(f) + jnp.sum(mean * variance) + 10.0 * coloured
+            colored = jnp.sum(jnp.sin(prior.factor().color(f)))
+            return prior.log_prob(f) + response.log_prob(f) + jnp.sum(mean * variance) + 10.0 * colored
 
         return jax.grad(value)(points[0]), jax.lax.map(value, points[1:])
 
@@ -315,7 +321,7 @@ def test_nothing_is_as_large_as_a_square_of_sites():
                 if hasattr(inner, "eqns"):
                     yield from equations(inner)
 
-    whitened = lambda z: jnp.sum(jnp.square(gp.factor().colour(z)))  # noqa: E731
+    whitened = lambda z: jnp.sum(jnp.square(gp.factor().color(z)))  # noqa: E731
     for f in (jax.grad(gp.log_prob), jax.grad(whitened)):
         seen = list(equations(jax.make_jaxpr(f)(x[:, 0]).jaxpr))
         assert max(v.aval.size for e in seen for v in e.outvars) <= 2 * sites * (k + 1) ** 2
@@ -327,10 +333,10 @@ def test_float32_is_near_float64():
 
     @compiled
     def run(values):
-        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, MEAN)
+        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, mean=MEAN)
         return gp.log_prob(values), *gp.condition(values).mean_and_variance(
             NEW.astype(np.float32)
-        )  # neighbours are found here
+        )  # neighbors are found here
 
     density, mean, variance = run(F.astype(np.float32))
     assert density.dtype == mean.dtype == np.float32
@@ -374,7 +380,7 @@ COUNTS = np.random.default_rng(5).poisson(np.exp(np.sin(2 * X[:, 0])))
 
 def count_model(neighbors, y):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
-    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, 0.2))
+    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, mean=0.2))
     numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
@@ -385,19 +391,19 @@ def test_densities_of_a_latent_site_and_of_its_whitened_values():
 
     @compiled
     def run(f):
-        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, 0.2).factor()
+        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, mean=0.2).factor()
         z = factor.whiten(f - 0.2)
-        centred, _ = log_density(count_model, (neighbors, COUNTS), {}, {"variance": 0.8, "f": f})
+        centered, _ = log_density(count_model, (neighbors, COUNTS), {}, {"variance": 0.8, "f": f})
         white, trace = log_density(whitened, (neighbors, COUNTS), {}, {"variance": 0.8, "f_white": z})
-        return centred, white, trace["f"]["value"], factor.log_determinant()
+        return centered, white, trace["f"]["value"], factor.log_determinant()
 
-    centred, white, value, log_det = run(f)
+    centered, white, value, log_det = run(f)
     np.testing.assert_allclose(value, f, atol=1e-4)
     C = oracles.stationary("Matern32", X, X, 1.0, 0.8) + 0.8e-5 * np.eye(N)
     covariance = np.linalg.inv(dense_precision(*dense_vecchia(C, neighbors))[1])
     expected = stats.lognorm.logpdf(0.8, 0.5) + stats.poisson.logpmf(COUNTS, np.exp(f)).sum()
-    np.testing.assert_allclose(centred, expected + oracles.log_normal(f - 0.2, covariance), rtol=1e-4)
-    np.testing.assert_allclose(centred - white, 0.5 * log_det, atol=1e-2)
+    np.testing.assert_allclose(centered, expected + oracles.log_normal(f - 0.2, covariance), rtol=1e-4)
+    np.testing.assert_allclose(centered - white, 0.5 * log_det, atol=1e-2)
 
 
 @pytest.mark.slow  # to compile
@@ -420,7 +426,7 @@ def test_nuts_and_svi_agree_on_a_latent_site():
     assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.8 * spread)
     assert np.corrcoef(mean, np.sin(2 * X[:, 0]))[0, 1] > 0.5
 
-    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, 0.2).condition(draws)
+    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, mean=0.2).condition(draws)
     at_new = kriging.sample(jax.random.key(1), NEW.astype(np.float32))
     assert at_new.shape == (200, 5) and np.all(np.isfinite(at_new))
 
@@ -432,7 +438,9 @@ def test_what_cannot_be_a_model_is_refused():
 
     x = X.astype(np.float32)
     neighbors = nearest_before(x, 3)
-    refused("ordering is 'maximin'; it must be one of 'given', 'coordinate'", nearest_before, x, 3, "maximin")
+    refused("ordering is 'maximin'; it must be one of 'given', 'coordinate'", nearest_before, x, 3, ordering="maximin")
+    refused("rng_key is missing: the order 'random' needs one", nearest_before, x, 3, ordering="random")
+    refused("rng_key is 0; it must be a JAX random key", order_sites, x, "random", rng_key=0, error=TypeError)
     refused("size is 0; it must be at least 1", nearest_before, x, 0)
     refused("size is 2.5; it must be a whole number", nearest_before, x, 2.5, error=TypeError)
     refused("size is 25; it must be at most 24", nearest, x, x, 25)
@@ -441,7 +449,7 @@ def test_what_cannot_be_a_model_is_refused():
     refused("scale is .* must be positive", nearest_before, x, 3, scale=0.0)
     refused("X has NaN", nearest_before, x * np.nan, 3)
     refused("neighbors are those of 24 sites, but X has 8 rows", NNGP, Matern32(), x[:8], neighbors)
-    refused(r"mean has shape \(3,\)", NNGP, Matern32(), x, neighbors, np.ones(3))
+    refused(r"mean has shape \(3,\)", NNGP, Matern32(), x, neighbors, mean=np.ones(3))
     refused("noise_variance is .* must be positive", ResponseNNGP, Matern32(), x, -1.0, neighbors)
     refused(r"noise_variance has shape \(3,\)", ResponseNNGP, Matern32(), x, np.ones(3), neighbors)
     gp = NNGP(Matern32(), x, 3)

@@ -40,7 +40,9 @@ def legend(ax) -> list[str]:
 def test_latents_show_the_two_most_relevant_dimensions():
     mean, scale = RNG.normal(size=(9, 4)), np.full((9, 4), 0.1)
     labels = np.repeat([0, 1, 2], 3)
-    (ax,) = check(plots.plot_latents(mean, scale, [0.1, 0.5, 0.0, 1.0], labels, ["a", "b", "c"], title="oil"))
+    (ax,) = check(
+        plots.plot_latents(mean, scale, [0.1, 0.5, 0.0, 1.0], labels, class_names=["a", "b", "c"], title="oil")
+    )
     assert ax.get_xlabel() == "latent dimension 4 (most relevant)"
     assert ax.get_ylabel() == "latent dimension 2"
     assert ax.get_title() == "oil"
@@ -50,7 +52,7 @@ def test_latents_show_the_two_most_relevant_dimensions():
 
 
 def test_latents_without_names_number_the_classes():
-    labels = np.arange(16) % 8  # more classes than colours
+    labels = np.arange(16) % 8  # more classes than colors
     (ax,) = check(plots.plot_latents(RNG.normal(size=(16, 2)), np.ones((16, 2)), [1.0, 0.2], labels))
     assert legend(ax) == [f"class {k}" for k in range(8)]
 
@@ -73,7 +75,9 @@ def test_latents_without_classes_or_bars():
 
 def test_latents_without_a_label_are_not_taken_for_the_last_class():
     mean = RNG.normal(size=(4, 2))
-    (ax,) = check(plots.plot_latents(mean, np.ones((4, 2)), [1.0, 0.5], np.array([1, -1, 0, 1]), ["up", "down"]))
+    (ax,) = check(
+        plots.plot_latents(mean, np.ones((4, 2)), [1.0, 0.5], np.array([1, -1, 0, 1]), class_names=["up", "down"])
+    )
     assert legend(ax) == ["up", "down", "no label"]
     np.testing.assert_allclose(points_of(ax), mean[[2, 0, 3, 1]])
 
@@ -175,7 +179,9 @@ def test_reconstruction_has_a_panel_per_column(columns):
 
 
 def test_reconstruction_names_columns():
-    axes = check(plots.plot_reconstruction(np.zeros((3, 2)), np.ones((3, 2)), np.ones((3, 2)), ["up", "down"]))
+    axes = check(
+        plots.plot_reconstruction(np.zeros((3, 2)), np.ones((3, 2)), np.ones((3, 2)), column_names=["up", "down"])
+    )
     assert [ax.get_title() for ax in axes] == ["up, RMSE 1.000", "down, RMSE 1.000"]
 
 
@@ -188,7 +194,7 @@ def test_reconstruction_leaves_out_what_was_not_measured():
     with pytest.raises(ValueError, match=r"scale has shape \(2, 2\); it must be \(3, 2\)"):
         plots.plot_reconstruction(measured, np.ones((3, 2)), np.ones((2, 2)))
     with pytest.raises(ValueError, match="column_names has 1 names for 2 columns"):
-        plots.plot_reconstruction(measured, np.ones((3, 2)), np.ones((3, 2)), ["up"])
+        plots.plot_reconstruction(measured, np.ones((3, 2)), np.ones((3, 2)), column_names=["up"])
 
 
 # ---------------------------------------------------------------- what was missing
@@ -203,7 +209,7 @@ def test_imputation_shows_missing_entries_alone():
     truth[0, 5] = np.nan  # missing, and the truth is not known
     scale = np.full((10, 7), 0.6)  # the bars reach 1.2
     scale[4, 2] = 0.4
-    figure = plots.plot_imputation(truth, mean, scale, present, [f"c{d}" for d in range(7)], "cm")
+    figure = plots.plot_imputation(truth, mean, scale, present, column_names=[f"c{d}" for d in range(7)], units="cm")
     two, three = check(figure)
     assert two.get_title() == "c2, RMSE 1.000\n4 missing, 75% inside the bars"
     assert three.get_title() == "c3, RMSE 1.000\n10 missing, 100% inside the bars"
@@ -240,11 +246,11 @@ def test_imputed_images_have_a_row_for_each_thing():
     present = np.ones((3, 5, 4), bool)
     present[:, 3:] = False
     mean, scale = images + 1.0, RNG.uniform(0.5, 1.0, (3, 20))
-    figure = plots.plot_imputed_images(images, mean, scale, present, shape, "grey level")
+    figure = plots.plot_imputed_images(images, mean, scale, present, shape, label="gray level")
     figure.canvas.draw()
     *panels, first_bar, second_bar = figure.axes
     assert len(panels) == 12 and {bar.get_ylabel() for bar in (first_bar, second_bar)} == {
-        "grey level",
+        "gray level",
         "standard deviation",
     }
     assert [ax.get_ylabel() for ax in panels[::3]] == ["original", "seen", "imputed", "standard deviation"]
@@ -256,7 +262,7 @@ def test_imputed_images_have_a_row_for_each_thing():
     np.testing.assert_allclose(imputed[:, 3:], square[:, 3:] + 1.0)
     np.testing.assert_array_equal(np.ma.getmaskarray(deviation), present)
     np.testing.assert_allclose(deviation[:, 3:], scale.reshape(3, 5, 4)[:, 3:])
-    # One grey scale for all that are compared, and deviations from 0.
+    # One gray scale for all that are compared, and deviations from 0.
     limits = {ax.images[0].get_clim() for ax in panels[:9]}
     assert limits == {(images.min(), max(images.max(), mean[:, 12:].max()))}
     assert {ax.images[0].get_clim() for ax in panels[9:]} == {(0.0, scale[:, 12:].max())}
@@ -281,7 +287,7 @@ def test_images_in_either_layout():
 )
 def test_images_that_cannot_be_drawn_are_refused(images, deviations, words):
     with pytest.raises(ValueError, match=words):
-        plots.plot_images(images, (3, 2), deviations)
+        plots.plot_images(images, (3, 2), deviations=deviations)
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -304,7 +310,7 @@ def test_fit_has_a_panel_per_fit(exact):
         "prior": (np.sin(grid), np.full(11, 0.2), np.zeros((3, 1))),
         "tight": (np.cos(grid), np.full(11, 0.1), np.ones(4)),
     }
-    axes = check(plots.plot_fit(x, np.sin(x), grid, fits, exact))
+    axes = check(plots.plot_fit(x, np.sin(x), grid, fits, exact=exact))
     assert [ax.get_title() for ax in axes] == ["prior", "tight"]
     assert axes[-1].get_xlabel() == "x"
     for ax, (mean, _, inducing) in zip(axes, fits.values(), strict=True):
@@ -319,7 +325,7 @@ def test_fit_has_a_panel_per_fit(exact):
 def test_decomposition_has_a_panel_per_part_and_the_total(data):
     x, names = RNG.permutation(np.linspace(-2, 2, 11)), ("principal", "orthogonal", "residual")
     parts = Decomposition(names, RNG.normal(size=(3, 11)), RNG.uniform(size=(3, 11)))
-    figure = plots.plot_decomposition(x[:, None], parts, data)
+    figure = plots.plot_decomposition(x[:, None], parts, data=data)
     figure.canvas.draw()
     axes, order = figure.axes, np.argsort(x)
     assert [ax.get_title() for ax in axes] == [*names, "total"]
@@ -350,7 +356,7 @@ def test_variance_is_a_stack_of_parts():
     one = Decomposition(("principal", "residual"), RNG.normal(size=(2, 9)) * [[1], [0]], RNG.uniform(size=(2, 9)))
     names = ("principal", "orthogonal", "residual")
     two = Decomposition(names, RNG.normal(size=(3, 9)) * [[1], [1], [0]], RNG.uniform(size=(3, 9)))
-    figure = plots.plot_variance(x[:, None], {"two blocks": two, "one block": one}, (x, np.sin(x)))
+    figure = plots.plot_variance(x[:, None], {"two blocks": two, "one block": one}, data=(x, np.sin(x)))
     figure.canvas.draw()
     axes = np.array(figure.axes).reshape(2, 2)
     assert [ax.get_title() for ax in axes[0]] == ["two blocks", "one block"]
@@ -375,8 +381,8 @@ def test_variance_is_a_stack_of_parts():
             np.testing.assert_allclose([vertices[vertices[:, 0] == at, 1].max() for at in x], top)
         # Everything is in view.
         assert below.get_ylim()[0] == 0 and below.get_ylim()[1] > max(np.max(p.variance.sum(0)) for p in (one, two))
-        colours = [tuple(layer.get_facecolor()[0]) for layer in layers]
-        assert [line.get_color() for line in above.lines[1:]] == [to_hex(c).upper() for c in colours[:-1]]
+        colors = [tuple(layer.get_facecolor()[0]) for layer in layers]
+        assert [line.get_color() for line in above.lines[1:]] == [to_hex(c).upper() for c in colors[:-1]]
 
 
 def test_variance_of_what_cannot_be_drawn_is_refused():
@@ -392,7 +398,7 @@ def test_spectra_have_the_levels_that_there_are(float64):
     relu = np.array([1 / 4, 1 / 6, 1 / 16, 1 / 96])
     kernels = {"arc-cosine": 3.0 * ZonalArcCosine(1), "RBF": ZonalRBF(0.8)}
     shapes = {"ReLU": ReLU(), "softplus": Softplus(), "square": lambda t: 5.0 * t**2}
-    (ax,) = check(plots.plot_spectra(kernels, shapes, 3, (0, 1, 2, 3, 4)))
+    (ax,) = check(plots.plot_spectra(kernels, shapes, 3, levels=(0, 1, 2, 3, 4)))
     assert ax.get_yscale() == "log" and "dimension 3" in ax.get_xlabel()
     assert legend(ax) == ["√λ, arc-cosine", "√λ, RBF", "|ς|, ReLU", "|ς|, softplus", "|ς|, square"]
     levels, sizes = zip(*(line.get_data() for line in ax.lines), strict=True)

@@ -66,7 +66,7 @@ def train(model, y, sharding=None, data=None, **kwargs):
 
 def train_gplvm(sharding=None):
     """Latent inputs in tables of rows, and a q(ε) for each output."""
-    gplvm = npgp.BayesianGPLVM(npgp.pca_start(Y, latent_dim=2, num_inducing=8))
+    gplvm = npgp.BayesianGPLVM(npgp.pca_start(jax.random.key(0), Y, latent_dim=2, num_inducing=8))
     svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.02, 100), TraceMeanField_ELBO())
     return npgp.fit(svi, KEY, 12, Y, batch_size=B, indices="rows", progress=False, sharding=sharding, steps_per_call=5)
 
@@ -102,7 +102,7 @@ def main():
     if process:
         keep("batches", train(model, Y[:, 0], npgp.Sharding(), batch_size=B)[0])
         keep("whole", train(model, Y[:, 0], npgp.Sharding())[0])
-        spread = npgp.Sharding(mesh(2, count // 2), {"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
+        spread = npgp.Sharding(mesh(2, count // 2), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
         keep("outputs", train(outputs_model, Y, spread, batch_size=B)[0])
         found["local"] = np.asarray([jax.local_device_count(), npgp.Sharding().local_rows(B).start])
     else:
@@ -117,12 +117,12 @@ def main():
         np.save(path, X)
         keep("file/8", train(model, Y[:, 0], npgp.Sharding(), np.load(path, mmap_mode="r"), batch_size=B)[0])
         keep("whole/8", train(model, Y[:, 0], npgp.Sharding())[0])
-        spread = npgp.Sharding(mesh(2, 4), {"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
+        spread = npgp.Sharding(mesh(2, 4), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
         result, svi = train(outputs_model, Y, spread, batch_size=B)
         keep("outputs/8", result)
         keep("gplvm/0", train_gplvm())
         tables = {name: P("rows") for name in ("x.loc", "x.scale")}
-        keep("gplvm/8", train_gplvm(npgp.Sharding(spread.mesh, tables | spread.params)))
+        keep("gplvm/8", train_gplvm(npgp.Sharding(spread.mesh, params=tables | spread.params)))
         parts = jax.tree.leaves(spread.place_state(result.state))
         found["parts"] = np.asarray([x.addressable_shards[0].data.size / x.size for x in parts if x.size > 1])
         # A result is whole and on one device, to go on from without the others.

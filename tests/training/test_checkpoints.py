@@ -295,7 +295,7 @@ def test_another_version(tmp_path, monkeypatch):
 
 def test_without_orbax(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'npgp\[checkpoint\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install npgp\[checkpoint\]"):
         Checkpoints(tmp_path / "run").open(some_state(), ABOUT)
     assert not (tmp_path / "run").exists()
 

@@ -32,7 +32,7 @@ def test_parts_are_those_of_the_whole(network, monkeypatch):
 
 
 def test_the_network_looks_random(computed):
-    """Marginals, pairs of neighbours, cycles and inversions as of uniformly random permutations."""
+    """Marginals, pairs of neighbors, cycles and inversions as of uniformly random permutations."""
     size, epochs = 30, 6000
     order = Shuffle([1], size)
     draws = np.stack([order(epoch, 0, size) for epoch in range(epochs)])

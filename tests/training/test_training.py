@@ -168,7 +168,7 @@ def test_one_compilation_and_eager_init(batch_size):
     assert len(concrete) == 2 and len(traced) == 2 * once
     fit(svi, KEY, 50, X, batch_size=batch_size, progress=False, steps_per_call=7)
     assert len(concrete) == 3 and len(traced) == 3 * once
-    # A continuation neither initialises again nor compiles more, once there is a program for its calls.
+    # A continuation neither initializes again nor compiles more, once there is a program for its calls.
     again = dict(batch_size=batch_size, progress=False, init_state=result.state)
     fit(svi, KEY, 50, X, steps_per_call=7, **again)
     assert len(concrete) == 3 and len(traced) == 3 * once

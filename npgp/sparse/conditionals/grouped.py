@@ -39,7 +39,7 @@ class Grouped(Tight):
     def __post_init__(self):
         if isinstance(self.groups, Groups) or self.groups is None:
             return
-        object.__setattr__(self, "groups", checks.positive_int(self.groups, "groups"))
+        object.__setattr__(self, "groups", checks.whole_number(self.groups, "groups"))
 
     def partition(self, num_rows):
         groups = self.groups

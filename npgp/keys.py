@@ -1,0 +1,26 @@
+"""Randomness of computations on the host, from JAX's random keys."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from numpyro.util import is_prng_key
+
+
+def host_generator(rng_key: jax.Array) -> np.random.Generator:
+    """
+    A NumPy generator whose numbers a key decides.
+
+    ``jax.random.key(0)`` has the numbers of ``np.random.default_rng(0)``.
+
+    :param rng_key: a JAX random key.
+    :raises TypeError: for anything else, such as a seed.
+    """
+    if not is_prng_key(rng_key):
+        raise TypeError(f"rng_key is {rng_key!r:.80}; it must be a JAX random key, such as jax.random.key(0).")
+    return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+
+
+def host_seed(rng_key: jax.Array) -> int:
+    """A seed below 2³², for libraries that take nothing else, such as scikit-learn; as :func:`host_generator`."""
+    return int(host_generator(rng_key).integers(2**32))
