@@ -63,8 +63,8 @@ posterior = npgp.CollapsedGP(kernel, X, [Z, O], noise_variance).condition(y)
 figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 
 # %% [markdown]
-# `covariances=["dense", "mean-only"]` leaves the covariance of the second block at its prior (ODVGP): such a block moves
-# the mean only, and needs no covariance at all. More blocks work the same way.
+# `covariances=["dense", "mean-only"]` leaves the covariance of the second block at its prior (ODVGP): such a block
+# moves the mean only, and needs no covariance at all. More blocks work the same way.
 #
 # ## 2. What the conditionals buy
 #

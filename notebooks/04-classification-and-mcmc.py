@@ -307,7 +307,8 @@ def softmax_model(X, y=None):
 
 guide3, result3 = fit(softmax_model, 10 if SMALL else 300, X3, arm)
 posterior3 = npgp.posterior("f", softmax_model, guide3, result3.params, X3)
-p = np.asarray(jax.jit(npgp.likelihoods.Softmax(3).probabilities)(*posterior3.mean_and_variance(grid)))  # (classes, rows)
+probabilities = jax.jit(npgp.likelihoods.Softmax(3).probabilities)
+p = np.asarray(probabilities(*posterior3.mean_and_variance(grid)))  # (classes, rows)
 
 figure, axes = plt.subplots(1, 2, figsize=(8.0, 3.5), layout="constrained", sharex=True, sharey=True)
 palette = np.array([[0.0, 0.45, 0.70], [0.84, 0.37, 0.0], [0.0, 0.62, 0.45]])

@@ -376,8 +376,8 @@ bar = figure.colorbar(spread, ax=axes[1], label="log intensity")
 #
 # ## 5. Between the cells
 #
-# Prediction at new places needs no more than their nearest inducing points, `npgp.neighbors.nearest(X_new, Z, k)`, which a
-# posterior finds by itself where inputs are not traced. Along a row of cells through the middle of the map:
+# Prediction at new places needs no more than their nearest inducing points, `npgp.neighbors.nearest(X_new, Z, k)`,
+# which a posterior finds by itself where inputs are not traced. Along a row of cells through the middle of the map:
 
 # %%
 figure, axes = plt.subplots(len(fits), 1, figsize=(8.0, 4.6), layout="constrained", sharex=True, sharey=True)
@@ -419,10 +419,10 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 # mcmc.run(key, y)
 # ```
 #
-# Given one draw of hyperparameters and `f`, `npgp.neighbors.NNGP(kernel, S, neighbours).condition(f).sample(key, S_new)` goes on
-# to new sites. Where data say little of each value, `npgp.neighbors.WhitenNNGP` helps; with Gaussian noise `npgp.neighbors.ResponseNNGP`
-# integrates $f$ out. And a model with a `VNNGP` runs under NUTS as it is, without a guide, if its hyperparameters are
-# sampled.
+# Given one draw of hyperparameters and `f`, `npgp.neighbors.NNGP(kernel, S, neighbours).condition(f).sample(key,
+# S_new)` goes on to new sites. Where data say little of each value, `npgp.neighbors.WhitenNNGP` helps; with Gaussian
+# noise `npgp.neighbors.ResponseNNGP` integrates $f$ out. And a model with a `VNNGP` runs under NUTS as it is, without a
+# guide, if its hyperparameters are sampled.
 #
 # ## 7. When to choose which
 #
@@ -436,5 +436,5 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 # | inputs | any number of columns | few columns; constants | few columns; constants |
 # | draws at new places | as smooth as the GP | independent given $u$ | independent given $f$ at sites |
 #
-# If in doubt, train both and compare predictions of held-out sites. `scripts/studies/neighbors/neighbors_study.py` does so on larger
-# data, at equal cost of a step.
+# If in doubt, train both and compare predictions of held-out sites. `scripts/studies/neighbors/neighbors_study.py` does
+# so on larger data, at equal cost of a step.

@@ -39,9 +39,9 @@ from numpyro.util import is_prng_key as is_prng_key
 #: A handler may change any of these, and may add keys of its own.
 Message: TypeAlias = dict[str, Any]
 
-# ``Handler``: base class of handlers. Relied on: ``process_message`` sees the message of each statement, the innermost handler
-# first, and may give it a value; ``postprocess_message`` sees it once it has one. A statement's message is the same
-# object throughout, so a handler can keep it and look at what others did to it.
+# ``Handler``: base class of handlers. Relied on: ``process_message`` sees the message of each statement, the innermost
+# handler first, and may give it a value; ``postprocess_message`` sees it once it has one. A statement's message is the
+# same object throughout, so a handler can keep it and look at what others did to it.
 
 
 def ask(type: str) -> bool:
@@ -197,9 +197,9 @@ def mask_of(distribution: dist.Distribution) -> ArrayLike:
 # ---------------------------------------------------------------------------------------------------------------
 # Optimizers and SVI
 
-# ``Optimizer``: base class of what ``SVI`` takes for ``optim``. Relied on: ``SVI`` calls ``init(params)``, ``get_params(state)`` and
-# ``eval_and_update(fn, state, forward_mode_differentiation=…)``, where params are unconstrained values by name and
-# ``fn`` returns the loss and an auxiliary value; and :func:`step_count`.
+# ``Optimizer``: base class of what ``SVI`` takes for ``optim``. Relied on: ``SVI`` calls ``init(params)``,
+# ``get_params(state)`` and ``eval_and_update(fn, state, forward_mode_differentiation=…)``, where params are
+# unconstrained values by name and ``fn`` returns the loss and an auxiliary value; and :func:`step_count`.
 
 
 def follows_gradient(optim: Optimizer) -> bool:

@@ -131,7 +131,7 @@ def advise(
     needed: int | None = 0
     tried, left = 0, penalty
     if penalty > goal:
-        learned = tuple(block for block, kind in zip(blocks, kinds, strict=True) if kind != "prior")
+        learned = tuple(block for block, kind in zip(blocks, kinds, strict=True) if kind != "mean-only")
         different = len(np.unique(np.asarray(X), axis=0))
         most = min(max(MORE_POINTS, sum(block.size for block in blocks)), different)
         points = greedy_variance(kernel, X, most, given=learned, jitter=jitter)
@@ -144,7 +144,7 @@ def advise(
             points if len(learned) == len(blocks) else greedy_variance(kernel, X, most, given=blocks, jitter=jitter)
         )
         structures["learned"] = _with_learned(given, points[:tried])
-        structures["mean only"] = ((*blocks, Points(elsewhere[:tried])), (*kinds, "prior"))
+        structures["mean only"] = ((*blocks, Points(elsewhere[:tried])), (*kinds, "mean-only"))
 
     gains: dict[str, float] = {}
     if structures:
@@ -178,7 +178,7 @@ def _with_learned(structure: Structure, points: jax.Array) -> Structure:
     blocks, kinds = structure
     if kinds[0] == "dense" and isinstance(blocks[0], Points):
         return (Points(jnp.concatenate([blocks[0].inputs, points])), *blocks[1:]), kinds
-    before = sum(kind != "prior" for kind in kinds)  # mean-only blocks come last
+    before = sum(kind != "mean-only" for kind in kinds)  # mean-only blocks come last
     return (*blocks[:before], Points(points), *blocks[before:]), (*kinds[:before], "dense", *kinds[before:])
 
 

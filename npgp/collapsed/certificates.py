@@ -108,7 +108,7 @@ def certificate(
     :param y: observations, (N,).
     :param inducing: Z of shape (M, D), a block of features, or a list of these.
     :param noise_variance: σ², a scalar or one for each row (N,).
-    :param covariances: for each block ``"dense"``, ``"diagonal"`` or ``"prior"``; dense throughout if omitted.
+    :param covariances: for each block ``"dense"``, ``"diagonal"`` or ``"mean-only"``; dense throughout if omitted.
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,).
     :param grouped: the ``grouped`` conditional with its groups; found in X if omitted.
     :param jitter: relative jitter tried first.
@@ -177,7 +177,7 @@ def evidence_bounds(
     """
     projector = factorize(kernel, blocks, jitter)
     projection = projector(X)
-    learned = [kind != "prior" for kind in covariances]
+    learned = [kind != "mean-only" for kind in covariances]
     penalties = {}
     for name, conditional in conditionals.items():
         residual = residual_of(projector, X, projection, learned, conditional.partition(X.shape[0]))

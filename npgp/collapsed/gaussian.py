@@ -39,7 +39,7 @@ def collapsed_bound(
     :param residual: what the blocks with a learned covariance leave at the training inputs.
     :param y: observations less the offset, shape (..., N).
     :param noise_variance: σ², a scalar or one for each row (N,).
-    :param covariances: ``"dense"``, ``"diagonal"`` or ``"prior"`` (moves the mean only) for each block.
+    :param covariances: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (moves the mean only) for each block.
     :param conditional: what q does to the residual.
     :return: shape (...).
     """
@@ -141,7 +141,7 @@ class CollapsedGP(dist.Distribution):
     :param conditional: what q does to the residual: :class:`npgp.Tight` (Bui et al. 2025), :class:`npgp.Grouped`
         (tighter, at a little more than its cost; neighbors are found in X if it has no groups), :class:`npgp.Full` (at
         O(N³)), :class:`npgp.Prior` (SGPR, Titsias 2009), :class:`npgp.Shared` (Artemev et al. 2021), or a word for one.
-    :param covariances: for each block ``"dense"``, ``"diagonal"`` (mean field) or ``"prior"`` (the block moves the mean
+    :param covariances: for each block ``"dense"``, ``"diagonal"`` (mean field) or ``"mean-only"`` (the block moves the mean
         only; such blocks come last). Dense throughout if omitted.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape and for a noise variance known not to be positive.
@@ -184,7 +184,7 @@ class CollapsedGP(dist.Distribution):
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
         projector, projection = self._project()
-        learned = [kind != "prior" for kind in self.covariances]
+        learned = [kind != "mean-only" for kind in self.covariances]
         residual = residual_of(projector, self.X, projection, learned, self.conditional.partition(self.X.shape[0]))
         return collapsed_bound(
             projection, residual, value - self.offset, self.noise_variance, self.covariances, self.conditional

@@ -53,11 +53,11 @@ class CollapsedGPLVM:
     """
     A Bayesian GPLVM with Gaussian noise, collapsed::
 
-        gplvm = npgp.CollapsedGPLVM(npgp.pca_start(key, Y, latent_dim=10, num_inducing=25))
+        gplvm = npgp.gplvm.CollapsedGPLVM(npgp.gplvm.pca_start(key, Y, latent_dim=10, num_inducing=25))
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
-    It needs float64 (:class:`~npgp.UncertainInputGP`). To go on by SVI, or for whatever a
+    It needs float64 (:class:`~npgp.collapsed.UncertainInputGP`). To go on by SVI, or for whatever a
     :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
 
         other = npgp.BayesianGPLVM(gplvm.start)
@@ -67,7 +67,7 @@ class CollapsedGPLVM:
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
     :param kernel: from lengthscale (Q,) and variance to a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums
         and scalings (:mod:`npgp.collapsed.psi`); RBF with one lengthscale each if omitted.
-    :param penalty_draws: for ``"tight"``, as for :class:`~npgp.UncertainInputGP`: the penalty is then
+    :param penalty_draws: for ``"tight"``, as for :class:`~npgp.collapsed.UncertainInputGP`: the penalty is then
         estimated, with m_n a function of x_n as in the uncollapsed bound. If omitted it is in closed form, with one
         m_n for each row. Few draws can be exploited: evaluate the result with others.
     :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.

@@ -43,7 +43,7 @@ class BayesianGPLVM:
     """
     A Bayesian GPLVM as a model/guide pair::
 
-        gplvm = npgp.BayesianGPLVM(npgp.pca_start(key, Y, latent_dim=10, num_inducing=50))
+        gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(key, Y, latent_dim=10, num_inducing=50))
         svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.01, 20_000), TraceMeanField_ELBO())
         result = npgp.fit(svi, jax.random.key(0), 20_000, Y)
 
@@ -54,7 +54,7 @@ class BayesianGPLVM:
         several blocks of inducing inputs or features the functions are orthogonal sparse GPs (SOLVE-GP).
     :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`). For :class:`npgp.Grouped`, rows
         that are close in data space: ``npgp.Grouped(npgp.median_split(Y, 16))``; with minibatches, ``npgp.Grouped(g)``
-        and data laid out group after group (:meth:`npgp.Groups.arrange`).
+        and data laid out group after group (:meth:`npgp.sparse.Groups.arrange`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
         :class:`~npgp.gplvm.Point`, or a function as :mod:`npgp.gplvm.guides` says.
@@ -87,7 +87,9 @@ class BayesianGPLVM:
 
     def __post_init__(self):
         if not isinstance(self.start, Start):
-            raise TypeError(f"start is a {type(self.start).__name__}; it must be a Start, as npgp.pca_start makes it.")
+            raise TypeError(
+                f"start is a {type(self.start).__name__}; it must be a Start, as npgp.gplvm.pca_start makes it."
+            )
         object.__setattr__(self, "conditional", as_conditional(self.conditional))
         for name in ("kernel", "latents", "prior", "likelihood", "kl_weight"):
             value = getattr(self, name)

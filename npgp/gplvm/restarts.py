@@ -50,7 +50,7 @@ def fit_restarts(
     Train a GPLVM from each of several starts for some steps, and from the best of them to the end.
 
     :param gplvm: the GPLVM, whose own start is not used.
-    :param starts: the starts, ``[npgp.pca_start(key, ...), npgp.gplvm.random_start(key, ...), ...]``.
+    :param starts: the starts, ``[npgp.gplvm.pca_start(key, ...), npgp.gplvm.random_start(key, ...), ...]``.
     :param rng_key: a JAX random key.
     :param num_steps: steps of the best start.
     :param Y: data, (N, D).

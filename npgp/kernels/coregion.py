@@ -23,9 +23,9 @@ class Coregion(Kernel):
     """
     Intrinsic coregionalization: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
 
-        kernel = npgp.Coregion(npgp.RBF(lengthscale), W, kappa)       # W (P, R), kappa (P,): sampled, learned or fixed
-        f = npgp.SparseGP("f", kernel, inducing=npgp.at_outputs(Z, [0, 1])).draw()
-        npgp.observe("y", f(npgp.at_outputs(X, [0, 1])), npgp.Gaussian(noise), obs=y)      # y: (2 N,)
+        kernel = npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa)     # W (P, R), kappa (P,): sampled, learned
+        f = npgp.SparseGP("f", kernel, inducing=npgp.kernels.at_outputs(Z, [0, 1])).draw()
+        npgp.observe("y", f(npgp.kernels.at_outputs(X, [0, 1])), npgp.Gaussian(noise), obs=y)      # y: (2 N,)
 
     f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
     has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model

@@ -52,8 +52,8 @@ class SparseGP:
         ``numpyro.sample`` values.
     :param inducing: Z of shape (M, D), a block of features, or a list of these: the blocks of the orthogonal
         decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value.
-    :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"prior"`` (the block moves the mean
-        only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense", "prior"]`` is
+    :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (the block moves the mean
+        only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense", "mean-only"]`` is
         ODVGP, ``["dense", "dense"]`` SOLVE-GP.
     :param init_scale: initial standard deviation of q(ε), as a share of the prior's.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
@@ -205,7 +205,7 @@ def _block_normal(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Arr
             assert scale is not None
             kind, scale = "dense", scale[..., None] * jnp.eye(scale.shape[-1], dtype=scale.dtype)
         scale = None if scale is None else _solve(L, scale)
-    if kind == "prior":
+    if kind == "mean-only":
         return MeanOnlyNormal(loc)
     return DiagonalNormal(loc, scale) if kind == "diagonal" else DenseNormal(loc, scale)
 
@@ -225,7 +225,7 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
 
     with catch:
         loc = numpyro.param(f"{site}.loc", start)
-    if kind == "prior":
+    if kind == "mean-only":
         return _block_normal(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
     prior = prior if kind == "dense" else jnp.diagonal(prior)

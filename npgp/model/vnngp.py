@@ -50,8 +50,8 @@ class VNNGP:
     A GP with neighbors among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
     sites are many, it keeps detail that :class:`npgp.SparseGP` must smooth away::
 
-        before = npgp.nearest_before(Z, 15)         # once, before the model
-        neighbors = npgp.nearest(X, Z, 15)
+        before = npgp.neighbors.nearest_before(Z, 15)         # once, before the model
+        neighbors = npgp.neighbors.nearest(X, Z, 15)
 
         def model(X, neighbors, y=None, *, size):
             f = npgp.VNNGP("f", kernel, Z, before, batch_size=1024).draw()
@@ -59,12 +59,12 @@ class VNNGP:
                 npgp.observe("y", f(X, neighbors), npgp.Gaussian(0.1), obs=y)
 
         svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
-        npgp.fit(svi, key, 10_000, X, neighbors, y, batch_size=1024, row_optim=npgp.row_adam(0.01, 10_000))
+        npgp.fit(svi, key, 10_000, X, neighbors, y, batch_size=1024, row_optim=npgp.training.row_adam(0.01, 10_000))
 
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
     with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site
-    ``name.u`` with an :class:`npgp.NNGP` prior, for NUTS too. Where inducing points are the training inputs, say so by
-    ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
+    ``name.u`` with an :class:`npgp.neighbors.NNGP` prior, for NUTS too. Where inducing points are the training inputs,
+    say so by ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
 
     As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
     inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.
@@ -72,8 +72,8 @@ class VNNGP:
     :param name: prefix of the site and parameters; unique in the model.
     :param kernel: the kernel, npgp's or tinygp's.
     :param inducing: Z, shape (M, D); all training inputs, say. Constants: neighbors are found once.
-    :param neighbors: of each inducing point among those before it, made of Z by :func:`npgp.nearest_before`; or
-        their number k, to be found here in max–min order. To measure distances in other units than before, such as
+    :param neighbors: of each inducing point among those before it, made of Z by :func:`npgp.neighbors.nearest_before`;
+        or their number k, to be found here in max–min order. To measure distances in other units than before, such as
         lengthscales that have been learned, train on with ``nearest_before(Z, k, scale=lengthscale)``.
     :param batch_size: inducing points that a step of SVI looks at, M_b; all if omitted. They are drawn anew at each
         step, one from each of M_b runs of the neighbors' order, so the KL divergence is estimated without bias.
@@ -286,9 +286,9 @@ class NeighborFunction:
         f at inputs X of shape (N, D): shape (N,).
 
         :param X: inputs.
-        :param neighbors: numbers of the inducing points that each row depends on, (N, k), made by :func:`npgp.nearest`.
-            Found here if omitted, where inputs are no traced arguments: as many as inducing points have. For rows
-            that are inducing points, ``rows[:, None]`` says that f there is the inducing value.
+        :param neighbors: numbers of the inducing points that each row depends on, (N, k), made by
+            :func:`npgp.neighbors.nearest`. Found here if omitted, where inputs are no traced arguments: as many as
+            inducing points have. For rows that are inducing points, ``rows[:, None]`` says that f there is the inducing value.
         :raises TypeError: for inputs that are not floating, and where neighbors are to be found of traced ones.
         :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbors of other rows.
         """

@@ -37,19 +37,20 @@ class NNGP(dist.Distribution):
     """
     The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
 
-        neighbors = npgp.nearest_before(X, 15)     # once, before the model
+        neighbors = npgp.neighbors.nearest_before(X, 15)     # once, before the model
 
         def model(y):
-            f = numpyro.sample("f", npgp.NNGP(kernel, X, neighbors))
+            f = numpyro.sample("f", npgp.neighbors.NNGP(kernel, X, neighbors))
             numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
     Where data say little about each value, draw its whitened values instead, by
-    ``numpyro.handlers.reparam(config={"f": npgp.WhitenNNGP()})``. For Gaussian noise :class:`ResponseNNGP` integrates f
-    out.
+    ``numpyro.handlers.reparam(config={"f": npgp.neighbors.WhitenNNGP()})``. For Gaussian noise :class:`ResponseNNGP`
+    integrates f out.
 
     :param kernel: the kernel.
     :param X: sites, shape (N, D).
-    :param neighbors: made of X by :func:`npgp.nearest_before`; or their number k, to be found here in max–min order.
+    :param neighbors: made of X by :func:`npgp.neighbors.nearest_before`; or their number k, to be found here in max–min
+        order.
     :param mean: the mean function's values at X, a scalar or (N,). Add its values at new sites to predictions.
     :param jitter: relative jitter tried first.
     :raises ValueError: for sites of the wrong shape, and for neighbors of another number of sites.
@@ -79,7 +80,7 @@ class NNGP(dist.Distribution):
         if not isinstance(neighbors, Neighbors):
             if checks.is_traced(X):
                 raise ValueError(
-                    "X is traced, so its neighbors cannot be found: pass neighbors=npgp.nearest_before(X, k)."
+                    "X is traced, so its neighbors cannot be found: pass neighbors=npgp.neighbors.nearest_before(X, k)."
                 )
             neighbors = nearest_before(X, neighbors)
         if neighbors.num_sites != rows:
@@ -134,7 +135,7 @@ class ResponseNNGP(NNGP):
     Gaussian-noise observations of a GP, with Vecchia's approximation made of their own covariance ``K + σ² I`` (Finley
     et al. 2019): ``log_prob(y)`` is a density for NUTS, L-BFGS or SVI over hyperparameters, f integrated out::
 
-        numpyro.sample("y", npgp.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
+        numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
     it. ``condition(y)`` predicts f, less the mean function; add σ² to its variance for observations.

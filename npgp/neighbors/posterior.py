@@ -53,7 +53,7 @@ def with_neighbors(
     """
     if neighbors is None and checks.is_traced(X):
         raise TypeError(
-            "X is traced, so its neighbors cannot be found: pass those of npgp.nearest(X, Z, k) beside X, "
+            "X is traced, so its neighbors cannot be found: pass those of npgp.neighbors.nearest(X, Z, k) beside X, "
             "f(X, neighbors)."
         )
     X = checks.concrete_inputs(X)
@@ -80,7 +80,7 @@ class NeighborPosterior:
     """
     The approximate posterior of f: what q(u) says about the function, each value through its nearest inducing points.
 
-    Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.nearest`).
+    Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
 
     :param kernel: the kernel.
     :param inducing: Z, (M, D).

@@ -39,7 +39,7 @@ class Saved(NamedTuple):
     state: Any
     #: The losses of all steps since the first of the run.
     losses: np.ndarray
-    #: What :meth:`npgp.Monitor.snapshot` returned; empty if there is no monitor.
+    #: What :meth:`npgp.training.Monitor.snapshot` returned; empty if there is no monitor.
     monitor: dict[str, np.ndarray]
 
 
@@ -47,7 +47,7 @@ class Checkpoints:
     """
     A folder of checkpoints, for :func:`npgp.fit`, which goes on from the newest one::
 
-        result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, checkpoints=npgp.Checkpoints("run1"))
+        result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, checkpoints=npgp.training.Checkpoints("run1"))
 
     Run the same program again after it was interrupted, or killed, and it takes the same steps, with the same numbers,
     as if nothing had happened. Needs ``npgp[checkpoint]`` (orbax).

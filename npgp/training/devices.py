@@ -28,7 +28,7 @@ class Sharding:
     """
     How :func:`npgp.fit` shares its work among devices, those of other processes included (``jax.distributed``)::
 
-        npgp.fit(svi, key, 10_000, X, y=y, batch_size=1024, sharding=npgp.Sharding())
+        npgp.fit(svi, key, 10_000, X, y=y, batch_size=1024, sharding=npgp.training.Sharding())
 
     The rows of each batch are divided evenly along the mesh's axis ``"rows"``; without ``batch_size``, all rows are, if
     they can be divided evenly. Parameters, and the optimizer's state with them, are held by all devices alike, except

@@ -103,7 +103,7 @@ def fit(
     :param args: positional arguments of model and guide; a source of batches stands for the first ones.
     :param batch_size: rows per step; all of them at every step if ``None``.
     :param group_size: each so many consecutive rows stay together, in one batch and in their order: for the ``grouped``
-        conditional, whose data :meth:`npgp.Groups.arrange` puts in order.
+        conditional, whose data :meth:`npgp.sparse.Groups.arrange` puts in order.
     :param indices: keyword under which model and guide receive the row numbers of the batch, for
         models with parameters per row.
     :param steps: keyword under which model and guide receive the number of the step, counted from zero over all
@@ -116,11 +116,11 @@ def fit(
         Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
         :func:`evaluate`; ``svi.get_params`` refuses it.
     :param on_host: leave the rows in the host's memory, for data that do not fit in the device's memory.
-    :param sharding: share the rows of each step among devices, :class:`npgp.Sharding`.
-    :param monitor: what to evaluate now and then, and when to stop early, :class:`npgp.Monitor`.
-    :param checkpoints: where to save all that it takes to go on, :class:`npgp.Checkpoints`. If its folder holds a
-        checkpoint of this training, it is gone on from there, up to ``num_steps`` steps in all, and the result is that
-        of a call that was never interrupted, bit for bit.
+    :param sharding: share the rows of each step among devices, :class:`npgp.training.Sharding`.
+    :param monitor: what to evaluate now and then, and when to stop early, :class:`npgp.training.Monitor`.
+    :param checkpoints: where to save all that it takes to go on, :class:`npgp.training.Checkpoints`. If its folder
+        holds a checkpoint of this training, it is gone on from there, up to ``num_steps`` steps in all, and the result
+        is that of a call that was never interrupted, bit for bit.
     :param progress: show a progress bar with the ELBO (mean of the last hundred steps), the rate and the time left.
     :param steps_per_call: steps per device call; by default as many as take about a second.
     :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.

@@ -32,7 +32,7 @@ class Monitor:
         def error(params):
             return float(jnp.mean(jnp.square(y_valid - predict(params, X_valid))))
 
-        monitor = npgp.Monitor(error, every=500, patience=10)
+        monitor = npgp.training.Monitor(error, every=500, patience=10)
         result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, monitor=monitor)
         monitor.history, monitor.best.step, monitor.best.params
 

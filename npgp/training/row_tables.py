@@ -39,7 +39,7 @@ __all__ = ["RowOptimizer"]
 @dataclass(frozen=True)
 class RowOptimizer:
     """
-    How rows are moved (:func:`npgp.row_adam`): each row as if it were alone, at the steps that need it.
+    How rows are moved (:func:`npgp.training.row_adam`): each row as if it were alone, at the steps that need it.
 
     :param transform: an optax transformation without a learning rate, such as ``optax.scale_by_adam()``. Each row has a
         state of its own, with its own count, which only the steps that need the row advance.
@@ -237,7 +237,7 @@ class LazySVI:
     def __init__(self, svi: SVI, optim: RowOptimizer | None = None):
         if not (optim is None or isinstance(optim, RowOptimizer)):
             raise TypeError(
-                f"row_optim is a {type(optim).__name__}; it must be made by npgp.row_adam, or be an npgp.RowOptimizer, "
+                f"row_optim is a {type(optim).__name__}; it must be made by npgp.training.row_adam, or be a RowOptimizer, "
                 "whose learning rate follows the number of the step and not of the row's visits."
             )
         if isinstance(svi.optim, Minimize):

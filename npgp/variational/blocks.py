@@ -195,7 +195,7 @@ class MeanOnlyNormal(BlockNormal):
     """
 
     pytree_data_fields = ("loc",)
-    kind = "prior"
+    kind = "mean-only"
     learned = False
 
     def __init__(self, loc, *, validate_args=None):
@@ -343,14 +343,14 @@ def gaussian_optimum(
     :param projection: of the training inputs.
     :param y: observations less the mean function, shape (..., N), one row per output.
     :param noise_variance: σ², a scalar or one for each row (N,).
-    :param covariances: ``"dense"``, ``"diagonal"`` or ``"prior"`` for each block.
+    :param covariances: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
     :return: one distribution per block: ``S_i = B_i⁻¹`` if it is dense, the inverse of B_i's diagonal if diagonal, and
         means that solve with ``B = I + Ã Ãᵀ`` for all blocks stacked.
     """
     scaled = ScaledProjection.of(projection, noise_variance)
     q: list[BlockNormal] = []
     for i, (mean, kind) in enumerate(zip(scaled.solve(y), covariances, strict=True)):
-        if kind == "prior":
+        if kind == "mean-only":
             q.append(MeanOnlyNormal(mean))
         elif kind == "diagonal":
             q.append(DiagonalNormal(mean, 1.0 / jnp.sqrt(scaled.diagonal(i))))

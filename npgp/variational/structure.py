@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 #: Learned in full, learned as mean field, or left at the prior: such a block moves the mean only.
-STRUCTURES = ("dense", "diagonal", "prior")
+STRUCTURES = ("dense", "diagonal", "mean-only")
 
 
 def check_covariances(
@@ -22,6 +22,6 @@ def check_covariances(
     kinds = (covariances,) * blocks if isinstance(covariances, str) else tuple(covariances)
     if len(kinds) != blocks or any(kind not in allowed for kind in kinds):
         raise ValueError(f"covariances is {covariances!r}; it must give one of {allowed} for each of {blocks} blocks.")
-    if any(kind == "prior" and later != "prior" for kind, later in itertools.pairwise(kinds)):
-        raise ValueError(f"covariances is {covariances!r}; blocks left at the prior ('prior') must come last.")
+    if any(kind == "mean-only" and later != "mean-only" for kind, later in itertools.pairwise(kinds)):
+        raise ValueError(f"covariances is {covariances!r}; blocks that move the mean only ('mean-only') must come last.")
     return kinds

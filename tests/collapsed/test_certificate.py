@@ -74,7 +74,7 @@ def certified(seed):
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
         patch.setattr(MODULE, "MORE_POINTS", 6)  # few, and of as many the shapes are the same
         groups = consecutive(N, SIZE)
-        blocks, kinds = [problem.Z, problem.O], ("dense", "prior")
+        blocks, kinds = [problem.Z, problem.O], ("dense", "mean-only")
         return problem, certificate(
             problem.kernel, problem.X, problem.y, blocks, problem.noise, covariances=kinds, grouped=Grouped(groups)
         )
@@ -103,7 +103,7 @@ def test_interval_holds_the_evidence(seed):
 
 def test_many_rows_leave_out_what_is_cubic(float64):
     problem, whole = certified(SEEDS[0])
-    grouped, covariances = Grouped(consecutive(N, SIZE)), ("dense", "prior")
+    grouped, covariances = Grouped(consecutive(N, SIZE)), ("dense", "mean-only")
     blocks = [problem.Z, problem.O]
     found = certificate(
         problem.kernel,
@@ -174,7 +174,7 @@ def test_problems_are_of_both_kinds():
 def test_more_points_beside_a_block_that_is_not_dense(float64, monkeypatch):
     monkeypatch.setattr(MODULE, "MORE_POINTS", 2)
     problem = Problem.random(0)
-    found = certificate(problem.kernel, problem.X, problem.y, problem.Z, 0.01, covariances=("prior",), exact_rows=0)
+    found = certificate(problem.kernel, problem.X, problem.y, problem.Z, 0.01, covariances=("mean-only",), exact_rows=0)
     advice = found.advice
     assert advice.points_needed is None and advice.points_tried == 2
     assert advice.penalty == pytest.approx(0.5 * N * np.log1p(problem.variance / 0.01))
@@ -290,7 +290,7 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
     with pytest.raises(TypeError, match="certificate was called on traced values"):
         jax.jit(lambda y: certificate(problem.kernel, X, y, Z, 0.1).lower)(y)
     # Of the shapes of the problems above, and with numbers that overflow.
-    overflow = dict(noise=problem.noise, inducing=[Z, problem.O], covariances=("dense", "prior"))
+    overflow = dict(noise=problem.noise, inducing=[Z, problem.O], covariances=("dense", "mean-only"))
     refused(
         "figure is (nan|-?inf) in float64: check the hyperparameters",
         **overflow,

@@ -28,12 +28,12 @@ from npgp.sparse.residuals import residual_of
 CONDITIONALS = ("prior", "shared", "tight", "grouped", "full")
 STRUCTURES = {
     "SGPR": ("dense",),
-    "ODVGP": ("dense", "prior"),
+    "ODVGP": ("dense", "mean-only"),
     "SOLVE": ("dense", "dense"),
     "union": ("dense",),
     "mean field": ("diagonal",),
     "three": ("dense", "dense", "dense"),
-    "three, last mean-only": ("dense", "dense", "prior"),
+    "three, last mean-only": ("dense", "dense", "mean-only"),
 }
 
 
@@ -73,7 +73,7 @@ def all_bounds(Z, O, X, y, lengthscale, variance, noise):
         projector = inducing[structure]
         projection = projector(X)
         for name, conditional in conditionals.items():
-            learned = [kind != "prior" for kind in kinds]
+            learned = [kind != "mean-only" for kind in kinds]
             residual = residual_of(projector, X, projection, learned, conditional.partition(X.shape[0]))
             bounds[structure, name] = collapsed_bound(projection, residual, y, noise, kinds, conditional)
     union = inducing["union"]
@@ -125,7 +125,7 @@ def test_bounds_are_their_dense_formulas(shape):
             blocks = [np.asarray(block) for block in inducing_blocks(structure, Z, O)]
             joint = oracles.Joint.of(kernel, blocks, X, jitter=1e-8)
             kinds = STRUCTURES[structure]
-            learned = [kind != "prior" for kind in kinds]
+            learned = [kind != "mean-only" for kind in kinds]
             expected = joint.bound(y, noise, learned, conditional, groups, diagonal="diagonal" in kinds)
             np.testing.assert_allclose(bound[i], expected, rtol=1e-6, err_msg=f"{structure}, {conditional}")
             if structure == "union" and conditional == "prior":
@@ -299,7 +299,7 @@ def test_gradients_by_finite_differences(float64):
     def bound(theta):
         kernel = Matern32(jnp.exp(theta[0]), jnp.exp(theta[1]))
         inducing = [theta[3:6][:, None], theta[6:][:, None]]
-        return CollapsedGP(kernel, X, inducing, jnp.exp(theta[2]), covariances=("dense", "prior")).log_prob(y)
+        return CollapsedGP(kernel, X, inducing, jnp.exp(theta[2]), covariances=("dense", "mean-only")).log_prob(y)
 
     theta = np.array([-0.1, 0.3, -2.0, -2.1, 0.2, 2.3, -1.1, 1.4])
     _, slope = bound(theta)
@@ -313,7 +313,7 @@ def test_no_square_of_rows_and_full_precision_throughout():
     X, Z, y = np.ones((N, 2), np.float32), np.ones((M, 2), np.float32), np.ones(N, np.float32)
 
     def bound(Z, noise):
-        return CollapsedGP(RBF(), X, [Z, Z + 1], noise, covariances=("dense", "prior")).log_prob(y)
+        return CollapsedGP(RBF(), X, [Z, Z + 1], noise, covariances=("dense", "mean-only")).log_prob(y)
 
     def predict(Z, noise):
         return CollapsedGP(RBF(), X, [Z, Z + 1], noise).condition(y).mean_and_variance(X)
@@ -340,7 +340,7 @@ def equations(jaxpr):
 # ---------------------------------------------------------------- prediction
 
 
-@pytest.mark.parametrize("covariances", [("dense", "dense"), ("dense", "prior")], ids="+".join)
+@pytest.mark.parametrize("covariances", [("dense", "dense"), ("dense", "mean-only")], ids="+".join)
 def test_posterior_given_observations_is_dense_algebra(float64, covariances):
     X, y = one_problem()
     Z, O, new = X[::3] + 0.1, X[1::3] - 0.2, np.linspace(-4, 4, 7)[:, None]
@@ -453,7 +453,7 @@ def test_what_cannot_be_a_model_is_refused():
     refused(r"noise_variance has shape \(3,\); it must be a scalar or \(9,\)", X, Z, np.ones(3, np.float32))
     refused(r"mean has shape \(9, 1\)", X, Z, 0.1, np.ones((9, 1), np.float32))
     refused("conditional is 'titgh'; it must be one of 'prior', 'tight'", X, Z, 0.1, conditional="titgh")
-    refused("'prior'.* must come last", X, [Z, Z + 1], 0.1, covariances=("prior", "dense"))
+    refused("'mean-only'.* must come last", X, [Z, Z + 1], 0.1, covariances=("mean-only", "dense"))
     refused("must give one of .* for each of 1 blocks", X, Z, 0.1, covariances=("dense", "dense"))
     refused("must give one of", X, Z, 0.1, covariances="diag")
     with pytest.raises(ValueError, match="columns"):

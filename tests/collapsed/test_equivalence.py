@@ -17,11 +17,11 @@ STRUCTURES = {
     "one block": ([Z], ("dense",)),
     "union": ([np.concatenate([Z, O])], ("dense",)),
     "mean field": ([Z], ("diagonal",)),
-    "ODVGP": ([Z, O], ("dense", "prior")),
+    "ODVGP": ([Z, O], ("dense", "mean-only")),
     "SOLVE-GP": ([Z, O], ("dense", "dense")),
-    "mean-field ODVGP": ([Z, O], ("diagonal", "prior")),
+    "mean-field ODVGP": ([Z, O], ("diagonal", "mean-only")),
     "three": ([Z, O, Z2], ("dense", "dense", "dense")),
-    "three, last mean-only": ([Z, O, Z2], ("dense", "diagonal", "prior")),
+    "three, last mean-only": ([Z, O, Z2], ("dense", "diagonal", "mean-only")),
 }
 CONDITIONALS = ("prior", "tight", "grouped", "full")
 NOISE = np.linspace(0.1, 0.6, 8)  # one for each row
@@ -153,7 +153,7 @@ def test_an_empty_block_changes_nothing(float64):
     nothing = np.zeros((0, 1))
     cases = [
         (([Z], ("dense",)), ([Z, nothing], ("dense", "dense"))),
-        (([Z], ("dense",)), ([Z, nothing], ("dense", "prior"))),
+        (([Z], ("dense",)), ([Z, nothing], ("dense", "mean-only"))),
         (([Z, O], ("dense", "dense")), ([nothing, Z, O], ("diagonal", "dense", "dense"))),
     ]
 

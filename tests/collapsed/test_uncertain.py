@@ -335,7 +335,11 @@ def test_draws_have_the_covariance_of_the_model(float64):
         (dict(noise_variance=np.ones(3)), ValueError, r"noise_variance has shape \(3,\)"),
         (dict(offset=np.ones(3)), ValueError, r"offset has shape \(3,\)"),
         (dict(conditional="grouped"), ValueError, r"conditional is Grouped\(.*'tight' or 'prior'"),
-        (dict(conditional="prior", penalty_draws=2), ValueError, r"penalty_draws is given, but conditional is Prior\(\)"),
+        (
+            dict(conditional="prior", penalty_draws=2),
+            ValueError,
+            r"penalty_draws is given, but conditional is Prior\(\)",
+        ),
         (dict(penalty_draws=3), ValueError, "penalty draws is 3"),
         (dict(penalty_draws=np.ones((4, 2))), ValueError, r"penalty_draws has shape \(4, 2\)"),
         (dict(penalty_draws=np.ones((4, 3, 2))), ValueError, r"\(S, 7, 2\) or \(S, 1, 2\)"),

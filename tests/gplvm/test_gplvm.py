@@ -22,7 +22,7 @@ SCALE = 1e-7  # of q(x): so small that the draws are the means
 
 
 def make_gplvm(dtype=float, **kwargs):
-    start = npgp.pca_start(jax.random.key(0), DATA.astype(dtype), LATENT, len(POINTS))
+    start = npgp.gplvm.pca_start(jax.random.key(0), DATA.astype(dtype), LATENT, len(POINTS))
     return npgp.BayesianGPLVM(start, **kwargs)
 
 
@@ -88,7 +88,7 @@ def test_blocks_of_other_features(float64):
         return npgp.kernels.ZonalMatern52(1.0, variance, weight_variance=lengthscale**-2)
 
     def blocks(directions, points):
-        return npgp.Activations(directions, levels=(0, 1, 2, 4)), points
+        return npgp.features.Activations(directions, levels=(0, 1, 2, 4)), points
 
     offset = np.zeros(COLUMNS)
     start = npgp.gplvm.Start(LATENTS.copy(), blocks(directions, POINTS.copy()), offset, lengthscale=LENGTHSCALE.copy())
@@ -116,12 +116,12 @@ def test_blocks_of_other_features(float64):
     mean = compiled(lambda params: gplvm.posterior(params).mean(LATENTS.copy()))(params)
     assert mean.shape == (COLUMNS, ROWS)
     with pytest.raises(TypeError, match="is Activations; the collapsed bound has inducing inputs"):
-        npgp.CollapsedGPLVM(npgp.gplvm.Start(LATENTS.copy(), blocks(directions, POINTS)[0], offset))
+        npgp.gplvm.CollapsedGPLVM(npgp.gplvm.Start(LATENTS.copy(), blocks(directions, POINTS)[0], offset))
 
 
 def test_rows_in_groups(float64):
     # Of unequal length, and with entries missing: a group's penalty is that of the rows that an output has seen.
-    groups = npgp.consecutive(ROWS, 4)
+    groups = npgp.sparse.consecutive(ROWS, 4)
     mask = np.ones(DATA.shape, bool)
     mask[[1, 3, 5], [0, 0, 2]] = False
 
@@ -237,7 +237,7 @@ def trained():
     x = rng.uniform(-1.5, 1.5, (60, 2))
     columns = [np.sin(x[:, 0]), np.cos(x[:, 1]), x[:, 0] * x[:, 1] / 2, x.sum(1) / 2, x[:, 1] - 3.0]
     Y = np.stack(columns, 1).astype(np.float32)
-    gplvm = npgp.BayesianGPLVM(npgp.pca_start(jax.random.key(0), Y, latent_dim=2, num_inducing=12))
+    gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(jax.random.key(0), Y, latent_dim=2, num_inducing=12))
     params, losses = train(gplvm.model, gplvm.guide, 500, Y, rate=0.03)
     return gplvm, Y, params, losses
 
@@ -290,7 +290,7 @@ def test_reconstruction_integrates_uncertain_latents(trained):
 
 
 def test_pca_start(float64):
-    start = npgp.pca_start(jax.random.key(3), DATA, 2, 4)
+    start = npgp.gplvm.pca_start(jax.random.key(3), DATA, 2, 4)
     np.testing.assert_allclose(start.offset, DATA.mean(0))
     np.testing.assert_allclose(start.latents.T @ start.latents / ROWS, np.eye(2), atol=1e-10)
     centered = DATA - DATA.mean(0)
@@ -299,12 +299,12 @@ def test_pca_start(float64):
     np.testing.assert_allclose(np.sum(residual**2), np.linalg.svd(centered)[1][2] ** 2, atol=1e-10)
     rows = [np.flatnonzero((start.latents == z).all(1)) for z in start.inducing]
     assert len({int(row[0]) for row in rows}) == 4
-    np.testing.assert_array_equal(start.inducing, npgp.pca_start(jax.random.key(3), DATA, 2, 4).inducing)
+    np.testing.assert_array_equal(start.inducing, npgp.gplvm.pca_start(jax.random.key(3), DATA, 2, 4).inducing)
 
 
 def test_pca_start_without_variance_in_a_direction(float64):
     flat = np.outer(np.arange(6.0), [1.0, 2.0, -1.0])
-    start = npgp.pca_start(jax.random.key(0), flat, 2, 3)
+    start = npgp.gplvm.pca_start(jax.random.key(0), flat, 2, 3)
     assert np.std(start.latents[:, 0]) == pytest.approx(1.0)
     np.testing.assert_array_equal(start.latents[:, 1], 0.0)
 
@@ -323,7 +323,7 @@ def test_pca_start_without_variance_in_a_direction(float64):
 )
 def test_pca_start_refuses(Y, latent_dim, num_inducing, error, words):
     with pytest.raises(error, match=words):
-        npgp.pca_start(jax.random.key(0), Y, latent_dim, num_inducing)
+        npgp.gplvm.pca_start(jax.random.key(0), Y, latent_dim, num_inducing)
 
 
 @pytest.mark.parametrize("shape, rows", [((6, 2), None), ((5, 3), None), ((3, 3), [0, 1])])

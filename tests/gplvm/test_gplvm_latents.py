@@ -346,11 +346,11 @@ def test_start_from_missing_data(float64):
     rng = np.random.default_rng(9)
     Y = rng.normal(size=(80, 2)) @ rng.normal(size=(2, 8)) + 3.0
     mask = rng.random(Y.shape) < 0.7
-    start = npgp.pca_start(jax.random.key(0), np.where(mask, Y, np.nan), 2, 5, mask=mask)
+    start = npgp.gplvm.pca_start(jax.random.key(0), np.where(mask, Y, np.nan), 2, 5, mask=mask)
     fitted = start.latents @ np.linalg.lstsq(start.latents, Y - start.offset, rcond=None)[0] + start.offset
     naive = np.where(mask, Y, np.sum(Y * mask, 0) / mask.sum(0))
     assert np.sqrt(np.mean((fitted - Y) ** 2)) < 0.5 * np.sqrt(np.mean((naive - Y) ** 2))
-    whole = npgp.pca_start(jax.random.key(0), Y, 2, 5)
+    whole = npgp.gplvm.pca_start(jax.random.key(0), Y, 2, 5)
     np.testing.assert_allclose((Y - whole.offset) @ whole.projection, whole.latents, atol=1e-8)
 
 
@@ -372,7 +372,7 @@ def test_random_start(float64):
 )
 def test_start_refuses(kwargs, words):
     with pytest.raises(ValueError, match=words):
-        npgp.pca_start(jax.random.key(0), DATA, 2, 3, **kwargs)
+        npgp.gplvm.pca_start(jax.random.key(0), DATA, 2, 3, **kwargs)
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=r"mask has shape \(6, 2\); it must be that of Y"):
         make_gplvm().model(DATA, mask=np.ones((6, 2)))
     assert numpyro.get_mask() is None

@@ -31,7 +31,7 @@ def test_latents_and_rates_are_found(kind):
     x, f, Y, likelihood = simulated(kind)
     offset = 0.0 if kind == "binary" else np.log(Y.mean(0))
     # Components of the data as they are would follow the large counts.
-    start = npgp.pca_start(jax.random.key(0), np.log1p(Y), 2, 12)
+    start = npgp.gplvm.pca_start(jax.random.key(0), np.log1p(Y), 2, 12)
     start = replace(start, offset=np.broadcast_to(np.asarray(offset, float), COLUMNS))
     gplvm = npgp.BayesianGPLVM(start, likelihood=likelihood)
     params, losses = train(gplvm.model, gplvm.guide, 150, Y, rate=0.05)

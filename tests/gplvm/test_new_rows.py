@@ -49,7 +49,7 @@ class Factors:
         self.prior = rng.normal(size=(self.rows, self.latent_dim)), rng.uniform(0.5, 2.0, (self.rows, self.latent_dim))
 
     def posterior(self, dtype=float):
-        return condition(npgp.Linear(), *self.training, 1e-6, dtype)
+        return condition(npgp.kernels.Linear(), *self.training, 1e-6, dtype)
 
     def exact(self, row, loc=0.0, scale=1.0):
         """Mean and precision of p(x | y), and log p(y)."""
@@ -417,7 +417,7 @@ def factors():
         ({"prior": dist.Normal(0.0, 1.0)}, "prior is .* distribution over vectors"),
         ({"prior": dist.Normal(np.zeros(2), 1.0).to_event(1)}, "prior has 2 latent dimensions"),
         ({"prior": dist.Normal(np.zeros((3, 3)), 1.0).to_event(1)}, r"prior has batch shape \(3,\)"),
-        ({"likelihood": npgp.HeteroscedasticGaussian()}, "HeteroscedasticGaussian, of 2 latent values"),
+        ({"likelihood": npgp.likelihoods.HeteroscedasticGaussian()}, "HeteroscedasticGaussian, of 2 latent values"),
         ({"likelihood": npgp.Bernoulli(), "Y": np.full((2, 6), 0.5)}, "must be 0 or 1"),
         ({"num_starts": -1}, "num_starts is -1"),
         ({"num_modes": 0}, "num_modes is 0"),

@@ -39,7 +39,7 @@ def test_starts_that_fail_are_passed_over(monkeypatch):
         nonlocal fits
         fits.append((num_steps, init_state))
         if svi.model.__self__.start.noise_variance == 1e9:
-            raise npgp.NonFiniteLossError("The ELBO is nan at step 3.", 3, FitResult({}, None, np.zeros(3)))
+            raise npgp.training.NonFiniteLossError("The ELBO is nan at step 3.", 3, FitResult({}, None, np.zeros(3)))
         return FitResult({}, "state", np.arange(num_steps, dtype=float))
 
     monkeypatch.setattr(training, "fit", fit)
@@ -50,7 +50,10 @@ def test_starts_that_fail_are_passed_over(monkeypatch):
     assert fits == [(FIRST, None), (FIRST, None), (STEPS - FIRST, "state")]
     np.testing.assert_array_equal(found.result.losses, [*range(FIRST), *range(STEPS - FIRST)])
 
-    with pytest.warns(UserWarning, match="passed over"), pytest.raises(npgp.NonFiniteLossError, match="step 3"):
+    with (
+        pytest.warns(UserWarning, match="passed over"),
+        pytest.raises(npgp.training.NonFiniteLossError, match="step 3"),
+    ):
         run(gplvm, broken)
     with pytest.raises(ValueError, match="starts has 0 entries"):
         run(gplvm)

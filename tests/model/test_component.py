@@ -126,7 +126,7 @@ def test_three_blocks_have_the_dense_elbo(float64):
         (("f", npgp.RBF(), [Z, Z[:, 0]]), ValueError, ["inducing[1]"]),
         (("f", npgp.RBF(), [Z], ["full"]), ValueError, ["covariances", "'full'", "'dense'"]),
         (("f", npgp.RBF(), [Z, Z], ["dense"]), ValueError, ["covariances", "2 blocks"]),
-        (("f", npgp.RBF(), [Z, Z], ["prior", "dense"]), ValueError, ["prior", "last"]),
+        (("f", npgp.RBF(), [Z, Z], ["mean-only", "dense"]), ValueError, ["mean-only", "last"]),
         (("f", npgp.RBF(), Z, "dense", 0.0), ValueError, ["init_scale", "positive"]),
     ],
 )

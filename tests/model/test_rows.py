@@ -431,7 +431,9 @@ def test_any_transformation_of_single_rows():
 
 def test_what_training_refuses():
     lazy, whole = lazy_fit(1), lazy_fit(1, row_optim=None)
-    with pytest.raises(TypeError, match="row_optim is a GradientTransformation.*; it must be made by npgp.row_adam"):
+    with pytest.raises(
+        TypeError, match="row_optim is a GradientTransformation.*; it must be made by npgp.training.row_adam"
+    ):
         lazy_fit(1, row_optim=optax.adam(0.1))
     with pytest.raises(TypeError, match="not beside Minimize"):
         lazy_fit(1, latent_svi(Minimize()))

@@ -18,7 +18,7 @@ from npgp.sparse.residuals import GroupResidual, RowResidual
 CLASSES = np.array([0, 2, 1, 1, 0, 2, 2, 1])
 
 
-def draw(name: str, inducing=Z, lengthscale: float = 0.7) -> npgp.Function:
+def draw(name: str, inducing=Z, lengthscale: float = 0.7) -> npgp.model.Function:
     k = npgp.RBF(lengthscale=lengthscale, variance=VARIANCE)
     return npgp.SparseGP(name, k, jnp.asarray(inducing.copy()), jitter=1e-12).draw()
 
@@ -133,7 +133,7 @@ def test_certified_bounds_lie_below_the_evidence(kind, float64):
 
     @compiled
     def bounds(D, y, m):
-        groups = npgp.consecutive(2, 2)
+        groups = npgp.sparse.consecutive(2, 2)
         zero, d = jnp.zeros((2, 2)), jnp.diagonal(D, axis1=1, axis2=2)
         residuals = [RowResidual(d)] * 3 + [GroupResidual(D[:, None], groups)] * 2
         return [

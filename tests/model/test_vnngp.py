@@ -40,7 +40,7 @@ dense_kernel = functools.partial(oracles.stationary, "Matern32", variance=VARIAN
 
 
 def neighbors(size=K):
-    return npgp.nearest_before(Z.copy(), size)
+    return npgp.neighbors.nearest_before(Z.copy(), size)
 
 
 def component(batch_size=None, lengthscale=None, found=None, inducing=None, **options):
@@ -63,7 +63,7 @@ def params(loc=LOC, scale=SCALE):
 
 
 def arguments(y=Y):
-    return X.copy(), npgp.nearest(X.copy(), Z.copy(), K), y.copy()
+    return X.copy(), npgp.neighbors.nearest(X.copy(), Z.copy(), K), y.copy()
 
 
 # ---------------------------------------------------------------- dense algebra
@@ -74,7 +74,7 @@ class Dense:
 
     def __init__(self, lengthscale=LENGTHSCALE, found=None, near=None, inducing=Z, rows=X):
         found = found or neighbors()
-        near = npgp.nearest(rows, inducing, K) if near is None else near
+        near = npgp.neighbors.nearest(rows, inducing, K) if near is None else near
         K_uu = dense_kernel(inducing, inducing, lengthscale) + JITTER * VARIANCE * np.eye(len(inducing))
         B, variance = np.zeros_like(K_uu), np.diag(K_uu).copy()
         for i in range(len(inducing)):
@@ -228,7 +228,7 @@ def test_batches_of_inducing_points_stand_for_all(batch_size):
 
 def test_rows_are_trained_alone_and_well():
     """The lazy optimizer ends where the dense one does: at the best mean-field q."""
-    near = npgp.nearest(X, Z, K)
+    near = npgp.neighbors.nearest(X, Z, K)
     model = regression(7)
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.05, 600), TraceMeanField_ELBO())
     result = npgp.fit(
@@ -239,7 +239,7 @@ def test_rows_are_trained_alone_and_well():
         near,
         Y.astype(np.float32),
         batch_size=4,
-        row_optim=npgp.row_adam(0.05, 600),
+        row_optim=npgp.training.row_adam(0.05, 600),
         progress=False,
     )
     dense = Dense()
@@ -255,8 +255,8 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
     size, rows = 5003, 8
     rng = np.random.default_rng(0)
     inducing, x = rng.normal(size=(size, 2)).astype(np.float32), rng.normal(size=(64, 2)).astype(np.float32)
-    found = npgp.nearest_before(inducing, 2, ordering="random", rng_key=jax.random.key(0))
-    near = npgp.nearest(x, inducing, 2)
+    found = npgp.neighbors.nearest_before(inducing, 2, ordering="random", rng_key=jax.random.key(0))
+    near = npgp.neighbors.nearest(x, inducing, 2)
 
     def model(X, near, y):
         f = npgp.VNNGP(
@@ -265,7 +265,9 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
         with npgp.plate("data", 64, rows=X.shape[0]):
             npgp.observe("y", f(X, near), npgp.Gaussian(0.1), obs=y)
 
-    svi = LazySVI(SVI(model, npgp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()), npgp.row_adam(0.01))
+    svi = LazySVI(
+        SVI(model, npgp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()), npgp.training.row_adam(0.01)
+    )
     batch = (jnp.asarray(x[:rows]), jnp.asarray(near[:rows]), jnp.zeros(rows))
     state = svi.init(jax.random.key(0), *batch)
     good = svi.start(state, lambda *arrays: (arrays, {}), *batch)
@@ -358,7 +360,9 @@ def test_sums_several_latents_and_hand_written_guides(float64):
         f, g = gp.draw(), other.draw()
         with numpyro.plate("data", N):
             npgp.observe("y", 0.5 * f(x, near) + g(x) + 1.0, npgp.Gaussian(NOISE), obs=y, conditional="prior")
-            npgp.observe("z", (f(x, near), g(x)), npgp.HeteroscedasticGaussian(), obs=y, conditional="prior")
+            npgp.observe(
+                "z", (f(x, near), g(x)), npgp.likelihoods.HeteroscedasticGaussian(), obs=y, conditional="prior"
+            )
 
     def by_hand(x, near, y):
         gp.guide(), other.guide()
@@ -412,7 +416,7 @@ def test_neighbors_in_new_units_go_on_from_where_training_was(float64):
     """Their shapes are the same, and q means the same, so that training goes on."""
     x, near, y = arguments()
     stretched = np.array([0.2, 3.0])
-    again = npgp.nearest_before(Z, K, scale=stretched)
+    again = npgp.neighbors.nearest_before(Z, K, scale=stretched)
     assert np.any(again.rows != neighbors().rows)
     results = []
     for found in (neighbors(), again):
@@ -421,12 +425,20 @@ def test_neighbors_in_new_units_go_on_from_where_training_was(float64):
         state = results[-1].state if results else None
         results.append(
             npgp.fit(
-                svi, jax.random.key(0), 20, x, near, y, row_optim=npgp.row_adam(0.05), init_state=state, progress=False
+                svi,
+                jax.random.key(0),
+                20,
+                x,
+                near,
+                y,
+                row_optim=npgp.training.row_adam(0.05),
+                init_state=state,
+                progress=False,
             )
         )
     assert not np.allclose(results[0].params["f.u.loc"], results[1].params["f.u.loc"])
     posterior = component(found=again).posterior(results[1].params)
-    expected = npgp.nearest(x, Z, K, scale=stretched)
+    expected = npgp.neighbors.nearest(x, Z, K, scale=stretched)
     np.testing.assert_array_equal(posterior.mean(x), posterior.mean(x, expected))
 
 

@@ -268,8 +268,8 @@ def test_coregionalisation_imputes_what_one_output_lacks():
         return np.stack([g, 1.5 * g + 1.0])
 
     y, mask = with_a_gap(rng, x, h)
-    rows, y_rows = npgp.at_outputs(np.float32(x[:, None]), [0, 1]), np.float32(y.ravel())
-    fit = fit_related({"X": rows, "y": y_rows, "mask": mask.ravel()}, {"X": npgp.at_outputs(GAP, [1])})
+    rows, y_rows = npgp.kernels.at_outputs(np.float32(x[:, None]), [0, 1]), np.float32(y.ravel())
+    fit = fit_related({"X": rows, "y": y_rows, "mask": mask.ravel()}, {"X": npgp.kernels.at_outputs(GAP, [1])})
 
     check_sites(fit.posterior, noise=0.15)
     check_gap(fit.predicted["y.latent"], h(GAP[:, 0])[1], x, y[1], mask[1])

@@ -76,7 +76,7 @@ def trend_and_season(X, sd, weight, y=None, mask=None):
     growth = numpyro.sample("growth", dist.Normal(0.0, 0.5))
     scale = numpyro.sample("f.scale", dist.LogNormal(0.0, 0.5).expand([2]).to_event(1))
     # Waves of a year and half a year, unlike the periodic kernel's functions, have no level of their own.
-    kernel = npgp.Cosine(2.0, scale[0] ** 2) + npgp.Cosine(1.0, scale[1] ** 2)
+    kernel = npgp.kernels.Cosine(2.0, scale[0] ** 2) + npgp.kernels.Cosine(1.0, scale[1] ** 2)
     f = npgp.SparseGP("f", kernel, np.array([[0.0], [0.3], [0.8], [1.4]], np.float32)).draw()
     with numpyro.plate("data", len(X)), numpyro.handlers.scale(scale=weight):
         npgp.observe("y", f(X) + middle * jnp.exp(growth * (X[:, 0] - 4.0)), npgp.Gaussian(sd**2), obs=y, mask=mask)
@@ -93,7 +93,9 @@ def two_related_outputs(X, y=None, mask=None):
     kappa = numpyro.sample("kappa", dist.HalfNormal(0.2).expand([2]).to_event(1))
     level = numpyro.sample("level", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     noise = numpyro.sample("noise", dist.HalfNormal(0.5).expand([2]).to_event(1))
-    f = npgp.SparseGP("f", npgp.Coregion(npgp.RBF(lengthscale), W, kappa), npgp.at_outputs(Z, [0, 1])).draw()
+    f = npgp.SparseGP(
+        "f", npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa), npgp.kernels.at_outputs(Z, [0, 1])
+    ).draw()
     output = X[:, 1].astype(int)
     with numpyro.plate("data", len(X)):
         npgp.observe("y", f(X) + level[output], npgp.Gaussian(noise[output] ** 2), obs=y, mask=mask)
@@ -119,7 +121,7 @@ def changing_noise(X, y=None):
     f, g = gp("f"), gp("g", lengthscale=3.0)
     level = numpyro.sample("level", dist.Normal(-1.0, 1.0))
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", (f(X), g(X) + level), npgp.HeteroscedasticGaussian(), obs=y)
+        npgp.observe("y", (f(X), g(X) + level), npgp.likelihoods.HeteroscedasticGaussian(), obs=y)
 
 
 def classification(X, dose, y=None):
@@ -138,7 +140,7 @@ def several_classes(X, y=None, *, classes):
         f = npgp.SparseGP("f", npgp.RBF(lengthscale, scale**2), Z).draw()
     with numpyro.plate("data", len(X)):
         # The cheapest conditional: inducing points this dense leave next to nothing to the residual.
-        npgp.observe("y", f(X), npgp.Softmax(classes, num_nodes=8), obs=y, conditional="prior")
+        npgp.observe("y", f(X), npgp.likelihoods.Softmax(classes, num_nodes=8), obs=y, conditional="prior")
 
 
 def ratings(X, y=None, *, categories):

@@ -26,7 +26,7 @@ O = np.array([[1.2], [2.9]])
 STRUCTURES = {
     "svgp": ([Z], ("dense",)),
     "mean-field": ([Z], ("diagonal",)),
-    "odvgp": ([Z, O], ("dense", "prior")),
+    "odvgp": ([Z, O], ("dense", "mean-only")),
     "solve": ([Z, O], ("dense", "dense")),
 }
 ORTHOGONAL = ("svgp", "odvgp", "solve")
@@ -119,7 +119,7 @@ class Dense:
         self.Q = self.A.T @ self.A
         self.D = self.K - self.Q
         size = len(inducing)
-        self.learned = np.concatenate([np.full(len(b), k != "prior") for b, k in zip(blocks, kinds, strict=True)])
+        self.learned = np.concatenate([np.full(len(b), k != "mean-only") for b, k in zip(blocks, kinds, strict=True)])
         # What the learned blocks leave over: a mean-only block's variance belongs to the residual.
         self.residual = np.diag(self.K) - np.sum(self.A[self.learned] ** 2, 0)
         self.m, self.S = np.zeros(size), np.eye(size)

@@ -37,7 +37,7 @@ Y = np.sin(X @ RNG.normal(size=(2, OUTPUTS))) + 0.1 * RNG.normal(size=(N, OUTPUT
 def model(X, y=None, size=N):
     """A function with learned hyperparameters, one of them hidden, so that steps have noise."""
     lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
-    Z = npgp.Points(numpyro.param("Z", jnp.asarray(X0)))
+    Z = npgp.features.Points(numpyro.param("Z", jnp.asarray(X0)))
     f = npgp.SparseGP("f", npgp.Matern32(lengthscale), Z).draw()
     noise = numpyro.sample("noise", dist.LogNormal(-1, 1))
     with npgp.plate("data", size, rows=X.shape[0]):
@@ -48,7 +48,7 @@ def outputs_model(X, y=None, size=N):
     """One function per output, each with its own q."""
     lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
     with numpyro.plate("outputs", OUTPUTS, dim=-2):
-        f = npgp.SparseGP("f", npgp.Matern32(lengthscale), npgp.Points(jnp.asarray(X0))).draw()
+        f = npgp.SparseGP("f", npgp.Matern32(lengthscale), npgp.features.Points(jnp.asarray(X0))).draw()
     with npgp.plate("data", size, rows=X.shape[0], dim=-1), numpyro.plate("outputs", OUTPUTS, dim=-2):
         npgp.observe("y", f(X), npgp.Poisson(), obs=None if y is None else jnp.round(jnp.exp(y)).T)
 
@@ -66,7 +66,7 @@ def train(model, y, sharding=None, data=None, **kwargs):
 
 def train_gplvm(sharding=None):
     """Latent inputs in tables of rows, and a q(ε) for each output."""
-    gplvm = npgp.BayesianGPLVM(npgp.pca_start(jax.random.key(0), Y, latent_dim=2, num_inducing=8))
+    gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(jax.random.key(0), Y, latent_dim=2, num_inducing=8))
     svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.02, 100), TraceMeanField_ELBO())
     return npgp.fit(svi, KEY, 12, Y, batch_size=B, indices="rows", progress=False, sharding=sharding, steps_per_call=5)
 
@@ -100,29 +100,31 @@ def main():
 
     count = jax.device_count()
     if process:
-        keep("batches", train(model, Y[:, 0], npgp.Sharding(), batch_size=B)[0])
-        keep("whole", train(model, Y[:, 0], npgp.Sharding())[0])
-        spread = npgp.Sharding(mesh(2, count // 2), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
+        keep("batches", train(model, Y[:, 0], npgp.training.Sharding(), batch_size=B)[0])
+        keep("whole", train(model, Y[:, 0], npgp.training.Sharding())[0])
+        spread = npgp.training.Sharding(
+            mesh(2, count // 2), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")}
+        )
         keep("outputs", train(outputs_model, Y, spread, batch_size=B)[0])
-        found["local"] = np.asarray([jax.local_device_count(), npgp.Sharding().local_rows(B).start])
+        found["local"] = np.asarray([jax.local_device_count(), npgp.training.Sharding().local_rows(B).start])
     else:
         keep("batches/0", train(model, Y[:, 0], batch_size=B)[0])
         keep("whole/0", train(model, Y[:, 0])[0])
         keep("outputs/0", train(outputs_model, Y, batch_size=B)[0])
         for k in (1, 2, 4, 8):
-            result, svi = train(model, Y[:, 0], npgp.Sharding(mesh(k)), batch_size=B)
+            result, svi = train(model, Y[:, 0], npgp.training.Sharding(mesh(k)), batch_size=B)
             keep(f"batches/{k}", result)
-        found["collectives"] = collectives(svi, result, npgp.Sharding(), Y[:, 0], B)
+        found["collectives"] = collectives(svi, result, npgp.training.Sharding(), Y[:, 0], B)
         path = Path(out).with_name("X.npy")
         np.save(path, X)
-        keep("file/8", train(model, Y[:, 0], npgp.Sharding(), np.load(path, mmap_mode="r"), batch_size=B)[0])
-        keep("whole/8", train(model, Y[:, 0], npgp.Sharding())[0])
-        spread = npgp.Sharding(mesh(2, 4), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
+        keep("file/8", train(model, Y[:, 0], npgp.training.Sharding(), np.load(path, mmap_mode="r"), batch_size=B)[0])
+        keep("whole/8", train(model, Y[:, 0], npgp.training.Sharding())[0])
+        spread = npgp.training.Sharding(mesh(2, 4), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
         result, svi = train(outputs_model, Y, spread, batch_size=B)
         keep("outputs/8", result)
         keep("gplvm/0", train_gplvm())
         tables = {name: P("rows") for name in ("x.loc", "x.scale")}
-        keep("gplvm/8", train_gplvm(npgp.Sharding(spread.mesh, params=tables | spread.params)))
+        keep("gplvm/8", train_gplvm(npgp.training.Sharding(spread.mesh, params=tables | spread.params)))
         parts = jax.tree.leaves(spread.place_state(result.state))
         found["parts"] = np.asarray([x.addressable_shards[0].data.size / x.size for x in parts if x.size > 1])
         # A result is whole and on one device, to go on from without the others.

@@ -337,11 +337,11 @@ def train(num_steps=STEPS, at=None, happens=None, kind="rows", every=8, **option
             happens()
         return np.sum(np.square(params["loc"] - 0.5)) + np.sum(params["table"])
 
-    monitor = npgp.Monitor(metric, every=every)
+    monitor = npgp.training.Monitor(metric, every=every)
     svi = SVI(weights_model, weights_guide, npgp.adam(0.05, STEPS), Trace_ELBO())
     options = {"batch_size": 16, "indices": "rows", "progress": False, "monitor": monitor, **options}
     if kind == "rows":
-        options["row_optim"] = npgp.row_adam(0.05, STEPS)
+        options["row_optim"] = npgp.training.row_adam(0.05, STEPS)
     return npgp.fit(svi, KEY, num_steps, X, y=Y, **options), monitor
 
 
@@ -436,7 +436,7 @@ def test_early_stopping_is_remembered(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     svi = SVI(lambda: numpyro.factor("f", numpyro.param("a", 0.0)), lambda: None, optax.sgd(1.0), Trace_ELBO())
     for _ in range(2):
-        monitor = npgp.Monitor(lambda params: abs(float(params["a"]) - 6.0), every=3, patience=2)
+        monitor = npgp.training.Monitor(lambda params: abs(float(params["a"]) - 6.0), every=3, patience=2)
         result = npgp.fit(svi, KEY, 50, monitor=monitor, checkpoints=checkpoints, progress=False)
         assert len(result.losses) == result.params["a"] == 12
         assert monitor.best == (6, 0.0, {"a": 6.0}) and monitor.stopped
@@ -454,7 +454,7 @@ def test_nan_leaves_a_good_checkpoint(tmp_path, steps):
         return SVI(model, lambda: None, optax.sgd(1.0), Trace_ELBO())
 
     options = dict(checkpoints=Checkpoints(tmp_path, steps=steps), progress=False)
-    with pytest.raises(npgp.NonFiniteLossError) as caught:
+    with pytest.raises(npgp.training.NonFiniteLossError) as caught:
         npgp.fit(svi(True), KEY, 50, **options)
     assert caught.value.step == 11 and float(caught.value.result.params["a"]) == 10
     assert max(int(path.name) for path in tmp_path.iterdir()) == 11 // steps * steps

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from npgp import Sharding
+from npgp.training import Sharding
 
 CHILD = Path(__file__).with_name("devices_child.py")
 #: In float64: what another order of additions may change in a dozen steps of Adam.

@@ -42,14 +42,14 @@ def record(monitor, values):
 )
 def test_patience(values, options, stops, best):
     """Counted by hand: when training stops, and which evaluation is the best."""
-    monitor = npgp.Monitor(abs, **options)
+    monitor = npgp.training.Monitor(abs, **options)
     assert record(monitor, values) == stops
     assert monitor.stopped == (stops is not None)
     assert monitor.best == (10 * best, values[best - 1], {"number": best})
     assert monitor.history == [(10 * (i + 1), x) for i, x in enumerate(values[:stops])]
 
     # What is restored has the same history, and stops at the same evaluation.
-    again = npgp.Monitor(abs, **options)
+    again = npgp.training.Monitor(abs, **options)
     again.restore(monitor.snapshot(), {"number": 0})
     assert (again.history, again.best, again.stopped) == (monitor.history, monitor.best, monitor.stopped)
     again.restore({}, {})
@@ -58,7 +58,7 @@ def test_patience(values, options, stops, best):
 
 def test_a_metric_that_is_nan():
     """It is no improvement, which is said once, and no error: a long run is not lost by it."""
-    monitor = npgp.Monitor(abs, patience=3)
+    monitor = npgp.training.Monitor(abs, patience=3)
     with pytest.warns(UserWarning, match="metric is NaN after 20 steps") as caught:
         assert record(monitor, [2.0, np.nan, np.nan, 1.0]) is None
     assert len(caught) == 1
@@ -73,12 +73,12 @@ def test_a_metric_that_is_nan():
 @pytest.mark.parametrize("value", [np.ones(1), jnp.ones(3), None, "0.5", 1j])
 def test_a_metric_is_one_number(value):
     with pytest.raises(TypeError, match=r"metric returned .*, not one number"):
-        npgp.Monitor(lambda params: value).record(1, {})
+        npgp.training.Monitor(lambda params: value).record(1, {})
 
 
 def test_numbers_of_all_kinds():
     for value in (2, 2.0, np.float32(2), jnp.asarray(2.0), True + 1):
-        monitor = npgp.Monitor(lambda params, value=value: value)
+        monitor = npgp.training.Monitor(lambda params, value=value: value)
         monitor.record(1, {})
         assert monitor.history == [(1, 2.0)] and type(monitor.history[0][1]) is float
 
@@ -95,7 +95,7 @@ def test_numbers_of_all_kinds():
 )
 def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
-        npgp.Monitor(abs, **options)
+        npgp.training.Monitor(abs, **options)
 
 
 def counting():
@@ -114,7 +114,7 @@ def distance(params):
 @pytest.mark.parametrize("steps_per_call", [None, 1, 7])
 def test_fit_stops_early(steps_per_call):
     """Evaluations are after multiples of ``every``, and training stops after one, however steps are cut into calls."""
-    monitor = npgp.Monitor(distance, every=4, patience=3)
+    monitor = npgp.training.Monitor(distance, every=4, patience=3)
     options = dict(monitor=monitor, steps_per_call=steps_per_call, progress=False)
     svi = counting()
     result = npgp.fit(svi, KEY, 100, **options)
@@ -141,7 +141,7 @@ def test_best_params_are_no_part_of_the_device():
         numpyro.factor("f", -jnp.sum((table - jnp.asarray(target)[rows]) ** 2))
 
     svi = SVI(model, no_guide, npgp.adam(0.1), Trace_ELBO())
-    options = dict(row_optim=npgp.row_adam(0.1), progress=False)
+    options = dict(row_optim=npgp.training.row_adam(0.1), progress=False)
     rows = np.arange(6)
     seen = {}
 
@@ -149,7 +149,7 @@ def test_best_params_are_no_part_of_the_device():
         seen[len(seen) + 1] = np.array(params["table"])
         return abs(len(seen) - 3)
 
-    monitor = npgp.Monitor(metric, every=5)
+    monitor = npgp.training.Monitor(metric, every=5)
     npgp.fit(svi, KEY, 30, rows, monitor=monitor, **options)
     assert monitor.best.step == 15
     np.testing.assert_array_equal(monitor.best.params["table"], seen[3])

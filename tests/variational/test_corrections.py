@@ -30,7 +30,7 @@ def problem(N=14):
 
 
 def posterior_of(inducing, q):
-    return Posterior(factorize(KERNEL, [npgp.Points(Z) for Z in inducing], 1e-12), q)
+    return Posterior(factorize(KERNEL, [npgp.features.Points(Z) for Z in inducing], 1e-12), q)
 
 
 def members(groups):
@@ -63,7 +63,7 @@ def test_given_the_inducing_values_it_is_the_exact_gp_of_the_group(float64, size
         np.testing.assert_allclose(variance[i], expected[1][0, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["dense", "prior"])
+@pytest.mark.parametrize("kind", ["dense", "mean-only"])
 def test_exact_variance_is_that_of_the_q_with_a_full_residual(float64, kind):
     # q(f*, f) = ∫ q(ε) p(f* | f, ε) N(r; 0, (D⁻¹ + Λ)⁻¹): written out with all rows.
     X, y, Z, new = problem()
@@ -94,7 +94,7 @@ def test_mean_only_blocks_and_several_outputs(float64):
 
     @jax.jit
     def predict(Y):
-        gp = npgp.CollapsedGP(KERNEL, X, [Z, O], NOISE, covariances=("dense", "prior"), jitter=1e-12)
+        gp = npgp.CollapsedGP(KERNEL, X, [Z, O], NOISE, covariances=("dense", "mean-only"), jitter=1e-12)
         posterior = gp.condition(Y)
         return (
             local_correction(posterior, X, Y, likelihoods.Gaussian(NOISE), single(len(X))).mean_and_variance(new),
@@ -152,7 +152,7 @@ def test_other_likelihoods_by_dense_algebra_at_their_precisions(name, float64):
 
 def test_bad_input():
     X, y, Z, _ = (np.asarray(v, np.float32) for v in problem())
-    posterior = Posterior(factorize(KERNEL, [npgp.Points(Z)]), (MeanOnlyNormal(jnp.zeros(3)),))
+    posterior = Posterior(factorize(KERNEL, [npgp.features.Points(Z)]), (MeanOnlyNormal(jnp.zeros(3)),))
     noise = likelihoods.Gaussian(NOISE)
     for arguments, words in [
         ((X, y[:5], noise, single(14)), r"y has shape \(5,\)"),

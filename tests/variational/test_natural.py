@@ -28,9 +28,9 @@ BLOCKS = [np.array([[0.5], [1.7], [3.1], [4.4]]), np.array([[1.1], [2.4], [3.8]]
 STRUCTURES = {
     "svgp": ("dense",),
     "mean-field": ("diagonal",),
-    "odvgp": ("dense", "prior"),
+    "odvgp": ("dense", "mean-only"),
     "solve": ("dense", "dense"),
-    "three": ("dense", "dense", "prior"),
+    "three": ("dense", "dense", "mean-only"),
 }
 
 

@@ -31,7 +31,7 @@ def rbf(A, B, lengthscale=0.7, variance=1.3):
 
 
 def kernel(W=W, kappa=KAPPA, column=-1):
-    return npgp.Coregion(npgp.RBF(0.7, 1.3), W, kappa, column)
+    return npgp.kernels.Coregion(npgp.RBF(0.7, 1.3), W, kappa, column)
 
 
 def arrays(dtype, *values):
@@ -46,8 +46,8 @@ def test_on_a_grid_of_outputs_and_inputs_it_is_kronecker(x64):
 
     @models.compiled
     def evaluate(x, x2, W, kappa):
-        k, X, X2 = kernel(W, kappa), npgp.at_outputs(x, [0, 1, 2]), npgp.at_outputs(x2, [0, 1, 2])
-        rank_two = npgp.Coregion(npgp.RBF(0.7, 1.3), W)
+        k, X, X2 = kernel(W, kappa), npgp.kernels.at_outputs(x, [0, 1, 2]), npgp.kernels.at_outputs(x2, [0, 1, 2])
+        rank_two = npgp.kernels.Coregion(npgp.RBF(0.7, 1.3), W)
         return k(X), k(X, X2), k.diag(X), k.output_covariance(), rank_two(X, X2), rank_two.diag(X)
 
     square, cross, diagonal, outputs, low, low_diagonal = evaluate(x, x2, *arrays(x64, W, KAPPA))
@@ -66,7 +66,7 @@ def test_rows_in_any_order_and_the_column_anywhere(float64):
     """The base kernel's columns are counted without the outputs'."""
     rows = np.column_stack([X[:, 0], OUTPUTS, X[:, 1]])
     base = npgp.RBF(0.7, 1.3, active_dims=(1,))
-    found = models.compiled(lambda rows: npgp.Coregion(base, W, KAPPA, column=1)(rows))(*arrays(float64, rows))
+    found = models.compiled(lambda rows: npgp.kernels.Coregion(base, W, KAPPA, column=1)(rows))(*arrays(float64, rows))
     p = OUTPUTS.astype(int)
     np.testing.assert_allclose(found, rbf(X[:, 1:], X[:, 1:]) * B[np.ix_(p, p)], atol=1e-12)
 
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_the_kronecker_product(float64):
     @models.compiled
     def gradients(x, W, kappa):
         def ours(W, kappa):
-            return jnp.sum(weights * kernel(W, kappa)(npgp.at_outputs(x, [0, 1, 2])))
+            return jnp.sum(weights * kernel(W, kappa)(npgp.kernels.at_outputs(x, [0, 1, 2])))
 
         def dense(W, kappa):
             return jnp.sum(weights * jnp.kron(W @ W.T + jnp.diag(kappa), npgp.RBF(0.7, 1.3)(x)))
@@ -90,11 +90,13 @@ def test_gradients_are_those_of_the_kronecker_product(float64):
 
 
 def test_features_of_finitely_many_are_exact(float64):
-    linear, constant = (npgp.Coregion(base, W, KAPPA) for base in (npgp.Linear(0.5), npgp.Constant(0.5)))
+    linear, constant = (
+        npgp.kernels.Coregion(base, W, KAPPA) for base in (npgp.kernels.Linear(0.5), npgp.kernels.Constant(0.5))
+    )
 
     @models.compiled
     def evaluate(x):
-        x = npgp.at_outputs(x, [0, 2])
+        x = npgp.kernels.at_outputs(x, [0, 2])
         phi, psi = linear.random_features(KEY(0), 3, 10)(x), constant.feature_draws(KEY(0), 3, 4)(x)
         return phi, linear(x), psi, constant(x)
 
@@ -127,8 +129,8 @@ def test_outputs_that_do_not_exist_are_an_error_or_nan(value):
         (lambda: kernel(column=1.0), TypeError, "column is 1.0"),
         (lambda: kernel(column=5)(np.ones((2, 3))), ValueError, "column 5 of inputs that have 3 columns"),
         (lambda: kernel()(np.ones((2, 1))), ValueError, "inputs that have 1 columns"),
-        (lambda: npgp.at_outputs(X.astype(np.float32), [0, -1]), ValueError, "list of output numbers"),
-        (lambda: npgp.at_outputs(X.astype(np.float32), 2), ValueError, "list of output numbers"),
+        (lambda: npgp.kernels.at_outputs(X.astype(np.float32), [0, -1]), ValueError, "list of output numbers"),
+        (lambda: npgp.kernels.at_outputs(X.astype(np.float32), 2), ValueError, "list of output numbers"),
     ],
 )
 def test_what_makes_no_kernel_is_refused(make, error, words):
@@ -141,7 +143,7 @@ def test_two_outputs_observed_are_the_exact_multi_output_gp(float64):
     mixing, kappa = W[:2], KAPPA[:2]
     B = mixing @ mixing.T + np.diag(kappa)
     x, x2 = arrays(float64, X, X2)
-    rows = npgp.at_outputs(x, [0, 1])[:-2]  # output 1 lacks two of the inputs
+    rows = npgp.kernels.at_outputs(x, [0, 1])[:-2]  # output 1 lacks two of the inputs
     y = np.random.default_rng(0).normal(size=10)
     gp = npgp.SparseGP("f", kernel(*arrays(float64, mixing, kappa)), rows, jitter=1e-12)
 
@@ -151,7 +153,7 @@ def test_two_outputs_observed_are_the_exact_multi_output_gp(float64):
     @models.compiled
     def run(x2, rows, y):
         posterior = npgp.CollapsedGP(gp.kernel, rows, rows, NOISE, jitter=1e-12).condition(y)
-        new = npgp.at_outputs(x2, [0, 1])
+        new = npgp.kernels.at_outputs(x2, [0, 1])
         elbo = models.make_elbo(model)(KEY(0), gp.params(posterior.q), rows, y)
         return elbo, posterior.mean(new), posterior.covariance(new)
 
@@ -209,7 +211,7 @@ def test_mixtures_are_dense_algebra(float64, functions):
 
     @models.compiled
     def evaluate(posteriors, x, mixing):
-        h = npgp.MixedPosterior(posteriors, mixing)
+        h = npgp.variational.MixedPosterior(posteriors, mixing)
         return h.mean(x), h.mean_and_variance(x, batch_size=4), h.covariance(x), h.output_covariance(x)
 
     mean, (same_mean, variance), covariance, outputs = evaluate(posteriors, x, mixing)
@@ -250,7 +252,7 @@ def test_draws_are_joint_over_outputs(float64, functions):
 
     @models.compiled
     def draw(posteriors, x):
-        h = npgp.MixedPosterior(posteriors, square)
+        h = npgp.variational.MixedPosterior(posteriors, square)
         paths = h.draw_functions(KEY(2), 4000, 64)
         return h.sample(KEY(1), x, (4000,)), paths(x), h.sample(KEY(1), x)
 
@@ -266,7 +268,7 @@ def test_matrices_that_do_not_fit_are_refused(functions):
     with pytest.raises(ValueError, match=r"W has shape \(3, 3\); it must be \(P, 2\)"):
         batch.mixed(MIXING)
     with pytest.raises(ValueError, match=r"W has shape \(2,\); it must be \(P, 3\)"):
-        npgp.MixedPosterior((batch, alone), MIXING[0, :2])
+        npgp.variational.MixedPosterior((batch, alone), MIXING[0, :2])
     with pytest.raises(ValueError, match="W has NaN"):
         batch.mixed(np.full((2, 2), np.nan))
     q = batch.q[0]

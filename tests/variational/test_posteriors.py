@@ -48,7 +48,7 @@ def predict(posterior, X):
     return jax.tree.map(np.asarray, predict_jitted(posterior, X))
 
 
-@pytest.mark.parametrize("kinds", [("dense", "dense"), ("dense", "diagonal", "prior"), ("prior",)], ids="+".join)
+@pytest.mark.parametrize("kinds", [("dense", "dense"), ("dense", "diagonal", "mean-only"), ("mean-only",)], ids="+".join)
 def test_posterior_is_dense_algebra(x64, kinds):
     inducing, X, joint = problem(len(kinds))
     values = [parameters(kind, size=size) for kind, size in zip(kinds, SIZES, strict=False)]
@@ -64,14 +64,14 @@ def test_posterior_is_dense_algebra(x64, kinds):
     close(variance, np.diag(expected_covariance))
     expected_kl = sum(oracles.kl_normal(value[0], cov) for value, cov in zip(values, S, strict=True))
     np.testing.assert_allclose(kl, expected_kl, rtol=1e-5 if x64 == jnp.float32 else 1e-10)
-    if kinds == ("prior",):
+    if kinds == ("mean-only",):
         alone = jax.jit(lambda p, X: (p.mean(X), p.variance(X)))(posterior, X.astype(x64))
         close(alone[0], mean)
         close(alone[1], variance)
 
 
 def test_posterior_of_several_outputs_is_each_ones(float64):
-    kinds = ("dense", "diagonal", "prior")
+    kinds = ("dense", "diagonal", "mean-only")
     inducing, X, joint = problem(3)
     values = [parameters(kind, batch=(2,), size=size) for kind, size in zip(kinds, SIZES, strict=True)]
 
@@ -101,7 +101,7 @@ def test_draws_are_joint(x64):
     inducing, X, joint = problem(2, rows=5)
     X = np.concatenate([X, X[:1] + 1e-3])
     joint_at_X = oracles.Joint.of(kernel_and_formula()[1], inducing, X)
-    values = [parameters(kind, size=size) for kind, size in zip(("dense", "prior"), SIZES, strict=False)]
+    values = [parameters(kind, size=size) for kind, size in zip(("dense", "mean-only"), SIZES, strict=False)]
     q = (DenseNormal(*cast(x64, values[0])), MeanOnlyNormal(*cast(x64, values[1])))
     posterior = Posterior(projector_of(joint, inducing, x64), q)
     draws = compute(lambda p, X: p.sample(jax.random.key(1), X, (20_000,)), posterior, X.astype(x64))
@@ -129,7 +129,7 @@ def test_bad_inputs_of_predictions_are_refused():
 def test_shared_covariances_have_the_shape_of_the_batch(float64):
     # Outputs of which only the means differ: the variance is computed once, and has their shape all the same.
     inducing, X, joint = problem(2)
-    (loc, scale), (shift,) = (parameters(k, size=m) for k, m in zip(("dense", "prior"), SIZES, strict=False))
+    (loc, scale), (shift,) = (parameters(k, size=m) for k, m in zip(("dense", "mean-only"), SIZES, strict=False))
     posterior = Posterior(
         projector_of(joint, inducing), (DenseNormal(loc, scale), MeanOnlyNormal(np.stack([shift] * 3)))
     )
@@ -144,7 +144,7 @@ def test_shared_covariances_have_the_shape_of_the_batch(float64):
 
 def several_outputs():
     """Three blocks, the last moving the mean only, and two outputs; whitened means and covariances by output."""
-    kinds = ("dense", "diagonal", "prior")
+    kinds = ("dense", "diagonal", "mean-only")
     inducing, X, joint = problem(3)
     values = [parameters(kind, batch=(2,), size=size) for kind, size in zip(kinds, SIZES, strict=True)]
     S = [covariance_of(kind, *value) for kind, value in zip(kinds, values, strict=True)]
@@ -300,7 +300,7 @@ rbf, rbf_formula = RBF(1.3, 1.7), functools.partial(oracles.stationary, "RBF", l
 
 def rbf_posterior(jitter, dtype, rows=5):
     """A posterior with three kinds of block, inputs, and its dense moments there."""
-    kinds = ("dense", "diagonal", "prior")
+    kinds = ("dense", "diagonal", "mean-only")
     inducing, X, _ = problem(3, rows=rows)
     joint = oracles.Joint.of(rbf_formula, inducing, X, jitter)
     values = [parameters(kind, size=size) for kind, size in zip(kinds, SIZES, strict=True)]

@@ -33,7 +33,7 @@ from npgp.variational import (
 )
 
 M = 4
-KINDS = ("dense", "diagonal", "prior")
+KINDS = ("dense", "diagonal", "mean-only")
 
 
 def parameters(kind, seed=0, batch=(), size=M):
@@ -47,7 +47,7 @@ def parameters(kind, seed=0, batch=(), size=M):
 
 
 def make(kind, *values):
-    return {"dense": DenseNormal, "diagonal": DiagonalNormal, "prior": MeanOnlyNormal}[kind](*values)
+    return {"dense": DenseNormal, "diagonal": DiagonalNormal, "mean-only": MeanOnlyNormal}[kind](*values)
 
 
 def covariance_of(kind, *values):
@@ -75,7 +75,7 @@ def test_block_is_the_multivariate_normal_with_its_moments(x64, kind):
     values = parameters(kind, batch=batch)
     ours = make(kind, *cast(x64, values))
     assert ours.batch_shape == batch and ours.event_shape == (M,)
-    assert ours.learned == (kind != "prior")
+    assert ours.learned == (kind != "mean-only")
     covariance = covariance_of(kind, *values)
     x = np.random.default_rng(1).normal(size=(5, 3, 1, M))
 
@@ -92,7 +92,7 @@ def test_block_is_the_multivariate_normal_with_its_moments(x64, kind):
         expected = (kl, np.linalg.slogdet(covariance[i, 0])[1], np.trace(covariance[i, 0]), kl)
         for value, wanted in zip(rest, expected, strict=True):
             assert value.shape == batch
-            np.testing.assert_allclose(value[i, 0], wanted, rtol=rtol, atol=1e-6 if kind == "prior" else 0)
+            np.testing.assert_allclose(value[i, 0], wanted, rtol=rtol, atol=1e-6 if kind == "mean-only" else 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -305,13 +305,13 @@ def at_the_optimum(projection, y, noise, kinds):
 
         slopes, values = jax.grad(with_sum, argnums=(0, 1), has_aux=True)(q, parameter)
         near = value(jax.tree.map(lambda leaf: 1.05 * leaf, q), parameter=parameter)
-        residual = RowResidual(projection.residual_variance([kind != "prior" for kind in kinds]))
+        residual = RowResidual(projection.residual_variance([kind != "mean-only" for kind in kinds]))
         collapsed = collapsed_bound(projection, residual, y, noise, kinds, as_conditional(conditional))
         made[conditional] = values, near, slopes, collapsed
     return q, made
 
 
-@pytest.mark.parametrize("kinds", [("dense",), ("dense", "prior"), ("dense", "dense")], ids="+".join)
+@pytest.mark.parametrize("kinds", [("dense",), ("dense", "mean-only"), ("dense", "dense")], ids="+".join)
 def test_collapsed_bound_is_the_elbo_where_its_gradient_vanishes(float64, kinds):
     _, X, joint = problem(len(kinds))
     rng = np.random.default_rng(3)
