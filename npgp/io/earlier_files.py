@@ -27,6 +27,8 @@ FOLDERS = {
     "npgp.vecchia": "npgp.neighbors",
     "npgp.vnngp": "npgp.model",
 }
+#: Classes that are not where the others of their module are.
+CLASSES = {"npgp.vnngp:NeighborPosterior": "npgp.neighbors", "npgp.vnngp:MeanFieldNormal": "npgp.neighbors"}
 
 
 def from_version_1(name: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -37,8 +39,10 @@ def from_version_1(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     :param fields: its fields by their names in version 1.
     """
     fields = dict(fields)
-    if "mean_value" in fields and name in ("CollapsedGP", "ApproximateGP", "UncertainInputGP"):
+    if "mean_value" in fields and name in ("CollapsedGP", "ApproximateGP", "UncertainInputGP", "NNGP", "ResponseNNGP"):
         fields["offset"] = fields.pop("mean_value")
+    if name == "NNGP" and fields.get("noise_variance") is None:  # a constant of the class, which was written so
+        fields["noise_variance"] = 0.0
     word = fields.get("conditional")
     if isinstance(word, str) and name in ("CollapsedGP", "UncertainInputGP", "CollapsedGPLVM"):
         groups = fields.pop("groups", None)

@@ -238,7 +238,7 @@ def _given_inducing(fn: CollapsedGP, y: jax.Array, rng_key: jax.Array) -> Latent
     projection = posterior.projector(fn.X)
     keys = jax.random.split(rng_key, len(posterior.q))
     values = [q.expand(posterior.batch_shape).sample(key) for q, key in zip(posterior.q, keys, strict=True)]
-    mean = jnp.asarray(fn.mean_value + whitened_mean(projection, values))
+    mean = jnp.asarray(fn.offset + whitened_mean(projection, values))
     residual = jnp.broadcast_to(projection.residual_variance(), mean.shape)
     return LatentObservation(Gaussian(fn.noise_variance), Moments(mean, jnp.zeros_like(mean), residual), None)
 

@@ -28,7 +28,7 @@ from numpyro.distributions import Distribution
 
 from npgp import checks
 from npgp.contract import is_weakly_typed
-from npgp.io.earlier_files import FOLDERS, from_version_1
+from npgp.io.earlier_files import CLASSES, FOLDERS, from_version_1
 
 __all__ = ["load", "save"]
 
@@ -258,7 +258,9 @@ class _Builder:
         if module.partition(".")[0] == _PACKAGE:
             folder = _folder(module)
             try:
-                found = getattr(importlib.import_module(FOLDERS.get(folder, folder)), qualname, None)
+                found = getattr(
+                    importlib.import_module(CLASSES.get(name) or FOLDERS.get(folder, folder)), qualname, None
+                )
             except ImportError:  # a folder that another version has
                 pass
             if getattr(found, "__module__", "").partition(".")[0] != _PACKAGE:

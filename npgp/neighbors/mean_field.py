@@ -67,7 +67,7 @@ def _(q: MeanFieldNormal, p: NNGP):
     b, F, _ = site_weights(p.kernel, p.X, p.neighbors, p.noise_variance, p.jitter, q.sites)
     sites, rows = jnp.arange(q.size) if q.sites is None else q.sites, jnp.asarray(p.neighbors.rows)
     neighbors = rows if q.sites is None else rows[q.sites]
-    mean, neighbor_mean = (at_rows(p.mean_value, at, q.loc.dtype) for at in (sites, neighbors))
+    mean, neighbor_mean = (at_rows(p.offset, at, q.loc.dtype) for at in (sites, neighbors))
     error = q.loc - mean - jnp.sum(b * (q.neighbor_loc - neighbor_mean), axis=-1)
     square = jnp.square(error) + jnp.sum(jnp.square(b * q.neighbor_scale), axis=-1)
     variance = jnp.square(q.scale)

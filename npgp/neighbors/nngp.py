@@ -51,18 +51,18 @@ class NNGP(dist.Distribution):
     :param X: sites, shape (N, D).
     :param neighbors: made of X by :func:`npgp.neighbors.nearest_before`; or their number k, to be found here in max–min
         order.
-    :param mean: the mean function's values at X, a scalar or (N,). Add its values at new sites to predictions.
+    :param offset: what is added to the GP, such as a mean function's values at X; a scalar or (N,). Add its values at
+        new sites to predictions.
     :param jitter: relative jitter tried first.
     :raises ValueError: for sites of the wrong shape, and for neighbors of another number of sites.
     """
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
-    pytree_data_fields = ("kernel", "X", "neighbors", "mean_value", "noise_variance")
+    pytree_data_fields = ("kernel", "X", "neighbors", "offset", "noise_variance")
     pytree_aux_fields = ("jitter",)
 
-    #: What is added to the covariance's diagonal.
-    noise_variance: ArrayLike = 0.0
+    noise_variance: ArrayLike
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class NNGP(dist.Distribution):
         X: ArrayLike,
         neighbors: Neighbors | int,
         *,
-        mean: ArrayLike = 0.0,
+        offset: ArrayLike = 0.0,
         jitter: float | None = None,
         validate_args=None,
     ):
@@ -86,8 +86,9 @@ class NNGP(dist.Distribution):
         if neighbors.num_sites != rows:
             raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
         self.neighbors = neighbors
-        checks.require_per_row(mean, "mean", rows)
-        self.mean_value = mean
+        checks.require_per_row(offset, "offset", rows)
+        self.offset = offset
+        self.noise_variance = 0.0  # what is added to the covariance's diagonal
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
 
@@ -97,7 +98,7 @@ class NNGP(dist.Distribution):
 
     @property
     def mean(self):
-        return jnp.broadcast_to(jnp.asarray(self.mean_value, self.X.dtype), self.event_shape)
+        return jnp.broadcast_to(jnp.asarray(self.offset, self.X.dtype), self.event_shape)
 
     def log_prob(self, value):
         """Log density of values (..., N): (...)."""
@@ -106,14 +107,14 @@ class NNGP(dist.Distribution):
                 f"value has shape {jnp.shape(value)}; its last axis must be the {self.event_shape[0]} sites."
             )
         factor = self.factor()
-        square = jnp.sum(jnp.square(factor.whiten(value - self.mean_value)), -1)
+        square = jnp.sum(jnp.square(factor.whiten(value - self.offset)), -1)
         return 0.5 * (factor.log_determinant() - square - value.shape[-1] * math.log(2.0 * math.pi))
 
     def sample(self, key, sample_shape=()):
         """Draws, O(N k) for each once the factor is there."""
         assert is_prng_key(key)
         shape = sample_shape + self.batch_shape + self.event_shape
-        return self.mean_value + self.factor().color(jax.random.normal(key, shape, self.X.dtype))
+        return self.offset + self.factor().color(jax.random.normal(key, shape, self.X.dtype))
 
     def condition(self, value: ArrayLike) -> Kriging:
         """
@@ -127,7 +128,7 @@ class NNGP(dist.Distribution):
         if value.shape[-1:] != self.event_shape:
             raise ValueError(f"value has shape {value.shape}; its last axis must be the {self.event_shape[0]} sites.")
         noise = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.event_shape)
-        return Kriging(self.kernel, self.X, self.neighbors, value - self.mean_value, noise, self.jitter)
+        return Kriging(self.kernel, self.X, self.neighbors, value - self.offset, noise, self.jitter)
 
 
 class ResponseNNGP(NNGP):
@@ -138,13 +139,13 @@ class ResponseNNGP(NNGP):
         numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
-    it. ``condition(y)`` predicts f, less the mean function; add σ² to its variance for observations.
+    it. ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
 
     :param kernel: the kernel.
     :param X: sites, shape (N, D).
     :param noise_variance: σ², a scalar or one for each site (N,).
     :param neighbors: as for :class:`NNGP`.
-    :param mean: the mean function's values at X, a scalar or (N,).
+    :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,).
     :param jitter: relative jitter tried first; 0 if omitted, as the noise makes it needless.
     :raises ValueError: as for :class:`NNGP`, and for a noise variance known not to be positive.
     """
@@ -156,12 +157,12 @@ class ResponseNNGP(NNGP):
         noise_variance: ArrayLike,
         neighbors: Neighbors | int,
         *,
-        mean: ArrayLike = 0.0,
+        offset: ArrayLike = 0.0,
         jitter: float | None = 0.0,
         validate_args=None,
     ):
         checks.require_positive(noise_variance, "noise_variance")
-        super().__init__(kernel, X, neighbors, mean=mean, jitter=jitter, validate_args=validate_args)
+        super().__init__(kernel, X, neighbors, offset=offset, jitter=jitter, validate_args=validate_args)
         checks.require_per_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance
 
@@ -180,7 +181,7 @@ class WhitenNNGP(Reparam):
             raise ValueError(f"site {name!r} is a {type(fn).__name__}; WhitenNNGP is for NNGP sites.")
         standard = dist.Normal(jnp.zeros((), fn.X.dtype)).expand(fn.event_shape).to_event(1)
         z = numpyro.sample(f"{name}_white", self._wrap(standard, expand_shape, event_dim))
-        return None, fn.mean_value + fn.factor().color(z)
+        return None, fn.offset + fn.factor().color(z)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class Kriging:
     :param X: observed sites, (N, D).
     :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
         Where all sites were neighbors of the last, all are used.
-    :param values: at the observed sites, less the mean function, (..., N).
+    :param values: at the observed sites, less the offset, (..., N).
     :param noise_variance: what is added to their covariance's diagonal, (N,).
     :param first_jitter: relative jitter tried first.
     """

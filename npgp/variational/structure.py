@@ -23,5 +23,7 @@ def check_covariances(
     if len(kinds) != blocks or any(kind not in allowed for kind in kinds):
         raise ValueError(f"covariances is {covariances!r}; it must give one of {allowed} for each of {blocks} blocks.")
     if any(kind == "mean-only" and later != "mean-only" for kind, later in itertools.pairwise(kinds)):
-        raise ValueError(f"covariances is {covariances!r}; blocks that move the mean only ('mean-only') must come last.")
+        raise ValueError(
+            f"covariances is {covariances!r}; blocks that move the mean only ('mean-only') must come last."
+        )
     return kinds

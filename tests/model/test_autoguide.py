@@ -56,7 +56,7 @@ Z_LIMIT = 4.5
 positive = dist.constraints.positive
 
 
-def model(X, y=None, structure="odvgp", conditional="tight", groups=None):
+def model(X, y=None, structure="odvgp", conditional="tight"):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
     slope = numpyro.sample("slope", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
     numpyro.deterministic("twice", 2 * slope)
@@ -64,7 +64,7 @@ def model(X, y=None, structure="odvgp", conditional="tight", groups=None):
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("data", X.shape[0]):
         mean = f(X) + slope[0] * X[:, 0]
-        npgp.observe("y", mean, npgp.Gaussian(noise), obs=y, conditional=conditional, groups=groups)
+        npgp.observe("y", mean, npgp.Gaussian(noise), obs=y, conditional=conditional)
 
 
 OTHER_SITES = ("lengthscale", "slope", "noise")
@@ -391,8 +391,9 @@ def test_log_likelihood_is_of_each_row_given_epsilon(conditional, float64):
     rng = np.random.default_rng(0)
     samples = {"lengthscale": rng.uniform(0.5, 1.0, 3), "noise": rng.uniform(0.1, 1.0, 3)}
     samples |= {"slope": rng.normal(size=(3, 2)), "f.u": rng.normal(size=(3, 3)), "f.v": rng.normal(size=(3, 2))}
-    groups = npgp.median_split(X, 4) if conditional == "grouped" else None
-    given = partial(model, conditional=conditional, groups=groups)
+    if conditional == "grouped":
+        conditional = npgp.Grouped(npgp.median_split(X, 4))
+    given = partial(model, conditional=conditional)
     rows = compiled(lambda s: log_likelihood(given, s, X, Y)["y"])(jax.tree.map(jnp.asarray, samples))
     assert rows.shape == (3, 8)
     for i in range(3):

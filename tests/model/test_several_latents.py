@@ -287,7 +287,7 @@ def test_counts_of_two_latent_values(fn, density, float64):
     mean, variance = rows(5, 2, 0.6)
     y = np.array([0, 1, 2, 7] * 3)
     likelihood = likelihoods.as_likelihood(fn, 2)
-    assert likelihood.num_latents == 2 and likelihood.concave == () and likelihood.certificate == "none"
+    assert likelihood.num_latents == 2 and likelihood.concave == () and likelihood.proof == "none"
     (f, g), w = dense(mean, variance, 81, 8.0)
     p = density(f, g, y)
     value, marginal = averages(likelihood, y, mean, variance)
@@ -316,7 +316,7 @@ def test_quadrature_error_of_two_latent_values():
 def test_concave_where_claimed(likelihood, y, concave, float64):
     C, rng = likelihood.num_latents, np.random.default_rng(6)
     assert likelihood.concave == concave
-    assert likelihood.certificate == ("log-concave" if len(concave) == C else "none")
+    assert likelihood.proof == ("log-concave" if len(concave) == C else "none")
     a, b = rng.normal(size=(2, C, 2000)) * 3
     for latents, expected in ((concave, True), (range(C), len(concave) == C)):
         others = np.setdiff1d(np.arange(C), latents)

@@ -34,7 +34,7 @@ def random_q(name: str, seed: int, size: int = 3, batch: tuple[int, ...] = ()) -
 # Several latent values
 
 
-def heteroscedastic(conditional="tight", groups=None, likelihood=None):
+def heteroscedastic(conditional="tight", likelihood=None):
     def model(X, y=None):
         f, g = draw("f"), draw("g", lengthscale=1.5)
         npgp.observe(
@@ -43,7 +43,6 @@ def heteroscedastic(conditional="tight", groups=None, likelihood=None):
             likelihood or HeteroscedasticGaussian(),
             obs=y,
             conditional=conditional,
-            groups=groups,
         )
 
     return model
@@ -63,7 +62,7 @@ def dense_rows(conditional: str, f: Dense, g: Dense) -> np.ndarray:
 def test_two_gps_of_mean_and_log_scale_have_the_dense_elbo(conditional, float64):
     params = random_q("f", 0) | random_q("g", 1)
     f, g = Dense(([Z], ("dense",)), X, params), Dense(([Z], ("dense",)), X, params, "g", lengthscale=1.5)
-    model = heteroscedastic(conditional, 1 if conditional == "grouped" else None)
+    model = heteroscedastic(npgp.Grouped(1) if conditional == "grouped" else conditional)
     value = compiled(make_elbo(model))(jax.random.key(0), params, jnp.asarray(X), jnp.asarray(Y))
     expected = np.sum(dense_rows("tight" if conditional == "grouped" else conditional, f, g)) - f.kl - g.kl
     # The curvature rule is a damped iteration, and stationary in λ.
@@ -137,7 +136,7 @@ def test_certified_bounds_lie_below_the_evidence(kind, float64):
         zero, d = jnp.zeros((2, 2)), jnp.diagonal(D, axis1=1, axis2=2)
         residuals = [RowResidual(d)] * 3 + [GroupResidual(D[:, None], groups)] * 2
         return [
-            jnp.sum(conditionals.row_elbo(name, likelihood, y, zero, zero, residual, m))
+            jnp.sum(conditionals.row_elbo(conditionals.as_conditional(name), likelihood, y, zero, zero, residual, m))
             for name, residual in zip(names, residuals, strict=True)
         ]
 
@@ -164,7 +163,7 @@ def test_gradients_are_those_of_the_bound(likelihood, float64):
     at, direction = rng.uniform(0.2, 1.0, (2, 3, 2, 4))
 
     def bound(at):
-        terms = conditionals.row_elbo("tight", likelihood, jnp.array([0.0, 1.0, 1.0, 0.0]), *at)
+        terms = conditionals.row_elbo(npgp.Tight(), likelihood, jnp.array([0.0, 1.0, 1.0, 0.0]), *at)
         return jnp.sum(terms)
 
     slope = np.sum(compiled(jax.grad(bound))(at) * direction)
@@ -254,15 +253,15 @@ def test_mixed_outputs_in_groups_stay_below_the_evidence(float64):
     params = random_q("g", 2, batch=(2, 1))
     params["g.u.loc"] = 0.1 * params["g.u.loc"]
 
-    def elbo(conditional, groups=None):
+    def elbo(conditional):
         def model(X, Y=None):
             with numpyro.plate("functions", 2, dim=-2):
                 g = draw("g")
-            npgp.observe("y", W @ g(X), npgp.Gaussian(NOISE), obs=Y, conditional=conditional, groups=groups)
+            npgp.observe("y", W @ g(X), npgp.Gaussian(NOISE), obs=Y, conditional=conditional)
 
         return float(compiled(make_elbo(model))(jax.random.key(0), params, jnp.asarray(X), YS))
 
-    values = [elbo("prior"), elbo("tight"), elbo("grouped", 4)]
+    values = [elbo("prior"), elbo("tight"), elbo(npgp.Grouped(4))]
     K = np.kron(W @ W.T, rbf(X, X)) + NOISE * np.eye(24)
     _, log_det = np.linalg.slogdet(2 * np.pi * K)
     evidence = -0.5 * log_det - 0.5 * YS.ravel() @ np.linalg.solve(K, YS.ravel())

@@ -470,14 +470,13 @@ def test_what_is_refused(float64):
         handlers.seed(component().draw, 0)()
     with pytest.raises(ValueError, match="use TraceMeanField_ELBO"):
         make_elbo(regression(5), loss=Trace_ELBO())(jax.random.key(0), params(), x, near, y)
-    for conditional in ("grouped", "full"):
+    for conditional in (npgp.Grouped(3), "full"):
         with pytest.raises(ValueError, match="groups have nothing to add"):
 
             def model(x, near, y, conditional=conditional):
                 latent = component().draw()(x, near)
                 with numpyro.plate("data", N):
-                    groups = 3 if conditional == "grouped" else None
-                    npgp.observe("y", latent, npgp.Gaussian(NOISE), obs=y, conditional=conditional, groups=groups)
+                    npgp.observe("y", latent, npgp.Gaussian(NOISE), obs=y, conditional=conditional)
 
             make_elbo(lambda x, near, y, model=model: handlers.seed(model, 0)(x, near, y))(
                 jax.random.key(0), params(), x, near, y

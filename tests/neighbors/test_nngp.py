@@ -174,8 +174,8 @@ def everything():
     def run(X, values, noise, neighbors, near):
         results = []
         for gp in (
-            NNGP(kernel(), X, neighbors, mean=MEAN, jitter=0.0),
-            ResponseNNGP(kernel(), X, noise, neighbors, mean=np.full(N, MEAN)),
+            NNGP(kernel(), X, neighbors, offset=MEAN, jitter=0.0),
+            ResponseNNGP(kernel(), X, noise, neighbors, offset=np.full(N, MEAN)),
         ):
             factor = gp.factor()
             krige = gp.condition(values).mean_and_variance(NEW.copy(), near)
@@ -259,7 +259,7 @@ def test_nearer_to_the_gp_with_more_neighbors():
 
 def test_draws_have_the_implied_covariance(x64):
     neighbors = nearest_before(X[:8], 3)
-    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, mean=2.0).sample(key, (20_000,)))
+    draw = compiled(lambda key: NNGP(kernel(x64), X[:8].astype(x64), neighbors, offset=2.0).sample(key, (20_000,)))
     draws = np.asarray(draw(jax.random.key(0)))
     assert draws.shape == (20_000, 8) and draws.dtype == x64
     _, precision = dense_precision(*dense_vecchia(KERNEL(X[:8], X[:8]), neighbors))
@@ -333,7 +333,7 @@ def test_float32_is_near_float64():
 
     @compiled
     def run(values):
-        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, mean=MEAN)
+        gp = NNGP(kernel(np.float32), X.astype(np.float32), neighbors, offset=MEAN)
         return gp.log_prob(values), *gp.condition(values).mean_and_variance(
             NEW.astype(np.float32)
         )  # neighbors are found here
@@ -380,7 +380,7 @@ COUNTS = np.random.default_rng(5).poisson(np.exp(np.sin(2 * X[:, 0])))
 
 def count_model(neighbors, y):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
-    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, mean=0.2))
+    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, offset=0.2))
     numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
@@ -391,7 +391,7 @@ def test_densities_of_a_latent_site_and_of_its_whitened_values():
 
     @compiled
     def run(f):
-        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, mean=0.2).factor()
+        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, offset=0.2).factor()
         z = factor.whiten(f - 0.2)
         centered, _ = log_density(count_model, (neighbors, COUNTS), {}, {"variance": 0.8, "f": f})
         white, trace = log_density(whitened, (neighbors, COUNTS), {}, {"variance": 0.8, "f_white": z})
@@ -426,7 +426,7 @@ def test_nuts_and_svi_agree_on_a_latent_site():
     assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.8 * spread)
     assert np.corrcoef(mean, np.sin(2 * X[:, 0]))[0, 1] > 0.5
 
-    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, mean=0.2).condition(draws)
+    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, offset=0.2).condition(draws)
     at_new = kriging.sample(jax.random.key(1), NEW.astype(np.float32))
     assert at_new.shape == (200, 5) and np.all(np.isfinite(at_new))
 
@@ -449,7 +449,7 @@ def test_what_cannot_be_a_model_is_refused():
     refused("scale is .* must be positive", nearest_before, x, 3, scale=0.0)
     refused("X has NaN", nearest_before, x * np.nan, 3)
     refused("neighbors are those of 24 sites, but X has 8 rows", NNGP, Matern32(), x[:8], neighbors)
-    refused(r"mean has shape \(3,\)", NNGP, Matern32(), x, neighbors, mean=np.ones(3))
+    refused(r"offset has shape \(3,\)", NNGP, Matern32(), x, neighbors, offset=np.ones(3))
     refused("noise_variance is .* must be positive", ResponseNNGP, Matern32(), x, -1.0, neighbors)
     refused(r"noise_variance has shape \(3,\)", ResponseNNGP, Matern32(), x, np.ones(3), neighbors)
     gp = NNGP(Matern32(), x, 3)

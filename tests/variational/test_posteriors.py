@@ -48,7 +48,9 @@ def predict(posterior, X):
     return jax.tree.map(np.asarray, predict_jitted(posterior, X))
 
 
-@pytest.mark.parametrize("kinds", [("dense", "dense"), ("dense", "diagonal", "mean-only"), ("mean-only",)], ids="+".join)
+@pytest.mark.parametrize(
+    "kinds", [("dense", "dense"), ("dense", "diagonal", "mean-only"), ("mean-only",)], ids="+".join
+)
 def test_posterior_is_dense_algebra(x64, kinds):
     inducing, X, joint = problem(len(kinds))
     values = [parameters(kind, size=size) for kind, size in zip(kinds, SIZES, strict=False)]
