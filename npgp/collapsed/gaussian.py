@@ -141,8 +141,8 @@ class CollapsedGP(dist.Distribution):
     :param conditional: what q does to the residual: :class:`npgp.Tight` (Bui et al. 2025), :class:`npgp.Grouped`
         (tighter, at a little more than its cost; neighbors are found in X if it has no groups), :class:`npgp.Full` (at
         O(N³)), :class:`npgp.Prior` (SGPR, Titsias 2009), :class:`npgp.Shared` (Artemev et al. 2021), or a word for one.
-    :param covariances: for each block ``"dense"``, ``"diagonal"`` (mean field) or ``"mean-only"`` (the block moves the mean
-        only; such blocks come last). Dense throughout if omitted.
+    :param covariances: for each block ``"dense"``, ``"diagonal"`` (mean field) or ``"mean-only"`` (the block moves the
+        mean only; such blocks come last). Dense throughout if omitted.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape and for a noise variance known not to be positive.
     """

@@ -52,9 +52,9 @@ class SparseGP:
         ``numpyro.sample`` values.
     :param inducing: Z of shape (M, D), a block of features, or a list of these: the blocks of the orthogonal
         decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value.
-    :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (the block moves the mean
-        only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense", "mean-only"]`` is
-        ODVGP, ``["dense", "dense"]`` SOLVE-GP.
+    :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (the block moves the
+        mean only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense",
+        "mean-only"]`` is ODVGP, ``["dense", "dense"]`` SOLVE-GP.
     :param init_scale: initial standard deviation of q(ε), as a share of the prior's.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :param whitened: whether the parameters are those of q(ε). If not, they are those of the inducing values less what

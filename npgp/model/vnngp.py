@@ -288,7 +288,8 @@ class NeighborFunction:
         :param X: inputs.
         :param neighbors: numbers of the inducing points that each row depends on, (N, k), made by
             :func:`npgp.neighbors.nearest`. Found here if omitted, where inputs are no traced arguments: as many as
-            inducing points have. For rows that are inducing points, ``rows[:, None]`` says that f there is the inducing value.
+            inducing points have. For rows that are inducing points, ``rows[:, None]`` says that f there is the inducing
+            value.
         :raises TypeError: for inputs that are not floating, and where neighbors are to be found of traced ones.
         :raises ValueError: for inputs of another shape, without rows or with NaN, and neighbors of other rows.
         """

@@ -237,8 +237,8 @@ class LazySVI:
     def __init__(self, svi: SVI, optim: RowOptimizer | None = None):
         if not (optim is None or isinstance(optim, RowOptimizer)):
             raise TypeError(
-                f"row_optim is a {type(optim).__name__}; it must be made by npgp.training.row_adam, or be a RowOptimizer, "
-                "whose learning rate follows the number of the step and not of the row's visits."
+                f"row_optim is a {type(optim).__name__}; it must be made by npgp.training.row_adam, or "
+                "be a RowOptimizer, whose learning rate follows the number of the step and not of the row's visits."
             )
         if isinstance(svi.optim, Minimize):
             raise TypeError("row_optim works beside an optimizer of single steps, not beside Minimize.")
