@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -89,6 +90,16 @@ class Arguments(argparse.ArgumentParser):
 
 # ---------------------------------------------------------------------------------------------------------------
 # What people look at
+
+
+def heading(text: str) -> None:
+    """Print a title with a line below."""
+    print(f"\n{text}\n{'-' * len(text)}")
+
+
+def note(text: str, indent: str = "") -> None:
+    """Print a paragraph, its lines after the first indented."""
+    print(textwrap.fill(text, 110, subsequent_indent=indent))
 
 
 def table(
