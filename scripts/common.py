@@ -107,8 +107,9 @@ def table(
 ) -> str:
     """Aligned columns, to the right but for those of ``left``; ``None`` is an empty cell. In Markdown if asked for."""
     lines = [["" if cell is None else str(cell) for cell in line] for line in (header, *rows)]
-    widths = [max(3 * markdown, *map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     if markdown:
+        widths = [max(w, 1 if i in left else 2) for i, w in enumerate(widths)]
         lines.insert(1, ["-" * w if i in left else "-" * (w - 1) + ":" for i, w in enumerate(widths)])
     start, between, end = ("| ", " | ", " |") if markdown else ("", "  ", "")
 
@@ -203,27 +204,49 @@ def clock(cpu: bool) -> Callable[[], float]:
 def interleaved(
     calls: Mapping[Name, Callable[[], Any]],
     rounds: int,
-    clock: Callable[[], float] = time.perf_counter,
+    clock: Callable[[], float] | None = time.perf_counter,
     seed: int | None = 0,
 ) -> dict[Name, np.ndarray]:
     """
     Seconds of each call in each round: the calls take turns, so that what else the machine does meets all alike.
 
     :param calls: what to time; each is called once before. An array of JAX that it returns is waited for.
+    :param clock: if ``None``, a call returns its seconds itself.
     :param seed: of the order, drawn anew for each round; as they stand if ``None``.
     """
     import jax
 
+    def timed(call: Callable[[], Any]) -> float:
+        if clock is None:
+            return call()
+        began = clock()
+        jax.block_until_ready(call())
+        return clock() - began
+
     rng, names = np.random.default_rng(seed), list(calls)
     seconds = {name: np.empty(rounds) for name in names}
     for call in calls.values():
-        jax.block_until_ready(call())
+        timed(call)
     for i in range(rounds):
         for k in range(len(names)) if seed is None else rng.permutation(len(names)):
-            began = clock()
-            jax.block_until_ready(calls[names[k]]())
-            seconds[names[k]][i] = clock() - began
+            seconds[names[k]][i] = timed(calls[names[k]])
     return seconds
+
+
+def interleaved_steps(
+    advance: Mapping[Name, Callable[[int], float]], rounds: int, seconds: float, least: int = 2, most: int = 1000
+) -> dict[Name, np.ndarray]:
+    """
+    Seconds per step of each program, by turns of about so many seconds.
+
+    :param advance: of each program, a function from a number of steps to the seconds of one.
+    """
+    counts = {}
+    for name, program in advance.items():
+        counts[name] = least
+        for _ in range(2):  # the first calls may still compile, and a call has a cost of its own
+            counts[name] = int(np.clip(seconds / program(counts[name]), least, most))
+    return interleaved({name: lambda n=name: advance[n](counts[n]) for name in advance}, rounds, clock=None)
 
 
 def one_blas_thread() -> AbstractContextManager:
