@@ -14,6 +14,7 @@ import argparse
 import json
 import math
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,12 @@ class Arguments(argparse.ArgumentParser):
                 if getattr(args, name) == self.get_default(name):
                     setattr(args, name, value)
         return args
+
+
+def command(script: str, argv: Sequence[str] | None = None) -> str:
+    """The command line, for results: with the script's path in the repository."""
+    path = Path(script).resolve().relative_to(Path(__file__).resolve().parents[1])
+    return shlex.join(["python", path.as_posix(), *(sys.argv[1:] if argv is None else argv)])
 
 
 # ---------------------------------------------------------------------------------------------------------------

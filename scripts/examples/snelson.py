@@ -10,7 +10,7 @@ Turner 2025 do; these lead to local optima. ``--restarts`` looks for better ones
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 
 import jax
@@ -24,6 +24,9 @@ from scipy.optimize import minimize
 import npgp
 from npgp import datasets
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, table, write_json, write_picture
+
 CONDITIONALS = ("prior", "tight")
 NUM_INDUCING = 5
 #: Relative to the prior variance, which is about .1 at the optima: the paper's 1e-6 in absolute terms.
@@ -31,14 +34,11 @@ JITTER = 1e-5
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--restarts", type=int, default=0, help="further starts of the collapsed fits, at random")
-    parser.add_argument("--steps", type=int, default=5000, help="steps of SVI")
-    parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=1, help="of the five data points and of SVI")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(argv)
+    seed = dict(default=1, help="of the five data points and of SVI")
+    parser.shared("out", "json", steps=dict(default=5000, help="of SVI"), learning_rate=0.02, seed=seed)
+    return parser.read(argv)
 
 
 def lbfgs(loss, start: np.ndarray) -> tuple[float, np.ndarray]:
@@ -146,15 +146,10 @@ def main(argv: list[str] | None = None) -> dict:
         rows.append((f"{conditional}, SVI", *figures.values(), f"{collapsed:.4f}"))
 
     print(f"Snelson's data, {len(X)} rows, {NUM_INDUCING} inducing points")
-    heads = ("", "bound", "lengthscale", "variance", "noise", "at the optimal q(u)")
-    print(f"{heads[0]:18}{heads[1]:>11}{heads[2]:>13}{heads[3]:>10}{heads[4]:>9}{heads[5]:>22}")
-    for name, bound, lengthscale, variance, noise, optimal in rows:
-        print(f"{name:18}{bound:11.4f}{lengthscale:13.4f}{variance:10.4f}{noise:9.4f}{optimal:>22}")
+    cells = [(name, *(f"{value:.4f}" for value in values), optimal) for name, *values, optimal in rows]
+    print(table(("", "bound", "lengthscale", "variance", "noise", "at the optimal q(u)"), cells))
 
     from npgp import plots
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "snelson.png"
 
     @jax.jit
     def reference(lengthscale, variance, noise):
@@ -163,12 +158,8 @@ def main(argv: list[str] | None = None) -> dict:
 
     mean, var = reference(*exact["hyperparameters"])
     exact_band = (mean, np.sqrt(var + exact["hyperparameters"][2]))
-    plots.plot_fit(X[:, 0], y, grid[:, 0], panels, exact_band).savefig(path, dpi=130)
-    print(f"wrote {path}")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"wrote {args.json}")
+    write_picture(args.out / "snelson.png", plots.plot_fit(X[:, 0], y, grid[:, 0], panels, exact_band))
+    write_json(args.json, report)
     return report
 
 

@@ -16,12 +16,12 @@ from jax_process import clear, configure, device_memory  # noqa: F401 (asked for
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from problems import LEARNING_RATE, Problem
-from threadpoolctl import threadpool_limits
 
 import npgp
 
-sys.path.append(str(Path(__file__).parent.parent))
-from row_cost import gplvm_loop, vnngp_loop
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from benchmarks.row_cost import gplvm_loop, vnngp_loop
+from common import one_blas_thread
 
 #: Of one device call.
 MAX_STEPS = 1000
@@ -169,7 +169,7 @@ class Collapsed:
         self.run = lambda: run(start, X, y)
 
     def advance(self, steps: int) -> None:
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             for _ in range(steps):
                 value = jax.block_until_ready(self.run())[0]
         if not jnp.isfinite(value):
@@ -184,7 +184,7 @@ class Rows:
         self.loop = make(options.pop("rows"), True, Namespace(**options))
 
     def advance(self, steps: int) -> None:
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             self.loop.advance(steps)
 
 
