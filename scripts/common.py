@@ -152,6 +152,14 @@ def quartiles(values: Iterable[float], scale: float = 1.0) -> list[float]:
     return [scale * float(q) for q in np.quantile(np.asarray(list(values)), (0.25, 0.5, 0.75))]
 
 
+def scores(mean: Any, variance: Any, y: np.ndarray) -> tuple[float, float]:
+    """RMSE, and mean negative log density of normal predictions, both in double precision."""
+    mean, variance = np.asarray(mean, np.float64), np.asarray(variance, np.float64)
+    squared = np.square(y - mean)
+    nlpd = 0.5 * np.mean(np.log(2.0 * np.pi * variance) + squared / variance)
+    return float(np.sqrt(np.mean(squared))), float(nlpd)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Files
 
