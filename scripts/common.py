@@ -290,11 +290,13 @@ def in_its_own_process(script: str | Path, argv: Sequence[str]) -> Any:
 
 
 def keep_programs(folder: Path | None = None) -> None:
-    """Keep compiled programs on disk: in a folder, or in a temporary one unless the user has a cache already."""
+    """Keep compiled programs on disk: all in a folder, or the slow ones in a temporary one unless there is a cache."""
     import jax
 
-    if folder is not None or jax.config.jax_compilation_cache_dir is None:
-        folder = folder or Path(tempfile.mkdtemp(prefix="npgp-programs-"))
-        jax.config.update("jax_compilation_cache_dir", str(folder))
+    if folder is not None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    elif jax.config.jax_compilation_cache_dir is None:
+        folder = Path(tempfile.mkdtemp(prefix="npgp-programs-"))
+    if folder is not None:
+        jax.config.update("jax_compilation_cache_dir", str(folder))
