@@ -21,14 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, interleaved, one_blas_thread, quartiles, whole, write_json
+from studies.shared import learned
 
 #: One block: its kind, its number of features, and for activations their levels.
 Block = tuple[str, int, tuple[int, ...]]
@@ -94,12 +93,7 @@ def svi_step(blocks: Sequence[Block], X, y) -> Callable[[], Any]:
     initial = start(blocks, columns)
 
     def model(X, y):
-        params = {
-            name: numpyro.param(
-                name, value, constraint=constraints.real if "inducing" in name else constraints.softplus_positive
-            )
-            for name, value in initial.items()
-        }
+        params = learned(initial)
         f = npgp.SparseGP("f", arc_cosine(params), features(params, blocks, columns)).draw()
         with npgp.plate("data", 100 * len(X), rows=len(X)):
             npgp.observe("y", f(X), npgp.Gaussian(params["noise"]), obs=y)

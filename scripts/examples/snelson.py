@@ -19,13 +19,13 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from scipy.optimize import minimize
 
 import npgp
 from npgp import datasets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, table, write_json, write_picture
+from studies.shared import lbfgs
 
 CONDITIONALS = ("prior", "tight")
 NUM_INDUCING = 5
@@ -41,16 +41,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.read(argv)
 
 
-def lbfgs(loss, start: np.ndarray) -> tuple[float, np.ndarray]:
-    """Minimise; the least loss and where it is taken."""
+def best_of(loss, starts: list[np.ndarray]) -> tuple[float, np.ndarray]:
+    """Minimize by L-BFGS from each start; the least loss and where it is taken."""
     gradient = jax.jit(jax.value_and_grad(loss))
-
-    def numpy_loss(theta):
-        value, slope = gradient(theta)
-        return float(value), np.asarray(slope, float)
-
-    options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-8}
-    optimum = minimize(numpy_loss, start, jac=True, method="L-BFGS-B", options=options)
+    optimum = min((lbfgs(gradient, start, 2000, ftol=1e-14) for start in starts), key=lambda optimum: optimum.fun)
     return float(optimum.fun), optimum.x
 
 
@@ -61,7 +55,7 @@ def fit_exact(X, y) -> dict:
         lengthscale, variance, noise = jnp.exp(theta)
         return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
 
-    value, theta = lbfgs(loss, np.zeros(3))
+    value, theta = best_of(loss, [np.zeros(3)])
     return {"log_evidence": -value, "hyperparameters": np.exp(theta)}
 
 
@@ -77,7 +71,7 @@ def fit_collapsed(X, y, grid, conditional: str, starts: list[np.ndarray]) -> tup
         kernel = npgp.RBF(lengthscale, variance)
         return npgp.CollapsedGP(kernel, X, theta[3:][:, None], noise, conditional=conditional, jitter=JITTER)
 
-    value, theta = min((lbfgs(lambda t: -gp(t).log_prob(y), start) for start in starts), key=lambda fit: fit[0])
+    value, theta = best_of(lambda t: -gp(t).log_prob(y), starts)
     lengthscale, variance, noise = np.exp(theta[:3])
     figures = {"bound": -value, "lengthscale": lengthscale, "variance": variance, "noise_variance": noise}
     moments = jax.jit(lambda theta: gp(theta).condition(y).mean_and_variance(grid))(theta)

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from loading import script
 from matplotlib import pyplot as plt
+from studies import shared
 
 import npgp
 
@@ -115,11 +116,11 @@ def test_numbers_that_are_not_finite_stop_the_run(kin40k):
         kin40k.require_finite({**fit, "rmse": np.nan}, {"inducing0": np.array([0.0, np.inf])})
 
 
-def test_mean_and_standard_error(kin40k):
-    mean, error = kin40k.moments([1.0, 2.0, 6.0])
+def test_mean_and_standard_error():
+    mean, error = shared.moments([1.0, 2.0, 6.0])
     assert mean == 3.0
     assert error == pytest.approx(np.sqrt(7.0) / np.sqrt(3.0))
-    assert kin40k.moments([1.0]) == (1.0, None)
+    assert shared.moments([1.0]) == (1.0, None)
 
 
 def test_wrong_number_of_points(kin40k, capsys):

@@ -33,21 +33,28 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import optax
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from common import Arguments, moments, plus_minus, table, whole, write_json, write_picture
+from common import Arguments, whole, write_json, write_picture
 from studies.classification.against_nuts import nuts_table, picture, svi_against_nuts
 from studies.classification.binary import LIKELIHOOD, SETS, Split, log_probabilities, scores, train
+from studies.shared import learned, summarize, summary_table
 
 #: Shares of the blocks in M, and the conditional.
 METHODS: dict[str, tuple[tuple[float, ...], Any]] = {
     "SVGP, prior": ((1.0,), "prior"),
     "SVGP, tight": ((1.0,), "tight"),
     "SOLVE-GP, tight": ((0.5, 0.5), "tight"),
+}
+#: Titles and digits.
+FIGURES = {
+    "elbo": ("ELBO", 2),
+    "error": ("error", 4),
+    "log_likelihood": ("log-likelihood", 4),
+    "seconds": ("seconds", 1),
 }
 NOTE = (
     "ELBO: of all training rows, at the end. Error: share of test rows. Log-likelihood: mean of test rows. ±: standard "
@@ -99,12 +106,7 @@ def fit_npgp(split: Split, method: str, args: argparse.Namespace, seed: int) -> 
     start |= {f"inducing{i}": jnp.asarray(Z) for i, Z in enumerate(inducing)}
 
     def model(X, y=None):
-        params = {
-            name: numpyro.param(
-                name, value, constraint=constraints.real if "inducing" in name else constraints.softplus_positive
-            )
-            for name, value in start.items()
-        }
+        params = learned(start)
         f = component(params, len(shares)).draw()
         with numpyro.plate("data", X.shape[0]):
             npgp.observe("y", f(X), LIKELIHOOD, obs=y, conditional=conditional)
@@ -196,38 +198,15 @@ def _fit_named(method: str, split: Split, args: argparse.Namespace, seed: int):
     return fit_npgp(split, method, args, seed)
 
 
-def summarize(fits: list[dict]) -> list[dict]:
-    """Means and standard errors over splits, by set and method."""
-    groups: dict[tuple[str, str], list[dict]] = {}
-    for fit in fits:
-        groups.setdefault((fit["data"], fit["method"]), []).append(fit)
-    rows = []
-    for (data, method), members in groups.items():
-        row: dict[str, Any] = {"data": data, "method": method}
-        for key in ("elbo", "error", "log_likelihood", "seconds"):
-            row[key], row[f"{key}_se"] = moments([fit[key] for fit in members])
-        rows.append(row)
-    return rows
-
-
-def summary_table(rows: list[dict]) -> str:
-    digits = {"elbo": 2, "error": 4, "log_likelihood": 4}
-    lines = []
-    for row in rows:
-        cells = [plus_minus(row[key], row[f"{key}_se"], count) for key, count in digits.items()]
-        lines.append((row["data"], row["method"], *cells, f"{row['seconds']:.1f}"))
-    return table(("", "", "ELBO", "error", "log-likelihood", "seconds"), lines, left=(0, 1))
-
-
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     jax.config.update("jax_enable_x64", True)
     report: dict = {"inducing": args.inducing, "steps": args.steps, "learning_rate": args.learning_rate}
     if "comparison" in args.parts:
         report["fits"] = compare(args)
-        report["summary"] = summarize(report["fits"])
+        report["summary"] = summarize(report["fits"], ("data", "method"), tuple(FIGURES))
         print(f"M = {args.inducing}, {args.steps} steps of Adam at {args.learning_rate:g}, splits {args.splits}")
-        print(summary_table(report["summary"]))
+        print(summary_table(report["summary"], {"data": "", "method": ""}, FIGURES))
         print(NOTE)
     if "nuts" in args.parts:
         report["nuts"], scene = svi_against_nuts(args)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import interleaved
-from scipy.optimize import minimize
+from studies.shared import lbfgs
 
 import npgp
 import npgp.inducing
@@ -21,8 +21,6 @@ from npgp import datasets
 
 CONDITIONALS = ("prior", "tight", "grouped")
 KERNELS = {"matern32": npgp.Matern32, "rbf": npgp.RBF}
-#: Logs of lengthscales, variance and noise stay within these.
-LOG_BOUNDS = (-9.0, 7.0)
 
 
 def load(name: str, split: int, args: argparse.Namespace) -> datasets.RegressionSplit:
@@ -66,19 +64,6 @@ def loss_and_slope(theta, X, y, groups, conditional: str, kernel: str):
     return jax.value_and_grad(lambda t: -gp_at(t, X, groups, conditional, kernel).log_prob(y) / len(y))(theta)
 
 
-def lbfgs(loss: Callable, start: np.ndarray, num_logs: int, iterations: int) -> tuple[float, np.ndarray, int]:
-    """Minimise from a start, whose first so many entries are logs: the least loss, where, and the iterations."""
-
-    def numpy_loss(theta):
-        value, slope = loss(theta)
-        return float(value), np.asarray(slope, float)
-
-    bounds = [LOG_BOUNDS] * num_logs + [(None, None)] * (len(start) - num_logs)
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-12, "gtol": 1e-8}
-    optimum = minimize(numpy_loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    return float(optimum.fun), optimum.x, int(optimum.nit)
-
-
 def start_at(X: np.ndarray, inducing: int, seed: int) -> np.ndarray:
     """Lengthscales √D, variance 1, noise variance .1, inducing inputs from k-means."""
     columns = X.shape[1]
@@ -89,8 +74,8 @@ def start_at(X: np.ndarray, inducing: int, seed: int) -> np.ndarray:
 def fit(data, groups, conditional: str, start: np.ndarray, args: argparse.Namespace) -> Fit:
     X, y = jnp.asarray(data.X_train), jnp.asarray(data.y_train)
     loss = partial(loss_and_slope, X=X, y=y, groups=groups, conditional=conditional, kernel=args.kernel)
-    value, theta, iterations = lbfgs(loss, start, X.shape[1] + 2, args.iterations)
-    return Fit(-value, theta, iterations)
+    optimum = lbfgs(loss, start, args.iterations, X.shape[1] + 2)
+    return Fit(-float(optimum.fun), optimum.x, int(optimum.nit))
 
 
 @partial(jax.jit, static_argnames=("conditional", "kernel"))

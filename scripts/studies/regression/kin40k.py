@@ -33,7 +33,7 @@ import npgp
 from npgp.sparse.conditionals import Conditional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from common import Arguments, moments, plus_minus, table, whole, write_json, write_picture
+from common import Arguments, table, whole, write_json, write_picture
 from studies.regression.layouts import STRUCTURES, Layout, Split
 from studies.regression.minibatch import (
     NOISE_VARIANCE,
@@ -45,6 +45,7 @@ from studies.regression.minibatch import (
     scores,
     start_of_lengthscales,
 )
+from studies.shared import summarize, summary_table
 
 CONDITIONALS: tuple[Conditional, ...] = ("prior", "tight", "grouped")
 #: Points of the ELBO curves in the report.
@@ -56,6 +57,20 @@ NOTE = (
     "correction. Seconds: of training, compilation included. ±: standard error over splits."
 )
 
+#: What fits of several splits share, and the columns' titles.
+KEYS = {"inducing": "M", "structure": "structure", "conditional": "conditional"}
+#: Titles and digits; "+" is with the local correction.
+FIGURES = {
+    "elbo_per_row": ("ELBO per row", 4),
+    "best_elbo_per_row": ("of best q", 4),
+    "best_grouped_elbo_per_row": ("grouped, of best q", 4),
+    "rmse": ("RMSE", 4),
+    "log_likelihood": ("log lik.", 4),
+    "rmse_local": ("RMSE +", 4),
+    "log_likelihood_local": ("log lik. +", 4),
+    "seconds": ("seconds", 0),
+    "cpu_seconds": ("of CPU", 0),
+}
 BOUNDS = ("elbo_per_row", "best_elbo_per_row", "best_grouped_elbo_per_row")
 METRICS = ("rmse", "log_likelihood", "rmse_local", "log_likelihood_local")
 
@@ -198,31 +213,6 @@ def by_method(fits: list[dict]) -> dict[tuple, list[dict]]:
     return methods
 
 
-def summarize(fits: list[dict]) -> list[dict]:
-    summary = []
-    for (M, structure, conditional), same in by_method(fits).items():
-        row: dict[str, Any] = {"inducing": M, "structure": structure, "conditional": conditional, "fits": len(same)}
-        for key in (*BOUNDS, *METRICS, "seconds", "cpu_seconds"):
-            row[key], row[f"{key}_error"] = moments([fit[key] for fit in same])
-        summary.append(row)
-    return summary
-
-
-def summary_table(summary: list[dict]) -> str:
-    """One row per method; "+" is with the local correction."""
-    columns = {"elbo_per_row": ("ELBO per row", 4), "best_elbo_per_row": ("of best q", 4)}
-    columns |= {"best_grouped_elbo_per_row": ("grouped, of best q", 4)}
-    columns |= {"rmse": ("RMSE", 4), "log_likelihood": ("log lik.", 4)}
-    columns |= {"rmse_local": ("RMSE +", 4), "log_likelihood_local": ("log lik. +", 4)}
-    columns |= {"seconds": ("seconds", 0), "cpu_seconds": ("of CPU", 0)}
-    lines = []
-    for row in summary:
-        cells = [plus_minus(row[key], row[f"{key}_error"], digits) for key, (_, digits) in columns.items()]
-        lines.append((row["inducing"], row["structure"], row["conditional"], row["fits"], *cells))
-    heads = ("M", "structure", "conditional", "fits", *(title for title, _ in columns.values()))
-    return table(heads, lines, left=(1, 2))
-
-
 def draw(fits: list[dict], title: str, path: Path) -> None:
     """ELBO curves, means over splits; a panel for each M."""
     from npgp.plots import COLOURS, _subplots
@@ -275,7 +265,7 @@ def main(argv: list[str] | None = None) -> dict:
         for M, structure, conditional in itertools.product(args.inducing, args.structures, args.conditionals):
             fit = train(split, M, structure, conditional, args)
             report["fits"].append(fit)
-            report["summary"] = summarize(report["fits"])
+            report["summary"] = summarize(report["fits"], tuple(KEYS), tuple(FIGURES))
             print(
                 f"M = {M}, {structure}, {conditional}: ELBO per row {fit['elbo_per_row']:.4f}, RMSE "
                 f"{fit['rmse']:.4f}, {fit['seconds']:.0f} s",
@@ -286,7 +276,7 @@ def main(argv: list[str] | None = None) -> dict:
         print(finite_table(report["fits"]))
         print(f"all {len(report['fits'])} fits are finite in float32")
     else:
-        print(summary_table(report["summary"]))
+        print(summary_table(report["summary"], KEYS | {"fits": "fits"}, FIGURES))
         print(NOTE)
         path = args.out / f"{args.data}_elbo.png"
         draw(report["fits"], f"{args.data}, batches of {args.batch_size} rows, float32", path)

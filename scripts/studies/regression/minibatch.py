@@ -20,11 +20,10 @@ import common
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from common import Arguments, write_json
 from jax import lax
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from studies.shared import learned
 
 import npgp
 from npgp.sparse.conditionals import Conditional
@@ -148,11 +147,7 @@ def regression_model(
     groups = group_size if conditional == "grouped" else None
 
     def model(X, y=None, mask=None, *, size):
-        positive = constraints.softplus_positive
-        params = {
-            name: numpyro.param(name, value, constraint=constraints.real if "inducing" in name else positive)
-            for name, value in start.items()
-        }
+        params = learned(start)
         f = component(params, covariances).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             likelihood = npgp.Gaussian(params["noise_variance"])

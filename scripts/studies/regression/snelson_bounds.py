@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common import note, table
-from studies.regression.collapsed_fits import CONDITIONALS, lbfgs
+from studies.regression.collapsed_fits import CONDITIONALS
+from studies.shared import lbfgs
 
 import npgp
 from npgp import datasets
@@ -56,7 +57,7 @@ def snelson(args: argparse.Namespace) -> dict:
         lengthscale, variance, noise = jnp.exp(theta)
         return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
 
-    exact = -lbfgs(evidence_loss, np.zeros(3), 3, 200)[0]
+    exact = -float(lbfgs(evidence_loss, np.zeros(3), 200, 3).fun)
     report: dict[str, Any] = {"exact": exact}
     cases = {"5 points": (0, 10), "5 points and 5 mean-only": (5, 25)}
     for title, (mean_only, size) in cases.items():
@@ -72,12 +73,12 @@ def snelson(args: argparse.Namespace) -> dict:
         for conditional in (*CONDITIONALS, "full"):
             part = groups if conditional == "grouped" else None
             loss = partial(snelson_loss, X=X, y=y, groups=part, mean_only=mean_only, conditional=conditional)
-            fits = [lbfgs(loss, start, 3, 4 * args.iterations) for start in starts]
-            value, theta, _ = min(fits, key=lambda f: f[0])
-            lengthscale, variance, noise = map(float, np.exp(theta[:3]))
+            fits = [lbfgs(loss, start, 4 * args.iterations, 3) for start in starts]
+            best = min(fits, key=lambda fit: fit.fun)
+            lengthscale, variance, noise = map(float, np.exp(best.x[:3]))
             figures[conditional] = {
-                "first_start": -fits[0][0],
-                "best": -value,
+                "first_start": -float(fits[0].fun),
+                "best": -float(best.fun),
                 "lengthscale": lengthscale,
                 "variance": variance,
                 "noise_variance": noise,
