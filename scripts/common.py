@@ -66,9 +66,10 @@ SHARED: dict[str, dict[str, Any]] = {
 class Arguments(argparse.ArgumentParser):
     """A parser whose help is ``__doc__`` of a script: the first line on top, the rest below the options."""
 
-    def __init__(self, doc: str | None):
+    def __init__(self, doc: str | None = None, **more: Any):
         summary, _, rest = (doc or "").strip().partition("\n")
-        super().__init__(description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter)
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=summary, epilog=rest, formatter_class=raw, **more)
 
     def shared(self, *names: str, **defaults: Any) -> None:
         """Options of :data:`SHARED`: as they are, by ``x=default``, or by ``x={...}`` of all that differs."""
