@@ -8,7 +8,7 @@ A small sparse GP is trained on minibatches with ``npgp.fit(..., checkpoints=...
 SIGKILL: at times while it starts, at times while it trains, which is nearly always while it writes a checkpoint. The
 next process goes on, until all kills are survived, and then to the end. The table says for each kill how far training
 had come, what the newest complete checkpoint was and where the next process took it up: at another step, a checkpoint
-was torn or lost. In the end all bits of parameters, optimiser, random key, losses and evaluations must be those of a
+was torn or lost. In the end all bits of parameters, optimizer, random key, losses and evaluations must be those of a
 run without kills or checkpoints. The exit status is 1 if something differs.
 
 Processes are forked from this one, which imports but does not start JAX, and share one cache of compiled programs.
@@ -57,10 +57,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     steps = dict(help="of the training in all; by default more than is taken between kills")
     parser.shared("seed", "json", steps=steps)
     return parser.read(argv)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The process that is killed
 
 
 class Reported(npgp.Checkpoints):
@@ -173,10 +169,6 @@ class Life:
         if os.WIFEXITED(status) and os.WEXITSTATUS(status):
             raise RuntimeError("Training failed; what is printed above says why.")
         return os.WIFEXITED(status)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The process that kills
 
 
 class Kill(NamedTuple):

@@ -3,7 +3,7 @@
 
 The same step twice: as a model with ``SparseGP`` and ``observe`` under ``SVI`` and ``AutoSparseGP``, and as one
 function of unconstrained parameters that calls the projection and the rows' terms itself, knows nothing of sites, and
-is differentiated and updated by the same optimiser. Both are compiled and timed in turn. Their losses agree where no
+is differentiated and updated by the same optimizer. Both are compiled and timed in turn. Their losses agree where no
 hyperparameter is sampled.
 
     python scripts/benchmarks/overhead.py --json out/overhead.json

@@ -57,7 +57,7 @@ class Loop:
     """
     A training loop, compiled once, that goes on where it was.
 
-    :param svi: model, guide, optimiser and loss.
+    :param svi: model, guide, optimizer and loss.
     :param arrays: the data.
     :param batch_size: rows per step.
     :param row_optim: moves row tables lazily; they are moved as wholes if omitted.

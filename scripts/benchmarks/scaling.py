@@ -3,7 +3,7 @@
 
 Without accelerators the devices are simulated, parts of one CPU: times then say little, since they share its cores, and
 what counts is the work of each device, which the compiler knows. Efficiency is the work on one device divided by that
-on all k together; what all do alike, the factorisation of K_uu above all, keeps it below one.
+on all k together; what all do alike, the factorization of K_uu above all, keeps it below one.
 
     python scripts/benchmarks/scaling.py --json out/scaling.json
     python scripts/benchmarks/scaling.py --batch-size 65536 --inducing 1024      # on a machine with GPUs

@@ -48,10 +48,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.read(argv)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Programs
-
-
 def arc_cosine(params) -> npgp.kernels.ZonalArcCosine:
     return npgp.kernels.ZonalArcCosine(weight_variance=params["weights"], bias_variance=params["bias"])
 
@@ -116,10 +112,6 @@ def collapsed_bound(blocks: Sequence[Block], X, y) -> Callable[[], Any]:
     return lambda: compiled(params, X, y)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Measurements
-
-
 def compare(structures: Mapping[str, Sequence[Block]], columns: int, args: argparse.Namespace) -> dict[str, Any]:
     """Both kinds of programs of structures of which the first is what others are compared with."""
     report: dict[str, Any] = {}
@@ -164,10 +156,6 @@ def study_orthogonal(args: argparse.Namespace) -> list[dict[str, Any]]:
         results.append({"features": f"{size} + {size}", **compare(structures, args.columns, args)})
         print_lines(results[-1])
     return results
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What people look at
 
 
 HEADS = f"{'features':>12}  {'':<31}{'ms':>9} (quartiles)        {'ratio':>5} (quartiles)      fastest"

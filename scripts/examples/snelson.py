@@ -61,7 +61,7 @@ def fit_exact(X, y) -> dict:
 
 def fit_collapsed(X, y, grid, conditional: str, starts: list[np.ndarray]) -> tuple[dict, np.ndarray, tuple]:
     """
-    Maximise the collapsed bound over hyperparameters and inducing inputs from each start.
+    Maximize the collapsed bound over hyperparameters and inducing inputs from each start.
 
     :return: of the best: figures, inducing inputs, and mean and variance of f at the grid.
     """

@@ -92,7 +92,7 @@ class Fit:
     """
     ``npgp.fit``, that goes on where it was; from the second call on, its program is compiled.
 
-    :param svi: model, guide, optimiser and loss.
+    :param svi: model, guide, optimizer and loss.
     :param arrays: the data.
     :param options: of ``npgp.fit``.
     """
@@ -188,10 +188,6 @@ class Rows:
             self.loop.advance(steps)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Training to a given test NLPD
-
-
 def train(
     file: str,
     epochs: int,
@@ -225,10 +221,10 @@ def train(
     began = time.perf_counter()
     model = model_of(start, "svgp" if conditional == "prior" else conditional, len(y))
     guide = npgp.AutoSparseGP(model)
-    optimiser = npgp.adam(learning_rate, epochs * per_epoch, **schedule)
+    optimizer = npgp.adam(learning_rate, epochs * per_epoch, **schedule)
     if natural is not None:
-        optimiser = npgp.natural_gradient(natural, optimiser)
-    fit = Fit(SVI(model, guide, optimiser, TraceMeanField_ELBO()), X, y, batch_size=batch_size)
+        optimizer = npgp.natural_gradient(natural, optimizer)
+    fit = Fit(SVI(model, guide, optimizer, TraceMeanField_ELBO()), X, y, batch_size=batch_size)
     fit.advance(1)
     seconds = compile_seconds = time.perf_counter() - began
 

@@ -64,10 +64,6 @@ def limit(found: dict[str, Any], chosen: dict[str, dict[str, Any]], inducing: in
     return share * np.asarray(chosen["products"]["seconds"])
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Markdown
-
-
 def markdown(found: dict[str, Any]) -> str:
     sections = [_head(found)]
     for part, write in {"steps": _steps, "first_step": _first_step, "npgp": _alone, "kin40k": _kin40k}.items():
@@ -212,7 +208,7 @@ def _kin40k(found: dict[str, Any]) -> str:
         return f"## Time to a test NLPD on kin40k\n\n{run['missing']}"
     text = [
         f"## Time to a test NLPD on kin40k\n\n{run['rows']} training rows, M = {run['inducing']}, batches of "
-        f"{run['batch_size']}, float32; NLPD of the test rows, standardised target. Both start at the same "
+        f"{run['batch_size']}, float32; NLPD of the test rows, standardized target. Both start at the same "
         "points and hyperparameters; evaluations are not timed. GPyTorch: Adam, learning rate 0.01, "
         f"{run['epochs']} epochs; npgp: {run['recipe']['epochs']} epochs, natural gradients for q (rate "
         f"{run['recipe']['natural']}) and Adam for the rest (learning rate {run['recipe']['learning_rate']}, cosine "
@@ -234,10 +230,6 @@ def _kin40k(found: dict[str, Any]) -> str:
             lines.append(["npgp, to GPyTorch's last NLPD", *cells, f"{other['curve'][-1][1]:.4f}", share])
     text.append(markdown_table(["", "seconds", "without the first step", "NLPD", "of GPyTorch's time"], lines))
     return "\n\n".join(text)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Figure
 
 
 def draw(found: dict[str, Any], path: Path) -> None:

@@ -94,10 +94,6 @@ def parser() -> Arguments:
     return parser
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Reading a problem
-
-
 def read(path: Path) -> tuple[Problem, list[str]]:
     """The problem in a file, and the names of entries that are not read."""
     try:
@@ -191,10 +187,6 @@ def kernel_of(data: dict[str, np.ndarray], columns: int) -> tuple[kernels.Kernel
         name: positive(data, name, columns if name in by_column else None) for name in sorted(fields & set(data))
     }
     return cls(**settings), set(settings)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The report
 
 
 def report_on(problem: Problem, groups: Groups | None) -> dict:

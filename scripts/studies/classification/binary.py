@@ -31,7 +31,7 @@ def cancer() -> tuple[np.ndarray, np.ndarray, int]:
 
 def recurrence() -> tuple[np.ndarray, np.ndarray, int]:
     data = datasets.load("uci_breastcancer")
-    # Columns: a number, whether it recurred (centred), and measurements; the set's own target is the time until then.
+    # Columns: a number, whether it recurred (centered), and measurements; the set's own target is the time until then.
     return data["X"][:, 2:], (data["X"][:, 1] > 0).astype(int), 150
 
 
@@ -44,7 +44,7 @@ SETS: dict[str, Callable[[], tuple[np.ndarray, np.ndarray, int]]] = {
 
 @dataclass(frozen=True)
 class Split:
-    """Rows of a split; inputs standardised by the training rows."""
+    """Rows of a split; inputs standardized by the training rows."""
 
     X: np.ndarray
     y: np.ndarray
@@ -62,7 +62,7 @@ class Split:
         return cls(X[train_rows], y[train_rows], X[test_rows], y[test_rows])
 
     def inducing(self, shares: tuple[float, ...], M: int, lengthscale: float, seed: int) -> list[np.ndarray]:
-        """Starts of the blocks: centres of k-means, and greedily given these."""
+        """Starts of the blocks: centers of k-means, and greedily given these."""
         blocks = [np.asarray(npgp.inducing.kmeans(self.X, int(shares[0] * M), seed))]
         for share in shares[1:]:
             kernel = npgp.RBF(lengthscale)

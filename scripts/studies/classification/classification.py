@@ -11,7 +11,7 @@ rate), steps, splits and precision (float64). On the test rows: error and mean l
     recurrence  Wisconsin prognostic breast cancer, 31 columns: does it recur? 150 and 44, and little to be learnt
 
 Second part: one banana split with priors on the hyperparameters, by SVI (``AutoSparseGP``: q(ε), and AutoNormal for
-the hyperparameters) and by NUTS over ε and hyperparameters, from where SVI ended. Inducing inputs stay at the centres
+the hyperparameters) and by NUTS over ε and hyperparameters, from where SVI ended. Inducing inputs stay at the centers
 of k-means. Compared are the probabilities on a grid, and the posterior of the hyperparameters.
 
     NPGP_DATA=... python scripts/studies/classification/classification.py --json out/classification.json

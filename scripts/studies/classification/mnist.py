@@ -12,7 +12,7 @@ Everything is learned at once by Adam on minibatches. On the test digits: accura
 (NLPD).
 
 M counts all inducing points: SOLVE-GP has M/2 + M/2 where SVGP has M, and it is compared with SVGP of M/2 points too.
-All four methods start at the same M inputs: the centres of k-means of at most 10,000 training digits. The softmax is
+All four methods start at the same M inputs: the centers of k-means of at most 10,000 training digits. The softmax is
 log-concave, and T- is the conditional ``tight``. The robust maximum is not: ``tight`` would be the prior's for it, and
 T- is ``shared``, with one learned scale of what the points leave, which is a bound too.
 
@@ -112,10 +112,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return with_defaults(parser, args, defaults)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Likelihoods
-
-
 @pytree
 @dataclass(frozen=True, eq=False)
 class RobustMax(Likelihood):
@@ -172,7 +168,7 @@ class RobustMax(Likelihood):
         return jnp.log(wrong + (right - wrong) * jnp.exp(self.log_wins(y, mean, variance)))
 
     def probabilities(self, mean, variance):
-        """P(y = c) for all classes, (C, N); normalised, as each has a quadrature's error."""
+        """P(y = c) for all classes, (C, N); normalized, as each has a quadrature's error."""
         p = jax.lax.map(lambda c: jnp.exp(self.log_marginal(c, mean, variance)), jnp.arange(self.num_classes))
         return p / jnp.sum(p, axis=0)
 
@@ -180,10 +176,6 @@ class RobustMax(Likelihood):
 LIKELIHOODS: dict[str, Any] = {"softmax": npgp.Softmax(DIGITS), "robust-max": RobustMax()}
 #: What T- stands for: the tightest conditional that is a bound.
 TIGHT: dict[str, Conditional] = {"softmax": "tight", "robust-max": "shared"}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Data
 
 
 def load(args: argparse.Namespace, repetition: int) -> Rows:
@@ -200,9 +192,9 @@ def simulated_digits(rows: int = 400) -> dict[str, np.ndarray]:
     """Images of 6 × 6 pixels: a spot for each class, at ten places, with noise."""
     rng = np.random.default_rng(0)
     labels = rng.integers(DIGITS, size=rows)
-    centre = np.stack([1 + labels % 4, 1 + labels // 4], axis=1) + 0.2 * rng.normal(size=(rows, 2))
+    center = np.stack([1 + labels % 4, 1 + labels // 4], axis=1) + 0.2 * rng.normal(size=(rows, 2))
     grid = np.stack(np.meshgrid(np.arange(6), np.arange(6), indexing="ij"), axis=-1)
-    distance = np.sum((grid - centre[:, None, None]) ** 2, axis=-1)
+    distance = np.sum((grid - center[:, None, None]) ** 2, axis=-1)
     images = np.clip(255 * np.exp(-distance) + 20 * rng.normal(size=distance.shape), 0, 255).astype(np.uint8)
     half = rows // 2
     return {"x_train": images[:half], "y_train": labels[:half], "x_test": images[half:], "y_test": labels[half:]}
@@ -211,10 +203,6 @@ def simulated_digits(rows: int = 400) -> dict[str, np.ndarray]:
 def median_distance(X: np.ndarray) -> float:
     """Of pairs of neighbours in the order given, which is random."""
     return float(np.median(np.linalg.norm(X[1:] - X[:-1], axis=1)))
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# One fit
 
 
 def make_model(method: Method, M: int, columns: int, likelihood: str) -> Callable:

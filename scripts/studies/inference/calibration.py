@@ -12,7 +12,7 @@ uniform if inference is right. Four cases, each with its own data from the very 
 
 Ranks of the hyperparameters and of f at two new inputs, one between training inputs and one beyond them. Uniformity is
 tested by the simultaneous band of the ranks' distribution function (Säilynoja et al. 2022), with a Bonferroni
-correction over a case's quantities; a χ² test is printed beside it. SVI is not expected to pass: a factorised guide is
+correction over a case's quantities; a χ² test is printed beside it. SVI is not expected to pass: a factorized guide is
 too narrow, and its ranks pile up at both ends.
 
     python scripts/studies/inference/calibration.py --json out/calibration.json
@@ -82,10 +82,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The models
-
-
 def priors() -> npgp.Kernel:
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(0.3), 0.4))
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
@@ -135,10 +131,6 @@ class Case:
     @property
     def quantities(self) -> tuple[str, ...]:
         return self.parameters + FUNCTION_VALUES
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Draws from the posterior: arrays (draws,) by name, f of shape (draws, new inputs)
 
 
 def run_nuts(key, model, y, args) -> tuple[dict, dict]:
@@ -196,9 +188,9 @@ CASES = {
 
 def autocorrelation(draws: jax.Array) -> jax.Array:
     """Correlation of consecutive draws, over the first axis; 1 where a sampler is stuck."""
-    centred = draws - jnp.mean(draws, 0)
-    square = jnp.sum(centred**2, 0)
-    return jnp.where(square > 0, jnp.sum(centred[1:] * centred[:-1], 0) / jnp.where(square > 0, square, 1), 1.0)
+    centered = draws - jnp.mean(draws, 0)
+    square = jnp.sum(centered**2, 0)
+    return jnp.where(square > 0, jnp.sum(centered[1:] * centered[:-1], 0) / jnp.where(square > 0, square, 1), 1.0)
 
 
 def run_case(name: str, args: argparse.Namespace) -> tuple[np.ndarray, dict[str, float]]:
@@ -231,10 +223,6 @@ def run_case(name: str, args: argparse.Namespace) -> tuple[np.ndarray, dict[str,
     if not np.all(finite):
         raise FloatingPointError(f"{np.sum(~np.asarray(finite))} of {args.replications} posteriors are not finite.")
     return np.asarray(ranks), {name: float(np.mean(value)) for name, value in diagnostics.items()}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The test of uniformity
 
 
 def band_p_value(ranks: np.ndarray, draws: int, simulations: int = 4000, seed: int = 0) -> float:
@@ -275,10 +263,6 @@ def judge(ranks: np.ndarray, draws: int) -> dict[str, float]:
         "mean_rank": float(np.mean(u)),
         "spread": float(np.mean((u - 0.5) ** 2) * 12),
     }
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# What people look at
 
 
 def summary(cases: dict[str, dict]) -> str:

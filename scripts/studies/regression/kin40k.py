@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Minibatch SVI on tens of thousands of rows in float32: SVGP and SOLVE-GP, with three conditionals.
 
-For each number of inducing points M: SVGP with M points that start at the centres of k-means; SOLVE-GP with M/2 + M/2,
-the first at the centres of k-means and the second chosen greedily given the first; and SVGP that starts at the union of
+For each number of inducing points M: SVGP with M points that start at the centers of k-means; SOLVE-GP with M/2 + M/2,
+the first at the centers of k-means and the second chosen greedily given the first; and SVGP that starts at the union of
 these, without which a better start passes for a better structure. Each with the conditionals ``prior``, ``tight`` and
 ``grouped``: Matérn-3/2 with a lengthscale for each column, Gaussian noise, everything learned at once by Adam, in
 equally many steps for all, which are too few to reach the optimum. Every fit is judged by its ELBO on all training
@@ -53,7 +53,7 @@ CURVE_POINTS = 100
 
 NOTE = (
     "ELBO per row: on all training rows; of best q: with the same hyperparameters and inducing inputs, and the trained "
-    "conditional or 'grouped'. RMSE and mean log-likelihood: of test rows, standardised target; +: with the local "
+    "conditional or 'grouped'. RMSE and mean log-likelihood: of test rows, standardized target; +: with the local "
     "correction. Seconds: of training, compilation included. ±: standard error over splits."
 )
 
@@ -107,10 +107,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if any(M % 4 for M in args.inducing):
         parser.error("--inducing must be positive multiples of 4.")
     return args
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# One fit
 
 
 @partial(jax.jit, static_argnames="covariances")
@@ -201,10 +197,6 @@ def require_finite(fit: dict[str, Any], params: dict[str, Any]) -> None:
         raise FloatingPointError(f"{fit['structure']}, {fit['conditional']}: not finite are {', '.join(bad)}.")
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# What people look at
-
-
 def by_method(fits: list[dict]) -> dict[tuple, list[dict]]:
     """The fits of all splits, by M, structure and conditional."""
     methods: dict[tuple, list[dict]] = {}
@@ -228,9 +220,9 @@ def draw(fits: list[dict], title: str, path: Path) -> None:
             if size != M:
                 continue
             values = np.mean([fit["curve"]["elbo_per_row"] for fit in same], axis=0)
-            colour = COLOURS[CONDITIONALS.index(conditional)]
+            color = COLOURS[CONDITIONALS.index(conditional)]
             label = f"{structure}, {conditional}"
-            ax.plot(same[0]["curve"]["step"], values, styles[structure], color=colour, lw=1.4, label=label)
+            ax.plot(same[0]["curve"]["step"], values, styles[structure], color=color, lw=1.4, label=label)
             # The first steps are far below and would hide the rest.
             lowest, highest = min(lowest, np.quantile(values, 0.15)), max(highest, values.max())
         ax.set_title(f"M = {M}", fontsize=10)

@@ -60,7 +60,7 @@ class Split:
         """
         Where inducing inputs start, the same for all fits that ask for them.
 
-        The first block is at the centres of k-means; each further one is chosen greedily for the variance that the
+        The first block is at the centers of k-means; each further one is chosen greedily for the variance that the
         blocks before it leave, by the kernel at its start.
         """
         if sizes not in self._starts:

@@ -109,7 +109,7 @@ def start_of_lengthscales(X: np.ndarray) -> np.ndarray:
 
 
 def start_points(X: np.ndarray, M: int, seed: int) -> np.ndarray:
-    """The centres of k-means in a random order, so that any part of them is spread like all."""
+    """The centers of k-means in a random order, so that any part of them is spread like all."""
     return np.random.default_rng(seed).permutation(np.asarray(npgp.inducing.kmeans(X, M, seed)))
 
 

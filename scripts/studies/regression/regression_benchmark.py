@@ -10,7 +10,7 @@ good everywhere, at the same cost.
 
 M counts all inducing points: SOLVE-GP has M/2 + M/2 where SVGP has M. It is compared with SVGP of M and of M/2 points:
 with the prior's conditional and at the same points, its bound lies between theirs. All four methods start at the same M
-inputs, the centres of k-means (a random half of them in each of SOLVE-GP's blocks), so that no better start passes for
+inputs, the centers of k-means (a random half of them in each of SOLVE-GP's blocks), so that no better start passes for
 a better method. "Of best q" is the collapsed bound at the trained hyperparameters and inducing inputs: what more steps
 on q alone could win.
 
@@ -75,7 +75,7 @@ METRICS = {
 PANELS = ("elbo", "rmse", "log_likelihood", "step_ms")
 NOTE = (
     "Means over splits ± standard errors. ELBO per row: of all training rows; of best q: with the same hyperparameters "
-    "and inducing inputs. Test figures: of the standardised target. Seconds: of training, without compilation."
+    "and inducing inputs. Test figures: of the standardized target. Seconds: of training, without compilation."
 )
 
 
@@ -110,7 +110,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def load(name: str, split: int, most: int | None) -> Rows:
-    """A random split, standardised by its training rows; with a limit on these."""
+    """A random split, standardized by its training rows; with a limit on these."""
     if name == "simulated":
         rng = np.random.default_rng(0)
         X = rng.normal(size=(2000, 3))
