@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from scipy.optimize import minimize
+from studies.shared import lbfgs
 
 import npgp
 from npgp import datasets
@@ -94,16 +94,14 @@ def evidence_and_slope(hyper, X, y):
     return float(value), np.asarray(slope)
 
 
-def lbfgs(objective, start: np.ndarray, num_logs: int) -> tuple[float, np.ndarray]:
-    """Maximise from a start, whose first so many entries are logs."""
+def maximize(objective, start: np.ndarray, num_logs: int) -> tuple[float, np.ndarray]:
+    """The most from a start, whose first so many entries are logs, and where it is taken."""
 
     def loss(theta):
         value, slope = objective(theta)
         return -value, -slope
 
-    limits = [LOG_BOUNDS] * num_logs + [(None, None)] * (len(start) - num_logs)
-    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-7}
-    optimum = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    optimum = lbfgs(loss, start, 1000, num_logs, LOG_BOUNDS, ftol=1e-13, gtol=1e-7)
     return -float(optimum.fun), optimum.x
 
 
@@ -114,7 +112,7 @@ def fit_all(data: Data, starts, split: int, structure: str, conditional: str) ->
         value, hyper, points = bound_and_slopes(theta[:3], theta[3:], data, split, structure, conditional)
         return value, np.concatenate([hyper, points])
 
-    best, theta = max((lbfgs(objective, np.concatenate(start), 3) for start in starts), key=lambda fit: fit[0])
+    best, theta = max((maximize(objective, np.concatenate(start), 3) for start in starts), key=lambda fit: fit[0])
     return best, theta[:3], theta[3:]
 
 
@@ -125,7 +123,7 @@ def fit_points(data: Data, starts: Sequence[np.ndarray], split: int, structure: 
         value, _, slope = bound_and_slopes(data.hyper, points, data, split, structure)
         return value, slope
 
-    return max((lbfgs(objective, np.asarray(start), 0) for start in starts), key=lambda fit: fit[0])
+    return max((maximize(objective, np.asarray(start), 0) for start in starts), key=lambda fit: fit[0])
 
 
 @partial(jax.jit, static_argnames=("split", "structure"))
@@ -176,5 +174,5 @@ def load_data(seed: int) -> tuple[str, np.ndarray, np.ndarray]:
 
 def exact_fit(X: np.ndarray, y: np.ndarray) -> Data:
     """Hyperparameters of maximum evidence."""
-    evidence, hyper = lbfgs(lambda h: evidence_and_slope(h, X, y), np.zeros(3), 3)
+    evidence, hyper = maximize(lambda h: evidence_and_slope(h, X, y), np.zeros(3), 3)
     return Data(X, y, hyper, evidence)

@@ -26,9 +26,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from matplotlib import pyplot as plt
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
@@ -48,6 +46,7 @@ from common import (
     write_json,
     write_picture,
 )
+from studies.shared import learned
 
 
 @dataclass(frozen=True)
@@ -240,12 +239,7 @@ class Run:
         return npgp.SparseGP("f", arc_cosine(params), self.features(params))
 
     def model(self, X, y=None, *, size):
-        params = {
-            name: numpyro.param(
-                name, value, constraint=constraints.real if "inducing" in name else constraints.softplus_positive
-            )
-            for name, value in self.start.items()
-        }
+        params = learned(self.start)
         f = self.component(params).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             npgp.observe("y", f(X), npgp.Gaussian(params["noise"]), obs=y)

@@ -14,7 +14,7 @@ import common
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize
+from studies.shared import lbfgs
 
 import npgp
 import npgp.inducing
@@ -115,21 +115,13 @@ def fit(data: datasets.RegressionSplit, model: Model, start: np.ndarray, iterati
     X, y = jnp.asarray(data.X_train), jnp.asarray(data.y_train)
     began = time.perf_counter()
 
-    def numpy_loss(theta):
-        value, slope = loss_and_slope(theta, X, y, model)
-        if not np.isfinite(value):
-            return 1e10, np.zeros_like(theta)  # the line search goes back
-        return float(value), np.asarray(slope, float)
-
-    num_logs = model.logs(X.shape[1])
-    limits = [LOG_BOUNDS] * num_logs + [(None, None)] * (len(start) - num_logs)
-    options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-11, "gtol": 1e-8, "maxcor": 20}
-    optimum = minimize(numpy_loss, start, jac=True, method="L-BFGS-B", bounds=limits, options=options)
+    loss = partial(loss_and_slope, X=X, y=y, model=model)
+    optimum = lbfgs(loss, start, iterations, model.logs(X.shape[1]), LOG_BOUNDS, ftol=1e-11, maxcor=20)
     mean, variance, share = predict(optimum.x, X, y, jnp.asarray(data.X_test), model)
     return optimum.x, {
         **scores(data, mean, variance),
         "bound": -float(optimum.fun),
-        "bound_start": -numpy_loss(start)[0],
+        "bound_start": -float(loss(start)[0]),
         "left_out": float(share),
         "levels": list(model.levels),
         "noise_variance": float(np.exp(optimum.x[X.shape[1] + 1])),
