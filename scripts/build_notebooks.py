@@ -9,7 +9,6 @@ The .py files, in jupytext's percent format, are the source; edit those, not the
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -18,6 +17,9 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import Arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "notebooks"
@@ -53,7 +55,7 @@ def build(source: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("name", nargs="?", default="", help="part of a notebook's name; all notebooks if omitted")
     name = parser.parse_args().name
     sources = [path for path in sorted(FOLDER.glob("*.py")) if name in path.name]

@@ -7,8 +7,8 @@ parameters, where their ELBOs are compared. Processes take turns, in random orde
 settings of its threads, and stands in the tables with the best. In the same turns matrix products of the same size are
 timed: their rate gives the least time that a step's products would take (``scripts/benchmarks/bench/flops.py``).
 
-    NPGP_DATA=... python scripts/benchmarks/benchmark.py --out benchmarks            about 15 minutes on two idle cores
-    python scripts/benchmarks/benchmark.py --quick --out out                         a minute or two: does everything run?
+    NPGP_DATA=... python scripts/benchmarks/benchmark.py --out scripts/benchmarks/results    15 minutes, two idle cores
+    python scripts/benchmarks/benchmark.py --quick                          a minute or two: does everything run?
 
 Libraries that do not go together with npgp's versions of JAX can be installed apart from it:
 
@@ -18,11 +18,9 @@ Libraries that do not go together with npgp's versions of JAX can be installed a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -32,11 +30,12 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parent / "bench"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent / "bench")]
 import flops
 import report
+from common import Arguments, command, interleaved_steps, whole, write_json
 from problems import synthetic
-from processes import Failed, Missing, Process, in_turns
+from processes import Failed, Missing, Process
 
 ROWS, NEW_ROWS, COLUMNS, BATCH_SIZE = 10_000, 10_000, 8, 1024
 LIBRARIES = ("npgp", "bare", "gpytorch", "gpjax")
@@ -52,31 +51,25 @@ QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=6
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
-    parser.add_argument("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[256, 512, 1024], help="M, inducing points")
-    parser.add_argument("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
-    parser.add_argument("--rows", type=int, default=ROWS, help="training rows of the step times")
-    parser.add_argument("--new-rows", type=int, default=NEW_ROWS, help="rows of a prediction")
-    parser.add_argument("--repetitions", type=int, default=9, help="rounds in which programs take turns")
-    parser.add_argument("--seconds", type=float, default=0.4, help="about this long per turn; at least two steps")
-    parser.add_argument("--python", nargs="+", default=[], metavar="LIBRARY=PATH", help="interpreters of single peers")
-    parser.add_argument("--quick", action="store_true", help="tiny problems and few rounds")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of benchmark.json, .md and .png")
-    args = parser.parse_args(argv)
-    if args.quick:
-        for name, value in QUICK.items():
-            if getattr(args, name) == parser.get_default(name):
-                setattr(args, name, value)
+    parser = Arguments(__doc__)
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    add("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
+    add("--sizes", type=whole, nargs="+", default=[256, 512, 1024], help="M, inducing points")
+    add("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
+    add("--new-rows", type=whole, default=NEW_ROWS, help="rows of a prediction")
+    add("--seconds", type=float, default=0.4, help="about this long per turn; at least two steps")
+    add("--python", nargs="+", default=[], metavar="LIBRARY=PATH", help="interpreters of single peers")
+    rows, out = dict(default=ROWS, help="of the step times"), dict(help="folder of benchmark.json, .md and .png (out)")
+    parser.shared("quick", batch_size=BATCH_SIZE, rows=rows, repetitions=9, out=out)
+    args = parser.read(argv, QUICK)
     args.interpreters = dict.fromkeys(LIBRARIES, sys.executable)
     for given in args.python:
         library, _, path = given.partition("=")
         if library not in LIBRARIES or not path:
             parser.error(f"--python {given}: expected LIBRARY=PATH with LIBRARY one of {', '.join(LIBRARIES)}.")
         args.interpreters[library] = path
-    args.command = shlex.join(["python", "scripts/benchmarks/benchmark.py", *(sys.argv[1:] if argv is None else argv)])
+    args.command = command(__file__, argv)
     return args
 
 
@@ -204,7 +197,7 @@ def _steps(bench: Bench, size: int, dtype: str) -> list[dict[str, Any]]:
         products.ask("setup", name="products", kind="matmul", **shape)
         advance["products", ""] = lambda count: products.ask("steps", name="products", count=count)
         rows["products", ""] = {"program": "products", "setting": "", "inducing": size, "dtype": dtype}
-    for key, seconds in in_turns(advance, args.repetitions, args.seconds).items():
+    for key, seconds in interleaved_steps(advance, args.repetitions, args.seconds).items():
         rows[key]["seconds"] = seconds.tolist()
     for _ in range(3):
         for key, process in programs.items():
@@ -267,7 +260,7 @@ def alone(bench: Bench) -> list[dict[str, Any]]:
     for name, options in table.items():
         process.ask("setup", name=name, dtype="float32", **options)
     turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
-    seconds = in_turns(turns, args.repetitions, args.seconds)
+    seconds = interleaved_steps(turns, args.repetitions, args.seconds)
     process.ask("drop")
     return [
         {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
@@ -343,14 +336,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"command": args.command, "machine": machine()}
     found |= {name: getattr(args, name) for name in names} | {"columns": COLUMNS}
     found["flops"] = {str(M): flops.svgp_step(M, args.batch_size) for M in args.sizes}
-    args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder))
         with bench.stack:  # ends the workers
             for part in args.parts:
                 found[part] = PARTS[part](bench)
                 found |= {"versions": bench.versions, "missing": bench.missing}
-                (args.out / "benchmark.json").write_text(json.dumps(found, indent=1) + "\n")
+                write_json(args.out / "benchmark.json", found, say=False)
     text = report.markdown(found)
     (args.out / "benchmark.md").write_text(text)
     if found.get("steps"):

@@ -8,7 +8,7 @@ A small sparse GP is trained on minibatches with ``npgp.fit(..., checkpoints=...
 SIGKILL: at times while it starts, at times while it trains, which is nearly always while it writes a checkpoint. The
 next process goes on, until all kills are survived, and then to the end. The table says for each kill how far training
 had come, what the newest complete checkpoint was and where the next process took it up: at another step, a checkpoint
-was torn or lost. In the end all bits of parameters, optimiser, random key, losses and evaluations must be those of a
+was torn or lost. In the end all bits of parameters, optimizer, random key, losses and evaluations must be those of a
 run without kills or checkpoints. The exit status is 1 if something differs.
 
 Processes are forked from this one, which imports but does not start JAX, and share one cache of compiled programs.
@@ -17,7 +17,6 @@ Processes are forked from this one, which imports but does not start JAX, and sh
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import signal
@@ -39,6 +38,9 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, keep_programs, whole, write_json
+
 ROWS, BATCH, INDUCING = 200, 20, 5
 #: Steps between checkpoints, between evaluations and per device call: none a multiple of another.
 CHECKPOINT, EVALUATION, CALL = 40, 25, 16
@@ -46,20 +48,15 @@ PATIENCE = 120.0  # seconds
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.strip().split("\n")[0])
-    parser.add_argument("--kills", type=int, default=20, help="20 if omitted")
+    parser = Arguments(__doc__)
+    parser.add_argument("--kills", type=whole, default=20, help="20 if omitted")
     parser.add_argument(
-        "--steps-per-life", type=int, default=100, help="on average, of a process that gets to training"
+        "--steps-per-life", type=whole, default=100, help="on average, of a process that gets to training"
     )
-    parser.add_argument("--steps", type=int, help="of the training in all; by default more than is taken between kills")
     parser.add_argument("--start", type=float, default=0.3, help="share of kills before the first step")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the report to this file")
-    return parser.parse_args(argv)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The process that is killed
+    steps = dict(help="of the training in all; by default more than is taken between kills")
+    parser.shared("seed", "json", steps=steps)
+    return parser.read(argv)
 
 
 class Reported(npgp.Checkpoints):
@@ -174,10 +171,6 @@ class Life:
         return os.WIFEXITED(status)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The process that kills
-
-
 class Kill(NamedTuple):
     """What was seen of one of them."""
 
@@ -230,9 +223,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        jax.config.update("jax_compilation_cache_dir", str(folder / "programs"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        keep_programs(folder / "programs")
         num_steps = args.steps or args.kills * args.steps_per_life * 5 // 4
         Life(folder / "whole.npz", None, num_steps).end()
 
@@ -270,9 +261,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         f"came out, {len(different)} differ in some bit from those of a run without kills or checkpoints"
         f"{': ' + ', '.join(different) if different else ''}. {report['seconds']:.0f} s."
     )
-    if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1))
+    write_json(args.json, report)
     return report
 
 

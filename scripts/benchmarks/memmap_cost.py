@@ -11,23 +11,22 @@ sizes are trained on in turn; afterwards each size runs in a process of its own 
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
-from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks import small_svgp
+from common import Arguments, in_its_own_process, interleaved, table, whole, write_json
 
 COLUMNS = 8
 KEY = jax.random.key(0)
@@ -35,23 +34,13 @@ QUICK = {"rows": [10_000, 100_000], "inducing": 16, "batch_size": 128, "repetiti
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000])
-    parser.add_argument("--inducing", type=int, default=256)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=60, help="per round")
-    parser.add_argument("--repetitions", type=int, default=11, help="rounds in which the files take turns")
-    parser.add_argument("--long", type=int, default=4000, help="steps in which memory is measured")
+    parser = Arguments(__doc__)
+    parser.shared("json", "quick", inducing=256, batch_size=1024, steps=60, repetitions=11)
+    parser.add_argument("--rows", type=whole, nargs="+", default=[10_000, 100_000, 1_000_000, 10_000_000])
+    parser.add_argument("--long", type=whole, default=4000, help="steps in which memory is measured")
     parser.add_argument("--folder", type=Path, help="for the files, which are removed; a temporary one if omitted")
-    parser.add_argument("--quick", action="store_true", help="two small files, few steps")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--memory-of", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.quick:
-        for name, value in QUICK.items():
-            if getattr(args, name) == parser.get_default(name):
-                setattr(args, name, value)
-    return args
+    return parser.read(argv, QUICK)
 
 
 def write(folder: Path, rows: int) -> Path:
@@ -62,8 +51,7 @@ def write(folder: Path, rows: int) -> Path:
     rng = np.random.default_rng(0)
     for start in range(0, rows, 100_000):
         block = slice(start, min(start + 100_000, rows))
-        X[block] = rng.uniform(-2, 2, size=X[block].shape)
-        y[block] = np.sin(X[block, 0]) + 0.1 * rng.normal(size=len(y[block]))
+        X[block], y[block] = small_svgp.rows(rng, len(y[block]), COLUMNS)
     return folder
 
 
@@ -73,17 +61,7 @@ class Training:
     def __init__(self, folder: Path, args: argparse.Namespace):
         self.X, self.y = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("X", "y"))
         Z = np.random.default_rng(1).uniform(-2, 2, size=(args.inducing, COLUMNS)).astype(np.float32)
-
-        size = len(self.X)
-
-        def model(X, y=None):
-            positive = dict(constraint=dist.constraints.positive)
-            kernel = npgp.Matern32(numpyro.param("lengthscale", jnp.full(COLUMNS, 2.0), **positive))
-            f = npgp.SparseGP("f", kernel, npgp.Points(numpyro.param("Z", jnp.asarray(Z)))).draw()
-            with npgp.plate("data", size, rows=X.shape[0]):
-                npgp.observe("y", f(X), npgp.Gaussian(numpyro.param("noise", 0.1, **positive)), obs=y)
-
-        self.svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
+        self.svi = small_svgp.small_svgp(len(self.X), Z)
         self.args, self.state = args, None
         self.advance(2)
 
@@ -113,46 +91,36 @@ def memory_growth(args: argparse.Namespace) -> dict[str, float]:
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = parse(argv)
     if args.memory_of is not None:
-        print(json.dumps(memory_growth(args)))
-        return {}
-    seconds: dict[int, list[float]] = {rows: [] for rows in args.rows}
-    memory = {}
+        report = memory_growth(args)
+        write_json(args.json, report)
+        return report
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         files = {rows: write(Path(folder) / str(rows), rows) for rows in args.rows}
         trainings = {rows: Training(path, args) for rows, path in files.items()}
-        for i in range(args.repetitions):
-            for rows in args.rows[:: -1 if i % 2 else 1]:
-                seconds[rows].append(trainings[rows].advance(args.steps))
-        for rows, path in files.items():
-            command = [sys.executable, __file__, "--memory-of", str(path), "--inducing", str(args.inducing)]
-            command += ["--batch-size", str(args.batch_size), "--long", str(args.long)]
-            said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            memory[rows] = json.loads(said.splitlines()[-1])
+        turns = {rows: partial(training.advance, args.steps) for rows, training in trainings.items()}
+        seconds = interleaved(turns, args.repetitions, clock=None)
+        same = ["--inducing", str(args.inducing), "--batch-size", str(args.batch_size), "--long", str(args.long)]
+        memory = {rows: in_its_own_process(__file__, ["--memory-of", str(path), *same]) for rows, path in files.items()}
 
     batch = args.batch_size * (COLUMNS + 1) * 4
-    base = np.array(seconds[args.rows[0]])
     print(f"M = {args.inducing}, B = {args.batch_size}; medians of {args.repetitions} rounds of {args.steps} steps.")
     print(f"Memory after {args.long} steps, and its growth in the last quarter of them.\n")
-    print(f"{'rows':>12}  {'ms a step':>9}  {'of the first':>12}  {'memory, MB':>10}  growth, batches")
-    report = []
+    figures = []
     for rows in args.rows:
-        ratios = np.array(seconds[rows]) / base
-        row = {
+        times = {
             "rows": rows,
             "seconds": float(np.median(seconds[rows])),
-            "ratio": float(np.median(ratios)),
-            "resident": memory[rows]["resident"],
-            "growth_in_batches": memory[rows]["growth"] / batch,
+            "ratio": float(np.median(seconds[rows] / seconds[args.rows[0]])),
         }
-        report.append(row)
-        print(
-            f"{rows:>12,}  {1e3 * row['seconds']:9.2f}  {row['ratio']:12.3f}  {row['resident'] / 1e6:10.0f}"
-            f"  {row['growth_in_batches']:.1f}"
-        )
-    result = {"inducing": args.inducing, "batch_size": args.batch_size, "batch_bytes": batch, "files": report}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(result, indent=1))
+        memories = {"resident": memory[rows]["resident"], "growth_in_batches": memory[rows]["growth"] / batch}
+        figures.append(times | memories)
+    cells = [
+        (f"{r['rows']:,}", f"{1e3 * r['seconds']:.2f}", f"{r['ratio']:.3f}", f"{r['resident'] / 1e6:.0f}",
+         f"{r['growth_in_batches']:.1f}") for r in figures
+    ]  # fmt: skip
+    print(table(("rows", "ms a step", "of the first", "memory, MB", "growth, batches"), cells, left=()))
+    result = {"inducing": args.inducing, "batch_size": args.batch_size, "batch_bytes": batch, "files": figures}
+    write_json(args.json, result)
     return result
 
 

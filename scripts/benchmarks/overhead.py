@@ -3,7 +3,7 @@
 
 The same step twice: as a model with ``SparseGP`` and ``observe`` under ``SVI`` and ``AutoSparseGP``, and as one
 function of unconstrained parameters that calls the projection and the rows' terms itself, knows nothing of sites, and
-is differentiated and updated by the same optimiser. Both are compiled and timed in turn. Their losses agree where no
+is differentiated and updated by the same optimizer. Both are compiled and timed in turn. Their losses agree where no
 hyperparameter is sampled.
 
     python scripts/benchmarks/overhead.py --json out/overhead.json
@@ -12,8 +12,7 @@ hyperparameter is sampled.
 from __future__ import annotations
 
 import argparse
-import json
-import time
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,26 +26,25 @@ import optax
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from threadpoolctl import threadpool_limits
 
 import npgp
 from npgp.sparse.conditionals import row_elbo
 from npgp.sparse.projection import factorize
 from npgp.variational import DenseNormal, square_tril, whitened_mean, whitened_variance
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, interleaved, one_blas_thread, quartiles, table, write_json
+
 COLUMNS, ROWS = 8, 100_000
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--inducing", type=int, default=256, help="M, the number of inducing points")
-    parser.add_argument("--batch-size", type=int, default=1024)
+    parser = Arguments(__doc__)
     parser.add_argument(
         "--hyperparameters", nargs="+", choices=KINDS, default=list(KINDS), help="parameters, or sites with priors"
     )
-    parser.add_argument("--repetitions", type=int, default=100, help="rounds in which the steps take turns")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(argv)
+    parser.shared("json", inducing=256, batch_size=1024, repetitions=100)
+    return parser.read(argv)
 
 
 def data(args: argparse.Namespace):
@@ -130,36 +128,22 @@ def steps(hyperparameters: Learned | Sampled, args: argparse.Namespace) -> dict[
     return {"bare": lambda: bare(params, moments, key)[-1], "sites": lambda: sites(state)[-1]}
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], repetitions: int) -> dict[str, np.ndarray]:
-    """Seconds of each call, by rounds in which they take turns, in changing order."""
-    for call in calls.values():
-        jax.block_until_ready(call())
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for i in range(repetitions):
-        for name in sorted(calls, reverse=bool(i % 2)):
-            began = time.perf_counter()
-            jax.block_until_ready(calls[name]())
-            seconds[name].append(time.perf_counter() - began)
-    return {name: np.array(values) for name, values in seconds.items()}
-
-
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     report: dict[str, Any] = {"inducing": args.inducing, "batch_size": args.batch_size}
     print(f"A step of SVI, M = {args.inducing}, {args.batch_size} rows of {COLUMNS} columns, Matérn-3/2, float32\n")
-    print("hyperparameters   bare ELBO    with sites    ratio (quartiles)")
-    with jax.enable_x64(False), threadpool_limits(1, user_api="blas"):
+    lines = []
+    with jax.enable_x64(False), one_blas_thread():
         for name in args.hyperparameters:
             calls = steps(KINDS[name], args)
             losses = {which: float(call()) for which, call in calls.items()}
             seconds = interleaved(calls, args.repetitions)
-            ratio = [float(q) for q in np.quantile(seconds["sites"] / seconds["bare"], [0.5, 0.25, 0.75])]
+            low, median, high = quartiles(seconds["sites"] / seconds["bare"])
             bare, sites = (1e3 * float(np.median(seconds[which])) for which in ("bare", "sites"))
-            report[name] = {"bare_ms": bare, "sites_ms": sites, "ratio": ratio, "losses": losses}
-            print(f"{name:<16}{bare:8.1f} ms {sites:10.1f} ms {ratio[0]:8.2f} ({ratio[1]:.2f} to {ratio[2]:.2f})")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1))
+            report[name] = {"bare_ms": bare, "sites_ms": sites, "ratio": [median, low, high], "losses": losses}
+            lines.append((name, f"{bare:.1f} ms", f"{sites:.1f} ms", f"{median:.2f} ({low:.2f} to {high:.2f})"))
+    print(table(("hyperparameters", "bare ELBO", "with sites", "ratio (quartiles)"), lines))
+    write_json(args.json, report)
     return report
 
 

@@ -12,7 +12,7 @@ step touches the rows of its batch alone. Both training loops are compiled for e
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from threadpoolctl import threadpool_limits
 
 import npgp
 from npgp.gplvm import Start
@@ -29,30 +28,26 @@ from npgp.training.inputs import Inputs
 from npgp.training.row_tables import LazySVI
 from npgp.training.steps import RowSteps, Steps
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, interleaved_steps, one_blas_thread, quartiles, table, whole, write_json
+
 ROWS = (1_000, 10_000, 100_000, 1_000_000)
-LEAST_STEPS = 5
+#: Of a turn; the latter is what a device call has room for.
+LEAST_STEPS, MOST_STEPS = 5, 1000
 QUICK = {"rows": [1_000, 10_000], "repetitions": 5, "seconds": 0.05}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--model", choices=["gplvm", "vnngp"], default="gplvm")
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="numbers of data rows")
-    parser.add_argument("--batch-size", type=int, default=100)
-    parser.add_argument("--columns", type=int, default=12, help="columns of the data")
-    parser.add_argument("--latent-dim", type=int, default=10)
-    parser.add_argument("--inducing", type=int, default=25, help="inducing points of the GPLVM")
-    parser.add_argument("--neighbours", type=int, default=15, help="of the nearest-neighbour GP")
-    parser.add_argument("--repetitions", type=int, default=15, help="rounds in which the loops take turns")
+    parser.add_argument("--rows", type=whole, nargs="+", default=list(ROWS), help="numbers of data rows")
+    parser.add_argument("--columns", type=whole, default=12, help="columns of the data")
+    parser.add_argument("--latent-dim", type=whole, default=10)
+    parser.add_argument("--neighbours", type=whole, default=15, help="of the nearest-neighbour GP")
     parser.add_argument("--seconds", type=float, default=1.0, help="about this long per loop and round")
-    parser.add_argument("--float64", action="store_true")
-    parser.add_argument("--quick", action="store_true", help="two sizes, few and short rounds")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args(argv)
-    if args.quick:
-        for name, value in QUICK.items():
-            if getattr(args, name) == parser.get_default(name):
-                setattr(args, name, value)
+    inducing = dict(default=25, help="inducing points of the GPLVM")
+    parser.shared("float64", "quick", "json", batch_size=100, inducing=inducing, repetitions=15)
+    args = parser.read(argv, QUICK)
     if min(args.rows) < args.batch_size:
         parser.error(f"--rows {min(args.rows)} is less than --batch-size {args.batch_size}")
     return args
@@ -62,7 +57,7 @@ class Loop:
     """
     A training loop, compiled once, that goes on where it was.
 
-    :param svi: model, guide, optimiser and loss.
+    :param svi: model, guide, optimizer and loss.
     :param arrays: the data.
     :param batch_size: rows per step.
     :param row_optim: moves row tables lazily; they are moved as wholes if omitted.
@@ -74,15 +69,15 @@ class Loop:
         positional, named = self.inputs.first_call()
         lazy = None if row_optim is None else LazySVI(svi, row_optim)
         state = (lazy or svi).init(jax.random.key(0), *positional, **named)
-        self.taken, self.max_steps, self.first_loss = 0, 1000, float("nan")
+        self.taken, self.first_loss = 0, float("nan")
         if lazy is None:
-            self.steps: Any = Steps(svi, self.inputs, state, self.max_steps)
+            self.steps: Any = Steps(svi, self.inputs, state, MOST_STEPS)
         else:
-            self.steps = RowSteps(lazy, self.inputs, state, self.max_steps, 0)
+            self.steps = RowSteps(lazy, self.inputs, state, MOST_STEPS, 0)
 
     def advance(self, steps: int) -> tuple[float, float]:
         """Take steps: seconds of each, and the last loss."""
-        chunk = self.inputs.read(self.taken, steps, self.max_steps)
+        chunk = self.inputs.read(self.taken, steps, MOST_STEPS)
         began = time.perf_counter()
         _, losses, ok = self.steps.advance(chunk, steps)
         seconds = (time.perf_counter() - began) / steps
@@ -124,19 +119,12 @@ def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
 MODELS = {"gplvm": gplvm_loop, "vnngp": vnngp_loop}
 
 
-def interleaved(loops: dict[Any, Loop], args: argparse.Namespace) -> dict[Any, np.ndarray]:
-    """Seconds per step of each loop, by rounds in which they take turns, in changing order."""
-    steps = {}
-    for name, loop in loops.items():
+def in_turns(loops: dict[Any, Loop], args: argparse.Namespace) -> dict[Any, np.ndarray]:
+    """Seconds per step of each loop, by rounds in which they take turns."""
+    for loop in loops.values():
         loop.first_loss = loop.advance(1)[1]  # compiles
-        steps[name] = LEAST_STEPS
-        for _ in range(2):  # a call has a cost of its own
-            steps[name] = int(np.clip(args.seconds / loop.advance(steps[name])[0], LEAST_STEPS, loop.max_steps))
-    seconds: dict[Any, list[float]] = {name: [] for name in loops}
-    for i in range(args.repetitions):
-        for name in list(loops)[:: -1 if i % 2 else 1]:
-            seconds[name].append(loops[name].advance(steps[name])[0])
-    return {name: np.array(values) for name, values in seconds.items()}
+    advance = {name: lambda steps, loop=loop: loop.advance(steps)[0] for name, loop in loops.items()}
+    return interleaved_steps(advance, args.repetitions, args.seconds, LEAST_STEPS, MOST_STEPS)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -149,25 +137,22 @@ def main(argv: list[str] | None = None) -> dict:
         f"inducing points, of which there is one at each row; {args.neighbours} neighbours",
     }
     print(f"A step of {what[args.model]}; {'float64' if args.float64 else 'float32'}\n")
-    with jax.enable_x64(args.float64), threadpool_limits(1, user_api="blas"):
+    with jax.enable_x64(args.float64), one_blas_thread():
         make = MODELS[args.model]
         loops = {(rows, kind): make(rows, lazy, args) for rows in args.rows for kind, lazy in kinds.items()}
-        seconds = interleaved(loops, args)
+        seconds = in_turns(loops, args)
     report: dict[str, Any] = {"model": args.model, "float64": args.float64, "batch_size": args.batch_size, "rows": {}}
     report["first_losses"] = {str(rows): {kind: loops[rows, kind].first_loss for kind in kinds} for rows in args.rows}
-    print("     rows    whole tables (quartiles)       rows of the batch (quartiles)")
+    lines = []
     for rows in args.rows:
-        report["rows"][str(rows)] = figures = {
-            kind: [1e3 * float(q) for q in np.quantile(seconds[rows, kind], [0.5, 0.25, 0.75])] for kind in kinds
-        }
-        cells = [f"{m:9.3f} ms ({low:.3f} to {high:.3f})" for m, low, high in figures.values()]
-        print(f"{rows:>9}{cells[0]:>30}{cells[1]:>32}")
+        found = {kind: quartiles(seconds[rows, kind], 1e3) for kind in kinds}
+        report["rows"][str(rows)] = {kind: [median, low, high] for kind, (low, median, high) in found.items()}
+        lines.append((rows, *(f"{median:.3f} ms ({low:.3f} to {high:.3f})" for low, median, high in found.values())))
+    print(table(("data rows", "whole tables (quartiles)", "rows of the batch (quartiles)"), lines, left=()))
     most, least = (float(np.median(seconds[rows, "lazy"])) for rows in (max(args.rows), min(args.rows)))
     report["growth"] = most / least
     print(f"\nThe last column at {max(args.rows)} rows over that at {min(args.rows)}: {most / least:.2f}")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1))
+    write_json(args.json, report)
     return report
 
 

@@ -6,15 +6,14 @@ activations with orthogonal points against SOLVE-GP of the same sizes. Arc-cosin
 float32; hyperparameters, inducing inputs and directions are all learned. Programs to compare take turns in random
 order, and ratios are of runs of the same turn.
 
-    python scripts/benchmarks/spherical_cost.py --json out/spherical_cost.json                a few minutes on a quiet machine
+    python scripts/benchmarks/spherical_cost.py --json out/spherical_cost.json    a few minutes
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import time
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from threadpoolctl import threadpool_limits
 
 import npgp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, interleaved, one_blas_thread, quartiles, whole, write_json
+from studies.shared import learned
 
 #: One block: its kind, its number of features, and for activations their levels.
 Block = tuple[str, int, tuple[int, ...]]
@@ -37,23 +37,15 @@ NOISE_VARIANCE = 0.1
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--harmonics", type=int, nargs="*", default=[128, 256, 512, 1024], help="most harmonics, of whole levels"
-    )
-    parser.add_argument("--dimension", type=int, default=5, help="d, of harmonics: one more than the columns")
-    parser.add_argument("--orthogonal", type=int, nargs="*", default=[256, 512], help="features in each of two blocks")
-    parser.add_argument("--columns", type=int, default=8, help="of the data, for activations")
-    parser.add_argument("--batch-size", type=int, default=1024, help="rows of a step")
-    parser.add_argument("--rows", type=int, default=4096, help="of a collapsed bound")
-    parser.add_argument("--repetitions", type=int, default=25)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(argv)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Programs
+    parser = Arguments(__doc__)
+    add = parser.add_argument
+    add("--harmonics", type=whole, nargs="*", default=[128, 256, 512, 1024], help="most harmonics, of whole levels")
+    add("--dimension", type=whole, default=5, help="d, of harmonics: one more than the columns")
+    add("--orthogonal", type=whole, nargs="*", default=[256, 512], help="features in each of two blocks")
+    add("--columns", type=whole, default=8, help="of the data, for activations")
+    rows = dict(default=4096, help="of a collapsed bound")
+    parser.shared("seed", "json", batch_size=1024, rows=rows, repetitions=25)
+    return parser.read(argv)
 
 
 def arc_cosine(params) -> npgp.kernels.ZonalArcCosine:
@@ -97,12 +89,7 @@ def svi_step(blocks: Sequence[Block], X, y) -> Callable[[], Any]:
     initial = start(blocks, columns)
 
     def model(X, y):
-        params = {
-            name: numpyro.param(
-                name, value, constraint=constraints.real if "inducing" in name else constraints.softplus_positive
-            )
-            for name, value in initial.items()
-        }
+        params = learned(initial)
         f = npgp.SparseGP("f", arc_cosine(params), features(params, blocks, columns)).draw()
         with npgp.plate("data", 100 * len(X), rows=len(X)):
             npgp.observe("y", f(X), npgp.Gaussian(params["noise"]), obs=y)
@@ -125,24 +112,6 @@ def collapsed_bound(blocks: Sequence[Block], X, y) -> Callable[[], Any]:
     return lambda: compiled(params, X, y)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Measurements
-
-
-def in_turns(programs: Mapping[str, Callable[[], Any]], repetitions: int, seed: int) -> dict[str, np.ndarray]:
-    """Seconds of each run of each program: one after the other, in an order drawn anew for each repetition."""
-    rng = np.random.default_rng(seed)
-    seconds = {name: np.empty(repetitions) for name in programs}
-    for name in programs:
-        jax.block_until_ready(programs[name]())
-    for i in range(repetitions):
-        for name in rng.permutation(list(programs)):
-            began = time.perf_counter()
-            jax.block_until_ready(programs[name]())
-            seconds[name][i] = time.perf_counter() - began
-    return seconds
-
-
 def compare(structures: Mapping[str, Sequence[Block]], columns: int, args: argparse.Namespace) -> dict[str, Any]:
     """Both kinds of programs of structures of which the first is what others are compared with."""
     report: dict[str, Any] = {}
@@ -150,7 +119,7 @@ def compare(structures: Mapping[str, Sequence[Block]], columns: int, args: argpa
     for kind, (make, rows) in kinds.items():
         X, y = data(rows, columns, args.seed)
         programs = {name: make(blocks, X, y) for name, blocks in structures.items()}
-        seconds = in_turns(programs, args.repetitions, args.seed)
+        seconds = interleaved(programs, args.repetitions, seed=args.seed)
         base = seconds[next(iter(structures))]
         report[kind] = {
             name: {
@@ -164,10 +133,6 @@ def compare(structures: Mapping[str, Sequence[Block]], columns: int, args: argpa
             for name, program in programs.items():
                 report[kind][name]["bound_per_row"] = float(program()[0]) / rows
     return report
-
-
-def quartiles(values: np.ndarray) -> list[float]:
-    return [float(q) for q in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
 def study_harmonics(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -193,10 +158,6 @@ def study_orthogonal(args: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# What people look at
-
-
 HEADS = f"{'features':>12}  {'':<31}{'ms':>9} (quartiles)        {'ratio':>5} (quartiles)      fastest"
 
 
@@ -215,17 +176,14 @@ def main(argv: list[str] | None = None) -> dict:
     report: dict[str, Any] = {key: getattr(args, key) for key in settings}
     report |= {"load_average_before": os.getloadavg()[0], "cores": os.cpu_count()}
     print(f"float32, batches of {args.batch_size} rows, collapsed bounds of {args.rows} rows")
-    with jax.enable_x64(False), threadpool_limits(1, user_api="blas"):
+    with jax.enable_x64(False), one_blas_thread():
         print(f"\nHarmonics against points, d = {args.dimension}\n{HEADS}")
         report["harmonics"] = study_harmonics(args)
         print(f"\nActivations and orthogonal points against SOLVE-GP, {args.columns} columns\n{HEADS}")
         report["orthogonal"] = study_orthogonal(args)
     report["load_average_after"] = os.getloadavg()[0]
     print(f"\nload average {report['load_average_before']:.1f} before, {report['load_average_after']:.1f} after")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"wrote {args.json}")
+    write_json(args.json, report)
     return report
 
 

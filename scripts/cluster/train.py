@@ -48,7 +48,6 @@ def main(argv: list[str] | None = None) -> None:
     inputs, targets = npgp.Standardizer.of(X), npgp.Standardizer.of(y)
     rng = np.random.default_rng(0)  # the same in all processes
     start = inputs(X[np.sort(rng.choice(len(X), args.inducing, replace=False))])
-
     size = len(X)
 
     def model(X, y=None):

@@ -11,7 +11,7 @@ relevance of its dimensions, the ELBO traces, and measured against reconstructed
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from pathlib import Path
 
@@ -24,24 +24,22 @@ from npgp import datasets
 from npgp.gplvm import metrics
 from npgp.gplvm.relevance import RELEVANT
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, plus_minus, table, whole, write_json, write_picture
+
 CLASS_NAMES = ("homogeneous", "annular", "stratified")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--data", choices=["simulated", "real"], default="simulated")
-    parser.add_argument("--rows", type=int, default=1000, help="rows to simulate (real data: the first so many)")
     parser.add_argument("--conditional", choices=["prior", "tight", "both"], default="both")
-    parser.add_argument("--latent-dim", type=int, default=10)
-    parser.add_argument("--inducing", type=int, default=25, help="number of inducing inputs")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch-size", type=int, help="rows per step; all if omitted")
-    parser.add_argument("--learning-rate", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--float32", action="store_true", help="train in single precision")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(argv)
+    parser.add_argument("--latent-dim", type=whole, default=10)
+    rows = dict(default=1000, help="rows to simulate (real data: the first so many)")
+    batch = dict(help="rows of a step; all if omitted")
+    parser.shared("seed", "float32", "out", "json", rows=rows, inducing=25, steps=4000, batch_size=batch)
+    parser.shared(learning_rate=0.01)
+    return parser.read(argv)
 
 
 def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) -> dict:
@@ -75,31 +73,22 @@ def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) ->
     }
 
 
-def table(fits: dict[str, dict], rows: int) -> str:
-    """The printed table, one row per conditional."""
-    header = ("conditional", "ELBO per row", "noise variance", f"NN errors of {rows}", "relevant dims", "seconds")
-    lines = [header]
+def print_fits(fits: dict[str, dict], rows: int) -> None:
+    """The table, one row per conditional."""
+    lines = []
     for name, fit in fits.items():
         f = fit["figures"]
-        lines.append(
-            (
-                name,
-                f"{f['elbo_per_row']:.3f} ± {fit['elbo_standard_error']:.3f}",
-                f"{f['noise_variance']:.5f}",
-                str(f["nn_errors"]),
-                str(f["relevant_dims"]),
-                f"{f['seconds']:.0f}",
-            )
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+        bound = plus_minus(f["elbo_per_row"], fit["elbo_standard_error"])
+        noise = f"{f['noise_variance']:.5f}"
+        lines.append((name, bound, noise, f["nn_errors"], f["relevant_dims"], f"{f['seconds']:.0f}"))
+    heads = ("conditional", "ELBO per row", "noise variance", f"NN errors of {rows}", "relevant dims", "seconds")
+    print(table(heads, lines))
 
 
-def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> list[Path]:
-    """Write the pictures; their paths."""
+def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> None:
+    """Write the pictures."""
     from npgp import plots
 
-    out.mkdir(parents=True, exist_ok=True)
     best = list(fits)[-1]
     figures = {
         "elbo.png": plots.plot_elbo({name: fit["trace"] for name, fit in fits.items()}, rows=len(data.Y)),
@@ -122,8 +111,7 @@ def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> list[Path]
             units="lengthscales",
         )
     for name, figure in figures.items():
-        figure.savefig(out / name, dpi=130)
-    return [out / name for name in figures]
+        write_picture(out / name, figure)
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -138,18 +126,14 @@ def main(argv: list[str] | None = None) -> dict:
     print(f"oil flow, {args.data}: {rows} rows of {columns} measurements; Q = {args.latent_dim}, M = {args.inducing}")
     conditionals = ["prior", "tight"] if args.conditional == "both" else [args.conditional]
     fits = {conditional: train(data, conditional, args) for conditional in conditionals}
-    print(table(fits, rows))
+    print_fits(fits, rows)
     if len(fits) == 2:
         gain = fits["tight"]["figures"]["elbo_per_row"] - fits["prior"]["figures"]["elbo_per_row"]
         print(f"the tight bound is {gain:+.2f} nats per row from the classical one")
-    for path in draw(fits, data, args.out):
-        print(f"wrote {path}")
+    draw(fits, data, args.out)
     report = {"data": args.data, "n_rows": rows, "latent_dim": args.latent_dim, "inducing": args.inducing}
     report |= {name: fit["figures"] for name, fit in fits.items()}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"wrote {args.json}")
+    write_json(args.json, report)
     return report
 
 

@@ -10,7 +10,7 @@ Turner 2025 do; these lead to local optima. ``--restarts`` looks for better ones
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 
 import jax
@@ -19,10 +19,13 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from scipy.optimize import minimize
 
 import npgp
 from npgp import datasets
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import Arguments, table, write_json, write_picture
+from studies.shared import lbfgs
 
 CONDITIONALS = ("prior", "tight")
 NUM_INDUCING = 5
@@ -31,26 +34,17 @@ JITTER = 1e-5
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--restarts", type=int, default=0, help="further starts of the collapsed fits, at random")
-    parser.add_argument("--steps", type=int, default=5000, help="steps of SVI")
-    parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--seed", type=int, default=1, help="of the five data points and of SVI")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(argv)
+    seed = dict(default=1, help="of the five data points and of SVI")
+    parser.shared("out", "json", steps=dict(default=5000, help="of SVI"), learning_rate=0.02, seed=seed)
+    return parser.read(argv)
 
 
-def lbfgs(loss, start: np.ndarray) -> tuple[float, np.ndarray]:
-    """Minimise; the least loss and where it is taken."""
+def best_of(loss, starts: list[np.ndarray]) -> tuple[float, np.ndarray]:
+    """Minimize by L-BFGS from each start; the least loss and where it is taken."""
     gradient = jax.jit(jax.value_and_grad(loss))
-
-    def numpy_loss(theta):
-        value, slope = gradient(theta)
-        return float(value), np.asarray(slope, float)
-
-    options = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-8}
-    optimum = minimize(numpy_loss, start, jac=True, method="L-BFGS-B", options=options)
+    optimum = min((lbfgs(gradient, start, 2000, ftol=1e-14) for start in starts), key=lambda optimum: optimum.fun)
     return float(optimum.fun), optimum.x
 
 
@@ -61,13 +55,13 @@ def fit_exact(X, y) -> dict:
         lengthscale, variance, noise = jnp.exp(theta)
         return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
 
-    value, theta = lbfgs(loss, np.zeros(3))
+    value, theta = best_of(loss, [np.zeros(3)])
     return {"log_evidence": -value, "hyperparameters": np.exp(theta)}
 
 
 def fit_collapsed(X, y, grid, conditional: str, starts: list[np.ndarray]) -> tuple[dict, np.ndarray, tuple]:
     """
-    Maximise the collapsed bound over hyperparameters and inducing inputs from each start.
+    Maximize the collapsed bound over hyperparameters and inducing inputs from each start.
 
     :return: of the best: figures, inducing inputs, and mean and variance of f at the grid.
     """
@@ -77,7 +71,7 @@ def fit_collapsed(X, y, grid, conditional: str, starts: list[np.ndarray]) -> tup
         kernel = npgp.RBF(lengthscale, variance)
         return npgp.CollapsedGP(kernel, X, theta[3:][:, None], noise, conditional=conditional, jitter=JITTER)
 
-    value, theta = min((lbfgs(lambda t: -gp(t).log_prob(y), start) for start in starts), key=lambda fit: fit[0])
+    value, theta = best_of(lambda t: -gp(t).log_prob(y), starts)
     lengthscale, variance, noise = np.exp(theta[:3])
     figures = {"bound": -value, "lengthscale": lengthscale, "variance": variance, "noise_variance": noise}
     moments = jax.jit(lambda theta: gp(theta).condition(y).mean_and_variance(grid))(theta)
@@ -146,15 +140,10 @@ def main(argv: list[str] | None = None) -> dict:
         rows.append((f"{conditional}, SVI", *figures.values(), f"{collapsed:.4f}"))
 
     print(f"Snelson's data, {len(X)} rows, {NUM_INDUCING} inducing points")
-    heads = ("", "bound", "lengthscale", "variance", "noise", "at the optimal q(u)")
-    print(f"{heads[0]:18}{heads[1]:>11}{heads[2]:>13}{heads[3]:>10}{heads[4]:>9}{heads[5]:>22}")
-    for name, bound, lengthscale, variance, noise, optimal in rows:
-        print(f"{name:18}{bound:11.4f}{lengthscale:13.4f}{variance:10.4f}{noise:9.4f}{optimal:>22}")
+    cells = [(name, *(f"{value:.4f}" for value in values), optimal) for name, *values, optimal in rows]
+    print(table(("", "bound", "lengthscale", "variance", "noise", "at the optimal q(u)"), cells))
 
     from npgp import plots
-
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "snelson.png"
 
     @jax.jit
     def reference(lengthscale, variance, noise):
@@ -163,12 +152,8 @@ def main(argv: list[str] | None = None) -> dict:
 
     mean, var = reference(*exact["hyperparameters"])
     exact_band = (mean, np.sqrt(var + exact["hyperparameters"][2]))
-    plots.plot_fit(X[:, 0], y, grid[:, 0], panels, exact_band).savefig(path, dpi=130)
-    print(f"wrote {path}")
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"wrote {args.json}")
+    write_picture(args.out / "snelson.png", plots.plot_fit(X[:, 0], y, grid[:, 0], panels, exact_band))
+    write_json(args.json, report)
     return report
 
 

@@ -1,4 +1,4 @@
-"""``scripts/studies/spherical/airline.py`` and ``scripts/benchmarks/spherical_cost.py`` from their arguments to their figures."""
+"""``airline.py`` and ``spherical_cost.py`` from their arguments to their figures."""
 
 import json
 

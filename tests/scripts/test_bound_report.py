@@ -1,7 +1,6 @@
 """The bound report: its file against dense algebra, the order of its bounds, and what it says of bad files."""
 
 import functools
-import importlib.util
 import json
 import re
 
@@ -13,7 +12,6 @@ import pytest
 
 from npgp.sparse.groups import median_split
 
-SCRIPT = loading.path("bound_report")
 JITTER = 1e-9
 
 
@@ -21,9 +19,7 @@ JITTER = 1e-9
 def report(tmp_path):
     """Runs the script on a problem; what it wrote."""
     before = jax.config.jax_enable_x64
-    spec = importlib.util.spec_from_file_location("bound_report", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loading.script("bound_report")
 
     def run(problem: dict, *arguments: str) -> dict:
         np.savez(tmp_path / "problem.npz", **problem)

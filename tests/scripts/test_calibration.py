@@ -1,6 +1,5 @@
-"""``scripts/studies/inference/calibration.py`` and ``scripts/studies/classification/classification.py``: do they run, and does calibration's test see errors?"""
+"""Calibration and classification: do they run, and does calibration's test see errors?"""
 
-import importlib.util
 import json
 import sys
 from functools import partial
@@ -14,8 +13,6 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
-SCRIPTS = loading.SCRIPTS
-
 
 @pytest.fixture
 def script(monkeypatch):
@@ -23,14 +20,7 @@ def script(monkeypatch):
     before = jax.config.jax_enable_x64
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=models._QUICK))
 
-    def load(name: str):
-        spec = importlib.util.spec_from_file_location(name, loading.path(name))
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)  # where dataclasses look for it
-        spec.loader.exec_module(module)
-        return module
-
-    yield load
+    yield loading.script
     jax.config.update("jax_enable_x64", before)  # the scripts set it for the process
     plt.close("all")
 

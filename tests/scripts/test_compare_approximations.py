@@ -1,4 +1,4 @@
-"""scripts/studies/approximations/compare_approximations.py and scripts/studies/neighbors/nngp_scale.py: figures against dense algebra, and that they run."""
+"""``compare_approximations.py`` and ``nngp_scale.py``: figures against dense algebra, and that they run."""
 
 import json
 
@@ -8,6 +8,9 @@ import oracles
 import pytest
 from loading import script
 from matplotlib import pyplot as plt
+from studies.approximations.data import simulate
+from studies.approximations.fitting import lbfgs
+from studies.approximations.models import model_of, prepare
 
 import npgp
 
@@ -109,11 +112,11 @@ def test_hilbert_space_functions_make_the_kernel(compare, name, kernel, float64)
     data = compare.Data(X, y, X_test, y)
     args = compare.parse(["spatial", "--inducing", "300", "--kernel", name])
     params = {"lengthscale": np.log([0.3]), "variance": np.log(1.7), "noise": np.log(0.2)}
-    fixed = compare.prepare("hsgp", data, params, args)
+    fixed = prepare("hsgp", data, params, args)
 
     @jax.jit
     def run(params, fixed):
-        model = compare.model_of("hsgp", params, X, fixed, name)
+        model = model_of("hsgp", params, X, fixed, name)
         return model.log_prob(y), model.predict(y, X_test)
 
     density, found = run(params, fixed)
@@ -125,9 +128,9 @@ def test_hilbert_space_functions_make_the_kernel(compare, name, kernel, float64)
     np.testing.assert_allclose(found[1], np.diag(covariance), atol=0.01)
 
 
-def test_the_simulated_function_has_the_covariance_it_says(compare):
+def test_the_simulated_function_has_the_covariance_it_says():
     """Of pairs of sites near one another: the mean of products, less the noise."""
-    X, y = compare.simulate(4000, 0.1, seed=0)
+    X, y = simulate(4000, 0.1, seed=0)
     assert X.min() >= 0.0 and X.max() <= 1.0
     neighbours = npgp.nearest_before(X, 1, "random")
     i = np.flatnonzero(neighbours.mask[:, 0])
@@ -160,7 +163,7 @@ def test_the_frontier_is_of_methods_that_nothing_beats(compare):
     assert compare.frontier(figures, "nlpd") == ["b", "d", "a"]
 
 
-def test_lbfgs_ends_in_time_with_the_best_it_saw(compare, float64):
+def test_lbfgs_ends_in_time_with_the_best_it_saw(float64):
     now = iter(np.arange(100.0))
     seen = []
 
@@ -172,7 +175,7 @@ def test_lbfgs_ends_in_time_with_the_best_it_saw(compare, float64):
         return seen[-1], {"a": 2.0 * (params["a"] - 3.0), "inducing": 200.0 * params["inducing"] ** 3}
 
     start = {"a": jax.numpy.zeros(2), "inducing": jax.numpy.ones(3)}
-    params, count = compare.lbfgs(loss, start, 4.5, 1000, lambda: next(now))
+    params, count = lbfgs(loss, start, 4.5, 1000, lambda: next(now))
     assert count == 5 and len(seen) == count + 1  # and the one before the clock started
     assert value(params) == pytest.approx(min(seen)) and min(seen) < seen[0]
 

@@ -1,32 +1,24 @@
 """``scripts/studies/regression/kin40k.py`` from its arguments to its figures, and the pieces it judges fits by."""
 
-import importlib.util
 import json
-import sys
 
 import jax
-import loading
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from loading import script
 from matplotlib import pyplot as plt
+from studies import shared
 
 import npgp
-
-SCRIPT = loading.path("kin40k")
 
 
 @pytest.fixture
 def kin40k():
     """The script as a module, in the single precision that it sets for the process."""
-    spec = importlib.util.spec_from_file_location("kin40k", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kin40k"] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
     before = jax.config.jax_enable_x64
-    yield module
+    yield script("kin40k")
     jax.config.update("jax_enable_x64", before)
-    del sys.modules["kin40k"]
     plt.close("all")
 
 
@@ -72,7 +64,7 @@ def test_quick_run(kin40k, data_dir, tmp_path, capsys):
 
 def test_elbo_in_chunks_is_the_elbo_of_all_rows(kin40k, monkeypatch):
     """Also when groups have empty places and the last chunk is filled up."""
-    monkeypatch.setattr(kin40k, "CHUNK", 18)
+    monkeypatch.setattr("studies.regression.layouts.CHUNK", 18)
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(53, 2)).astype(np.float32), rng.normal(size=53).astype(np.float32)
     split = kin40k.Split(0, X, y, X, y)
@@ -84,7 +76,7 @@ def test_elbo_in_chunks_is_the_elbo_of_all_rows(kin40k, monkeypatch):
     kinds = ("dense", "dense")
     params = {"lengthscale": np.float32([0.8, 1.3]), "variance": 1.2, "noise_variance": 0.3}
     params |= {"inducing0": X[:6], "inducing1": X[6:10]}
-    model = kin40k.make_model(params, kinds, "grouped", layout.group_size)
+    model = kin40k.regression_model(params, kinds, "grouped", layout.group_size)
 
     @jax.jit
     def best():
@@ -94,17 +86,17 @@ def test_elbo_in_chunks_is_the_elbo_of_all_rows(kin40k, monkeypatch):
 
     # At the best q, ELBO and collapsed bound are the same number by two ways of computing it.
     q, bound = best()
-    elbo = kin40k.full_elbo(model, npgp.AutoSparseGP(model), {**params, **q}, layout)
+    elbo = kin40k.elbo_of_chunks(model, npgp.AutoSparseGP(model))({**params, **q}, layout.chunks())
     assert elbo == pytest.approx(float(bound), abs=2e-3)
 
 
 def test_scores(kin40k):
     rng = np.random.default_rng(1)
     y, mean, variance = rng.normal(size=7), rng.normal(size=7), rng.uniform(0.5, 2.0, 7)
-    rmse, log_likelihood = kin40k.scores((mean, variance), y)
-    assert rmse == pytest.approx(np.linalg.norm(y - mean) / np.sqrt(7))
+    scores = kin40k.scores(mean, variance, y)
+    assert scores["rmse"] == pytest.approx(np.linalg.norm(y - mean) / np.sqrt(7))
     expected = np.mean(dist.Normal(mean, np.sqrt(variance)).log_prob(y))
-    assert log_likelihood == pytest.approx(float(expected), rel=1e-5)
+    assert scores["log_likelihood"] == pytest.approx(float(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("steps", [7, 250])
@@ -124,12 +116,11 @@ def test_numbers_that_are_not_finite_stop_the_run(kin40k):
         kin40k.require_finite({**fit, "rmse": np.nan}, {"inducing0": np.array([0.0, np.inf])})
 
 
-def test_mean_and_standard_error(kin40k):
-    fits = [{"rmse": 1.0}, {"rmse": 2.0}, {"rmse": 6.0}]
-    mean, error = kin40k.mean_and_error(fits, "rmse")
+def test_mean_and_standard_error():
+    mean, error = shared.moments([1.0, 2.0, 6.0])
     assert mean == 3.0
     assert error == pytest.approx(np.sqrt(7.0) / np.sqrt(3.0))
-    assert kin40k.mean_and_error(fits[:1], "rmse") == (1.0, None)
+    assert shared.moments([1.0]) == (1.0, None)
 
 
 def test_wrong_number_of_points(kin40k, capsys):

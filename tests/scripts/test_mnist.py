@@ -1,23 +1,22 @@
-"""``scripts/studies/classification/mnist.py``: the robust maximum's integrals, the bounds of its four methods, and a small run."""
+"""MNIST: the robust maximum's integrals, the bounds of its four methods, and a small run."""
 
 from __future__ import annotations
 
 import json
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from loading import SCRIPTS, script
+from loading import script
 from matplotlib import pyplot as plt
 from scipy import stats
+from studies.regression import minibatch
 
 
 @pytest.fixture
-def mnist(monkeypatch):
-    """The script as a module, beside the other that it takes things from; its precision is taken back."""
-    monkeypatch.setattr(sys, "path", [str(SCRIPTS / "studies" / "regression"), *sys.path])
+def mnist():
+    """The script as a module; the precision that its program sets is taken back."""
     before = jax.config.jax_enable_x64
     yield script("mnist")
     jax.config.update("jax_enable_x64", before)
@@ -64,7 +63,7 @@ def test_bounds_at_the_same_parameters(mnist, float64):
     args = mnist.parse(["--quick"])
 
     def elbo(name, likelihood, **more):
-        model = mnist.make_model(mnist.METHODS[name], 3, 2, likelihood)
+        model = mnist.make_model(minibatch.METHODS[name], 3, 2, likelihood)
         return mnist.Program(model, len(y), args).elbo(params | more, X, y)
 
     assert elbo("T-SVGP", "softmax") > elbo("SVGP", "softmax") + 0.1

@@ -1,12 +1,12 @@
 """The script that compares neighbours with inducing points: what it simulates, and that its figures are of its fits."""
 
 import json
-import sys
 
 import numpy as np
 import oracles
 import pytest
 from loading import script
+from studies.approximations import data as simulated
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def study():
 
 def test_simulated_sites_have_the_covariance_they_should(study, monkeypatch):
     """Of near pairs, over all sites: the semivariogram of Matérn-3/2 and noise."""
-    monkeypatch.setattr(sys.modules["compare_approximations"], "COSINES", 512)
+    monkeypatch.setattr(simulated, "COSINES", 512)
     X, y = study.simulate(20_000, study.SPATIAL_LENGTHSCALE, 0)
     order = np.argsort(X[:, 0])
     i, j = order[:-1], order[1:]

@@ -1,6 +1,5 @@
-"""scripts/studies/gplvm/oil_bounds.py: its numbers against each other and against the formula, and that it runs."""
+"""oil_bounds.py: its numbers against each other and against the formula, and that it runs."""
 
-import importlib.util
 import json
 
 import jax
@@ -8,8 +7,9 @@ import loading
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from studies.gplvm.bounds import EVALUATION_DRAWS
+from studies.gplvm.training import oil_flow
 
-SCRIPT = loading.path("oil_bounds")
 # The draws of x are all but its means, so that the bounds are compared at the same inputs.
 TINY = ["--rows", "24", "--inducing", "4", "--latent-dim", "2", "--latent-scale", "1e-6", "--conditional", "prior"]
 TINY += ["tight", "--seeds", "1", "--steps", "6", "--continue-steps", "2", "--draws", "2"]
@@ -19,10 +19,7 @@ TINY += ["tight", "--seeds", "1", "--steps", "6", "--continue-steps", "2", "--dr
 def study(tmp_path):
     """The script as a module."""
     before = jax.config.jax_enable_x64
-    spec = importlib.util.spec_from_file_location("oil_bounds", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield loading.script("oil_bounds")
     jax.config.update("jax_enable_x64", before)
     plt.close("all")
 
@@ -56,7 +53,7 @@ def test_bounds_are_compared_at_equal_settings_and_at_equal_parameters(study, tm
 
 def test_collapsed_bounds_at_equal_parameters(study, float64, tmp_path):
     args = study.parse([*TINY, "--runs", str(tmp_path), "--collapsed-steps", "6"])
-    data = study.datasets.simulate_oil_flow(jax.random.key(0), 24)
+    data = oil_flow(args)
     evaluate = study.collapsed_evaluator(args, data.Y)
     figures, params = study.fit_collapsed(args, data, evaluate, 0, "tight")
     here = figures["bounds_here"]
@@ -67,7 +64,7 @@ def test_collapsed_bounds_at_equal_parameters(study, float64, tmp_path):
     assert here["prior"] < here["tight"] < here["tight, m(x)"]
     gain = here["tight, m(x)"] - here["prior"]
     many = evaluate(params, jax.random.split(jax.random.key(1), 500))[2]
-    assert abs(np.mean(many) - gain) < 4 * np.std(many) / np.sqrt(study.EVALUATION_DRAWS)
+    assert abs(np.mean(many) - gain) < 4 * np.std(many) / np.sqrt(EVALUATION_DRAWS)
     # Continued, from these parameters.
     more, _ = study.fit_collapsed(args, data, evaluate, 0, "prior", params)
     assert more["trace"][0] == pytest.approx(here["prior"]) and more["steps"] == 2

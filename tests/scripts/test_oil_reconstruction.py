@@ -1,6 +1,5 @@
-"""scripts/studies/gplvm/oil_reconstruction.py: splits and errors against their definitions, and that it runs."""
+"""oil_reconstruction.py: splits and errors against their definitions, and that it runs."""
 
-import importlib.util
 import json
 
 import jax
@@ -10,7 +9,6 @@ import pytest
 from matplotlib import pyplot as plt
 from scipy import stats
 
-SCRIPT = loading.path("oil_reconstruction")
 TINY = ["--rows", "24", "--test-rows", "4", "--inducing", "4", "--latent-dim", "2", "--batch-size", "10"]
 TINY += ["--steps", "3", "--guides", "gaussian", "amortised", "--missing", "0.3"]
 
@@ -19,10 +17,7 @@ TINY += ["--steps", "3", "--guides", "gaussian", "amortised", "--missing", "0.3"
 def study():
     """The script as a module."""
     before = jax.config.jax_enable_x64
-    spec = importlib.util.spec_from_file_location("oil_reconstruction", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield loading.script("oil_reconstruction")
     jax.config.update("jax_enable_x64", before)
     plt.close("all")
 

@@ -1,6 +1,5 @@
 """The study of orthogonal inducing points: that it runs, and that its divergences and operation counts are right."""
 
-import importlib.util
 import json
 from functools import partial
 from pathlib import Path
@@ -11,20 +10,17 @@ import loading
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
+from studies.orthogonal import clusters, programs, structures
 
 from npgp import linalg
 
-SCRIPT = loading.path("orthogonal_study")
 METHODS = ("SGPR on both", "SOLVE-GP", "ODVGP", "SGPR on the first")
 
 
 @pytest.fixture
 def script():
     before = jax.config.jax_enable_x64
-    spec = importlib.util.spec_from_file_location("orthogonal_study", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
+    yield loading.script("orthogonal_study")
     jax.config.update("jax_enable_x64", before)  # main sets it for the process
     plt.close("all")
 
@@ -108,8 +104,8 @@ class Traced:
 
 
 @pytest.mark.slow
-def test_cost_is_measured_for_all_methods(run, script, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(script, "program", Traced)
+def test_cost_is_measured_for_all_methods(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(programs, "program", Traced)
     report = run("--quick", "--cost")
     assert_pictures(tmp_path, "orthogonal_cost.png")
     assert "load average" in capsys.readouterr().out
@@ -124,34 +120,34 @@ def test_cost_is_measured_for_all_methods(run, script, tmp_path, monkeypatch, ca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["uncollapsed_step", "collapsed_step"])
-def test_steps_have_finite_values_and_gradients(script, step):
-    X = jnp.asarray(np.random.default_rng(0).normal(size=(12, script.COLUMNS)))
-    value, gradient = getattr(script, step)(4, "SOLVE-GP", X, jnp.sin(X[:, 0]))()
+def test_steps_have_finite_values_and_gradients(step):
+    X = jnp.asarray(np.random.default_rng(0).normal(size=(12, programs.COLUMNS)))
+    value, gradient = getattr(programs, step)(4, "SOLVE-GP", X, jnp.sin(X[:, 0]))()
     leaves = jax.tree.leaves(gradient)
     assert np.isfinite(value) and all(np.all(np.isfinite(leaf)) for leaf in leaves)
     assert all(np.any(leaf != 0.0) for leaf in leaves)
 
 
 @pytest.mark.parametrize("method, share", [("SVGP", 1.0), ("SOLVE-GP", 0.5), ("ODVGP", 0.25)])
-def test_products_with_S_are_halved_and_quartered(script, method, share):
+def test_products_with_S_are_halved_and_quartered(method, share):
     M, batch = 16, 64
-    function, arguments = script.stages(M, method, jnp.ones((batch, script.COLUMNS)))["products with S"]
+    function, arguments = programs.stages(M, method, jnp.ones((batch, programs.COLUMNS)))["products with S"]
     products = share * 2 * M**2 * batch
-    counted = script.program(function, *arguments)
+    counted = programs.program(function, *arguments)
     # Beside the products, their squares and sums.
     assert products < counted.product_flops < 1.2 * products
     assert counted.lapack_flops == 0.0
 
 
-def test_divergence_of_whitened_values_is_that_of_f(script, float64):
+def test_divergence_of_whitened_values_is_that_of_f(float64):
     rng = np.random.default_rng(0)
     X = np.sort(rng.uniform(0.0, 5.0, 40))[:, None]
-    data = script.Data(X, np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=40), np.log([0.7, 0.8, 0.1]), 0.0)
+    data = structures.Data(X, np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=40), np.log([0.7, 0.8, 0.1]), 0.0)
     points, split = np.array([0.4, 2.0, 3.4, 1.1, 4.6]), 3
 
     @partial(jax.jit, static_argnums=0)
     def at_points(structure):
-        gp = script.collapsed(data.hyper, jnp.asarray(points), data.X, split, structure, "prior")
+        gp = structures.collapsed(data.hyper, jnp.asarray(points), data.X, split, structure, "prior")
         posterior, at = gp.condition(data.y), jnp.asarray(points)[:, None]
         return posterior.mean(at), posterior.covariance(at)
 
@@ -162,22 +158,22 @@ def test_divergence_of_whitened_values_is_that_of_f(script, float64):
         log_dets = np.linalg.slogdet(S1)[1] - np.linalg.slogdet(S)[1]
         expected = 0.5 * (np.trace(np.linalg.solve(S1, S)) + shift @ np.linalg.solve(S1, shift) - 5 + log_dets)
         assert expected > 0.05
-        assert script.kl_to_sgpr(points, data, split, structure) == pytest.approx(expected, rel=1e-4)
+        assert structures.kl_to_sgpr(points, data, split, structure) == pytest.approx(expected, rel=1e-4)
 
 
-def test_correlation_of_single_points_is_the_kernel(script):
-    assert script.largest_correlation(np.array([0.3]), np.array([1.5])) == pytest.approx(np.exp(-0.72), rel=1e-6)
-    repeated = script.largest_correlation(np.array([0.3, 1.5]), np.array([1.5, 4.0]))
+def test_correlation_of_single_points_is_the_kernel():
+    assert clusters.largest_correlation(np.array([0.3]), np.array([1.5])) == pytest.approx(np.exp(-0.72), rel=1e-6)
+    repeated = clusters.largest_correlation(np.array([0.3, 1.5]), np.array([1.5, 4.0]))
     assert repeated == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="calls of LAPACK are counted on a CPU only")
-def test_operations_of_lapack_are_counted(script):
+def test_operations_of_lapack_are_counted():
     n, m = 6, 7
 
     def solve(K, B):
         return linalg.solve_lower(linalg.cholesky(K)[0], B)
 
-    counted = script.program(solve, jnp.eye(n), jnp.ones((n, m)))
+    counted = programs.program(solve, jnp.eye(n), jnp.ones((n, m)))
     assert counted.lapack_flops == pytest.approx(n**3 / 3 + n**2 * m)
-    assert script.program(jnp.matmul, jnp.eye(n), jnp.ones((n, m))).lapack_flops == 0.0
+    assert programs.program(jnp.matmul, jnp.eye(n), jnp.ones((n, m))).lapack_flops == 0.0

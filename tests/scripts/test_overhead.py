@@ -1,18 +1,13 @@
 """The script that measures what NumPyro's sites cost: both of its steps are the same step."""
 
-import importlib.util
 import json
 
 import loading
 import numpy as np
 
-SCRIPT = loading.path("overhead")
-
 
 def test_steps_with_sites_and_without_agree(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("overhead", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loading.script("overhead")
     path = tmp_path / "figures" / "overhead.json"
     report = module.main(
         "--hyperparameters learned --inducing 12 --batch-size 32 --repetitions 2 --json".split() + [str(path)]

@@ -1,4 +1,4 @@
-"""``scripts/studies/regression/regression_benchmark.py``: its splits, its ELBO of all rows, what it keeps, and what it compares."""
+"""The regression benchmark: its splits, its ELBO of all rows, what it keeps, and what it compares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from loading import script
 from matplotlib import pyplot as plt
+from studies.regression import four_methods, minibatch
 
 import npgp
 
@@ -48,21 +49,21 @@ def test_elbo_of_all_rows(benchmark, float64):
     X, y = rng.normal(size=(53, 2)), rng.normal(size=53)
     params = {"lengthscale": np.array([0.8, 1.3]), "variance": jnp.asarray(1.2), "noise_variance": jnp.asarray(0.3)}
     params |= {"inducing0": X[:6], "inducing1": X[6:12]}
-    method = benchmark.METHODS["SOLVE-GP"]
+    method = minibatch.METHODS["SOLVE-GP"]
 
     @jax.jit
     def best():
-        gp = benchmark.component(params, method.blocks)
+        gp = benchmark.component(params, method.covariances)
         collapsed = npgp.CollapsedGP(gp.kernel, X, gp.inducing, 0.3, conditional="prior", covariances="dense")
         return gp.params(collapsed.condition(y).q)
 
     params |= best()
     args = benchmark.parse(["--quick"])
     prior, tight = (
-        benchmark.Program(benchmark.make_model(benchmark.METHODS[name], 12, 2), len(y), args, 16).elbo(params, X, y)
+        benchmark.Program(benchmark.make_model(minibatch.METHODS[name], 12, 2), len(y), args, 16).elbo(params, X, y)
         for name in ("SOLVE-GP", "T-SOLVE-GP")
     )
-    assert prior == pytest.approx(float(benchmark.best_elbo(params, X, y, method)), abs=1e-6)
+    assert prior == pytest.approx(float(benchmark.best_elbo(params, X, y, method.covariances, "prior")), abs=1e-6)
     assert tight > prior + 1.0
 
 
@@ -77,7 +78,7 @@ def test_scores(benchmark):
 
 def test_small_run(benchmark, tmp_path, capsys):
     json_path, markdown_path = tmp_path / "fits.json", tmp_path / "report.md"
-    markdown_path.write_text(f"Prose.\n\n{benchmark.MARK}\n\nOld figures.\n")
+    markdown_path.write_text(f"Prose.\n\n{four_methods.MARK}\n\nOld figures.\n")
     command = ["--quick", "--methods", "T-SVGP", "--inducing", "8", "--splits", "1", "--out", str(tmp_path)]
     fits = benchmark.main([*command, "--json", str(json_path), "--markdown", str(markdown_path)])
     (record,) = json.loads(json_path.read_text())
@@ -138,7 +139,7 @@ def test_gains(benchmark):
         ("a", 8): {"SVGP": fits([0.9, 0.8], -2.0, 1.0)},
         ("a", 16): {"SVGP": fits([0.5, 0.6], -1.0, 4.0), "SOLVE-GP": fits([0.6, 0.7], -1.5, 3.0)},
     }
-    table, counts = benchmark.gains(cells, metrics)
+    table, counts = four_methods.gains(cells, metrics)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     assert rows == [
         ["a", "16", "SOLVE-GP over SVGP of M/2", "0.20 ± 0.10", "0.50 ± 0.00", "3.00 ± 0.00"],

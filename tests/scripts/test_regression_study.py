@@ -1,27 +1,23 @@
-"""scripts/studies/regression/regression_study.py: its pieces against independent formulas, and that it runs."""
+"""The regression study: its pieces against independent formulas, and that it runs."""
 
-import importlib.util
 import itertools
 import json
 
 import jax
-import loading
 import numpy as np
 import pytest
+from loading import script
 from matplotlib import pyplot as plt
 from scipy.stats import multivariate_normal
+from studies.regression import collapsed_fits, held_out
+from studies.shared import LOG_BOUNDS, lbfgs
 
 import npgp
-
-SCRIPT = loading.path("regression_study")
 
 
 @pytest.fixture(scope="module")
 def study():
-    spec = importlib.util.spec_from_file_location("regression_study", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("regression_study")
 
 
 @pytest.fixture
@@ -46,16 +42,16 @@ def rows(num: int = 30):
     return X, np.sin(X[:, 0]) + 0.1 * rng.normal(size=num)
 
 
-def test_the_bound_at_all_points_is_the_evidence(study, float64):
+def test_the_bound_at_all_points_is_the_evidence(float64):
     X, y = rows()
     lengthscales, variance, noise = np.array([0.7, 1.9]), 1.4, 0.2
     r = np.sqrt(3.0 * np.sum(np.square((X[:, None] - X) / lengthscales), -1))
     K = variance * (1.0 + r) * np.exp(-r) + noise * np.eye(len(X))
     theta = np.concatenate([np.log([*lengthscales, variance, noise]), X.ravel()])
-    value, slope = study.loss_and_slope(theta, X, y, None, "tight", "matern32")
+    value, slope = collapsed_fits.loss_and_slope(theta, X, y, None, "tight", "matern32")
     assert -len(X) * float(value) == pytest.approx(multivariate_normal(cov=K).logpdf(y), abs=1e-4)  # the jitter's
     step = 1e-5 * np.eye(len(theta))[2]
-    ends = [float(study.loss_and_slope(theta + s, X, y, None, "tight", "matern32")[0]) for s in (step, -step)]
+    ends = [float(collapsed_fits.loss_and_slope(theta + s, X, y, None, "tight", "matern32")[0]) for s in (step, -step)]
     assert float(slope[2]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-4)
 
 
@@ -64,40 +60,40 @@ def test_fits_climb_in_the_order_of_the_conditionals(study, float64):
     data = npgp.datasets.RegressionSplit(X, y, X, y, np.zeros(2), np.ones(2), 0.0, 1.0)
     groups = npgp.median_split(X, 8)
     args = study.parse(["--iterations", "15"])
-    start = study.start_at(X, 4, seed=0)
+    start = collapsed_fits.start_at(X, 4, seed=0)
     assert np.exp(start[:4]) == pytest.approx([np.sqrt(2.0), np.sqrt(2.0), 1.0, 0.1]) and len(start) == 4 + 4 * 2
-    fits = {c: study.fit(data, groups, c, start, args) for c in study.CONDITIONALS}
-    for low, high in itertools.pairwise(study.CONDITIONALS):
+    fits = {c: collapsed_fits.fit(data, groups, c, start, args) for c in collapsed_fits.CONDITIONALS}
+    for low, high in itertools.pairwise(collapsed_fits.CONDITIONALS):
         # At the place where the looser bound is largest, the tighter one is above it, and climbs from the start.
-        value = -float(study.loss_and_slope(fits[low].theta, X, y, groups, high, "matern32")[0])
+        value = -float(collapsed_fits.loss_and_slope(fits[low].theta, X, y, groups, high, "matern32")[0])
         assert value > fits[low].bound
     for conditional, fitted in fits.items():
-        assert fitted.bound > -float(study.loss_and_slope(start, X, y, groups, conditional, "matern32")[0])
+        assert fitted.bound > -float(collapsed_fits.loss_and_slope(start, X, y, groups, conditional, "matern32")[0])
         assert 0 < fitted.iterations <= 15
 
 
-def test_lbfgs_keeps_logs_within_their_limits(study):
-    low, high = study.LOG_BOUNDS
+def test_lbfgs_keeps_logs_within_their_limits():
+    low, high = LOG_BOUNDS
 
     def loss(theta):
         towards = np.array([2.0 * high, 2.0 * low, 2.0 * high])
         return np.sum(np.square(theta - towards)), 2.0 * (theta - towards)
 
-    value, theta, _ = study.lbfgs(loss, np.zeros(3), 2, 50)
-    assert theta == pytest.approx([high, low, 2.0 * high])
-    assert value == pytest.approx(high**2 + low**2)
+    optimum = lbfgs(loss, np.zeros(3), 50, num_logs=2)
+    assert optimum.x == pytest.approx([high, low, 2.0 * high])
+    assert optimum.fun == pytest.approx(high**2 + low**2)
 
 
-def test_scores_are_of_observations(study):
+def test_scores_are_of_observations():
     y, mean, variance, noise = np.array([0.5, -1.0]), np.array([0.2, -0.4]), np.array([0.3, 0.1]), 0.2
-    result = study.score(y, mean, variance, noise)
+    result = held_out.held_out((mean, variance), noise, y)
     total = np.array([0.5, 0.3])
-    assert result.rmse == pytest.approx(np.sqrt((0.09 + 0.36) / 2))
+    assert result["rmse"] == pytest.approx(np.sqrt((0.09 + 0.36) / 2))
     logs = -0.5 * np.log(2 * np.pi * total) - 0.5 * np.array([0.09, 0.36]) / total
-    assert result.log_likelihood == pytest.approx(np.mean(logs))
+    assert result["log_likelihood"] == pytest.approx(np.mean(logs))
 
 
-def test_times_are_medians_of_rounds_taken_in_turn(study):
+def test_times_are_medians_of_rounds_taken_in_turn():
     now, order = [0.0], []
     # Milliseconds of each round, the first of which is not timed; the machine is slow in the second.
     times = {"a": [99.0, 10.0, 40.0, 12.0], "b": [99.0, 15.0, 60.0, 24.0]}
@@ -107,15 +103,15 @@ def test_times_are_medians_of_rounds_taken_in_turn(study):
         order.append(name)
 
     calls = {name: lambda name=name: call(name) for name in times}
-    measured = study.interleaved(calls, "a", 3, lambda: now[0])
+    measured = collapsed_fits.in_turn(calls, "a", 3, lambda: now[0])
     assert order == ["a", "b"] * 4
     assert measured["a"] == pytest.approx((12.0, 1.0))
     assert measured["b"] == pytest.approx((24.0, 1.5))
 
 
-def test_spread_is_the_standard_error(study):
-    assert study.spread([0.12345]) == "0.123"
-    assert study.spread([1.0, 2.0, 3.0], 2) == "2.00 ± 0.58"
+def test_spread_is_the_standard_error():
+    assert held_out.spread([0.12345]) == "0.123"
+    assert held_out.spread([1.0, 2.0, 3.0], 2) == "2.00 ± 0.58"
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["--rows", "0"], ["--restarts", "-1"]])
@@ -127,13 +123,13 @@ def test_arguments_are_checked(study, arguments, capsys):
 
 def test_subsets_keep_the_split(study, data_dir):
     args = study.parse(["--rows", "50"])
-    whole, part = npgp.datasets.uci("concrete", 3), study.load("concrete", 3, args)
+    whole, part = npgp.datasets.uci("concrete", 3), collapsed_fits.load("concrete", 3, args)
     assert part.X_train.shape == (50, 8) and part.X_test.shape == (25, 8)
     for kind in ("train", "test"):
         known = {(*x, y) for x, y in zip(getattr(whole, f"X_{kind}"), getattr(whole, f"y_{kind}"), strict=True)}
         taken = {(*x, y) for x, y in zip(getattr(part, f"X_{kind}"), getattr(part, f"y_{kind}"), strict=True)}
         assert taken <= known
-    assert study.load("concrete", 3, study.parse(["--rows", "10000"])).X_train.shape == whole.X_train.shape
+    assert collapsed_fits.load("concrete", 3, study.parse(["--rows", "10000"])).X_train.shape == whole.X_train.shape
 
 
 def assert_numbers(report) -> None:

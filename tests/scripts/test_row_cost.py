@@ -1,20 +1,15 @@
 """The script that measures what a step costs as the data grow: it runs, and both loops train."""
 
-import importlib.util
 import json
 
 import loading
 import numpy as np
 import pytest
 
-SCRIPT = loading.path("row_cost")
-
 
 @pytest.mark.parametrize("model", ["gplvm", "vnngp"])
 def test_both_loops_are_timed(model, tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("row_cost", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loading.script("row_cost")
     path = tmp_path / "figures" / "row_cost.json"
     sizes = "--columns 2 --latent-dim 2 --inducing 4 --batch-size 10 --repetitions 1 --seconds 0.001".split()
     report = module.main(["--model", model, "--rows", "40", "--neighbours", "3", *sizes, "--json", str(path)])

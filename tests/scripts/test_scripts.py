@@ -1,6 +1,5 @@
 """The scripts run from their arguments to their figures: small settings, and what they write."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 
-SCRIPTS = loading.SCRIPTS
 FIT = {"elbo_per_row": float, "noise_variance": float, "nn_errors": int, "relevant_dims": int, "seconds": float}
 HYPERPARAMETERS = {"bound": float, "lengthscale": float, "variance": float, "noise_variance": float}
 OIL_FLOW = {"data": str, "n_rows": int, "latent_dim": int, "inducing": int}
@@ -23,9 +21,7 @@ def run(tmp_path):
     before = jax.config.jax_enable_x64
 
     def run(name: str, *args: str) -> dict:
-        spec = importlib.util.spec_from_file_location(name, loading.path(name))
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+        module = loading.script(name)
         path = tmp_path / "figures" / "report.json"
         report = module.main([*args, "--out", str(tmp_path), "--json", str(path)])
         assert json.loads(path.read_text()) == report

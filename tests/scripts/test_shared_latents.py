@@ -11,18 +11,12 @@ from models import compiled, make_elbo
 
 import npgp
 
-SCRIPT = loading.path("shared_latents")
-
 
 @pytest.fixture(scope="module")
 def script():
-    import importlib.util
 
-    spec = importlib.util.spec_from_file_location("shared_latents", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     before = jax.config.jax_enable_x64
-    yield module
+    yield loading.script("shared_latents")
     jax.config.update("jax_enable_x64", before)  # the script sets it for the process
 
 

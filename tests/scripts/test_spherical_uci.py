@@ -1,4 +1,4 @@
-"""scripts/studies/spherical/spherical_uci.py: its model and scores against dense formulas, its starts, and that it resumes."""
+"""``spherical_uci.py``: its model and scores against dense formulas, its starts, and that it resumes."""
 
 import json
 import math
@@ -8,6 +8,8 @@ import loading
 import numpy as np
 import pytest
 from scipy.stats import norm
+from studies.spherical import uci_fits, uci_tables
+from studies.spherical.uci_data import load
 
 SETTINGS = ["--sets", "simulated", "--kernels", "arccos", "--features", "relu", "--size", "4", "--rows", "40"]
 SETTINGS += ["--repetitions", "2", "--iterations", "3", "--levels", "4"]
@@ -38,13 +40,13 @@ def dense_kernel(name: str, weights, bias: float, lengthscale: float, X, X2):
 
 
 @pytest.mark.parametrize("kernel", ["arccos", "matern52"])
-def test_points_at_every_row_give_the_exact_gps_scores(script, kernel, float64):
-    data = script.load("simulated", 3, 24)
+def test_points_at_every_row_give_the_exact_gps_scores(kernel, float64):
+    data = load("simulated", 3, 24)
     weights, bias, noise, lengthscale = np.array([0.7, 0.2, 0.05]), 0.6, 0.04, 0.8
     logs = np.log([*weights, bias, noise, lengthscale])[: 5 + (kernel == "matern52")]
-    model = script.Model(kernel, "points", (24,))
+    model = uci_fits.Model(kernel, "points", (24,))
     theta = np.concatenate([logs, data.X_train.ravel()])
-    mean, variance, share = script.predict(theta, data.X_train, data.y_train, data.X_test, model)
+    mean, variance, share = uci_fits.predict(theta, data.X_train, data.y_train, data.X_test, model)
 
     def k(A, B):
         return dense_kernel(kernel, weights, bias, lengthscale, A, B)
@@ -57,25 +59,25 @@ def test_points_at_every_row_give_the_exact_gps_scores(script, kernel, float64):
     assert 0.0 <= share < 1e-3
     # In the target's own units.
     y = 20.0 + data.y_scale * data.y_test
-    scores = script.scores(data, mean, variance)
+    scores = uci_fits.scores(data, mean, variance)
     assert scores["rmse"] == pytest.approx(np.sqrt(np.mean((y - 20.0 - data.y_scale * exact) ** 2)), abs=1e-2)
     density = norm.logpdf(y, 20.0 + data.y_scale * exact, data.y_scale * np.sqrt(left))
     assert scores["nlpd"] == pytest.approx(-np.mean(density), abs=1e-2)
-    value = float(script.loss_and_slope(theta, data.X_train, data.y_train, model)[0])
+    value = float(uci_fits.loss_and_slope(theta, data.X_train, data.y_train, model)[0])
     evidence = -0.5 * (data.y_train @ np.linalg.solve(K, data.y_train) + np.linalg.slogdet(2.0 * math.pi * K)[1])
     assert value == pytest.approx(-evidence / 24, abs=1e-3)
 
 
-def test_levels_by_each_rule(script, float64):
-    data = script.load("simulated", 0, 40)
+def test_levels_by_each_rule(float64):
+    data = load("simulated", 0, 40)
     for kernel, logs, six in (("arccos", 5, (0, 1, 2, 4)), ("matern52", 6, (0, 1, 2, 3, 4, 5))):
         theta = np.concatenate([np.zeros(logs), np.random.default_rng(0).normal(size=6 * 4)])
-        model = script.Model(kernel, "relu", (6,), (0,))
-        assert [m.levels for m in script.candidates(model, theta, data, "6")] == [six]
+        model = uci_fits.Model(kernel, "relu", (6,), (0,))
+        assert [m.levels for m in uci_fits.candidates(model, theta, data, "6")] == [six]
         # A rectified linear unit has no odd levels but the first.
-        tried = [m.levels for m in script.candidates(model, theta, data, "bound")]
+        tried = [m.levels for m in uci_fits.candidates(model, theta, data, "bound")]
         assert tried == [(0, 1), (0, 1, 2), (0, 1, 2, 4), (0, 1, 2, 4, 6)]
-        assert script.candidates(model._replace(feature="points"), theta, data, "bound")[0].levels == (0,)
+        assert uci_fits.candidates(model._replace(feature="points"), theta, data, "bound")[0].levels == (0,)
 
 
 def test_larger_sizes_start_no_worse_than_the_smaller_ended(fits):
@@ -97,7 +99,7 @@ def test_a_later_run_does_what_is_missing(script, fits, monkeypatch, capsys, flo
 
     def three_sizes(data, kernel, feature, args, levels):
         done.append((kernel, feature, len(data.y_train), dict(levels)))
-        return {column: records[0] | {"column": column} for column in script.sizes(args.size)}
+        return {column: records[0] | {"column": column} for column in uci_fits.sizes(args.size)}
 
     monkeypatch.setattr(script, "three_sizes", three_sizes)
     assert script.main([*SETTINGS, "--json", str(path)]) == records and not done
@@ -128,11 +130,11 @@ def test_cells_that_are_worse_than_the_reference_are_marked(script, fits, capsys
     row = next(line for line in out.splitlines() if line.startswith("| simulated"))
     assert [text.endswith("worse") for text in map(str.strip, row.split("|")[4:7])] == [True, False, False]
     assert "1 of 3 cells are worse" in out
-    assert script.worse((2.0, 0.3), (1.0, 0.3)) and not script.worse((2.0, 0.4), (1.0, 0.3))
-    assert script.worse((2.0, math.nan), (1.0, 0.4))
+    assert uci_tables.worse((2.0, 0.3), (1.0, 0.3)) and not uci_tables.worse((2.0, 0.4), (1.0, 0.3))
+    assert uci_tables.worse((2.0, math.nan), (1.0, 0.4))
 
 
-def test_the_claim_is_of_repetitions_in_pairs(script, capsys):
+def test_the_claim_is_of_repetitions_in_pairs(capsys):
     def record(nlpd, bound):
         return {"rmse": nlpd, "nlpd": nlpd, "bound": bound}
 
@@ -140,10 +142,10 @@ def test_the_claim_is_of_repetitions_in_pairs(script, capsys):
         "4+4": {0: record(1.0, -1.0), 1: record(11.0, -2.0)},
         "8": {0: record(1.5, -1.5), 1: record(11.7, -2.5)},
     }
-    report = script.claim({("yacht", "arccos", "relu"): columns}, 4)["yacht/arccos/relu"]
+    report = uci_tables.claim({("yacht", "arccos", "relu"): columns}, 4)["yacht/arccos/relu"]
     assert report["nlpd"] == pytest.approx((0.6, 0.1))
     assert report["bound"] == pytest.approx((0.5, 0.0))
     assert report["verdict"] == "holds, clearly"
     columns["4+4"][1] = record(12.5, -2.0)
-    assert script.claim({("yacht", "arccos", "relu"): columns}, 4)["yacht/arccos/relu"]["verdict"] == "fails"
+    assert uci_tables.claim({("yacht", "arccos", "relu"): columns}, 4)["yacht/arccos/relu"]["verdict"] == "fails"
     assert "yacht: the claim holds in 0 of 1 cells" in capsys.readouterr().out

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))  # where scripts look for one another
 
 
 def path(name: str) -> Path:

@@ -3,7 +3,7 @@
 Two versions. ``svgp`` is the fastest that we know how to write: the Cholesky factor comes with its inverse W, all else
 is matrix products, and gradients reuse W. Since noise is Gaussian, the bound needs the rows' projections A only in
 A Aᵀ and Aᵀm, and the gradient of these two is written out. ``plain`` is what one writes first: a Cholesky
-factorisation, a triangular solve, and JAX's own gradients of both.
+factorization, a triangular solve, and JAX's own gradients of both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jax_process import clear, configure, device_memory  # noqa: F401 (asked for
 from problems import LEARNING_RATE, Problem
 
 MAX_STEPS = 1000
-#: At this size and below, a matrix is factorised by LAPACK; above, by halves.
+#: At this size and below, a matrix is factorized by LAPACK; above, by halves.
 LEAF = 128
 #: The gradient goes by A Aᵀ where the batch has at least this many rows per inducing point, by rows otherwise.
 GRAM_FROM = 2.0
@@ -49,10 +49,6 @@ class Products:
         jax.block_until_ready(self.run(self.left, self.right, steps))
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Matérn-3/2
-
-
 @jax.custom_jvp
 def matern32(r2: jax.Array) -> jax.Array:
     """(1 + s) exp(−s) with s = √(3 r²). Its derivative, −3/2 exp(−s), has no root that could be of zero."""
@@ -69,10 +65,6 @@ def kernel(X1, X2, variance):
     """Of inputs that are scaled already."""
     r2 = jnp.sum(X1**2, 1)[:, None] + jnp.sum(X2**2, 1) - 2.0 * matmul(X1, X2.T)
     return variance * matern32(jnp.maximum(r2, 0.0))
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Whitening
 
 
 def inverse_factor(K: jax.Array) -> jax.Array:
@@ -150,10 +142,6 @@ def gram(R: jax.Array) -> jax.Array:
 def _(primals, tangents):
     half = matmul(tangents[0], primals[0].T)
     return gram(primals[0]), half + half.T
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The bound
 
 
 def softplus_inverse(x):

@@ -1,7 +1,7 @@
 """GPyTorch's SVGP as its documentation writes it, with the settings under which it is fastest and does the same work.
 
 Whitened ``VariationalStrategy``, ``CholeskyVariationalDistribution``, ``VariationalELBO``, Adam over all parameters.
-K_uu is factorised by Cholesky, in the dtype of the data: by default GPyTorch takes double precision there. Batches are
+K_uu is factorized by Cholesky, in the dtype of the data: by default GPyTorch takes double precision there. Batches are
 slices of a permutation of the rows, which is faster than a ``DataLoader`` that collects them row by row.
 """
 
@@ -100,7 +100,7 @@ class Trainer:
             raise FloatingPointError(f"The loss became {loss.item()}.")
 
     def predictor(self, X_new):
-        """A function that gives f's mean and variance; K_uu is factorised at its first call alone."""
+        """A function that gives f's mean and variance; K_uu is factorized at its first call alone."""
         self.model.eval()
         self.likelihood.eval()
         chunks = tensor(X_new).split(CHUNK)

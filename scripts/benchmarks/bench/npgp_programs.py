@@ -16,12 +16,12 @@ from jax_process import clear, configure, device_memory  # noqa: F401 (asked for
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from problems import LEARNING_RATE, Problem
-from threadpoolctl import threadpool_limits
 
 import npgp
 
-sys.path.append(str(Path(__file__).parent.parent))
-from row_cost import gplvm_loop, vnngp_loop
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from benchmarks.row_cost import gplvm_loop, vnngp_loop
+from common import one_blas_thread
 
 #: Of one device call.
 MAX_STEPS = 1000
@@ -92,7 +92,7 @@ class Fit:
     """
     ``npgp.fit``, that goes on where it was; from the second call on, its program is compiled.
 
-    :param svi: model, guide, optimiser and loss.
+    :param svi: model, guide, optimizer and loss.
     :param arrays: the data.
     :param options: of ``npgp.fit``.
     """
@@ -169,7 +169,7 @@ class Collapsed:
         self.run = lambda: run(start, X, y)
 
     def advance(self, steps: int) -> None:
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             for _ in range(steps):
                 value = jax.block_until_ready(self.run())[0]
         if not jnp.isfinite(value):
@@ -184,12 +184,8 @@ class Rows:
         self.loop = make(options.pop("rows"), True, Namespace(**options))
 
     def advance(self, steps: int) -> None:
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             self.loop.advance(steps)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Training to a given test NLPD
 
 
 def train(
@@ -225,10 +221,10 @@ def train(
     began = time.perf_counter()
     model = model_of(start, "svgp" if conditional == "prior" else conditional, len(y))
     guide = npgp.AutoSparseGP(model)
-    optimiser = npgp.adam(learning_rate, epochs * per_epoch, **schedule)
+    optimizer = npgp.adam(learning_rate, epochs * per_epoch, **schedule)
     if natural is not None:
-        optimiser = npgp.natural_gradient(natural, optimiser)
-    fit = Fit(SVI(model, guide, optimiser, TraceMeanField_ELBO()), X, y, batch_size=batch_size)
+        optimizer = npgp.natural_gradient(natural, optimizer)
+    fit = Fit(SVI(model, guide, optimizer, TraceMeanField_ELBO()), X, y, batch_size=batch_size)
     fit.advance(1)
     seconds = compile_seconds = time.perf_counter() - began
 

@@ -1,4 +1,4 @@
-"""Worker processes, and how they take turns."""
+"""Worker processes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 WORKER = Path(__file__).parent / "worker.py"
 #: Seconds after each answer, in which the threads of a worker that has worked go to sleep.
 PAUSE = 0.05
-#: A turn has at least and at most so many steps; the latter is what a device call has room for.
-LEAST_STEPS, MOST_STEPS = 2, 1000
 
 
 class Missing(Exception):
@@ -94,26 +90,3 @@ class Process:
 
     def __exit__(self, *exc) -> None:
         self.close()
-
-
-def in_turns(advance: Mapping[Any, Callable[[int], float]], rounds: int, seconds: float) -> dict[Any, np.ndarray]:
-    """
-    Seconds per step of each program, by rounds in which they take turns, in an order drawn anew for each round.
-
-    :param advance: of each program, a function from a number of steps to the seconds they took.
-    :param seconds: about how long a turn is.
-    """
-    counts = {}
-    for name, program in advance.items():
-        counts[name] = LEAST_STEPS
-        for _ in range(2):  # the first calls may still compile
-            each = program(counts[name]) / counts[name]
-            counts[name] = int(np.clip(seconds / each, LEAST_STEPS, MOST_STEPS))
-    rng = np.random.default_rng(0)
-    found: dict[Any, list[float]] = {name: [] for name in advance}
-    names = list(advance)
-    for _ in range(rounds):
-        for i in rng.permutation(len(names)):
-            name = names[i]
-            found[name].append(advance[name](counts[name]) / counts[name])
-    return {name: np.array(values) for name, values in found.items()}

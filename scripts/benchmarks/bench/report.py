@@ -8,6 +8,7 @@ from typing import Any
 
 import flops
 import numpy as np
+from common import quartiles, table
 
 #: Names of the compared programs.
 NAMES = {
@@ -19,14 +20,12 @@ NAMES = {
 }
 
 
-def quartiles(values: Iterable[float], scale: float = 1e3) -> tuple[float, float, float]:
-    """Median and quartiles, in milliseconds."""
-    low, middle, high = (scale * float(q) for q in np.quantile(list(values), [0.25, 0.5, 0.75]))
-    return middle, low, high
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return table(head, rows, markdown=True)
 
 
 def cell(values: Iterable[float], scale: float = 1e3) -> str:
-    middle, low, high = quartiles(values, scale)
+    low, middle, high = quartiles(values, scale)
     digits = 2 if middle < 10 else 1 if middle < 100 else 0
     return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
 
@@ -34,11 +33,6 @@ def cell(values: Iterable[float], scale: float = 1e3) -> str:
 def ratio(a: Sequence[float], b: Sequence[float]) -> str:
     """Of times of the same rounds."""
     return cell(np.asarray(a) / np.asarray(b), 1.0)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def best(rows: list[dict[str, Any]], inducing: int, dtype: str, key: str = "seconds") -> dict[str, dict[str, Any]]:
@@ -68,10 +62,6 @@ def limit(found: dict[str, Any], chosen: dict[str, dict[str, Any]], inducing: in
         return None
     share = flops.svgp_step(inducing, found["batch_size"]) / flops.product(inducing, found["batch_size"])
     return share * np.asarray(chosen["products"]["seconds"])
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Markdown
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -149,19 +139,19 @@ def _steps(found: dict[str, Any]) -> str:
         f"## SVGP training step\n\nM inducing points, {batch} rows of {columns} columns per step, Matérn-3/2. "
         f'"{NAMES["bare"]}" is for this model alone, its gradients written out; "plain" by JAX\'s own gradients of '
         "the Cholesky factor and of the triangular solve. The limit is the time of the step's matrix products alone, "
-        "by the rate of products in the same rounds (`scripts/benchmarks/bench/flops.py`). The best setting of threads: "
+        "by the rate of products in the same rounds (`scripts/benchmarks/bench/flops.py`). Best setting of threads: "
         + "; ".join(used)
         + ".",
-        table(["M", "", *names, "limit"], step_lines),
+        markdown_table(["M", "", *names, "limit"], step_lines),
         "npgp's step over the others':",
-        table(["M", "", *names[1:], "limit"], ratio_lines) if ratio_lines else "",
+        markdown_table(["M", "", *names[1:], "limit"], ratio_lines) if ratio_lines else "",
         f"Rate of products of (M, M) and (M, {batch}) matrices in Gflop/s, and the limit's share of each step:",
-        table(["M", "", "Gflop/s", *names], rate_lines) if rate_lines else "",
+        markdown_table(["M", "", "Gflop/s", *names], rate_lines) if rate_lines else "",
         f"## Prediction\n\nMean and variance at {found['new_rows']} rows, from a posterior that is at hand.",
-        table(["M", "", *names], prediction_lines),
+        markdown_table(["M", "", *names], prediction_lines),
         "## The same ELBO\n\nAt the same parameters, on the same rows. GPyTorch and GPJax also add the jitter of K_uu "
         "to the variance of f at rows, which is taken out here.",
-        table(["M", "", *names, "relative spread"], elbo_lines),
+        markdown_table(["M", "", *names, "relative spread"], elbo_lines),
     ]
     return "\n\n".join(t for t in text if t)
 
@@ -184,7 +174,7 @@ def _first_step(found: dict[str, Any]) -> str:
     return (
         f"## From a cold start\n\nM = {rows[0]['inducing']}, {rows[0]['dtype']}; one process each, without a cache of "
         "compiled programs. The first step includes the model's construction and compilation; memory is the most "
-        "resident at any time, after imports and after training.\n\n" + table(head, lines)
+        "resident at any time, after imports and after training.\n\n" + markdown_table(head, lines)
     )
 
 
@@ -203,7 +193,7 @@ def _alone(found: dict[str, Any]) -> str:
         lines.append([row["program"], cell(row["seconds"]), against])
     return (
         "## npgp alone\n\nA training step, or a bound with its gradient; float32, batches of "
-        f"{found['batch_size']} rows where not said otherwise.\n\n" + table(["", "ms", "ratio"], lines)
+        f"{found['batch_size']} rows where not said otherwise.\n\n" + markdown_table(["", "ms", "ratio"], lines)
     )
 
 
@@ -218,7 +208,7 @@ def _kin40k(found: dict[str, Any]) -> str:
         return f"## Time to a test NLPD on kin40k\n\n{run['missing']}"
     text = [
         f"## Time to a test NLPD on kin40k\n\n{run['rows']} training rows, M = {run['inducing']}, batches of "
-        f"{run['batch_size']}, float32; NLPD of the test rows, standardised target. Both start at the same "
+        f"{run['batch_size']}, float32; NLPD of the test rows, standardized target. Both start at the same "
         "points and hyperparameters; evaluations are not timed. GPyTorch: Adam, learning rate 0.01, "
         f"{run['epochs']} epochs; npgp: {run['recipe']['epochs']} epochs, natural gradients for q (rate "
         f"{run['recipe']['natural']}) and Adam for the rest (learning rate {run['recipe']['learning_rate']}, cosine "
@@ -238,12 +228,8 @@ def _kin40k(found: dict[str, Any]) -> str:
         if other is not None:
             cells = ["not reached", ""] if time is None else [f"{time:.1f}", f"{time - compiled:.1f}"]
             lines.append(["npgp, to GPyTorch's last NLPD", *cells, f"{other['curve'][-1][1]:.4f}", share])
-    text.append(table(["", "seconds", "without the first step", "NLPD", "of GPyTorch's time"], lines))
+    text.append(markdown_table(["", "seconds", "without the first step", "NLPD", "of GPyTorch's time"], lines))
     return "\n\n".join(text)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Figure
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -263,10 +249,10 @@ def draw(found: dict[str, Any], path: Path) -> None:
     for ax, dtype in zip(axes[0], found["dtypes"], strict=True):
         sizes = [M for M, d in problems(rows) if d == dtype]
         for i, program in enumerate(programs):
-            have = [(M, quartiles(chosen[program]["seconds"])) for M in sizes
+            have = [(M, quartiles(chosen[program]["seconds"], 1e3)) for M in sizes
                     if program in (chosen := best(rows, M, dtype))]  # fmt: skip
-            middle = np.array([q[0] for _, q in have])
-            errors = np.abs(np.array([q[1:] for _, q in have]).T - middle)
+            low, middle, high = np.array([q for _, q in have]).T
+            errors = [middle - low, high - middle]
             style = dict(color=COLOURS[i % len(COLOURS)], lw=2.2 if program == "npgp" else 1.3, ms=5)
             style["marker"] = MARKERS[i % len(MARKERS)]
             ax.errorbar([M for M, _ in have], middle, errors, label=NAMES[program], capsize=2, **style)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
-import resource
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from common import peak_memory
 from problems import Problem
 
 #: Module of each library's programs.
@@ -65,11 +65,11 @@ class Worker:
         return float(self.module.make(kind, Problem.load(file, dtype), **options).elbo())
 
     def steps(self, name: str, count: int) -> float:
-        """Seconds of so many steps."""
+        """Seconds of each of so many steps."""
         program = self.programs[name]
         began = time.perf_counter()
         program.advance(count)
-        return time.perf_counter() - began
+        return (time.perf_counter() - began) / count
 
     def predict(self, name: str, repetitions: int) -> list[float]:
         """Seconds of each prediction, the first and slower one left out."""
@@ -88,12 +88,7 @@ class Worker:
 
     def peak_memory(self) -> int:
         """Bytes: the most that this process has held since the last ``setup``."""
-        status = Path("/proc/self/status")
-        if status.exists():
-            found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-            if found:
-                return 1024 * int(found[1])
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # since its beginning
+        return peak_memory()
 
     def device_memory(self) -> int | None:
         return self.module.device_memory()

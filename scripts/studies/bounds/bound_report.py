@@ -21,10 +21,9 @@ variance of predictions is that of f, without noise; and without Xs "predictions
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +36,9 @@ import npgp
 from npgp import kernels
 from npgp.collapsed.certificates import EXACT_ROWS, evidence_bounds
 from npgp.sparse.groups import Groups, median_split
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, table, whole, write_json
 
 STRUCTURES = {
     "sgpr": "Z alone, its covariance learned",
@@ -82,29 +84,14 @@ class Problem(NamedTuple):
         return structures
 
 
-def whole_number(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
-
-
-def parser() -> argparse.ArgumentParser:
-    summary, _, rest = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser() -> Arguments:
+    parser = Arguments(__doc__)
     parser.add_argument("problem", type=Path, metavar="PROBLEM.npz", help="the problem, described below")
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="write the figures to this file")
-    whole_number.__name__ = "positive whole number"  # argparse's word for it
     parser.add_argument(
-        "--group-size", type=whole_number, metavar="g", help="also the 'grouped' bounds, in groups of at most g rows"
+        "--group-size", type=whole, metavar="g", help="also the 'grouped' bounds, in groups of at most g rows"
     )
+    parser.shared(json=dict(required=True))
     return parser
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Reading a problem
 
 
 def read(path: Path) -> tuple[Problem, list[str]]:
@@ -202,10 +189,6 @@ def kernel_of(data: dict[str, np.ndarray], columns: int) -> tuple[kernels.Kernel
     return cls(**settings), set(settings)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# The report
-
-
 def report_on(problem: Problem, groups: Groups | None) -> dict:
     """What is written to the JSON file."""
     whole = problem.X.shape[0] <= EXACT_ROWS
@@ -253,7 +236,7 @@ def figure(what: str, value: Any) -> float:
     return number
 
 
-def table(problem: Problem, report: dict) -> str:
+def text(problem: Problem, report: dict) -> str:
     N, D = problem.X.shape
     sizes = " + ".join(str(block.size) for block in problem.blocks)
     lines = [
@@ -271,9 +254,8 @@ def table(problem: Problem, report: dict) -> str:
         "",
     ]
     words = list(report["bounds"]["sgpr"])
-    lines.append(f"{'':8}" + "".join(f"{word:>14}" for word in words))
-    for structure, bounds in report["bounds"].items():
-        lines.append(f"{structure:8}" + "".join(f"{bounds[word]:14.4f}" for word in words))
+    rows = [(name, *(f"{bounds[word]:.4f}" for word in words)) for name, bounds in report["bounds"].items()]
+    lines.append(table(("", *words), rows))
     lines += ["", "Rows: which inducing inputs there are, and what is learned of them."]
     lines += [f"  {structure:8}{STRUCTURES[structure]}" for structure in report["bounds"]]
     lines += ["Columns: what the approximate posterior does to what they leave unexplained at the data."]
@@ -290,12 +272,10 @@ def main(argv: list[str] | None = None) -> dict:
         report = report_on(problem, groups)
     except ProblemError as error:
         arguments.error(str(error))
-    print(table(problem, report))
+    print(text(problem, report))
     if ignored:
         print(f"not read: {', '.join(ignored)}")
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    print(f"wrote {args.json}")
+    write_json(args.json, report)
     return report
 
 

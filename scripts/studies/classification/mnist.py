@@ -12,12 +12,15 @@ Everything is learned at once by Adam on minibatches. On the test digits: accura
 (NLPD).
 
 M counts all inducing points: SOLVE-GP has M/2 + M/2 where SVGP has M, and it is compared with SVGP of M/2 points too.
-All four methods start at the same M inputs: the centres of k-means of at most 10,000 training digits. The softmax is
+All four methods start at the same M inputs: the centers of k-means of at most 10,000 training digits. The softmax is
 log-concave, and T- is the conditional ``tight``. The robust maximum is not: ``tight`` would be the prior's for it, and
 T- is ``shared``, with one learned scale of what the points leave, which is a bound too.
 
-    NPGP_DATA=... python scripts/studies/classification/mnist.py --json out/mnist.json               half an hour on two cores
-    NPGP_DATA=... python scripts/studies/classification/mnist.py --full --json out/mnist.json        for an accelerator
+    NPGP_DATA=... python scripts/studies/classification/mnist.py --json out/mnist.json
+    NPGP_DATA=... python scripts/studies/classification/mnist.py --full --json out/mnist.json
+
+The first takes half an hour on two cores; the second is for an accelerator. What stands in scripts/benchmarks/results
+was written with ``--out scripts/benchmarks/results --markdown scripts/benchmarks/results/mnist.md``.
 
 With ``--json`` every fit is written when it ends, and a later run with the same file and settings does those that are
 missing. A method with M points is compiled once for all repetitions, which differ in the training digits drawn, the
@@ -27,7 +30,6 @@ start and the batches; the test digits are the set's own.
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,28 +44,6 @@ import numpyro
 from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "regression"))
-from regression_benchmark import (
-    METHODS,
-    Cells,
-    Method,
-    Metric,
-    Program,
-    Records,
-    Rows,
-    by_cell,
-    common_options,
-    draw,
-    in_chunks,
-    inducing_params,
-    keep_programs,
-    print_fit,
-    report,
-    start_points,
-    with_defaults,
-    with_points,
-)
-
 import npgp
 from npgp import datasets
 from npgp.likelihoods import Likelihood
@@ -71,6 +51,22 @@ from npgp.likelihoods.numerics import deviation, log_normal_cdf
 from npgp.likelihoods.quadrature import hermite
 from npgp.pytrees import pytree, static
 from npgp.sparse.conditionals import Conditional
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, keep_programs, whole
+from studies.regression.four_methods import Cells, Metric, by_cell, draw, print_fit, report
+from studies.regression.minibatch import (
+    Method,
+    Program,
+    Records,
+    Rows,
+    component,
+    fit_missing,
+    in_chunks,
+    shared_options,
+    with_defaults,
+    with_points,
+)
 
 DIGITS = 10
 #: Start of the kernel: of its variance; of its lengthscale, in distances between digits (their median).
@@ -97,12 +93,12 @@ NOTE = (
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = Arguments(__doc__)
     parser.add_argument("--likelihood", choices=list(LIKELIHOODS), default="softmax")
-    parser.add_argument("--repetitions", dest="splits", type=int, help="how many")
-    parser.add_argument("--test-rows", type=int, help="so many test digits at most, the first")
+    parser.add_argument("--repetitions", dest="splits", type=whole, help="how many")
+    parser.add_argument("--test-rows", type=whole, help="so many test digits at most, the first")
     parser.add_argument("--simulated", action="store_true", help="blurred spots in place of digits, which need no file")
-    common_options(parser)
+    shared_options(parser)
     args = parser.parse_args(argv)
     if args.quick:
         defaults = {"splits": 1, "inducing": [8], "steps": 20, "rows": 100, "batch_size": 50, "learning_rate": 0.05}
@@ -114,10 +110,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         defaults = {"splits": 2, "inducing": [100, 200], "steps": 600, "rows": 5000, "batch_size": 256}
         defaults["learning_rate"] = 0.02
     return with_defaults(parser, args, defaults)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Likelihoods
 
 
 @pytree
@@ -176,7 +168,7 @@ class RobustMax(Likelihood):
         return jnp.log(wrong + (right - wrong) * jnp.exp(self.log_wins(y, mean, variance)))
 
     def probabilities(self, mean, variance):
-        """P(y = c) for all classes, (C, N); normalised, as each has a quadrature's error."""
+        """P(y = c) for all classes, (C, N); normalized, as each has a quadrature's error."""
         p = jax.lax.map(lambda c: jnp.exp(self.log_marginal(c, mean, variance)), jnp.arange(self.num_classes))
         return p / jnp.sum(p, axis=0)
 
@@ -184,10 +176,6 @@ class RobustMax(Likelihood):
 LIKELIHOODS: dict[str, Any] = {"softmax": npgp.Softmax(DIGITS), "robust-max": RobustMax()}
 #: What T- stands for: the tightest conditional that is a bound.
 TIGHT: dict[str, Conditional] = {"softmax": "tight", "robust-max": "shared"}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Data
 
 
 def load(args: argparse.Namespace, repetition: int) -> Rows:
@@ -204,9 +192,9 @@ def simulated_digits(rows: int = 400) -> dict[str, np.ndarray]:
     """Images of 6 × 6 pixels: a spot for each class, at ten places, with noise."""
     rng = np.random.default_rng(0)
     labels = rng.integers(DIGITS, size=rows)
-    centre = np.stack([1 + labels % 4, 1 + labels // 4], axis=1) + 0.2 * rng.normal(size=(rows, 2))
+    center = np.stack([1 + labels % 4, 1 + labels // 4], axis=1) + 0.2 * rng.normal(size=(rows, 2))
     grid = np.stack(np.meshgrid(np.arange(6), np.arange(6), indexing="ij"), axis=-1)
-    distance = np.sum((grid - centre[:, None, None]) ** 2, axis=-1)
+    distance = np.sum((grid - center[:, None, None]) ** 2, axis=-1)
     images = np.clip(255 * np.exp(-distance) + 20 * rng.normal(size=distance.shape), 0, 255).astype(np.uint8)
     half = rows // 2
     return {"x_train": images[:half], "y_train": labels[:half], "x_test": images[half:], "y_test": labels[half:]}
@@ -215,15 +203,6 @@ def simulated_digits(rows: int = 400) -> dict[str, np.ndarray]:
 def median_distance(X: np.ndarray) -> float:
     """Of pairs of neighbours in the order given, which is random."""
     return float(np.median(np.linalg.norm(X[1:] - X[:-1], axis=1)))
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# One fit
-
-
-def component(params: dict[str, Any], blocks: int) -> npgp.SparseGP:
-    kernel = npgp.Matern32(params["lengthscale"], params["variance"])
-    return npgp.SparseGP("f", kernel, [params[f"inducing{i}"] for i in range(blocks)])
 
 
 def make_model(method: Method, M: int, columns: int, likelihood: str) -> Callable:
@@ -235,9 +214,10 @@ def make_model(method: Method, M: int, columns: int, likelihood: str) -> Callabl
             "lengthscale": numpyro.param("lengthscale", 1.0, constraint=positive),
             "variance": numpyro.param("variance", VARIANCE, constraint=positive),
         }
-        params |= {f"inducing{i}": Z for i, Z in enumerate(inducing_params(method.blocks, M, columns))}
+        for name in (f"inducing{i}" for i in range(method.blocks)):  # their values come with the start
+            params[name] = numpyro.param(name, jnp.zeros((M // method.blocks, columns)))
         with numpyro.plate("digits", DIGITS, dim=-2):
-            f = component(params, method.blocks).draw()
+            f = component(params, method.covariances).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             npgp.observe("y", f(X), LIKELIHOODS[likelihood], obs=y, conditional=conditional, mask=mask)
 
@@ -247,7 +227,7 @@ def make_model(method: Method, M: int, columns: int, likelihood: str) -> Callabl
 @partial(jax.jit, static_argnames=("method", "likelihood"))
 def predict(params, chunks, method: Method, likelihood: str):
     """Probabilities of the ten digits for rows in chunks (chunks, rows, columns): (chunks, 10, rows)."""
-    posterior = component(params, method.blocks).posterior(params)
+    posterior = component(params, method.covariances).posterior(params)
 
     def of_chunk(X):
         return LIKELIHOODS[likelihood].probabilities(*posterior.mean_and_variance(X))
@@ -295,27 +275,20 @@ def run(args: argparse.Namespace) -> Records:
     settings = {name: getattr(args, name) for name in names}
     records = Records(args.json, settings | {"most_rows": args.rows, "most_test_rows": args.test_rows})
     keep_programs()
-    programs: dict[tuple[str, int], Program] = {}
-    for repetition in range(args.splits):
-        cells = [
-            {"set": "mnist", "split": repetition, "inducing": M, "method": method}
-            for M, method in itertools.product(args.inducing, args.methods)
-        ]
-        missing = [cell for cell in cells if not records.find(**cell)]
-        if not missing:
-            continue
-        data = load(args, repetition)
-        starts: dict[int, np.ndarray] = {}
-        for cell in missing:
-            M, method, key = cell["inducing"], METHODS[cell["method"]], (cell["method"], cell["inducing"])
-            if M not in starts:
-                starts[M] = start_points(data.X[:START_ROWS], M, args.seed + repetition)
-            if key not in programs:
-                model = make_model(method, M, data.X.shape[1], args.likelihood)
-                programs[key] = Program(model, len(data.y), args, CHUNK)
-            figures = fit(programs[key], method, data, starts[M], args.likelihood, args.seed + repetition)
-            records.add(**cell, **figures)
-            print_fit(cell, figures, METRICS)
+
+    def make_program(method: Method, M: int, data: Rows) -> Program:
+        return Program(make_model(method, M, data.X.shape[1], args.likelihood), len(data.y), args, CHUNK)
+
+    fit_missing(
+        records,
+        args,
+        "mnist",
+        load=partial(load, args),
+        make_program=make_program,
+        fit=lambda program, method, data, Z, seed: fit(program, method, data, Z, args.likelihood, seed),
+        say=lambda cell, figures: print_fit(cell, figures, METRICS),
+        start_rows=START_ROWS,
+    )
     return records
 
 
@@ -324,10 +297,8 @@ def main(argv: list[str] | None = None) -> Cells:
     jax.config.update("jax_enable_x64", args.float64)
     records = run(args)
     cells = by_cell(records, args, ["mnist"])
-    report(records, cells, METRICS, NOTE, args, "MNIST: SVGP, SOLVE-GP and the tight conditional")
-    path = args.out / "mnist.png"
-    draw(cells, METRICS, PANELS, path)
-    print(f"wrote {path}")
+    report(records, cells, METRICS, NOTE, args, "MNIST: SVGP, SOLVE-GP and the tight conditional", __file__)
+    draw(cells, METRICS, PANELS, args.out / "mnist.png")
     return cells
 
 

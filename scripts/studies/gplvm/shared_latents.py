@@ -6,13 +6,13 @@ off the dimensions that it does not need: what stays on in both is shared, what 
 (Damianou, Ek, Titsias & Lawrence 2012). The model is a few lines, written out here from npgp's building blocks. Then
 rows of which only the first view is seen are found in latent space, and their second view is predicted.
 
-    python scripts/studies/gplvm/shared_latents.py                                about a minute
+    python scripts/studies/gplvm/shared_latents.py    about a minute
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 
 import jax
@@ -25,6 +25,9 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, table, whole, write_json, write_picture
+
 #: Where a dimension counts, as a share of the view's most relevant one.
 THRESHOLD = 0.1
 COLUMNS, NOISE = 8, 0.05
@@ -32,16 +35,12 @@ VIEWS = ("first", "second")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, default=200)
-    parser.add_argument("--new-rows", type=int, default=50, help="further rows, of which the first view alone is seen")
-    parser.add_argument("--latent-dim", type=int, default=6)
-    parser.add_argument("--inducing", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(argv)
+    parser = Arguments(__doc__)
+    new = "further rows, of which the first view alone is seen"
+    parser.add_argument("--new-rows", type=whole, default=50, help=new)
+    parser.add_argument("--latent-dim", type=whole, default=6)
+    parser.shared("seed", "out", "json", rows=200, inducing=30, steps=4000)
+    return parser.read(argv)
 
 
 def simulate(rows: int, seed: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -92,12 +91,9 @@ class SharedLatents:
     def function(self, view: str) -> npgp.SparseGP:
         """The GP of one view, with its own relevances."""
         latent_dim = self.latents.shape[1]
-        kernel = npgp.RBF(
-            lengthscale=numpyro.param(
-                f"{view}.lengthscale", jnp.full(latent_dim, 2.0), constraint=constraints.positive
-            ),
-            variance=numpyro.param(f"{view}.variance", jnp.ones(()), constraint=constraints.positive),
-        )
+        start = {"lengthscale": jnp.full(latent_dim, 2.0), "variance": jnp.ones(())}
+        positive = constraints.positive
+        kernel = npgp.RBF(**{k: numpyro.param(f"{view}.{k}", v, constraint=positive) for k, v in start.items()})
         inducing = numpyro.param(f"{view}.inducing", jnp.asarray(self.inducing))
         return npgp.SparseGP(view, kernel, inducing, init_scale=0.3)
 
@@ -148,11 +144,16 @@ def main(argv: list[str] | None = None) -> dict:
     relevance = {view: spread / np.asarray(params[f"{view}.lengthscale"]) for view in VIEWS}
     relevance = {view: values / values.max() for view, values in relevance.items()}
     on = {view: values >= THRESHOLD for view, values in relevance.items()}
-    print("dimension  relevance in the first view  in the second view")
-    for q in range(args.latent_dim):
-        first, second = (relevance[view][q] for view in VIEWS)
-        kind = {(True, True): "shared", (True, False): "first view's", (False, True): "second view's"}
-        print(f"{q + 1:9d}  {first:27.2f}  {second:18.2f}  {kind.get((on['first'][q], on['second'][q]), 'off')}")
+    kinds = {(True, True): "shared", (True, False): "first view's", (False, True): "second view's"}
+    lines = [
+        [
+            q + 1,
+            *(f"{relevance[view][q]:.2f}" for view in VIEWS),
+            kinds.get(tuple(bool(on[v][q]) for v in VIEWS), "off"),
+        ]
+        for q in range(args.latent_dim)
+    ]
+    print(table(("dimension", "relevance in the first view", "in the second view", ""), lines, left=(3,)))
 
     # What a row's first view says of its second.
     (first, noise), (second, _) = (shared.at(view, params) for view in VIEWS)
@@ -173,21 +174,14 @@ def main(argv: list[str] | None = None) -> dict:
 
     from npgp import plots
 
-    args.out.mkdir(parents=True, exist_ok=True)
-    figure = plots.plot_relevance(
-        {f"{view} view": values for view, values in relevance.items()}, threshold=THRESHOLD, by_rank=False
-    )
-    figure.savefig(args.out / "shared_latents.png", dpi=130)
-    print(f"wrote {args.out / 'shared_latents.png'}")
+    bars = {f"{view} view": values for view, values in relevance.items()}
+    write_picture(args.out / "shared_latents.png", plots.plot_relevance(bars, threshold=THRESHOLD, by_rank=False))
     report = errors | {
         "shared": int(np.sum(on["first"] & on["second"])),
         "private": [int(np.sum(on[a] & ~on[b])) for a, b in (VIEWS, VIEWS[::-1])],
         "score_sd": float(np.std(score)),
     }
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"wrote {args.json}")
+    write_json(args.json, report)
     return report
 
 

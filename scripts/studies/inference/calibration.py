@@ -12,17 +12,17 @@ uniform if inference is right. Four cases, each with its own data from the very 
 
 Ranks of the hyperparameters and of f at two new inputs, one between training inputs and one beyond them. Uniformity is
 tested by the simultaneous band of the ranks' distribution function (Säilynoja et al. 2022), with a Bonferroni
-correction over a case's quantities; a χ² test is printed beside it. SVI is not expected to pass: a factorised guide is
+correction over a case's quantities; a χ² test is printed beside it. SVI is not expected to pass: a factorized guide is
 too narrow, and its ranks pile up at both ends.
 
     python scripts/studies/inference/calibration.py --json out/calibration.json
-    python scripts/studies/inference/calibration.py --cases gaussian-nuts --shift 0.5      wrong on purpose: this must fail
+    python scripts/studies/inference/calibration.py --cases gaussian-nuts --shift 0.5    wrong on purpose: must fail
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +38,9 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from scipy import stats
 
 import npgp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, table, whole, write_json, write_picture
 
 #: Inputs of the data, and the new ones at which f is ranked.
 ROWS = 16
@@ -59,31 +62,24 @@ NOTE = (
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", choices=list(CASES), nargs="+", default=list(CASES))
-    parser.add_argument("--replications", type=int, default=320)
-    parser.add_argument("--draws", type=int, default=63, help="from each posterior; ranks are 0 to this number")
-    parser.add_argument("--thin", type=int, default=5, help="steps of NUTS for each draw")
-    parser.add_argument("--warmup", type=int, default=200, help="of NUTS")
-    parser.add_argument("--steps", type=int, default=3000, help="of SVI")
-    parser.add_argument("--learning-rate", type=float, default=0.03, help="of SVI")
-    parser.add_argument("--batch", type=int, default=32, help="replications at a time")
-    parser.add_argument("--level", type=float, default=0.01, help="of the test, for each case")
-    parser.add_argument("--shift", type=float, default=0.0, help="add this to the data that the sampler is given")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="few replications and draws: does it run?")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file after every case, ranks included")
-    args = parser.parse_args(argv)
+    parser = Arguments(__doc__)
+    add = parser.add_argument
+    add("--cases", choices=list(CASES), nargs="+", default=list(CASES))
+    add("--replications", type=whole, default=320)
+    add("--draws", type=whole, default=63, help="from each posterior; ranks are 0 to this number")
+    add("--thin", type=whole, default=5, help="steps of NUTS for each draw")
+    add("--warmup", type=whole, default=200, help="of NUTS")
+    add("--batch", type=whole, default=32, help="replications at a time")
+    add("--level", type=float, default=0.01, help="of the test, for each case")
+    add("--shift", type=float, default=0.0, help="add this to the data that the sampler is given")
+    steps, rate = dict(default=3000, help="of SVI"), dict(default=0.03, help="of SVI")
+    parser.shared("seed", "quick", "out", "json", steps=steps, learning_rate=rate)
+    args = parser.read(argv)
     if args.quick:
         args.replications, args.draws, args.thin, args.warmup, args.steps, args.batch = 8, 7, 1, 20, 30, 1
-    if args.draws < 1 or (args.draws + 1) % BINS:
+    if (args.draws + 1) % BINS:
         parser.error(f"--draws must be one less than a multiple of {BINS}.")
     return args
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The models
 
 
 def priors() -> npgp.Kernel:
@@ -135,10 +131,6 @@ class Case:
     @property
     def quantities(self) -> tuple[str, ...]:
         return self.parameters + FUNCTION_VALUES
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Draws from the posterior: arrays (draws,) by name, f of shape (draws, new inputs)
 
 
 def run_nuts(key, model, y, args) -> tuple[dict, dict]:
@@ -196,9 +188,9 @@ CASES = {
 
 def autocorrelation(draws: jax.Array) -> jax.Array:
     """Correlation of consecutive draws, over the first axis; 1 where a sampler is stuck."""
-    centred = draws - jnp.mean(draws, 0)
-    square = jnp.sum(centred**2, 0)
-    return jnp.where(square > 0, jnp.sum(centred[1:] * centred[:-1], 0) / jnp.where(square > 0, square, 1), 1.0)
+    centered = draws - jnp.mean(draws, 0)
+    square = jnp.sum(centered**2, 0)
+    return jnp.where(square > 0, jnp.sum(centered[1:] * centered[:-1], 0) / jnp.where(square > 0, square, 1), 1.0)
 
 
 def run_case(name: str, args: argparse.Namespace) -> tuple[np.ndarray, dict[str, float]]:
@@ -231,10 +223,6 @@ def run_case(name: str, args: argparse.Namespace) -> tuple[np.ndarray, dict[str,
     if not np.all(finite):
         raise FloatingPointError(f"{np.sum(~np.asarray(finite))} of {args.replications} posteriors are not finite.")
     return np.asarray(ranks), {name: float(np.mean(value)) for name, value in diagnostics.items()}
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# The test of uniformity
 
 
 def band_p_value(ranks: np.ndarray, draws: int, simulations: int = 4000, seed: int = 0) -> float:
@@ -277,20 +265,20 @@ def judge(ranks: np.ndarray, draws: int) -> dict[str, float]:
     }
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# What people look at
-
-
-def table(cases: dict[str, dict]) -> str:
-    lines = [f"{'':15}{'':16}{'p, band':>9}{'p, chi2':>9}{'mean rank':>11}{'spread':>8}"]
+def summary(cases: dict[str, dict]) -> str:
+    """A row for each quantity, and the verdicts."""
+    lines, verdicts = [], []
     for name, case in cases.items():
-        for quantity, figures in case["quantities"].items():
-            values = [figures[key] for key in ("p_band", "p_chi2", "mean_rank", "spread")]
-            lines.append(f"{name:15}{quantity:16}" + "{:9.4f}{:9.4f}{:11.3f}{:8.2f}".format(*values))
+        for quantity, f in case["quantities"].items():
+            p = (f"{f[key]:.4f}" for key in ("p_band", "p_chi2"))
+            lines.append((name, quantity, *p, f"{f['mean_rank']:.3f}", f"{f['spread']:.2f}"))
         diagnostics = ", ".join(f"{key} {value:.3g}" for key, value in case["diagnostics"].items())
         verdict = "uniform" if case["uniform"] else "NOT UNIFORM"
-        lines.append(f"{name:15}{verdict} (least p {case['p']:.4f}, corrected); {diagnostics}, {case['seconds']:.0f} s")
-    return "\n".join(lines)
+        verdicts.append(
+            f"{name}: {verdict} (least p {case['p']:.4f}, corrected); {diagnostics}, {case['seconds']:.0f} s"
+        )
+    heads = ("", "", "p, band", "p, chi2", "mean rank", "spread")
+    return "\n".join([table(heads, lines, left=(0, 1)), *verdicts])
 
 
 def picture(cases: dict[str, dict], replications: int):
@@ -352,19 +340,13 @@ def main(argv: list[str] | None = None) -> dict:
             "quantities": quantities,
         }
         print(f"{name} done in {seconds:.0f} s", flush=True)
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(report) + "\n")
+        write_json(args.json, report, say=False)
 
     print(f"{args.replications} replications, {args.draws} draws of each posterior, {ROWS} rows; level {args.level:g}")
-    print(table(report["cases"]))
+    print(summary(report["cases"]))
     print(NOTE)
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "calibration.png"
-    picture(report["cases"], args.replications).savefig(path, dpi=130)
-    print(f"wrote {path}")
-    if args.json:
-        print(f"wrote {args.json}")
+    write_picture(args.out / "calibration.png", picture(report["cases"], args.replications))
+    write_json(args.json, report)
     return report
 
 

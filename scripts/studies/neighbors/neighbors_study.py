@@ -8,13 +8,14 @@ start from hyperparameters that make 2000 random rows likely given their neighbo
 kriging with these. After half of its steps the neighbours are found again, in units of the lengthscales then.
 
     NPGP_DATA=... python scripts/studies/neighbors/neighbors_study.py --json out/neighbors.json
-    python scripts/studies/neighbors/neighbors_study.py --sets spatial        simulated: 100,000 sites in the plane, short lengthscale
+    python scripts/studies/neighbors/neighbors_study.py --sets spatial
+
+``spatial`` is simulated: 100,000 sites in the plane, short lengthscale.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -27,7 +28,6 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from threadpoolctl import threadpool_limits
 
 import npgp
 import npgp.inducing
@@ -35,10 +35,10 @@ from npgp import datasets
 from npgp.neighbors.vecchia import site_weights
 from npgp.training import lbfgs
 
-SCRIPTS = Path(__file__).parents[2]
-sys.path[:0] = [str(SCRIPTS / "studies" / "approximations"), str(SCRIPTS / "benchmarks")]
-from compare_approximations import Data, simulate
-from row_cost import Loop, interleaved
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.row_cost import Loop, in_turns
+from common import Arguments, one_blas_thread, scores, whole, write_json
+from studies.approximations.data import Data, simulate
 
 #: Numbers of inducing points that SVGP is tried with.
 INDUCING = (32, 64, 128, 256, 512)
@@ -50,30 +50,22 @@ LEAST_NOISE = 0.01
 SUBSET, SUBSET_STEPS = 2000, 60
 #: Of the simulated function, on the unit square.
 SPATIAL_LENGTHSCALE = 0.02
-QUICK = {"rows": 400, "steps": 60, "batch_size": 64, "neighbours": 4, "inducing": (8,)}
+QUICK = {"rows": 400, "sites": 400, "steps": 60, "batch_size": 64, "svgp_batch_size": 64, "neighbors": 4}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sets", nargs="+", default=["spatial", "kin40k", "protein", "keggdirected"])
-    parser.add_argument("--rows", type=int, help="the first so many training rows")
-    parser.add_argument("--sites", type=int, default=100_000, help="of the simulation, a tenth more for testing")
-    parser.add_argument("--split", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch-size", type=int, default=512, help="rows, and inducing points, of a VNNGP's step")
-    parser.add_argument("--neighbours", type=int, default=15)
-    parser.add_argument("--svgp-batch-size", type=int, default=1024)
-    parser.add_argument("--learning-rate", type=float, default=0.02)
-    parser.add_argument("--row-rate", type=float, default=0.1, help="of the VNNGP's inducing values")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="few rows and steps")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, after every set")
-    args = parser.parse_args(argv)
-    args.inducing, args.repetitions, args.seconds = INDUCING, 5, 0.5
-    if args.quick:
-        for name, value in QUICK.items():
-            setattr(args, name, value)
-        args.sites, args.svgp_batch_size, args.repetitions, args.seconds = 400, 64, 1, 0.01
+    parser = Arguments(__doc__)
+    add = parser.add_argument
+    add("--sets", nargs="+", default=["spatial", "kin40k", "protein", "keggdirected"])
+    add("--sites", type=whole, default=100_000, help="of the simulation, a tenth more for testing")
+    add("--split", type=int, default=0)
+    add("--neighbors", "--neighbours", type=whole, default=15, metavar="K")
+    add("--svgp-batch-size", type=whole, default=1024)
+    add("--row-rate", type=float, default=0.1, help="of the VNNGP's inducing values")
+    batch_size = dict(default=512, help="rows, and inducing points, of a VNNGP's step")
+    parser.shared("quick", "seed", "json", "rows", steps=4000, batch_size=batch_size, learning_rate=0.02)
+    args = parser.read(argv, QUICK)
+    args.inducing, args.repetitions, args.seconds = ((8,), 1, 0.01) if args.quick else (INDUCING, 5, 0.5)
     return args
 
 
@@ -131,8 +123,8 @@ def hyperparameters(start: Start) -> tuple[npgp.Matern32, npgp.Gaussian]:
 
 
 def trained(model, args: argparse.Namespace) -> SVI:
-    optimiser = npgp.adam(args.learning_rate, args.steps, warmup=50)
-    return SVI(model, npgp.AutoSparseGP(model), optimiser, TraceMeanField_ELBO())
+    optimizer = npgp.adam(args.learning_rate, args.steps, warmup=50)
+    return SVI(model, npgp.AutoSparseGP(model), optimizer, TraceMeanField_ELBO())
 
 
 def svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> SVI:
@@ -155,7 +147,7 @@ def krige(data: Data, start: Start, neighbors: npgp.Neighbors, X: np.ndarray, ar
         kernel, noise = start.model()
         return npgp.ResponseNNGP(kernel, data.X, noise, neighbors).condition(data.y).mean_and_variance(X, near)
 
-    return moments(start, data, neighbors, X, npgp.nearest(X, data.X, args.neighbours, scale=neighbors.scale))
+    return moments(start, data, neighbors, X, npgp.nearest(X, data.X, args.neighbors, scale=neighbors.scale))
 
 
 def judge_start(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, float]:
@@ -186,9 +178,8 @@ def row_rate(args: argparse.Namespace) -> npgp.RowOptimizer:
 
 def judge(mean, variance, noise: float, data: Data) -> dict[str, float]:
     """Of predictions of y."""
-    error, spread = np.asarray(mean) - data.y_test, np.asarray(variance) + noise
-    density = -0.5 * (np.log(2 * np.pi * spread) + np.square(error) / spread)
-    return {"rmse": float(np.sqrt(np.mean(np.square(error)))), "nlpd": float(-np.mean(density))}
+    rmse, nlpd = scores(mean, np.asarray(variance) + noise, data.y_test)
+    return {"rmse": rmse, "nlpd": nlpd}
 
 
 def kernel_at(params: dict[str, Any]) -> npgp.Matern32:
@@ -206,7 +197,7 @@ def equal_cost(
     }
     for size in args.inducing:
         loops[size] = Loop(svgp(data, start, size, args), data[:2], min(args.svgp_batch_size, len(data.X)))
-    seconds = {name: 1e3 * float(np.median(s)) for name, s in interleaved(loops, args).items()}
+    seconds = {name: 1e3 * float(np.median(s)) for name, s in in_turns(loops, args).items()}
     size = min(args.inducing, key=lambda size: abs(np.log(seconds[size] / seconds["vnngp"])))
     return size, {str(name): value for name, value in seconds.items()}
 
@@ -218,14 +209,14 @@ def fit_vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argpars
     )
     first = npgp.fit(vnngp(data, start, neighbors, args), key, args.steps // 2, *data[:2], **common)
     neighbors = npgp.nearest_before(
-        data.X, args.neighbours, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
+        data.X, args.neighbors, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
     )
     svi = vnngp(data, start, neighbors, args)
     result = npgp.fit(svi, key, args.steps - args.steps // 2, *data[:2], init_state=first.state, **common)
     seconds = time.perf_counter() - began
     params = result.params
     posterior = npgp.VNNGP("f", kernel_at(params), data.X, neighbors).posterior(params)
-    near = npgp.nearest(data.X_test, data.X, args.neighbours, scale=neighbors.scale)
+    near = npgp.nearest(data.X_test, data.X, args.neighbors, scale=neighbors.scale)
     mean, variance = jax.jit(lambda p, X, near: p.mean_and_variance(X, near))(posterior, data.X_test, near)
     elbo = -float(np.mean(result.losses[-200:])) / len(data.X)
     return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
@@ -251,7 +242,7 @@ def summary(params: dict[str, Any], seconds: float, elbo: float) -> dict[str, An
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     print(
-        f"{args.steps} steps; VNNGP: {args.neighbours} neighbours, batches of {args.batch_size} rows and as many "
+        f"{args.steps} steps; VNNGP: {args.neighbors} neighbours, batches of {args.batch_size} rows and as many "
         f"inducing points, of which every training row is one; SVGP: batches of {args.svgp_batch_size} rows.\n"
         "RMSE and NLPD (negative log predictive density) of test rows, standardised target. The ELBOs are lower bounds "
         "on the evidence of two models, and do not compare. Start: kriging by a response NNGP, from which both start.\n"
@@ -261,14 +252,14 @@ def main(argv: list[str] | None = None) -> dict:
     )
     report: dict[str, Any] = {"settings": {k: v for k, v in vars(args).items() if k != "json"}, "sets": {}}
     for name in args.sets:
-        with threadpool_limits(1, user_api="blas"):
+        with one_blas_thread():
             data = load(name, args)
             began = time.perf_counter()
-            start = find_start(data, npgp.nearest_before(data.X, args.neighbours, "random", seed=args.seed), args)
+            start = find_start(data, npgp.nearest_before(data.X, args.neighbors, "random", seed=args.seed), args)
             found = time.perf_counter() - began
             scale = np.exp(start.lengthscale)
             began = time.perf_counter()
-            neighbors = npgp.nearest_before(data.X, args.neighbours, "random", scale=scale, seed=args.seed)
+            neighbors = npgp.nearest_before(data.X, args.neighbors, "random", scale=scale, seed=args.seed)
             searched = time.perf_counter() - began
             before = judge_start(data, start, neighbors, args)
             size, cost = equal_cost(data, start, neighbors, args)
@@ -291,9 +282,7 @@ def main(argv: list[str] | None = None) -> dict:
             "before": before,
             "rows": len(data.X),
         }
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(report, indent=1))
+        write_json(args.json, report, say=False)
     return report
 
 

@@ -12,12 +12,7 @@ times of one call, compiled before. Memory is the most that the process ever hel
 from __future__ import annotations
 
 import argparse
-import json
-import resource
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,37 +20,34 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 import npgp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, clock, in_its_own_process, one_blas_thread, peak_memory, whole, write_json
 
 ROWS = (10_000, 100_000, 1_000_000)
 COLUMNS = {"search_seconds": 1, "density_seconds": 3, "gradient_seconds": 3, "draw_seconds": 3, "memory_mib": 0}
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS), help="numbers of sites")
-    parser.add_argument("--neighbours", type=int, default=15, help="k")
+    parser = Arguments(__doc__)
+    parser.add_argument("--neighbors", "--neighbours", type=whole, default=15, metavar="K")
     parser.add_argument("--ordering", choices=["maxmin", "random", "coordinate"], default="maxmin")
-    parser.add_argument("--repetitions", type=int, default=3, help="of each call; the median is told")
-    parser.add_argument("--cpu-time", action="store_true", help="seconds are of the processor: for a busy machine")
-    parser.add_argument("--here", action="store_true", help="all sizes in this process, smallest first")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args(argv)
-    if min(*args.rows, args.neighbours, args.repetitions) < 1:
-        parser.error("counts must be positive.")
-    return args
+    rows = dict(nargs="+", default=list(ROWS), help="numbers of sites")
+    repetitions = dict(default=3, help="of each call; the median is told")
+    parser.shared("cpu-time", "here", "json", rows=rows, repetitions=repetitions)
+    return parser.read(argv)
 
 
 def measure(rows: int, args: argparse.Namespace) -> dict[str, Any]:
     """Times and memory at one number of sites, and the density per site, which tells of mistakes."""
-    now = time.process_time if args.cpu_time else time.perf_counter
+    now = clock(args.cpu_time)
     rng = np.random.default_rng(0)
     X = rng.uniform(size=(rows, 2)).astype(np.float32)
     y = rng.normal(size=rows).astype(np.float32)
     began = now()
-    neighbors = npgp.nearest_before(X, args.neighbours, args.ordering)
+    neighbors = npgp.nearest_before(X, args.neighbors, args.ordering)
     figures: dict[str, Any] = {"rows": rows, "search_seconds": now() - began}
 
     def gp(theta, X, neighbors):
@@ -75,8 +67,7 @@ def measure(rows: int, args: argparse.Namespace) -> dict[str, Any]:
         figures[name], result = timed(jax.jit(call), jax.device_put(arguments), args.repetitions, now)
         if name == "density_seconds":
             figures["density_per_site"] = float(result) / rows
-    unit = 2**20 if sys.platform == "darwin" else 2**10
-    figures["memory_mib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    figures["memory_mib"] = peak_memory() / 2**20
     return figures
 
 
@@ -91,30 +82,23 @@ def timed(call: Callable, arguments: tuple, repetitions: int, now: Callable[[], 
     return float(np.median(seconds)), result
 
 
-def in_its_own_process(rows: int, argv: Sequence[str]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "figures.json")
-        command = [sys.executable, __file__, *argv, "--rows", str(rows), "--here", "--json", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return json.loads(path.read_text())["sizes"][0]
-
-
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     argv = sys.argv[1:] if argv is None else list(argv)
     args = parse(argv)
     jax.config.update("jax_enable_x64", False)
-    print(f"NNGP, k = {args.neighbours}, {args.ordering} order, Matérn-3/2, two columns, float32\n")
+    print(f"NNGP, k = {args.neighbors}, {args.ordering} order, Matérn-3/2, two columns, float32\n")
     print("     sites" + "".join(key.replace("_seconds", ", s").replace("_mib", ", MiB").rjust(14) for key in COLUMNS))
     sizes = []
-    with threadpool_limits(limits=1, user_api="blas"):
+    with one_blas_thread():
         for rows in sorted(args.rows):
-            sizes.append(measure(rows, args) if args.here else in_its_own_process(rows, argv))
+            if args.here:
+                sizes.append(measure(rows, args))
+            else:
+                sizes += in_its_own_process(__file__, [*argv, "--rows", str(rows), "--here"])["sizes"]
             cells = "".join(f"{sizes[-1][key]:14.{digits}f}" for key, digits in COLUMNS.items())
             print(f"{rows:>10}{cells}", flush=True)
-    report = {"neighbours": args.neighbours, "ordering": args.ordering, "sizes": sizes}
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    report = {"neighbors": args.neighbors, "ordering": args.ordering, "sizes": sizes}
+    write_json(args.json, report)
     return report
 
 

@@ -7,7 +7,7 @@ Adam, in equally many steps for all, which are too few to reach the optimum. Fir
 k-means, or point there; second ones are chosen greedily given the first. The levels of activations are those that leave
 least variance out at the start (``npgp.choose_levels``), or the first six of the sphere.
 
-    NPGP_DATA=... python scripts/studies/spherical/airline.py --json out/airline.json                   ten minutes or so on two cores
+    NPGP_DATA=... python scripts/studies/spherical/airline.py --json out/airline.json    ten minutes or so on two cores
     NPGP_DATA=... python scripts/studies/spherical/airline.py --data hflights2011
 
 Without the file in the folder named by ``NPGP_DATA``, flights are simulated.
@@ -16,7 +16,7 @@ Without the file in the folder named by ``NPGP_DATA``, flights are simulated.
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,16 +26,27 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
 from matplotlib import pyplot as plt
-from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from threadpoolctl import threadpool_limits
 
 import npgp
 from npgp import datasets
 from npgp.inducing.levels import left_out
 from npgp.plots import COLOURS
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import (
+    Arguments,
+    interleaved,
+    one_blas_thread,
+    quartiles,
+    scores,
+    table,
+    whole,
+    write_json,
+    write_picture,
+)
+from studies.shared import learned
 
 
 @dataclass(frozen=True)
@@ -80,25 +91,25 @@ NOTE = (
 )
 
 
+HEADS = ("method", "levels", "left out", "ms a step", "seconds", "ELBO per row", "RMSE", "NLPD", "RMSE min", "NLPD min")
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", choices=["airline2008_subset", "hflights2011"], default="airline2008_subset")
-    parser.add_argument("--methods", choices=list(METHODS), nargs="+", default=list(METHODS))
-    parser.add_argument("--features", type=int, default=500, help="M")
-    parser.add_argument("--rows", type=int, help="so many training rows, and test rows, drawn at random")
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--learning-rate", type=float, default=0.03)
-    parser.add_argument("--evaluations", type=int, default=6, help="of the test rows, during training")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--small", action="store_true", help="few rows, features and steps")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file, after every method")
-    args = parser.parse_args(argv)
+    parser = Arguments(__doc__)
+    add = parser.add_argument
+    add("--data", choices=["airline2008_subset", "hflights2011"], default="airline2008_subset")
+    add("--methods", choices=list(METHODS), nargs="+", default=list(METHODS))
+    add("--features", type=whole, default=500, help="M")
+    add("--evaluations", type=whole, default=6, help="of the test rows, during training")
+    add("--small", action="store_true", help="few rows, features and steps")
+    rows = dict(help="so many training rows, and test rows, drawn at random")
+    json = dict(help="write the figures to this file, after every method")
+    parser.shared("seed", "out", rows=rows, steps=250, batch_size=1024, learning_rate=0.03, json=json)
+    args = parser.read(argv)
     if args.small:
         args.features, args.rows, args.steps, args.batch_size, args.evaluations = 12, 600, 40, 128, 2
-    if args.features < 1 or args.steps < args.evaluations or args.evaluations < 1:
-        parser.error("--features must be positive, and --evaluations between 1 and the steps.")
+    if args.steps < args.evaluations:
+        parser.error("--evaluations must be between 1 and the steps.")
     return args
 
 
@@ -145,12 +156,8 @@ def simulate(rows: int, seed: int) -> tuple[str, np.ndarray, np.ndarray, np.ndar
     arrival = np.mod(departure + in_air + 20.0, 1440.0)
     X = np.stack([month, day, weekday, departure, arrival, in_air, distance, age], axis=1)
     y = 12.0 * np.square(departure / 1000.0) + 6.0 * np.cos(0.5 * month) + 0.8 * (in_air - 18.0 - distance / 7.5) - 8.0
-    return (
-        "simulated flights, as the file was not found",
-        X,
-        y + 9.0 * rng.standard_t(3.0, rows),
-        rng.random(rows) < 1 / 3,
-    )
+    y = y + 9.0 * rng.standard_t(3.0, rows)
+    return "simulated flights, as the file was not found", X, y, rng.random(rows) < 1 / 3
 
 
 def baselines(data: Flights) -> dict[str, list[float]]:
@@ -161,14 +168,6 @@ def baselines(data: Flights) -> dict[str, list[float]]:
         weights = np.linalg.lstsq(train, data.y, rcond=None)[0]
         figures[name] = list(scores(test @ weights, np.mean(np.square(data.y - train @ weights)), data.y_test))
     return figures
-
-
-def scores(mean, variance, y) -> tuple[float, float]:
-    """RMSE and NLPD."""
-    mean, variance = np.asarray(mean, np.float64), np.asarray(variance, np.float64)
-    error2 = np.square(mean - y)
-    nlpd = 0.5 * (np.log(2.0 * np.pi * variance) + error2 / variance)
-    return float(np.sqrt(np.mean(error2))), float(np.mean(nlpd))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -240,12 +239,7 @@ class Run:
         return npgp.SparseGP("f", arc_cosine(params), self.features(params))
 
     def model(self, X, y=None, *, size):
-        params = {
-            name: numpyro.param(
-                name, value, constraint=constraints.real if "inducing" in name else constraints.softplus_positive
-            )
-            for name, value in self.start.items()
-        }
+        params = learned(self.start)
         f = self.component(params).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             npgp.observe("y", f(X), npgp.Gaussian(params["noise"]), obs=y)
@@ -312,62 +306,20 @@ class Run:
         return fit
 
 
-def in_turns(steps: dict[str, Callable[[], Any]], turns: int, seed: int) -> dict[str, list[float]]:
-    """Quartiles of the seconds of each step, all taking turns in changing order."""
-    rng = np.random.default_rng(seed)
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    with threadpool_limits(1, user_api="blas"):
-        for turn in range(turns + 1):
-            for name in rng.permutation(list(steps)):
-                began = time.perf_counter()
-                steps[name]()
-                if turn:  # the first is a warm-up
-                    seconds[name].append(time.perf_counter() - began)
-    return {name: [float(q) for q in np.quantile(s, (0.25, 0.5, 0.75))] for name, s in seconds.items()}
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # What people look at
 
 
-def table(fits: Sequence[dict]) -> str:
-    heads = (
-        "method",
-        "levels",
-        "left out",
-        "ms a step",
-        "seconds",
-        "ELBO per row",
-        "RMSE",
-        "NLPD",
-        "RMSE min",
-        "NLPD min",
-    )
-    lines = [heads]
-    for fit in fits:
-        levels = "" if fit["levels"] is None else f"to {fit['levels'][-1]}"
-        lines.append(
-            (
-                fit["method"],
-                levels,
-                " → ".join(f"{share:.4f}" for share in fit["left_out"]),
-                f"{1e3 * fit['step_seconds'][1]:.0f}",
-                f"{fit['curve'][-1]['seconds']:.0f}",
-                f"{fit['elbo_per_row']:.4f}",
-                f"{fit['rmse']:.4f}",
-                f"{fit['nlpd']:.4f}",
-                f"{fit['rmse_minutes']:.2f}",
-                f"{fit['nlpd_minutes']:.4f}",
-            )
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        for line in lines
-    )
+def line(fit: dict) -> list[str]:
+    """A line of the table."""
+    levels = "" if fit["levels"] is None else f"to {fit['levels'][-1]}"
+    shares = " → ".join(f"{share:.4f}" for share in fit["left_out"])
+    times = [f"{1e3 * fit['step_seconds'][1]:.0f}", f"{fit['curve'][-1]['seconds']:.0f}"]
+    figures = [f"{fit[key]:.4f}" for key in ("elbo_per_row", "rmse", "nlpd")]
+    return [fit["method"], levels, shares, *times, *figures, f"{fit['rmse_minutes']:.2f}", f"{fit['nlpd_minutes']:.4f}"]
 
 
-def draw(fits: Sequence[dict], title: str, path: Path) -> None:
+def draw(fits: Sequence[dict], title: str):
     """RMSE and NLPD of test rows against seconds of steps."""
     figure, axes = plt.subplots(1, 2, figsize=(11.6, 4.6), layout="constrained")
     styles = ("-o", "--s", ":^", "-.D")
@@ -376,8 +328,8 @@ def draw(fits: Sequence[dict], title: str, path: Path) -> None:
         for i, fit in enumerate(fits):
             seconds = [point["seconds"] for point in fit["curve"]]
             values += [point[key] for point in fit["curve"][1:]]
-            style, colour = styles[i // len(COLOURS) % len(styles)], COLOURS[i % len(COLOURS)]
-            ax.plot(seconds, [p[key] for p in fit["curve"]], style, color=colour, ms=4, lw=1.3, label=fit["method"])
+            style, color = styles[i // len(COLOURS) % len(styles)], COLOURS[i % len(COLOURS)]
+            ax.plot(seconds, [p[key] for p in fit["curve"]], style, color=color, ms=4, lw=1.3, label=fit["method"])
         margin = max(0.06 * (max(values) - min(values)), 1e-3)
         ax.set_ylim(min(values) - margin, max(values) + margin)  # the first may be far above
         ax.set_xscale("log")
@@ -386,9 +338,7 @@ def draw(fits: Sequence[dict], title: str, path: Path) -> None:
     axes[1].set_ylabel("test NLPD (nats, standardised delay)")
     figure.suptitle(title, fontsize=11)
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=4, loc="outside lower center")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return figure
 
 
 def main(argv: list[str] | None = None) -> dict:
@@ -404,7 +354,10 @@ def main(argv: list[str] | None = None) -> dict:
 
     starts: dict[int, np.ndarray] = {}
     runs = {name: Run(METHODS[name], data, starts, args) for name in args.methods}
-    timed = in_turns({name: run.step() for name, run in runs.items()}, 2 if args.small else TURNS, args.seed)
+    with one_blas_thread():
+        steps = {name: run.step() for name, run in runs.items()}
+        seconds = interleaved(steps, 2 if args.small else TURNS, seed=args.seed)
+    timed = {name: quartiles(each) for name, each in seconds.items()}
     for name, run in runs.items():
         low, median, high = (1e3 * s for s in timed[name])
         print(f"{run.method.title(args.features)}: {median:.1f} ms a step ({low:.1f} to {high:.1f})", flush=True)
@@ -415,13 +368,11 @@ def main(argv: list[str] | None = None) -> dict:
             point["seconds"] = point["step"] * timed[name][1]
         report["fits"].append(fit)
         print(f"{fit['method']}: RMSE {fit['rmse']:.4f}, NLPD {fit['nlpd']:.4f}", flush=True)
-        if args.json:
-            args.json.parent.mkdir(parents=True, exist_ok=True)
-            args.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"\n{table(report['fits'])}\n{NOTE}")
+        write_json(args.json, report, say=False)
+    print(f"\n{table(HEADS, map(line, report['fits']))}\n{NOTE}")
     path = args.out / f"{args.data if data.title == args.data else 'simulated'}_time.png"
-    draw(report["fits"], f"{data.title}, {args.steps} steps of {args.batch_size} rows, float32", path)
-    print(f"wrote {path}")
+    title = f"{data.title}, {args.steps} steps of {args.batch_size} rows, float32"
+    write_picture(path, draw(report["fits"], title))
     return report
 
 
