@@ -17,12 +17,50 @@ import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro import handlers
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import Transform
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim as Optimizer
 from numpyro.primitives import _PYRO_STACK, apply_stack
-from numpyro.primitives import Messenger as Handler  # noqa: F401
-from numpyro.util import is_prng_key as is_prng_key
+from numpyro.primitives import Messenger as Handler
+from numpyro.util import is_prng_key
+
+__all__ = [
+    "FixedConstraint",
+    "FixedTransform",
+    "Frame",
+    "Handler",
+    "KeepsIntermediates",
+    "Message",
+    "Optimizer",
+    "ask",
+    "base_of",
+    "bounds_of",
+    "constrained",
+    "copy_constraints",
+    "copy_rows",
+    "follows_gradient",
+    "frames",
+    "is_auxiliary",
+    "is_enumerated",
+    "is_initialized",
+    "is_prng_key",
+    "is_traced",
+    "is_weakly_typed",
+    "mask_of",
+    "plate_of_rows",
+    "plate_size",
+    "plate_takes_all",
+    "plates_around",
+    "replayed",
+    "step_count",
+    "take_all",
+    "unconstrained",
+    "under_predictive",
+    "was_observed",
+    "with_optimizer",
+]
 
 # ---------------------------------------------------------------------------------------------------------------
 # Statements and their handlers
@@ -39,9 +77,9 @@ from numpyro.util import is_prng_key as is_prng_key
 #: A handler may change any of these, and may add keys of its own.
 Message: TypeAlias = dict[str, Any]
 
-# ``Handler``: base class of handlers. Relied on: ``process_message`` sees the message of each statement, the innermost
-# handler first, and may give it a value; ``postprocess_message`` sees it once it has one. A statement's message is the
-# same object throughout, so a handler can keep it and look at what others did to it.
+# ``Handler``, NumPyro's ``Messenger``: the base class of handlers. Relied on: ``process_message`` sees the message of
+# each statement, the innermost handler first, and may give it a value; ``postprocess_message`` sees it once it has one.
+# A statement's message is the same object throughout: a handler can keep it, and look at what others did to it.
 
 
 def ask(type: str) -> bool:
@@ -178,7 +216,20 @@ def take_all(message: Message) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Distributions
+# Distributions. Beside what follows, npgp relies on these: a distribution is a pytree whose leaves are its attributes
+# named in ``pytree_data_fields``, ``pytree_aux_fields`` being part of the structure; and ``TraceMeanField_ELBO`` takes
+# the divergence of two distributions from the rule that ``kl_divergence.register`` has for their classes.
+
+
+def base_of(distribution: dist.Distribution) -> dist.Distribution:
+    """
+    What a distribution is before it is expanded, masked or reinterpreted by ``to_event``.
+
+    Relied on: these make ``ExpandedDistribution``, ``MaskedDistribution`` and ``Independent``, with ``base_dist``.
+    """
+    while isinstance(distribution, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)):
+        distribution = distribution.base_dist
+    return distribution
 
 
 def mask_of(distribution: dist.Distribution) -> ArrayLike:
@@ -194,12 +245,91 @@ def mask_of(distribution: dist.Distribution) -> ArrayLike:
 # where no ``seed`` is around.
 
 
+class KeepsIntermediates:
+    """
+    Mixed into a distribution: expanded and masked too, it hands on what it computed to draw a sample.
+
+    Relied on: a ``sample`` statement puts what ``sample_with_intermediates`` returns beside the value, a list, into its
+    message's ``intermediates``, and losses pass it to ``log_prob``; plates call ``expand`` and ``handlers.mask`` calls
+    ``mask``; an expanded distribution brings the axes of the sample into their order in the intermediates too, which
+    may have more axes after those. NumPyro's own masked distribution drops the intermediates.
+    """
+
+    batch_shape: tuple[int, ...]
+
+    def expand(self, batch_shape):
+        """As ``Distribution.expand``."""
+        batch_shape = tuple(batch_shape)
+        return self if batch_shape == self.batch_shape else _Expanded(self, batch_shape)
+
+    def mask(self, mask):
+        """As ``Distribution.mask``."""
+        return self if mask is True else _Masked(self, mask)
+
+
+class _Expanded(KeepsIntermediates, dist.ExpandedDistribution):
+    pass
+
+
+class _Masked(KeepsIntermediates, dist.MaskedDistribution):
+    def sample_with_intermediates(self, key, sample_shape=()):
+        return self.base_dist.sample_with_intermediates(key, sample_shape)
+
+    def log_prob(self, value, intermediates=None):
+        return super().log_prob(value)
+
+
+def bounds_of(constraint: constraints.Constraint) -> list[Any]:
+    """Arrays in a constraint, such as its bounds. Relied on: constraints are pytrees, and these are their leaves."""
+    return jax.tree.leaves(constraint)
+
+
+class FixedConstraint(constraints.Constraint):
+    """
+    Base class of constraints without parameters, whose instances are all equal.
+
+    Relied on: subclasses are registered as pytrees with ``tree_flatten`` and ``tree_unflatten``; ``==`` is ``eq``; and
+    ``biject_to.register`` goes by the class.
+    """
+
+    def __repr__(self):
+        return f"{type(self).__name__}()"
+
+    def eq(self, other, static=False):
+        return type(other) is type(self)
+
+    def tree_flatten(self):
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data, params):
+        return cls()
+
+
+class FixedTransform(Transform):
+    """
+    Base class of bijections without parameters, whose instances are all equal.
+
+    Relied on: as for :class:`FixedConstraint`; and ``transform.inv`` calls ``_inverse``.
+    """
+
+    def eq(self, other, static=False):
+        return type(other) is type(self)
+
+    def tree_flatten(self):
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data, params):
+        return cls()
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Optimizers and SVI
 
-# ``Optimizer``: base class of what ``SVI`` takes for ``optim``. Relied on: ``SVI`` calls ``init(params)``,
-# ``get_params(state)`` and ``eval_and_update(fn, state, forward_mode_differentiation=…)``, where params are
-# unconstrained values by name and ``fn`` returns the loss and an auxiliary value; and :func:`step_count`.
+# ``Optimizer``, NumPyro's ``_NumPyroOptim``: the base class of what ``SVI`` takes for ``optim``. Relied on: ``SVI``
+# calls ``init(params)``, ``get_params(state)`` and ``eval_and_update(fn, state, forward_mode_differentiation=…)``;
+# params are unconstrained values by name, and ``fn`` returns the loss and an auxiliary value.
 
 
 def follows_gradient(optim: Optimizer) -> bool:

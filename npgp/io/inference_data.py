@@ -24,7 +24,7 @@ from numpyro import handlers
 from numpyro.infer import MCMC
 
 from npgp.collapsed.gaussian import CollapsedGP
-from npgp.contract import Handler, Message, frames, mask_of, plate_size, was_observed
+from npgp.contract import Handler, Message, base_of, frames, mask_of, plate_size, was_observed
 from npgp.likelihoods import Gaussian
 from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
@@ -220,10 +220,11 @@ class _Rows(Handler):
         if not _is_data(msg):
             return
         fn, value = msg["fn"], jnp.asarray(msg["value"])
-        if isinstance(_base(fn), CollapsedGP) and self.rng_key is not None:
+        if isinstance(base_of(fn), CollapsedGP) and self.rng_key is not None:
             self.rng_key, key = jax.random.split(self.rng_key)
             present = _present(fn)[..., None]
-            fn = _given_inducing(_base(fn), jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape())), key)
+            y = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, fn.shape()))
+            fn = _given_inducing(base_of(fn), y, key)
             fn = fn.mask(jnp.broadcast_to(present, fn.batch_shape))
             msg["infer"] = {**msg["infer"], ROWS_OF_EVENT: True}
         shape = jnp.broadcast_shapes(value.shape, fn.shape())
@@ -243,14 +244,8 @@ def _given_inducing(fn: CollapsedGP, y: jax.Array, rng_key: jax.Array) -> Latent
     return LatentObservation(Gaussian(fn.noise_variance), Moments(mean, jnp.zeros_like(mean), residual), None)
 
 
-def _base(fn: dist.Distribution) -> dist.Distribution:
-    while isinstance(fn, (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)):
-        fn = fn.base_dist
-    return fn
-
-
 def _is_data(msg: Message) -> bool:
-    if msg["type"] != "sample" or is_gp_site(msg) or isinstance(_base(msg["fn"]), dist.Unit):
+    if msg["type"] != "sample" or is_gp_site(msg) or isinstance(base_of(msg["fn"]), dist.Unit):
         return False
     return was_observed(msg)
 

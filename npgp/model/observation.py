@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, Message, ask, is_prng_key
+from npgp.contract import Handler, KeepsIntermediates, Message, ask, is_prng_key
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.model.latent import Latent, Latents, Moments, as_latents
 from npgp.model.plates import check_plates
@@ -25,36 +25,7 @@ from npgp.sparse.residuals import Residual
 __all__ = ["joint", "observe"]
 
 
-class _HandsOnLatents:
-    """
-    Mixed into distributions of observations: expanded or masked, they still hand on the latent values that they drew.
-
-    NumPyro's masked distribution, which it makes under ``Predictive``, does not.
-    """
-
-    batch_shape: tuple[int, ...]
-
-    def expand(self, batch_shape):
-        batch_shape = tuple(batch_shape)
-        return self if batch_shape == self.batch_shape else _Expanded(self, batch_shape)
-
-    def mask(self, mask):
-        return self if mask is True else _Masked(self, mask)
-
-
-class _Expanded(_HandsOnLatents, dist.ExpandedDistribution):
-    pass
-
-
-class _Masked(_HandsOnLatents, dist.MaskedDistribution):
-    def sample_with_intermediates(self, key, sample_shape=()):
-        return self.base_dist.sample_with_intermediates(key, sample_shape)
-
-    def log_prob(self, value, intermediates=None):
-        return super().log_prob(value)
-
-
-class LatentObservation(_HandsOnLatents, dist.Distribution):
+class LatentObservation(KeepsIntermediates, dist.Distribution):
     """
     Observations of Gaussian latent values, which are integrated out row by row.
 

@@ -19,7 +19,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, Message
+from npgp.contract import Handler, Message, bounds_of
 from npgp.model.sites import GATHERED, ROWS
 
 __all__ = ["row_param"]
@@ -97,7 +97,7 @@ def _check_table(name: str, table: jax.Array, constraint: constraints.Constraint
     if not table.ndim or not table.shape[0]:
         raise ValueError(f"row_param {name!r} has shape {table.shape}; its table must have rows, (N, …).")
     within = constraint.event_dim < table.ndim
-    if not within or any(jnp.ndim(bound) >= table.ndim for bound in jax.tree.leaves(constraint)):
+    if not within or any(jnp.ndim(bound) >= table.ndim for bound in bounds_of(constraint)):
         raise ValueError(
             f"row_param {name!r} of shape {table.shape} has the constraint {constraint}, which is not the same for "
             "each row by itself; constraints of single entries or of a row's own axes are accepted."

@@ -18,10 +18,9 @@ from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.distributions.transforms import Transform
 
 from npgp import linalg
-from npgp.contract import is_prng_key
+from npgp.contract import FixedConstraint, FixedTransform, is_prng_key
 from npgp.sparse.projection import Projection
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -229,23 +228,10 @@ for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
         return q.kl()
 
 
-class _SquareTril(constraints.Constraint):
-    """Lower-triangular square arrays with a positive diagonal. All instances are equal, and pytrees without leaves."""
+class SquareTril(FixedConstraint):
+    """Lower-triangular square arrays with a positive diagonal."""
 
     event_dim = 2
-
-    def __repr__(self):
-        return "square_tril"
-
-    def eq(self, other, static=False):
-        return isinstance(other, _SquareTril)
-
-    def tree_flatten(self):
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux_data, params):
-        return square_tril
 
     def __call__(self, x):
         lower = jnp.all(jnp.triu(x, 1) == 0.0, axis=(-2, -1))
@@ -256,24 +242,14 @@ class _SquareTril(constraints.Constraint):
 
 
 #: Constraint of a Cholesky factor that optimizers hold as a square array: no gather or scatter of triangles.
-square_tril = _SquareTril()
+square_tril = SquareTril()
 
 
-class SquareTrilTransform(Transform):
+class SquareTrilTransform(FixedTransform):
     """Any square array → its lower triangle with a softplus diagonal. What is above the diagonal is ignored."""
 
     domain = constraints.independent(constraints.real, 2)
     codomain = square_tril
-
-    def eq(self, other, static=False):
-        return isinstance(other, SquareTrilTransform)
-
-    def tree_flatten(self):
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux_data, params):
-        return cls()
 
     def __call__(self, x):
         diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
@@ -294,7 +270,7 @@ class SquareTrilTransform(Transform):
         return shape
 
 
-@biject_to.register(_SquareTril)
+@biject_to.register(SquareTril)
 def _(constraint):
     return SquareTrilTransform()
 
