@@ -59,7 +59,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.read(argv)
 
 
-class Reported(npgp.Checkpoints):
+class Reported(npgp.training.Checkpoints):
     """Checkpoints that say where training is taken up."""
 
     def __init__(self, directory: Path, pipe: int):
@@ -100,7 +100,7 @@ def train(out: Path, checkpoints: Path | None, num_steps: int, pipe: int) -> Non
         os.write(pipe, b"evaluated %d\n" % evaluations)
         return float(np.abs(params["f.u.loc"]).sum())
 
-    monitor = npgp.Monitor(metric, every=EVALUATION)
+    monitor = npgp.training.Monitor(metric, every=EVALUATION)
     svi = SVI(model, guide, npgp.adam(0.01, num_steps), TraceMeanField_ELBO())
     kept = None if checkpoints is None else Reported(checkpoints, pipe)
     result = npgp.fit(

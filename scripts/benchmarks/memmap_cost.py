@@ -83,7 +83,7 @@ def resident() -> int:
 def memory_growth(args: argparse.Namespace) -> dict[str, float]:
     """Of this process, in the last quarter of the steps: by then what is allocated finds room that was freed."""
     training = Training(args.memory_of, args)
-    monitor = npgp.Monitor(lambda params: resident(), every=args.long // 20)
+    monitor = npgp.training.Monitor(lambda params: resident(), every=args.long // 20)
     training.advance(args.long, monitor=monitor)
     history = [memory for _, memory in monitor.history]
     return {"resident": history[-1], "growth": history[-1] - history[14]}

@@ -104,7 +104,7 @@ def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
     rng = np.random.default_rng(0)
     sites = rng.uniform(size=(rows, 2)).astype(np.float32)
     y = np.sin(20 * sites[:, 0]) * np.cos(20 * sites[:, 1])
-    neighbors = npgp.nearest_before(sites, args.neighbours, "random")
+    neighbors = npgp.neighbors.nearest_before(sites, args.neighbours, "random")
 
     def model(y, rows):
         gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, args.batch_size, init_scale=0.5)

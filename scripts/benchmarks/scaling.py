@@ -61,7 +61,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     key = jax.random.key(0)
     for k in args.devices:
         svi = small_svgp(len(X), Z)
-        sharding = npgp.Sharding(jax.make_mesh((k,), ("rows",), devices=jax.devices()[:k]))
+        sharding = npgp.training.Sharding(jax.make_mesh((k,), ("rows",), devices=jax.devices()[:k]))
         inputs = Inputs((X,), {"y": y}, key, args.batch_size, None, sharding=sharding)
         first_args, first_kwargs = inputs.first_call()
         loop = Steps(svi, inputs, svi.init(key, *first_args, **first_kwargs), args.steps)

@@ -25,7 +25,7 @@ def small_svgp(size: int, Z: np.ndarray) -> SVI:
     def model(X, y=None):
         positive: dict[str, Any] = dict(constraint=constraints.positive)
         kernel = npgp.Matern32(numpyro.param("lengthscale", jnp.full(Z.shape[1], 2.0), **positive))
-        f = npgp.SparseGP("f", kernel, npgp.Points(numpyro.param("Z", jnp.asarray(Z)))).draw()
+        f = npgp.SparseGP("f", kernel, npgp.features.Points(numpyro.param("Z", jnp.asarray(Z)))).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             npgp.observe("y", f(X), npgp.Gaussian(numpyro.param("noise", 0.1, **positive)), obs=y)
 

@@ -31,7 +31,7 @@ from studies.shared import learned
 
 #: One block: its kind, its number of features, and for activations their levels.
 Block = tuple[str, int, tuple[int, ...]]
-#: Levels of activations: the first six, and what ``npgp.choose_levels`` tries at most.
+#: Levels of activations: the first six, and what ``npgp.inducing.choose_levels`` tries at most.
 LEVELS = {"": tuple(range(6)), ", 12 levels": tuple(range(13))}
 NOISE_VARIANCE = 0.1
 
@@ -76,9 +76,9 @@ def start(blocks: Sequence[Block], columns: int) -> dict[str, Any]:
 
 def features(params, blocks: Sequence[Block], columns: int) -> list:
     make: dict[str, Callable] = {
-        "points": lambda i, levels: npgp.Points(params[f"inducing{i}"]),
-        "activations": lambda i, levels: npgp.Activations(params[f"inducing{i}"], levels=levels),
-        "harmonics": lambda i, levels: npgp.SphericalHarmonics(levels, columns + 1),
+        "points": lambda i, levels: npgp.features.Points(params[f"inducing{i}"]),
+        "activations": lambda i, levels: npgp.features.Activations(params[f"inducing{i}"], levels=levels),
+        "harmonics": lambda i, levels: npgp.features.SphericalHarmonics(levels, columns + 1),
     }
     return [make[kind](i, levels) for i, (kind, _, levels) in enumerate(blocks)]
 
@@ -138,7 +138,7 @@ def compare(structures: Mapping[str, Sequence[Block]], columns: int, args: argpa
 def study_harmonics(args: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     for most in args.harmonics:
-        block = npgp.SphericalHarmonics.within(most, npgp.kernels.ZonalArcCosine(), args.dimension - 1)
+        block = npgp.features.SphericalHarmonics.within(most, npgp.kernels.ZonalArcCosine(), args.dimension - 1)
         structures = {"points": [("points", block.size, ())], "harmonics": [("harmonics", block.size, block.levels)]}
         figures = compare(structures, args.dimension - 1, args)
         results.append({"features": str(block.size), "levels": list(block.levels), **figures})

@@ -54,7 +54,9 @@ def main(argv: list[str] | None = None) -> None:
         positive = dict(constraint=dist.constraints.positive)
         lengthscale = numpyro.param("lengthscale", jnp.full(X.shape[1], X.shape[1] ** 0.5), **positive)
         kernel = numpyro.param("variance", 1.0, **positive) * npgp.Matern32(lengthscale)
-        f = npgp.SparseGP("f", kernel, npgp.Points(numpyro.param("Z", jnp.asarray(start))), init_scale=0.5).draw()
+        f = npgp.SparseGP(
+            "f", kernel, npgp.features.Points(numpyro.param("Z", jnp.asarray(start))), init_scale=0.5
+        ).draw()
         noise = numpyro.param("noise", 0.1, **positive)
         with npgp.plate("data", size, rows=X.shape[0]):
             npgp.observe("y", f(inputs(X)), npgp.Gaussian(noise), obs=None if y is None else targets(y))
@@ -68,8 +70,8 @@ def main(argv: list[str] | None = None) -> None:
         X,
         y=y,
         batch_size=args.batch_size,
-        sharding=npgp.Sharding(),
-        checkpoints=npgp.Checkpoints(args.folder / "checkpoints", every=60 * args.minutes),
+        sharding=npgp.training.Sharding(),
+        checkpoints=npgp.training.Checkpoints(args.folder / "checkpoints", every=60 * args.minutes),
     )
     if jax.process_index() == 0:
         posterior = npgp.posterior("f", model, guide, result.params, jnp.asarray(X[:2]))

@@ -45,7 +45,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) -> dict:
     """Fit one GPLVM; its figures, parameters and ELBO trace."""
     began = time.perf_counter()
-    start = npgp.pca_start(data.Y, args.latent_dim, args.inducing, seed=args.seed)
+    start = npgp.gplvm.pca_start(data.Y, args.latent_dim, args.inducing, seed=args.seed)
     gplvm = npgp.BayesianGPLVM(start, conditional=conditional)
     svi = SVI(gplvm.model, gplvm.guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
     key, evaluation_key = jax.random.split(jax.random.key(args.seed))

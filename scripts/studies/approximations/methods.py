@@ -57,7 +57,7 @@ METHODS = {
         "NNGP, responses",
         DENSITY,
         "many rows, few columns, short lengthscales: maps. No inducing points to run out of; O(N k³) time, O(N k) "
-        "memory. Gaussian noise; npgp.NNGP for others.",
+        "memory. Gaussian noise; npgp.neighbors.NNGP for others.",
     ),
     "svgp": Method(
         "SVGP, minibatches",

@@ -100,7 +100,7 @@ def model_of(name: str, params: Params, X: jax.Array, fixed: Params, kernel: str
     if name == "fitc":
         return npgp.ApproximateGP(k, X, params["inducing"], noise, method="fitc")
     if name == "nngp":
-        return npgp.ResponseNNGP(k, X, noise, fixed["neighbors"])
+        return npgp.neighbors.ResponseNNGP(k, X, noise, fixed["neighbors"])
     columns, functions = X.shape[1], round(fixed["features"].shape[1] ** (1 / X.shape[1]))
     lengthscale, variance = jnp.exp(params["lengthscale"]), jnp.exp(params["variance"])
     if kernel == "rbf":
@@ -139,7 +139,11 @@ def prepare(name: str, data: Data, params: Params, args: argparse.Namespace) -> 
     """What a method needs besides parameters: neighbours in units of the lengthscales, or features in a box."""
     if name in ("nngp", "vnngp"):
         scale = np.exp(params["lengthscale"])
-        return {"X": data.X, "y": data.y, "neighbors": npgp.nearest_before(data.X, args.neighbors, scale=scale)}
+        return {
+            "X": data.X,
+            "y": data.y,
+            "neighbors": npgp.neighbors.nearest_before(data.X, args.neighbors, scale=scale),
+        }
     if name == "hsgp":
         columns = data.X.shape[1]
         box = BOX * np.max(np.abs(np.concatenate([data.X, data.X_test])), axis=0)[:, None]

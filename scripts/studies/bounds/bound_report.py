@@ -66,18 +66,20 @@ class Problem(NamedTuple):
 
     X: jax.Array
     y: jax.Array
-    blocks: tuple[npgp.Points, ...]
+    blocks: tuple[npgp.features.Points, ...]
     kernel: kernels.Kernel
     noise: np.ndarray
     jitter: float | None
     Xs: jax.Array | None
 
-    def structures(self) -> dict[str, tuple[tuple[npgp.Points, ...], tuple[str, ...]]]:
+    def structures(self) -> dict[str, tuple[tuple[npgp.features.Points, ...], tuple[str, ...]]]:
         """Blocks, and the covariance of each, by the structure's name."""
         first, *further = self.blocks
-        structures: dict[str, tuple[tuple[npgp.Points, ...], tuple[str, ...]]] = {"sgpr": ((first,), ("dense",))}
+        structures: dict[str, tuple[tuple[npgp.features.Points, ...], tuple[str, ...]]] = {
+            "sgpr": ((first,), ("dense",))
+        }
         if further:
-            together = npgp.Points(jnp.concatenate([block.inputs for block in self.blocks]))
+            together = npgp.features.Points(jnp.concatenate([block.inputs for block in self.blocks]))
             structures["union"] = ((together,), ("dense",))
             structures["solve"] = (self.blocks, ("dense",) * len(self.blocks))
             structures["odvgp"] = (self.blocks, ("dense", *["prior"] * len(further)))
@@ -111,7 +113,7 @@ def read(path: Path) -> tuple[Problem, list[str]]:
     N, D = X.shape
     y = vector(data, "y", N)
     names = ["Z", *further_blocks(data)]
-    blocks = tuple(npgp.Points(matrix(data, name, D)) for name in names)
+    blocks = tuple(npgp.features.Points(matrix(data, name, D)) for name in names)
     kernel, used = kernel_of(data, D)
     noise = positive(data, "noise", N)
     jitter = None
@@ -214,7 +216,7 @@ def report_on(problem: Problem, groups: Groups | None) -> dict:
     return {"exact": exact, "upper": min(uppers), "bounds": bounds, "predictions": predictions}
 
 
-def predict(problem: Problem, blocks: tuple[npgp.Points, ...], covariances: tuple[str, ...]):
+def predict(problem: Problem, blocks: tuple[npgp.features.Points, ...], covariances: tuple[str, ...]):
     """Mean and variance of f at Xs under the best q of a structure; it is the same with every conditional."""
 
     @partial(jax.jit, static_argnames="covariances")

@@ -173,7 +173,7 @@ class RobustMax(Likelihood):
         return p / jnp.sum(p, axis=0)
 
 
-LIKELIHOODS: dict[str, Any] = {"softmax": npgp.Softmax(DIGITS), "robust-max": RobustMax()}
+LIKELIHOODS: dict[str, Any] = {"softmax": npgp.likelihoods.Softmax(DIGITS), "robust-max": RobustMax()}
 #: What T- stands for: the tightest conditional that is a bound.
 TIGHT: dict[str, Conditional] = {"softmax": "tight", "robust-max": "shared"}
 

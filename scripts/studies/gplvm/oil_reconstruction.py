@@ -164,7 +164,7 @@ def fit(args: argparse.Namespace, train: Part, test: Part, guide: str, seed: int
     stopped = None
     try:
         result = trainer.fit()
-    except npgp.NonFiniteLossError as error:
+    except npgp.training.NonFiniteLossError as error:
         # Point estimates may fit the data without noise; where that ends numerically is their result.
         result, stopped = error.result, error.step
         print(f"    stopped at step {stopped}")

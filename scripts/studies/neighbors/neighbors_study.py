@@ -96,7 +96,7 @@ class Start(NamedTuple):
         return npgp.Matern32(jnp.exp(self.lengthscale), jnp.exp(self.variance)), jnp.exp(self.noise)
 
 
-def find_start(data: Data, neighbors: npgp.Neighbors, args: argparse.Namespace) -> Start:
+def find_start(data: Data, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace) -> Start:
     """By L-BFGS on the densities of some rows given their neighbours, of all of which a response NNGP is made."""
     some = np.random.default_rng(args.seed).permutation(len(data.X))[:SUBSET]
     columns = data.X.shape[1]
@@ -139,23 +139,27 @@ def svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> SVI:
     return trained(model, args)
 
 
-def krige(data: Data, start: Start, neighbors: npgp.Neighbors, X: np.ndarray, args: argparse.Namespace):
+def krige(data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, X: np.ndarray, args: argparse.Namespace):
     """Mean and variance of f at X by a response NNGP."""
 
     @jax.jit
     def moments(start, data, neighbors, X, near):
         kernel, noise = start.model()
-        return npgp.ResponseNNGP(kernel, data.X, noise, neighbors).condition(data.y).mean_and_variance(X, near)
+        return (
+            npgp.neighbors.ResponseNNGP(kernel, data.X, noise, neighbors).condition(data.y).mean_and_variance(X, near)
+        )
 
-    return moments(start, data, neighbors, X, npgp.nearest(X, data.X, args.neighbors, scale=neighbors.scale))
+    return moments(start, data, neighbors, X, npgp.neighbors.nearest(X, data.X, args.neighbors, scale=neighbors.scale))
 
 
-def judge_start(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, float]:
+def judge_start(
+    data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace
+) -> dict[str, float]:
     """What kriging makes of the test rows without any training."""
     return judge(*krige(data, start, neighbors, data.X_test, args), float(np.exp(start.noise)), data)
 
 
-def vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> SVI:
+def vnngp(data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace) -> SVI:
     init_loc = np.asarray(krige(data, start, neighbors, data.X, args)[0])
     batch = min(args.batch_size, len(data.X))
 
@@ -168,8 +172,8 @@ def vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Na
     return trained(model, args)
 
 
-def row_rate(args: argparse.Namespace) -> npgp.RowOptimizer:
-    return npgp.row_adam(args.row_rate, args.steps, warmup=50)
+def row_rate(args: argparse.Namespace) -> npgp.training.RowOptimizer:
+    return npgp.training.row_adam(args.row_rate, args.steps, warmup=50)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -187,7 +191,7 @@ def kernel_at(params: dict[str, Any]) -> npgp.Matern32:
 
 
 def equal_cost(
-    data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace
+    data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace
 ) -> tuple[int, dict[str, float]]:
     """The number of inducing points with which a step of SVGP costs what the VNNGP's does; all milliseconds."""
     loops: dict[Any, Loop] = {
@@ -202,13 +206,15 @@ def equal_cost(
     return size, {str(name): value for name, value in seconds.items()}
 
 
-def fit_vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argparse.Namespace) -> dict[str, Any]:
+def fit_vnngp(
+    data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace
+) -> dict[str, Any]:
     key, began = jax.random.key(args.seed), time.perf_counter()
     common: dict[str, Any] = dict(
         batch_size=min(args.batch_size, len(data.X)), indices="rows", row_optim=row_rate(args), progress=False
     )
     first = npgp.fit(vnngp(data, start, neighbors, args), key, args.steps // 2, *data[:2], **common)
-    neighbors = npgp.nearest_before(
+    neighbors = npgp.neighbors.nearest_before(
         data.X, args.neighbors, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
     )
     svi = vnngp(data, start, neighbors, args)
@@ -216,7 +222,7 @@ def fit_vnngp(data: Data, start: Start, neighbors: npgp.Neighbors, args: argpars
     seconds = time.perf_counter() - began
     params = result.params
     posterior = npgp.VNNGP("f", kernel_at(params), data.X, neighbors).posterior(params)
-    near = npgp.nearest(data.X_test, data.X, args.neighbors, scale=neighbors.scale)
+    near = npgp.neighbors.nearest(data.X_test, data.X, args.neighbors, scale=neighbors.scale)
     mean, variance = jax.jit(lambda p, X, near: p.mean_and_variance(X, near))(posterior, data.X_test, near)
     elbo = -float(np.mean(result.losses[-200:])) / len(data.X)
     return summary(params, seconds, elbo) | judge(mean, variance, float(params["noise"]), data)
@@ -255,11 +261,13 @@ def main(argv: list[str] | None = None) -> dict:
         with one_blas_thread():
             data = load(name, args)
             began = time.perf_counter()
-            start = find_start(data, npgp.nearest_before(data.X, args.neighbors, "random", seed=args.seed), args)
+            start = find_start(
+                data, npgp.neighbors.nearest_before(data.X, args.neighbors, "random", seed=args.seed), args
+            )
             found = time.perf_counter() - began
             scale = np.exp(start.lengthscale)
             began = time.perf_counter()
-            neighbors = npgp.nearest_before(data.X, args.neighbors, "random", scale=scale, seed=args.seed)
+            neighbors = npgp.neighbors.nearest_before(data.X, args.neighbors, "random", scale=scale, seed=args.seed)
             searched = time.perf_counter() - began
             before = judge_start(data, start, neighbors, args)
             size, cost = equal_cost(data, start, neighbors, args)

@@ -47,12 +47,12 @@ def measure(rows: int, args: argparse.Namespace) -> dict[str, Any]:
     X = rng.uniform(size=(rows, 2)).astype(np.float32)
     y = rng.normal(size=rows).astype(np.float32)
     began = now()
-    neighbors = npgp.nearest_before(X, args.neighbors, args.ordering)
+    neighbors = npgp.neighbors.nearest_before(X, args.neighbors, args.ordering)
     figures: dict[str, Any] = {"rows": rows, "search_seconds": now() - began}
 
     def gp(theta, X, neighbors):
         lengthscale, variance, noise = jnp.exp(theta)
-        return npgp.ResponseNNGP(npgp.Matern32(lengthscale, variance), X, noise, neighbors)
+        return npgp.neighbors.ResponseNNGP(npgp.Matern32(lengthscale, variance), X, noise, neighbors)
 
     def density(theta, X, neighbors, y):
         return gp(theta, X, neighbors).log_prob(y)

@@ -128,7 +128,7 @@ def stages(M: int, method: str, X) -> dict[str, tuple[Callable, tuple]]:
     raw = [0.1 * jax.random.normal(jax.random.key(i), (h, h), X.dtype) for i in range(learned)]
 
     def kernels(kernel, Z):
-        points = [npgp.Points(z) for z in Z]
+        points = [npgp.features.Points(z) for z in Z]
         columns = [[covariance(kernel, b, block) for b in points[:i]] for i, block in enumerate(points)]
         return columns, [b.gram(kernel) for b in points], [b.cross(kernel, X) for b in points]
 

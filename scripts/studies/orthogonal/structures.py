@@ -19,7 +19,7 @@ from npgp.variational import DenseNormal
 #: S of each block of q: one block for the union, two for the orthogonal structures.
 STRUCTURES: dict[str, tuple[str, ...]] = {
     "SGPR": ("dense",),
-    "ODVGP": ("dense", "prior"),
+    "ODVGP": ("dense", "mean-only"),
     "SOLVE-GP": ("dense", "dense"),
 }
 #: Relative to the prior variance, in float64.

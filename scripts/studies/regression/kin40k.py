@@ -110,7 +110,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 @partial(jax.jit, static_argnames="covariances")
-def predict(params, covariances: tuple[str, ...], X, y, X_test, groups: npgp.Groups):
+def predict(params, covariances: tuple[str, ...], X, y, X_test, groups: npgp.sparse.Groups):
     """Mean and variance of y at test inputs, by the inducing values alone and with the local correction; jitter."""
     noise = params["noise_variance"]
     posterior = component(params, covariances).posterior(params)

@@ -30,7 +30,7 @@ STRUCTURES = {
     "SVGP": Structure((1.0,), ("dense",)),
     "SOLVE-GP": Structure((0.5, 0.5), ("dense", "dense")),
     "union": Structure((0.5, 0.5), ("dense",), fused=True),  # SVGP that starts where SOLVE-GP does
-    "ODVGP": Structure((0.5, 0.5), ("dense", "prior")),
+    "ODVGP": Structure((0.5, 0.5), ("dense", "mean-only")),
     "three blocks": Structure((0.5, 0.25, 0.25), ("dense", "dense", "dense")),
     "SVGP, mean field": Structure((1.0,), ("diagonal",)),
     "SOLVE-GP, mean field": Structure((0.5, 0.5), ("diagonal", "diagonal")),
@@ -93,7 +93,7 @@ class Layout:
     group_size: int = 1
 
     @classmethod
-    def of(cls, split: Split, conditional: str, groups: npgp.Groups, batch_size: int) -> Layout:
+    def of(cls, split: Split, conditional: str, groups: npgp.sparse.Groups, batch_size: int) -> Layout:
         rows = len(split.y)
         if conditional != "grouped":
             return cls((split.X, split.y), min(batch_size, rows))

@@ -158,7 +158,7 @@ def regression_model(
 
 @partial(jax.jit, static_argnames=("covariances", "conditional"))
 def best_elbo(
-    params, X, y, covariances: tuple[str, ...], conditional: Conditional, groups: npgp.Groups | None = None
+    params, X, y, covariances: tuple[str, ...], conditional: Conditional, groups: npgp.sparse.Groups | None = None
 ) -> jax.Array:
     """The ELBO at these hyperparameters and inducing inputs if q(ε) were the best one: what steps on q could win."""
     gp = component(params, covariances)

@@ -32,7 +32,7 @@ def snelson_loss(theta, X, y, groups, mean_only: int, conditional: str):
             blocks,
             noise,
             conditional=conditional,  # type: ignore[arg-type]
-            covariances=("dense", "prior")[: len(blocks)],
+            covariances=("dense", "mean-only")[: len(blocks)],
             jitter=SNELSON_JITTER,
             groups=groups,
         ).log_prob(y)

@@ -5,7 +5,7 @@ SVGP, SOLVE-GP, activations (rectified linear units) and activations with orthog
 features, in float32: a weight for each column, Gaussian noise, inducing inputs and directions, all learned at once by
 Adam, in equally many steps for all, which are too few to reach the optimum. First blocks start at the centres of
 k-means, or point there; second ones are chosen greedily given the first. The levels of activations are those that leave
-least variance out at the start (``npgp.choose_levels``), or the first six of the sphere.
+least variance out at the start (``npgp.inducing.choose_levels``), or the first six of the sphere.
 
     NPGP_DATA=... python scripts/studies/spherical/airline.py --json out/airline.json    ten minutes or so on two cores
     NPGP_DATA=... python scripts/studies/spherical/airline.py --data hflights2011
@@ -213,7 +213,9 @@ class Run:
                 Z = np.sqrt(2.0 * columns) * kernel.polar(Z)[1]
             self.start[f"inducing{i}"] = Z
             if kind == "activations" and self.levels is None:
-                choice = npgp.choose_levels(kernel, npgp.Activations(self.start[f"inducing{i}"]), self.probes)
+                choice = npgp.inducing.choose_levels(
+                    kernel, npgp.features.Activations(self.start[f"inducing{i}"]), self.probes
+                )
                 self.levels, self.tried = choice.block.levels, choice.left_out
 
         self.svi = SVI(
@@ -229,9 +231,9 @@ class Run:
     def features(self, params, blocks: int | None = None) -> list:
         """The first so many inducing blocks, or all."""
         return [
-            npgp.Activations(params[f"inducing{i}"], levels=self.levels)
+            npgp.features.Activations(params[f"inducing{i}"], levels=self.levels)
             if kind == "activations"
-            else npgp.Points(params[f"inducing{i}"])
+            else npgp.features.Points(params[f"inducing{i}"])
             for i, (kind, _) in enumerate(self.method.blocks[:blocks])
         ]
 
