@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from npgp.sparse.conditionals import Grouped, as_conditional
 
 #: Where the classes of a module are now; those of folders that were there before are still in these.
@@ -43,6 +45,10 @@ def from_version_1(name: str, fields: dict[str, Any]) -> dict[str, Any]:
         fields["offset"] = fields.pop("mean_value")
     if name == "NNGP" and fields.get("noise_variance") is None:  # a constant of the class, which was written so
         fields["noise_variance"] = 0.0
+    if name == "Tree":
+        fields["centers"] = fields.pop("centres")
+    if name == "Encoder":
+        fields["rng_key"] = jax.random.key(fields.pop("seed"))
     word = fields.get("conditional")
     if isinstance(word, str) and name in ("CollapsedGP", "UncertainInputGP", "CollapsedGPLVM"):
         groups = fields.pop("groups", None)

@@ -104,7 +104,7 @@ def test_dense_algebra_of_the_feature(float64):
 
 def test_the_gplvm_takes_all_four():
     data = _rng.geometric(0.4, size=(12, 3)).astype(np.float32) - 1.0
-    start = npgp.gplvm.pca_start(data, latent_dim=1, num_inducing=4)
+    start = npgp.gplvm.pca_start(jax.random.key(0), data, latent_dim=1, num_inducing=4)
     places = np.asarray(start.latents)[:10].reshape(5, 2, 1)
     start = dataclasses.replace(start, inducing=Averages(jnp.asarray(places)))
     gplvm = npgp.BayesianGPLVM(

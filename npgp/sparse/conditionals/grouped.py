@@ -41,6 +41,12 @@ class Grouped(Tight):
             return
         object.__setattr__(self, "groups", checks.whole_number(self.groups, "groups"))
 
+    def __repr__(self) -> str:
+        groups = self.groups
+        if not isinstance(groups, Groups):
+            return f"Grouped({'' if groups is None else groups})"
+        return f"Grouped({groups.count} groups of {groups.num_rows} rows)"
+
     def partition(self, num_rows):
         groups = self.groups
         if groups is None:
