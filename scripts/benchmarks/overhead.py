@@ -104,7 +104,7 @@ def steps(hyperparameters: Learned | Sampled, args: argparse.Namespace) -> dict[
         q = DenseNormal(params["f.u.loc"], dist.biject_to(square_tril)(params["f.u.scale_tril"]))
         projection = factorize(npgp.Matern32(lengthscale), (npgp.features.Points(params["Z"]),))(X)
         mean, variance = whitened_mean(projection, [q.loc]), whitened_variance(projection, [q])
-        rows = row_elbo("tight", npgp.Gaussian(noise), y, mean, variance, projection.residual_variance())
+        rows = row_elbo(npgp.Tight(), npgp.Gaussian(noise), y, mean, variance, projection.residual_variance())
         return q.kl() + divergence - ROWS / args.batch_size * jnp.sum(rows)
 
     adam = optax.adam(0.01)

@@ -104,10 +104,10 @@ def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
     rng = np.random.default_rng(0)
     sites = rng.uniform(size=(rows, 2)).astype(np.float32)
     y = np.sin(20 * sites[:, 0]) * np.cos(20 * sites[:, 1])
-    neighbors = npgp.neighbors.nearest_before(sites, args.neighbours, "random")
+    neighbors = npgp.neighbors.nearest_before(sites, args.neighbours, ordering="random", rng_key=jax.random.key(0))
 
     def model(y, rows):
-        gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, args.batch_size, init_scale=0.5)
+        gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, batch_size=args.batch_size, init_scale=0.5)
         f = gp.draw()
         with npgp.plate("data", len(sites), rows=rows):
             npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(0.1), obs=y)

@@ -45,7 +45,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) -> dict:
     """Fit one GPLVM; its figures, parameters and ELBO trace."""
     began = time.perf_counter()
-    start = npgp.gplvm.pca_start(data.Y, args.latent_dim, args.inducing, seed=args.seed)
+    start = npgp.gplvm.pca_start(jax.random.key(args.seed), data.Y, args.latent_dim, args.inducing)
     gplvm = npgp.BayesianGPLVM(start, conditional=conditional)
     svi = SVI(gplvm.model, gplvm.guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
     key, evaluation_key = jax.random.split(jax.random.key(args.seed))
@@ -61,7 +61,7 @@ def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) ->
         "figures": {
             "elbo_per_row": elbo / rows,
             "noise_variance": float(params["noise_variance"]),
-            "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], data.labels),
+            "nn_errors": metrics.nearest_neighbor_errors(params["x.loc"] / params["lengthscale"], data.labels),
             "relevant_dims": npgp.gplvm.effective_dimensions(npgp.gplvm.relevance(params)),
             "seconds": seconds,
         },

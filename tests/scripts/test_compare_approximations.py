@@ -132,7 +132,7 @@ def test_the_simulated_function_has_the_covariance_it_says():
     """Of pairs of sites near one another: the mean of products, less the noise."""
     X, y = simulate(4000, 0.1, seed=0)
     assert X.min() >= 0.0 and X.max() <= 1.0
-    neighbours = npgp.neighbors.nearest_before(X, 1, "random")
+    neighbours = npgp.neighbors.nearest_before(X, 1, ordering="random", rng_key=jax.random.key(0))
     i = np.flatnonzero(neighbours.mask[:, 0])
     j = neighbours.rows[i, 0]
     distance = np.linalg.norm(X[i] - X[j], axis=1)

@@ -10,6 +10,8 @@ from matplotlib import pyplot as plt
 from studies.gplvm.bounds import EVALUATION_DRAWS
 from studies.gplvm.training import oil_flow
 
+import npgp
+
 # The draws of x are all but its means, so that the bounds are compared at the same inputs.
 TINY = ["--rows", "24", "--inducing", "4", "--latent-dim", "2", "--latent-scale", "1e-6", "--conditional", "prior"]
 TINY += ["tight", "--seeds", "1", "--steps", "6", "--continue-steps", "2", "--draws", "2"]
@@ -85,4 +87,4 @@ def test_what_is_free_in_a_positive_parameter(study):
     assert args.latent_positive == "log"
     gplvm = study.make(args, np.random.default_rng(0).normal(size=(9, 3)), 0, "tight")
     assert gplvm.positive is study.POSITIVE["log"] and gplvm.latents.constraint is study.POSITIVE["log"]
-    assert gplvm.start.noise_variance == 0.3 and gplvm.groups is None
+    assert gplvm.start.noise_variance == 0.3 and type(gplvm.conditional) is npgp.Tight

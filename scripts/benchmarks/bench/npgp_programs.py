@@ -71,8 +71,7 @@ def model_of(start: dict[str, Any], kind: str, rows: int, jitter: float | None =
                 f(X),
                 npgp.Gaussian(params["noise"]),
                 obs=y,
-                conditional=conditional,
-                groups=group_size if conditional == "grouped" else None,
+                conditional=npgp.Grouped(group_size) if conditional == "grouped" else conditional,
             )
 
     return model

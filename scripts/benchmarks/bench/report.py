@@ -239,7 +239,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-    from npgp.plots.figures import COLOURS, MARKERS, subplots
+    from npgp.plots.figures import COLORS, MARKERS, subplots
 
     rows = found["steps"]
     programs = [p for p in NAMES if any(row["program"] == p for row in rows)]
@@ -253,7 +253,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
                     if program in (chosen := best(rows, M, dtype))]  # fmt: skip
             low, middle, high = np.array([q for _, q in have]).T
             errors = [middle - low, high - middle]
-            style = dict(color=COLOURS[i % len(COLOURS)], lw=2.2 if program == "npgp" else 1.3, ms=5)
+            style = dict(color=COLORS[i % len(COLORS)], lw=2.2 if program == "npgp" else 1.3, ms=5)
             style["marker"] = MARKERS[i % len(MARKERS)]
             ax.errorbar([M for M, _ in have], middle, errors, label=NAMES[program], capsize=2, **style)
         least = [(M, limit(found, best(rows, M, dtype), M)) for M in sizes]

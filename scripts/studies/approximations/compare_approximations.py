@@ -102,7 +102,7 @@ def draw(figures: Mapping[str, dict[str, Any]], title: str, unit: str = "seconds
     from matplotlib import pyplot as plt
     from matplotlib.ticker import LogFormatter
 
-    from npgp.plots import COLOURS
+    from npgp.plots import COLORS
 
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
     labels = {"nlpd": "test NLPD, nats per row", "rmse": "test RMSE, standardised"}
@@ -112,7 +112,7 @@ def draw(figures: Mapping[str, dict[str, Any]], title: str, unit: str = "seconds
         for i, name in enumerate(METHODS):
             if name in figures:
                 f = figures[name]
-                style = {"color": (*COLOURS, "0.1", "0.5")[i], "marker": "oDs^vP*X"[i], "ms": 8, "ls": ""}
+                style = {"color": (*COLORS, "0.1", "0.5")[i], "marker": "oDs^vP*X"[i], "ms": 8, "ls": ""}
                 handles += ax.plot(f["fit_seconds"], f[key], label=METHODS[name].title, zorder=3, **style)
         best = frontier(figures, key)
         times, values = ([figures[name][k] for name in best] for k in ("fit_seconds", key))

@@ -114,7 +114,8 @@ def component_of(name: str, kernel: Any, start: Params, fixed: Params, batch_siz
     """A method's component of a model that is trained in minibatches."""
     if name == "svgp":
         return npgp.SparseGP("f", kernel, numpyro.param("inducing", start["inducing"]))
-    return npgp.VNNGP("f", kernel, fixed["X"], fixed["neighbors"], batch_size, init_loc=fixed["y"], init_scale=0.5)
+    options = dict(batch_size=batch_size, init_loc=fixed["y"], init_scale=0.5)
+    return npgp.VNNGP("f", kernel, fixed["X"], fixed["neighbors"], **options)
 
 
 def start_of(name: str, data: Data, args: argparse.Namespace) -> Params:
@@ -127,9 +128,9 @@ def start_of(name: str, data: Data, args: argparse.Namespace) -> Params:
     }
     size = min(args.inducing, len(data.y) // 2 * 2)
     if name in ("sgpr", "fitc", "svgp"):
-        params["inducing"] = npgp.inducing.kmeans(data.X, size, args.seed)
+        params["inducing"] = npgp.inducing.kmeans(jax.random.key(args.seed), data.X, size)
     elif name == "solve":
-        first = npgp.inducing.kmeans(data.X, size // 2, args.seed)
+        first = npgp.inducing.kmeans(jax.random.key(args.seed), data.X, size // 2)
         kernel, _ = kernel_and_noise(params, args.kernel)
         params["inducing"] = [first, npgp.inducing.greedy_variance(kernel, data.X, size // 2, given=[first])]
     return params

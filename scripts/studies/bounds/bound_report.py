@@ -35,7 +35,7 @@ import numpy as np
 import npgp
 from npgp import kernels
 from npgp.collapsed.certificates import EXACT_ROWS, evidence_bounds
-from npgp.sparse.groups import Groups, median_split
+from npgp.sparse.conditionals import Conditional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, table, whole, write_json
@@ -46,8 +46,7 @@ STRUCTURES = {
     "solve": "SOLVE-GP: block after block, the covariance of each learned",
     "odvgp": "ODVGP: Z's covariance learned, further blocks only move the mean: cheaper than solve",
 }
-#: What the report calls each of npgp's conditionals, from loosest to tightest.
-CONDITIONALS = {"prior": "prior", "shared": "artemev", "tight": "tight", "grouped": "grouped", "full": "full"}
+#: What the approximate posterior does to the residual, from loosest to tightest.
 MEANINGS = {
     "prior": "what the inducing inputs leave unexplained is left as it is a priori (Titsias 2009)",
     "artemev": "it shrinks by one factor for all rows (Artemev, Burt & van der Wilk 2021)",
@@ -82,7 +81,7 @@ class Problem(NamedTuple):
             together = npgp.features.Points(jnp.concatenate([block.inputs for block in self.blocks]))
             structures["union"] = ((together,), ("dense",))
             structures["solve"] = (self.blocks, ("dense",) * len(self.blocks))
-            structures["odvgp"] = (self.blocks, ("dense", *["prior"] * len(further)))
+            structures["odvgp"] = (self.blocks, ("dense", *["mean-only"] * len(further)))
         return structures
 
 
@@ -191,18 +190,20 @@ def kernel_of(data: dict[str, np.ndarray], columns: int) -> tuple[kernels.Kernel
     return cls(**settings), set(settings)
 
 
-def report_on(problem: Problem, groups: Groups | None) -> dict:
+def report_on(problem: Problem, grouped: npgp.Grouped | None) -> dict:
     """What is written to the JSON file."""
     whole = problem.X.shape[0] <= EXACT_ROWS
+    conditionals: dict[str, Conditional] = {"prior": npgp.Prior(), "artemev": npgp.Shared(), "tight": npgp.Tight()}
+    if grouped is not None:
+        conditionals["grouped"] = grouped
+    if whole:
+        conditionals["full"] = npgp.Full()
     exact, uppers, bounds, predictions = None, [], {}, {}
     for structure, (blocks, covariances) in problem.structures().items():
-        found = evidence_bounds(
-            problem.kernel, problem.X, problem.y, problem.noise, groups, problem.jitter, blocks, covariances, whole
-        )
+        given = (problem.kernel, problem.X, problem.y, problem.noise, problem.jitter)
+        found = evidence_bounds(*given, blocks, covariances, conditionals, whole)
         bounds[structure] = {
-            word: figure(f"the {word} bound of {structure}", found["bounds"][conditional])
-            for conditional, word in CONDITIONALS.items()
-            if conditional in found["bounds"]
+            word: figure(f"the {word} bound of {structure}", found["bounds"][word]) for word in conditionals
         }
         uppers.append(figure(f"the upper bound of {structure}", found["upper"]))
         if whole:
@@ -270,8 +271,9 @@ def main(argv: list[str] | None = None) -> dict:
     jax.config.update("jax_enable_x64", True)
     try:
         problem, ignored = read(args.problem)
-        groups = None if args.group_size is None else median_split(problem.X, args.group_size)
-        report = report_on(problem, groups)
+        size = args.group_size
+        grouped = None if size is None else npgp.Grouped(npgp.median_split(problem.X, size))
+        report = report_on(problem, grouped)
     except ProblemError as error:
         arguments.error(str(error))
     print(text(problem, report))

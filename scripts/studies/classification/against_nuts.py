@@ -39,7 +39,7 @@ def log_hyperparameters(samples) -> np.ndarray:
 def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures, and what the picture needs."""
     split = Split.load("banana", args.splits[0], args.rows)
-    Z = npgp.inducing.kmeans(split.X, args.nuts_inducing, args.seed)
+    Z = npgp.inducing.kmeans(jax.random.key(args.seed), split.X, args.nuts_inducing)
     model = partial(bayesian_model, Z=Z)
     keys = jax.random.split(jax.random.key(args.seed), 4)
 

@@ -63,7 +63,7 @@ class Split:
 
     def inducing(self, shares: tuple[float, ...], M: int, lengthscale: float, seed: int) -> list[np.ndarray]:
         """Starts of the blocks: centers of k-means, and greedily given these."""
-        blocks = [np.asarray(npgp.inducing.kmeans(self.X, int(shares[0] * M), seed))]
+        blocks = [np.asarray(npgp.inducing.kmeans(jax.random.key(seed), self.X, int(shares[0] * M)))]
         for share in shares[1:]:
             kernel = npgp.RBF(lengthscale)
             blocks.append(np.asarray(npgp.inducing.greedy_variance(kernel, self.X, int(share * M), given=blocks)))

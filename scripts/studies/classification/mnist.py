@@ -50,7 +50,6 @@ from npgp.likelihoods import Likelihood
 from npgp.likelihoods.numerics import deviation, log_normal_cdf
 from npgp.likelihoods.quadrature import hermite
 from npgp.pytrees import pytree, static
-from npgp.sparse.conditionals import Conditional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, keep_programs, whole
@@ -175,7 +174,7 @@ class RobustMax(Likelihood):
 
 LIKELIHOODS: dict[str, Any] = {"softmax": npgp.likelihoods.Softmax(DIGITS), "robust-max": RobustMax()}
 #: What T- stands for: the tightest conditional that is a bound.
-TIGHT: dict[str, Conditional] = {"softmax": "tight", "robust-max": "shared"}
+TIGHT: dict[str, str] = {"softmax": "tight", "robust-max": "shared"}
 
 
 def load(args: argparse.Namespace, repetition: int) -> Rows:

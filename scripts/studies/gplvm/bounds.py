@@ -47,23 +47,23 @@ class FreeLatents:
 
 
 def start_at(args: argparse.Namespace, Y: np.ndarray, seed: int) -> Start:
-    start = pca_start(Y, args.latent_dim, args.inducing, seed=seed)
+    start = pca_start(jax.random.key(seed), Y, args.latent_dim, args.inducing)
     return dataclasses.replace(start, noise_variance=args.noise_start, latent_scale=args.latent_scale)
 
 
 def make(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> BayesianGPLVM:
     return BayesianGPLVM(
         start_at(args, Y, seed),
-        conditional,  # type: ignore[arg-type]
+        conditional=npgp.Grouped(npgp.median_split(Y, args.group_size)) if conditional == "grouped" else conditional,
         latents=FreeLatents(POSITIVE[args.latent_positive]),
-        groups=npgp.median_split(Y, args.group_size) if conditional == "grouped" else None,
         positive=POSITIVE[args.positive],
     )
 
 
 def make_collapsed(args: argparse.Namespace, Y: np.ndarray, seed: int, form: str, draws: Any) -> CollapsedGPLVM:
     conditional = "prior" if form == "prior" else "tight"
-    return CollapsedGPLVM(start_at(args, Y, seed), conditional, penalty_draws=draws if form == COLLAPSED[-1] else None)
+    draws = draws if form == COLLAPSED[-1] else None
+    return CollapsedGPLVM(start_at(args, Y, seed), conditional=conditional, penalty_draws=draws)
 
 
 def residual(projector: Projector, params: Mapping[str, jax.Array], key: jax.Array, columns: int) -> tuple:
@@ -96,7 +96,7 @@ def evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
 
 def collapsed_evaluator(args: argparse.Namespace, Y: np.ndarray) -> Callable:
     """As :func:`evaluator`, for collapsed bounds, which have no noise but that of the last one's penalty."""
-    draws = penalty_nodes(EVALUATION_DRAWS, len(Y), args.latent_dim, seed=1)
+    draws = penalty_nodes(jax.random.key(1), EVALUATION_DRAWS, len(Y), args.latent_dim)
     models = {form: make_collapsed(args, Y, 0, form, draws) for form in COLLAPSED}
     Y = jnp.asarray(Y)
     rows, columns = Y.shape

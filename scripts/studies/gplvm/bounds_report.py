@@ -93,9 +93,9 @@ def draw(fits: Mapping[str, Mapping[str, Sequence[dict]]], args: argparse.Namesp
     """
     from matplotlib import pyplot as plt
 
-    from npgp.plots import COLOURS
+    from npgp.plots import COLORS
 
-    colors = dict(zip(dict.fromkeys((*CONDITIONALS, *COLLAPSED)), COLOURS, strict=False))
+    colors = dict(zip(dict.fromkeys((*CONDITIONALS, *COLLAPSED)), COLORS, strict=False))
     columns = 2 if len(fits) > 1 else 1
     down = -(-len(fits) // columns)
     size = (5.4 * columns, 4.0 * down + 0.2)

@@ -119,7 +119,7 @@ def figures_of(params: Mapping[str, np.ndarray], labels, bounds: Mapping[str, An
         "residual_over_noise": float(np.mean(share)),
         "noise_variance": float(params["noise_variance"]),
         "variance": float(params["variance"]),
-        "nn_errors": metrics.nearest_neighbour_errors(params["x.loc"] / params["lengthscale"], labels),
+        "nn_errors": metrics.nearest_neighbor_errors(params["x.loc"] / params["lengthscale"], labels),
         "relevant_dims": gplvm.effective_dimensions(relevance),
         "relevances": np.sort(relevance)[::-1].tolist(),
     }

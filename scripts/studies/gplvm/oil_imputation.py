@@ -102,7 +102,7 @@ def impute_by_gplvm(args: argparse.Namespace, data: datasets.OilFlow, share: flo
     figures: dict[str, Any] = {
         "elbo_per_row": elbo,
         "noise": math.sqrt(float(params["noise_variance"])),
-        "nn_errors": metrics.nearest_neighbour_errors(loc / np.asarray(params["lengthscale"]), data.labels),
+        "nn_errors": metrics.nearest_neighbor_errors(loc / np.asarray(params["lengthscale"]), data.labels),
         "relevant_dims": effective_dimensions(relevance(loc, params["lengthscale"])),
         "seconds": time.perf_counter() - began,
     }
@@ -180,7 +180,7 @@ def draw(runs: Mapping[float, Sequence[dict]]):
     """RMSE of each way to impute, and coverage of the GPLVM's intervals, against the share of missing entries."""
     from matplotlib import pyplot as plt
 
-    from npgp.plots import COLOURS
+    from npgp.plots import COLORS
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.0), layout="constrained", width_ratios=[1.5, 1])
     one = next(iter(runs.values()))[0]
@@ -190,7 +190,7 @@ def draw(runs: Mapping[float, Sequence[dict]]):
         for ax, key, unit in ((left, "rmse", 1.0), (right, "coverage", 100.0)):
             if key in one[how]:
                 values = [[unit * f[how][key] for f in figures] for figures in runs.values()]
-                errorbars(ax, at, values, color=COLOURS[i], label=name)
+                errorbars(ax, at, values, color=COLORS[i], label=name)
     right.axhline(90, color="0.4", lw=0.8, ls="--")
     left.set_ylim(bottom=0)
     left.set_ylabel("RMSE of the missing entries")

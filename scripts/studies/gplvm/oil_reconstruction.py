@@ -154,7 +154,7 @@ def errors(part: Part, mean: np.ndarray, variance: np.ndarray, noise: float) -> 
 
 def fit(args: argparse.Namespace, train: Part, test: Part, guide: str, seed: int) -> dict:
     """Train one model; its figures."""
-    start = pca_start(train.seen, args.latent_dim, args.inducing, seed=seed, mask=train.mask)
+    start = pca_start(jax.random.key(seed), train.seen, args.latent_dim, args.inducing, mask=train.mask)
     lengthscale = args.lengthscale or math.sqrt(args.latent_dim)
     start = dataclasses.replace(start, noise_variance=args.noise_start, lengthscale=lengthscale)
     latents = GUIDES[guide]()
@@ -242,7 +242,7 @@ def draw(fits: Mapping[float, Mapping[str, Sequence[dict]]], args: argparse.Name
     """RMSE on test rows against the share of missing entries: of entries seen, and of missing ones."""
     from matplotlib import pyplot as plt
 
-    from npgp.plots import COLOURS
+    from npgp.plots import COLORS
 
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 4.4), layout="constrained", sharex=True)
     names = [name for name, _, _ in lines(next(iter(fits.values())))]
@@ -255,12 +255,12 @@ def draw(fits: Mapping[float, Mapping[str, Sequence[dict]]], args: argparse.Name
                     at.append(100 * missing + 0.35 * (i - 2))
                     values.append([f[kind][key] for f in runs])
             if at:
-                errorbars(ax, at, values, color=COLOURS[i], label=name, ls="--" if "," in name else "-")
+                errorbars(ax, at, values, color=COLORS[i], label=name, ls="--" if "," in name else "-")
         ax.set_xlabel("entries missing (%)")
     if args.data == "real" and 0.0 in fits:
         for name, value in PUBLISHED.items():
             if name in names:
-                axes[0].plot(0, value, "x", ms=8, mew=2, color=COLOURS[names.index(name)], zorder=3)
+                axes[0].plot(0, value, "x", ms=8, mew=2, color=COLORS[names.index(name)], zorder=3)
         axes[0].plot([], [], "x", ms=8, mew=2, color="0.4", label="published")
     axes[0].set_title("entries that are seen", fontsize=10)
     axes[1].set_title("missing entries", fontsize=10)

@@ -65,9 +65,9 @@ def start_latents(views: list[np.ndarray], latent_dim: int) -> np.ndarray:
 
     The axes matter: no view can switch off a direction that is none of them.
     """
-    size = len(views[0])
+    size, key = len(views[0]), jax.random.key(0)
     common = max(1, latent_dim // 3)
-    components = [npgp.gplvm.pca_start(Y, 2 * common + 1, 1).latents / np.sqrt(size) for Y in views]
+    components = [npgp.gplvm.pca_start(key, Y, 2 * common + 1, 1).latents / np.sqrt(size) for Y in views]
     left, _, right = np.linalg.svd(components[0].T @ components[1])  # canonical correlations of the components
     shared = components[0] @ left[:, :common] + components[1] @ right[:common].T
     shared *= np.sqrt(size) / np.linalg.norm(shared, axis=0)
@@ -75,7 +75,7 @@ def start_latents(views: list[np.ndarray], latent_dim: int) -> np.ndarray:
     for i, Y in enumerate(views):
         rest = Y - shared @ np.linalg.lstsq(shared, Y)[0]
         own = (latent_dim - common + 1 - i) // 2
-        latents.append(npgp.gplvm.pca_start(rest, own, 1).latents)
+        latents.append(npgp.gplvm.pca_start(key, rest, own, 1).latents)
     return np.hstack(latents)
 
 

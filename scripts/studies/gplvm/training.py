@@ -113,7 +113,7 @@ def train(args: argparse.Namespace, Y: np.ndarray, mask: np.ndarray | None, seed
     :param Y, mask: as of :class:`Trainer`.
     :param options: further ones of the model.
     """
-    start = pca_start(Y, args.latent_dim, args.inducing, seed=seed, mask=mask)
+    start = pca_start(jax.random.key(seed), Y, args.latent_dim, args.inducing, mask=mask)
     scale = float(np.mean(np.square(start.data_scale)))
     lengthscale = math.sqrt(args.latent_dim)  # latents of unit variance are √(2Q) apart
     start = dataclasses.replace(start, noise_variance=scale, variance=scale, lengthscale=lengthscale)

@@ -128,7 +128,7 @@ def trained(model, args: argparse.Namespace) -> SVI:
 
 
 def svgp(data: Data, start: Start, size: int, args: argparse.Namespace) -> SVI:
-    Z = npgp.inducing.kmeans(data.X[:20_000], size, seed=args.seed)
+    Z = npgp.inducing.kmeans(jax.random.key(args.seed), data.X[:20_000], size)
 
     def model(X, y=None):
         kernel, likelihood = hyperparameters(start)
@@ -165,7 +165,7 @@ def vnngp(data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, args: a
 
     def model(X, y=None, *, rows):
         kernel, likelihood = hyperparameters(start)
-        f = npgp.VNNGP("f", kernel, data.X, neighbors, batch, init_loc=init_loc, init_scale=0.5).draw()
+        f = npgp.VNNGP("f", kernel, data.X, neighbors, batch_size=batch, init_loc=init_loc, init_scale=0.5).draw()
         with npgp.plate("data", len(data.X), rows=rows):
             npgp.observe("y", f(X, rows[:, None]), likelihood, obs=y)
 
@@ -215,7 +215,7 @@ def fit_vnngp(
     )
     first = npgp.fit(vnngp(data, start, neighbors, args), key, args.steps // 2, *data[:2], **common)
     neighbors = npgp.neighbors.nearest_before(
-        data.X, args.neighbors, "random", scale=np.asarray(first.params["lengthscale"]), seed=args.seed
+        data.X, args.neighbors, ordering="random", scale=np.asarray(first.params["lengthscale"]), rng_key=key
     )
     svi = vnngp(data, start, neighbors, args)
     result = npgp.fit(svi, key, args.steps - args.steps // 2, *data[:2], init_state=first.state, **common)
@@ -256,18 +256,20 @@ def main(argv: list[str] | None = None) -> dict:
     print(
         f"{'set':<14}{'rows':>8}{'method':>12}{'RMSE':>8}{'NLPD':>8}{'ELBO/row':>10}{'ms/step':>9}{'s':>7}{'noise':>8}"
     )
+    key = jax.random.key(args.seed)
     report: dict[str, Any] = {"settings": {k: v for k, v in vars(args).items() if k != "json"}, "sets": {}}
     for name in args.sets:
         with one_blas_thread():
             data = load(name, args)
             began = time.perf_counter()
-            start = find_start(
-                data, npgp.neighbors.nearest_before(data.X, args.neighbors, "random", seed=args.seed), args
-            )
+            first = npgp.neighbors.nearest_before(data.X, args.neighbors, ordering="random", rng_key=key)
+            start = find_start(data, first, args)
             found = time.perf_counter() - began
             scale = np.exp(start.lengthscale)
             began = time.perf_counter()
-            neighbors = npgp.neighbors.nearest_before(data.X, args.neighbors, "random", scale=scale, seed=args.seed)
+            neighbors = npgp.neighbors.nearest_before(
+                data.X, args.neighbors, ordering="random", scale=scale, rng_key=key
+            )
             searched = time.perf_counter() - began
             before = judge_start(data, start, neighbors, args)
             size, cost = equal_cost(data, start, neighbors, args)

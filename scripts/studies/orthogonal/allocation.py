@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
+import jax
 import numpy as np
 from common import heading, note, table
 from matplotlib import pyplot as plt
 from studies.orthogonal.structures import Data, bound, fit_points
 
 import npgp.inducing
-from npgp.plots import COLOURS
+from npgp.plots import COLORS
 
 PLACEMENTS = {
     "greedy": "greedy variance, in the order chosen",
@@ -25,7 +26,7 @@ def study(data: Data, args: argparse.Namespace) -> dict:
     M = args.inducing
     first = [M // 2] if args.quick else list(range(1, M))
     greedy = np.asarray(npgp.inducing.greedy_variance(data.kernel, data.X, M))[:, 0]
-    means = np.sort(np.asarray(npgp.inducing.kmeans(data.X, M, args.seed))[:, 0])
+    means = np.sort(np.asarray(npgp.inducing.kmeans(jax.random.key(args.seed), data.X, M))[:, 0])
     best, places = fit_points(data, [greedy, means], 0, "SGPR")
     places = np.sort(places)
     # For two sets, k-means' and SGPR's points shared out apart and alternately.
@@ -49,7 +50,7 @@ def study(data: Data, args: argparse.Namespace) -> dict:
     def optimized(m1: int, structure: str) -> float:
         if structure != "SGPR":
             return fit_points(data, starts, m1, structure)[0]
-        fewer = np.asarray(npgp.inducing.kmeans(data.X, m1, args.seed))[:, 0]
+        fewer = np.asarray(npgp.inducing.kmeans(jax.random.key(args.seed), data.X, m1))[:, 0]
         return fit_points(data, [greedy[:m1], fewer], 0, "SGPR")[0]
 
     report = {"greedy": placed(greedy), "k-means": placed(means), "optimised": curves(best, optimized)}
@@ -78,8 +79,8 @@ def draw(report: dict, data: Data):
     figure, axes = plt.subplots(2, len(PLACEMENTS), sharex=True, sharey="row", layout="constrained", **size)
     styles = {
         "SGPR on both": ("-", "k", "SGPR on both sets"),
-        "SOLVE-GP": ("o-", COLOURS[0], "SOLVE-GP"),
-        "ODVGP": ("s-", COLOURS[1], "ODVGP"),
+        "SOLVE-GP": ("o-", COLORS[0], "SOLVE-GP"),
+        "ODVGP": ("s-", COLORS[1], "ODVGP"),
         "SGPR on the first": (":", "0.5", "SGPR on the first set alone"),
     }
     for (top, bottom), (name, title) in zip(axes.T, PLACEMENTS.items(), strict=True):
@@ -87,7 +88,7 @@ def draw(report: dict, data: Data):
         for method, (style, color, label) in styles.items():
             top.plot(report["first"], curves[method], style, color=color, ms=4, label=label)
         excess = curves["SOLVE-GP"] - curves["SGPR on both"]
-        bottom.plot(report["first"], excess, "o-", color=COLOURS[0], ms=4, label="SOLVE-GP")
+        bottom.plot(report["first"], excess, "o-", color=COLORS[0], ms=4, label="SOLVE-GP")
         bottom.axhline(0.0, color="k")
         top.set_yscale("log")
         top.set_title(title, fontsize=10)

@@ -10,7 +10,7 @@ from common import heading, note, table
 from matplotlib import pyplot as plt
 from studies.orthogonal.structures import JITTER, Data, bound, evidence_and_slope, kl_to_sgpr
 
-from npgp.plots import COLOURS
+from npgp.plots import COLORS
 
 #: KL divergences below this are rounding error.
 ROUNDING = 1e-6
@@ -78,7 +78,7 @@ def show(rows: list[dict], data: Data) -> None:
 def draw(rows: list[dict], data: Data):
     figure, ax = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
     shifts = [row["shift_in_lengthscales"] for row in rows]
-    for structure, color in zip(("SOLVE-GP", "ODVGP"), COLOURS, strict=False):
+    for structure, color in zip(("SOLVE-GP", "ODVGP"), COLORS, strict=False):
         for name, style in (("mixed", "o--"), ("apart", "o-")):
             losses = [max(row[f"{structure} to SGPR, {name}"], ROUNDING) for row in rows]
             where = "a set in each cluster" if name == "apart" else "both sets in both clusters"

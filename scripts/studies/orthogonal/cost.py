@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from studies.orthogonal import programs
 from studies.orthogonal.programs import COLUMNS, METHODS, Program
 
-from npgp.plots import COLOURS
+from npgp.plots import COLORS
 
 KINDS = {"uncollapsed": programs.uncollapsed_step, "collapsed": programs.collapsed_step}
 FIGURES = ("M", "method", "ms", "quartiles", "ms/SVGP", "quartiles", "fastest", "/SVGP", "flops/SVGP")
@@ -143,7 +143,7 @@ def draw(report: dict):
             figures = [report[kind][M][method] for M in sizes]
             low, median, high = np.array([f["time_ratio"] for f in figures]).T
             at, bars = np.arange(len(sizes)) + 0.16 * (i - 0.5), np.abs([median - low, high - median])
-            style = {"color": COLOURS[i]}
+            style = {"color": COLORS[i]}
             ax.errorbar(at, median, bars, fmt="o", capsize=3, label=f"{method}, median and quartiles", **style)
             fastest, counted = ([f[key] for f in figures] for key in ("fastest_ratio", "flop_ratio"))
             ax.plot(at, fastest, "x", ms=6, label=f"{method}, fastest runs", **style)
@@ -164,7 +164,7 @@ def draw(report: dict):
 
 def draw_stages(ax, parts: dict, steps: dict) -> None:
     below = np.zeros(len(METHODS))
-    for (stage, methods), color in zip(parts["stages"].items(), COLOURS, strict=False):
+    for (stage, methods), color in zip(parts["stages"].items(), COLORS, strict=False):
         height = np.array([1e3 * methods[method]["with_gradient"]["fastest"] for method in METHODS])
         ax.bar(list(METHODS), height, 0.6, bottom=below, color=color, label=stage)
         below += height

@@ -9,7 +9,7 @@ from common import heading, note, table
 from matplotlib import pyplot as plt
 from studies.orthogonal.structures import Data, bound_and_slopes, evidence_and_slope, fit_all, predict
 
-from npgp.plots import COLOURS
+from npgp.plots import COLORS
 
 CONDITIONALS = ("prior", "tight")
 
@@ -89,12 +89,12 @@ def draw(fits: dict, data: Data):
         mean, variance = predict(hyper, points, data.X, y, grid[:, None], split, structure)
         mean, scale = np.asarray(mean), np.sqrt(np.asarray(variance))
         ax.scatter(x, y, s=5, color="0.65", label="data")
-        ax.plot(grid, mean, color=COLOURS[0], label="mean ± 2 sd, with noise")
-        ax.fill_between(grid, mean - 2 * scale, mean + 2 * scale, color=COLOURS[0], alpha=0.2, lw=0)
+        ax.plot(grid, mean, color=COLORS[0], label="mean ± 2 sd, with noise")
+        ax.fill_between(grid, mean - 2 * scale, mean + 2 * scale, color=COLORS[0], alpha=0.2, lw=0)
         for sign in (-2, 0, 2):
             style = {"lw": 0.8, "ls": ":" if sign else "-", "label": None if sign else "exact GP"}
             ax.plot(grid, reference_mean + sign * reference_scale, color="k", **style)
-        places = {"first set Z": (fit["Z"], COLOURS[2], 0.13), "second set O": (fit["O"], COLOURS[1], 0.24)}
+        places = {"first set Z": (fit["Z"], COLORS[2], 0.13), "second set O": (fit["O"], COLORS[1], 0.24)}
         for label, (set_, color, depth) in places.items():
             height = np.full(len(set_), y.min() - depth * span)
             ax.plot(set_, height, "|", ms=11, mew=2, color=color, label=label)

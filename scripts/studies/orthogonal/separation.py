@@ -11,7 +11,7 @@ from common import heading, note, table
 from matplotlib import pyplot as plt
 from studies.orthogonal.structures import Data, bound, kl_to_sgpr
 
-from npgp.plots import COLOURS
+from npgp.plots import COLORS
 
 
 def study(data: Data, args: argparse.Namespace) -> dict:
@@ -79,7 +79,7 @@ def draw(report: dict, data: Data):
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), sharex=True, layout="constrained")
     shifts = report["shift_in_lengthscales"]
     for ax, structure in zip(axes, ("SOLVE-GP", "ODVGP"), strict=True):
-        for name, color in zip(_arrangements(report), COLOURS, strict=False):
+        for name, color in zip(_arrangements(report), COLORS, strict=False):
             curve = report[name][f"{structure} to SGPR"]
             label = f"{name}, {report[name]['spacing_in_lengthscales']:.2g} lengthscales apart"
             ax.plot(shifts[1:], curve[1:], color=color, label=label)

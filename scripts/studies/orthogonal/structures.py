@@ -54,7 +54,7 @@ def collapsed(hyper, points, X, split: int, structure: str, conditional: str) ->
         X,
         points if structure == "SGPR" else [points[:split], points[split:]],
         noise,
-        conditional=conditional,  # type: ignore[arg-type]
+        conditional=conditional,
         covariances=STRUCTURES[structure],
         jitter=JITTER,
     )

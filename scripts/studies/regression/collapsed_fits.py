@@ -53,8 +53,7 @@ def gp_at(theta, X, groups, conditional: str, kernel: str) -> npgp.CollapsedGP:
         X,
         theta[columns + 2 :].reshape(-1, columns),
         scales[columns + 1],
-        conditional=conditional,  # type: ignore[arg-type]
-        groups=groups if conditional == "grouped" else None,
+        conditional=npgp.Grouped(groups) if conditional == "grouped" else conditional,
     )
 
 
@@ -67,7 +66,7 @@ def loss_and_slope(theta, X, y, groups, conditional: str, kernel: str):
 def start_at(X: np.ndarray, inducing: int, seed: int) -> np.ndarray:
     """Lengthscales √D, variance 1, noise variance .1, inducing inputs from k-means."""
     columns = X.shape[1]
-    Z = np.asarray(npgp.inducing.kmeans(X, inducing, seed))
+    Z = np.asarray(npgp.inducing.kmeans(jax.random.key(seed), X, inducing))
     return np.concatenate([np.full(columns, 0.5 * math.log(columns)), [0.0, math.log(0.1)], Z.ravel()])
 
 

@@ -110,11 +110,11 @@ def draw(cells: Cells, metrics: Mapping[str, Metric], panels: Sequence[str], pat
     """The paper's layout: a row of panels for each set, one for each metric, against M; a line for each method."""
     from PIL import Image
 
-    from npgp.plots import COLOURS, _subplots
+    from npgp.plots import COLORS, subplots
 
     sets = list(dict.fromkeys(name for name, _ in cells))
     size = (3.1 * len(panels), 2.5 * len(sets) + 0.5)
-    figure, axes = _subplots(len(sets), len(panels), figsize=size, squeeze=False)
+    figure, axes = subplots(len(sets), len(panels), figsize=size, squeeze=False)
     for row, name in zip(axes, sets, strict=True):
         for ax, key in zip(row, panels, strict=True):
             for i, (method, (blocks, tight)) in enumerate(METHODS.items()):
@@ -128,7 +128,7 @@ def draw(cells: Cells, metrics: Mapping[str, Metric], panels: Sequence[str], pat
                     mean,
                     yerr=None if np.isnan(error).any() else error,
                     fmt=("o" if blocks == 1 else "s") + ("-" if tight else "--"),
-                    color=COLOURS[i],
+                    color=COLORS[i],
                     markersize=4,
                     lw=1.3,
                     capsize=2,

@@ -175,13 +175,13 @@ def plot_log_likelihoods(report: Mapping[str, Any]):
     """A panel for each set: test log-likelihood of each conditional, without and with the local correction."""
     from matplotlib import pyplot as plt
 
-    from npgp.plots import COLOURS
+    from npgp.plots import COLORS
 
     size = (max(6.4, 1.4 + 2.5 * len(report)), 2.7)
     figure, axes = plt.subplots(1, len(report), figsize=size, sharey=True, squeeze=False, layout="constrained")
     places = np.arange(len(CONDITIONALS))[::-1]
     for ax, (name, result) in zip(axes[0], report.items(), strict=True):
-        for place, conditional, color in zip(places, CONDITIONALS, COLOURS, strict=False):
+        for place, conditional, color in zip(places, CONDITIONALS, COLORS, strict=False):
             method = result["methods"][conditional]
             plain, local = (np.mean(method[key]) for key in ("log_likelihood", "log_likelihood_local"))
             ax.plot([plain, local], [place, place], color=color, lw=1.2, zorder=1)

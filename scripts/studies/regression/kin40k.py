@@ -30,7 +30,6 @@ import numpy as np
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
-from npgp.sparse.conditionals import Conditional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, table, whole, write_json, write_picture
@@ -47,7 +46,7 @@ from studies.regression.minibatch import (
 )
 from studies.shared import summarize, summary_table
 
-CONDITIONALS: tuple[Conditional, ...] = ("prior", "tight", "grouped")
+CONDITIONALS: tuple[str, ...] = ("prior", "tight", "grouped")
 #: Points of the ELBO curves in the report.
 CURVE_POINTS = 100
 
@@ -119,7 +118,7 @@ def predict(params, covariances: tuple[str, ...], X, y, X_test, groups: npgp.spa
     return [(mean, variance + noise) for mean, variance in predictions], jnp.stack(posterior.jitter)
 
 
-def train(split: Split, M: int, name: str, conditional: Conditional, args: argparse.Namespace) -> dict[str, Any]:
+def train(split: Split, M: int, name: str, conditional: str, args: argparse.Namespace) -> dict[str, Any]:
     """Fit one GP; its figures. Stops with an error at the first number that is not finite."""
     structure = STRUCTURES[name]
     rows, seed = len(split.y), args.seed + split.number
@@ -207,20 +206,20 @@ def by_method(fits: list[dict]) -> dict[tuple, list[dict]]:
 
 def draw(fits: list[dict], title: str, path: Path) -> None:
     """ELBO curves, means over splits; a panel for each M."""
-    from npgp.plots import COLOURS, _subplots
+    from npgp.plots import COLORS, subplots
 
     methods = by_method(fits)
     sizes = list(dict.fromkeys(M for M, _, _ in methods))
     structures = list(dict.fromkeys(structure for _, structure, _ in methods))
     styles = dict(zip(structures, ["-", "--", ":", "-."] * len(structures), strict=False))
-    figure, axes = _subplots(1, len(sizes), figsize=(1.4 + 5.2 * len(sizes), 4.4), squeeze=False, sharey=True)
+    figure, axes = subplots(1, len(sizes), figsize=(1.4 + 5.2 * len(sizes), 4.4), squeeze=False, sharey=True)
     lowest, highest = np.inf, -np.inf
     for ax, M in zip(axes[0], sizes, strict=True):
         for (size, structure, conditional), same in methods.items():
             if size != M:
                 continue
             values = np.mean([fit["curve"]["elbo_per_row"] for fit in same], axis=0)
-            color = COLOURS[CONDITIONALS.index(conditional)]
+            color = COLORS[CONDITIONALS.index(conditional)]
             label = f"{structure}, {conditional}"
             ax.plot(same[0]["curve"]["step"], values, styles[structure], color=color, lw=1.4, label=label)
             # The first steps are far below and would hide the rest.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import numpy as np
 from studies.regression.minibatch import CHUNK, VARIANCE, in_chunks, start_of_lengthscales
 
@@ -65,7 +66,7 @@ class Split:
         """
         if sizes not in self._starts:
             if len(sizes) == 1:
-                self._starts[sizes] = [np.asarray(npgp.inducing.kmeans(self.X, *sizes, seed))]
+                self._starts[sizes] = [np.asarray(npgp.inducing.kmeans(jax.random.key(seed), self.X, *sizes))]
             else:
                 before = self.blocks(sizes[:-1], seed)
                 kernel = npgp.Matern32(start_of_lengthscales(self.X), VARIANCE)

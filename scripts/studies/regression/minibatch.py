@@ -26,7 +26,6 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from studies.shared import learned
 
 import npgp
-from npgp.sparse.conditionals import Conditional
 
 
 class Method(NamedTuple):
@@ -110,7 +109,7 @@ def start_of_lengthscales(X: np.ndarray) -> np.ndarray:
 
 def start_points(X: np.ndarray, M: int, seed: int) -> np.ndarray:
     """The centers of k-means in a random order, so that any part of them is spread like all."""
-    return np.random.default_rng(seed).permutation(np.asarray(npgp.inducing.kmeans(X, M, seed)))
+    return np.random.default_rng(seed).permutation(np.asarray(npgp.inducing.kmeans(jax.random.key(seed), X, M)))
 
 
 def in_chunks(size: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -141,24 +140,24 @@ def component(params: dict[str, Any], covariances: Sequence[str]) -> npgp.Sparse
 
 
 def regression_model(
-    start: dict[str, Any], covariances: Sequence[str], conditional: Conditional, group_size: int = 1
+    start: dict[str, Any], covariances: Sequence[str], conditional: str, group_size: int = 1
 ) -> Callable:
     """A model ``(X, y, mask, *, size)`` with Gaussian noise whose parameters all start at these values."""
-    groups = group_size if conditional == "grouped" else None
+    kind = npgp.Grouped(group_size) if conditional == "grouped" else conditional
 
     def model(X, y=None, mask=None, *, size):
         params = learned(start)
         f = component(params, covariances).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             likelihood = npgp.Gaussian(params["noise_variance"])
-            npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional, mask=mask, groups=groups)
+            npgp.observe("y", f(X), likelihood, obs=y, conditional=kind, mask=mask)
 
     return model
 
 
 @partial(jax.jit, static_argnames=("covariances", "conditional"))
 def best_elbo(
-    params, X, y, covariances: tuple[str, ...], conditional: Conditional, groups: npgp.sparse.Groups | None = None
+    params, X, y, covariances: tuple[str, ...], conditional: str, groups: npgp.sparse.Groups | None = None
 ) -> jax.Array:
     """The ELBO at these hyperparameters and inducing inputs if q(ε) were the best one: what steps on q could win."""
     gp = component(params, covariances)
@@ -167,9 +166,8 @@ def best_elbo(
         X,
         gp.inducing,
         params["noise_variance"],
-        conditional=conditional,
+        conditional=npgp.Grouped(groups) if conditional == "grouped" else conditional,
         covariances=covariances,
-        groups=groups,
     )
     return bound.log_prob(y)
 

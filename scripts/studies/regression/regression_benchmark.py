@@ -39,7 +39,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import datasets
-from npgp.sparse.conditionals import Conditional
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, keep_programs, whole
@@ -128,7 +127,7 @@ def load(name: str, split: int, most: int | None) -> Rows:
     return Rows(*(array.astype(dtype) for array in (X[train], y[train], X[test], y[test])))
 
 
-def conditional_of(method: Method) -> Conditional:
+def conditional_of(method: Method) -> str:
     return "tight" if method.tight else "prior"
 
 

@@ -31,10 +31,9 @@ def snelson_loss(theta, X, y, groups, mean_only: int, conditional: str):
             X,
             blocks,
             noise,
-            conditional=conditional,  # type: ignore[arg-type]
+            conditional=npgp.Grouped(groups) if conditional == "grouped" else conditional,
             covariances=("dense", "mean-only")[: len(blocks)],
             jitter=SNELSON_JITTER,
-            groups=groups,
         ).log_prob(y)
 
     return jax.value_and_grad(loss)(theta)

@@ -32,7 +32,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import npgp
 from npgp import datasets
 from npgp.inducing.levels import left_out
-from npgp.plots import COLOURS
+from npgp.plots import COLORS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import (
@@ -206,7 +206,7 @@ class Run:
                 Z = npgp.inducing.greedy_variance(kernel, candidates, size, given=given)
             else:
                 if size not in starts:
-                    starts[size] = np.asarray(npgp.inducing.kmeans(candidates, size, args.seed))
+                    starts[size] = np.asarray(npgp.inducing.kmeans(jax.random.key(args.seed), candidates, size))
                 Z = jnp.asarray(starts[size])
             if kind == "activations":
                 # As long as weighted inputs are: a step of Adam then turns directions as much as it moves points.
@@ -330,7 +330,7 @@ def draw(fits: Sequence[dict], title: str):
         for i, fit in enumerate(fits):
             seconds = [point["seconds"] for point in fit["curve"]]
             values += [point[key] for point in fit["curve"][1:]]
-            style, color = styles[i // len(COLOURS) % len(styles)], COLOURS[i % len(COLOURS)]
+            style, color = styles[i // len(COLORS) % len(styles)], COLORS[i % len(COLORS)]
             ax.plot(seconds, [p[key] for p in fit["curve"]], style, color=color, ms=4, lw=1.3, label=fit["method"])
         margin = max(0.06 * (max(values) - min(values)), 1e-3)
         ax.set_ylim(min(values) - margin, max(values) + margin)  # the first may be far above

@@ -190,7 +190,7 @@ def three_sizes(data, kernel: str, feature: str, args: argparse.Namespace, level
     :param levels: of the activations in each column, where they are known; filled in where they are not.
     """
     (alone, both, double), columns = sizes(args.size), data.X_train.shape[1]
-    Z = np.asarray(npgp.inducing.kmeans(jnp.asarray(data.X_train), args.size))
+    Z = np.asarray(npgp.inducing.kmeans(jax.random.key(0), jnp.asarray(data.X_train), args.size))
     model = Model(kernel, feature, (args.size,), levels.get(alone, ()), args.conditional)
     if feature == "points" or alone in levels:
         start = first_start(data, model, Z)
