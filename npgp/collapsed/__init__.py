@@ -1,7 +1,7 @@
 """Bounds and approximations with q(ε) at its optimum, as distributions over all observations; certificates."""
 
 from npgp.collapsed.advice import Advice
-from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior
+from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior, GroupNoise, RowNoise
 from npgp.collapsed.certificates import Certificate, certificate, evidence_bounds
 from npgp.collapsed.gaussian import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
@@ -14,7 +14,9 @@ __all__ = [
     "CollapsedGP",
     "DegeneratePosterior",
     "ExpectedProjection",
+    "GroupNoise",
     "PsiStatistics",
+    "RowNoise",
     "UncertainInputGP",
     "certificate",
     "collapsed_bound",

@@ -3,7 +3,7 @@
 from npgp.model.draw import Function
 from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
-from npgp.model.observation import joint, observe
+from npgp.model.observation import LatentObservation, joint, observe
 from npgp.model.plates import plate
 from npgp.model.posteriors import posterior
 from npgp.model.row_params import row_param
@@ -16,6 +16,7 @@ __all__ = [
     "AutoSparseGP",
     "Function",
     "Latent",
+    "LatentObservation",
     "SparseGP",
     "joint",
     "observe",

@@ -9,7 +9,7 @@ from npgp.training.monitor import Best, Monitor
 from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
 from npgp.training.results import FitResult, NonFiniteLossError
-from npgp.training.row_tables import RowOptimizer
+from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.sources import Source, Stream
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "NonFiniteLossError",
     "Parquet",
     "RowOptimizer",
+    "RowState",
     "Sharding",
     "Source",
     "Stream",

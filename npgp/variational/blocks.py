@@ -314,7 +314,7 @@ def gaussian_optimum(
     projection: Projection, y: jax.Array, noise_variance: ArrayLike, covariances: Sequence[str]
 ) -> tuple[BlockNormal, ...]:
     """
-    The q(ε) that maximizes the ELBO for Gaussian noise, whatever the conditional (DESIGN section 5).
+    The q(ε) that maximizes the ELBO for Gaussian noise, whatever the conditional (docs/theory.md, section 5).
 
     :param projection: of the training inputs.
     :param y: observations less the mean function, shape (..., N), one row per output.

@@ -8,7 +8,8 @@ parameters, is (Hensman et al. 2012, 2013; Salimbeni, Eleftheriadis & Hensman 20
 
 It does not depend on how S is parameterized, and for one block, Gaussian noise and all rows, ρ = 1 is the optimum.
 Blocks have covariances of their own, but their means are coupled: the optimal ones solve one system for all blocks
-stacked (DESIGN section 5), which steps block by block would reach slowly. So ``m' = m − ρ δ`` with δ the solution of
+stacked (docs/theory.md, section 5), which steps block by block would reach slowly. So ``m' = m − ρ δ`` with δ the
+solution of
 
     H δ = ∂ℓ/∂m,        H = (1 − ρ) blockdiag(S⁻¹) + ρ ∂²ℓ/∂m²,
 

@@ -140,8 +140,8 @@ def test_bounds_are_their_dense_formulas(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_order_that_must_hold(shape):
-    # Asserted of every problem: what is a theorem. DESIGN section 5 lists what looks like one and is not: with a
-    # conditional other than `prior`, more inducing points may lower a bound and ODVGP may beat SOLVE-GP.
+    # Asserted of every problem: what is a theorem. docs/theory.md, section 5 lists what looks like one and is not: with
+    # a conditional other than `prior`, more inducing points may lower a bound and ODVGP may beat SOLVE-GP.
     _, (exact, upper, bounds) = evaluated(shape)
 
     def above(greater, smaller):

@@ -1,5 +1,5 @@
 """
-What ``observe``, ``sample`` and ``CollapsedGP`` mean in each mode (DESIGN section 4), against dense algebra.
+What ``observe``, ``sample`` and ``CollapsedGP`` mean in each mode (docs/theory.md, section 4), against dense algebra.
 
 One section for each cell of the table: SVI, NUTS or no guide, and ``Predictive``.
 """

@@ -350,10 +350,10 @@ class ExactPair(Pair):
 @pytest.mark.parametrize(
     "likelihood, published, shared",
     [(ExactPair(), -9.6775, -20.6973), (Pair(), -8.9824, -20.0021)],
-    ids=["exact", "DESIGN's 100 nodes"],
+    ids=["exact", "100 nodes of Gauss-Hermite"],
 )
 def test_a_learned_precision_is_no_bound_for_other_likelihoods(float64, likelihood, published, shared):
-    # No inducing features and two rows, D = a aᵀ + 1e-4 I with a = (1, 10) (DESIGN section 2).
+    # No inducing features and two rows, D = a aᵀ + 1e-4 I with a = (1, 10) (docs/theory.md, section 2).
     covariance = np.outer([1.0, 10.0], [1.0, 10.0]) + 1e-4 * np.eye(2)
     y, zero, d = np.array([0, 1]), np.zeros(2), np.diag(covariance)
 

@@ -145,7 +145,7 @@ class Joint:
         return gain @ mean, self.K_ff - gain @ (self.K_uu - S) @ gain.T
 
     def bound(self, y, noise, learned: Sequence[bool], conditional: str = "prior", groups=(), diagonal=False) -> float:
-        """DESIGN section 5 with N × N determinants; ``diagonal`` for mean-field covariances."""
+        """docs/theory.md, section 5 with N × N determinants; ``diagonal`` for mean-field covariances."""
         noise = np.broadcast_to(noise, y.shape)
         A, root = self.A, np.sqrt(noise)
         C = self.K_ff - self.residual() + np.diag(noise)
