@@ -253,8 +253,8 @@ def alone(bench: Bench) -> list[dict[str, Any]]:
         "GPLVM, N = 1000, 12 columns, Q = 10, M = 25, B = 100": dict(
             kind="GPLVM", rows=1000, columns=12, latent_dim=10, inducing=25, batch_size=100
         ),
-        f"VNNGP, N = {args.rows}, 15 neighbours, B = {min(args.batch_size, 100)}": dict(
-            kind="VNNGP", rows=args.rows, neighbours=15, batch_size=min(args.batch_size, 100)
+        f"VNNGP, N = {args.rows}, 15 neighbors, B = {min(args.batch_size, 100)}": dict(
+            kind="VNNGP", rows=args.rows, neighbors=15, batch_size=min(args.batch_size, 100)
         ),
     }
     for name, options in table.items():

@@ -43,7 +43,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rows", type=whole, nargs="+", default=list(ROWS), help="numbers of data rows")
     parser.add_argument("--columns", type=whole, default=12, help="columns of the data")
     parser.add_argument("--latent-dim", type=whole, default=10)
-    parser.add_argument("--neighbours", type=whole, default=15, help="of the nearest-neighbour GP")
+    parser.add_argument("--neighbors", "--neighbours", type=whole, default=15, help="of the nearest-neighbor GP")
     parser.add_argument("--seconds", type=float, default=1.0, help="about this long per loop and round")
     inducing = dict(default=25, help="inducing points of the GPLVM")
     parser.shared("float64", "quick", "json", batch_size=100, inducing=inducing, repetitions=15)
@@ -100,11 +100,11 @@ def gplvm_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
 
 
 def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
-    """A variational nearest-neighbour GP with an inducing point at each of so many sites in the plane."""
+    """A variational nearest-neighbor GP with an inducing point at each of so many sites in the plane."""
     rng = np.random.default_rng(0)
     sites = rng.uniform(size=(rows, 2)).astype(np.float32)
     y = np.sin(20 * sites[:, 0]) * np.cos(20 * sites[:, 1])
-    neighbors = npgp.neighbors.nearest_before(sites, args.neighbours, ordering="random", rng_key=jax.random.key(0))
+    neighbors = npgp.neighbors.nearest_before(sites, args.neighbors, ordering="random", rng_key=jax.random.key(0))
 
     def model(y, rows):
         gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, batch_size=args.batch_size, init_scale=0.5)
@@ -133,8 +133,8 @@ def main(argv: list[str] | None = None) -> dict:
     what = {
         "gplvm": f"a Bayesian GPLVM: batches of {args.batch_size}, {args.columns} columns, Q = {args.latent_dim}, "
         f"M = {args.inducing}",
-        "vnngp": f"a variational nearest-neighbour GP: batches of {args.batch_size} rows and {args.batch_size} "
-        f"inducing points, of which there is one at each row; {args.neighbours} neighbours",
+        "vnngp": f"a variational nearest-neighbor GP: batches of {args.batch_size} rows and {args.batch_size} "
+        f"inducing points, of which there is one at each row; {args.neighbors} neighbors",
     }
     print(f"A step of {what[args.model]}; {'float64' if args.float64 else 'float32'}\n")
     with jax.enable_x64(args.float64), one_blas_thread():

@@ -72,7 +72,7 @@ def test_all_methods_on_a_table(compare, table, tmp_path, monkeypatch, capsys):
 
     real = compare.fit_one
     monkeypatch.setattr(compare, "fit_one", fit_one)
-    settings = f"--steps 12 --inducing 8 --neighbours {ROWS} --batch-size 30 --here --out".split()
+    settings = f"--steps 12 --inducing 8 --neighbors {ROWS} --batch-size 30 --here --out".split()
     path = tmp_path / "figures" / "report.json"
     report = compare.main([str(table), *settings, str(tmp_path / "f.png"), "--json", str(path)])
     assert json.loads(path.read_text()) == report
@@ -85,7 +85,7 @@ def test_all_methods_on_a_table(compare, table, tmp_path, monkeypatch, capsys):
         assert figures["evaluations"] >= 10 and figures["fit_seconds"] > 0.0
         if "lower bound" == figures["value_is"]:
             assert figures["value_per_row"] < evidence
-        if name in ("exact", "sgpr", "fitc", "nngp"):  # all sites are neighbours, so that the NNGP is exact
+        if name in ("exact", "sgpr", "fitc", "nngp"):  # all sites are neighbors, so that the NNGP is exact
             error = data.y_test - mean
             nlpd = 0.5 * np.mean(np.log(2 * np.pi * variance) + error**2 / variance)
             assert figures["value_per_row"] == pytest.approx(value, abs=1e-5)
@@ -132,9 +132,9 @@ def test_the_simulated_function_has_the_covariance_it_says():
     """Of pairs of sites near one another: the mean of products, less the noise."""
     X, y = simulate(4000, 0.1, seed=0)
     assert X.min() >= 0.0 and X.max() <= 1.0
-    neighbours = npgp.neighbors.nearest_before(X, 1, ordering="random", rng_key=jax.random.key(0))
-    i = np.flatnonzero(neighbours.mask[:, 0])
-    j = neighbours.rows[i, 0]
+    neighbors = npgp.neighbors.nearest_before(X, 1, ordering="random", rng_key=jax.random.key(0))
+    i = np.flatnonzero(neighbors.mask[:, 0])
+    j = neighbors.rows[i, 0]
     distance = np.linalg.norm(X[i] - X[j], axis=1)
     near = distance < 0.02
     expected = np.mean(oracles.CORRELATION["Matern32"](distance[near] / 0.1))
@@ -200,7 +200,7 @@ def test_npz_files_and_subsets(compare, tmp_path):
     np.savez(tmp_path / "a.npz", X=X, y=y, names=np.array(["u", "v"]))
     data = compare.load(compare.parse([str(tmp_path / "a.npz"), "--rows", "20"]))
     assert data.X.shape == (20, 2) and data.y_test.shape == (4,)
-    np.testing.assert_allclose(data.X[:, 0], data.y, atol=1e-12)  # rows stay together, all standardised alike
+    np.testing.assert_allclose(data.X[:, 0], data.y, atol=1e-12)  # rows stay together, all standardized alike
     np.testing.assert_allclose(data.X_test[:, 0], data.y_test, atol=1e-12)
     np.savez(tmp_path / "b.npz", X=X, y=y[1:])
     with pytest.raises(SystemExit, match=r"b.npz has no X of shape \(rows, columns\) and y of shape \(rows,\)"):
@@ -211,7 +211,7 @@ def test_nngp_scale(tmp_path, capsys):
     scale = script("nngp_scale")
     path = tmp_path / "scale.json"
     with jax.enable_x64(False):
-        report = scale.main(f"--rows 60 --neighbours 59 --repetitions 1 --here --json {path}".split())
+        report = scale.main(f"--rows 60 --neighbors 59 --repetitions 1 --here --json {path}".split())
     assert json.loads(path.read_text()) == report
     (size,) = report["sizes"]
     assert all(size[key] > 0.0 for key in scale.COLUMNS)

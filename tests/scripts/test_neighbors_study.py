@@ -1,4 +1,4 @@
-"""The script that compares neighbours with inducing points: what it simulates, and that its figures are of its fits."""
+"""The script that compares neighbors with inducing points: what it simulates, and that its figures are of its fits."""
 
 import json
 
@@ -20,7 +20,7 @@ def test_simulated_sites_have_the_covariance_they_should(study, monkeypatch):
     X, y = study.simulate(20_000, study.SPATIAL_LENGTHSCALE, 0)
     order = np.argsort(X[:, 0])
     i, j = order[:-1], order[1:]
-    for step in range(1, 8):  # neighbours in the first column that are near in the second
+    for step in range(1, 8):  # neighbors in the first column that are near in the second
         i, j = np.concatenate([i, order[:-step]]), np.concatenate([j, order[step:]])
     distance = np.linalg.norm(X[i] - X[j], axis=1)
     for low, high in [(0.0, 0.01), (0.01, 0.02), (0.02, 0.04), (0.1, 0.2)]:

@@ -76,14 +76,14 @@ def test_structures_stand_in_their_order(run, tmp_path, monkeypatch, capsys):
 
     allocation = report["allocation"]
     assert allocation["first"] == [2, 4]
-    for name in ("greedy", "k-means", "optimised"):
+    for name in ("greedy", "k-means", "optimized"):
         kl = np.array([allocation[name][method] for method in METHODS])
         assert np.all(kl > 0.0)
         assert kl[:, -1] == pytest.approx(kl[0, -1], rel=1e-9)
-        if name != "optimised":
+        if name != "optimized":
             assert np.all(np.diff(kl, axis=0) > -1e-6)
-    optimised = allocation["optimised"]["SGPR on both"][0]
-    assert all(allocation[name]["SGPR on both"][0] >= optimised for name in ("greedy", "k-means"))
+    optimized = allocation["optimized"]["SGPR on both"][0]
+    assert all(allocation[name]["SGPR on both"][0] >= optimized for name in ("greedy", "k-means"))
 
     near, far = report["clusters"]
     assert far["correlation, apart"] < 1e-3 < near["correlation, apart"]

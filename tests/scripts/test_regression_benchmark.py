@@ -26,7 +26,7 @@ def benchmark():
 
 
 def test_splits(benchmark, float64):
-    """Random, of equally many rows, standardised by the training rows, and together all rows."""
+    """Random, of equally many rows, standardized by the training rows, and together all rows."""
     splits = [benchmark.load("simulated", number, None) for number in (0, 1)]
     for data in splits:
         assert data.X.shape == (1800, 3) and data.X_test.shape == (200, 3)

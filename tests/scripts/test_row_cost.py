@@ -12,7 +12,7 @@ def test_both_loops_are_timed(model, tmp_path, capsys):
     module = loading.script("row_cost")
     path = tmp_path / "figures" / "row_cost.json"
     sizes = "--columns 2 --latent-dim 2 --inducing 4 --batch-size 10 --repetitions 1 --seconds 0.001".split()
-    report = module.main(["--model", model, "--rows", "40", "--neighbours", "3", *sizes, "--json", str(path)])
+    report = module.main(["--model", model, "--rows", "40", "--neighbors", "3", *sizes, "--json", str(path)])
     assert json.loads(path.read_text()) == report
     figures = report["rows"]["40"]
     assert set(figures) == {"dense", "lazy"} and report["growth"] == 1.0

@@ -9,8 +9,8 @@ DATA is ``snelson``, ``spatial`` (simulated sites, short lengthscale), a name of
 CSV, whose last column is the target, or npz with ``X`` and ``y``.
 
 All methods have the same kernel, with a lengthscale for each column, the same start, and ``--budget`` seconds of
-optimisation after the first evaluation: L-BFGS on the bound or likelihood of all rows, or minibatches. Inputs and
-target are standardised, and so are the errors. Every method runs in a process of its own, so that its memory can be
+optimization after the first evaluation: L-BFGS on the bound or likelihood of all rows, or minibatches. Inputs and
+target are standardized, and so are the errors. Every method runs in a process of its own, so that its memory can be
 told.
 """
 
@@ -35,7 +35,7 @@ from studies.approximations.methods import METHODS, reason_against
 from studies.approximations.models import KERNELS
 
 NOTE = (
-    "RMSE and NLPD (negative log predictive density): of test rows, standardised target. Per row: a lower bound or a "
+    "RMSE and NLPD (negative log predictive density): of test rows, standardized target. Per row: a lower bound or a "
     "log density of the training rows. Bounds compare with one another and with the log evidence; the density of "
     "another model may lie above that. Fit: set-up and compilation included. Predict: all test rows, once compiled. "
     "MiB: the most that the method's own process held beyond what it did before, compilation included."
@@ -49,8 +49,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("data", metavar="DATA", help="snelson, spatial, a UCI set of npgp.datasets, or a file")
     add("--methods", nargs="+", choices=list(METHODS), help="these alone; all that fit if omitted")
     add("--kernel", choices=KERNELS, default="matern32")
-    add("--budget", type=float, default=30.0, metavar="SECONDS", help="of optimisation, for each method")
-    add("--neighbors", "--neighbours", type=whole, default=15, metavar="K", help="of nearest-neighbour methods")
+    add("--budget", type=float, default=30.0, metavar="SECONDS", help="of optimization, for each method")
+    add("--neighbors", "--neighbours", type=whole, default=15, metavar="K", help="of nearest-neighbor methods")
     add("--exact-rows", type=int, default=2000, help="no exact GP for more rows than this")
     add("--lengthscale", type=float, default=0.03, help="of the function on spatial's unit square")
     add("--split", type=int, default=0, help="train/test split of a UCI set")
@@ -105,7 +105,7 @@ def draw(figures: Mapping[str, dict[str, Any]], title: str, unit: str = "seconds
     from npgp.plots import COLORS
 
     figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.9), layout="constrained")
-    labels = {"nlpd": "test NLPD, nats per row", "rmse": "test RMSE, standardised"}
+    labels = {"nlpd": "test NLPD, nats per row", "rmse": "test RMSE, standardized"}
     handles: list[Any] = []
     for ax, (key, label) in zip(axes, labels.items(), strict=True):
         handles = []

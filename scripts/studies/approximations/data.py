@@ -16,7 +16,7 @@ COSINES = 4096
 
 
 class Data(NamedTuple):
-    """Standardised rows."""
+    """Standardized rows."""
 
     X: np.ndarray
     y: np.ndarray
@@ -57,7 +57,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def load(args: argparse.Namespace) -> Data:
-    """The data set, a tenth of its rows kept for testing if there is no split, standardised by the training rows."""
+    """The data set, a tenth of its rows kept for testing if there is no split, standardized by the training rows."""
     rng = np.random.default_rng(args.seed)
     if args.data in datasets.UCI_NAMES:
         data = datasets.uci(args.data, args.split)

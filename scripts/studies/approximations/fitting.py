@@ -55,7 +55,7 @@ def neighbors_of(new: np.ndarray, name: str, data: Data, fixed: Params) -> tuple
 
 
 def fit_all_rows(name: str, data: Data, args: argparse.Namespace) -> Fit:
-    """By L-BFGS on the bound or likelihood of all rows. Neighbours are found twice, at the start and half-way."""
+    """By L-BFGS on the bound or likelihood of all rows. Neighbors are found twice, at the start and half-way."""
 
     @jax.jit
     @jax.value_and_grad
@@ -94,7 +94,7 @@ def lbfgs(
     loss: Callable, start: Params, seconds: float, steps: float, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[Params, int]:
     """
-    Minimise from a start, for so long; the best params seen, and how often the loss was evaluated.
+    Minimize from a start, for so long; the best params seen, and how often the loss was evaluated.
 
     :param loss: from params to the value and its gradient; compiled before the clock starts.
     """

@@ -39,7 +39,7 @@ METHODS = {
         "SGPR",
         BOUND,
         "smooth functions: M points must cover the inputs at the distance of a lengthscale. A bound, so it is safe to "
-        "optimise and to compare.",
+        "optimize and to compare.",
     ),
     "solve": Method(
         "SOLVE-GP, tight",
@@ -69,7 +69,7 @@ METHODS = {
         "VNNGP, minibatches",
         "lower bound for the NNGP",
         "as NNGP, with any likelihood, in minibatches: every row is an inducing point. q is mean-field, so variances "
-        "come out small where neighbours are strongly correlated.",
+        "come out small where neighbors are strongly correlated.",
     ),
     "hsgp": Method(
         "HSGP (NumPyro)",

@@ -24,7 +24,7 @@ import npgp
 import npgp.inducing
 
 KERNELS = {"matern32": npgp.Matern32, "rbf": npgp.RBF}
-#: Start, for standardised data: lengthscales at this share of √D, variance and noise variance.
+#: Start, for standardized data: lengthscales at this share of √D, variance and noise variance.
 LENGTHSCALE, VARIANCE, NOISE = 0.7, 1.0, 0.1
 #: HSGP's box, in units of the largest input.
 BOX = 1.5
@@ -137,7 +137,7 @@ def start_of(name: str, data: Data, args: argparse.Namespace) -> Params:
 
 
 def prepare(name: str, data: Data, params: Params, args: argparse.Namespace) -> Params:
-    """What a method needs besides parameters: neighbours in units of the lengthscales, or features in a box."""
+    """What a method needs besides parameters: neighbors in units of the lengthscales, or features in a box."""
     if name in ("nngp", "vnngp"):
         scale = np.exp(params["lengthscale"])
         return {

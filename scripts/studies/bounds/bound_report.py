@@ -51,7 +51,7 @@ MEANINGS = {
     "prior": "what the inducing inputs leave unexplained is left as it is a priori (Titsias 2009)",
     "artemev": "it shrinks by one factor for all rows (Artemev, Burt & van der Wilk 2021)",
     "tight": "it shrinks row by row (Bui, Ashman & Turner 2025; Titsias 2025)",
-    "grouped": "it shrinks jointly within groups of neighbouring rows",
+    "grouped": "it shrinks jointly within groups of neighboring rows",
     "full": "it shrinks jointly for all rows, as dear as the exact evidence",
 }
 

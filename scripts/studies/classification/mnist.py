@@ -200,7 +200,7 @@ def simulated_digits(rows: int = 400) -> dict[str, np.ndarray]:
 
 
 def median_distance(X: np.ndarray) -> float:
-    """Of pairs of neighbours in the order given, which is random."""
+    """Of pairs of neighbors in the order given, which is random."""
     return float(np.median(np.linalg.norm(X[1:] - X[:-1], axis=1)))
 
 

@@ -3,7 +3,7 @@
 
 ``oil``: entries of the oil-flow data are missing at random, from the model's training too. RMSE of the imputed values
 against iterative PCA, the mean of the nearest rows, linear regressions and column means; how many of the true values
-lie in 90% intervals; and, on the complete data, nearest-neighbour errors in latent space and the number of relevant
+lie in 90% intervals; and, on the complete data, nearest-neighbor errors in latent space and the number of relevant
 dimensions.
 
 ``faces``: half of each of some video frames is missing. The model is trained on the other frames, in minibatches and

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Nearest neighbours or inducing points? A VNNGP against SVGP at equal cost of a step, trained in minibatches.
+"""Nearest neighbors or inducing points? A VNNGP against SVGP at equal cost of a step, trained in minibatches.
 
 The VNNGP has an inducing point at every training input, and batches of rows and of inducing points. SVGP has as many
 inducing points as its step costs the same with, of those numbers that are tried; both are timed in turn before they
 are trained. Matérn-3/2 with a lengthscale for each column, Gaussian noise, float32, Adam, equally many steps. Both
-start from hyperparameters that make 2000 random rows likely given their neighbours, the VNNGP's inducing values from
-kriging with these. After half of its steps the neighbours are found again, in units of the lengthscales then.
+start from hyperparameters that make 2000 random rows likely given their neighbors, the VNNGP's inducing values from
+kriging with these. After half of its steps the neighbors are found again, in units of the lengthscales then.
 
     NPGP_DATA=... python scripts/studies/neighbors/neighbors_study.py --json out/neighbors.json
     python scripts/studies/neighbors/neighbors_study.py --sets spatial
@@ -42,7 +42,7 @@ from studies.approximations.data import Data, simulate
 
 #: Numbers of inducing points that SVGP is tried with.
 INDUCING = (32, 64, 128, 256, 512)
-#: Where that starts, for standardised data: lengthscales at this share of √D, and the noise variance.
+#: Where that starts, for standardized data: lengthscales at this share of √D, and the noise variance.
 LENGTHSCALE, NOISE = 0.7, 0.1
 #: And its least outcome: fits that start with next to no noise hardly move.
 LEAST_NOISE = 0.01
@@ -97,7 +97,7 @@ class Start(NamedTuple):
 
 
 def find_start(data: Data, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace) -> Start:
-    """By L-BFGS on the densities of some rows given their neighbours, of all of which a response NNGP is made."""
+    """By L-BFGS on the densities of some rows given their neighbors, of all of which a response NNGP is made."""
     some = np.random.default_rng(args.seed).permutation(len(data.X))[:SUBSET]
     columns = data.X.shape[1]
     lengthscale = np.full(columns, np.log(LENGTHSCALE * np.sqrt(columns)), np.float32)
@@ -248,9 +248,9 @@ def summary(params: dict[str, Any], seconds: float, elbo: float) -> dict[str, An
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     print(
-        f"{args.steps} steps; VNNGP: {args.neighbors} neighbours, batches of {args.batch_size} rows and as many "
+        f"{args.steps} steps; VNNGP: {args.neighbors} neighbors, batches of {args.batch_size} rows and as many "
         f"inducing points, of which every training row is one; SVGP: batches of {args.svgp_batch_size} rows.\n"
-        "RMSE and NLPD (negative log predictive density) of test rows, standardised target. The ELBOs are lower bounds "
+        "RMSE and NLPD (negative log predictive density) of test rows, standardized target. The ELBOs are lower bounds "
         "on the evidence of two models, and do not compare. Start: kriging by a response NNGP, from which both start.\n"
     )
     print(
@@ -283,7 +283,7 @@ def main(argv: list[str] | None = None) -> dict:
                 f"{figures['noise']:8.4f}",
                 flush=True,
             )
-        print(f"{'':<14}start found in {found:.0f} s, neighbours in {searched:.1f} s")
+        print(f"{'':<14}start found in {found:.0f} s, neighbors in {searched:.1f} s")
         report["sets"][name] = {
             "start": {k: np.exp(v).tolist() for k, v in start._asdict().items()},
             "fits": fits,

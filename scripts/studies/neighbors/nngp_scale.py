@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""What a nearest-neighbour GP costs as sites grow to a million: seconds and memory, in float32.
+"""What a nearest-neighbor GP costs as sites grow to a million: seconds and memory, in float32.
 
 Sites are uniform in the unit square, each size in a process of its own. "search" is the max-min order and the
-neighbours, found once; "density", "gradient" (of lengthscale, variance, noise and the density itself) and "draw" are
+neighbors, found once; "density", "gradient" (of lengthscale, variance, noise and the density itself) and "draw" are
 times of one call, compiled before. Memory is the most that the process ever held, all of Python and JAX included.
 
     python scripts/studies/neighbors/nngp_scale.py --json out/nngp_scale.json

@@ -17,12 +17,12 @@ from npgp.plots import COLORS
 PLACEMENTS = {
     "greedy": "greedy variance, in the order chosen",
     "k-means": "k-means, the leftmost M1 in the first set",
-    "optimised": "optimised for each structure",
+    "optimized": "optimized for each structure",
 }
 
 
 def study(data: Data, args: argparse.Namespace) -> dict:
-    """KL to the exact posterior for M1 + M2 = M, with points placed by rule and optimised."""
+    """KL to the exact posterior for M1 + M2 = M, with points placed by rule and optimized."""
     M = args.inducing
     first = [M // 2] if args.quick else list(range(1, M))
     greedy = np.asarray(npgp.inducing.greedy_variance(data.kernel, data.X, M))[:, 0]
@@ -53,7 +53,7 @@ def study(data: Data, args: argparse.Namespace) -> dict:
         fewer = np.asarray(npgp.inducing.kmeans(jax.random.key(args.seed), data.X, m1))[:, 0]
         return fit_points(data, [greedy[:m1], fewer], 0, "SGPR")[0]
 
-    report = {"greedy": placed(greedy), "k-means": placed(means), "optimised": curves(best, optimized)}
+    report = {"greedy": placed(greedy), "k-means": placed(means), "optimized": curves(best, optimized)}
     return {"total": M, "first": [*first, M], **report}
 
 
@@ -70,7 +70,7 @@ def show(report: dict, data: Data) -> None:
         print(table(("M1", "M2", *methods), rows, left=()))
     note(
         "The last line, M2 = 0, is SGPR for all. At fixed points SGPR on both ≤ SOLVE-GP ≤ ODVGP ≤ SGPR on the first "
-        "set alone; optimised points are the best of a few starts, and need not be the best there are."
+        "set alone; optimized points are the best of a few starts, and need not be the best there are."
     )
 
 

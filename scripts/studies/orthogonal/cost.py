@@ -106,7 +106,7 @@ def show(report: dict) -> None:
         "factor is the union's; products with S cost M² for SVGP, ½M² for SOLVE-GP and ¼M² for ODVGP, and their "
         "derivatives twice that again; kernel matrices are the same for all. Cholesky factors cost a multiple of M³, "
         "of which two halves save most. So the saving grows with M. The collapsed bound has no S: its means couple "
-        "the blocks, so that all structures form and factorise the union's B, and blocks save what symmetry does (the "
+        "the blocks, so that all structures form and factorize the union's B, and blocks save what symmetry does (the "
         "off-diagonal product is formed once) but, for SOLVE-GP, need the second block's own factor besides."
     )
     note(

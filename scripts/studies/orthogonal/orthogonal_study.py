@@ -40,7 +40,7 @@ DIFFERENCES = (
     "The conditional 'tight' (Bui, Ashman & Turner 2025; Titsias 2025) is later than the thesis; with a mean-only "
     "second set, as in ODVGP, it is npgp's.",
     "Collapsed and uncollapsed training are timed apart. The collapsed means couple both sets, so that a correct "
-    "collapsed bound factorises the union's matrix whatever the structure.",
+    "collapsed bound factorizes the union's matrix whatever the structure.",
 )
 
 

@@ -106,7 +106,7 @@ def maximize(objective, start: np.ndarray, num_logs: int) -> tuple[float, np.nda
 
 
 def fit_all(data: Data, starts, split: int, structure: str, conditional: str) -> tuple[float, np.ndarray, np.ndarray]:
-    """Maximise the bound over hyperparameters and points; the best of starts (hyper, points)."""
+    """Maximize the bound over hyperparameters and points; the best of starts (hyper, points)."""
 
     def objective(theta):
         value, hyper, points = bound_and_slopes(theta[:3], theta[3:], data, split, structure, conditional)
@@ -117,7 +117,7 @@ def fit_all(data: Data, starts, split: int, structure: str, conditional: str) ->
 
 
 def fit_points(data: Data, starts: Sequence[np.ndarray], split: int, structure: str) -> tuple[float, np.ndarray]:
-    """Maximise the ``prior`` bound over the points alone; the best of starts."""
+    """Maximize the ``prior`` bound over the points alone; the best of starts."""
 
     def objective(points):
         value, _, slope = bound_and_slopes(data.hyper, points, data, split, structure)
@@ -138,7 +138,7 @@ def whitened_posterior(hyper, points, X, y, split: int, structure: str):
     """
     Mean and Cholesky factor of q(ε) for all blocks stacked.
 
-    The coordinates are the same for all structures: factorising K_uu by blocks gives the Cholesky factor of the whole.
+    The coordinates are the same for all structures: factorizing K_uu by blocks gives the Cholesky factor of the whole.
     """
     q = collapsed(hyper, points, X, split, structure, "prior").condition(y).q
     factors = [block.scale_tril if isinstance(block, DenseNormal) else jnp.eye(block.event_shape[0]) for block in q]

@@ -82,7 +82,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--conditionals", choices=CONDITIONALS, nargs="+", default=list(CONDITIONALS))
     add("--splits", type=int, nargs="+", default=[0, 1], help="which of the ten test folds")
     add("--group-size", type=whole, default=16, help="rows in a group, at most, for 'grouped'")
-    add("--neighbours", type=whole, default=64, help="the same for the local correction")
+    add("--neighbors", "--neighbours", type=whole, default=64, help="the same for the local correction")
     add("--all-structures", action="store_true", help="few steps of every structure: are all finite?")
     parser.shared(
         "out",
@@ -102,7 +102,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.quick:
         args.structures, args.conditionals = ["union"], ["grouped"]
         args.inducing, args.splits, args.rows, args.steps = [16], [0], 600, 60
-        args.batch_size, args.group_size, args.neighbours = 128, 8, 16
+        args.batch_size, args.group_size, args.neighbors = 128, 8, 16
     if any(M % 4 for M in args.inducing):
         parser.error("--inducing must be positive multiples of 4.")
     return args
@@ -122,7 +122,7 @@ def train(split: Split, M: int, name: str, conditional: str, args: argparse.Name
     """Fit one GP; its figures. Stops with an error at the first number that is not finite."""
     structure = STRUCTURES[name]
     rows, seed = len(split.y), args.seed + split.number
-    groups, neighbours = (npgp.median_split(split.X, size) for size in (args.group_size, args.neighbours))
+    groups, neighbors = (npgp.median_split(split.X, size) for size in (args.group_size, args.neighbors))
     layout = Layout.of(split, conditional, groups, args.batch_size)
     start: dict[str, Any] = {
         "lengthscale": jnp.asarray(start_of_lengthscales(split.X)),
@@ -150,7 +150,7 @@ def train(split: Split, M: int, name: str, conditional: str, args: argparse.Name
     )
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
     params = result.params
-    (plain, local), jitter = predict(params, structure.covariances, split.X, split.y, split.X_test, neighbours)
+    (plain, local), jitter = predict(params, structure.covariances, split.X, split.y, split.X_test, neighbors)
     best, grouped = (
         float(best_elbo(params, split.X, split.y, structure.covariances, kind, groups if kind == "grouped" else None))
         for kind in (conditional, "grouped")

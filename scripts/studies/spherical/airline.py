@@ -3,7 +3,7 @@
 
 SVGP, SOLVE-GP, activations (rectified linear units) and activations with orthogonal points, with M, 2M and M + M
 features, in float32: a weight for each column, Gaussian noise, inducing inputs and directions, all learned at once by
-Adam, in equally many steps for all, which are too few to reach the optimum. First blocks start at the centres of
+Adam, in equally many steps for all, which are too few to reach the optimum. First blocks start at the centers of
 k-means, or point there; second ones are chosen greedily given the first. The levels of activations are those that leave
 least variance out at the start (``npgp.inducing.choose_levels``), or the first six of the sphere.
 
@@ -76,7 +76,7 @@ METHODS = {
     "activated+points": Method("activated + points", (("activations", 1), ("points", 1))),
     "six+points": Method("activated, six levels, + points", (("activations", 1), ("points", 1)), SIX),
 }
-#: Start of the noise variance, for a standardised target; weights start at 1/D, the bias at 1.
+#: Start of the noise variance, for a standardized target; weights start at 1/D, the bias at 1.
 NOISE_VARIANCE = 0.5
 #: Rows that inducing inputs are chosen from, and rows that the share of variance left out is a mean over.
 CANDIDATES, PROBES = 10_000, 1000
@@ -119,7 +119,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 class Flights(NamedTuple):
     """
-    Training and test rows, standardised by the training rows, in float32.
+    Training and test rows, standardized by the training rows, in float32.
 
     :param spread: standard deviation of the training rows' delays in minutes.
     """
@@ -141,8 +141,8 @@ def load(name: str, rows: int | None, seed: int) -> Flights:
     order = np.random.default_rng(seed).permutation(len(y))  # the file's is that of time
     train, test = (order[test[order] == side][:rows] for side in (False, True))
     X, y, X_test, y_test = X[train], y[train], X[test], y[test]
-    centre, scale = X.mean(axis=0), X.std(axis=0)
-    arrays = ((X - centre) / scale, (y - y.mean()) / y.std(), (X_test - centre) / scale, (y_test - y.mean()) / y.std())
+    center, scale = X.mean(axis=0), X.std(axis=0)
+    arrays = ((X - center) / scale, (y - y.mean()) / y.std(), (X_test - center) / scale, (y_test - y.mean()) / y.std())
     return Flights(title, *(a.astype(np.float32) for a in arrays), float(y.std()))
 
 
@@ -183,7 +183,7 @@ class Run:
     """
     The model of one method and what came of training it.
 
-    :param starts: for each k-means, its centres, shared by the methods; filled when needed.
+    :param starts: for each k-means, its centers, shared by the methods; filled when needed.
     """
 
     def __init__(self, method: Method, data: Flights, starts: dict[int, np.ndarray], args: argparse.Namespace):
@@ -336,8 +336,8 @@ def draw(fits: Sequence[dict], title: str):
         ax.set_ylim(min(values) - margin, max(values) + margin)  # the first may be far above
         ax.set_xscale("log")
         ax.set_xlabel("seconds of steps")
-    axes[0].set_ylabel("test RMSE (standardised delay)")
-    axes[1].set_ylabel("test NLPD (nats, standardised delay)")
+    axes[0].set_ylabel("test RMSE (standardized delay)")
+    axes[1].set_ylabel("test NLPD (nats, standardized delay)")
     figure.suptitle(title, fontsize=11)
     figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=9, ncols=4, loc="outside lower center")
     return figure

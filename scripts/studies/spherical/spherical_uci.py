@@ -22,11 +22,11 @@ and they are printed beside ours; cells of ours that are worse by more than two 
 marked. Without it, what is tested is the paper's claim: M orthogonal points beside M activations do better than 2M
 activations.
 
-What is done: inputs and target standardised on the training rows, errors and densities in the target's own units. The
+What is done: inputs and target standardized on the training rows, errors and densities in the target's own units. The
 repetitions are the first of the sets' own random splits with a tenth of the rows for testing. Fits are collapsed
 bounds, by L-BFGS in float64 over ARD weights, bias, lengthscale, noise variance and the directions or points; the
 kernel's variance is 1, as its norms, of degree 1, have the scale already. The kernel starts at the best of a few
-hyperparameters, points at k-means centres and directions at theirs. M + M and 2M continue from M's solution
+hyperparameters, points at k-means centers and directions at theirs. M + M and 2M continue from M's solution
 for as many iterations again, with the same M new rows, of greatest variance given the features there are: as points, or
 as directions. Both kernels are of bias-augmented inputs on the sphere, for points too: the prior is the same for all
 features (which Matérn kernel the paper's points have, we could not see).
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     compared(cells, args.size, "rmse", reference, 3)
     print("Negative log predictive density of test rows, in the target's units\n")
     compared(cells, args.size, "nlpd", reference, 3)
-    print("Bound for each training row, of the standardised target\n")
+    print("Bound for each training row, of the standardized target\n")
     compared(cells, args.size, "bound", {}, 3)
     print("Gain of orthogonal points over as many more features of the first block's kind; positive is a gain\n")
     claim(cells, args.size)

@@ -1,4 +1,4 @@
-"""UCI sets, standardised, and one that is simulated."""
+"""UCI sets, standardized, and one that is simulated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SETS = {"yacht": "yacht_raw", "energy": "energy", "concrete": "concrete", "kin8n
 
 
 def load(name: str, repetition: int, rows: int | None) -> datasets.RegressionSplit:
-    """A split, standardised; with a limit, that many training rows and a quarter as many test rows, at random."""
+    """A split, standardized; with a limit, that many training rows and a quarter as many test rows, at random."""
     if name == "simulated":
         return simulated(repetition, rows or 200)
     data = datasets.uci(SETS[name], repetition)

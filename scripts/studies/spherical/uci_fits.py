@@ -105,7 +105,7 @@ def predict(theta, X, y, X_test, model: Model):
 
 
 def scores(data: datasets.RegressionSplit, mean, variance) -> dict[str, float]:
-    """RMSE and NLPD of test rows in the target's own units, from standardised predictions of y."""
+    """RMSE and NLPD of test rows in the target's own units, from standardized predictions of y."""
     rmse, nlpd = common.scores(mean, variance, data.y_test)
     return {"rmse": data.y_scale * rmse, "nlpd": math.log(data.y_scale) + nlpd}
 
