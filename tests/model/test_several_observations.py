@@ -406,7 +406,7 @@ def test_latent_values_are_those_of_the_observations_however_they_are_drawn(floa
         drawn = {name: (sites["y"]["value"], sites["y.latent"]["value"]) for name, sites in traces.items()}
         for parallel in (False, True):
             predicted = Predictive(model, num_samples=2, parallel=parallel)(key)
-            drawn[parallel] = predicted["y"], predicted["y.latent"]
+            drawn[f"predicted, parallel={parallel}"] = predicted["y"], predicted["y.latent"]
         return drawn
 
     for y, latent in compiled(draws)(jax.random.key(0)).values():
