@@ -100,7 +100,7 @@ def approximation(site: str, msg: Message) -> Any:
         source = replayed(site)
         if source is not None and (source.get("infer") or {}).get(Q) is not None:
             raise RuntimeError(
-                f"{msg['name']} has the guide's value but not the guide's q, so training would maximise another "
+                f"{msg['name']} has the guide's value but not the guide's q, so training would maximize another "
                 "density than the ELBO: NumPyro's replay should copy the infer dict of each site from guide to model "
                 "(npgp.contract.replayed); check which NumPyro this is, and what handlers are between model and SVI."
             )

@@ -376,3 +376,55 @@ def test_plates_of_another_size_are_refused():
         with pytest.raises(ValueError, match=r"'data' at dim=-2 has 3 members\."):
             model(3, dim=-2, use=use)
         model(8, use=use)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The latent values of simulated observations
+
+
+def test_latent_values_are_those_of_the_observations_however_they_are_drawn(float64):
+    """One function for several outputs: in plates, masked, without the data that there were, and in ``Predictive``."""
+
+    def model(y=None, mask=True):
+        with numpyro.plate("one", 1, dim=-2):
+            f = draw("f")
+        with handlers.mask(mask=mask), numpyro.plate("outputs", 3, dim=-2), numpyro.plate("rows", len(X)):
+            npgp.observe("y", f(X), npgp.Gaussian(1e-12), obs=y)
+
+    zeros, some = np.zeros((1, len(X))), np.arange(len(X)) % 2 == 0
+    uses = {
+        "plain": model,
+        "masked": lambda: model(mask=some),
+        "masked by all": handlers.mask(lambda: model(mask=some), mask=False),
+        "without its data": handlers.uncondition(lambda: model(zeros)),
+        "without its data, masked": handlers.uncondition(lambda: model(zeros, some)),
+    }
+
+    def draws(key):
+        traces = {name: handlers.trace(handlers.seed(use, key)).get_trace() for name, use in uses.items()}
+        drawn = {name: (sites["y"]["value"], sites["y.latent"]["value"]) for name, sites in traces.items()}
+        for parallel in (False, True):
+            predicted = Predictive(model, num_samples=2, parallel=parallel)(key)
+            drawn[f"predicted, parallel={parallel}"] = predicted["y"], predicted["y.latent"]
+        return drawn
+
+    for y, latent in compiled(draws)(jax.random.key(0)).values():
+        assert y.shape == latent.shape and y.shape[-2:] == (3, len(X))
+        np.testing.assert_allclose(y, latent, atol=1e-4)
+        assert np.std(y, axis=-2).min() > 1e-3  # the residuals of outputs are their own
+
+
+def test_a_distribution_of_observations_is_not_changed_by_drawing(float64):
+    def drawn(key):
+        with handlers.seed(rng_seed=key), handlers.trace() as sites:
+            f = draw("f")
+            npgp.observe("y", f(X), npgp.Gaussian(0.1))
+        fn = sites["y"]["fn"]
+        before = dict(vars(fn))
+        first, _ = fn.sample_with_intermediates(key, (2,))
+        assert vars(fn) == before
+        return first, fn.sample(key, (2,))
+
+    first, second = compiled(drawn)(jax.random.key(1))
+    assert first.shape == (2, len(X))
+    np.testing.assert_array_equal(first, second)
