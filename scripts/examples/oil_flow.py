@@ -104,7 +104,7 @@ def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> None:
             latents.scale,
             latents.relevance,
             data.labels,
-            CLASS_NAMES,
+            class_names=CLASS_NAMES,
             title=f"latent space, {name!r} conditional",
             background=npgp.gplvm.predictive_variance(fit["posterior"], latents),
             dimension_names=latents.names,

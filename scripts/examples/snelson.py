@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> dict:
 
     mean, var = reference(*exact["hyperparameters"])
     exact_band = (mean, np.sqrt(var + exact["hyperparameters"][2]))
-    write_picture(args.out / "snelson.png", plots.plot_fit(X[:, 0], y, grid[:, 0], panels, exact_band))
+    write_picture(args.out / "snelson.png", plots.plot_fit(X[:, 0], y, grid[:, 0], panels, exact=exact_band))
     write_json(args.json, report)
     return report
 

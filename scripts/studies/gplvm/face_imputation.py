@@ -167,4 +167,4 @@ def draw(*arrays: np.ndarray):
         "imputed": mean,
         "nearest\nface": np.where(missing, nearest, test),
     }
-    return plots.plot_images(images, SHAPE, {"standard\ndeviation": np.where(missing, scale, np.nan)})
+    return plots.plot_images(images, SHAPE, deviations={"standard\ndeviation": np.where(missing, scale, np.nan)})

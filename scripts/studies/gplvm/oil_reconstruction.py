@@ -158,7 +158,7 @@ def fit(args: argparse.Namespace, train: Part, test: Part, guide: str, seed: int
     lengthscale = args.lengthscale or math.sqrt(args.latent_dim)
     start = dataclasses.replace(start, noise_variance=args.noise_start, lengthscale=lengthscale)
     latents = GUIDES[guide]()
-    gplvm = BayesianGPLVM(start, args.conditional, latents=latents, positive=POSITIVE[args.positive])
+    gplvm = BayesianGPLVM(start, conditional=args.conditional, latents=latents, positive=POSITIVE[args.positive])
     trainer = Trainer(gplvm, args, train.seen, train.mask, seed, row_tables=guide != "amortised")
     began = time.perf_counter()
     stopped = None

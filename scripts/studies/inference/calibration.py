@@ -82,7 +82,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def priors() -> npgp.Kernel:
+def priors() -> npgp.kernels.Kernel:
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(0.3), 0.4))
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
     return npgp.Matern32(lengthscale, variance)

@@ -165,7 +165,7 @@ def candidates(model: Model, theta: np.ndarray, data: datasets.RegressionSplit, 
     units: Any = model._replace(levels=tuple(range(HIGHEST + 1))).blocks_at(theta, columns)[0]
     if rule == "left-out":
         rows = np.random.default_rng(0).permutation(len(data.y_train))[:LEVEL_ROWS]
-        choice = choose_levels(kernel, units, jnp.asarray(data.X_train[rows]), HIGHEST)
+        choice = choose_levels(kernel, units, jnp.asarray(data.X_train[rows]), most=HIGHEST)
         return [model._replace(levels=choice.block.levels)]
     profile = np.abs(np.asarray(units.profile(kernel)))
     has = [level for level in units.levels if profile[level] > ABSENT * np.max(profile)]
@@ -206,7 +206,7 @@ def three_sizes(data, kernel: str, feature: str, args: argparse.Namespace, level
     reports = {alone: report}
 
     fitted, first = model.kernel_at(theta, columns), model.blocks_at(theta, columns)
-    new = np.asarray(npgp.inducing.greedy_variance(fitted, jnp.asarray(data.X_train), args.size, first))
+    new = np.asarray(npgp.inducing.greedy_variance(fitted, jnp.asarray(data.X_train), args.size, given=first))
     logs, units = theta[: model.logs(columns)], theta[model.logs(columns) :].reshape(args.size, -1)
     if feature != "points":  # as long as the new ones
         units = units / np.linalg.norm(units, axis=1, keepdims=True)
