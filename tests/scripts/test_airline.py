@@ -42,7 +42,7 @@ def test_small_run_of_airline(airline, tmp_path, capsys):
     assert line.split()[-2:] == [f"{fit['rmse_minutes']:.2f}", f"{fit['nlpd_minutes']:.4f}"]
 
 
-def test_flights_are_standardised_by_training_rows(airline):
+def test_flights_are_standardized_by_training_rows(airline):
     data = airline.load("hflights2011", 300, seed=0)
     assert data.X.shape == data.X_test.shape == (300, 8) and data.X.dtype == data.y.dtype == np.float32
     np.testing.assert_allclose([*data.X.mean(axis=0), data.y.mean()], 0.0, atol=1e-5)

@@ -59,7 +59,7 @@ def claim(cells: Cells, size: int) -> dict[str, dict]:
     """
     What M orthogonal points gain over M more features: 2M's figure less that of M + M, by repetition.
 
-    Positive is in favour of orthogonal points. The verdict is on NLPD, for activations; of points, those in one block
+    Positive is in favor of orthogonal points. The verdict is on NLPD, for activations; of points, those in one block
     have at least the bound of the same in two.
     """
     _, both, double = sizes(size)
