@@ -7,7 +7,7 @@
 # 2. a GP as one term of a larger model, trained on minibatches;
 # 3. the same larger model with NUTS, to see what the variational answer got wrong.
 #
-# An exact GP with $N$ rows needs $O(N^3)$ work. A sparse GP summarises the function by its values at $M$ *inducing
+# An exact GP with $N$ rows needs $O(N^3)$ work. A sparse GP summarizes the function by its values at $M$ *inducing
 # inputs* $Z$, which are yours to choose or to train. Those values get an approximate posterior $q$, and the work per
 # step is $O(N M^2)$, or $O(B M^2)$ for a batch of $B$ rows. In `npgp` the model is an ordinary NumPyro program;
 # nothing variational is written in it.
@@ -95,7 +95,7 @@ fits = {
 }
 
 # %% [markdown]
-# With 500 rows an exact GP is still cheap: we can maximise its log evidence and see what the approximation lost. For
+# With 500 rows an exact GP is still cheap: we can maximize its log evidence and see what the approximation lost. For
 # any hyperparameters, inducing inputs and $q$, the ELBO is at most the exact log evidence at those hyperparameters.
 
 
@@ -236,11 +236,11 @@ predictive = Predictive(effect_model, guide=guide, params=result.params, num_sam
 new_y = np.asarray(predictive(jax.random.key(3), new_age, new_group, size=len(new_age))["y"])
 
 figure, ax = plt.subplots(figsize=(7.0, 3.8), layout="constrained")
-for group, name, rows, colour in [(-0.5, "untreated", ~treated, "C0"), (0.5, "treated", treated, "C1")]:
+for group, name, rows, color in [(-0.5, "untreated", ~treated, "C0"), (0.5, "treated", treated, "C1")]:
     of_group = new_y[:, new_group == group]
-    ax.scatter(age[rows], outcome[rows], s=5, alpha=0.4, color=colour)
-    ax.plot(grid, of_group.mean(axis=0), color=colour, label=f"{name}: mean and 90 % of new outcomes")
-    ax.fill_between(grid, *np.quantile(of_group, [0.05, 0.95], axis=0), color=colour, alpha=0.2, lw=0)
+    ax.scatter(age[rows], outcome[rows], s=5, alpha=0.4, color=color)
+    ax.plot(grid, of_group.mean(axis=0), color=color, label=f"{name}: mean and 90 % of new outcomes")
+    ax.fill_between(grid, *np.quantile(of_group, [0.05, 0.95], axis=0), color=color, alpha=0.2, lw=0)
 ax.set(xlabel="age", ylabel="outcome")
 _ = ax.legend(frameon=False, fontsize=8)
 

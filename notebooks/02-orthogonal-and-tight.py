@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Orthogonal blocks and tight bounds
 #
-# A sparse GP has two losses: the inducing points do not see all of the function, and the bound that we maximise charges
+# A sparse GP has two losses: the inducing points do not see all of the function, and the bound that we maximize charges
 # for what they do not see. `npgp` has a tool for each. *Blocks* of inducing points are cheap to add, and *conditionals*
 # say what the approximate posterior does to the part of the function that the points leave open. This notebook shows
 #
@@ -72,7 +72,7 @@ figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 # $d_n$ the variance that the blocks leave in row $n$. That is expensive where $d_n$ is large, and the cheapest way out,
 # when hyperparameters are trained, is to call signal noise. `"tight"` shrinks the residual at each row as one
 # observation would, and pays $\frac12\sum_n\log(1 + d_n/\sigma^2)$, at no extra cost. `"grouped"` does so for groups of
-# neighbouring rows together, which is tighter again and nearly as cheap. `"full"` takes all rows together, at
+# neighboring rows together, which is tighter again and nearly as cheap. `"full"` takes all rows together, at
 # $O(N^3)$.
 
 
@@ -80,7 +80,7 @@ figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 @cache
 def fit(conditional, structure, num_points):
     """Hyperparameters and inducing inputs by L-BFGS; the bound, and the GP at its maximum."""
-    groups = npgp.median_split(X, 16) if conditional == "grouped" else None
+    treatment = npgp.Grouped(npgp.median_split(X, 16)) if conditional == "grouped" else conditional
     covariances = {"one block": None, "SOLVE-GP": ("dense", "dense"), "ODVGP": ("dense", "mean-only")}[structure]
     order = np.random.default_rng(0).permutation(num_points)
     start = np.linspace(0.2, 9.8, num_points)[order]
@@ -89,8 +89,8 @@ def fit(conditional, structure, num_points):
         lengthscale, variance, noise = jnp.exp(theta[:3])
         points = theta[3:, None]
         blocks = points if covariances is None else [points[: num_points // 2], points[num_points // 2 :]]
-        settings = {"conditional": conditional, "covariances": covariances, "groups": groups}
-        return npgp.CollapsedGP(npgp.RBF(lengthscale, variance), X, blocks, noise, **settings)
+        kernel = npgp.RBF(lengthscale, variance)
+        return npgp.CollapsedGP(kernel, X, blocks, noise, conditional=treatment, covariances=covariances)
 
     loss = jax.jit(jax.value_and_grad(lambda theta: -gp(theta).log_prob(y)))
     theta = np.concatenate([np.log([0.5, 1.0, 0.1]), start])
@@ -182,7 +182,7 @@ def model(X, y, mask):
 
 # %% [markdown]
 # `natural_gradient` steps in the natural parameters of $q(\varepsilon)$, and leaves everything else to another
-# optimiser. With Gaussian noise and all rows, a step of rate 1 puts $q(\varepsilon)$ at its optimum for the present
+# optimizer. With Gaussian noise and all rows, a step of rate 1 puts $q(\varepsilon)$ at its optimum for the present
 # hyperparameters; with minibatches a lower rate averages over them.
 
 # %%

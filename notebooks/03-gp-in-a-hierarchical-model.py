@@ -66,11 +66,11 @@ grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)  # for maps
 f_S, f_town, f_grid = np.split(
     draw_gp(np.concatenate([S, town, grid]), truth["lengthscale"], truth["amplitude"]), [len(S), len(S) + len(town)]
 )
-centres = rng.uniform(0, 100, (num_regions, 2))
+centers = rng.uniform(0, 100, (num_regions, 2))
 
 
 def region_of(S):
-    return np.argmin(np.linalg.norm(S[:, None] - centres, axis=-1), axis=1)
+    return np.argmin(np.linalg.norm(S[:, None] - centers, axis=-1), axis=1)
 
 
 region = region_of(S)
@@ -88,8 +88,8 @@ axes[0].scatter(*S.T, c=region, cmap="Set2", s=18)
 axes[0].set(title="areas, coloured by region", ylabel="north (km)")
 points = axes[1].scatter(*S.T, c=np.log2((y + 0.5) / exposure), cmap="RdBu_r", vmin=-3, vmax=3, s=18)
 axes[1].set_title("observed count / exposure")
-colours = figure.colorbar(points, ax=axes[1], ticks=range(-3, 4), label="ratio")
-colours.ax.set_yticklabels(["1/8", "1/4", "1/2", "1", "2", "4", "8"])
+colors = figure.colorbar(points, ax=axes[1], ticks=range(-3, 4), label="ratio")
+colors.ax.set_yticklabels(["1/8", "1/4", "1/2", "1", "2", "4", "8"])
 for ax in axes:
     ax.set(xlabel="east (km)", aspect="equal")
 
@@ -210,7 +210,7 @@ print(table)
 # Without $f$ the effect of deprivation is half again as large as it is in truth, and its interval is narrow and far
 # away: deprivation stands for everything that raises the risk in the same places. With $f$ in the model, deprivation is
 # compared between areas close to each other, and its effect is close to the truth. That works because deprivation also
-# varies between neighbours. A covariate as smooth as $f$ itself could not be told apart from it, by this or any model.
+# varies between neighbors. A covariate as smooth as $f$ itself could not be told apart from it, by this or any model.
 #
 # The spatial effect itself. `npgp.posterior` gives the posterior of $f$, and where hyperparameters are sampled, it is
 # the one given a draw of these. We average over draws.
@@ -283,11 +283,11 @@ rows += [f"effect of region {i}" for i in range(num_regions)]
 at = np.arange(len(rows))
 figure, axes = plt.subplots(1, 2, figsize=(9.0, 4.2), layout="constrained", width_ratios=[3, 2])
 true_rows = np.concatenate([truth["beta"], [truth["level"], truth["spread"], truth["amplitude"]], truth["effect"]])
-for shift, colour, method, drawn in [(-0.17, "C0", "SVI", draws), (0.17, "C1", "NUTS", samples)]:
+for shift, color, method, drawn in [(-0.17, "C0", "SVI", draws), (0.17, "C1", "NUTS", samples)]:
     low, middle, high = np.quantile(by_name(drawn), [0.05, 0.5, 0.95], axis=1)
-    axes[0].hlines(at + shift, low, high, color=colour, lw=2, label=f"{method}, 90 % interval")
-    axes[0].plot(middle, at + shift, "o", ms=4, color=colour)
-    axes[1].hist(np.asarray(drawn["lengthscale"]), bins=25, density=True, alpha=0.6, color=colour, label=method)
+    axes[0].hlines(at + shift, low, high, color=color, lw=2, label=f"{method}, 90 % interval")
+    axes[0].plot(middle, at + shift, "o", ms=4, color=color)
+    axes[1].hist(np.asarray(drawn["lengthscale"]), bins=25, density=True, alpha=0.6, color=color, label=method)
     inside = np.sum((low < true_rows) & (true_rows < high))
     print(f"{method}: the 90 % interval has the truth inside for {inside} of {len(rows)}")
 axes[0].plot(true_rows, at, "k|", ms=14, label="truth")
@@ -308,17 +308,17 @@ _ = axes[1].legend(frameon=False, fontsize=8)
 # ## 4. Posterior checks and comparison
 #
 # Do data simulated from the posterior look like the data? We compare two numbers: the variation of the ratios, as
-# above, and Moran's $I$ of their logarithms, the correlation of an area with its five nearest neighbours.
+# above, and Moran's $I$ of their logarithms, the correlation of an area with its five nearest neighbors.
 
 # %%
 distances = np.linalg.norm(S[:, None] - S, axis=-1)
-neighbours = np.argsort(distances, axis=1)[:, 1:6]
+neighbors = np.argsort(distances, axis=1)[:, 1:6]
 
 
 def moran(y):
     ratio = np.log2((y + 0.5) / exposure)
     ratio = ratio - ratio.mean(axis=-1, keepdims=True)
-    return np.mean(ratio[..., None] * ratio[..., neighbours], axis=(-1, -2)) / np.mean(ratio**2, axis=-1)
+    return np.mean(ratio[..., None] * ratio[..., neighbors], axis=(-1, -2)) / np.mean(ratio**2, axis=-1)
 
 
 figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.2), layout="constrained")
@@ -326,15 +326,15 @@ for ax, statistic, title in [
     (axes[0], variation, "standard deviation of log2(count / exposure)"),
     (axes[1], moran, "Moran's I of log2(count / exposure)"),
 ]:
-    for colour, name, data in [("C0", "with f", with_f), ("C1", "without f", without_f)]:
+    for color, name, data in [("C0", "with f", with_f), ("C1", "without f", without_f)]:
         simulated = data["posterior_predictive"]["y"].values.reshape(-1, num_areas)
-        ax.hist(statistic(simulated), bins=25, alpha=0.6, color=colour, label=f"{name}, simulated")
+        ax.hist(statistic(simulated), bins=25, alpha=0.6, color=color, label=f"{name}, simulated")
     ax.axvline(statistic(y), color="k", lw=1, label="observed")
     ax.set(xlabel=title, ylabel="draws")
 _ = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False, fontsize=8)
 
 # %% [markdown]
-# Without $f$, simulated maps vary too little, and areas resemble their neighbours too little: the model cannot make
+# Without $f$, simulated maps vary too little, and areas resemble their neighbors too little: the model cannot make
 # such data. With $f$, the observed values are among the simulated ones.
 #
 # The same by leave-one-out cross-validation. It takes each area's log likelihood given a draw, which `to_arviz` has
@@ -381,13 +381,13 @@ true_risk = np.exp(truth["level"] + truth["effect"][new_inputs[1]] + f_town)
 
 figure, axes = plt.subplots(1, 2, figsize=(9.0, 3.4), layout="constrained")
 order = np.argsort(true_risk)
-for shift, colour, (name, risk) in zip([-0.15, 0.15], ["C0", "C1"], risks.items(), strict=True):
+for shift, color, (name, risk) in zip([-0.15, 0.15], ["C0", "C1"], risks.items(), strict=True):
     low, middle, high = np.quantile(risk, [0.05, 0.5, 0.95], axis=0)[:, order]
     at = np.arange(len(town)) + shift
-    axes[0].vlines(at, low, high, color=colour, lw=2, label=f"{name}, 90 % interval")
-    axes[0].plot(at, middle, "o", ms=3, color=colour)
+    axes[0].vlines(at, low, high, color=color, lw=2, label=f"{name}, 90 % interval")
+    axes[0].plot(at, middle, "o", ms=3, color=color)
     cases = np.asarray(risk @ new_exposure)
-    axes[1].hist(cases, bins=25, density=True, alpha=0.6, color=colour, label=name)
+    axes[1].hist(cases, bins=25, density=True, alpha=0.6, color=color, label=name)
     print(f"{name:>10}: expected cases in the town {cases.mean():.1f} ± {cases.std():.1f}")
 axes[0].plot(true_risk[order], "k_", ms=9, label="truth")
 axes[0].set(xlabel="area of the town, by true risk", ylabel="relative risk", xticks=[], ylim=(0, 1.45 * high.max()))
@@ -398,7 +398,7 @@ for ax in axes:
 
 # %% [markdown]
 # The intervals of single areas are the same both ways, up to the noise of 400 draws. The number of cases in the town is
-# less certain than draws row by row say. These take for independent what 20 neighbours have in common.
+# less certain than draws row by row say. These take for independent what 20 neighbors have in common.
 #
 # ## Where next
 #

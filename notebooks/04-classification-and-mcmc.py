@@ -64,11 +64,11 @@ X_test, y_test = X_all[test], y_all[test]
 # ## 1. Two classes with SVI
 #
 # The log odds of class 1 are a GP. Both hyperparameters have priors. The inducing inputs are parameters: they are
-# trained, and get no posterior. They start at k-means centres of the inputs.
+# trained, and get no posterior. They start at k-means centers of the inputs.
 
 # %%
 num_inducing = 6 if SMALL else 20
-Z = npgp.inducing.kmeans(X, num_inducing)
+Z = npgp.inducing.kmeans(jax.random.key(0), X, num_inducing)
 
 
 def model(X, y=None):
@@ -146,8 +146,8 @@ variance = posterior.variance(grid)
 
 
 def scatter(ax, **kwargs):
-    for label, marker, colour in [(0, "o", plots.COLOURS[0]), (1, "^", plots.COLOURS[1])]:
-        ax.scatter(*X[y == label].T, s=8, marker=marker, color=colour, label=f"class {label}", **kwargs)
+    for label, marker, color in [(0, "o", plots.COLORS[0]), (1, "^", plots.COLORS[1])]:
+        ax.scatter(*X[y == label].T, s=8, marker=marker, color=color, label=f"class {label}", **kwargs)
 
 
 figure, axes = plt.subplots(1, 2, figsize=(8.6, 3.6), layout="constrained", sharex=True, sharey=True)
@@ -236,7 +236,7 @@ _ = axes[0].legend(fontsize=8, loc="lower right")
 #
 # ## 3. New data arrive
 #
-# 400 more rows. `posterior.condition` updates the posterior of $f$ and leaves hyperparameters and inducing inputs as
+# 400 more rows. `posterior.update` updates the posterior of $f$ and leaves hyperparameters and inducing inputs as
 # they are. It needs neither training nor the first rows.
 
 
@@ -293,7 +293,7 @@ arm = rng.integers(0, 3, num_rows)
 radius = rng.uniform(0.2, 2.5, num_rows)
 angle = 2 * np.pi * arm / 3 + 0.9 * radius + 0.25 * rng.normal(size=num_rows)
 X3 = np.column_stack([radius * np.cos(angle), radius * np.sin(angle)])
-Z3 = npgp.inducing.kmeans(X3, num_inducing)
+Z3 = npgp.inducing.kmeans(jax.random.key(0), X3, num_inducing)
 
 
 def softmax_model(X, y=None):
@@ -307,12 +307,12 @@ def softmax_model(X, y=None):
 
 guide3, result3 = fit(softmax_model, 10 if SMALL else 300, X3, arm)
 posterior3 = npgp.posterior("f", softmax_model, guide3, result3.params, X3)
-probabilities = jax.jit(npgp.likelihoods.Softmax(3).probabilities)
-p = np.asarray(probabilities(*posterior3.mean_and_variance(grid)))  # (classes, rows)
+class_probabilities = jax.jit(npgp.likelihoods.Softmax(3).probabilities)
+p = np.asarray(class_probabilities(*posterior3.mean_and_variance(grid)))  # (classes, rows)
 
 figure, axes = plt.subplots(1, 2, figsize=(8.0, 3.5), layout="constrained", sharex=True, sharey=True)
 palette = np.array([[0.0, 0.45, 0.70], [0.84, 0.37, 0.0], [0.0, 0.62, 0.45]])
-mixed = 1 - (1 - palette.T) @ p  # the classes' colours, mixed by their probabilities
+mixed = 1 - (1 - palette.T) @ p  # the classes' colors, mixed by their probabilities
 extent = (axis[0], axis[-1], axis[0], axis[-1])
 axes[0].imshow(mixed.T.reshape(len(axis), len(axis), 3), origin="lower", extent=extent, interpolation="bilinear")
 for c in range(3):

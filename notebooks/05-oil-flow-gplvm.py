@@ -24,7 +24,6 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import datasets, plots
-from npgp.gplvm import metrics
 
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps
 numpyro.enable_x64()
@@ -58,7 +57,7 @@ print(f"{Y.shape[0]} rows of {Y.shape[1]} measurements; {', '.join(class_names)}
 
 # %%
 num_inducing, steps = (10, 60) if SMALL else (25, 6000)
-start = npgp.gplvm.pca_start(Y, latent_dim=10, num_inducing=num_inducing)
+start = npgp.gplvm.pca_start(jax.random.key(0), Y, latent_dim=10, num_inducing=num_inducing)
 gplvm = npgp.BayesianGPLVM(start, conditional="tight")
 
 
@@ -97,12 +96,12 @@ figure = plots.plot_latents(
     latents.scale,
     latents.relevance,
     labels,
-    class_names,
+    class_names=class_names,
     background=background,
     dimension_names=latents.names,
     units="lengthscales",
 )
-mistakes = metrics.nearest_neighbour_errors(latents.loc, labels)
+mistakes = npgp.gplvm.nearest_neighbor_errors(latents.loc, labels)
 print(f"rows whose nearest neighbour in latent space is of another class: {mistakes} of {rows}")
 
 # %% [markdown]
@@ -131,7 +130,7 @@ for conditional in (npgp.Prior(), npgp.Tight(), npgp.Grouped(npgp.median_split(Y
 
 # %%
 present = np.random.default_rng(2).random(Y.shape) < 0.75
-start = npgp.gplvm.pca_start(np.where(present, Y, np.nan), 10, num_inducing, mask=present)
+start = npgp.gplvm.pca_start(jax.random.key(0), np.where(present, Y, np.nan), 10, num_inducing, mask=present)
 partial = npgp.BayesianGPLVM(start)
 _, fit = train(partial, Y=np.where(present, Y, np.nan), mask=present, allow_nan=True)
 mean, variance = partial.reconstruct(fit.params, fit.params["x.loc"], fit.params["x.scale"])
@@ -187,7 +186,7 @@ for name, variant in variants.items():
     fit_svi, fit = (svi, result) if name == "free" else train(variant, Y=Y)
     value, _ = npgp.evaluate(fit_svi, jax.random.key(1), fit, Y=Y)
     loc, scale = variant.latents_at(fit.params, Y)
-    mistakes = metrics.nearest_neighbour_errors(np.asarray(loc / fit.params["lengthscale"]), labels)
+    mistakes = npgp.gplvm.nearest_neighbor_errors(np.asarray(loc / fit.params["lengthscale"]), labels)
     print(f"{name:>26}: ELBO per row {value / rows:5.2f}, nearest neighbours of another class {mistakes:3d}")
 
 # %% [markdown]

@@ -32,7 +32,7 @@ from scipy.stats import norm
 import npgp
 from npgp import kernels, plots
 from npgp.features import ReLU, Softplus
-from npgp.inducing.levels import left_out
+from npgp.inducing import left_out
 
 jax.config.update("jax_enable_x64", True)
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer features and steps
@@ -108,10 +108,10 @@ share = jax.jit(lambda block: left_out(plane, block, X))
 print(f"{name}; share of the variance left out")
 print(f"{'features':>10}{'points':>10}{'harmonics':>12}{'softplus units':>17}")
 for size in (9,) if SMALL else (9, 25, 49, 100):
-    centres = npgp.inducing.kmeans(X, size)
+    centers = npgp.inducing.kmeans(jax.random.key(0), X, size)
     harmonics = npgp.features.SphericalHarmonics.within(size, plane, columns=2)
-    units = npgp.features.Activations(directions(plane, centres), Softplus(), levels=range(7))
-    shares = [float(share(block)) for block in (npgp.features.Points(centres), harmonics, units)]
+    units = npgp.features.Activations(directions(plane, centers), Softplus(), levels=range(7))
+    shares = [float(share(block)) for block in (npgp.features.Points(centers), harmonics, units)]
     print(f"{size:>10}{shares[0]:10.3f}{shares[1]:12.3f}{shares[2]:17.3f}")
 
 # %% [markdown]
@@ -131,8 +131,9 @@ for size in (9,) if SMALL else (9, 25, 49, 100):
 
 # %%
 print(f"{'highest level':>14}" + "".join(f"{level:>7}" for level in range(0, 3 if SMALL else 9)))
+centers = npgp.inducing.kmeans(jax.random.key(0), X, 9 if SMALL else 25)
 for shape in (Softplus(),) if SMALL else (Softplus(), ReLU()):
-    units = npgp.features.Activations(directions(plane, npgp.inducing.kmeans(X, 9 if SMALL else 25)), shape)
+    units = npgp.features.Activations(directions(plane, centers), shape)
     choice = npgp.inducing.choose_levels(plane, units, X, most=2 if SMALL else 8)
     shares = "".join(f"{choice.left_out[level]:7.3f}" for level in choice.left_out)
     print(f"{type(shape).__name__:>14}{shares}   chosen: levels {choice.block.levels}")
@@ -208,7 +209,7 @@ parts = {}
 for name in ("8 units", "8 units + 8 points"):
     gp = fits[name][1]
     parts[name] = jax.jit(lambda gp, grid: gp.condition(targets).decompose(grid))(gp, grid)
-figure = plots.plot_variance(grid, parts, (x, targets))
+figure = plots.plot_variance(grid, parts, data=(x, targets))
 
 # %% [markdown]
 # With units alone nearly all the variance that is left amid the data is the residual's. Data cannot take it away: it is
@@ -226,9 +227,9 @@ figure = plots.plot_variance(grid, parts, (x, targets))
 
 
 # %%
-def classifier(centres, num_units):
-    """Units that look at the first centres, and points at the others."""
-    z_start, Z_start = directions(plane, centres[:num_units]), centres[num_units:]
+def classifier(centers, num_units):
+    """Units that look at the first centers, and points at the others."""
+    z_start, Z_start = directions(plane, centers[:num_units]), centers[num_units:]
 
     def model(X, y=None):
         positive = constraints.positive
@@ -266,10 +267,10 @@ def moments(model, guide, params, X_new):
 
 
 size = 6 if SMALL else 20
-centres = npgp.inducing.kmeans(X, size)
-models = {f"{size // 2} units + {size // 2} points": classifier(centres, size // 2)}
+centers = npgp.inducing.kmeans(jax.random.key(0), X, size)
+models = {f"{size // 2} units + {size // 2} points": classifier(centers, size // 2)}
 if not SMALL:
-    models = {f"{size} units": classifier(centres, size), **models, f"{size} points": classifier(centres, 0)}
+    models = {f"{size} units": classifier(centers, size), **models, f"{size} points": classifier(centers, 0)}
 
 axis = np.linspace(-3.2, 3.2, 15 if SMALL else 60)
 plane_grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
@@ -283,8 +284,8 @@ for ax, (name, model) in zip(axes[0], models.items(), strict=True):
     log_likelihood = np.mean(np.log(np.where(y_test == 1, p_test, 1.0 - p_test)))
     print(f"{name}: test error {error:.3f}, mean test log-likelihood {log_likelihood:.3f}")
     image = ax.contourf(axis, axis, p_grid, np.linspace(0.0, 1.0, 11), cmap="RdBu_r")
-    for label, colour in ((0, "#2166ac"), (1, "#b2182b")):
-        ax.scatter(*X[y == label].T, s=9, color=colour, edgecolor="w", linewidth=0.4, label=f"class {label}")
+    for label, color in ((0, "#2166ac"), (1, "#b2182b")):
+        ax.scatter(*X[y == label].T, s=9, color=color, edgecolor="w", linewidth=0.4, label=f"class {label}")
     ax.set(title=name, xlabel="$x_1$", ylabel="$x_2$")
 legend = figure.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
 bar = figure.colorbar(image, ax=axes, label="P(class 1)")
@@ -338,7 +339,7 @@ def deep(X, y=None):
     f, g = layer("f", half, range(7), variance=0.1), layer("g", half, range(7))
     noise = numpyro.param("noise", 0.05, constraint=constraints.positive)
     with numpyro.plate("data", len(X)):
-        h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorises over rows
+        h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorizes over rows
         npgp.observe("y", g(h[:, None]), npgp.Gaussian(noise), obs=y)
 
 
@@ -362,8 +363,8 @@ for ax, (name, model) in zip(axes[0], models.items(), strict=True):
     )
     ax.scatter(x, targets, s=6, color="0.6", label="data")
     ax.plot(grid, curve(grid), color="k", lw=0.8, ls="--", label="truth")
-    ax.plot(grid, mean, color=plots.COLOURS[0], label="mean and 95% of draws")
-    ax.fill_between(grid, low, high, color=plots.COLOURS[0], alpha=0.2, lw=0)
+    ax.plot(grid, mean, color=plots.COLORS[0], label="mean and 95% of draws")
+    ax.fill_between(grid, low, high, color=plots.COLORS[0], alpha=0.2, lw=0)
     ax.set(title=name, xlabel="x")
 axes[0, 0].set_ylabel("y")
 handles = axes[0, -1].get_legend_handles_labels()

@@ -1,8 +1,8 @@
 # %% [markdown]
-# # Spatial counts, with neighbours and with inducing points
+# # Spatial counts, with neighbors and with inducing points
 #
 # An inducing point speaks for the function within about a lengthscale of it. Where lengthscales are short and the map
-# is wide, few points are not enough, and what lies between them is smoothed away. A *variational nearest-neighbour GP*
+# is wide, few points are not enough, and what lies between them is smoothed away. A *variational nearest-neighbor GP*
 # (VNNGP; Wu, Pleiss & Cunningham 2022) has an inducing point at every site, and each value of $f$ depends on the
 # nearest few alone. A step of training looks at minibatches of both sites and inducing points, so that its cost does
 # not grow with their numbers. This notebook shows
@@ -12,7 +12,7 @@
 # 3. what the ELBOs can be compared with, and where the standard deviations are wrong;
 # 4. a simulation with a short lengthscale;
 # 5. predictions between the cells;
-# 6. the nearest-neighbour GP as a prior, under NUTS;
+# 6. the nearest-neighbor GP as a prior, under NUTS;
 # 7. when to choose which.
 
 # %%
@@ -43,7 +43,7 @@ plt.rcParams["figure.dpi"] = 72
 #
 # The places of 126 pine saplings in a square (Finnish pines; Penttinen, Stoyan & Henttonen 1992), from the folder that
 # the environment variable `NPGP_DATA` names, or else places drawn from a similar process. We count the trees in cells:
-# the count $y_n$ of cell $n$ with area $a$ and centre $s_n$ is
+# the count $y_n$ of cell $n$ with area $a$ and center $s_n$ is
 #
 # $$y_n \sim \text{Poisson}\big(a \exp(\text{level} + f(s_n))\big),$$
 #
@@ -53,7 +53,7 @@ plt.rcParams["figure.dpi"] = 72
 
 # %%
 def grid(side):
-    """Centres of side × side cells of the unit square."""
+    """Centers of side × side cells of the unit square."""
     axis = (np.arange(side) + 0.5) / side
     return np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
 
@@ -107,27 +107,27 @@ def model(S, near, y=None, *, component, data):
     level = numpyro.param("level", data.start_level)
     f = component(npgp.Matern32(lengthscale, amplitude**2)).draw()
     with npgp.plate("cells", len(data.S), rows=len(S)):
-        value = f(S) if near is None else f(S, near)
+        value = f(S) if near is None else f(S, neighbors=near)
         npgp.observe("y", value + level, npgp.Poisson(exposure=data.area), obs=y)
 
 
 # %% [markdown]
-# Neighbours are found once, before the model: of each inducing point among those before it in an order, here the ten
+# Neighbors are found once, before the model: of each inducing point among those before it in an order, here the ten
 # nearest. SVGP gets a regular grid of inducing points.
 #
 # Both are trained by SVI with the automatic guide, in minibatches of cells. The VNNGP's inducing points come in
 # minibatches as well, `batch_size`; with `row_optim` a step moves the entries of $q(u)$ that it looks at and no others.
 
 # %%
-num_neighbours, batch, steps = (4, 20, 40) if SMALL else (10, 80, 3000)
+num_neighbors, batch, steps = (4, 20, 40) if SMALL else (10, 80, 3000)
 
 
 def components(data, num_svgp):
-    """Ways to make f of a kernel, and the rows' neighbours."""
-    neighbours = npgp.neighbors.nearest_before(data.S, num_neighbours)
+    """Ways to make f of a kernel, and the rows' neighbors."""
+    neighbors = npgp.neighbors.nearest_before(data.S, num_neighbors)
     return {
         "VNNGP": (
-            lambda kernel: npgp.VNNGP("f", kernel, data.S, neighbours, batch_size=batch),
+            lambda kernel: npgp.VNNGP("f", kernel, data.S, neighbors, batch_size=batch),
             np.arange(len(data.S))[:, None],
         ),
         "SVGP": (lambda kernel: npgp.SparseGP("f", kernel, grid(num_svgp)), None),
@@ -157,7 +157,7 @@ fits = train_both(pines, 3 if SMALL else 8)
 # %% [markdown]
 # There are so few cells that we can do without sparsity for comparison: the *dense* GP, by Laplace's approximation, a
 # Gaussian about the posterior's mode and an estimate of the log evidence. That approximates the posterior too, but all
-# values of $f$ are dependent in it. Its hyperparameters maximise the estimate. The covariance `K` of the seen cells can
+# values of $f$ are dependent in it. Its hyperparameters maximize the estimate. The covariance `K` of the seen cells can
 # be another than the kernel's.
 
 
@@ -198,7 +198,7 @@ dense = unpack(best.x)
 #
 # A VNNGP predicts at any place from the inducing points nearest to it; the hidden cells are such places, since only
 # seen cells are inducing points here. The intensity is log-normal. The maps differ also because each method has found
-# hyperparameters of its own; colours are the same for all.
+# hyperparameters of its own; colors are the same for all.
 
 
 # %%
@@ -269,11 +269,11 @@ for ax in axes[0]:
 # ## 3. ELBOs and standard deviations
 #
 # SVGP's ELBO is a lower bound on the log evidence of the GP model. The VNNGP's is one on the log evidence of *another
-# model*, in which the prior is the nearest-neighbour GP of these neighbours in this order, and that evidence may be
+# model*, in which the prior is the nearest-neighbor GP of these neighbors in this order, and that evidence may be
 # above the GP's or below. So
 #
 # - ELBOs of SVGPs compare with each other, whatever their inducing points, and with the evidence of the GP;
-# - ELBOs of VNNGPs with the same inducing points and neighbours compare with each other: kernels, covariates,
+# - ELBOs of VNNGPs with the same inducing points and neighbors compare with each other: kernels, covariates,
 #   likelihoods;
 # - one of each does not compare with the other. Predictions of held-out data do.
 #
@@ -282,11 +282,11 @@ for ax in axes[0]:
 
 
 # %%
-def neighbour_covariance(data, theta):
-    """The seen cells' covariance in the nearest-neighbour prior."""
+def neighbor_covariance(data, theta):
+    """The seen cells' covariance in the nearest-neighbor prior."""
     kernel = npgp.Matern32(theta["lengthscale"], theta["amplitude"] ** 2)
-    factor = npgp.neighbors.NNGP(kernel, data.S, npgp.neighbors.nearest_before(data.S, num_neighbours)).factor()
-    half = np.asarray(factor.colour(np.eye(len(data.S))))
+    factor = npgp.neighbors.NNGP(kernel, data.S, npgp.neighbors.nearest_before(data.S, num_neighbors)).factor()
+    half = np.asarray(factor.color(np.eye(len(data.S))))
     return half.T @ half
 
 
@@ -294,9 +294,9 @@ def report_elbos(data, fits, moments):
     print(f"{'':>14}{'lengthscale':>13}{'ELBO':>9}{'log evidence: GP':>19}{'neighbours':>12}{'sd / dense sd':>15}")
     for name, (elbo, theta, _) in fits.items():
         evidence, _, variance = laplace(data, **theta)
-        of_neighbours, _, _ = laplace(data, **theta, K=neighbour_covariance(data, theta))
+        of_neighbors, _, _ = laplace(data, **theta, K=neighbor_covariance(data, theta))
         ratio = np.mean(np.sqrt(moments[name][1] / variance))
-        print(f"{name:>14}{theta['lengthscale']:13.3f}{elbo:9.1f}{evidence:19.1f}{of_neighbours:12.1f}{ratio:15.2f}")
+        print(f"{name:>14}{theta['lengthscale']:13.3f}{elbo:9.1f}{evidence:19.1f}{of_neighbors:12.1f}{ratio:15.2f}")
 
 
 if not SMALL:
@@ -309,8 +309,8 @@ if not SMALL:
 report_elbos(pines, fits, moments)
 
 # %% [markdown]
-# Ten neighbours are plenty: both models have about the same evidence. But the VNNGP's $q(u)$ takes the inducing values
-# as independent, and under a smooth prior each is nearly determined by its neighbours. Independent values agree with
+# Ten neighbors are plenty: both models have about the same evidence. But the VNNGP's $q(u)$ takes the inducing values
+# as independent, and under a smooth prior each is nearly determined by its neighbors. Independent values agree with
 # such a prior only if they are known closely. So $q(u)$ is narrow: the standard deviations are a third of what they
 # should be, and the ELBO is far below the evidence. Training sees this as a cost of long lengthscales and ends at a
 # shorter one than the dense GP. Where the lengthscale is no longer than the distance between sites, as in the first
@@ -402,24 +402,24 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 #
 # ## 6. The prior by itself, and NUTS
 #
-# The nearest-neighbour GP is also a NumPyro distribution, for any likelihood and NUTS. Then there is no $q$, and values
+# The nearest-neighbor GP is also a NumPyro distribution, for any likelihood and NUTS. Then there is no $q$, and values
 # are as dependent as the prior has them. It takes longer than all above, so these lines are not run here:
 #
 # ```python
-# neighbours = npgp.neighbors.nearest_before(S, 10)
+# neighbors = npgp.neighbors.nearest_before(S, 10)
 #
 # def latent(y):
 #     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(0.1), 1.0))
 #     amplitude = numpyro.sample("amplitude", dist.HalfNormal(1.0))
 #     level = numpyro.sample("level", dist.Normal(start_level, 1.0))
-#     f = numpyro.sample("f", npgp.neighbors.NNGP(npgp.Matern32(lengthscale, amplitude**2), S, neighbours))
+#     f = numpyro.sample("f", npgp.neighbors.NNGP(npgp.Matern32(lengthscale, amplitude**2), S, neighbors))
 #     numpyro.sample("y", dist.Poisson(area * jnp.exp(level + f)), obs=y)
 #
 # mcmc = MCMC(NUTS(latent), num_warmup=500, num_samples=500)
 # mcmc.run(key, y)
 # ```
 #
-# Given one draw of hyperparameters and `f`, `npgp.neighbors.NNGP(kernel, S, neighbours).condition(f).sample(key,
+# Given one draw of hyperparameters and `f`, `npgp.neighbors.NNGP(kernel, S, neighbors).condition(f).sample(key,
 # S_new)` goes on to new sites. Where data say little of each value, `npgp.neighbors.WhitenNNGP` helps; with Gaussian
 # noise `npgp.neighbors.ResponseNNGP` integrates $f$ out. And a model with a `VNNGP` runs under NUTS as it is, without a
 # guide, if its hyperparameters are sampled.
@@ -430,8 +430,8 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 # |---|---|---|---|
 # | good for lengthscales | that span many sites | about the distance of sites | of all sizes |
 # | elsewhere | smooths detail away | is too sure, finds too short a lengthscale | |
-# | approximates | the posterior | prior, by neighbours; posterior, values independent | the prior, by neighbours |
-# | ELBO bounds | the GP's evidence | the nearest-neighbour GP's | |
+# | approximates | the posterior | prior, by neighbors; posterior, values independent | the prior, by neighbors |
+# | ELBO bounds | the GP's evidence | the nearest-neighbor GP's | |
 # | cost of a step | $M^3 + B M^2$ | $(B + B_u)\,k^3$ for any number of sites | $N k^3$ |
 # | inputs | any number of columns | few columns; constants | few columns; constants |
 # | draws at new places | as smooth as the GP | independent given $u$ | independent given $f$ at sites |
