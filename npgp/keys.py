@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import jax
 import numpy as np
-from numpyro.util import is_prng_key
+
+from npgp.contract import is_prng_key
 
 
 def host_generator(rng_key: jax.Array) -> np.random.Generator:
@@ -18,7 +19,14 @@ def host_generator(rng_key: jax.Array) -> np.random.Generator:
     """
     if not is_prng_key(rng_key):
         raise TypeError(f"rng_key is {rng_key!r:.80}; it must be a JAX random key, such as jax.random.key(0).")
-    return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+    with jax.ensure_compile_time_eval():
+        return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+
+
+def known_key() -> jax.Array:
+    """The key 0 with numbers that can be seen, inside ``jit`` too: for choices that are not the user's."""
+    with jax.ensure_compile_time_eval():
+        return jax.random.key(0)
 
 
 def host_seed(rng_key: jax.Array) -> int:

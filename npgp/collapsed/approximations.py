@@ -25,11 +25,12 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
-from numpyro.util import is_prng_key
 
 from npgp import checks, linalg
+from npgp.contract import is_prng_key
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
+from npgp.keys import known_key
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
@@ -104,7 +105,7 @@ class ApproximateGP(dist.Distribution):
         if groups is None and method == "pitc":
             if checks.is_traced(X):
                 raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.median_split(X, size).")
-            groups = kmeans_groups(jax.random.key(0), X, self.block.size)
+            groups = kmeans_groups(known_key(), X, self.block.size)
         _check_groups(method, groups, rows)
         checks.require_per_row(noise_variance, "noise_variance", rows)
         checks.require_per_row(offset, "offset", rows)

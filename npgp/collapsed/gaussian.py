@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
-from numpyro.util import is_prng_key
 
 from npgp import checks, linalg
+from npgp.contract import is_prng_key
 from npgp.kernels import Kernel, as_kernel
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize

@@ -25,12 +25,12 @@ import numpyro.distributions as dist
 from jax import lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
-from numpyro.util import is_prng_key
 
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
+from npgp.contract import is_prng_key
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import host_generator
+from npgp.keys import host_generator, known_key
 from npgp.sparse.conditionals import Conditional, Prior, Tight, as_conditional
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
@@ -146,7 +146,7 @@ class UncertainInputGP(dist.Distribution):
                 f"penalty_draws is given, but conditional is {conditional!r}; only 'tight' has such draws."
             )
         if isinstance(penalty_draws, int):
-            penalty_draws = penalty_nodes(jax.random.key(0), penalty_draws, rows, columns)
+            penalty_draws = penalty_nodes(known_key(), penalty_draws, rows, columns)
         if penalty_draws is not None:
             shape = jnp.shape(penalty_draws)
             if len(shape) != 3 or not shape[0] or shape[1] not in (1, rows) or shape[2] != columns:

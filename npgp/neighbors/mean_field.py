@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
-from numpyro.util import is_prng_key
 
+from npgp.contract import is_prng_key
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.vecchia import at_rows, site_weights
 

@@ -18,9 +18,9 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
-from numpyro.util import is_prng_key
 
 from npgp import checks
+from npgp.contract import is_prng_key
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights

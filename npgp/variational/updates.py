@@ -89,9 +89,7 @@ def update(
         checks.require_positive(value, name)
     conditional = as_conditional(conditional)
     if conditional.parameter is not None:
-        raise ValueError(
-            f"conditional is {conditional!r}, which learns a parameter; updates take one that learns none."
-        )
+        raise ValueError(f"conditional is {conditional!r}, which learns a parameter; update takes one that does not.")
     conditional.partition(X.shape[0])  # which checks the groups
     batch = jnp.broadcast_shapes(*(block.batch_shape for block in q))
     y, offset, present = _check_rows(X, y, offset, mask, batch, likelihood)

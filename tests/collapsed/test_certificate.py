@@ -15,7 +15,7 @@ from npgp.collapsed import CollapsedGP
 from npgp.collapsed.certificates import certificate, evidence_bounds
 from npgp.features import Points
 from npgp.kernels import RBF, Matern32
-from npgp.sparse.conditionals import Grouped
+from npgp.sparse.conditionals import Grouped, Prior, Shared, Tight
 from npgp.sparse.groups import consecutive, median_split
 
 MODULE = importlib.import_module("npgp.collapsed.advice")
@@ -227,7 +227,8 @@ def test_rounding_is_of_the_order_of_magnitude_said():
     @jax.vmap
     def figures(X, y, lengthscale, noise):
         block = Points(X[::4])
-        return evidence_bounds(RBF(lengthscale), X, y, noise, None, 1e-5, (block,), ("dense",), False)
+        conditionals = {"prior": Prior(), "shared": Shared(), "tight": Tight()}
+        return evidence_bounds(RBF(lengthscale), X, y, noise, 1e-5, (block,), ("dense",), conditionals, False)
 
     single = jax.tree.map(np.asarray, figures(*problems))
     with jax.enable_x64(True):

@@ -273,7 +273,7 @@ def test_outputs_in_a_batch_and_a_mean_function(float64):
     rng = np.random.default_rng(0)
     Y, mean, noise = rng.normal(size=(2, 3, len(X))), rng.normal(size=len(X)), rng.uniform(0.1, 1.0, size=len(X))
     Z = X[::3]
-    together = compute(lambda Y: CollapsedGP(KERNEL, X, Z, noise, mean).log_prob(Y), Y)
+    together = compute(lambda Y: CollapsedGP(KERNEL, X, Z, noise, offset=mean).log_prob(Y), Y)
     assert together.shape == (2, 3)
     for i in np.ndindex(2, 3):
         alone = oracles.Joint.of(FORMULA, [Z], X, 1e-8).bound(Y[i] - mean, noise, [True], "tight")
@@ -451,7 +451,7 @@ def test_what_cannot_be_a_model_is_refused():
     for noise in (0.0, -0.1, np.nan, np.array([0.1] * 8 + [-0.1], np.float32)):
         refused("noise_variance is .* must be positive", X, Z, noise)
     refused(r"noise_variance has shape \(3,\); it must be a scalar or \(9,\)", X, Z, np.ones(3, np.float32))
-    refused(r"mean has shape \(9, 1\)", X, Z, 0.1, np.ones((9, 1), np.float32))
+    refused(r"offset has shape \(9, 1\)", X, Z, 0.1, offset=np.ones((9, 1), np.float32))
     refused("conditional is 'titgh'; it must be one of 'prior', 'tight'", X, Z, 0.1, conditional="titgh")
     refused("'mean-only'.* must come last", X, [Z, Z + 1], 0.1, covariances=("mean-only", "dense"))
     refused("must give one of .* for each of 1 blocks", X, Z, 0.1, covariances=("dense", "dense"))

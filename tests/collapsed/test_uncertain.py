@@ -247,7 +247,7 @@ def test_draws_estimate_the_expectation(float64):
         number = UncertainInputGP(*problem, penalty_draws=4).log_prob(y)
         return by_draws, number, three_bounds(*problem, y)
 
-    draws = np.stack([penalty_nodes(4, ROWS, 2, seed) for seed in range(400)])
+    draws = np.stack([penalty_nodes(jax.random.key(seed), 4, ROWS, 2) for seed in range(400)])
     by_draws, number, bounds = run(draws)
     error = np.std(by_draws) / len(by_draws) ** 0.5
     assert abs(np.mean(by_draws) - bounds["nodes"]) < 4 * error < 0.2 * (bounds["nodes"] - bounds["tight"])
@@ -255,15 +255,15 @@ def test_draws_estimate_the_expectation(float64):
 
 
 def test_penalty_nodes_are_standard_normal_pairs():
-    nodes = penalty_nodes(200, 50, 3)
+    nodes = penalty_nodes(jax.random.key(0), 200, 50, 3)
     np.testing.assert_array_equal(nodes[:100], -nodes[100:])
     half = nodes[:100].reshape(-1, 3)
     assert np.all(np.abs(half.mean(0)) < 4 / len(half) ** 0.5)
     assert np.max(np.abs(np.cov(half.T) - np.eye(3))) < 5 * (2 / len(half)) ** 0.5
-    assert np.any(nodes != penalty_nodes(200, 50, 3, seed=1))
+    assert np.any(nodes != penalty_nodes(jax.random.key(1), 200, 50, 3))
     for count in (0, 3):
         with pytest.raises(ValueError, match=f"penalty draws is {count}; it must be even"):
-            penalty_nodes(count, 5, 2)
+            penalty_nodes(jax.random.key(0), count, 5, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------

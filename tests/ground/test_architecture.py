@@ -15,8 +15,8 @@ ROOT = Path(npgp.__file__).parent
 #: Floors from the ground up: what is on one may import what is below it, not beside it and not above it. A folder's own
 #: files may import each other, without circles.
 FLOORS = [
-    {"contract", "keys", "optional", "pytrees"},
-    {"checks"},
+    {"contract", "optional", "pytrees"},
+    {"checks", "keys"},
     {"linalg", "chunks"},
     {"kernels"},
     {"likelihoods", "features"},

@@ -247,11 +247,11 @@ def mixed_model():
     return Columns(*zip(*model_parts(), strict=True))
 
 
-def model(X, y, likelihood, conditional, groups=None, mask=None):
+def model(X, y, likelihood, conditional, mask=None):
     with numpyro.plate("outputs", y.shape[0], dim=-2):
         f = models.sparse_gp(jitter=1e-12).draw()
         with numpyro.plate("rows", X.shape[0], dim=-1):
-            npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional, groups=groups, mask=mask)
+            npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional, mask=mask)
 
 
 def parameters(outputs=OUTPUTS, seed=3):
@@ -266,14 +266,14 @@ def whole_and_parts(fn):
 
 @pytest.mark.parametrize("conditional, masked", [("prior", True), ("tight", False), ("tight", True), ("grouped", True)])
 def test_the_elbo_is_the_sum_of_the_parts(conditional, masked, float64):
-    groups = median_split(X, 3) if conditional == "grouped" else None
+    chosen = npgp.Grouped(median_split(X, 3)) if conditional == "grouped" else conditional
 
     @compiled
     def evaluate(params, y):
         def elbo(likelihood, columns, params=params):
             own = {name: value[np.array(columns)] for name, value in params.items()}
             mask = SEEN[columns] if masked else None
-            static = {"likelihood": likelihood, "conditional": conditional, "groups": groups, "mask": mask}
+            static = {"likelihood": likelihood, "conditional": chosen, "mask": mask}
             return models.make_elbo(model, **static)(jax.random.key(0), own, jnp.asarray(X), y[np.array(columns)])
 
         whole, separate = whole_and_parts(elbo)
@@ -323,12 +323,13 @@ def test_gaussian_noise_per_column_is_dense_algebra(conditional, float64):
     """As a variance (D, 1), and as a likelihood for each column."""
     noise, y = np.array([[0.2], [0.05], [1.0]]), np.random.default_rng(2).normal(size=(3, 8))
     groups, params = median_split(X, 3) if conditional == "grouped" else None, parameters(3)
+    chosen = npgp.Grouped(groups) if groups else conditional
 
     @compiled
     def evaluate(params):
         one, several = Gaussian(jnp.asarray(noise)), Columns([Gaussian(v) for v in noise[:, 0]])
         return [
-            models.make_elbo(model, likelihood=likelihood, conditional=conditional, groups=groups)(
+            models.make_elbo(model, likelihood=likelihood, conditional=chosen)(
                 jax.random.key(0), params, jnp.asarray(X), jnp.asarray(y)
             )
             for likelihood in (one, several)
@@ -354,7 +355,7 @@ def test_conditioning_a_posterior_on_noise_of_its_own_for_each_column(float64):
     posterior = models.sparse_gp(jitter=1e-12).posterior(parameters(2))
 
     def mean(likelihood):
-        return posterior.condition(jnp.asarray(X), y, likelihood).mean(jnp.asarray(models.X_NEW))
+        return posterior.update(jnp.asarray(X), y, likelihood).mean(jnp.asarray(models.X_NEW))
 
     several = mean(Columns([Gaussian(v) for v in noise]))
     np.testing.assert_allclose(several, mean(Gaussian(jnp.asarray(noise[:, None]))), rtol=1e-8)

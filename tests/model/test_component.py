@@ -421,7 +421,7 @@ def test_conditionals_are_checked():
     with handlers.seed(rng_seed=0):
         with OneSentence(ValueError, "'tigth'", "'tight'", "'prior'"):
             npgp.observe("y", latent, npgp.Gaussian(0.1), obs=Y, conditional="tigth")
-        with OneSentence(ValueError, "'tight'", "'prior', 'shared'"):
+        with OneSentence(ValueError, "Tight()", "'prior' and 'shared'"):
             npgp.sample("v", latent, conditional="tight")
 
 

@@ -31,7 +31,7 @@ def rbf(A, B, lengthscale=0.7, variance=1.3):
 
 
 def kernel(W=W, kappa=KAPPA, column=-1):
-    return npgp.kernels.Coregion(npgp.RBF(0.7, 1.3), W, kappa, column)
+    return npgp.kernels.Coregion(npgp.RBF(0.7, 1.3), W, kappa, column=column)
 
 
 def arrays(dtype, *values):

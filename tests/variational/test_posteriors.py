@@ -188,7 +188,7 @@ def test_memory_does_not_grow_with_rows_in_batches():
 def test_batches_of_no_rows_are_refused(batch_size):
     inducing, X, joint = problem(1)
     posterior = Posterior(projector_of(joint, inducing), (MeanOnlyNormal(np.zeros(SIZES[0])),))
-    with pytest.raises(ValueError, match="batch_size is .*; it must be a positive whole number"):
+    with pytest.raises((ValueError, TypeError), match="batch_size is .*; it must be (at least 1|a whole number)"):
         posterior.mean_and_variance(X, batch_size)
 
 
@@ -290,7 +290,9 @@ def test_slopes_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="functions drawn from Sum have no derivative"):
         rough.derivative(Z)
     for dim in (2, -3, 0.0, None, True):
-        with pytest.raises(ValueError, match="dim is .*; it must be the number of one of the 2 columns"):
+        with pytest.raises(
+            (ValueError, TypeError), match="dim is .*; it must be (the number of one of the 2 columns|a whole)"
+        ):
             smooth.derivative(Z, dim)
 
 
@@ -431,7 +433,7 @@ def test_paths_that_cannot_be_drawn_are_refused():
         posterior.draw_functions(key)
     posterior = Posterior(Projector(rbf, (Points(one),), (one,), ((),), (0.0,)), q)
     for name in ("num_draws", "num_features"):
-        with pytest.raises(ValueError, match=f"{name} is 0; it must be a positive whole number"):
+        with pytest.raises(ValueError, match=f"{name} is 0; it must be at least 1"):
             posterior.draw_functions(key, **{name: 0})
     paths = Paths(posterior.projector, (), one, (one[0],), 1)
     with pytest.raises(ValueError, match=r"X has shape \(3,\)"):

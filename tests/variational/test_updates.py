@@ -292,7 +292,7 @@ def test_a_block_that_moves_the_mean_only_is_refused():
         ({"offset": OFFSET[:3]}, r"offset has shape \(3,\)"),
         ({"offset": np.nan}, "offset has NaN"),
         ({"likelihood": npgp.Gaussian(np.ones((2, 1)))}, r"noise variance has shape \(2, 1\)"),
-        ({"conditional": "published"}, "conditional is 'published'"),
+        ({"conditional": "published"}, r"conditional is Published\(\)"),
         ({"likelihood": likelihoods.Softmax(3)}, "likelihood is Softmax, of 3 latent values"),
         ({"max_iterations": 0}, "max_iterations is 0"),
     ],

@@ -7,9 +7,21 @@ from dataclasses import dataclass, replace
 from jax.typing import ArrayLike
 
 from npgp import checks
-from npgp.pytrees import pytree
+from npgp.pytrees import pytree, static
 from npgp.sparse.conditionals.tight import Tight
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
+
+
+@pytree
+@dataclass(frozen=True)
+class Consecutive:
+    """
+    Groups of consecutive rows, of however many rows.
+
+    :param size: rows in a group.
+    """
+
+    size: int = static(1)
 
 
 @pytree
@@ -34,18 +46,16 @@ class Grouped(Tight):
     Source: Gaussian noise: Bui & Titsias 2025. Other likelihoods: docs/theory.md, section 2.
     """
 
-    groups: Groups | int | None = None
+    groups: Groups | Consecutive | int | None = None
 
     def __post_init__(self):
-        if isinstance(self.groups, Groups) or self.groups is None:
-            return
-        object.__setattr__(self, "groups", checks.whole_number(self.groups, "groups"))
+        if not (isinstance(self.groups, (Groups, Consecutive)) or self.groups is None):
+            object.__setattr__(self, "groups", Consecutive(checks.whole_number(self.groups, "groups")))
 
     def __repr__(self) -> str:
-        groups = self.groups
-        if not isinstance(groups, Groups):
-            return f"Grouped({'' if groups is None else groups})"
-        return f"Grouped({groups.count} groups of {groups.num_rows} rows)"
+        if isinstance(self.groups, Groups):
+            return f"Grouped({self.groups.count} groups of {self.groups.num_rows} rows)"
+        return f"Grouped({self.groups.size if isinstance(self.groups, Consecutive) else ''})"
 
     def partition(self, num_rows):
         groups = self.groups
@@ -55,9 +65,10 @@ class Grouped(Tight):
                 "where each g consecutive rows are a group."
             )
         if not isinstance(groups, Groups):
-            if num_rows % groups:
-                raise ValueError(f"groups is {groups!r}; it must divide the {num_rows} rows.")
-            return consecutive(num_rows, groups)
+            size = groups.size if isinstance(groups, Consecutive) else groups
+            if num_rows % size:
+                raise ValueError(f"groups is {size}; it must divide the {num_rows} rows.")
+            return consecutive(num_rows, size)
         if groups.num_rows != num_rows:
             raise ValueError(f"groups is a partition of {groups.num_rows} rows, but there are {num_rows} rows.")
         return groups
