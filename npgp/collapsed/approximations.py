@@ -144,7 +144,7 @@ class ApproximateGP(dist.Distribution):
         (A,) = projection.A
         shape, keys = sample_shape + self.batch_shape, jax.random.split(key)
         f = linalg.matmul(jax.random.normal(keys[0], (*shape, A.shape[0]), A.dtype), A)
-        return self.offset + f + noise.colour(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
+        return self.offset + f + noise.color(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
 
     def condition(self, y: ArrayLike) -> Posterior | DegeneratePosterior:
         """
@@ -247,7 +247,7 @@ class Noise(Protocol):
         """``R⁻¹ v`` over the last axis, (..., N)."""
         ...
 
-    def colour(self, z: jax.Array) -> jax.Array:
+    def color(self, z: jax.Array) -> jax.Array:
         """``R z`` over the last axis, (..., N)."""
         ...
 
@@ -270,7 +270,7 @@ class RowNoise:
     def whiten(self, v):
         return v / self.scale
 
-    def colour(self, z):
+    def color(self, z):
         return z * self.scale
 
     def log_determinant(self):
@@ -296,7 +296,7 @@ class GroupNoise:
         columns = self._columns(v / self.scale)
         return self._rows(linalg.solve_lower(self.factor, columns), v.shape)
 
-    def colour(self, z):
+    def color(self, z):
         return self._rows(linalg.matmul(self.factor, self._columns(z)), z.shape) * self.scale
 
     def _columns(self, v: jax.Array) -> jax.Array:

@@ -66,7 +66,7 @@ class BlockNormal(dist.Distribution):
 
     loc: jax.Array
 
-    def _colour(self, z: jax.Array) -> jax.Array:
+    def _color(self, z: jax.Array) -> jax.Array:
         """``L_S z`` over the last axis."""
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class BlockNormal(dist.Distribution):
     def sample(self, key, sample_shape=()):
         assert is_prng_key(key)
         z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)
-        return self.loc + self._colour(z)
+        return self.loc + self._color(z)
 
     def log_prob(self, value):
         z = self._whiten(value - self.loc)
@@ -129,7 +129,7 @@ class DenseNormal(BlockNormal):
     def without_last_batch_dim(self):
         return DenseNormal(self.loc[..., 0, :], self.scale_tril[..., 0, :, :])
 
-    def _colour(self, z):
+    def _color(self, z):
         return linalg.matmul(self.scale_tril, z[..., None])[..., 0]
 
     def _whiten(self, z):
@@ -170,7 +170,7 @@ class DiagonalNormal(BlockNormal):
     def without_last_batch_dim(self):
         return DiagonalNormal(self.loc[..., 0, :], self.scale[..., 0, :])
 
-    def _colour(self, z):
+    def _color(self, z):
         return self.scale * z
 
     def _whiten(self, z):
@@ -204,7 +204,7 @@ class MeanOnlyNormal(BlockNormal):
     def without_last_batch_dim(self):
         return MeanOnlyNormal(self.loc[..., 0, :])
 
-    def _colour(self, z):
+    def _color(self, z):
         return z
 
     def _whiten(self, z):

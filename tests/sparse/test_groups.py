@@ -171,7 +171,7 @@ def blobs(lengths, seed=0):
 
 def test_kmeans_groups_are_the_clusters_where_these_are_small_enough(x64):
     X, labels = blobs([6, 7, 8, 7])
-    made = kmeans_groups(X.astype(x64), 8)
+    made = kmeans_groups(jax.random.key(0), X.astype(x64), 8)
     clusters = {tuple(np.flatnonzero(labels == k).tolist()) for k in range(4)}
     assert {tuple(rows) for rows in members(made)} == clusters
     near = np.asarray(made.assign(np.array([[9.0, 1.0], [1.0, 9.0], [1.0, 1.0], [9.0, 9.0]], x64)))
@@ -181,7 +181,7 @@ def test_kmeans_groups_are_the_clusters_where_these_are_small_enough(x64):
 
 def test_large_cells_of_kmeans_are_split():
     X, labels = blobs([1, 2, 30, 60])
-    made = kmeans_groups(X, 25)  # four cells: the largest in three or four, one of a single row
+    made = kmeans_groups(jax.random.key(0), X, 25)  # four cells: the largest in three or four, one of a single row
     lengths = check_partition(made, 93, 25)
     assert made.count == 1 + 1 + 2 + 4 and sorted(lengths) == [1, 2, 15, 15, 15, 15, 15, 15]
     assert all(len(set(labels[rows])) == 1 for rows in members(made))
@@ -190,10 +190,10 @@ def test_large_cells_of_kmeans_are_split():
 
 def test_kmeans_groups_of_duplicates_and_of_single_rows():
     X = np.repeat(np.array([[0.0, 1.0], [2.0, 0.0]]), 6, axis=0)
-    check_training_rows_find_their_group(made := kmeans_groups(X, 2), X)
+    check_training_rows_find_their_group(made := kmeans_groups(jax.random.key(0), X, 2), X)
     check_partition(made, 12, 2)
     X = np.random.default_rng(0).normal(size=(12, 2)).astype(np.float32)
-    check_training_rows_find_their_group(made := kmeans_groups(X, 1), X)
+    check_training_rows_find_their_group(made := kmeans_groups(jax.random.key(0), X, 1), X)
     assert made.count == 12
 
 
@@ -311,14 +311,14 @@ def test_wrong_numbers_and_shapes_are_refused():
 def test_kmeans_without_scikit_learn_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
     with pytest.raises(ImportError, match=r"pip install npgp\[data\]"):
-        kmeans_groups(plane(ROWS), 4)
+        kmeans_groups(jax.random.key(0), plane(ROWS), 4)
 
 
 def test_many_rows_are_clustered_in_batches_and_few_cells(monkeypatch):
     monkeypatch.setattr(groups, "FULL_KMEANS_ROWS", 1000)
     monkeypatch.setattr(groups, "MAX_CELLS", 7)
     X = plane().astype(np.float32)
-    made = kmeans_groups(X, 20)
+    made = kmeans_groups(jax.random.key(0), X, 20)
     check_partition(made, 2000, 20)
     assert len(made.tree.centres) == 7
     own = np.zeros(2000, int)

@@ -94,7 +94,7 @@ def test_from_the_prior_it_is_the_collapsed_posterior(float64, structure):
     @models.compiled
     def both(prior, x, y, offset):
         Z = [block.inputs for block in prior.projector.blocks]
-        collapsed = npgp.CollapsedGP(kernel(), x, Z, NOISE, offset, covariances=KINDS[structure], jitter=1e-10)
+        collapsed = npgp.CollapsedGP(kernel(), x, Z, NOISE, offset=offset, covariances=KINDS[structure], jitter=1e-10)
         return prior.update(x, y, npgp.Gaussian(NOISE), offset=offset), collapsed.condition(y)
 
     ours, theirs = both(prior(structure), x, y, offset)

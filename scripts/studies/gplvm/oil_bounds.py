@@ -181,7 +181,7 @@ def fit_collapsed(
 
     def run():
         model = make_collapsed(args, data.Y, seed, form, PENALTY_DRAWS)
-        result = model.fit(data.Y, steps, before, progress=False)
+        result = model.fit(data.Y, steps, params=before, progress=False)
         params = {k: np.asarray(v) for k, v in result.params.items()}
         bounds, share, gain = evaluate(result.params, jax.random.split(jax.random.key(seed), args.draws))
         bounds = {form: bounds[form] for form in COLLAPSED}
