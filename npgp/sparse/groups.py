@@ -378,7 +378,9 @@ def _pivots(XT, order, last, column):
     left, right = XT[column, order[last]], XT[column, order[last + 1]]
     middle = 0.5 * left + 0.5 * right
     pivot = XT[:, order[last]].T.copy()
-    pivot[rows, column] = np.where((left <= middle) & (middle < right), middle, left)
+    # Compiled programs take numbers below the smallest normal one for zero.
+    normal = (np.abs(middle) >= np.finfo(middle.dtype).tiny) | (middle == 0.0)
+    pivot[rows, column] = np.where((left <= middle) & (middle < right) & normal, middle, left)
     return column, pivot
 
 

@@ -195,5 +195,5 @@ def test_other_refusals():
         CollapsedGPLVM(START).bound(params, Y)
     with pytest.raises(NotImplementedError, match="Matern32 .* no closed form"):
         CollapsedGPLVM(START, kernel=Matern32).fit(Y, progress=False)
-    with pytest.raises(ValueError, match="conditional is 'grouped'"):
+    with pytest.raises(ValueError, match=r"conditional is Grouped\(\)"):
         CollapsedGPLVM(START, conditional="grouped").fit(Y, progress=False)
