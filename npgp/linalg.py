@@ -47,10 +47,19 @@ def _(primals, tangents):
 
 
 def safe_sqrt(x: ArrayLike) -> jax.Array:
-    """√x, and 0 without a slope where x is 0 or less."""
+    """
+    √x, and all but 0, without a slope, where x is all but 0 or less.
+
+    Not by ``where(x > 0, sqrt(where(x > 0, x, 1)), 0)``: XLA may compute x twice, rounded otherwise, and where it finds
+    it above 0 once and below 0 once the root is 1.
+    """
     x = jnp.asarray(x)
-    positive = x > 0.0
-    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
+    return jnp.sqrt(jnp.maximum(x, least_square(x.dtype)))
+
+
+def least_square(dtype) -> float:
+    """What :func:`safe_sqrt` takes for 0; its root is far below the resolution of 1."""
+    return 1e-30 if jnp.finfo(dtype).bits <= 32 else 1e-60
 
 
 def weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.random_features import waves
-from npgp.linalg import matmul, safe_sqrt
+from npgp.linalg import least_square, matmul, safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -57,9 +57,19 @@ def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
             rest = matmul(jnp.concatenate([Xh, Xl], -1), jnp.concatenate([Zl, Zh + Zl], -1).T)
         ends = jnp.sum((2.0 * Xh + Xl) * Xl, -1)[:, None] + jnp.sum((2.0 * Zh + Zl) * Zl, -1)
         r2 = coarse + (ends - 2.0 * rest)
-    # Clip without stopping the gradient, which is 2(x − x') and right at zero distance too.
-    r2 = r2 + lax.stop_gradient(jnp.maximum(r2, 0.0) - r2)
+    r2 = _not_negative(r2)
     return r2 if X2 is not None else r2 * (1.0 - jnp.eye(X.shape[0], dtype=r2.dtype))
+
+
+@jax.custom_jvp
+def _not_negative(r2: jax.Array) -> jax.Array:
+    """Clip at 0 without stopping the gradient, which is 2(x − x') and right at zero distance too."""
+    return jnp.maximum(r2, 0.0)
+
+
+@_not_negative.defjvp
+def _(primals, tangents):
+    return _not_negative(*primals), tangents[0]
 
 
 def _square_norm(A: jax.Array) -> jax.Array:
@@ -184,7 +194,8 @@ def _(primals, tangents):
     # Not differentiable at zero distance; zero there is the mean of the one-sided slopes in x.
     (a2,), (da2,) = primals, tangents
     a = safe_sqrt(a2)
-    slope = jnp.where(a > 0.0, -0.5 * jnp.exp(-a) / jnp.where(a > 0.0, a, 1.0), 0.0)
+    apart = a2 > least_square(a2.dtype)
+    slope = jnp.where(apart, -0.5 * jnp.exp(-a) / jnp.where(apart, a, 1.0), 0.0)
     return _matern12(a2), slope * da2
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.tree_util import register_dataclass
 from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
 
 from npgp import linalg
 from npgp.contract import FixedConstraint, FixedTransform, is_prng_key
+from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def gaussian_optimum(
     return tuple(q)
 
 
-@register_dataclass
+@pytree
 @dataclass(frozen=True)
 class ScaledProjection:
     """

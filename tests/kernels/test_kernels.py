@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.gaussian_process import kernels as sklearn
 
+import npgp
 from npgp import kernels
 from npgp.kernels import (
     RBF,
@@ -26,6 +27,7 @@ from npgp.kernels import (
     RationalQuadratic,
     White,
 )
+from npgp.sparse.projection import factorize
 
 STATIONARY = {k.__name__: k for k in (RBF, Matern12, Matern32, Matern52, RationalQuadratic)}
 ARD = (0.5, 1.5, 3.0)  # no array: JAX would keep it in the dtype in which it is first seen
@@ -651,3 +653,25 @@ def test_single_precision_where_an_input_is_the_mean(columns):
         value = jax.jit(kernels.RBF(0.7, 1.3))(Z, X)
     distances = np.sum((Z.astype(float)[:, None] - X.astype(float)) ** 2, -1)
     np.testing.assert_allclose(value, 1.3 * np.exp(-0.5 * distances / 0.49), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Matern12", "Matern32", "Matern52"])
+def test_gradients_where_inputs_are_within_rounding_of_each_other(name, x64):
+    """
+    The variance that points on a line leave of rows, some of which are but for rounding at a point, is proportional to
+    the prior variance: its gradient in log standard deviation is twice its value, whatever the lengthscale.
+    """
+    X = jnp.asarray(np.round(np.linspace(2.4, 57.6, 93), 1)[:, None], x64)
+    Z = jnp.linspace(X.min(), X.max(), 25)[:, None]
+
+    @jax.jit
+    def left(log_sd, lengthscale):
+        kernel = getattr(npgp.kernels, name)(lengthscale, jnp.exp(2.0 * log_sd))
+        return jnp.sum(factorize(kernel, [npgp.features.Points(Z)])(X).residual_variance())
+
+    both = jax.jit(jax.value_and_grad(left))
+    off = []
+    for lengthscale in 5.0 + 5e-3 * np.linspace(-1.0, 1.0, 300):
+        value, slope = both(jnp.asarray(3.5, x64), jnp.asarray(lengthscale, x64))
+        off.append(abs(slope / (2.0 * value) - 1.0))
+    assert np.max(off) < (1e-3 if x64 == jnp.float32 else 1e-9)
