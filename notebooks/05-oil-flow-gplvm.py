@@ -179,7 +179,7 @@ print(f"90% intervals hold {np.mean(np.abs(hidden) < 1.645 * np.sqrt(variance[~s
 some = np.where(np.arange(rows) % 10 == 0, labels, -1)
 variants = {
     "free": gplvm,
-    "encoder": replace(gplvm, latents=npgp.gplvm.Encoder()),
+    "encoder": replace(gplvm, latents=npgp.gplvm.Encoder(rng_key=jax.random.key(0))),
     "labels of every tenth row": replace(gplvm, prior=npgp.gplvm.ClassNormal(some)),
 }
 for name, variant in variants.items():
