@@ -23,7 +23,7 @@ from npgp.kernels.base import (
 )
 from npgp.kernels.random_features import project
 from npgp.kernels.stationary import squared_distances
-from npgp.linalg import safe_sqrt
+from npgp.linalg import least_square, safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -126,7 +126,8 @@ def _(primals, tangents):
     # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x.
     (chord2,), (dchord2,) = primals, tangents
     sine = _angle(chord2)[2]
-    slope = jnp.where(sine > 0.0, -0.5 / jnp.where(sine > 0.0, sine, 1.0), 0.0)
+    between = (chord2 > least_square(chord2.dtype)) & (chord2 < 4.0)
+    slope = jnp.where(between, -0.5 / jnp.where(between, sine, 1.0), 0.0)
     return _angular0(chord2), slope * dchord2
 
 
