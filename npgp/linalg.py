@@ -138,7 +138,7 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
     """
     Lower Cholesky factor of a covariance matrix, and the jitter it took.
 
-    ``K + ε · scale · I`` is factorised with ε starting at ``jitter``; while the factor has NaN, ε is multiplied by
+    ``K + ε · scale · I`` is factorized with ε starting at ``jitter``; while the factor has NaN, ε is multiplied by
     10 (inside ``jit``), up to 0.1. Gradients are those of the factor at the ε used.
 
     :param K: symmetric positive semi-definite matrices, shape (..., M, M); the upper triangle is read.
@@ -217,7 +217,7 @@ def block_row(
     :param cross: for each of these, its blocks to the left, transposed.
     :param column: the matrix's blocks (M_i, M) above the new corner.
     :param corner: the matrix's new corner, (M, M).
-    :return: the new row's blocks, transposed, and the corner's Schur complement, which is to be factorised.
+    :return: the new row's blocks, transposed, and the corner's Schur complement, which is to be factorized.
     """
     before = block_solve(cholesky, cross, column)
     for block in before:
@@ -253,7 +253,7 @@ def inverse_factor(L: jax.Array) -> jax.Array:
     """
     Lower Cholesky factor of ``(L Lᵀ)⁻¹``.
 
-    Factorising the inverse would square its condition number; reversing the order of rows and columns turns
+    Factorizing the inverse would square its condition number; reversing the order of rows and columns turns
     the upper factor ``L⁻ᵀ`` into one without. With P the reversal, ``P (L Lᵀ) P = F Fᵀ`` gives
     ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular.
     """

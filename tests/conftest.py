@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 os.environ["MPLBACKEND"] = "Agg"
-# Threads of JAX's CPU backend. With as few as there are cores, batched factorisations that run side by side can wait
+# Threads of JAX's CPU backend. With as few as there are cores, batched factorizations that run side by side can wait
 # for one another for ever (jaxlib 0.10); a dozen of them in one program stopped within seconds on 2 cores.
 os.environ.setdefault("NPROC", "16")
 

@@ -55,7 +55,7 @@ class Advice:
     :param penalty_goal: a tenth of the penalty, or 1 nat if that is more.
     :param points_needed: how many more points bring the penalty to its goal, chosen one by one from the rows, each
         where d_n is largest (:func:`npgp.inducing.greedy_variance`). An estimate, from above, of how many are needed:
-        points that are chosen together or optimised do better. 0 if the penalty is there; ``None`` if all those tried
+        points that are chosen together or optimized do better. 0 if the penalty is there; ``None`` if all those tried
         are too few.
     :param points_tried: so many: as many as are needed, or as were tried. 0 if none are needed.
     :param points_penalty: the penalty with these.
@@ -187,7 +187,7 @@ def _penalties(kernel, X, learned, points, noise_variance, jitter) -> jax.Array:
     """
     ``½ Σ log(1 + d_n/σ_n²)`` with the first i points, i = 0 to M; (M + 1,).
 
-    Row i of the points' whitened projections depends on the points up to i alone: one factorisation serves all.
+    Row i of the points' whitened projections depends on the points up to i alone: one factorization serves all.
     """
     projection = factorize(kernel, (*learned, Points(points)), jitter)(X)
 

@@ -203,7 +203,7 @@ class DegeneratePosterior:
     """
     The posterior under SoR: of functions ``f(x) = A(x)ᵀ ε``, which the whitened inducing values ε determine.
 
-    :param projector: the factorised inducing features.
+    :param projector: the factorized inducing features.
     :param q: the posterior of ε; a batch of several outputs is allowed.
     """
 

@@ -51,7 +51,7 @@ def collapsed_bound(
         elif kind == "diagonal":
             log_det = log_det + jnp.sum(jnp.log(scaled.diagonal(i)))
     penalty = conditional.penalty(residual, noise_variance)
-    return _fit_term(scaled, y) + _normaliser(scaled, y) - 0.5 * log_det - penalty
+    return _fit_term(scaled, y) + _normalizer(scaled, y) - 0.5 * log_det - penalty
 
 
 def _fit_term(scaled: ScaledProjection, y: jax.Array) -> jax.Array:
@@ -59,7 +59,7 @@ def _fit_term(scaled: ScaledProjection, y: jax.Array) -> jax.Array:
     return -0.5 * (jnp.sum(jnp.square(y / scaled.scale), -1) - scaled.explained(y))
 
 
-def _normaliser(scaled: ScaledProjection, y: jax.Array) -> jax.Array:
+def _normalizer(scaled: ScaledProjection, y: jax.Array) -> jax.Array:
     """``−½ N log 2πσ²``."""
     log_scale = jnp.sum(jnp.log(jnp.broadcast_to(scaled.scale, y.shape[-1:])))
     return -0.5 * y.shape[-1] * math.log(2.0 * math.pi) - log_scale
@@ -120,7 +120,7 @@ def projected_upper_bound(
     c = jnp.sum(projection.residual_variance()) if residual_norm is None else residual_norm
     scaled = ScaledProjection.of(projection, noise_variance)
     log_det = sum((linalg.log_determinant(L) for L in scaled.cholesky), jnp.zeros((), y.dtype))
-    return _fit_term(ScaledProjection.of(projection, noise_variance + c), y) + _normaliser(scaled, y) - 0.5 * log_det
+    return _fit_term(ScaledProjection.of(projection, noise_variance + c), y) + _normalizer(scaled, y) - 0.5 * log_det
 
 
 class CollapsedGP(dist.Distribution):

@@ -97,7 +97,7 @@ class ExpectedProjection:
     """
     Moments of the whitened projections ``A(x_n) = L⁻¹ k(Z, x_n)`` of N Gaussian inputs, and of what they leave.
 
-    :param projector: the factorised inducing points.
+    :param projector: the factorized inducing points.
     :param A: ``E A(x_n)``, (M, N).
     :param covariance: ``Σ_n w_n Cov[A(x_n)]``, (M, M).
     :param residual_variance: ``⟨d_n⟩ = ψ0_n − tr(K_uu⁻¹ Ψ2_n)``, clipped at 0, (N,).

@@ -84,7 +84,7 @@ class UncertainInputGP(dist.Distribution):
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
     :param penalty_draws: for ``"tight"``: standard normal points ε, (S, N, Q) or (S, 1, Q) for the same in all rows, or
         an even number S of them (:func:`penalty_nodes`). The penalty is then ``⟨log(1 + d_n(x_n)/σ²)⟩`` as estimated at
-        the points ``μ_n + s_n ε``: tighter in expectation, but an estimate, which an optimiser over many latents can
+        the points ``μ_n + s_n ε``: tighter in expectation, but an estimate, which an optimizer over many latents can
         exploit where S is small: evaluate the result with other points. If omitted the penalty has m_n free of x_n, in
         closed form.
     :param penalty_weights: weights of the points, (S,), for cubature rules; 1/S if omitted.

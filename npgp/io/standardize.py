@@ -56,7 +56,7 @@ class Standardizer:
             if not getattr(array, "shape", ()):
                 raise ValueError(
                     f"Part {number} of data is {'a single value' if np.ndim(array) == 0 else 'no array'}, of type "
-                    f"{type(array).__name__}; an array of rows, or an iterable of such arrays, can be standardised."
+                    f"{type(array).__name__}; an array of rows, or an iterable of such arrays, can be standardized."
                 )
             for block in _blocks(array):
                 _check(block, start, moments.origin, allow_nan)
@@ -84,7 +84,7 @@ class Standardizer:
         """
         Standard deviations in the units of the data.
 
-        :param std: of standardised values, (…, D), or (…).
+        :param std: of standardized values, (…, D), or (…).
         """
         return self._apply(lambda std, _, scale: std * scale, std)
 
@@ -92,14 +92,14 @@ class Standardizer:
         """
         Variances in the units of the data, squared.
 
-        :param variance: of standardised values, (…, D), or (…).
+        :param variance: of standardized values, (…, D), or (…).
         """
         return self._apply(lambda variance, _, scale: variance * scale**2, variance)
 
     @property
     def log_scale(self):
         """
-        Σ log scale, a scalar: what is to be subtracted from the log density of a row of standardised values for that in
+        Σ log scale, a scalar: what is to be subtracted from the log density of a row of standardized values for that in
         the units of the data, and added to a negative log predictive density (NLPD) per row.
         """
         return _module(self.scale).log(self.scale).sum()
@@ -131,7 +131,7 @@ def _check(block: np.ndarray, start: int, earlier: np.ndarray | None, allow_nan:
     """
     rows = f"rows {start} to {start + len(block) - 1} of data"
     if block.dtype.kind not in "biuf" and not jnp.issubdtype(block.dtype, jnp.floating):
-        raise ValueError(f"The {rows} are of {block.dtype}; real numbers can be standardised.")
+        raise ValueError(f"The {rows} are of {block.dtype}; real numbers can be standardized.")
     if earlier is not None and block.shape[1:] != earlier.shape:
         raise ValueError(f"The {rows} have shape {block.shape[1:]} each, and those before have {earlier.shape}.")
     if not allow_nan and not (finite := np.isfinite(block)).all():

@@ -102,8 +102,8 @@ class StudentT(Likelihood):
         return self._log_density(df, scale, jnp.log1p(((y - f) / scale) ** 2 / df))
 
     def _log_density(self, df, scale, log1p):
-        normaliser = gammaln(0.5 * (df + 1)) - gammaln(0.5 * df) - 0.5 * jnp.log(math.pi * df)
-        return normaliser - jnp.log(scale) - 0.5 * (df + 1) * log1p
+        normalizer = gammaln(0.5 * (df + 1)) - gammaln(0.5 * df) - 0.5 * jnp.log(math.pi * df)
+        return normalizer - jnp.log(scale) - 0.5 * (df + 1) * log1p
 
     def sample(self, rng_key, f):
         f, df, scale = jnp.broadcast_arrays(*floats(f, self.df, self.scale))
@@ -237,8 +237,8 @@ class Gamma(Likelihood):
 
     def expected_log_prob(self, y, mean, variance):
         y, mean, variance, a = floats(y, mean, variance, self.concentration)
-        normaliser = xlogy(a, a) - gammaln(a) + xlogy(a - 1, y)
-        return normaliser - a * (mean + y * jnp.exp(0.5 * variance - mean))
+        normalizer = xlogy(a, a) - gammaln(a) + xlogy(a - 1, y)
+        return normalizer - a * (mean + y * jnp.exp(0.5 * variance - mean))
 
     def moments(self, mean, variance):
         mean, variance, a = floats(mean, variance, self.concentration)

@@ -25,7 +25,7 @@ class Factorized(Likelihood):
     The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
     it once, or jitted functions that take this object compile again. Gauss-Hermite supposes the log-density to be
     smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures what it leaves. Of two
-    parametrisations choose that in logits and logarithms. NumPyro's censored distributions have log-probabilities that
+    parametrizations choose that in logits and logarithms. NumPyro's censored distributions have log-probabilities that
     stop at the log of machine epsilon, and are not log-concave for that reason; see :class:`Weibull`.
 
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
@@ -78,7 +78,7 @@ class Factorized(Likelihood):
         if made.event_shape:
             raise ValueError(
                 f"Factorized fn returned events of shape {made.event_shape}; they must be scalar, one for each row. "
-                "Where the likelihood does not factorise over rows, npgp.sample gives GP values as arrays, to be used "
+                "Where the likelihood does not factorize over rows, npgp.sample gives GP values as arrays, to be used "
                 "in numpyro.sample with any distribution."
             )
         return made

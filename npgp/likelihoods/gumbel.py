@@ -55,11 +55,11 @@ def log_cdf(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax
     :param sd: its standard deviation, positive.
     :param num_nodes: nodes of the rule.
     """
-    f, weights, standardised, gumbel_weights, wide = _rules(s, mean, sd, num_nodes)
+    f, weights, standardized, gumbel_weights, wide = _rules(s, mean, sd, num_nodes)
     # From the side where it is small: logarithms of many classes are added.
     right = s > mean
     given_f = jnp.where(right, -jnp.expm1(-_exp(f - s)), jnp.exp(-_exp(f - s)))
-    given_g = 0.5 * lax.erfc(jnp.where(right, standardised, -standardised) * SQRT_HALF)
+    given_g = 0.5 * lax.erfc(jnp.where(right, standardized, -standardized) * SQRT_HALF)
     by_f = linalg.weighted_sum(jnp.exp(weights), given_f)
     by_g = linalg.weighted_sum(jnp.exp(gumbel_weights), given_g)
     side = jnp.where(wide, by_g, by_f)
@@ -69,9 +69,9 @@ def log_cdf(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax
 
 def log_density(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax.Array:
     """Log-density of f + G at s; arguments as for :func:`log_cdf`."""
-    f, weights, standardised, gumbel_weights, wide = _rules(s, mean, sd, num_nodes)
+    f, weights, standardized, gumbel_weights, wide = _rules(s, mean, sd, num_nodes)
     given_f = logsumexp(weights + (f - s) - _exp(f - s), axis=0)
-    given_g = logsumexp(gumbel_weights - 0.5 * standardised**2, axis=0) - jnp.log(sd) - 0.5 * LOG_2PI
+    given_g = logsumexp(gumbel_weights - 0.5 * standardized**2, axis=0) - jnp.log(sd) - 0.5 * LOG_2PI
     # E[exp(f − s) exp(−exp(f − s))] with f tilted by its first factor: accurate in the right tail, where φ is near 1.
     tail = mean + 0.5 * sd**2 - s + log_cdf(s, mean + sd**2, sd, num_nodes)
     return jnp.where(s > mean + sd**2, tail, jnp.where(wide, given_g, given_f))

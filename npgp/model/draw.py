@@ -22,7 +22,7 @@ __all__ = ["Function"]
 
 class Cache:
     """
-    Factorisation and projections of one draw, each computed when first wanted.
+    Factorization and projections of one draw, each computed when first wanted.
 
     :param kernel: the kernel.
     :param inducing: the blocks of inducing features.
@@ -36,13 +36,13 @@ class Cache:
 
     @property
     def projector(self) -> Projector:
-        """The factorised covariance of the inducing features."""
+        """The factorized covariance of the inducing features."""
         if self._projector is None:
             self._projector = factorize(*self._prior)
         return self._projector
 
     def prepare(self) -> None:
-        """Factorise now, and not where the projector is first used."""
+        """Factorize now, and not where the projector is first used."""
         _ = self.projector
 
     def project(self, X: jax.Array) -> Projection:
@@ -97,7 +97,7 @@ class Function:
 
     @property
     def projector(self) -> Projector:
-        """The factorised covariance of the inducing features."""
+        """The factorized covariance of the inducing features."""
         return self.cache.projector
 
     def _rows(self, value: jax.Array, projection: Projection) -> jax.Array:

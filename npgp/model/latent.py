@@ -386,7 +386,7 @@ class Latents:
         """The residual's prior within groups of rows, where guides gave q for all draws."""
         parts = [part.group_covariance(groups) for part in self.parts]
         if len(parts) > 1:
-            # What is the same for all outputs is factorised once: no broadcasting to them.
+            # What is the same for all outputs is factorized once: no broadcasting to them.
             ndim = len(self.shape) + 2
             parts = [part.reshape((1,) * (ndim - part.ndim) + part.shape) for part in parts]
             parts = [jnp.stack(jnp.broadcast_arrays(*parts))]

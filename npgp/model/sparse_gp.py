@@ -192,7 +192,7 @@ class SparseGP:
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         for message in messages:
-            # A hand-written guide may hold another kernel: only the automatic one shares its factorisation.
+            # A hand-written guide may hold another kernel: only the automatic one shares its factorization.
             message["infer"][FUNCTION] = function if shared else None
         return function
 

@@ -58,13 +58,13 @@ class Projection:
 @dataclass(frozen=True)
 class Projector:
     """
-    The factorised inducing blocks of one kernel; made by :func:`factorize`.
+    The factorized inducing blocks of one kernel; made by :func:`factorize`.
 
     :param kernel: the kernel.
     :param blocks: the inducing blocks.
     :param cholesky: L_i, (M_i, M_i), for each block; its diagonal, (M_1,), for a first block that says it has no more.
     :param cross: for each block i, the projections A_j(u_i), (M_j, M_i), on the blocks j < i.
-    :param jitter: for each block, the relative jitter that its factorisation took.
+    :param jitter: for each block, the relative jitter that its factorization took.
     """
 
     kernel: Kernel
@@ -121,7 +121,7 @@ class Projector:
 
 def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None = None) -> Projector:
     """
-    Factorise inducing blocks, in their order: one Cholesky of each block's residual covariance, none of a first block
+    Factorize inducing blocks, in their order: one Cholesky of each block's residual covariance, none of a first block
     whose features are independent.
 
     :param kernel: the kernel.

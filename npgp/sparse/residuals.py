@@ -63,7 +63,7 @@ def residual_of(
     """
     The residual at rows X (N, D) that the learned blocks leave: row by row, or within groups.
 
-    :param projector: the factorised inducing blocks.
+    :param projector: the factorized inducing blocks.
     :param X: the rows' inputs.
     :param projection: the rows' projection.
     :param learned: which blocks q has learned the covariances of.
@@ -99,7 +99,7 @@ class RowResidual:
 @dataclass(frozen=True)
 class GroupResidual:
     """
-    Rows in groups of neighbours.
+    Rows in groups of neighbors.
 
     :param covariance: D_gg for each group, (..., G, g, g).
     :param groups: which rows these are.

@@ -1,6 +1,6 @@
 """
 Several outputs as mixtures of independent functions: ``h_p(x) = Σ_q W_pq g_q(x)``, the linear model of
-coregionalisation. What the posterior of g says about h, with the covariance between outputs.
+coregionalization. What the posterior of g says about h, with the covariance between outputs.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Paths:
 
     ``paths(X)`` evaluates them at any inputs, at O(M² + M F) work a row, and ``jax.grad`` differentiates them.
 
-    :param projector: the factorised inducing blocks.
+    :param projector: the factorized inducing blocks.
     :param feature_arrays: the arrays in φ, of which the kernel knows the rest.
     :param feature_weights: w, (draws,) + batch + (F,).
     :param block_weights: for each block ``ε_i − ε⁰_i``, (draws,) + batch + (M_i,).

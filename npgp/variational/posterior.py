@@ -35,7 +35,7 @@ class Posterior:
     Predictions use ε alone (Bui, Ashman & Turner 2025): whatever the conditional did to the residual at the
     training rows, the residual at new inputs keeps its prior.
 
-    :param projector: the factorised inducing blocks.
+    :param projector: the factorized inducing blocks.
     :param q: the approximate posterior of each block; a batch of several outputs is allowed.
     """
 
@@ -44,7 +44,7 @@ class Posterior:
 
     @property
     def jitter(self) -> tuple[jax.Array, ...]:
-        """For each block, the relative jitter that its factorisation took."""
+        """For each block, the relative jitter that its factorization took."""
         return self.projector.jitter
 
     @property

@@ -70,7 +70,7 @@ def update(
     """
     q(ε) given further rows; :meth:`npgp.Posterior.update` says what everything is.
 
-    :param projector: the factorised inducing blocks.
+    :param projector: the factorized inducing blocks.
     :param q: q(ε) so far, of each block.
     """
     X, likelihood = checks.inputs(X), as_likelihood(likelihood)
@@ -256,10 +256,10 @@ def _fixed_point(
     better = loss(ahead) < loss(tuple(unchanged))
     start = jax.tree.map(lambda a, b: jnp.where(better, a, b), unconstrained(ahead), unconstrained(unchanged))
 
-    optimiser = natural_gradient(1.0, sites=sites)
+    optimizer = natural_gradient(1.0, sites=sites)
 
     def to_go(state):
-        eta = constrained(optimiser.get_params(state))
+        eta = constrained(optimizer.get_params(state))
         return _natural_length(eta, jax.grad(loss)(eta))
 
     def unfinished(carry):
@@ -268,12 +268,12 @@ def _fixed_point(
 
     def step(carry):
         count, state, _ = carry
-        _, state = optimiser.eval_and_update(lambda params: (loss(constrained(params)), None), state)
+        _, state = optimizer.eval_and_update(lambda params: (loss(constrained(params)), None), state)
         return count + 1, state, to_go(state)
 
-    state = optimiser.init(start)
+    state = optimizer.init(start)
     _, state, moved = lax.while_loop(unfinished, step, (0, state, to_go(state)))
-    eta = constrained(optimiser.get_params(state))
+    eta = constrained(optimizer.get_params(state))
     return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True)), moved
 
 

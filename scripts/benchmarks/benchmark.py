@@ -33,9 +33,10 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent / "bench")]
 import flops
 import report
-from common import Arguments, command, interleaved_steps, whole, write_json
 from problems import synthetic
 from processes import Failed, Missing, Process
+
+from common import Arguments, command, interleaved_steps, whole, write_json
 
 ROWS, NEW_ROWS, COLUMNS, BATCH_SIZE = 10_000, 10_000, 8, 1024
 LIBRARIES = ("npgp", "bare", "gpytorch", "gpjax")

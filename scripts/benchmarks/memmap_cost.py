@@ -25,9 +25,8 @@ import numpy as np
 import npgp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Arguments, in_its_own_process, interleaved, table, whole, write_json
-
 from benchmarks import small_svgp
+from common import Arguments, in_its_own_process, interleaved, table, whole, write_json
 
 COLUMNS = 8
 KEY = jax.random.key(0)

@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def report(args: argparse.Namespace) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
-    from benchmarks.small_svgp import rows, small_svgp
 
     import npgp
+    from benchmarks.small_svgp import rows, small_svgp
     from npgp.training.inputs import Inputs
     from npgp.training.steps import Steps
 

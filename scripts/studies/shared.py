@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpyro
-from common import moments, plus_minus, table
 from numpyro.distributions import constraints
 from scipy.optimize import OptimizeResult, minimize
+
+from common import moments, plus_minus, table
 
 #: Logs of lengthscales, variance and noise variance stay within these.
 LOG_BOUNDS = (-9.0, 7.0)

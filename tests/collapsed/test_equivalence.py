@@ -1,4 +1,4 @@
-"""Methods that must agree, do: uncollapsed with collapsed, parametrisations, and structures that are each other's."""
+"""Methods that must agree, do: uncollapsed with collapsed, parametrizations, and structures that are each other's."""
 
 import jax
 import jax.numpy as jnp

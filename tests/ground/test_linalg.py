@@ -1,4 +1,4 @@
-"""The one Cholesky: what it factorises, what it adds, what its derivatives are; and who is turned away."""
+"""The one Cholesky: what it factorizes, what it adds, what its derivatives are; and who is turned away."""
 
 import functools
 
@@ -49,7 +49,7 @@ def test_cholesky_reproduces_the_matrix_and_the_jitter_it_reports(x64, size):
 
 
 def test_default_jitter_is_above_rounding_of_its_dtype():
-    # Below ~100 ε a Gram matrix of rank one could fail to factorise, and above 1e-4 the bounds would feel it.
+    # Below ~100 ε a Gram matrix of rank one could fail to factorize, and above 1e-4 the bounds would feel it.
     for dtype in (jnp.float32, jnp.float64):
         assert 50 * jnp.finfo(dtype).eps < linalg.default_jitter(dtype) < 1e-4
 

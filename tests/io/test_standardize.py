@@ -1,4 +1,4 @@
-"""Standardisation: statistics of a pass in pieces are those of the whole, and units come back."""
+"""Standardization: statistics of a pass in pieces are those of the whole, and units come back."""
 
 import pickle
 import subprocess
@@ -156,15 +156,15 @@ def test_densities_and_spreads_in_units_of_the_data():
     y = table(60, 2)[:, 1]
     s = Standardizer.of(y)
     assert s.mean.shape == ()
-    standardised, own = dist.Normal(0.3, 0.7), dist.Normal(s.inverse(0.3), s.inverse_std(0.7))
-    np.testing.assert_allclose(own.log_prob(y), standardised.log_prob(s(y)) - s.log_scale, rtol=1e-5)
+    standardized, own = dist.Normal(0.3, 0.7), dist.Normal(s.inverse(0.3), s.inverse_std(0.7))
+    np.testing.assert_allclose(own.log_prob(y), standardized.log_prob(s(y)) - s.log_scale, rtol=1e-5)
     np.testing.assert_allclose(s.inverse_variance(0.49), s.inverse_std(0.7) ** 2, rtol=1e-12)
 
     Y = table(60, 3)
     t = Standardizer.of(Y)
     own = dist.Normal(t.mean, t.scale).to_event(1)
-    standardised = dist.Normal(0, jnp.ones(3)).to_event(1)
-    np.testing.assert_allclose(own.log_prob(Y), standardised.log_prob(t(Y)) - t.log_scale, rtol=1e-5)
+    standardized = dist.Normal(0, jnp.ones(3)).to_event(1)
+    np.testing.assert_allclose(own.log_prob(Y), standardized.log_prob(t(Y)) - t.log_scale, rtol=1e-5)
 
 
 SCRIPT = """
@@ -189,7 +189,7 @@ def test_a_fresh_process_predicts_in_units_of_the_data(tmp_path):
     loaded = npgp.load(files[1])
     np.testing.assert_array_equal(loaded[0], mean * targets.scale.astype(np.float32) + targets.mean.astype(np.float32))
     np.testing.assert_array_equal(loaded[1], targets.inverse_variance(variance))
-    assert np.abs(loaded[0]).max() > 10  # not standardised any more
+    assert np.abs(loaded[0]).max() > 10  # not standardized any more
 
 
 def test_it_can_be_sent_to_other_processes():

@@ -324,8 +324,8 @@ def test_second_derivatives_in_the_mean(name, x64):
 def test_log_concave_where_claimed_and_nowhere_else(likelihood, ys):
     f, y, h = np.linspace(-20, 20, 2001), np.array(ys)[:, None], 0.02
     with jax.enable_x64(True):  # second differences, so that kinks are no exception
-        up, centre, down = jax.jit(likelihood.log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
-        concave = np.all(up + down - 2 * centre <= 1e-12 * (1 + np.abs(centre)))
+        up, center, down = jax.jit(likelihood.log_prob)(f + h * np.array([1, 0, -1])[:, None, None], y)
+        concave = np.all(up + down - 2 * center <= 1e-12 * (1 + np.abs(center)))
     assert concave == (likelihood.proof in ("gaussian", "log-concave"))
 
 
@@ -378,7 +378,7 @@ def test_averaged_likelihood_far_narrower_than_the_gaussian(make, y, peak):
     np.testing.assert_allclose(double, truth, atol=1e-4)
     with jax.disable_jit():
         single = make().log_marginal(*rows.astype(np.float32))[:3]
-    # The normaliser of 10,000 counts is a difference of numbers near 10⁵: .01 in float32.
+    # The normalizer of 10,000 counts is a difference of numbers near 10⁵: .01 in float32.
     np.testing.assert_allclose(single, truth, rtol=1e-4, atol=0.02 if y > 1000 else 2e-3)
 
 

@@ -82,7 +82,7 @@ def start(model, guide, *args, **kwargs):
     return svi.get_params(svi.init(jax.random.key(0), *args, **kwargs))
 
 
-def initialise(model, guide, *args, **kwargs):
+def initialize(model, guide, *args, **kwargs):
     return compiled(lambda *args: start(model, guide, *args, **kwargs))(*args)
 
 
@@ -96,7 +96,7 @@ def normal():
     """The default guide, and parameters."""
     with jax.enable_x64(True):
         guide = npgp.AutoSparseGP(model)
-        return guide, initialise(model, guide, X, Y) | random_params("odvgp")
+        return guide, initialize(model, guide, X, Y) | random_params("odvgp")
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ KINDS = {
 def test_guides_of_other_sites_reach_the_gp(kind, float64):
     """The ELBO's rows are those of dense algebra at what the guide drew, and all parameters have a gradient."""
     guide = npgp.AutoSparseGP(model, KINDS[kind])
-    params = initialise(model, guide, X, Y) | random_params("odvgp")
+    params = initialize(model, guide, X, Y) | random_params("odvgp")
 
     def loss(params):
         guide_trace, trace = traces(model, guide, params, jnp.asarray(X), jnp.asarray(Y))
@@ -209,7 +209,7 @@ def a_by_hand(X, y, size=None):
 def local():
     with jax.enable_x64(True):
         guide = npgp.AutoSparseGP(with_local_latents, [a_by_hand, AutoNormal])
-        params = initialise(with_local_latents, guide, X, Y, size=2) | random_params()
+        params = initialize(with_local_latents, guide, X, Y, size=2) | random_params()
         return guide, params | {"b_auto_loc": LOCAL["b_auto_loc"].astype(float), "b_auto_scale": jnp.full(6, 0.2)}
 
 
@@ -451,7 +451,7 @@ def test_an_autoguide_by_itself_bounds_the_evidence_of_the_fitc_model(float64):
     """It takes ε for ordinary latent values: no term of a conditional, and the model is as NUTS has it."""
     model = regression("odvgp")
     guide = AutoNormal(model)
-    params = initialise(model, guide, X, Y)
+    params = initialize(model, guide, X, Y)
 
     @compiled
     def run(params):

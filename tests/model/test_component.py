@@ -302,7 +302,7 @@ def test_sample_of_a_combination_has_its_covariance(float64):
 
 
 def test_sample_of_a_function_shared_by_outputs_is_one_function(float64):
-    """Coregionalisation: outputs that are multiples of one g differ by the multiple only. Refusing is right too."""
+    """Coregionalization: outputs that are multiples of one g differ by the multiple only. Refusing is right too."""
     weights = np.array([[1.0], [-2.0]])
 
     def model(X):

@@ -55,7 +55,7 @@ def latent_sites(trace):
     return [n for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]]
 
 
-def initialise(model, guide, *args, **kwargs):
+def initialize(model, guide, *args, **kwargs):
     """What an SVI run starts from; autoguides find their sites here."""
     return compiled(lambda *args: start(model, guide, *args, **kwargs))(*args)
 
@@ -148,7 +148,7 @@ def test_other_sites_have_the_guide_asked_for(rest, float64):
     """At the hyperparameters that the guide drew, the ELBO is theirs plus the GP's."""
     model = sampled_hyperparameters
     guide = npgp.AutoSparseGP(model, guide=rest)
-    params = initialise(model, guide, jnp.asarray(X), jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     assert {"f.u.loc", "f.u.scale_tril"} < set(params)
     params |= random_params()
 
@@ -191,7 +191,7 @@ def test_the_rest_may_be_written_by_hand(float64):
 def test_density_of_the_guide_at_given_values(float64):
     """Substituting values in the guide, as importance weighting does, gives their density under q."""
     guide = npgp.AutoSparseGP(sampled_hyperparameters)
-    params = initialise(sampled_hyperparameters, guide, jnp.asarray(X), jnp.asarray(Y))
+    params = initialize(sampled_hyperparameters, guide, jnp.asarray(X), jnp.asarray(Y))
     params |= random_params()
     values = {"f.u": jnp.array([0.5, -1.0, 0.2]), "lengthscale": jnp.asarray(0.8), "noise": jnp.asarray(0.3)}
     seeded = handlers.seed(guide, jax.random.key(0))
@@ -263,7 +263,7 @@ def test_sites_come_in_the_models_order(float64):
             npgp.observe("y", g(X) + a + c, npgp.Gaussian(NOISE), obs=y)
 
     guide = npgp.AutoSparseGP(model)
-    params = initialise(model, guide, jnp.asarray(X), jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     names = {}
 
     @compiled
@@ -350,7 +350,7 @@ def test_a_gp_of_states_from_a_scan(float64):
         numpyro.sample("y", dist.Normal(value, NOISE**0.5), obs=y)
 
     guide = npgp.AutoSparseGP(model)
-    params = initialise(model, guide, jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(Y))
     params |= random_params() | {"state_auto_loc": jnp.linspace(0.0, 4.0, 8), "state_auto_scale": jnp.full(8, 1e-9)}
 
     @compiled
@@ -376,7 +376,7 @@ def test_a_gp_as_the_transition_of_a_scan(float64):
         scan(step, jnp.asarray(0.5), y)
 
     guide = npgp.AutoSparseGP(model)
-    params = initialise(model, guide, jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(Y))
     value, gradient = compiled(jax.value_and_grad(make_elbo(model, guide), 1))(
         jax.random.key(0), params, jnp.asarray(Y)
     )
@@ -611,7 +611,7 @@ def local_elbo(subset, params):
 def test_local_latents_share_the_rows_that_numpyro_draws(float64):
     guide = npgp.AutoSparseGP(local_latent_model)
     x, y = jnp.asarray(FEW_X), jnp.asarray(FEW_Y)
-    initialise(local_latent_model, guide, x, y, own_rows=True)
+    initialize(local_latent_model, guide, x, y, own_rows=True)
     params = random_params() | {n: jnp.asarray(v, float) for n, v in LOCAL.items()}
 
     def run(key):
@@ -636,7 +636,7 @@ def test_local_latents_share_the_rows_given(float64):
         return npgp.plate("data", 6, rows)
 
     guide = npgp.AutoSparseGP(local_latent_model, guide=partial(AutoNormal, create_plates=plates))
-    initialise(local_latent_model, guide, x[:2], y[:2], jnp.array([0, 1]))
+    initialize(local_latent_model, guide, x[:2], y[:2], jnp.array([0, 1]))
     params = random_params() | {n: jnp.asarray(v, float) for n, v in LOCAL.items()}
     elbo = make_elbo(local_latent_model, guide)
     values = over_subsets(lambda key, params, rows: elbo(key, params, x[rows], y[rows], rows), params)
@@ -648,7 +648,7 @@ def test_local_latents_share_rows_substituted_from_outside(float64):
     """NumPyro's own way to choose a minibatch: ``handlers.substitute`` with the plate's name."""
     x, y = jnp.asarray(FEW_X), jnp.asarray(FEW_Y)
     guide = npgp.AutoSparseGP(local_latent_model)
-    initialise(local_latent_model, guide, x, y, own_rows=True)
+    initialize(local_latent_model, guide, x, y, own_rows=True)
     params = random_params() | {n: jnp.asarray(v, float) for n, v in LOCAL.items()}
 
     def elbo(key, params, rows):
@@ -663,7 +663,7 @@ def test_local_latents_share_rows_substituted_from_outside(float64):
 def test_local_latents_with_other_rows_are_an_error(float64):
     guide = npgp.AutoSparseGP(local_latent_model)
     with pytest.raises(ValueError, match="create_plates"):
-        initialise(local_latent_model, guide, FEW_X[:2], FEW_Y[:2], jnp.array([4, 1]))
+        initialize(local_latent_model, guide, FEW_X[:2], FEW_Y[:2], jnp.array([4, 1]))
 
 
 def test_batches_of_one_shape_compile_once(float64):
@@ -726,7 +726,7 @@ def count_primitives(jaxpr, named: str) -> int:
         (["rows", "observe2"], 2),
     ],
 )
-def test_one_factorisation_and_one_projection_per_input_set(statements, inputs, float64):
+def test_one_factorization_and_one_projection_per_input_set(statements, inputs, float64):
     """In guide and model together; a projection is one triangular solve."""
 
     def model(X, X2, y):
@@ -745,7 +745,7 @@ def test_one_factorisation_and_one_projection_per_input_set(statements, inputs, 
     assert count_primitives(jaxpr, "triangular_solve") == inputs
 
 
-def test_a_joint_draw_factorises_its_residual_once(float64):
+def test_a_joint_draw_factorizes_its_residual_once(float64):
     def model(X, y):
         value = npgp.sample("value", sparse_gp().draw()(X))
         numpyro.sample("z", dist.Normal(value, 1.0), obs=y)
@@ -755,7 +755,7 @@ def test_a_joint_draw_factorises_its_residual_once(float64):
     assert count_primitives(jaxpr, "triangular_solve") == 1
 
 
-def test_outputs_share_factorisation_and_projection(float64):
+def test_outputs_share_factorization_and_projection(float64):
     def model(X, y):
         with numpyro.plate("outputs", 3, dim=-2):
             f = sparse_gp().draw()
@@ -847,7 +847,7 @@ def test_posterior_is_that_of_the_parameters(float64):
 def test_posterior_at_sampled_hyperparameters(float64):
     model = sampled_hyperparameters
     guide = npgp.AutoSparseGP(model)
-    params = initialise(model, guide, jnp.asarray(X), jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     params |= random_params()
 
     @compiled
@@ -864,7 +864,7 @@ def test_posterior_at_sampled_hyperparameters(float64):
 def test_sample_posterior_draws_from_the_guide(float64):
     model = sampled_hyperparameters
     guide = npgp.AutoSparseGP(model)
-    params = initialise(model, guide, jnp.asarray(X), jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     params |= random_params()
     draw = compiled(lambda key: guide.sample_posterior(key, params, X, Y, sample_shape=(5, 400)))
     draws = draw(jax.random.key(1))
@@ -885,7 +885,7 @@ def test_median_and_quantiles_are_of_latent_sites(statement, float64):
     """Nothing that depends on a draw of f is among them."""
     model = lambda X, y=None: sampled_hyperparameters(X, y, statement)  # noqa: E731
     guide = npgp.AutoSparseGP(model)
-    params = initialise(model, guide, jnp.asarray(X), jnp.asarray(Y))
+    params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     median, quantiles = guide.median(params), guide.quantiles(params, [0.1, 0.5])
     np.testing.assert_allclose(median["lengthscale"], np.exp(params["lengthscale_auto_loc"]), rtol=1e-10)
     np.testing.assert_allclose(quantiles["lengthscale"][1], median["lengthscale"], rtol=1e-8)

@@ -71,14 +71,14 @@ def worst_z(chain, weights, values) -> float:
     The largest z-score of a chain's means and variances.
 
     :param chain: draws (S, Q).
-    :param weights: of the grid's points, not normalised, (G,).
+    :param weights: of the grid's points, not normalized, (G,).
     :param values: of the quantities there, (G, Q).
     """
     weights = weights / weights.sum()
     mean = weights @ values
-    centred, reference = chain - mean, values - mean
+    centerd, reference = chain - mean, values - mean
     z = []
-    for draws, expected in ((centred, np.zeros_like(mean)), (centred**2, weights @ reference**2)):
+    for draws, expected in ((centerd, np.zeros_like(mean)), (centerd**2, weights @ reference**2)):
         ess = effective_sample_size(draws[None])
         assert np.all(ess > 150)
         z.append(np.abs(draws.mean(0) - expected) / (draws.std(0) / np.sqrt(ess)))
@@ -215,7 +215,7 @@ def test_nuts_starts_where_svi_ended(fit, float64):
     assert set(start) == {"lengthscale", "f.u"}  # nothing is left to chance
     np.testing.assert_allclose(start["lengthscale"], params["lengthscale_auto_loc"], rtol=1e-12)
     np.testing.assert_allclose(start["f.u"], params["f.u.loc"], rtol=1e-12)
-    # A better place than the prior's centre, to which a chain would start near otherwise.
+    # A better place than the prior's center, to which a chain would start near otherwise.
     log_lengthscale = float(start["lengthscale"])
     there = log_density("poisson", COUNTS, log_lengthscale, np.asarray(start["f.u"])[None])[0]
     assert there > log_density("poisson", COUNTS, LENGTHSCALE[0], np.zeros((1, 2)))[0] + 3.0
@@ -261,7 +261,7 @@ def moments_z(draws) -> float:
 
 
 def whiten(draws, joint: bool) -> np.ndarray:
-    """f at the new inputs, standardised by its mean and covariance given ε and the lengthscale."""
+    """f at the new inputs, standardized by its mean and covariance given ε and the lengthscale."""
     white = []
     for lengthscale, eps, f in zip(draws["lengthscale"], draws["f.u"], draws["y.latent"], strict=True):
         dense = Dense(BLOCKS, X_NEW, lengthscale=lengthscale)

@@ -392,7 +392,7 @@ def test_evaluate_looks_at_rows_of_the_trained_tables():
 
 
 class Own(Optimizer):
-    """An optimiser that evaluates the loss by itself, and more than once."""
+    """An optimizer that evaluates the loss by itself, and more than once."""
 
     def __init__(self, optim):
         self.optim = optax_to_numpyro(optim)
@@ -403,7 +403,7 @@ class Own(Optimizer):
         return self.optim.eval_and_update(fn, state)
 
 
-def test_other_optimisers_beside_and_mutable_state():
+def test_other_optimizers_beside_and_mutable_state():
     def model(Y, rows):
         latent_model(Y, rows)
         steps = mutable("steps", {"count": jnp.zeros(())})

@@ -401,7 +401,7 @@ SEVERAL = "npgp.sample gives GP values as arrays, to be used in numpyro.sample w
                 Factorized(lambda f: dist.MultivariateNormal(f, jnp.eye(4))).log_prob, jnp.zeros(4), jnp.zeros(4)
             ),
             "Factorized fn returned events of shape (4,); they must be scalar, one for each row. Where the likelihood "
-            f"does not factorise over rows, {SEVERAL}",
+            f"does not factorize over rows, {SEVERAL}",
         ),
         (
             lambda: Softmax(3).expected_log_prob(np.zeros(4), np.zeros((2, 4)), np.ones((2, 4))),

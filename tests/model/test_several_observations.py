@@ -248,7 +248,7 @@ def test_mixed_outputs_have_the_dense_elbo(float64):
 
 
 def test_mixed_outputs_in_groups_stay_below_the_evidence(float64):
-    """grouped ≥ tight ≥ prior, and all below the exact evidence of the linear model of coregionalisation."""
+    """grouped ≥ tight ≥ prior, and all below the exact evidence of the linear model of coregionalization."""
     W = np.array([[1.0, 0.5], [-0.3, 2.0], [0.7, 0.1]])
     params = random_q("g", 2, batch=(2, 1))
     params["g.u.loc"] = 0.1 * params["g.u.loc"]

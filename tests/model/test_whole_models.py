@@ -4,7 +4,7 @@ Complete models (cookbook.py), fitted to data simulated from known parameters: t
 What the limits mean. The guide takes all sites for independent, so that posterior standard deviations are too small
 where sites are correlated: hence four of them, not three. A level beside a GP is worse off, as the GP has a level of
 its own: only their sum is checked. Functions are compared with the truth at 40 to 120 rows, and errors are in units of
-the truth's own standard deviation: 1 is what a constant achieves. Neighbouring rows share their error, so that bands
+the truth's own standard deviation: 1 is what a constant achieves. Neighboring rows share their error, so that bands
 of 95% hold fewer of the rows by chance. All limits were met with 5 other seeds.
 """
 
@@ -103,7 +103,7 @@ def report(name, **values):
     print(f"    {name}:", ", ".join(f"{key} {value:.2f}" for key, value in values.items()))
 
 
-def centred(values, axis=-1):
+def centerd(values, axis=-1):
     """Without the mean, which a model may leave to another term."""
     return values - values.mean(axis, keepdims=True)
 
@@ -159,7 +159,7 @@ def test_counts_in_space_and_groups():
     )
 
     check_sites(fit.posterior, spread=0.5)
-    check_sites({"effect": centred(fit.posterior["effect"])}, effect=centred(effect), limit=5.0)  # the largest of ten
+    check_sites({"effect": centerd(fit.posterior["effect"])}, effect=centerd(effect), limit=5.0)  # the largest of ten
     check_function(fit.predicted["y.latent"], log_rate(S_new, group_new), 0.5)
 
 
@@ -250,7 +250,7 @@ def with_a_gap(rng, x, truth):
 
 
 def check_gap(draws, truth, x, y, mask):
-    """Another output fills the gap, which spans three lengthscales; its own neighbours say little of it."""
+    """Another output fills the gap, which spans three lengthscales; its own neighbors say little of it."""
     check_function(draws, truth, 0.45)
     own = np.interp(GAP[:, 0], x[mask], y[mask])
     assert error(own, truth) > 0.8
@@ -259,7 +259,7 @@ def check_gap(draws, truth, x, y, mask):
 fit_related = fitter(cookbook.two_related_outputs)
 
 
-def test_coregionalisation_imputes_what_one_output_lacks():
+def test_coregionalization_imputes_what_one_output_lacks():
     rng = np.random.default_rng(SEED)
     x = np.sort(rng.uniform(0, 10, 60))
 
@@ -335,7 +335,7 @@ def test_three_classes():
     y = np.argmax(f(x) + rng.gumbel(size=(3, 80)), 0)
     latent = fit_softmax({"X": np.float32(x[:, None]), "y": y}, {"X": GRID}).predicted["y.latent"]
 
-    check_function(centred(latent, -2), centred(f(x_grid), -2), 0.7)
+    check_function(centerd(latent, -2), centerd(f(x_grid), -2), 0.7)
 
 
 fit_ratings = fitter(cookbook.ratings, steps=300, categories=4)
@@ -416,8 +416,8 @@ def test_a_response_on_top_of_a_drift():
 
     check_sites(fit.posterior, noise=0.15)
     check_function(fit.predicted["y.latent"], np.sin(x) + level, 0.3, "f + level")
-    check_function(centred(fit.predicted["y.latent"] - fit.posterior["level"]), centred(np.sin(x)), 0.25)
-    check_function(centred(fit.posterior["level"]), centred(level), 0.6, "level")
+    check_function(centerd(fit.predicted["y.latent"] - fit.posterior["level"]), centerd(np.sin(x)), 0.25)
+    check_function(centerd(fit.posterior["level"]), centerd(level), 0.6, "level")
 
 
 fit_dynamics = fitter(

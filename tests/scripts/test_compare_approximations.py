@@ -8,11 +8,11 @@ import oracles
 import pytest
 from loading import script
 from matplotlib import pyplot as plt
+
+import npgp
 from studies.approximations.data import simulate
 from studies.approximations.fitting import lbfgs
 from studies.approximations.models import model_of, prepare
-
-import npgp
 
 pytest.importorskip("sklearn")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 from sklearn.decomposition import PCA
+
 from studies.gplvm import face_imputation, oil_imputation, training
 
 TINY = ["--rows", "30", "--inducing", "4", "--latent-dim", "2", "--batch-size", "10", "--steps", "3"]

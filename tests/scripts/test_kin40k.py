@@ -8,9 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from loading import script
 from matplotlib import pyplot as plt
-from studies import shared
 
 import npgp
+from studies import shared
 
 
 @pytest.fixture

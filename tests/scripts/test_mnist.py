@@ -11,6 +11,7 @@ import pytest
 from loading import script
 from matplotlib import pyplot as plt
 from scipy import stats
+
 from studies.regression import minibatch
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import oracles
 import pytest
 from loading import script
+
 from studies.approximations import data as simulated
 
 

@@ -7,10 +7,10 @@ import loading
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
-from studies.gplvm.bounds import EVALUATION_DRAWS
-from studies.gplvm.training import oil_flow
 
 import npgp
+from studies.gplvm.bounds import EVALUATION_DRAWS
+from studies.gplvm.training import oil_flow
 
 # The draws of x are all but its means, so that the bounds are compared at the same inputs.
 TINY = ["--rows", "24", "--inducing", "4", "--latent-dim", "2", "--latent-scale", "1e-6", "--conditional", "prior"]

@@ -10,9 +10,9 @@ import loading
 import numpy as np
 import pytest
 from matplotlib import pyplot as plt
-from studies.orthogonal import clusters, programs, structures
 
 from npgp import linalg
+from studies.orthogonal import clusters, programs, structures
 
 METHODS = ("SGPR on both", "SOLVE-GP", "ODVGP", "SGPR on the first")
 

@@ -11,9 +11,9 @@ import numpyro.distributions as dist
 import pytest
 from loading import script
 from matplotlib import pyplot as plt
-from studies.regression import four_methods, minibatch
 
 import npgp
+from studies.regression import four_methods, minibatch
 
 
 @pytest.fixture

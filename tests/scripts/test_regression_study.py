@@ -9,10 +9,10 @@ import pytest
 from loading import script
 from matplotlib import pyplot as plt
 from scipy.stats import multivariate_normal
-from studies.regression import collapsed_fits, held_out
-from studies.shared import LOG_BOUNDS, lbfgs
 
 import npgp
+from studies.regression import collapsed_fits, held_out
+from studies.shared import LOG_BOUNDS, lbfgs
 
 
 @pytest.fixture(scope="module")

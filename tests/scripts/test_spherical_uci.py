@@ -8,6 +8,7 @@ import loading
 import numpy as np
 import pytest
 from scipy.stats import norm
+
 from studies.spherical import uci_fits, uci_tables
 from studies.spherical.uci_data import load
 

@@ -1,4 +1,4 @@
-"""Groups of rows: that they are a partition, of neighbours, and that inputs find the group they belong to."""
+"""Groups of rows: that they are a partition, of neighbors, and that inputs find the group they belong to."""
 
 import functools
 import sys
@@ -80,7 +80,7 @@ def test_any_inputs_are_split_in_even_groups_and_find_them_again(size, X):
     check_training_rows_find_their_group(made, X)
 
 
-def test_neighbouring_numbers_and_other_dtypes_find_their_group(x64):
+def test_neighboring_numbers_and_other_dtypes_find_their_group(x64):
     steps = np.arange(ROWS) * np.finfo(x64).eps
     X = np.stack([1.0 + steps, np.zeros(ROWS)], 1).astype(x64)[np.random.default_rng(0).permutation(ROWS)]
     check_training_rows_find_their_group(median_split(X, 1), X)
@@ -128,7 +128,7 @@ def plane(num_rows=2000):
 
 
 @pytest.mark.parametrize("make", [median_split, by_kmeans])
-def test_groups_are_of_neighbours(make):
+def test_groups_are_of_neighbors(make):
     X = plane()
     made = make(X, 20)
     check_partition(made, 2000, 20)
@@ -168,9 +168,9 @@ def test_ties_go_by_the_other_columns():
 
 def blobs(lengths, seed=0):
     rng = np.random.default_rng(seed)
-    centres = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
+    centers = np.array([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
     labels = rng.permutation(np.repeat(np.arange(4), lengths))
-    return centres[labels] + 0.5 * rng.normal(size=(labels.size, 2)), labels
+    return centers[labels] + 0.5 * rng.normal(size=(labels.size, 2)), labels
 
 
 def test_kmeans_groups_are_the_clusters_where_these_are_small_enough(x64):

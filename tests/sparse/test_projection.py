@@ -248,8 +248,8 @@ def test_projectors_are_pytrees_that_may_be_mapped(float64):
 # ---------------------------------------------------------------- a training step
 
 
-def factorisations(blocks, guide=None):
-    """How many Cholesky factorisations there are in the program of a step of SVI, gradients included."""
+def factorizations(blocks, guide=None):
+    """How many Cholesky factorizations there are in the program of a step of SVI, gradients included."""
 
     def model(X, y):
         kernel = Matern32(numpyro.param("lengthscale", 1.0))
@@ -264,10 +264,10 @@ def factorisations(blocks, guide=None):
     return str(jax.make_jaxpr(svi.update)(state, *data)).count("jaxpr=_jittered_cholesky")
 
 
-def test_a_training_step_factorises_each_block_once():
+def test_a_training_step_factorizes_each_block_once():
     def guide_with_a_factor_of_its_own(X, y):
         f = npgp.SparseGP("f", Matern32(numpyro.param("own", 1.0)), jnp.arange(4.0)[:, None]).guide()
         f.moments(X)
 
-    assert [factorisations(1), factorisations(2)] == [1, 2]
-    assert factorisations(1, guide_with_a_factor_of_its_own) == 2
+    assert [factorizations(1), factorizations(2)] == [1, 2]
+    assert factorizations(1, guide_with_a_factor_of_its_own) == 2

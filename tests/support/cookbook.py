@@ -87,7 +87,7 @@ def trend_and_season(X, sd, weight, y=None, mask=None):
 
 
 def two_related_outputs(X, y=None, mask=None):
-    """Intrinsic coregionalisation. X: (N, 2), the second column the number of the output, 0 or 1."""
+    """Intrinsic coregionalization. X: (N, 2), the second column the number of the output, 0 or 1."""
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(1.5), 0.4))
     W = numpyro.sample("W", dist.Normal(1.0, 1.0).expand([2, 1]).to_event(2))  # the sign is not identified
     kappa = numpyro.sample("kappa", dist.HalfNormal(0.2).expand([2]).to_event(1))
@@ -102,7 +102,7 @@ def two_related_outputs(X, y=None, mask=None):
 
 
 def mixed_outputs(X, Y=None, mask=None, *, outputs, functions):
-    """Linear model of coregionalisation, its mixing matrix learned. Y: (outputs, N)."""
+    """Linear model of coregionalization, its mixing matrix learned. Y: (outputs, N)."""
     W = numpyro.param("W", lambda key: jax.random.normal(key, (outputs, functions)))
     lengthscale = numpyro.param("lengthscale", 1.5, constraint=dist.constraints.positive)
     noise = numpyro.sample("noise", dist.HalfNormal(0.5).expand([outputs, 1]).to_event(2))
@@ -229,7 +229,7 @@ def deep_gp(X, y=None):
     g = gp("g", lengthscale=2.0)
     noise = numpyro.sample("noise", dist.HalfNormal(0.5))
     with numpyro.plate("data", len(X)):
-        h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorises over rows
+        h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorizes over rows
         npgp.observe("y", g(h[:, None]), npgp.Gaussian(noise**2), obs=y)
 
 

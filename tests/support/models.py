@@ -250,8 +250,8 @@ def worst_z_of_moments(draws, mean, cov) -> float:
     draws = np.asarray(draws, float)
     count = len(draws)
     diagonal = np.diag(cov)
-    centred = draws - mean
-    z_mean = centred.mean(0) / np.sqrt(diagonal / count)
+    centerd = draws - mean
+    z_mean = centerd.mean(0) / np.sqrt(diagonal / count)
     spread = np.sqrt((np.outer(diagonal, diagonal) + cov**2) / count)
-    z_cov = (centred.T @ centred / count - cov) / spread
+    z_cov = (centerd.T @ centerd / count - cov) / spread
     return float(max(np.abs(z_mean).max(), np.abs(z_cov).max()))

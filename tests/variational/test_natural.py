@@ -309,7 +309,7 @@ def test_hyperparameters_are_trained_beside_q(x64):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# The optimiser by itself, on losses in closed form
+# The optimizer by itself, on losses in closed form
 
 IDENTITY = natural._transform("f.u.scale_tril").inv
 

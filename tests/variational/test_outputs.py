@@ -1,4 +1,4 @@
-"""Several outputs: the coregionalisation kernel, and posteriors of mixtures of functions, against dense algebra."""
+"""Several outputs: the coregionalization kernel, and posteriors of mixtures of functions, against dense algebra."""
 
 import functools
 

@@ -252,8 +252,8 @@ def test_a_natural_step_with_other_parameters_held_is_the_optimum(float64):
         with numpyro.plate("data", X.shape[0]):
             npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
 
-    optimiser = npgp.natural_gradient(1.0, optax.set_to_zero())
-    svi = SVI(model, npgp.AutoSparseGP(model), optimiser, TraceMeanField_ELBO())
+    optimizer = npgp.natural_gradient(1.0, optax.set_to_zero())
+    svi = SVI(model, npgp.AutoSparseGP(model), optimizer, TraceMeanField_ELBO())
     x, y = arrays(float64, X, Y)
     hyperparameters = {"lengthscale": jnp.asarray(0.9), "noise": jnp.asarray(0.2)}
 

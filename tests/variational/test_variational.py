@@ -161,7 +161,7 @@ def test_draws_have_the_moments_and_follow_the_parameters(x64, kind):
     assert draws.shape == (20_000, 2, M) and draws.dtype == x64
     for i, covariance in enumerate(covariance_of(kind, *values)):
         assert_moments(draws[:, i], values[0][i], covariance)
-    # Reparametrised: the mean moves every draw alike.
+    # Reparametrized: the mean moves every draw alike.
     moved = sample(make(kind, values[0].astype(x64) + 1, *cast(x64, values[1:])))
     np.testing.assert_allclose(moved, draws + 1, atol=1e-5)
     np.testing.assert_array_equal(q.mean, q.loc)

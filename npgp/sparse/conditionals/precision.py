@@ -145,7 +145,7 @@ def _precision_of_least(likelihood, y, mean, variance, residual: jax.Array) -> j
     The precision, of as many as there are shares, at which a row by itself has the largest certified term.
 
     ``λ_n = (1/share − 1)/d_n`` depends on d_n, with a gradient: the term is not stationary in λ_n. Which share is best
-    does not change in the neighbourhood.
+    does not change in the neighborhood.
     """
     variance, d, mean = lax.stop_gradient((variance, residual, mean))
     shares = _shares(d.dtype)

@@ -8,6 +8,7 @@ from typing import Any
 
 import flops
 import numpy as np
+
 from common import quartiles, table
 
 #: Names of the compared programs.

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from common import peak_memory
 from problems import Problem
+
+from common import peak_memory
 
 #: Module of each library's programs.
 MODULES = {

@@ -12,17 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from common import clock, peak_memory, scores
 from jax.flatten_util import ravel_pytree
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.optimize import minimize
+
+import npgp
+from common import clock, peak_memory, scores
+from npgp.neighbors import nearest
 from studies.approximations.data import Data
 from studies.approximations.methods import METHODS, MINIBATCHES
 from studies.approximations.models import KERNELS, Params, component_of, model_of, prepare, start_of
-
-import npgp
-from npgp.neighbors import nearest
 
 #: Logs of lengthscales, variance and noise variance stay within these.
 LOG_BOUNDS = (-9.0, 7.0)

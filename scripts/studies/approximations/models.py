@@ -18,10 +18,10 @@ from numpyro.contrib.hsgp.spectral_densities import (
     diag_spectral_density_matern,
     diag_spectral_density_squared_exponential,
 )
-from studies.approximations.data import Data
 
 import npgp
 import npgp.inducing
+from studies.approximations.data import Data
 
 KERNELS = {"matern32": npgp.Matern32, "rbf": npgp.RBF}
 #: Start, for standardized data: lengthscales at this share of √D, variance and noise variance.

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import table
 from jax.scipy.special import log_ndtr
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_value
-from studies.classification.binary import LIKELIHOOD, Split, scores, train
 
 import npgp
+from common import table
+from studies.classification.binary import LIKELIHOOD, Split, scores, train
 
 HYPERPARAMETERS = ("log lengthscale 1", "log lengthscale 2", "log variance")
 

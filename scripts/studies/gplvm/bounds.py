@@ -14,12 +14,12 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.infer import TraceMeanField_ELBO
-from studies.gplvm.training import POSITIVE
 
 import npgp
 from npgp.collapsed.uncertain import penalty_nodes
 from npgp.gplvm import BayesianGPLVM, CollapsedGPLVM, Start, pca_start
 from npgp.sparse.projection import Projector
+from studies.gplvm.training import POSITIVE
 
 CONDITIONALS = ("prior", "tight", "grouped")
 #: Collapsed bounds; the last has m_n a function of x_n, as the uncollapsed bounds have.

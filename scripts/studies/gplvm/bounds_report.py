@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
 from common import spread, table
 from studies.gplvm.bounds import COLLAPSED, CONDITIONALS
 

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import peak_memory, table, write_picture
 from sklearn.decomposition import PCA
-from studies.gplvm.oil_imputation import SETTINGS
-from studies.gplvm.training import chosen, coverage, rmse, train
 
+from common import peak_memory, table, write_picture
 from npgp import datasets
 from npgp.gplvm.new_rows import infer_latents
 from npgp.gplvm.relevance import effective_dimensions, relevance
+from studies.gplvm.oil_imputation import SETTINGS
+from studies.gplvm.training import chosen, coverage, rmse, train
 
 #: (height, width) of a face, and the pixels of each half.
 SHAPE = (28, 20)

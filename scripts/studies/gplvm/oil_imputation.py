@@ -13,17 +13,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import spread, table, write_picture
 from sklearn.decomposition import PCA
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.experimental import enable_iterative_imputer  # noqa: F401
 from sklearn.impute import IterativeImputer, KNNImputer
-from studies.gplvm.training import chosen, coverage, errorbars, kept, oil_flow, rmse, train
 
+from common import spread, table, write_picture
 from npgp import datasets
 from npgp.gplvm import metrics
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.gplvm.relevance import effective_dimensions, relevance
+from studies.gplvm.training import chosen, coverage, errorbars, kept, oil_flow, rmse, train
 
 #: Ranks of PCA and numbers of nearest rows to choose from.
 RANKS, NEIGHBORS = range(1, 9), (1, 2, 3, 5, 10, 20)

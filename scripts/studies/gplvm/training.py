@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Arguments, cached
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
+from common import Arguments, cached
 from npgp import datasets
 from npgp.gplvm import BayesianGPLVM, pca_start
 from npgp.training import row_adam

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
-from common import heading, note, table
 from matplotlib import pyplot as plt
-from studies.orthogonal.structures import Data, bound, fit_points
 
 import npgp.inducing
+from common import heading, note, table
 from npgp.plots import COLORS
+from studies.orthogonal.structures import Data, bound, fit_points
 
 PLACEMENTS = {
     "greedy": "greedy variance, in the order chosen",

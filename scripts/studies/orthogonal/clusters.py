@@ -6,11 +6,11 @@ import argparse
 
 import numpy as np
 import scipy.linalg
-from common import heading, note, table
 from matplotlib import pyplot as plt
-from studies.orthogonal.structures import JITTER, Data, bound, evidence_and_slope, kl_to_sgpr
 
+from common import heading, note, table
 from npgp.plots import COLORS
+from studies.orthogonal.structures import JITTER, Data, bound, evidence_and_slope, kl_to_sgpr
 
 #: KL divergences below this are rounding error.
 ROUNDING = 1e-6

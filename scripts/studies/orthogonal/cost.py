@@ -9,12 +9,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from common import heading, interleaved, note, one_blas_thread, quartiles, table
 from matplotlib import pyplot as plt
+
+from common import heading, interleaved, note, one_blas_thread, quartiles, table
+from npgp.plots import COLORS
 from studies.orthogonal import programs
 from studies.orthogonal.programs import COLUMNS, METHODS, Program
-
-from npgp.plots import COLORS
 
 KINDS = {"uncollapsed": programs.uncollapsed_step, "collapsed": programs.collapsed_step}
 FIGURES = ("M", "method", "ms", "quartiles", "ms/SVGP", "quartiles", "fastest", "/SVGP", "flops/SVGP")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from common import heading, note, table
 from matplotlib import pyplot as plt
-from studies.orthogonal.structures import Data, bound_and_slopes, evidence_and_slope, fit_all, predict
 
+from common import heading, note, table
 from npgp.plots import COLORS
+from studies.orthogonal.structures import Data, bound_and_slopes, evidence_and_slope, fit_all, predict
 
 CONDITIONALS = ("prior", "tight")
 

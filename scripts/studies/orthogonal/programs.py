@@ -12,12 +12,12 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from studies.orthogonal.structures import STRUCTURES
 
 import npgp
 from npgp import linalg
 from npgp.features import covariance
 from npgp.variational.blocks import DenseNormal, SquareTrilTransform
+from studies.orthogonal.structures import STRUCTURES
 
 #: How the M points are shared out to blocks, and S of each block.
 METHODS = {"SVGP": (1, "SGPR"), "SOLVE-GP": (2, "SOLVE-GP"), "ODVGP": (2, "ODVGP")}

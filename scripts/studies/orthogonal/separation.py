@@ -7,11 +7,11 @@ import itertools
 from typing import Any
 
 import numpy as np
-from common import heading, note, table
 from matplotlib import pyplot as plt
-from studies.orthogonal.structures import Data, bound, kl_to_sgpr
 
+from common import heading, note, table
 from npgp.plots import COLORS
+from studies.orthogonal.structures import Data, bound, kl_to_sgpr
 
 
 def study(data: Data, args: argparse.Namespace) -> dict:

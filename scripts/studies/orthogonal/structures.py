@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from studies.shared import lbfgs
 
 import npgp
 from npgp import datasets
 from npgp.variational import DenseNormal
+from studies.shared import lbfgs
 
 #: S of each block of q: one block for the union, two for the orthogonal structures.
 STRUCTURES: dict[str, tuple[str, ...]] = {

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import interleaved
-from studies.shared import lbfgs
 
 import npgp
 import npgp.inducing
+from common import interleaved
 from npgp import datasets
+from studies.shared import lbfgs
 
 CONDITIONALS = ("prior", "tight", "grouped")
 KERNELS = {"matern32": npgp.Matern32, "rbf": npgp.RBF}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
 from common import command, moments, plus_minus, spread, write_picture
 from common import table as aligned_table
 from studies.regression.minibatch import METHODS, Records

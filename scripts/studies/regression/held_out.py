@@ -9,6 +9,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+
+import npgp
 from common import clock, note, spread, table
 from studies.regression.collapsed_fits import (
     CONDITIONALS,
@@ -21,8 +23,6 @@ from studies.regression.collapsed_fits import (
     start_at,
 )
 from studies.regression.minibatch import scores
-
-import npgp
 
 #: Inducing points and the largest group of each set of the first part.
 SIZES = {"concrete": (64, 64), "kin8nm": (128, 64), "power": (64, 64), "kin40k": (128, 64), "protein": (128, 64)}

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
-from studies.regression.minibatch import CHUNK, VARIANCE, in_chunks, start_of_lengthscales
 
 import npgp
 from npgp import datasets
+from studies.regression.minibatch import CHUNK, VARIANCE, in_chunks, start_of_lengthscales
 
 
 @dataclass(frozen=True)

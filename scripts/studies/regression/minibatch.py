@@ -16,16 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import common
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import Arguments, write_json
 from jax import lax
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from studies.shared import learned
 
+import common
 import npgp
+from common import Arguments, write_json
+from studies.shared import learned
 
 
 class Method(NamedTuple):

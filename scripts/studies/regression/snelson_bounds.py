@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import note, table
-from studies.regression.collapsed_fits import CONDITIONALS
-from studies.shared import lbfgs
 
 import npgp
+from common import note, table
 from npgp import datasets
+from studies.regression.collapsed_fits import CONDITIONALS
+from studies.shared import lbfgs
 
 #: Snelson's data: relative to the prior variance.
 SNELSON_JITTER = 1e-6

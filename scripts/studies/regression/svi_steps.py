@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import clock, note, table
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from studies.regression.collapsed_fits import in_turn
-from studies.regression.minibatch import regression_model
 
 import npgp
+from common import clock, note, table
+from studies.regression.collapsed_fits import in_turn
+from studies.regression.minibatch import regression_model
 
 
 def steps(args: argparse.Namespace) -> list[dict]:

@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-import common
 import jax
 import jax.numpy as jnp
 import numpy as np
-from studies.shared import lbfgs
 
+import common
 import npgp
 import npgp.inducing
 from npgp import datasets
 from npgp.features import Activations, Points, ReLU, Softplus
 from npgp.inducing.levels import choose_levels, left_out
 from npgp.kernels import Kernel, ZonalArcCosine, ZonalMatern52
+from studies.shared import lbfgs
 
 #: The kernels, and what the first block is made of.
 KERNELS = ("arccos", "matern52")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
 from common import moments, plus_minus, table
 from studies.spherical.uci_data import SETS
 from studies.spherical.uci_fits import FEATURES, KERNELS, sizes
