@@ -49,8 +49,16 @@ class Grouped(Tight):
     groups: Groups | Consecutive | int | None = None
 
     def __post_init__(self):
-        if not (isinstance(self.groups, (Groups, Consecutive)) or self.groups is None):
-            object.__setattr__(self, "groups", Consecutive(checks.whole_number(self.groups, "groups")))
+        if isinstance(self.groups, (Groups, Consecutive)) or self.groups is None:
+            return
+        try:
+            size = checks.whole_number(self.groups, "groups")
+        except TypeError:
+            raise TypeError(
+                f"groups is {self.groups!r:.80}; it must be a partition such as npgp.median_split(X, size), or the "
+                "number of rows in each group of consecutive rows."
+            ) from None
+        object.__setattr__(self, "groups", Consecutive(size))
 
     def __repr__(self) -> str:
         if isinstance(self.groups, Groups):
