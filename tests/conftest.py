@@ -15,6 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+# pytest puts this folder on the path, where its folders would pass for packages of others: ``tests/sparse`` for the
+# ``sparse`` that xarray imports and SciPy then asks for its arrays.
+sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+
 os.environ["MPLBACKEND"] = "Agg"
 # Threads of JAX's CPU backend. With as few as there are cores, batched factorizations that run side by side can wait
 # for one another for ever (jaxlib 0.10); a dozen of them in one program stopped within seconds on 2 cores.
