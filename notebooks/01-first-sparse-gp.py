@@ -71,7 +71,7 @@ def model(X, y=None, *, num_inducing, conditional="tight"):
     Z = numpyro.param("inducing", jnp.linspace(0.0, 10.0, num_inducing)[:, None])
     f = npgp.SparseGP("f", kernel, inducing=Z).draw()
     with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y, conditional=conditional)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, conditional=conditional)
 
 
 # %% [markdown]
@@ -104,7 +104,7 @@ fits = {
 @jax.value_and_grad
 def exact_loss(log_params):
     lengthscale, variance, noise = jnp.exp(log_params)
-    return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
+    return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
 
 
 exact = minimize(exact_loss, np.zeros(3), jac=True, method="L-BFGS-B")
@@ -191,7 +191,7 @@ def hyperparameters():
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.5))
     amplitude = numpyro.sample("amplitude", dist.HalfNormal(1.0))
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    return npgp.RBF(lengthscale, amplitude**2), noise**2
+    return npgp.RBF(lengthscale, variance=amplitude**2), noise**2
 
 
 def effect_model(X, group, y=None, *, size):
@@ -199,7 +199,7 @@ def effect_model(X, group, y=None, *, size):
     kernel, noise_variance = hyperparameters()
     f = npgp.SparseGP("f", kernel, inducing).draw()
     with npgp.plate("people", size, rows=X.shape[0]):
-        npgp.observe("y", f(X) + effect * group, npgp.Gaussian(noise_variance), obs=y)
+        npgp.observe("y", f(X) + effect * group, npgp.Gaussian(variance=noise_variance), obs=y)
 
 
 # %% [markdown]

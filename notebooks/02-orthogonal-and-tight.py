@@ -89,7 +89,7 @@ def fit(conditional, structure, num_points):
         lengthscale, variance, noise = jnp.exp(theta[:3])
         points = theta[3:, None]
         blocks = points if covariances is None else [points[: num_points // 2], points[num_points // 2 :]]
-        kernel = npgp.RBF(lengthscale, variance)
+        kernel = npgp.RBF(lengthscale, variance=variance)
         return npgp.CollapsedGP(kernel, X, blocks, noise, conditional=treatment, covariances=covariances)
 
     loss = jax.jit(jax.value_and_grad(lambda theta: -gp(theta).log_prob(y)))
@@ -127,7 +127,7 @@ figure = plots.plot_fit(x, y, grid[:, 0], panels)
 bound, gp = fits["tight"]
 groups = npgp.median_split(X, 16)
 plain = gp.condition(y)
-corrected = npgp.local_correction(plain, X, y, npgp.Gaussian(gp.noise_variance), groups)
+corrected = npgp.local_correction(plain, X, y, npgp.Gaussian(variance=gp.noise_variance), groups)
 truth = np.sin(2 * grid[:, 0]) + 0.6 * np.sin(5.5 * grid[:, 0])
 inside = (grid[:, 0] > 0) & (grid[:, 0] < 10)
 for name, p in (("from the inducing points", plain), ("with the local correction", corrected)):
@@ -171,13 +171,14 @@ num_places = len(laid_out[0])
 def model(X, y, mask):
     positive = constraints.softplus_positive
     kernel = npgp.RBF(
-        numpyro.param("lengthscale", 0.3, constraint=positive), numpyro.param("variance", 1.0, constraint=positive)
+        numpyro.param("lengthscale", 0.3, constraint=positive),
+        variance=numpyro.param("variance", 1.0, constraint=positive),
     )
     noise = numpyro.param("noise_variance", 0.05, constraint=positive)
     blocks = [numpyro.param("Z", Z), numpyro.param("O", O)]
     f = npgp.SparseGP("f", kernel, blocks, covariances=["dense", "mean-only"]).draw()
     with npgp.plate("data", num_places, rows=X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y, mask=mask, conditional=npgp.Grouped(groups.size))
+        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, mask=mask, conditional=npgp.Grouped(groups.size))
 
 
 # %% [markdown]

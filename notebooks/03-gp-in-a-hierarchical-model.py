@@ -118,7 +118,7 @@ def model(S, region, x, exposure, y=None, *, spatial=True):
     if spatial:
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(20.0), 0.5))  # km
         amplitude = numpyro.sample("amplitude", dist.HalfNormal(1.0))
-        f = npgp.SparseGP("f", npgp.Matern32(lengthscale, amplitude**2), Z).draw()
+        f = npgp.SparseGP("f", npgp.Matern32(lengthscale, variance=amplitude**2), Z).draw()
     with numpyro.plate("area", len(S)):
         if spatial:
             npgp.observe("y", f(S) + eta, npgp.Poisson(exposure=exposure), obs=y)

@@ -75,7 +75,7 @@ def model(X, y=None):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.7))
     amplitude = numpyro.sample("amplitude", dist.LogNormal(0.7, 0.7))
     inducing = numpyro.param("inducing", Z)
-    f = npgp.SparseGP("f", npgp.RBF(lengthscale, amplitude**2), inducing).draw()
+    f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=amplitude**2), inducing).draw()
     with numpyro.plate("data", len(X)):
         npgp.observe("y", f(X), npgp.Bernoulli(), obs=y)
 
@@ -264,7 +264,7 @@ def robust_model(X, y=None):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.7))
     amplitude = numpyro.sample("amplitude", dist.LogNormal(0.7, 0.7))
     flipped = numpyro.sample("flipped", dist.Uniform(0.0, 0.5))  # a larger share would turn f upside down
-    f = npgp.SparseGP("f", npgp.RBF(lengthscale, amplitude**2), Z).draw()
+    f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=amplitude**2), Z).draw()
     with numpyro.plate("data", len(X)):
         npgp.observe("y", f(X), lambda f: dist.Bernoulli(flipped + (1 - 2 * flipped) * expit(f)), obs=y)
 
@@ -300,7 +300,7 @@ def softmax_model(X, y=None):
     lengthscale = numpyro.param("lengthscale", 1.0, constraint=constraints.softplus_positive)
     amplitude = numpyro.param("amplitude", 2.0, constraint=constraints.softplus_positive)
     with numpyro.plate("classes", 3, dim=-2):
-        f = npgp.SparseGP("f", npgp.RBF(lengthscale, amplitude**2), Z3).draw()
+        f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=amplitude**2), Z3).draw()
     with numpyro.plate("data", len(X)):
         npgp.observe("y", f(X), npgp.likelihoods.Softmax(3, num_nodes=8), obs=y)
 

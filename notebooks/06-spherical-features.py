@@ -235,7 +235,7 @@ def classifier(centers, num_units):
         positive = constraints.positive
         kernel = kernels.ZonalMatern52(
             numpyro.param("lengthscale", 0.5, constraint=positive),
-            numpyro.param("variance", 2.0, constraint=positive),
+            variance=numpyro.param("variance", 2.0, constraint=positive),
             bias_variance=numpyro.param("bias", 1.0, constraint=positive),
         )
         blocks = []
@@ -322,7 +322,7 @@ def layer(name, size, levels, variance=1.0):
     positive = constraints.positive
     kernel = kernels.ZonalMatern52(
         numpyro.param(f"{name}.lengthscale", 0.7, constraint=positive),
-        numpyro.param(f"{name}.variance", variance, constraint=positive),
+        variance=numpyro.param(f"{name}.variance", variance, constraint=positive),
         weight_variance=numpyro.param(f"{name}.weight", 1.0, constraint=positive),
     )
     return npgp.SparseGP(name, kernel, npgp.features.Activations(z, Softplus(), levels), init_scale=0.1).draw()
@@ -332,7 +332,7 @@ def shallow(X, y=None):
     g = layer("g", 2 * half, range(13))
     noise = numpyro.param("noise", 0.05, constraint=constraints.positive)
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", g(X), npgp.Gaussian(noise), obs=y)
+        npgp.observe("y", g(X), npgp.Gaussian(variance=noise), obs=y)
 
 
 def deep(X, y=None):
@@ -340,7 +340,7 @@ def deep(X, y=None):
     noise = numpyro.param("noise", 0.05, constraint=constraints.positive)
     with numpyro.plate("data", len(X)):
         h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorizes over rows
-        npgp.observe("y", g(h[:, None]), npgp.Gaussian(noise), obs=y)
+        npgp.observe("y", g(h[:, None]), npgp.Gaussian(variance=noise), obs=y)
 
 
 models = {f"one layer of {2 * half} units": shallow, f"two layers of {half} units": deep}

@@ -17,9 +17,6 @@
 
 # %%
 import os
-
-os.environ.setdefault("NPROC", "16")  # threads of JAX; see the README, "Precision"
-
 from functools import partial
 
 import jax
@@ -105,7 +102,7 @@ def model(S, near, y=None, *, component, data):
     lengthscale = numpyro.param("lengthscale", 0.1, constraint=positive)
     amplitude = numpyro.param("amplitude", 1.0, constraint=positive)
     level = numpyro.param("level", data.start_level)
-    f = component(npgp.Matern32(lengthscale, amplitude**2)).draw()
+    f = component(npgp.Matern32(lengthscale, variance=amplitude**2)).draw()
     with npgp.plate("cells", len(data.S), rows=len(S)):
         value = f(S) if near is None else f(S, neighbors=near)
         npgp.observe("y", value + level, npgp.Poisson(exposure=data.area), obs=y)
@@ -144,7 +141,7 @@ def train(data, component, near):
     )
     params = result.params
     theta = {name: float(params[name]) for name in ("lengthscale", "amplitude", "level")}
-    posterior = component(npgp.Matern32(theta["lengthscale"], theta["amplitude"] ** 2)).posterior(params)
+    posterior = component(npgp.Matern32(theta["lengthscale"], variance=theta["amplitude"] ** 2)).posterior(params)
     return -np.mean(result.losses[-200:]), theta, posterior
 
 
@@ -284,7 +281,7 @@ for ax in axes[0]:
 # %%
 def neighbor_covariance(data, theta):
     """The seen cells' covariance in the nearest-neighbor prior."""
-    kernel = npgp.Matern32(theta["lengthscale"], theta["amplitude"] ** 2)
+    kernel = npgp.Matern32(theta["lengthscale"], variance=theta["amplitude"] ** 2)
     factor = npgp.neighbors.NNGP(kernel, data.S, npgp.neighbors.nearest_before(data.S, num_neighbors)).factor()
     half = np.asarray(factor.color(np.eye(len(data.S))))
     return half.T @ half
@@ -302,7 +299,7 @@ def report_elbos(data, fits, moments):
 if not SMALL:
     component, near = components(pines, 8)["VNNGP"]
     smooth = fits["SVGP"][1]
-    kernel = npgp.Matern32(smooth["lengthscale"], smooth["amplitude"] ** 2)
+    kernel = npgp.Matern32(smooth["lengthscale"], variance=smooth["amplitude"] ** 2)
     elbo, theta, posterior = train(pines, lambda _: component(kernel), near)
     fits["VNNGP, smooth"] = elbo, smooth | {"level": theta["level"]}, posterior
     moments["VNNGP, smooth"] = predict(pines.sites, fits["VNNGP, smooth"])

@@ -3,15 +3,114 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from npgp.contract import is_traced as is_traced
+
+#: So many rows, spread over all, tell the range of a column.
+_GLANCE = 1000
+#: Rounding errors are of no importance below this share of the range, …
+_NEGLIGIBLE = 1e-6
+#: … nor if no more than this share of the different values become equal to others, …
+_FEW = 0.01
+#: … among so many rows.
+_LOOK = 2**20
+
+
+def array(x: Any, name: str) -> np.ndarray | jax.Array:
+    """
+    What was given for an array, as one of real numbers: of JAX if it was, else of NumPy; of lists and tables too.
+
+    :param x: anything.
+    :param name: what the error calls it.
+    :raises TypeError: for what is no array of real numbers, such as complex ones, text, or rows of several lengths.
+    :raises ValueError: for a masked array of NumPy with masked entries: arrays of JAX have no mask.
+    """
+    require_unmasked(x, name)
+    x = np.ma.getdata(x) if isinstance(x, np.ma.MaskedArray) else x
+    if not isinstance(x, (np.ndarray, jax.Array)):
+        try:
+            x = (jnp if any(map(is_traced, jax.tree.leaves(x))) else np).asarray(x)
+        except (TypeError, ValueError):
+            raise TypeError(f"{name} is {x!r:.80}, of which no array can be made; it must be an array.") from None
+    if not _is_real(x.dtype):
+        hint = ": its real and imaginary parts are two" if jnp.issubdtype(x.dtype, jnp.complexfloating) else ""
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be an array of real numbers{hint}.")
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def require_unmasked(x: Any, name: str) -> None:
+    """Raise ``ValueError`` for a masked array of NumPy with masked entries, whose mask JAX would drop."""
+    if np.ma.is_masked(x):
+        raise ValueError(
+            f"{name} is a NumPy masked array with {np.ma.count_masked(x)} of {x.size} entries masked, which arrays of "
+            "JAX cannot be: leave these rows out; or, of observations, pass np.ma.getdata(y), and "
+            "mask=~np.ma.getmaskarray(y)."
+        )
+
+
+def _is_real(dtype: DTypeLike) -> bool:
+    return jnp.issubdtype(dtype, jnp.bool_) or (
+        jnp.issubdtype(dtype, jnp.number) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    )
+
+
+def to_device(x: Any, name: str, dtype: DTypeLike | None = None, axis: int = 0) -> jax.Array:
+    """
+    As an array of JAX, after the checks of :func:`array` and with the warning of :func:`warn_if_merged`.
+
+    :param dtype: of the result; its own, as JAX has it, if omitted.
+    :raises ValueError: for whole numbers that are too large for those of JAX, which would take them for others.
+    """
+    x = array(x, name)
+    warn_if_merged(x, name, axis)
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iu" and x.size and dtype is None:
+        limit = jnp.iinfo(jax.dtypes.canonicalize_dtype(x.dtype)).max
+        if x.max() > limit:
+            raise ValueError(f"{name} has the value {x.max()}, above JAX's {limit}: pass {name}.astype(float).")
+    return jnp.asarray(x, dtype)
+
+
+def warn_if_merged(x: Any, name: str, axis: int = 0) -> None:
+    """
+    Warn if different values of a column become equal when JAX makes 32-bit numbers of them, as it does by default: 200
+    minutes in seconds since 1970 become 94 values.
+
+    It costs a glance at the data, and a sort of those columns that are far from 0 for their range.
+
+    :param x: anything; what is no floating array of NumPy passes.
+    :param name: what the warning calls it.
+    :param axis: the axis of rows.
+    """
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f" or not x.size:
+        return
+    narrow = jnp.result_type(float)
+    if narrow.itemsize >= x.dtype.itemsize:
+        return
+    rows = np.moveaxis(np.atleast_1d(x), axis, 0)
+    rows = rows.reshape(len(rows), -1)
+    glance = np.sort(rows[:: -(-len(rows) // _GLANCE)], axis=0)  # NaN last
+    last = np.maximum(np.sum(~np.isnan(glance), axis=0) - 1, 0)
+    low, high = (np.take_along_axis(glance, last[None] * i // 10, axis=0)[0] for i in (1, 9))  # outliers apart
+    rounding = 0.5 * np.finfo(narrow).eps * np.maximum(np.abs(low), np.abs(high))
+    for column in np.flatnonzero(rounding > _NEGLIGIBLE * (high - low)):
+        values = np.unique(rows[:_LOOK, column])
+        left = len(np.unique(values.astype(narrow)))
+        if left < (1.0 - _FEW) * len(values):
+            where = f", column {column}" if rows.shape[1] > 1 else ""
+            warnings.warn(
+                f"{name}{where}: {len(values)} different values become {left} in {narrow}, JAX's default. Standardize "
+                "them first, as npgp.Standardizer does, or subtract an offset; or compute in 64 bits, by "
+                "jax.config.update('jax_enable_x64', True).",
+                stacklevel=3,
+            )
 
 
 def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Array:
@@ -24,22 +123,34 @@ def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Arra
     :raises TypeError: if the array is not floating.
     :raises ValueError: if its shape is wrong, it has no rows, or (when concrete) has NaN or infinities.
     """
-    dtype = x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"{name} has dtype {dtype}; GP inputs must be floating point, as {name}.astype(float).")
-    if np.ndim(x) != 2:
-        hint = f"; a single input column is {name}[:, None]" if np.ndim(x) == 1 else ""
-        raise ValueError(f"{name} has shape {np.shape(x)}; inputs are (rows, input dimensions){hint}.")
-    if 0 in np.shape(x)[allow_empty:]:
-        raise ValueError(f"{name} has shape {np.shape(x)}; it needs at least one row and one column.")
+    x = array(x, name)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} has dtype {x.dtype}; GP inputs must be floating point, as {name}.astype(float).")
+    if x.ndim != 2:
+        hint = f"; a single input column is {name}[:, None]" if x.ndim == 1 else ""
+        raise ValueError(f"{name} has shape {x.shape}; inputs are (rows, input dimensions){hint}.")
+    if 0 in x.shape[allow_empty:]:
+        raise ValueError(f"{name} has shape {x.shape}; it needs at least one row and one column.")
     require_finite(x, name)
-    return jnp.asarray(x)
+    return to_device(x, name)
 
 
 def require_finite(x: ArrayLike, name: str) -> None:
-    """Raise ``ValueError`` if a concrete array has NaN or infinities; traced arrays pass."""
+    """Raise for what is no :func:`array`, and ``ValueError`` for NaN or infinities; traced arrays pass."""
+    x = array(x, name)
     if not is_traced(x) and not np.all(np.isfinite(np.asarray(x))):
         raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
+
+
+def mask(value: Any, name: str = "mask") -> np.ndarray | jax.Array:
+    """A mask as an array; ``TypeError`` unless it is boolean, for numbers may mean present or missing."""
+    value = array(value, name)
+    if not jnp.issubdtype(value.dtype, jnp.bool_):
+        raise TypeError(
+            f"{name} has dtype {value.dtype}; it must be boolean, True where an observation is present: "
+            "mask.astype(bool), if 1 means that, or ~np.isnan(y)."
+        )
+    return value
 
 
 def concrete_inputs(x: ArrayLike, name: str = "X") -> jax.Array:
@@ -82,17 +193,71 @@ def one_of(value: Any, name: str, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {', '.join(others)} or {last}.")
 
 
-def require_per_row(value: ArrayLike, name: str, rows: int) -> None:
-    """Raise ``ValueError`` unless a value is a scalar or has one entry for each row."""
-    if jnp.shape(value) not in ((), (rows,)):
-        raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar or ({rows},), one per row.")
+def observations(y: ArrayLike, rows: int, dtype: DTypeLike | None = None, of: str = "rows of X") -> jax.Array:
+    """
+    Observations as an array, checked as by :func:`require_finite` and :func:`require_rows`.
+
+    :param y: shape (..., N).
+    :param rows: N.
+    :param dtype: of the array; its own if omitted.
+    :param of: what the error says that there are N of.
+    """
+    y = array(y, "y")
+    require_finite(y, "y")
+    require_rows(y, rows, of)
+    return to_device(y, "y", dtype, axis=-1)
 
 
-def require_positive(value: object, name: str) -> None:
-    """Raise ``ValueError`` if a concrete hyperparameter is not positive and finite; traced ones pass."""
-    if isinstance(value, (int, float, np.ndarray, np.generic)) or (
-        isinstance(value, jax.Array) and not is_traced(value)
-    ):
-        array = np.asarray(value)
-        if not (np.all(array > 0) and np.all(np.isfinite(array))):
+def require_rows(y: ArrayLike, rows: int, of: str = "rows of X") -> None:
+    """Raise ``ValueError`` unless observations have so many rows along their last axis; ``of`` says of what."""
+    if np.shape(y)[-1:] != (rows,):
+        raise ValueError(f"y has shape {np.shape(y)}; its last axis must match the {rows} {of}.")
+
+
+def require_per_row(value: Any, name: str, rows: int) -> Any:
+    """A value as by :func:`real`; ``ValueError`` unless it is a scalar or has one entry for each row."""
+    value = real(value, name)
+    if np.shape(value) not in ((), (rows,)):
+        raise ValueError(f"{name} has shape {np.shape(value)}; it must be a scalar or ({rows},), one per row.")
+    return value
+
+
+def real(value: Any, name: str, kind: str = "a real number") -> Any:
+    """
+    A number or an array as it is, or a list of numbers as an array.
+
+    :param name: what the error calls it.
+    :param kind: what the error says that it must be.
+    :raises TypeError: for what is no real number, and no array or list of these.
+    :raises ValueError: for an empty list, and for NumPy's masked arrays.
+    """
+    if isinstance(value, (list, tuple)):
+        value = array(value, name)
+        if not value.size:
+            raise ValueError(f"{name} is an empty list; it must have numbers.")
+        return jnp.asarray(value, jnp.result_type(float))
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or not _is_real(dtype) or jnp.issubdtype(dtype, jnp.bool_):
+        given = repr(value) if dtype is None else f"an array of {dtype}"
+        raise TypeError(f"{name} is {given:.80}; it must be {kind}, or an array or a list of these.")
+    require_unmasked(value, name)
+    return value
+
+
+def require_positive(value: Any, name: str) -> Any:
+    """A hyperparameter as by :func:`real`; ``ValueError`` for concrete numbers that are not positive and finite."""
+    value = real(value, name, "a positive number")
+    if not is_traced(value):
+        numbers = np.asarray(value)
+        if not (np.all(numbers > 0) and np.all(np.isfinite(numbers))):
             raise ValueError(f"{name} is {value}; it must be positive and finite.")
+    return value
+
+
+def positive_fields(owner: Any, *names: str) -> None:
+    """:func:`require_positive` of fields of a dataclass, which then holds arrays where lists were given."""
+    for name in names:
+        value = require_positive(getattr(owner, name), f"{type(owner).__name__} {name}")
+        object.__setattr__(owner, name, value)

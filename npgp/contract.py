@@ -9,6 +9,8 @@ here knows of GPs.
 from __future__ import annotations
 
 import copy
+import traceback
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -19,10 +21,10 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
-from numpyro.infer import SVI
+from numpyro.infer import ELBO, SVI
 from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim as Optimizer
-from numpyro.primitives import _PYRO_STACK, apply_stack
+from numpyro.primitives import _PYRO_STACK
 from numpyro.primitives import Messenger as Handler
 from numpyro.util import is_prng_key
 
@@ -42,17 +44,20 @@ __all__ = [
     "copy_rows",
     "follows_gradient",
     "frames",
+    "given_by",
     "is_auxiliary",
     "is_enumerated",
     "is_initialized",
     "is_prng_key",
     "is_traced",
     "is_weakly_typed",
+    "losses_around",
     "mask_of",
     "plate_of_rows",
     "plate_size",
     "plate_takes_all",
     "plates_around",
+    "random_key",
     "replayed",
     "step_count",
     "take_all",
@@ -82,16 +87,44 @@ Message: TypeAlias = dict[str, Any]
 # A statement's message is the same object throughout: a handler can keep it, and look at what others did to it.
 
 
-def ask(type: str) -> bool:
+def _shown(message: Message) -> Iterator[Handler]:
+    """
+    The handlers that a message is shown to, the innermost first, each before it has seen the message.
+
+    Relied on: handlers are in a list, and a message goes outwards until one sets its ``stop``. NumPyro's leave types
+    that they do not know alone, but ``scope`` changes the name; and ``trace`` keeps what it post-processes.
+    """
+    for handler in reversed(_PYRO_STACK):
+        yield handler
+        handler.process_message(message)
+        if message.get("stop"):
+            return
+
+
+def _question(type: str, name: str) -> Message:
+    """A message that is no statement, with a site's name and what else a user's ``hide_fn`` may look at."""
+    message: Message = {"type": type, "name": name, "value": None, "is_observed": False, "infer": {}, "mask": None}
+    return message | {"fn": None, "args": (), "kwargs": {"rng_key": None}, "scale": None, "cond_indep_stack": []}
+
+
+def _answer(type: str, name: str) -> Message:
+    list(_shown(message := _question(type, name)))
+    return message
+
+
+def ask(type: str, name: str) -> bool:
     """
     Whether a handler around this answers a question with true.
 
-    Relied on: a message of a type that NumPyro does not know, without a name, is shown to the handlers around, and
-    those of NumPyro leave it as it is.
-
     :param type: type of the message, of which handlers know what it asks.
+    :param name: the site that it is about; what hides that from handlers hides the question too.
     """
-    return bool(apply_stack({"type": type, "fn": lambda: False, "args": (), "kwargs": {}, "value": None})["value"])
+    return bool(_answer(type, name)["value"])
+
+
+def random_key(name: str) -> jax.Array | None:
+    """A random key for what a site needs, or ``None``. Relied on: ``seed`` answers a message of type ``prng_key``."""
+    return _answer("prng_key", name)["kwargs"]["rng_key"]
 
 
 def replayed(name: str) -> Message | None:
@@ -99,29 +132,36 @@ def replayed(name: str) -> Message | None:
     What ``replay`` copies from for the site that is called ``name`` here; ``None`` where nothing replays it.
 
     ``SVI`` runs the model under ``replay`` of the guide's trace. Relied on: ``replay`` is a handler with the trace as
-    its ``trace``; it gives an unobserved site the guide's value and a copy of the guide's ``infer`` dict; and handlers
-    leave a message of a type that NumPyro does not know as it is, but ``scope`` changes its name as that of a site.
+    its ``trace``, and gives an unobserved site the guide's value and a copy of the guide's ``infer`` dict.
     """
-    found = None
-    if any(isinstance(handler, handlers.replay) for handler in _PYRO_STACK):
-        message = {"type": "npgp.replayed", "name": name, "value": None}
-        for handler in reversed(_PYRO_STACK):
-            if isinstance(handler, handlers.replay):
-                found = handler.trace.get(message["name"], found)
-            handler.process_message(message)
-            if message.get("stop"):
-                break
+    found, message = None, _question("npgp.replayed", name)
+    for handler in _shown(message):
+        if isinstance(handler, handlers.replay):
+            found = handler.trace.get(message["name"], found)
     return found
 
 
-def under_predictive() -> bool:
+def given_by(kind: type[handlers.condition] | type[handlers.substitute], name: str) -> Any:
+    """
+    The value that ``condition``, or ``substitute``, has for the site that is called ``name`` here; ``None`` if none.
+
+    Relied on: these have a dictionary ``data``, or ``None``; and the outermost is the last to give its value.
+    """
+    found, message = None, _question("npgp.given", name)
+    for handler in _shown(message):
+        if isinstance(handler, kind):
+            found = (handler.data or {}).get(message["name"], found)
+    return found
+
+
+def under_predictive(name: str) -> bool:
     """
     Whether densities are not wanted here, as under ``Predictive``: values drawn here may be at other rows than before.
 
-    Relied on: ``Predictive`` runs the model under ``handlers.mask(mask=False)``, and ``numpyro.get_mask()`` is then
-    ``False`` itself.
+    Relied on: ``Predictive`` runs the model under ``handlers.mask(mask=False)``, which answers a message of type
+    ``inspect`` by ``mask``, then ``False`` itself. (``numpyro.get_mask`` asks so, without a name.)
     """
-    return numpyro.get_mask() is False
+    return _answer("inspect", name)["mask"] is False
 
 
 def was_observed(message: Message) -> bool:
@@ -284,7 +324,21 @@ def bounds_of(constraint: constraints.Constraint) -> list[Any]:
     return jax.tree.leaves(constraint)
 
 
-class FixedConstraint(constraints.Constraint):
+class _Fixed:
+    """Mixed into constraints and transforms without parameters: instances of a class are all equal."""
+
+    def eq(self, other, static=False):
+        return type(other) is type(self)
+
+    def tree_flatten(self):
+        return (), None
+
+    @classmethod
+    def tree_unflatten(cls, aux_data, params):
+        return cls()
+
+
+class FixedConstraint(_Fixed, constraints.Constraint):
     """
     Base class of constraints without parameters, whose instances are all equal.
 
@@ -295,33 +349,13 @@ class FixedConstraint(constraints.Constraint):
     def __repr__(self):
         return f"{type(self).__name__}()"
 
-    def eq(self, other, static=False):
-        return type(other) is type(self)
 
-    def tree_flatten(self):
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux_data, params):
-        return cls()
-
-
-class FixedTransform(Transform):
+class FixedTransform(_Fixed, Transform):
     """
     Base class of bijections without parameters, whose instances are all equal.
 
     Relied on: as for :class:`FixedConstraint`; and ``transform.inv`` calls ``_inverse``.
     """
-
-    def eq(self, other, static=False):
-        return type(other) is type(self)
-
-    def tree_flatten(self):
-        return (), None
-
-    @classmethod
-    def tree_unflatten(cls, aux_data, params):
-        return cls()
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -382,6 +416,18 @@ def with_optimizer(svi: SVI, optim: Optimizer) -> SVI:
 def copy_constraints(source: SVI, target: SVI) -> None:
     """Tell an ``SVI`` the constraints that another one knows. Relied on: ``svi.constrain_fn`` is all it knows."""
     target.constrain_fn = source.constrain_fn
+
+
+def losses_around() -> list[ELBO]:
+    """
+    The losses that are being computed here, the innermost first.
+
+    Relied on: an ``ELBO`` runs model and guide inside a call of one of these methods, also where JAX traces them.
+    """
+    methods = "loss", "loss_with_mutable_state"
+    calls = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name in methods)
+    first = (frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in calls if frame.f_code.co_argcount)
+    return [loss for loss in first if isinstance(loss, ELBO)]
 
 
 # ---------------------------------------------------------------------------------------------------------------

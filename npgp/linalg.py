@@ -15,6 +15,8 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
+from npgp.batches import one_by_one
+
 #: First jitter tried, relative to the mean of the diagonal.
 DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}
 #: Each retry multiplies the jitter by this, until :data:`MAX_JITTER` has failed.
@@ -101,12 +103,42 @@ def _add_to_diagonal(K: jax.Array, value: jax.Array) -> jax.Array:
     return K + value[..., None, None] * jnp.eye(K.shape[-1], dtype=K.dtype)
 
 
+#: The factor of matrices (..., M, M), of which the upper triangle is read; NaN where there is none.
+#: Of the transpose: LAPACK reads by columns, for which XLA would lay out all that K is made of anew.
+_factor = one_by_one(lambda K: lax.linalg.cholesky(_swap(K), symmetrize_input=False))
+
+
+@jax.custom_jvp
+@jax.jit  # run eagerly, it would be compiled anew at every call
+def plain_cholesky(K: jax.Array) -> jax.Array:
+    """
+    Lower Cholesky factor of positive definite matrices (..., M, M), without jitter; the upper triangle is read.
+
+    :return: the factor (..., M, M); its lower triangle is NaN for matrices that are not positive definite.
+    """
+    return _factor(K)
+
+
+@plain_cholesky.defjvp
+def _(primals, tangents):
+    L = plain_cholesky(*primals)
+    return L, factor_tangent(L, *tangents)
+
+
+def factor_tangent(L: jax.Array, dK: jax.Array) -> jax.Array:
+    """``dL = L Φ(L⁻¹ dK L⁻ᵀ)``, Φ the lower triangle with its diagonal halved."""
+    dK = 0.5 * (dK + _swap(dK))
+    inner = solve_lower(L, _swap(solve_lower(L, dK)))
+    phi = jnp.tril(inner) - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
+    across = _swap(lax.optimization_barrier(_swap(L)))  # reverse mode multiplies by the transpose
+    return matmul(across, phi)
+
+
 @jax.custom_jvp
 @jax.jit  # run eagerly, the loop would be compiled anew at every call
 def _jittered_cholesky(K: jax.Array, scale: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
     def attempt(relative):
-        # Of the transpose: LAPACK reads by columns, for which XLA would lay out all that K is made of anew.
-        return lax.linalg.cholesky(_swap(_add_to_diagonal(K, relative * scale)), symmetrize_input=False)
+        return _factor(_add_to_diagonal(K, relative * scale))
 
     def failed(state):
         relative, L = state
@@ -123,15 +155,9 @@ def _jittered_cholesky(K: jax.Array, scale: jax.Array, first: jax.Array) -> tupl
 
 @_jittered_cholesky.defjvp
 def _(primals, tangents):
-    # dL = L Φ(L⁻¹ dK L⁻ᵀ), Φ the lower triangle with its diagonal halved; the retries are not differentiated.
-    K, scale, first = primals
-    L, relative = _jittered_cholesky(K, scale, first)
-    dK = _add_to_diagonal(tangents[0], relative * tangents[1])
-    dK = 0.5 * (dK + _swap(dK))
-    inner = solve_lower(L, _swap(solve_lower(L, dK)))
-    phi = jnp.tril(inner) - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
-    across = _swap(lax.optimization_barrier(_swap(L)))  # reverse mode multiplies by the transpose
-    return (L, relative), (matmul(across, phi), jnp.zeros_like(relative))
+    L, relative = _jittered_cholesky(*primals)  # the retries are not differentiated
+    dL = factor_tangent(L, _add_to_diagonal(tangents[0], relative * tangents[1]))
+    return (L, relative), (dL, jnp.zeros_like(relative))
 
 
 def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
@@ -160,15 +186,18 @@ def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.A
 
     Large systems are solved by halves, forward and reverse, so that nearly all of the work is matrix products, which
     all cores share; LAPACK's triangular solve has one thread on a CPU, and autodiff through it two more such solves.
+
+    :param L: shape (..., M, M).
+    :param B: shape (..., M, N); with leading axes of its own before those of L, if any.
     """
     if L.ndim == 1:
         return B / L[:, None]
-    if L.shape[-1] <= SMALLEST_HALF:
-        return solve_triangular(L, B, lower=True, trans=1 if transpose else 0)
-    solve, adjoint = _forward, _backward
+    if B.ndim > L.ndim:
+        return jax.vmap(functools.partial(solve_lower, transpose=transpose), (None, 0))(L, B)
+    solve, adjoint = _solve, _solve_transposed
     product = matmul
     if transpose:
-        solve, adjoint, product = _backward, _forward, transposed_matmul
+        solve, adjoint, product = _solve_transposed, _solve, transposed_matmul
     return lax.custom_linear_solve(
         lambda x: product(jnp.tril(L), x), B, lambda _, b: solve(L, b), lambda _, b: adjoint(L, b)
     )
@@ -203,6 +232,16 @@ def _solve_small(L: jax.Array, B: jax.Array, trans: int) -> jax.Array:
     # substitution is off by 9e-7. With the inverse of the whole factor and sorted inputs it is 2e-2.
     identity = jnp.broadcast_to(jnp.eye(size, dtype=L.dtype), L.shape)
     return matmul(solve_triangular(L, identity, lower=True, trans=trans), B)
+
+
+@functools.partial(one_by_one, by_columns=True)
+def _solve(L: jax.Array, B: jax.Array) -> jax.Array:
+    return _forward(L, B) if L.shape[-1] > SMALLEST_HALF else solve_triangular(L, B, lower=True)
+
+
+@functools.partial(one_by_one, by_columns=True)
+def _solve_transposed(L: jax.Array, B: jax.Array) -> jax.Array:
+    return _backward(L, B) if L.shape[-1] > SMALLEST_HALF else solve_triangular(L, B, lower=True, trans=1)
 
 
 def block_row(
@@ -258,7 +297,7 @@ def inverse_factor(L: jax.Array) -> jax.Array:
     ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular.
     """
     A = matmul(L, _swap(L))
-    F = lax.linalg.cholesky(jnp.flip(A, (-2, -1)))
+    F = plain_cholesky(jnp.flip(A, (-2, -1)))
     identity = jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
     return jnp.flip(_swap(solve_lower(F, identity)), (-2, -1))
 

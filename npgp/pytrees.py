@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any, TypeVar
 
 import jax
@@ -40,6 +41,26 @@ def pytree(cls: T) -> T:
 
     jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
     return cls
+
+
+class ByName:
+    """
+    A class whose variances, scales and the like are named where it is called, for a bare number could be either. Its
+    ``__init__`` has them after ``*`` (a dataclass: after ``KW_ONLY``), and this says so in words.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not args:
+            return object.__new__(cls)
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+        first = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+        if named and len(args) > first and not any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            raise TypeError(
+                f"{cls.__name__} got {len(args)} arguments without a name, and takes {first}; {' and '.join(named)} "
+                f"must be named, as in {cls.__name__}({named[0]}=…)."
+            )
+        return object.__new__(cls)
 
 
 def static(default: Any, **options: Any) -> Any:

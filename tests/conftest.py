@@ -20,9 +20,6 @@ import pytest
 sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
 
 os.environ["MPLBACKEND"] = "Agg"
-# Threads of JAX's CPU backend. With as few as there are cores, batched factorizations that run side by side can wait
-# for one another for ever (jaxlib 0.10); a dozen of them in one program stopped within seconds on 2 cores.
-os.environ.setdefault("NPROC", "16")
 
 hypothesis.settings.register_profile(
     "ci",

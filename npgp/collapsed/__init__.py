@@ -3,7 +3,9 @@
 from npgp.collapsed.advice import Advice
 from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior, GroupNoise, RowNoise
 from npgp.collapsed.certificates import Certificate, certificate, evidence_bounds
-from npgp.collapsed.gaussian import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
+from npgp.collapsed.collapsed_gp import CollapsedGP
+from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, upper_bound
+from npgp.collapsed.lengthscales import ShorterLengthscales, shorter_lengthscales
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
 
@@ -17,6 +19,7 @@ __all__ = [
     "GroupNoise",
     "PsiStatistics",
     "RowNoise",
+    "ShorterLengthscales",
     "UncertainInputGP",
     "certificate",
     "collapsed_bound",
@@ -25,5 +28,6 @@ __all__ = [
     "expected_projection",
     "penalty_nodes",
     "psi_statistics",
+    "shorter_lengthscales",
     "upper_bound",
 ]

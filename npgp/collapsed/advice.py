@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from npgp.collapsed.gaussian import CollapsedGP
+from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.words import change, count, nats
 from npgp.features import InducingBlock, Points
 from npgp.inducing.selection import greedy_variance

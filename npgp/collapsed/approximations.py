@@ -28,6 +28,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.contract import is_prng_key
+from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
@@ -43,7 +44,7 @@ __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
 Method = Literal["sor", "dtc", "fitc", "pitc"]
 
 
-class ApproximateGP(dist.Distribution):
+class ApproximateGP(JointDensity, dist.Distribution):
     """
     Gaussian-noise observations of a GP under a classical approximation: ``log_prob(y)`` is the exact log density of an
     approximate model, **not a bound** on the GP's evidence. For NUTS, L-BFGS or SVI over hyperparameters and inducing
@@ -118,6 +119,8 @@ class ApproximateGP(dist.Distribution):
 
     def log_prob(self, value):
         """The approximate model's log density of observations y of shape (..., N): (...)."""
+        checks.require_rows(value, self.event_shape[0])
+        checks.require_finite(value, "y")
         _, projection, noise = self._project()
         scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
         y = noise.whiten(value - self.offset)
@@ -155,10 +158,7 @@ class ApproximateGP(dist.Distribution):
             a :class:`DegeneratePosterior`.
         :raises ValueError: if y has NaN or another number of rows.
         """
-        checks.require_finite(y, "y")
-        y = jnp.asarray(y, self.X.dtype)
-        if y.shape[-1:] != self.event_shape:
-            raise ValueError(f"y has shape {y.shape}; its last axis must match the {self.event_shape[0]} rows of X.")
+        y = checks.observations(y, self.event_shape[0], self.X.dtype)
         projector, projection, noise = self._project()
         whitened = _whitened(projection, noise)
         (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))

@@ -1,7 +1,8 @@
 """
 How far off a sparse GP can be: bounds on the log evidence from both sides, for Gaussian noise.
 
-Everything is at given hyperparameters: the certificate is on the approximation, not on the model.
+Everything is at given hyperparameters: the certificate is on the approximation, not on the model. But it says if much
+shorter lengthscales would explain the data better, which training with too few inducing points does not find.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.collapsed.advice import Advice, Problem, advise
-from npgp.collapsed.gaussian import CollapsedGP, collapsed_bound, exact_log_evidence, projected_upper_bound
+from npgp.collapsed.collapsed_gp import CollapsedGP
+from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, projected_upper_bound
+from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of_observations
 from npgp.collapsed.words import count, nats
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
@@ -46,6 +49,7 @@ class Certificate:
     :param rows: number of rows N.
     :param rounding: the order of magnitude of rounding errors in the bounds, in nats. They are not in the interval.
     :param advice: what would narrow it.
+    :param lengthscales: whether the data ask for shorter lengthscales; ``None`` of kernels without any.
     """
 
     lower: float
@@ -55,6 +59,7 @@ class Certificate:
     rows: int
     rounding: float
     advice: Advice
+    lengthscales: ShorterLengthscales | None = None
 
     @property
     def gap(self) -> float:
@@ -77,7 +82,10 @@ class Certificate:
                 f"Beware: rounding may move these figures by {nats(self.rounding)}. Compute them in float64 "
                 "(jax.config.update('jax_enable_x64', True)), or with a larger noise variance."
             )
-        return "\n".join([*lines, str(self.advice)])
+        lines.append(str(self.advice))
+        if self.lengthscales is not None and self.lengthscales.divisor > 1:
+            lines.append(str(self.lengthscales))
+        return "\n".join(lines)
 
 
 def certificate(
@@ -123,13 +131,13 @@ def certificate(
         kernel, X, inducing, noise_variance, offset=offset, conditional=grouped, covariances=covariances, jitter=jitter
     )
     X, N = gp.X, gp.X.shape[0]
-    for name, value in (("y", y), ("offset", offset)):
-        checks.require_finite(value, name)
-    y = jnp.asarray(y, X.dtype)
+    checks.require_finite(offset, "offset")
+    y = checks.to_device(y, "y", X.dtype)
+    checks.require_finite(y, "y")
     if y.shape != (N,):
         raise ValueError(f"y has shape {y.shape}; it must be ({N},), one observation for each row of X.")
     whole = N <= checks.whole_number(exact_rows, "exact_rows", least=None)
-    problem = Problem(gp.kernel, X, y - offset, jnp.asarray(noise_variance, X.dtype), jitter)
+    problem = Problem(gp.kernel, X, y - gp.offset, jnp.asarray(gp.noise_variance, X.dtype), jitter)
     conditionals: dict[str, Conditional] = {"prior": Prior(), "shared": Shared(), "tight": Tight()}
     conditionals["grouped"] = gp.conditional
     if whole:
@@ -151,7 +159,11 @@ def certificate(
     structure = (gp.blocks, gp.covariances)
     ratio = np.asarray(found["ratio"])
     advice = advise(problem, structure, conditionals[best], best, scalable[best], ratio, upper - lower)
-    return Certificate(lower, upper, bounds, exact, N, float(found["rounding"]), advice)
+    lengthscales = None
+    if has_lengthscale(gp.kernel):
+        precision = np.broadcast_to(1.0 / np.asarray(gp.noise_variance), (N,))
+        lengthscales = of_observations(gp.kernel, gp.blocks, X, np.asarray(problem.y), precision, jitter=jitter)
+    return Certificate(lower, upper, bounds, exact, N, float(found["rounding"]), advice, lengthscales)
 
 
 @partial(jax.jit, static_argnames=("covariances", "whole"))

@@ -29,6 +29,7 @@ from numpyro.distributions import constraints
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
 from npgp.contract import is_prng_key
+from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator, known_key
 from npgp.sparse.conditionals import Conditional, Prior, Tight, as_conditional
@@ -58,7 +59,7 @@ def penalty_nodes(rng_key: jax.Array, count: int, rows: int, columns: int) -> np
     return np.concatenate([half, -half])
 
 
-class UncertainInputGP(dist.Distribution):
+class UncertainInputGP(JointDensity, dist.Distribution):
     """
     Gaussian-noise observations of a sparse GP at Gaussian inputs, with q(ε) collapsed.
 
@@ -166,6 +167,8 @@ class UncertainInputGP(dist.Distribution):
 
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
+        checks.require_rows(value, self.event_shape[0])
+        checks.require_finite(value, "y")
         expected, noise = self._expected()
         y = jnp.asarray(value, expected.A.dtype) - self.offset
         factor, half = _solved(expected, noise, y)
@@ -180,9 +183,7 @@ class UncertainInputGP(dist.Distribution):
 
         :raises ValueError: if y has NaN or another number of rows.
         """
-        checks.require_finite(y, "y")
-        if jnp.shape(y)[-1:] != self.event_shape:
-            raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {self.event_shape[0]} inputs.")
+        y = checks.observations(y, self.event_shape[0], of="inputs")
         expected, noise = self._expected()
         factor, half = _solved(expected, noise, jnp.asarray(y, expected.A.dtype) - self.offset)
         columns = linalg.solve_lower(factor, half.reshape(-1, half.shape[-1]).T, transpose=True)

@@ -9,9 +9,10 @@ Minibatches, missing entries, other likelihoods, kernels, priors and guides of x
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +41,27 @@ class CollapsedFit(NamedTuple):
 
     #: Parameters by site name, constrained.
     params: dict[str, jax.Array]
-    #: The bound at the start and after each step, in nats.
+    #: The bound at the start and after each step, in nats, in float64.
     bounds: np.ndarray
     #: Whether the last steps gained less than the tolerance.
     converged: bool
     #: Why it ended.
     message: str
+
+
+T = TypeVar("T")
+
+
+def _in_double(compute: Callable[..., T], params: dict[str, Any], Y: ArrayLike) -> T:
+    """
+    What a function of parameters and data computes in float64, with the arrays of its result in JAX's own precision;
+    of traced values, in that throughout.
+    """
+    if any(map(checks.is_traced, jax.tree.leaves((params, Y)))):
+        return compute(params, Y)
+    with jax.enable_x64(True):
+        result = compute({name: jnp.asarray(value, float) for name, value in params.items()}, Y)
+    return jax.tree.map(lambda x: jnp.asarray(np.asarray(x)) if isinstance(x, jax.Array) else x, result)
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,8 @@ class CollapsedGPLVM:
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
-    It needs float64 (:class:`~npgp.collapsed.UncertainInputGP`). To go on by SVI, or for whatever a
+    It needs float64 (:class:`~npgp.collapsed.UncertainInputGP`), and computes in it by itself outside of ``jit``, where
+    results are in JAX's own precision again. Inside, set ``jax_enable_x64``. To go on by SVI, or for whatever a
     :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
 
         other = npgp.BayesianGPLVM(gplvm.start)
@@ -125,7 +142,7 @@ class CollapsedGPLVM:
         :raises KeyError: if a parameter is missing.
         """
         self._check_params(params)
-        return log_density(self.model, (Y,), {}, params)[0]
+        return _in_double(lambda params, Y: log_density(self.model, (Y,), {}, params)[0], params, Y)
 
     def fit(
         self,
@@ -149,15 +166,33 @@ class CollapsedGPLVM:
         :param progress: show a progress bar with the bound.
         :raises KeyError: for params of another name.
         :raises FloatingPointError: if the bound is not finite at the start.
+
+        If it has not converged, a ``RuntimeWarning`` says so, and why.
         """
         self._centered(Y)  # here, where its values can be seen
+
+        def maximize(params, Y):
+            return self._maximize(Y, max_steps, params, tolerance, window, progress)
+
+        result = CollapsedFit(*_in_double(maximize, params or {}, Y))
+        if not result.converged:
+            warnings.warn(
+                f"CollapsedGPLVM.fit has not converged after {len(result.bounds) - 1} steps: {result.message}. To go "
+                "on from there, pass params=result.params.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return result
+
+    def _maximize(self, Y, max_steps, params, tolerance, window, progress) -> tuple:
+        """As :meth:`fit`, in the precision that JAX has: a tuple, for it is turned into another precision."""
         sites = self._sites()
-        if unknown := set(params or {}) - set(sites):
+        if unknown := set(params) - set(sites):
             raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")
         rows = self.start.latents.shape[0]
         transforms = {name: biject_to(constraint) for name, (_, constraint) in sites.items()}
         values = {name: jnp.asarray(value) for name, (value, _) in sites.items()}
-        values |= {name: jnp.asarray(value, values[name].dtype) for name, value in (params or {}).items()}
+        values |= params
 
         def constrained(free: dict[str, jax.Array]) -> dict[str, jax.Array]:
             return {name: transforms[name](value) for name, value in free.items()}
@@ -172,7 +207,7 @@ class CollapsedGPLVM:
             progress=progress,
             describe=lambda loss: f"bound {-loss:.6g}, per row {-loss / rows:.4g}",
         )
-        return CollapsedFit(constrained(result.params), -result.losses, result.converged, result.message)
+        return constrained(result.params), -result.losses, result.converged, result.message
 
     def posterior(self, params: dict[str, jax.Array], Y: ArrayLike) -> Posterior:
         """
@@ -185,8 +220,12 @@ class CollapsedGPLVM:
         :raises KeyError: if a parameter is missing.
         """
         self._check_params(params)
-        with handlers.block(), handlers.substitute(data=params):
-            return self._gp().condition(self._centered(Y))
+
+        def condition(params, Y):
+            with handlers.block(), handlers.substitute(data=params):
+                return self._gp().condition(self._centered(Y))
+
+        return _in_double(condition, params, Y)
 
     def svi_params(self, params: dict[str, jax.Array], Y: ArrayLike) -> dict[str, jax.Array]:
         """

@@ -33,6 +33,12 @@ LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
 class RowNormal(dist.MultivariateNormal):
     """A multivariate normal whose divergence from independent normals is known."""
 
+    def log_prob(self, value):
+        # NumPyro's solves all rows' triangular systems in one call of LAPACK's (npgp/batches.py).
+        L = jnp.broadcast_to(self.scale_tril, self.batch_shape + self.scale_tril.shape[-2:])
+        z = linalg.solve_lower(L, (value - self.loc)[..., None])[..., 0]
+        return jnp.sum(dist.Normal().log_prob(z), -1) - 0.5 * linalg.log_determinant(L)
+
 
 @kl_divergence.register(RowNormal, dist.Independent)
 def _(p, q):
@@ -143,7 +149,7 @@ class Encoder:
             raise ValueError("Y is missing: an encoder computes q(x) from the data.")
         dim = start.latents.shape[1]
         centered = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
-        present = jnp.ones(centered.shape, bool) if mask is None else jnp.asarray(mask, bool)
+        present = jnp.ones(centered.shape, bool) if mask is None else jnp.asarray(checks.mask(mask))
         centered = jnp.where(present, centered, 0.0)
         inputs = centered / jnp.asarray(start.data_scale, centered.dtype)
         if mask is not None:

@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
 
+from npgp import checks
 from npgp.gplvm.guides import FreeNormal, LatentGuide, Point
 from npgp.gplvm.priors import LatentPrior, standard_normal
 from npgp.gplvm.start import Start
@@ -27,7 +28,7 @@ from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.model import guides as guide
 from npgp.model import observation as statements
-from npgp.model import plates
+from npgp.model import plates, sites
 from npgp.model import sparse_gp as component
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.variational.posterior import Posterior
@@ -172,14 +173,14 @@ class BayesianGPLVM:
             return self.likelihood if isinstance(self.likelihood, Likelihood) else self.likelihood()
         noise = jnp.asarray(self.start.noise_variance, jnp.result_type(float))
         noise = numpyro.param("noise_variance", noise, constraint=self.positive)
-        return Gaussian(noise if jnp.ndim(noise) == 0 else noise[:, None])
+        return Gaussian(variance=noise if jnp.ndim(noise) == 0 else noise[:, None])
 
     def _check(self, Y, rows, mask) -> None:
         batch = self.start.latents.shape[0] if rows is None else jnp.shape(rows)[0]
         expected = (batch, self.start.offset.shape[0])
-        if Y is not None and jnp.shape(Y) != expected:
+        if Y is not None and checks.array(Y, "Y").shape != expected:
             raise ValueError(f"Y has shape {jnp.shape(Y)}; with these row numbers it must be {expected}.")
-        if mask is not None and jnp.shape(mask) != expected:
+        if mask is not None and checks.mask(mask).shape != expected:
             raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {expected}.")
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -190,13 +191,15 @@ class BayesianGPLVM:
         The posterior of the D functions at trained parameters, over latent space: means are (D, N).
 
         They are those of f less ``start.offset``.
+
+        :raises KeyError: if a parameter is missing, here and below.
         """
-        with handlers.block(), handlers.substitute(data=params):
+        with handlers.block(), sites.Trained(None, params):
             return self._gp().posterior(params)
 
     def likelihood_at(self, params: dict[str, jax.Array]) -> Likelihood:
         """The likelihood of y, (D, N), at trained parameters."""
-        with handlers.block(), handlers.substitute(data=params):
+        with handlers.block(), sites.Trained(None, params):
             return self._likelihood()
 
     def latents_at(
@@ -217,7 +220,7 @@ class BayesianGPLVM:
         plate = self._rows(rows)
         if Y is not None and rows is None and jnp.shape(Y)[0] != plate.size:
             plate = plates.plate("rows", jnp.shape(Y)[0], dim=-1)
-        with handlers.block(), handlers.substitute(data=params), handlers.trace() as trace:
+        with handlers.block(), sites.Trained(None, params), handlers.trace() as trace:
             with handlers.seed(rng_seed=0):
                 self.latents(self.start, plate, Y, mask)
         q = trace["x"]["fn"]

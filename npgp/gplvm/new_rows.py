@@ -145,7 +145,7 @@ class NewRows:
         for name, value in (("Y", Y), ("mask", mask)):
             if jnp.shape(value) != mean.shape:
                 raise ValueError(f"{name} has shape {jnp.shape(value)}; for these rows it must be {mean.shape}.")
-        present = jnp.asarray(mask).astype(bool)
+        present = jnp.asarray(checks.mask(mask))
         return jnp.where(present, jnp.asarray(Y, mean.dtype), mean), jnp.where(present, 0.0, jnp.sqrt(variance))
 
     def _mixture(self) -> Modes:
@@ -272,6 +272,7 @@ def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
 
 def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[jax.Array, jax.Array]:
     """Data, with a possible value where an entry is missing, and which are present; each (D, B)."""
+    Y, mask = checks.array(Y, "Y"), None if mask is None else checks.mask(mask)
     shape = jnp.shape(Y)
     if len(shape) not in (1, 2) or shape[-1] != columns or 0 in shape:
         raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")
@@ -279,10 +280,10 @@ def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[j
         raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {shape}.")
     if not checks.is_traced(Y) and not checks.is_traced(mask):
         values = np.asarray(Y, float)
-        seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
+        seen = np.ones(shape, bool) if mask is None else np.asarray(mask)
         checks.require_finite(values[seen], "Y")
         likelihood.check(np.atleast_2d(np.where(seen, values, np.nan)).T)
-    present = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask).astype(bool)
+    present = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask)
     return jnp.atleast_2d(jnp.where(present, jnp.asarray(Y, dtype), 1)).T, jnp.atleast_2d(present).T
 
 

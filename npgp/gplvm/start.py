@@ -51,9 +51,10 @@ class Start:
 
     def __post_init__(self):
         for name in ("latents", "offset"):
-            if np.ndim(getattr(self, name)) != (2 if name == "latents" else 1):
-                meant = "(N, Q)" if name == "latents" else "(D,)"
-                raise ValueError(f"{name} has shape {np.shape(getattr(self, name))}; it must be {meant}.")
+            value, meant = checks.array(getattr(self, name), name), "(N, Q)" if name == "latents" else "(D,)"
+            if value.ndim != (2 if name == "latents" else 1):
+                raise ValueError(f"{name} has shape {value.shape}; it must be {meant}.")
+            object.__setattr__(self, name, value)
         (_, dim), columns = np.shape(self.latents), len(self.offset)
         for Z in self.blocks:
             if isinstance(Z, InducingBlock):
@@ -67,11 +68,11 @@ class Start:
             "variance": [()],
             "latent_scale": [()],
         }.items():
-            value = getattr(self, name)
+            value = checks.real(getattr(self, name), name)
             if np.shape(value) not in shapes:
                 accepted = " or ".join("a number" if shape == () else str(shape) for shape in shapes)
                 raise ValueError(f"{name} has shape {np.shape(value)}; it must be {accepted}.")
-            checks.require_positive(value, name)
+            object.__setattr__(self, name, checks.require_positive(value, name))
         if self.projection is not None and np.shape(self.projection) != (columns, dim):
             raise ValueError(f"projection has shape {np.shape(self.projection)}; it must be {(columns, dim)}.")
 
@@ -156,11 +157,13 @@ def random_start(
 
 def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Y with zeros where nothing is present, the mask, and the offset."""
-    Y = np.asarray(Y)
-    present = np.ones(Y.shape, bool) if mask is None else np.asarray(mask).astype(bool)
+    Y = np.asarray(checks.array(Y, "Y"))
+    present = np.ones(Y.shape, bool) if mask is None else np.asarray(checks.mask(mask))
     if present.shape != Y.shape:
         raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {Y.shape}.")
-    data = np.asarray(checks.inputs(np.where(present, Y, np.zeros((), Y.dtype)), "Y"), dtype=float)
+    data = np.where(present, Y, np.zeros((), Y.dtype))
+    checks.inputs(data, "Y")
+    data = data.astype(float)  # not of what JAX makes of it, which may be in half the precision
     rows, columns = data.shape
     if not present.any(axis=0).all():
         empty = np.flatnonzero(~present.any(axis=0)).tolist()

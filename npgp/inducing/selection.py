@@ -21,7 +21,7 @@ from npgp import checks, linalg
 from npgp.chunks import map_chunks
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import host_seed
+from npgp.keys import host_seed, require_key
 from npgp.sparse.groups import kmeans_centers
 from npgp.sparse.projection import factorize
 
@@ -48,6 +48,7 @@ def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
+    require_key(rng_key)
     X = checks.inputs(X)
     return jax.random.choice(rng_key, X, (_check_size(size, X.shape[0]),), replace=False)
 
@@ -139,7 +140,7 @@ def greedy_variance(
     size = _check_size(size, X.shape[0])
     blocks = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     blocks = tuple(as_block(block, f"given[{i}]") for i, block in enumerate(blocks))
-    Z, trace, found = _greedy(kernel, X, size, blocks, jitter)
+    Z, trace, found = _greedy(as_kernel(kernel), X, size, blocks, jitter)
     _check_found(found, size)
     return (Z, trace) if return_trace else Z
 
@@ -255,16 +256,14 @@ def greedy_fit(
         known not to be positive, for a size above N, for fewer than one candidate, and if X has fewer different rows.
         Where X is traced and that cannot be seen, the points that do not exist are NaN.
     """
+    require_key(rng_key)
     X = checks.inputs(X)
     N = X.shape[0]
     size = _check_size(size, N)
     candidates = N if candidates is None else min(checks.whole_number(candidates, "candidates"), N)
-    checks.require_positive(noise_variance, "noise_variance")
+    noise_variance = checks.require_positive(noise_variance, "noise_variance")
     checks.require_per_row(noise_variance, "noise_variance", N)
-    checks.require_finite(y, "y")
-    if jnp.shape(y)[-1:] != (N,):
-        raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {N} rows of X.")
-    y, noise = jnp.asarray(y, X.dtype), jnp.asarray(noise_variance, X.dtype)
+    y, noise = checks.observations(y, N, X.dtype), jnp.asarray(noise_variance, X.dtype)
     Z, trace, found = _greedy_fit(rng_key, as_kernel(kernel), X, y, noise, size, candidates, jitter)
     _check_found(found, size)
     return (Z, trace) if return_trace else Z

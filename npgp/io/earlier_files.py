@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from npgp.collapsed.searched import MAX_STEPS
+from npgp.likelihoods import Gaussian
 from npgp.sparse.conditionals import Grouped, as_conditional
 
 #: Where the classes of a module are now; those of folders that were there before are still in these.
@@ -49,6 +51,12 @@ def from_version_1(name: str, fields: dict[str, Any]) -> dict[str, Any]:
         fields["centers"] = fields.pop("centres")
     if name == "Encoder":
         fields["rng_key"] = jax.random.key(fields.pop("seed"))
+    if name == "CollapsedGP":  # of Gaussian noise alone, and all rows observed
+        fields |= {
+            "likelihood": Gaussian(variance=fields.pop("noise_variance")),
+            "present": None,
+            "max_steps": MAX_STEPS,
+        }
     word = fields.get("conditional")
     if isinstance(word, str) and name in ("CollapsedGP", "UncertainInputGP", "CollapsedGPLVM"):
         groups = fields.pop("groups", None)

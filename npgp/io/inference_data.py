@@ -23,9 +23,8 @@ from jax import lax
 from numpyro import handlers
 from numpyro.infer import MCMC
 
-from npgp.collapsed.gaussian import CollapsedGP
+from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.contract import Handler, Message, base_of, frames, mask_of, plate_size, was_observed
-from npgp.likelihoods import Gaussian
 from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
@@ -241,7 +240,7 @@ def _given_inducing(fn: CollapsedGP, y: jax.Array, rng_key: jax.Array) -> Latent
     values = [q.expand(posterior.batch_shape).sample(key) for q, key in zip(posterior.q, keys, strict=True)]
     mean = jnp.asarray(fn.offset + whitened_mean(projection, values))
     residual = jnp.broadcast_to(projection.residual_variance(), mean.shape)
-    return LatentObservation(Gaussian(fn.noise_variance), Moments(mean, jnp.zeros_like(mean), residual), None)
+    return LatentObservation(fn.likelihood, Moments(mean, jnp.zeros_like(mean), residual), None)
 
 
 def _is_data(msg: Message) -> bool:

@@ -10,10 +10,12 @@ is no pickle in it, and nothing in a file can run code: only classes of this pac
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import importlib
 import inspect
 import json
+import math
 import os
 import uuid
 import zipfile
@@ -36,6 +38,8 @@ __all__ = ["load", "save"]
 VERSION = 2
 _PACKAGE = __name__.partition(".")[0]
 _DESCRIPTION = _PACKAGE
+#: Of the dtypes that arrays in files may have.
+_KINDS = "biufc"
 
 
 def save(path: str | os.PathLike, obj: Any) -> None:
@@ -51,10 +55,14 @@ def save(path: str | os.PathLike, obj: Any) -> None:
         of a function, such as the shape of :class:`npgp.features.Activations`, give an object of a dataclass with
         ``__call__``, registered with :func:`npgp.pytree`, and name the class to :func:`load`.
     """
+    path = Path(_checked(path))
     arrays: dict[str, np.ndarray] = {}
-    content = _describe(obj, type(obj).__name__.lower(), arrays)
-    text = json.dumps({"format": _PACKAGE, "version": VERSION, "content": content})
-    path = Path(path)
+    name = type(obj).__name__.lower()
+    try:
+        content = _describe(obj, name, arrays)
+        text = json.dumps({"format": _PACKAGE, "version": VERSION, "content": content})
+    except RecursionError as error:
+        raise TypeError(f"{name} contains itself, or is nested too deeply, and cannot be saved.") from error
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
@@ -66,7 +74,7 @@ def save(path: str | os.PathLike, obj: Any) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load(path: str | os.PathLike, classes: Sequence[type] = ()) -> Any:
+def load(path: str | os.PathLike, classes: Sequence[type] = (), *, max_bytes: int | None = None) -> Any:
     """
     Load what :func:`save` wrote: the same object, with arrays of the same dtypes and bits.
 
@@ -75,28 +83,47 @@ def load(path: str | os.PathLike, classes: Sequence[type] = ()) -> Any:
 
     :param path: of the file.
     :param classes: classes of your own, from outside this package, that may be rebuilt; found by their names.
-    :raises ValueError: for a file that is damaged, not written by :func:`save` or written by a later version; for a
-        class that is unknown; and for 64-bit JAX arrays where JAX has 64-bit numbers switched off, since their
-        digits would be lost in silence.
+    :param max_bytes: how many bytes the description and all arrays may have. If omitted, as many as the file has, for
+        :func:`save` compresses nothing: a small file cannot fill the memory. Raise it for a file that was compressed
+        afterwards, if you trust it.
+    :raises ValueError: for a file that is damaged, not written by :func:`save` or written by a later version; for one
+        of more than ``max_bytes``; for a class that is unknown; and for 64-bit JAX arrays where JAX has 64-bit numbers
+        switched off, since their digits would be lost in silence.
+    :raises OSError: if the file cannot be read.
     """
-    try:
-        with open(path, "rb") as file:
-            if not zipfile.is_zipfile(file):
-                raise zipfile.BadZipFile("not a zip archive")
-            file.seek(0)
-            arrays = dict(np.load(file, allow_pickle=False))  # reads everything, and zipfile compares checksums
-        header = json.loads(arrays.pop(_DESCRIPTION).tobytes())
-        if header["format"] != _PACKAGE:
-            raise ValueError("another program's file")
-        version = header["version"]
-    except (zipfile.BadZipFile, AttributeError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{os.fspath(path)!r} is damaged, or no file that npgp.save wrote.") from error
-    if version not in range(1, VERSION + 1):
-        raise ValueError(
-            f"{os.fspath(path)!r} has version {version!r} of the file format; this npgp reads 1 to {VERSION}."
-        )
+    path = _checked(path)
+    if max_bytes is not None:
+        max_bytes = checks.whole_number(max_bytes, "max_bytes")
     own = {cls.__qualname__: cls for cls in classes}
-    return _Builder(os.fspath(path), arrays, own, version).build(header["content"])
+    try:
+        if os.path.isdir(path):
+            raise _Refusal("is a folder; load takes the name of a file that npgp.save wrote.")
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            arrays = _Arrays(archive, os.fstat(file.fileno()).st_size if max_bytes is None else max_bytes)
+            header = json.loads(arrays.take(_DESCRIPTION).tobytes())
+            if header["format"] != _PACKAGE:
+                raise TypeError("another program's file")
+            version = header["version"]
+            if version not in range(1, VERSION + 1):
+                raise _Refusal(f"has version {version!r} of the file format; this npgp reads 1 to {VERSION}.")
+            return _Builder(arrays, own, version).build(header["content"])
+    except _Refusal as refusal:
+        raise ValueError(f"{path!r} {refusal}") from None
+    except Exception as error:  # of whatever met the damage
+        # Where a zip archive says that it has something, there may be nothing.
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno != errno.EINVAL):
+            raise
+        raise ValueError(f"{path!r} is damaged, or no file that npgp.save wrote.") from error
+
+
+def _checked(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path is {path!r}; it must be the name of a file, a string or an os.PathLike.")
+    return os.fsdecode(path)
+
+
+class _Refusal(Exception):
+    """What is wrong with a file, as the end of a sentence that begins with its name."""
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -185,7 +212,7 @@ def _variable(cls: Any) -> list[dataclasses.Field]:
 
 
 def _store(array: np.ndarray, where: str, arrays: dict[str, np.ndarray]) -> str:
-    if array.dtype.kind not in "biufc":  # objects, strings, and what NumPy does not know, such as bfloat16
+    if array.dtype.kind not in _KINDS:  # objects, strings, and what NumPy does not know, such as bfloat16
         raise TypeError(f"{where} is an array of {array.dtype}, which cannot be saved; arrays of numbers can.")
     name = str(len(arrays))
     arrays[name] = array
@@ -196,14 +223,51 @@ def _store(array: np.ndarray, where: str, arrays: dict[str, np.ndarray]) -> str:
 # And back
 
 
+class _Arrays:
+    """
+    The arrays in an archive, each of which can be taken once: what is not asked for is not read.
+
+    :param archive: the archive.
+    :param max_bytes: of all arrays that are taken.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, max_bytes: int):
+        self.archive, self.max_bytes, self._left, self._taken = archive, max_bytes, max_bytes, set[str]()
+
+    def take(self, name: str) -> np.ndarray:
+        """An array by name; zipfile compares checksums."""
+        if name in self._taken:  # no file of ours names one twice, which would be a way to fill the memory
+            raise KeyError(name)
+        self._taken.add(name)
+        info = self.archive.getinfo(f"{name}.npy")
+        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
+            raise zipfile.BadZipFile("two sizes of what is not compressed")
+        self._left -= info.file_size
+        if self._left < 0:
+            raise _Refusal(
+                f"holds arrays of more than max_bytes = {self.max_bytes} bytes, which is the file's size if not given; "
+                "if you trust it, pass load a larger max_bytes."
+            )
+        with self.archive.open(info) as member:
+            version = np.lib.format.read_magic(member)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(member)
+            if dtype.kind not in _KINDS or math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+                raise TypeError("an array of other numbers than the file has")
+        with self.archive.open(info) as member:
+            return np.lib.format.read_array(member, allow_pickle=False)
+
+
 class _Builder:
     """Rebuilds what :func:`_describe` described."""
 
-    def __init__(self, path: str, arrays: dict[str, np.ndarray], classes: dict[str, type], version: int):
-        self.path, self.arrays, self.classes, self.version = path, arrays, classes, version
+    def __init__(self, arrays: _Arrays, classes: dict[str, type], version: int):
+        self.arrays, self.classes, self.version = arrays, classes, version
 
     def build(self, node: Any) -> Any:
         if not isinstance(node, dict):
+            if isinstance(node, list):
+                raise TypeError("a list without its kind")
             return node
         kind = next(iter(node))
         value = node[kind]
@@ -214,17 +278,19 @@ class _Builder:
             return {key: self.build(item) for key, item in value.items()}
         if kind == "class":
             return self._rebuild(value, {name: self.build(item) for name, item in node["fields"].items()})
-        array = self.arrays[value]
+        array = self.arrays.take(value)
         if kind == "numpy":
             return array
         if kind == "scalar":
             return array[()]
         if kind == "key":
             return jax.random.wrap_key_data(jnp.asarray(array), impl=node["impl"])
+        if kind != "jax":
+            raise TypeError(f"an array of the kind {kind}")
         if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
-            raise ValueError(
-                f"{self.path!r} has arrays of {array.dtype}, and JAX has 64-bit numbers switched off, which would cut "
-                'their digits: call jax.config.update("jax_enable_x64", True) first.'
+            raise _Refusal(
+                f"has arrays of {array.dtype}, and JAX has 64-bit numbers switched off, which would cut their digits: "
+                'call jax.config.update("jax_enable_x64", True) first.'
             )
         return jnp.asarray(array.item()) if node.get("weak") else jnp.asarray(array)
 
@@ -240,8 +306,8 @@ class _Builder:
             declared = _variable(cls)
             known, required = {field.name for field in declared}, {f.name for f in declared if not _has_default(f)}
         if (wrong := set(fields) - known) or (wrong := required - set(fields)):
-            raise ValueError(
-                f"{self.path!r} has a {cls.__qualname__} that differs from this version's in {sorted(wrong)}: it was "
+            raise _Refusal(
+                f"has a {cls.__qualname__} that differs from this version's in {sorted(wrong)}: it was "
                 "written by another version of its package."
             )
         if is_distribution:
@@ -268,8 +334,8 @@ class _Builder:
         if found is None:
             found = self.classes.get(qualname)
         if not isinstance(found, type) or not (dataclasses.is_dataclass(found) or issubclass(found, Distribution)):
-            raise ValueError(
-                f"{self.path!r} has an object of class {module}.{qualname}, which npgp does not have; if it is yours, "
+            raise _Refusal(
+                f"has an object of class {module}.{qualname}, which npgp does not have; if it is yours, "
                 f"pass it: load(path, classes=[{qualname.rpartition('.')[2]}])."
             )
         return found

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp.checks import is_traced
 from npgp.pytrees import pytree
 
 __all__ = ["Standardizer"]
@@ -24,8 +25,10 @@ class Standardizer:
     """
     The map x ↦ (x − mean) / scale, for inputs or targets; made from data by :meth:`of`.
 
-    It works on NumPy and JAX arrays, inside and outside of ``jit``, and belongs into one file with what was trained on
-    its values: ``npgp.save(path, {"posterior": posterior, "inputs": inputs, "targets": targets})``.
+    It makes NumPy arrays of NumPy arrays, in their own precision, which may be double where JAX has single, and with
+    their mask, if they have one; and JAX arrays of JAX arrays, inside and outside of ``jit``. It belongs into one file
+    with what was trained on its values: ``npgp.save(path, {"posterior": posterior, "inputs": inputs, "targets":
+    targets})``.
 
     :param mean: what is subtracted: (D,) for rows of D numbers, () for rows of one.
     :param scale: what the differences are divided by, of the same shape.
@@ -46,8 +49,8 @@ class Standardizer:
         :param data: (N, D) or (N,); an array, a map of a file (``numpy.memmap``), or whatever has a shape and gives
             slices of rows; or an iterable of such, whose rows are taken together, such as
             :meth:`npgp.training.Parquet.blocks`.
-        :param allow_nan: leave NaN and infinities out of the statistics.
-        :raises ValueError: without ``allow_nan``, for NaN and infinities; for data without rows or numbers, and for
+        :param allow_nan: leave NaN, infinities and masked values out of the statistics.
+        :raises ValueError: without ``allow_nan``, for such values; for data without rows or numbers, and for
             columns without one that counts.
         """
         moments = _Moments()
@@ -102,24 +105,24 @@ class Standardizer:
         Σ log scale, a scalar: what is to be subtracted from the log density of a row of standardized values for that in
         the units of the data, and added to a negative log predictive density (NLPD) per row.
         """
-        return _module(self.scale).log(self.scale).sum()
+        return (jnp if isinstance(self.scale, jax.Array) else np).log(self.scale).sum()
 
     def _apply(self, function, x):
-        xp = _module(x, self.mean, self.scale)
-        x = xp.asarray(x)
-        y = function(x, self.mean, self.scale)
+        mean, scale = self.mean, self.scale
+        if isinstance(x, jax.Array) or is_traced(mean) or is_traced(scale):
+            x = jnp.asarray(x)
+        else:
+            x, mean, scale = np.asanyarray(x), np.asarray(mean), np.asarray(scale)
+        y = function(x, mean, scale)
         return y.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else y
 
 
-def _module(*arrays) -> Any:
-    return jnp if any(isinstance(x, jax.Array) for x in arrays) else np
-
-
 def _blocks(array) -> Iterator[np.ndarray]:
-    """Rows of an array, some at a time."""
+    """Rows of an array, some at a time; NaN where they are masked."""
     at_once = max(1, _VALUES_PER_BLOCK // max(1, int(np.prod(array.shape[1:]))))
     for start in range(0, array.shape[0], at_once):
-        yield np.asarray(array[start : start + at_once])
+        block = array[start : start + at_once]
+        yield np.ma.filled(block.astype(float), np.nan) if np.ma.is_masked(block) else np.asarray(block)
 
 
 def _check(block: np.ndarray, start: int, earlier: np.ndarray | None, allow_nan: bool) -> None:
@@ -138,7 +141,7 @@ def _check(block: np.ndarray, start: int, earlier: np.ndarray | None, allow_nan:
         columns = np.unique(np.nonzero(~finite)[1]).tolist() if block.ndim > 1 else []
         where = f"columns {columns}" if len(columns) > 1 else f"column {columns[0]}" if columns else ""
         raise ValueError(
-            f"{np.sum(~finite)} values in the {rows}{', in ' if where else ''}{where} are NaN or infinite. "
+            f"{np.sum(~finite)} values in the {rows}{', in ' if where else ''}{where} are NaN, infinite or masked. "
             "Remove them, or pass allow_nan=True to leave them out of the statistics."
         )
 

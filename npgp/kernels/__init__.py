@@ -1,7 +1,7 @@
 """Covariance functions: frozen dataclasses that are pytrees of arrays.
 
 A hyperparameter is a number, an array, a ``numpyro.param`` or a ``numpyro.sample`` value; the kernel is built
-inside the model from whatever is at hand. ``k(X, X2)`` works by matrix products, so no (N, M, D) array exists.
+inside the model from whatever is at hand. ``k(X, X2)`` makes no (N, M, D) array.
 
 Sources: Rasmussen & Williams 2006, chapter 4; Cho & Saul 2009 (arc-cosine); Rahimi & Recht 2007 (random features).
 """
@@ -10,6 +10,7 @@ from npgp.kernels.adapters import Tinygp, as_kernel
 from npgp.kernels.arccosine import ArcCosine
 from npgp.kernels.base import Kernel, Product, Scaled, Sum
 from npgp.kernels.coregion import Coregion, at_outputs
+from npgp.kernels.distances import squared_distances
 from npgp.kernels.linear import Constant, Linear, Polynomial, White
 from npgp.kernels.periodic import Cosine, Periodic
 from npgp.kernels.stationary import (
@@ -19,7 +20,6 @@ from npgp.kernels.stationary import (
     Matern52,
     RationalQuadratic,
     Stationary,
-    squared_distances,
 )
 from npgp.kernels.zonal import (
     Zonal,

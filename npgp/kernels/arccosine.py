@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import one_of, require_positive
+from npgp.checks import one_of, positive_fields
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -21,8 +20,8 @@ from npgp.kernels.base import (
     filled,
     select,
 )
+from npgp.kernels.distances import squared_distances
 from npgp.kernels.random_features import project
-from npgp.kernels.stationary import squared_distances
 from npgp.linalg import least_square, safe_sqrt
 from npgp.pytrees import pytree, static
 
@@ -47,6 +46,7 @@ class ArcCosine(Kernel):
     """
 
     order: int = static(1)
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
@@ -54,16 +54,14 @@ class ArcCosine(Kernel):
 
     def __post_init__(self):
         one_of(self.order, "ArcCosine order", (0, 1, 2))
-        for name in ("variance", "weight_variance", "bias_variance"):
-            require_positive(getattr(self, name), f"ArcCosine {name}")
+        positive_fields(self, "variance", "weight_variance", "bias_variance")
         check_active_dims(self.active_dims)
 
     def __call__(self, X, X2=None):
         check_columns(X, X2)
         norm, unit = _polar(_weighted(self, X))
         norm2, unit2 = (norm, None) if X2 is None else _polar(_weighted(self, X2))
-        center = lax.stop_gradient(jnp.mean(unit, axis=0))
-        chord2 = squared_distances(unit - center, None if unit2 is None else unit2 - center)
+        chord2 = squared_distances(unit, unit2, smooth=self.differentiable)
         scale = self.variance / math.pi * norm[:, None] ** self.order * norm2**self.order
         return scale * ANGULAR[self.order](chord2)
 

@@ -15,10 +15,10 @@ from jax.typing import ArrayLike
 from npgp.checks import require_positive, whole_number
 from npgp.kernels import random_features
 from npgp.kernels.random_features import FeatureMap
-from npgp.pytrees import pytree
+from npgp.pytrees import ByName, pytree
 
 
-class Kernel:
+class Kernel(ByName):
     """
     A covariance function. ``k1 + k2``, ``k1 * k2`` and ``2.0 * k`` build sums, products and scalings.
 
@@ -157,7 +157,7 @@ class Scaled(Kernel):
     scale: ArrayLike
 
     def __post_init__(self):
-        require_positive(self.scale, "kernel scale")
+        object.__setattr__(self, "scale", require_positive(self.scale, "kernel scale"))
 
     def __call__(self, X, X2=None):
         return self.scale * self.kernel(X, X2)

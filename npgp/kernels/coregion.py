@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ class Coregion(Kernel):
 
         kernel = npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa)     # W (P, R), kappa (P,): sampled, learned
         f = npgp.SparseGP("f", kernel, inducing=npgp.kernels.at_outputs(Z, [0, 1])).draw()
-        npgp.observe("y", f(npgp.kernels.at_outputs(X, [0, 1])), npgp.Gaussian(noise), obs=y)      # y: (2 N,)
+        npgp.observe("y", f(npgp.kernels.at_outputs(X, [0, 1])), npgp.Gaussian(variance=noise), obs=y)      # y: (2 N,)
 
     f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
     has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model
@@ -45,16 +45,18 @@ class Coregion(Kernel):
 
     kernel: Kernel
     W: ArrayLike
+    _: KW_ONLY
     kappa: ArrayLike | None = None
     column: int = static(-1, kw_only=True)
 
     def __post_init__(self):
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
+        object.__setattr__(self, "W", checks.array(self.W, "Coregion W"))
         shape = jnp.shape(self.W)
         if len(shape) != 2 or 0 in shape:
             raise ValueError(f"Coregion W has shape {shape}; it must be (P, R), a row for each of P outputs.")
         if self.kappa is not None:
-            checks.require_positive(self.kappa, "Coregion kappa")
+            checks.positive_fields(self, "kappa")
             if jnp.shape(self.kappa) not in ((), shape[:1]):
                 raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[:1]}.")
         checks.whole_number(self.column, "Coregion column", least=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import positive_fields
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -38,11 +38,12 @@ class Linear(Kernel):
     :param active_dims: the input columns the kernel sees; all if omitted.
     """
 
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        require_positive(self.variance, "Linear variance")
+        positive_fields(self, "variance")
         check_active_dims(self.active_dims)
 
     def __call__(self, X, X2=None):
@@ -89,6 +90,7 @@ class Polynomial(Kernel):
     """
 
     degree: int = static(2)
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     offset: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
@@ -96,8 +98,7 @@ class Polynomial(Kernel):
     def __post_init__(self):
         if type(self.degree) is not int or self.degree < 1:
             raise ValueError(f"Polynomial degree is {self.degree!r}; it must be a whole number of at least 1.")
-        require_positive(self.variance, "Polynomial variance")
-        require_positive(self.offset, "Polynomial offset")
+        positive_fields(self, "variance", "offset")
         check_active_dims(self.active_dims)
 
     def __call__(self, X, X2=None):
@@ -149,10 +150,11 @@ class Constant(Kernel):
     :param variance: prior variance of the offset.
     """
 
+    _: KW_ONLY
     variance: ArrayLike = 1.0
 
     def __post_init__(self):
-        require_positive(self.variance, "Constant variance")
+        positive_fields(self, "variance")
 
     def __call__(self, X, X2=None):
         return filled(self.variance, X, X.shape[0], (X if X2 is None else X2).shape[0])
@@ -182,10 +184,11 @@ class White(Kernel):
     :param variance: the noise variance.
     """
 
+    _: KW_ONLY
     variance: ArrayLike = 1.0
 
     def __post_init__(self):
-        require_positive(self.variance, "White variance")
+        positive_fields(self, "variance")
 
     def __call__(self, X, X2=None):
         if X2 is None:

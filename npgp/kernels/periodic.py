@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import positive_fields
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -21,8 +21,8 @@ from npgp.kernels.base import (
     filled,
     select,
 )
+from npgp.kernels.distances import squared_distances
 from npgp.kernels.random_features import repeated, waves
-from npgp.kernels.stationary import squared_distances
 from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 
@@ -43,13 +43,13 @@ class Periodic(Kernel):
     """
 
     period: ArrayLike = 1.0
+    _: KW_ONLY
     lengthscale: ArrayLike = 1.0
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        for name in ("period", "lengthscale", "variance"):
-            require_positive(getattr(self, name), f"Periodic {name}")
+        positive_fields(self, "period", "lengthscale", "variance")
         check_active_dims(self.active_dims)
 
     def __call__(self, X, X2=None):
@@ -93,12 +93,12 @@ class Cosine(Kernel):
     """
 
     period: ArrayLike = 1.0
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        require_positive(self.period, "Cosine period")
-        require_positive(self.variance, "Cosine variance")
+        positive_fields(self, "period", "variance")
         check_active_dims(self.active_dims)
 
     def __call__(self, X, X2=None):

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import require_positive
+from npgp.checks import positive_fields
 from npgp.kernels.base import (
     Kernel,
     check_active_dims,
@@ -21,63 +20,10 @@ from npgp.kernels.base import (
     filled,
     select,
 )
+from npgp.kernels.distances import squared_distances
 from npgp.kernels.random_features import waves
-from npgp.linalg import least_square, matmul, safe_sqrt
+from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
-
-
-@jax.jit  # as one program where it runs eagerly, as when training starts
-def squared_distances(X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
-    """
-    ``‖x_n − x'_m‖²`` by matrix products, accurate for near points in float32 too.
-
-    Inputs far from the origin must be centered by the caller. In float32, ``‖x‖² + ‖x'‖² − 2 x·x'`` loses
-    ``ε‖x‖²``, which swamps small distances. Each input is therefore split in a coarse part on a grid, so coarse
-    that its products and their sum are exact, and a small rest; what is left of the error is ``ε‖x‖²`` times the
-    grid's spacing. Gradients pass through the rest and are those of the distance.
-
-    :param X: shape (N, D).
-    :param X2: shape (M, D), or ``None`` for ``X`` itself, with zeros on the diagonal.
-    :return: shape (N, M), never negative.
-    """
-    Z = X if X2 is None else X2
-    if X.dtype == jnp.float64:
-        r2 = _square_norm(X)[:, None] + _square_norm(Z) - 2.0 * matmul(X, Z.T)
-    else:
-        bits = max(int((22 - math.log2(X.shape[-1])) / 2), 1)
-        largest = lax.stop_gradient(jnp.maximum(jnp.max(jnp.abs(X)), jnp.max(jnp.abs(Z))))
-        exponent = jnp.frexp(largest)[1] - bits
-        Xh, Zh = (_round_to_grid(A, exponent) for A in (X, Z))
-        Xl, Zl = X - Xh, Z - Zh
-        coarse = _square_norm(Xh)[:, None] + _square_norm(Zh) - 2.0 * matmul(Xh, Zh.T)  # exact
-        if X.shape[-1] == 1:
-            # JAX 0.10 compiles the product below wrongly for one column, where a row is the inputs' mean.
-            rest = Xh * Zl.T + Xl * (Zh + Zl).T
-        else:
-            rest = matmul(jnp.concatenate([Xh, Xl], -1), jnp.concatenate([Zl, Zh + Zl], -1).T)
-        ends = jnp.sum((2.0 * Xh + Xl) * Xl, -1)[:, None] + jnp.sum((2.0 * Zh + Zl) * Zl, -1)
-        r2 = coarse + (ends - 2.0 * rest)
-    r2 = _not_negative(r2)
-    return r2 if X2 is not None else r2 * (1.0 - jnp.eye(X.shape[0], dtype=r2.dtype))
-
-
-@jax.custom_jvp
-def _not_negative(r2: jax.Array) -> jax.Array:
-    """Clip at 0 without stopping the gradient, which is 2(x − x') and right at zero distance too."""
-    return jnp.maximum(r2, 0.0)
-
-
-@_not_negative.defjvp
-def _(primals, tangents):
-    return _not_negative(*primals), tangents[0]
-
-
-def _square_norm(A: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.square(A), axis=-1)
-
-
-def _round_to_grid(A: jax.Array, exponent: jax.Array) -> jax.Array:
-    return lax.stop_gradient(jnp.ldexp(jnp.round(jnp.ldexp(A, -exponent)), exponent))
 
 
 @dataclass(frozen=True)
@@ -93,12 +39,12 @@ class Stationary(Kernel):
     """
 
     lengthscale: ArrayLike = 1.0
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
     def __post_init__(self):
-        require_positive(self.lengthscale, f"{type(self).__name__} lengthscale")
-        require_positive(self.variance, f"{type(self).__name__} variance")
+        positive_fields(self, "lengthscale", "variance")
         check_active_dims(self.active_dims)
 
     def correlation(self, r2: jax.Array) -> jax.Array:
@@ -121,10 +67,8 @@ class Stationary(Kernel):
         check_columns(X, X2)
         X = select(X, self.active_dims)
         check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
-        center = lax.stop_gradient(jnp.mean(X, axis=0))
-        scaled = (X - center) / self.lengthscale
-        scaled2 = None if X2 is None else (select(X2, self.active_dims) - center) / self.lengthscale
-        return self.variance * self.correlation(squared_distances(scaled, scaled2))
+        X2 = None if X2 is None else select(X2, self.active_dims)
+        return self.variance * self.correlation(squared_distances(X, X2, self.lengthscale, smooth=self.differentiable))
 
     def diag(self, X):
         return filled(self.variance, X, X.shape[0])
@@ -165,11 +109,12 @@ class RationalQuadratic(Stationary):
     :param active_dims: as :class:`Stationary`.
     """
 
+    _: KW_ONLY
     alpha: ArrayLike = 1.0
 
     def __post_init__(self):
         super().__post_init__()
-        require_positive(self.alpha, "RationalQuadratic alpha")
+        positive_fields(self, "alpha")
 
     def correlation(self, r2):
         return jnp.exp(-(self.alpha * jnp.log1p(0.5 * r2 / self.alpha)))
@@ -191,10 +136,11 @@ def _matern12(a2):
 
 @_matern12.defjvp
 def _(primals, tangents):
-    # Not differentiable at zero distance; zero there is the mean of the one-sided slopes in x.
+    # Not differentiable at zero distance; zero there is the mean of the one-sided slopes in x. Rows closer than the
+    # resolution of 1, which have a correlation of 1, count as equal.
     (a2,), (da2,) = primals, tangents
     a = safe_sqrt(a2)
-    apart = a2 > least_square(a2.dtype)
+    apart = a2 > float(jnp.finfo(a2.dtype).eps) ** 2
     slope = jnp.where(apart, -0.5 * jnp.exp(-a) / jnp.where(apart, a, 1.0), 0.0)
     return _matern12(a2), slope * da2
 

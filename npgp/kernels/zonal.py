@@ -14,22 +14,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.scipy.special import logsumexp
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
-from npgp.checks import one_of, require_positive
+from npgp.checks import one_of, positive_fields
 from npgp.kernels import gegenbauer
 from npgp.kernels.arccosine import ANGULAR, half_spaces
 from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
+from npgp.kernels.distances import squared_distances
 from npgp.kernels.random_features import FeatureMap
-from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary, squared_distances
+from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary
 from npgp.pytrees import pytree, static
 
 
@@ -48,6 +48,7 @@ class Zonal(Kernel):
     :param active_dims: the input columns the kernel sees; all if omitted.
     """
 
+    _: KW_ONLY
     variance: ArrayLike
     weight_variance: ArrayLike
     bias_variance: ArrayLike
@@ -55,10 +56,8 @@ class Zonal(Kernel):
     active_dims: tuple[int, ...] | None
 
     def __post_init__(self):
-        name = type(self).__name__
-        for field in ("variance", "weight_variance", "bias_variance"):
-            require_positive(getattr(self, field), f"{name} {field}")
-        one_of(self.degree, f"{name} degree", (0, 1, 2))
+        positive_fields(self, "variance", "weight_variance", "bias_variance")
+        one_of(self.degree, f"{type(self).__name__} degree", (0, 1, 2))
         check_active_dims(self.active_dims)
 
     def correlation(self, chord2: jax.Array) -> jax.Array:
@@ -103,8 +102,7 @@ class Zonal(Kernel):
         check_columns(X, X2)
         radius, unit = self.polar(X)
         radius2, unit2 = (radius, None) if X2 is None else self.polar(X2)
-        center = lax.stop_gradient(jnp.mean(unit, axis=0))
-        chord2 = squared_distances(unit - center, None if unit2 is None else unit2 - center)
+        chord2 = squared_distances(unit, unit2, smooth=self.differentiable)
         return self.variance * radius[:, None] * radius2 * self.correlation(chord2)
 
     def diag(self, X):
@@ -169,6 +167,7 @@ class ZonalArcCosine(Zonal):
     """
 
     order: int = static(1)
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
@@ -217,6 +216,7 @@ class ZonalStationary(Zonal):
     """
 
     lengthscale: ArrayLike = 1.0
+    _: KW_ONLY
     variance: ArrayLike = 1.0
     weight_variance: ArrayLike = 1.0
     bias_variance: ArrayLike = 1.0
@@ -225,13 +225,12 @@ class ZonalStationary(Zonal):
 
     def __post_init__(self):
         super().__post_init__()
-        name = type(self).__name__
+        positive_fields(self, "lengthscale")
         if jnp.shape(self.lengthscale) != ():
             raise ValueError(
-                f"{name} lengthscale has shape {jnp.shape(self.lengthscale)}; it must be a scalar: a zonal "
-                "kernel's ARD is by weight_variance."
+                f"{type(self).__name__} lengthscale has shape {jnp.shape(self.lengthscale)}; it must be a scalar: a "
+                "zonal kernel's ARD is by weight_variance."
             )
-        require_positive(self.lengthscale, f"{name} lengthscale")
 
     def in_space(self) -> Stationary:
         """The stationary kernel whose restriction to the sphere this is, at lengthscale and variance 1."""

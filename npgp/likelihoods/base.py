@@ -13,13 +13,13 @@ from jax import lax
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
-from npgp import linalg
-from npgp.checks import is_traced, require_positive
+from npgp import checks, linalg
 from npgp.likelihoods import quadrature
 from npgp.likelihoods.numerics import floats, log_normal
+from npgp.pytrees import ByName
 
 
-class Likelihood:
+class Likelihood(ByName):
     """
     p(y | f) for one latent value per observation, or several; the elements of all array arguments broadcast.
 
@@ -193,17 +193,17 @@ class Likelihood:
 
         :param y: observations.
         """
-        if is_traced(y):
+        if checks.is_traced(y):
             return
-        values = np.asarray(y, float)
+        values = np.asarray(checks.array(y, "y"), float)
         possible, meaning = self._support(values)
-        if not is_traced(possible) and not np.all(possible | np.isnan(values)):
+        if not checks.is_traced(possible) and not np.all(possible | np.isnan(values)):
             wrong = np.extract(~(possible | np.isnan(values)), values)[0]
             raise ValueError(f"y has the value {wrong:g}; for {type(self).__name__} it must be {meaning}.")
 
-    def _support(self, y: np.ndarray) -> tuple[Any, str]:
-        """Which of these values are possible, and in words."""
-        return np.isfinite(y), "finite"
+    def _support(self, y: Any) -> tuple[Any, str]:
+        """Which of these values, floats of NumPy or traced, are possible, and in words; NaN is not."""
+        return abs(y) < np.inf, "finite"
 
     def _hermite_rule(self, y, mean, variance):
         check_quadrature(self)
@@ -231,10 +231,10 @@ def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, vari
     return jnp.maximum(*changes)
 
 
-def check_positive(likelihood: Likelihood, *names: str) -> None:
-    """Raise ``ValueError`` unless these parameters, where their values can be seen, are positive and finite."""
-    for name in names:
-        require_positive(getattr(likelihood, name), f"{type(likelihood).__name__} {name}")
+def check_nodes(likelihood: Likelihood) -> None:
+    """Raise unless the number of quadrature nodes is a whole number of at least 1."""
+    nodes = checks.whole_number(likelihood.num_nodes, f"{type(likelihood).__name__} num_nodes", must_be="positive")
+    object.__setattr__(likelihood, "num_nodes", nodes)
 
 
 def check_choice(likelihood: Likelihood, name: str, choices: tuple[str, ...]) -> None:

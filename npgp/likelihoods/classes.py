@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from npgp import linalg
-from npgp.checks import is_traced
-from npgp.likelihoods.base import Likelihood, check_choice, check_positive
+from npgp import checks, linalg
+from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.numerics import LOG_CDF, floats
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.pytrees import pytree, static
@@ -32,12 +31,12 @@ class Bernoulli(Likelihood):
     """
 
     link: str = static("logit")
-    num_nodes: int = static(NUM_NODES)
+    num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_choice(self, "link", tuple(LOG_CDF))
-        check_positive(self, "num_nodes")
+        check_nodes(self)
 
     def _support(self, y):
         return (y == 0) | (y == 1), "0 or 1"
@@ -76,23 +75,23 @@ class Ordinal(Likelihood):
 
     cutpoints: Any  # stored as an array
     link: str = static("logit")
-    num_nodes: int = static(NUM_NODES)
+    num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_choice(self, "link", tuple(LOG_CDF))
-        check_positive(self, "num_nodes")
-        object.__setattr__(self, "cutpoints", floats(jnp.asarray(self.cutpoints))[0])
+        check_nodes(self)
+        object.__setattr__(self, "cutpoints", floats(checks.array(self.cutpoints, "Ordinal cutpoints"))[0])
         if self.cutpoints.ndim != 1 or not self.cutpoints.size:
             raise ValueError(
                 f"Ordinal cutpoints has shape {self.cutpoints.shape}; it must be a vector of K − 1 numbers."
             )
-        if not is_traced(self.cutpoints) and not np.all(np.diff(self.cutpoints) > 0):
+        if not checks.is_traced(self.cutpoints) and not np.all(np.diff(self.cutpoints) > 0):
             raise ValueError(f"Ordinal cutpoints is {self.cutpoints}; it must increase.")
 
     def _support(self, y):
         top = self.cutpoints.size
-        return (y >= 0) & (y <= top) & (y == np.floor(y)), f"a category from 0 to {top}"
+        return (y >= 0) & (y <= top) & (y == y.round()), f"a category from 0 to {top}"
 
     def log_prob(self, f, y):
         f, cutpoints = floats(f, self.cutpoints)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from npgp.checks import is_traced
+from npgp import checks
 from npgp.likelihoods.base import Likelihood
 from npgp.likelihoods.factorized import as_likelihood
 from npgp.likelihoods.numerics import floats
@@ -26,8 +26,8 @@ class Columns(Likelihood):
     """
     A likelihood for each column of the data, for the values (..., D, N) of D functions drawn in a plate at dim −2::
 
-        npgp.likelihoods.Columns([Gaussian(noise), Bernoulli(), Poisson()], [[0, 1, 2], [3, 4], [5]])
-        npgp.likelihoods.Columns([Gaussian(noise), Bernoulli()])                                       # one column each
+        npgp.likelihoods.Columns([Gaussian(variance=noise), Bernoulli(), Poisson()], [[0, 1, 2], [3, 4], [5]])
+        npgp.likelihoods.Columns([Gaussian(variance=noise), Bernoulli()])              # one column each
 
     Arrays are split along axis −2, each part is asked once for all of its columns, and the results are put back in the
     order of the columns, in one floating dtype. So a part's parameters broadcast with its own columns: (columns, N).
@@ -45,7 +45,7 @@ class Columns(Likelihood):
 
     likelihoods: Any  # stored as a tuple of likelihoods
     columns: Any = field(default=None, metadata={"static": True})  # stored as a tuple of tuples
-    num_nodes: int = static(None)
+    num_nodes: int = static(None, kw_only=True)
 
     def __post_init__(self):
         if isinstance(self.likelihoods, Likelihood) or not isinstance(self.likelihoods, Iterable):
@@ -58,7 +58,9 @@ class Columns(Likelihood):
                     f"{part.num_latents}."
                 )
         columns = [[i] for i in range(len(parts))] if self.columns is None else self.columns
-        columns = tuple(tuple(int(i) for i in np.ravel(group)) for group in columns)
+        columns = tuple(
+            tuple(checks.whole_number(i, "a column", least=None) for i in np.ravel(group)) for group in columns
+        )
         if not parts or len(columns) != len(parts):
             raise ValueError(f"Columns has {len(parts)} likelihoods and {len(columns)} groups of columns for them.")
         numbers = sorted(i for group in columns for i in group)
@@ -177,9 +179,9 @@ class Columns(Likelihood):
 
         Of values without columns, (N,), only those raise that are impossible in every column.
         """
-        if is_traced(y):
+        if checks.is_traced(y):
             return
-        values = np.asarray(y, float)
+        values = np.asarray(checks.array(y, "y"), float)
         if values.ndim < 2:
             return self._check_anywhere(values)
         if values.shape[-2] != self.num_columns:
@@ -195,7 +197,7 @@ class Columns(Likelihood):
         meanings: list[str] = []
         for part in self.likelihoods:
             somewhere, meaning = part._support(values)
-            if is_traced(somewhere):
+            if checks.is_traced(somewhere):
                 return
             possible, meanings = possible | np.asarray(somewhere), [*meanings, meaning]
         if not np.all(possible):

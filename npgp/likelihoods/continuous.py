@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import ClassVar
 
 import jax
@@ -13,7 +13,8 @@ from jax import lax
 from jax.scipy.special import gammaln, logsumexp, xlogy
 from jax.typing import ArrayLike
 
-from npgp.likelihoods.base import Likelihood, check_positive
+from npgp.checks import positive_fields, require_positive
+from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.numerics import (
     LOG_2PI,
     SQRT_HALF,
@@ -30,7 +31,7 @@ from npgp.pytrees import pytree, static
 
 
 @pytree
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Gaussian(Likelihood):
     """
     y = f + noise, noise ~ N(0, variance). All in closed form.
@@ -38,14 +39,27 @@ class Gaussian(Likelihood):
     Log-concave: log p is a quadratic in f, −½ (y − f)²/variance. Its proof gives more than that alone.
 
     :param variance: noise variance, positive; a number or one value per row.
-    :raises ValueError: for a variance that is known to be non-positive.
+    :param scale: the noise's standard deviation instead, likewise.
+    :raises TypeError: unless one of the two is given, by its name.
+    :raises ValueError: for one that is known to be non-positive.
     """
 
     variance: ArrayLike
     proof: ClassVar[str] = "gaussian"
 
-    def __post_init__(self):
-        check_positive(self, "variance")
+    def __init__(self, *, variance: ArrayLike | None = None, scale: ArrayLike | None = None):
+        if (variance is None) == (scale is None):
+            given = "neither" if scale is None else "both"
+            raise TypeError(f"Gaussian takes variance=… or scale=… (the standard deviation); {given} was given.")
+        if scale is not None:
+            variance = jnp.square(jnp.asarray(require_positive(scale, "Gaussian scale")))
+        object.__setattr__(self, "variance", variance)
+        positive_fields(self, "variance")
+
+    @property
+    def scale(self) -> jax.Array:
+        """The noise's standard deviation."""
+        return jnp.sqrt(jnp.asarray(self.variance))
 
     @property
     def precision(self) -> jax.Array:
@@ -89,13 +103,15 @@ class StudentT(Likelihood):
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
+    _: KW_ONLY
     df: ArrayLike
     scale: ArrayLike
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "minorant"
 
     def __post_init__(self):
-        check_positive(self, "df", "scale", "num_nodes")
+        positive_fields(self, "df", "scale")
+        check_nodes(self)
 
     def log_prob(self, f, y):
         f, y, df, scale = floats(f, y, self.df, self.scale)
@@ -165,11 +181,12 @@ class Laplace(Likelihood):
     :raises ValueError: for a scale that is known to be non-positive.
     """
 
+    _: KW_ONLY
     scale: ArrayLike
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
-        check_positive(self, "scale")
+        positive_fields(self, "scale")
 
     def log_prob(self, f, y):
         f, y, scale = floats(f, y, self.scale)
@@ -218,15 +235,16 @@ class Gamma(Likelihood):
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
-    concentration: ArrayLike
-    num_nodes: int = static(NUM_NODES)
+    concentration: ArrayLike = field(kw_only=True)
+    num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
-        check_positive(self, "concentration", "num_nodes")
+        positive_fields(self, "concentration")
+        check_nodes(self)
 
     def _support(self, y):
-        return (y > 0) & np.isfinite(y), "positive"
+        return (y > 0) & (abs(y) < np.inf), "positive"
 
     def log_prob(self, f, y):
         return self.expected_log_prob(y, f, 0.0)
@@ -257,4 +275,4 @@ class Exponential(Gamma):
     concentration: ArrayLike = field(default=1.0, init=False)
 
     def _support(self, y):
-        return (y >= 0) & np.isfinite(y), "non-negative"
+        return (y >= 0) & (abs(y) < np.inf), "non-negative"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -12,7 +12,8 @@ from jax.nn import softplus
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from npgp.likelihoods.base import Likelihood, check_choice, check_positive
+from npgp.checks import positive_fields
+from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.continuous import Gamma
 from npgp.likelihoods.numerics import floats, log_link_moments, log_softplus
 from npgp.likelihoods.quadrature import NUM_NODES, hermite_moments
@@ -35,13 +36,15 @@ class Poisson(Likelihood):
     """
 
     link: str = static("exp")
-    exposure: ArrayLike | None = None
-    num_nodes: int = static(NUM_NODES)
+    exposure: ArrayLike | None = field(default=None, kw_only=True)
+    num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
         check_choice(self, "link", ("exp", "softplus"))
-        check_positive(self, "exposure", "num_nodes")
+        if self.exposure is not None:
+            positive_fields(self, "exposure")
+        check_nodes(self)
 
     def _support(self, y):
         return _is_count(y)
@@ -87,12 +90,13 @@ class NegativeBinomial(Likelihood):
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
-    concentration: ArrayLike
-    num_nodes: int = static(NUM_NODES)
+    concentration: ArrayLike = field(kw_only=True)
+    num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
-        check_positive(self, "concentration", "num_nodes")
+        positive_fields(self, "concentration")
+        check_nodes(self)
 
     def _support(self, y):
         return _is_count(y)
@@ -105,7 +109,7 @@ class NegativeBinomial(Likelihood):
 
     def sample(self, rng_key, f):
         rate_key, count_key = jax.random.split(rng_key)
-        return jax.random.poisson(count_key, Gamma(self.concentration).sample(rate_key, f))
+        return jax.random.poisson(count_key, Gamma(concentration=self.concentration).sample(rate_key, f))
 
     def moments(self, mean, variance):
         mean, variance, r = floats(mean, variance, self.concentration)
@@ -113,4 +117,4 @@ class NegativeBinomial(Likelihood):
 
 
 def _is_count(y: np.ndarray) -> tuple[Any, str]:
-    return (y >= 0) & (y == np.floor(y)) & np.isfinite(y), "a count (0, 1, 2, …)"
+    return (y >= 0) & (y == y.round()) & (abs(y) < np.inf), "a count (0, 1, 2, …)"

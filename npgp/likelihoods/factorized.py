@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
-from numpyro.distributions import Distribution
+import numpy as np
+from numpyro.distributions import Distribution, constraints
 
-from npgp.likelihoods.base import Likelihood, aligned, check_positive, check_quadrature
+from npgp.checks import is_traced, whole_number
+from npgp.contract import base_of
+from npgp.likelihoods.base import Likelihood, aligned, check_nodes, check_quadrature
 from npgp.likelihoods.numerics import floats
 from npgp.likelihoods.quadrature import NUM_NODES, NUM_NODES_EACH, hermite_moments
 from npgp.pytrees import pytree, static
@@ -40,14 +43,15 @@ class Factorized(Likelihood):
     """
 
     fn: Callable[..., Distribution] = field(metadata={"static": True})
-    log_concave: bool | tuple[int, ...] = static(False)
-    num_nodes: int = static(None)
-    num_latents: int = static(1)  # type: ignore[misc]
+    log_concave: bool | tuple[int, ...] = static(False, kw_only=True)
+    num_nodes: int = static(None, kw_only=True)
+    num_latents: int = static(1, kw_only=True)  # type: ignore[misc]
 
     def __post_init__(self):
         if self.num_nodes is None:
             object.__setattr__(self, "num_nodes", NUM_NODES if self.num_latents == 1 else NUM_NODES_EACH)
-        check_positive(self, "num_nodes", "num_latents")
+        whole_number(self.num_latents, "Factorized num_latents")
+        check_nodes(self)
         check_quadrature(self)
         if not callable(self.fn):
             raise ValueError(f"Factorized fn is {self.fn!r:.80}; it must be a function of f.")
@@ -71,8 +75,13 @@ class Factorized(Likelihood):
         """``"log-concave"`` if the caller vouches for it, else ``"none"``."""
         return "log-concave" if len(set(self.concave)) == self.num_latents else "none"
 
+    def _made(self, f):
+        return self.fn(*floats(f)) if self.num_latents == 1 else self.fn(*floats(f)[0])
+
     def _distribution(self, f) -> Distribution:
-        made = self.fn(*floats(f)) if self.num_latents == 1 else self.fn(*floats(f)[0])
+        return self._checked(self._made(f))
+
+    def _checked(self, made) -> Distribution:
         if not isinstance(made, Distribution):
             raise TypeError(f"Factorized fn returned {made!r:.80}; it must return a NumPyro distribution.")
         if made.event_shape:
@@ -82,6 +91,28 @@ class Factorized(Likelihood):
                 "in numpyro.sample with any distribution."
             )
         return made
+
+    def check(self, y):
+        if not is_traced(y):
+            latents = () if self.num_latents == 1 else (self.num_latents,)
+            for f in (-1.0, 1.0):
+                self._check_link(f, (*latents, *np.shape(y)))
+        super().check(y)
+
+    def _check_link(self, f: float, shape: tuple[int, ...]) -> None:
+        """Raise ``ValueError`` where fn has f, any real number, for a parameter that is not, such as a rate."""
+        link = f"at f = {f:g}, and GP values may be any real numbers: use a link, as in dist.Poisson(jnp.exp(f))."
+        try:
+            made = self._made(jnp.full(shape, f))
+        except ValueError as error:  # of NumPyro, where that checks by itself
+            raise ValueError(f"Factorized fn fails, {str(error).rstrip('.')}, {link}") from error
+        made = base_of(self._checked(made))
+        for name, constraint in made.arg_constraints.items():
+            value = vars(made).get(name)
+            if value is None or is_traced(value) or constraints.is_dependent(constraint):
+                continue
+            if not np.all(constraint(np.asarray(value))):
+                raise ValueError(f"Factorized fn makes a {type(made).__name__} with {name} outside {constraint} {link}")
 
     def _support(self, y):
         latents = () if self.num_latents == 1 else (self.num_latents,)

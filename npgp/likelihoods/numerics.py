@@ -32,6 +32,12 @@ def deviation(variance: jax.Array) -> jax.Array:
     return jnp.sqrt(at_least(variance, float(jnp.finfo(variance.dtype).eps)))
 
 
+def bounded_exp(x: jax.Array) -> jax.Array:
+    """eˣ, which is large but no infinity: from some e²⁸ below that on it goes on as its tangent, which is less."""
+    top = math.log(float(jnp.finfo(x.dtype).max)) - 28.0
+    return jnp.exp(jnp.minimum(x, top)) * (1.0 + jnp.maximum(x - top, 0.0))
+
+
 def log_normal(squared: jax.Array, variance: jax.Array) -> jax.Array:
     """Log-density of N(0, variance) at the root of ``squared``."""
     return -0.5 * (LOG_2PI + jnp.log(variance) + squared / variance)

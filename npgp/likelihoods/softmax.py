@@ -13,7 +13,7 @@ from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from npgp import linalg
-from npgp.likelihoods.base import Likelihood, aligned, check_positive
+from npgp.likelihoods.base import Likelihood, aligned, check_nodes
 from npgp.likelihoods.gumbel import log_cdf, log_density
 from npgp.likelihoods.numerics import deviation
 from npgp.likelihoods.quadrature import trapezoid
@@ -45,11 +45,11 @@ class Softmax(Likelihood):
     """
 
     num_classes: int = static(None)
-    num_nodes: int = static(8)
+    num_nodes: int = static(8, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
-        check_positive(self, "num_nodes")
+        check_nodes(self)
         if not isinstance(self.num_classes, (int, np.integer)) or self.num_classes < 2:
             raise ValueError(f"Softmax num_classes is {self.num_classes!r}; it must be a whole number, 2 or more.")
 
@@ -60,7 +60,7 @@ class Softmax(Likelihood):
 
     def _support(self, y):
         top = self.num_classes - 1
-        return (y >= 0) & (y <= top) & (y == np.floor(y)), f"a class from 0 to {top}"
+        return (y >= 0) & (y <= top) & (y == y.round()), f"a class from 0 to {top}"
 
     def log_prob(self, f, y):
         (f,) = aligned(self, y, f)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import jax
@@ -11,7 +11,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
-from npgp.likelihoods.base import Likelihood, check_positive
+from npgp.checks import positive_fields
+from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.numerics import floats, log_link_moments
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.pytrees import pytree, static
@@ -33,16 +34,18 @@ class Weibull(Likelihood):
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
+    _: KW_ONLY
     concentration: ArrayLike
     censored: ArrayLike | None = None
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
-        check_positive(self, "concentration", "num_nodes")
+        positive_fields(self, "concentration")
+        check_nodes(self)
 
     def _support(self, y):
-        return (y > 0) & np.isfinite(y), "positive"
+        return (y > 0) & (abs(y) < np.inf), "positive"
 
     def log_prob(self, f, y):
         return self.expected_log_prob(y, f, 0.0)

@@ -71,6 +71,8 @@ class Function:
         cache: Cache,
     ):
         self.name, self.values, self.q, self.guided, self.cache = name, values, q, guided, cache
+        self.fixed = False
+        self.substituted: str | None = None
 
     def __repr__(self):
         return f"<draw of SparseGP {self.name!r}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
+from numpyro.infer.initialization import init_to_median
 
 from npgp.contract import Message, under_predictive
 from npgp.model.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sites import WHITENED, is_gp_site, is_observation
+from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation
 
 __all__ = ["AutoSparseGP"]
 
@@ -30,9 +32,11 @@ class AutoSparseGP:
     Each component gets its structured q(ε), with parameters ``name.u.loc`` and ``name.u.scale_tril``; all other latent
     sites are left to other guides::
 
-        AutoSparseGP(model, partial(AutoNormal, init_loc_fn=init_to_median))    an autoguide, and its options
+        AutoSparseGP(model, partial(AutoNormal, init_scale=0.05))               an autoguide, and its options
         AutoSparseGP(model, [hand_written, AutoNormal])                         by hand for the sites that this samples
         AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
+
+    Autoguides start at medians of the prior, unless their ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
     start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params)))``, with
@@ -57,9 +61,12 @@ class AutoSparseGP:
         for i, part in enumerate(parts):
             _check_part(part, last=i + 1 == len(parts))
         #: The autoguide for what is left, if there is one.
-        self._auto: AutoGuide | None = parts.pop()(self.hidden_model) if parts and _is_factory(parts[-1]) else None
+        self._auto: AutoGuide | None = None
+        if parts and _is_factory(parts[-1]):
+            self._auto = _made(parts.pop(), self.hidden_model)
         self._parts = parts
         self._whitened: dict[str, bool] | None = None  # of each whitened site
+        self._scales: dict[str, str | None] = {}  # likewise, the suffix of its scale's parameter
         self._other_sites: set[str] = set()
 
     def _is_hidden(self, msg: Message) -> bool:
@@ -76,6 +83,7 @@ class AutoSparseGP:
                 self.model(*args, **kwargs)
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
+            self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
             self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
 
         jax.eval_shape(look)
@@ -100,13 +108,14 @@ class AutoSparseGP:
         def hidden(msg: Message) -> bool:
             if msg["type"] == "sample":
                 return msg["is_observed"] or not (is_gp_site(msg) or msg["name"] in samples)
-            return msg["type"] not in ("param", "plate", "mutable", "inspect")  # the last asks whether all is masked
+            # ``inspect`` asks whether all is masked, and questions of ours have a dot.
+            return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
         with handlers.block(hide_fn=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
-        if not under_predictive():  # under Predictive, what was observed is latent
+        if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
 
@@ -140,10 +149,11 @@ class AutoSparseGP:
         :param params: parameters, from ``svi.get_params(state)``.
         :param args: the model's arguments.
         :param sample_shape: shape put before each site's own.
+        :raises KeyError: for a parameter that ``params`` lacks.
         """
 
         def draw(key):
-            guide = handlers.substitute(handlers.seed(self._run, key), params)
+            guide = Trained(handlers.seed(self._run, key), params)
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 
@@ -174,9 +184,10 @@ class AutoSparseGP:
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
         for site in self._blocks("quantiles", params):
-            loc, scale = params[f"{site}.loc"], params.get(f"{site}.scale", 1.0)
-            if f"{site}.scale_tril" in params:
-                scale = jnp.linalg.norm(params[f"{site}.scale_tril"], axis=-1)
+            loc, suffix = params[f"{site}.loc"], self._scales[site]
+            scale = 1.0 if suffix is None else params[f"{site}.{suffix}"]
+            if suffix == "scale_tril":
+                scale = jnp.linalg.norm(scale, axis=-1)
             found[site] = loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
         return found
 
@@ -205,8 +216,9 @@ class AutoSparseGP:
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."
                 )
-            if f"{site}.loc" not in params:
-                raise KeyError(f"{method}: params has no {site + '.loc'!r}.")
+            for name in (f"{site}.{suffix}" for suffix in ("loc", self._scales[site]) if suffix):
+                if name not in params:
+                    raise KeyError(f"{method}: params has no {name!r}.")
         return list(sites)
 
 
@@ -216,6 +228,18 @@ _USE_DENSITY = (AutoDAIS, AutoSemiDAIS, AutoLaplaceApproximation)
 
 def _is_factory(part: Any) -> bool:
     return isinstance(part.func if isinstance(part, partial) else part, type)
+
+
+def _made(factory: Callable, model: Callable) -> AutoGuide:
+    """
+    An autoguide, which starts at the prior's medians if it is not told where.
+
+    NumPyro's own start is uniform in unconstrained space: scales of 1/7 to 7, whatever their prior, from which
+    exponential likelihoods do not find back.
+    """
+    told = isinstance(factory, partial) and "init_loc_fn" in factory.keywords
+    takes = "init_loc_fn" in inspect.signature(factory).parameters
+    return factory(model, init_loc_fn=init_to_median) if takes and not told else factory(model)
 
 
 def _check_part(part: Any, last: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +12,16 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
+from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, KeepsIntermediates, Message, ask, is_prng_key
+from npgp.contract import Handler, KeepsIntermediates, Message, ask, given_by, is_prng_key, mask_of
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.model.latent import Latent, Latents, Moments, as_latents
+from npgp.model.latent import Latent, Moments
+from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
-from npgp.model.sites import JOINT, OBSERVATION, Catch, conditional_parameter
+from npgp.model.sites import JOINT, OBSERVATION, Catch, check_loss, conditional_parameter
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual
 
@@ -68,6 +71,17 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
     def certified(self) -> bool:
         """Whether the ELBO is known to lie below the log evidence; true of a model that runs without a guide."""
         return self.conditional is None or self.conditional.is_bound(self.likelihood)
+
+    def mask(self, mask):
+        """As ``Distribution.mask``; rows that are left out tell nothing about others of their group."""
+        if isinstance(mask, bool):
+            return super().mask(mask)
+        if not _broadcasts(jnp.shape(mask), self.batch_shape):
+            raise ValueError(f"handlers.mask has shape {jnp.shape(mask)} for observations of shape {self.batch_shape}.")
+        masked = copy.copy(self)
+        present = jnp.broadcast_to(mask, self.batch_shape)
+        masked.mask_ = present if self.mask_ is None else present & self.mask_
+        return masked
 
     def log_prob(self, value, intermediates=None):
         mean, variance, prior_residual = self.moments
@@ -152,14 +166,18 @@ def observe(
         or a word for one that needs no arguments, such as ``"tight"``.
     :param mask: True where an observation is present, of the same shape; the others may be NaN.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row; see :class:`joint`.
-    :raises TypeError: if ``latent`` is not GP values.
-    :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask;
-        and for a plate of another size.
+    :raises TypeError: if ``latent`` is not GP values, for observations that are no real numbers, and for a mask that is
+        not boolean.
+    :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask, or
+        a NumPy masked array; for a plate of another size; for parameters of the likelihood that are not of the values'
+        shape; and under a loss that is no expectation of log densities, such as ``RenyiELBO``.
     """
     likelihood = as_likelihood(likelihood, len(latent) if isinstance(latent, (tuple, list)) else 1)
     latents = as_latents(latent, likelihood)
     conditional = as_conditional(conditional)
-    check_plates(name, latents.shape)
+    given = given_by(handlers.condition, name)
+    obs = obs if given is None else given
+    check_plates(name, latents.shape, repeated=obs is None)
     if obs is not None:
         obs = _check_observations(name, obs, mask, latents, likelihood)
     # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
@@ -169,7 +187,11 @@ def observe(
     parameter = conditional_parameter(name, conditional) if latents.variational else None
     if latents.guided and obs is not None:
         return obs  # a guide has no observed sites, and need not compute anything here
-    jointly = joint or ask(JOINT)
+    latents.check_drawn()
+    if latents.variational:
+        check_loss(name, "its expected log likelihood under q")
+    _check_shape(name, likelihood, latents, obs)
+    jointly = joint or ask(JOINT, name)
     distribution = LatentObservation(
         likelihood,
         latents.moments(),
@@ -181,6 +203,13 @@ def observe(
     )
     with (catch := Catch("sample")):
         value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
+    if obs is None and catch.message["is_observed"]:
+        _check_observations(name, value, mask, latents, likelihood)
+        if conditional.partition(latents.shape[-1]) is not None:
+            raise ValueError(f"{name}: {conditional!r} must know of observations: pass obs=y, or condition by data=…")
+    if groups is not None and isinstance(catch.message["fn"], dist.MaskedDistribution):
+        if mask_of(catch.message["fn"]) is not False:
+            raise ValueError(f"{name}: {conditional!r} does not see this handlers.mask: pass mask= to npgp.observe.")
     if conditional.needs_all_rows and _is_scaled(catch.message):
         raise ValueError(f"{name}: {conditional!r} needs all rows at once, but its plate has a subsample of them.")
     drawn = catch.message["intermediates"]
@@ -194,17 +223,55 @@ def _is_scaled(msg: Message) -> bool:
     return scale is not None and not checks.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
 
 
+def _transposed(what: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    return f", rows last: transpose the {what}" if given == wanted[::-1] else ""
+
+
+def _check_shape(name: str, likelihood: Likelihood, latents: Latents, obs: jax.Array | None) -> None:
+    """Raise ``ValueError`` if a likelihood's parameters are not of the GP values' shape; nothing is computed."""
+    shape, C = latents.shape, likelihood.num_latents
+    f = jax.ShapeDtypeStruct(shape if C == 1 else (C, *shape), jnp.result_type(float))
+    try:
+        if obs is None:
+            made = jax.eval_shape(likelihood.sample, jax.random.key(0), f).shape
+        else:
+            made = jax.eval_shape(likelihood.log_prob, f, obs).shape
+    except (TypeError, ValueError) as error:
+        made, cause = None, error
+    if made == shape:
+        return
+    arrays = {n: np.shape(v) for n, v in vars(likelihood).items() if hasattr(v, "shape") and np.ndim(v)}
+    wrong = {n: s for n, s in arrays.items() if not _broadcasts(s, shape)}
+    if made is None and not wrong:
+        raise cause
+    found = ", ".join(f"{n} of shape {s}" for n, s in wrong.items()) or f"terms of shape {made}"
+    raise ValueError(
+        f"{name}: {type(likelihood).__name__} has {found}, but the GP values have shape {shape}: give what differs "
+        f"between rows the shape {shape[-1:]}, and what differs between outputs (outputs, 1)."
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
+
+
 def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihood) -> jax.Array:
+    observations = f"the observations of {name}"
+    obs, mask = checks.array(obs, observations), None if mask is None else checks.mask(mask, f"the mask of {name}")
     for what, value in (("observations", obs), ("mask", mask)):
         if value is not None and jnp.shape(value) != latents.shape:
             raise ValueError(
-                f"{name}: the {what} have shape {jnp.shape(value)} but the GP values have shape {latents.shape}."
+                f"{name}: the {what} have shape {jnp.shape(value)} but the GP values have shape {latents.shape}"
+                f"{_transposed(what, jnp.shape(value), latents.shape)}."
             )
     if mask is None:
-        checks.require_finite(obs, f"the observations of {name}")
+        checks.require_finite(obs, observations)
         likelihood.check(obs)
     elif not checks.is_traced(obs) and not checks.is_traced(mask):
-        present = np.asarray(mask).astype(bool)
-        checks.require_finite(np.asarray(obs)[present], f"the observations of {name}")
+        present = np.asarray(mask)
+        checks.require_finite(np.asarray(obs)[present], observations)
         likelihood.check(np.where(present, obs, np.nan))
-    return jnp.asarray(obs)
+    return checks.to_device(obs, observations, axis=-1)

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpyro
 from jax.typing import ArrayLike
 
-from npgp.contract import Message, frames, plate_of_rows, plates_around
+from npgp import checks
+from npgp.contract import plate_of_rows, plates_around
 
 __all__ = ["plate"]
 
@@ -27,8 +28,10 @@ def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | 
     :param rows: the row numbers of this batch, (B,), which ``with`` returns; or B alone, where the model needs no row
         numbers. All rows if omitted.
     :param dim: the plate's dimension; the rightmost free one if omitted.
+    :raises TypeError: if ``size`` is no whole number.
     :raises ValueError: for an empty batch, or one larger than the data.
     """
+    size = checks.whole_number(size, f"plate {name!r}: size")
     if rows is None:
         return numpyro.plate(name, size, dim=dim)
     indices = jnp.arange(rows) if jnp.ndim(rows) == 0 else jnp.asarray(rows)
@@ -37,17 +40,29 @@ def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | 
     return plate_of_rows(name, size, indices, dim)
 
 
-def plate_shape(msg: Message) -> tuple[int, ...]:
-    """Shape of the plates around a statement."""
-    sizes = {frame.dim: frame.size for frame in frames(msg)}
+def plate_shape() -> tuple[int, ...]:
+    """Shape of the plates around."""
+    sizes = {plate.dim: plate.subsample_size for plate in plates_around()}
     return tuple(sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0))
 
 
-def check_plates(name: str, shape: tuple[int, ...]) -> None:
-    """Raise ``ValueError`` if a plate around has another size than the values."""
+def check_plates(name: str, shape: tuple[int, ...], repeated: bool = False) -> None:
+    """
+    Raise ``ValueError`` if a plate around has another size than the values.
+
+    :param repeated: whether values may be repeated for all members of a plate.
+    """
     for around in plates_around():
         size = shape[around.dim] if -around.dim <= len(shape) else 1
-        if size not in (1, around.subsample_size):
+        if size == 1 < around.subsample_size:
+            if repeated:
+                continue
+            raise ValueError(
+                f"{name} has GP values of shape {shape}, which plate {around.name!r} at dim={around.dim} would repeat "
+                f"{around.subsample_size} times: state it outside that plate, or draw f in it (rows are at dim=-1, "
+                "functions at dim=-2 and below)."
+            )
+        if size != around.subsample_size:
             batch = " (for batches passed as arguments there is npgp.plate)" if around.dim == -1 else ""
             raise ValueError(
                 f"{name} has GP values of shape {shape}, but plate {around.name!r} at dim={around.dim} has "

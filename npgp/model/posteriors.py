@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 from numpyro import handlers
 
-from npgp.model.sites import FUNCTION, is_gp_site
+from npgp.model.sites import FUNCTION, Trained, is_gp_site
 from npgp.variational.posterior import Posterior
 
 __all__ = ["posterior"]
@@ -21,17 +21,17 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     :param model: the model.
     :param guide: its guide, automatic or written by hand.
     :param params: trained parameters, from ``svi.get_params(state)``.
-    :param args: arguments of model and guide; observations may be left out.
+    :param args: arguments of model and guide; observations may be left out where the guide has seen them before.
     :param rng_key: where hyperparameters are sampled: the posterior is the one given a draw of them.
-    :raises KeyError: if the model has no such component.
+    :raises KeyError: if the model has no such component, and for a parameter that ``params`` lacks.
     """
     model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
     with handlers.block():
         # No density is wanted, and observations that are left out need no guide.
         seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
-        guide_trace = handlers.trace(handlers.substitute(seeded, params)).get_trace(*args, **kwargs)
+        guide_trace = handlers.trace(Trained(seeded, params)).get_trace(*args, **kwargs)
         replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
-        sites = handlers.trace(handlers.substitute(replayed, params)).get_trace(*args, **kwargs)
+        sites = handlers.trace(Trained(replayed, params)).get_trace(*args, **kwargs)
     # The prefix of the site's name is the component's, with its scope.
     found = {
         site: msg["infer"][FUNCTION] for site, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]

@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, Message, bounds_of
-from npgp.model.sites import GATHERED, ROWS
+from npgp.contract import Handler, bounds_of
+from npgp.model.sites import GATHERED, ROWS, Catch
 
 __all__ = ["row_param"]
 
@@ -76,19 +76,17 @@ def row_param(
     return _take(name, table, rows)
 
 
-class _Statement(Handler):
+class _Statement(Catch):
     """Puts the rows on the message of the statement that it encloses, and keeps the message."""
 
-    message: Message
-
     def __init__(self, rows):
-        super().__init__()
+        super().__init__("param")
         self.rows = rows
 
     def process_message(self, msg):
-        if msg["type"] == "param":
+        super().process_message(msg)
+        if msg["type"] == self.type:
             msg[ROWS] = self.rows
-            self.message = msg
 
 
 def _check_table(name: str, table: jax.Array, constraint: constraints.Constraint) -> None:

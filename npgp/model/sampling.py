@@ -8,10 +8,11 @@ import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from npgp.contract import under_predictive
-from npgp.model.latent import Latent, Latents, as_latent, times_root
+from npgp.contract import random_key, under_predictive
+from npgp.model.latent import Latent, as_latent, times_root
+from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
-from npgp.model.sites import VALUE, Catch, Q, conditional_parameter, in_automatic_guide
+from npgp.model.sites import VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
 from npgp.sparse.conditionals import Conditional, Prior, as_conditional
 
 __all__ = ["sample"]
@@ -42,6 +43,8 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
     latents.check_independent()
     latents.check_unshared()
     conditional = as_conditional(conditional)
+    if latents.variational and not latents.guided and not (joint and isinstance(conditional, Prior)):
+        check_loss(name, "values of f with less noise than draws of f have")
     shape = latent.shape
     check_plates(name, shape)
     parameter = conditional_parameter(name, conditional) if latents.variational else 1.0
@@ -52,9 +55,9 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
         )
     scale = scale if latents.variational else 1.0
     keeps_prior = isinstance(conditional, Prior)
-    if not latents.variational and under_predictive():
+    if not latents.variational and under_predictive(name):
         # Under Predictive: a residual sampled at the training rows must not be taken for one at these.
-        key = numpyro.prng_key()
+        key = random_key(name)
         if key is None:
             raise ValueError(f"{name}: sampling GP values needs a random key; wrap the model in handlers.seed.")
         return numpyro.deterministic(name, _assemble(latents, jax.random.normal(key, shape), scale, joint, keeps_prior))
@@ -63,10 +66,10 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
     with (catch := Catch("sample")):
         z = numpyro.sample(f"{name}.residual", q if latents.guided else prior, infer={Q: None})
     infer = catch.message["infer"]
-    value = infer.get(VALUE)
+    value = None if latents.fixed else infer.get(VALUE)
     if value is None:
         value = _assemble(latents, z, scale, joint, keeps_prior)
-        if in_automatic_guide():
+        if in_automatic_guide(f"{name}.residual"):
             infer[VALUE] = value  # the model takes it from here, with no second projection
     return numpyro.deterministic(name, value)
 

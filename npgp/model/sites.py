@@ -15,9 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 import numpyro
+from numpyro import handlers
+from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from npgp import checks
-from npgp.contract import Handler, Message, ask, frames, mask_of, replayed
+from npgp.contract import Handler, Message, ask, frames, given_by, losses_around, mask_of, replayed
 from npgp.sparse.conditionals import Conditional
 
 # Keys of a site's ``infer`` dict.
@@ -26,6 +28,10 @@ from npgp.sparse.conditionals import Conditional
 Q = "npgp"
 #: The draw that a site belongs to, for the model to share with the automatic guide, and for :func:`npgp.posterior`.
 FUNCTION = "npgp.function"
+#: Suffix of the parameter that is q's scale; ``None`` if it has none.
+SCALE = "npgp.scale"
+#: Of a site: ``substitute`` gave its value in guide or model.
+SUBSTITUTED = "npgp.substituted"
 #: Marks observations of GP values.
 OBSERVATION = "npgp.observation"
 #: Whether the parameters of q are those of whitened values.
@@ -42,7 +48,7 @@ ROWS = "npgp.rows"
 #: Whether the value is these rows alone.
 GATHERED = "npgp.gathered"
 
-# Types of the nameless messages by which statements ask what they run under.
+# Types of the messages by which statements ask what they run under.
 
 #: Is this the automatic guide, which runs the model?
 CONTEXT = "npgp.context"
@@ -71,40 +77,104 @@ def is_observation(msg: Message) -> bool:
 class Catch(Handler):
     """Keeps the message of the statement it encloses, which every handler then completes."""
 
-    message: Message
-
     def __init__(self, type: str):
         super().__init__()
         self.type = type
+        self._seen: list[Message] = []
 
     def process_message(self, msg):
         if msg["type"] == self.type:
-            self.message = msg
+            self._seen.append(msg)
+
+    @property
+    def message(self) -> Message:
+        """The first, as ``do`` states a copy; but the last where ``reparam`` made something else of that."""
+        return self._seen[0] if self._seen[0]["type"] == self.type else self._seen[-1]
 
 
-def in_automatic_guide() -> bool:
-    """Whether the model runs as the guide of :class:`npgp.AutoSparseGP`."""
-    return ask(CONTEXT)
+def in_automatic_guide(site: str) -> bool:
+    """Whether the model runs as the guide of :class:`npgp.AutoSparseGP`, where a site is stated."""
+    return ask(CONTEXT, site)
 
 
 def approximation(site: str, msg: Message) -> Any:
     """
-    What the guide's site had for q; ``None`` without a guide that has it.
+    What the guide's site had for q; ``None`` without a guide that has it, and for a value that ``do`` or ``condition``
+    fixes.
 
     :param site: the site's name where it is stated, which handlers such as ``scope`` may change.
     :param msg: its message.
+    :raises ValueError: if ``substitute`` gives the model a value that is lost to the guide's.
     :raises RuntimeError: if the guide has q, and the model is given the guide's value without it.
     """
-    q = msg["infer"].get(Q)
-    if q is None and not msg["is_observed"]:
-        source = replayed(site)
-        if source is not None and (source.get("infer") or {}).get(Q) is not None:
+    if msg["is_observed"]:
+        return None
+    q, source, value = msg["infer"].get(Q), replayed(site), given_by(handlers.substitute, site)
+    if value is not None:
+        msg["infer"][SUBSTITUTED] = True
+    if source is not None and (source.get("infer") or {}).get(Q) is not None:
+        if value is not None and msg["value"] is not value:
+            raise ValueError(lost(msg["name"]))
+        if q is None:
             raise RuntimeError(
                 f"{msg['name']} has the guide's value but not the guide's q, so training would maximize another "
                 "density than the ELBO: NumPyro's replay should copy the infer dict of each site from guide to model "
                 "(npgp.contract.replayed); check which NumPyro this is, and what handlers are between model and SVI."
             )
     return q
+
+
+def lost(name: str) -> str:
+    """The error of a value that would change nothing."""
+    return (
+        f"{name} is given a value by handlers.substitute, which SVI would not heed, for training takes all of q and "
+        "not a draw of it: to fix the value in the model use handlers.do, or handlers.condition."
+    )
+
+
+def fixed_beside(site: str, msg: Message) -> bool:
+    """Whether a site has a fixed value, by ``do`` or ``condition``, in a model for which the guide has q of it."""
+    source = replayed(site) if msg["is_observed"] else None
+    return source is not None and (source.get("infer") or {}).get(Q) is not None
+
+
+#: Losses that are minus an expectation of log densities.
+_EXPECTATIONS = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO, TraceEnum_ELBO)
+
+
+def check_loss(name: str, states: str) -> None:
+    """
+    Raise ``ValueError`` under a loss of NumPyro that is no expectation of log densities, such as ``RenyiELBO``.
+
+    :param name: the statement's name.
+    :param states: what it stands for instead of a density.
+    """
+    for loss in losses_around():
+        if not isinstance(loss, _EXPECTATIONS):
+            raise ValueError(
+                f"{name} stands for {states}, whose exponential is no density, as {type(loss).__name__} supposes: use "
+                "TraceMeanField_ELBO, Trace_ELBO or TraceGraph_ELBO, with several particles if wanted."
+            )
+
+
+class Trained(handlers.substitute):
+    """
+    Gives parameters their trained values.
+
+    :param params: trained parameters by name.
+    :raises KeyError: from the statement of a parameter that has no value among them, nor by a handler inside.
+    """
+
+    def __init__(self, fn: Any, params: dict[str, Any]):
+        super().__init__(fn, data=params)
+
+    def process_message(self, msg):
+        super().process_message(msg)
+        if msg["type"] == "param" and msg["value"] is None:
+            raise KeyError(
+                f"params has no {msg['name']!r}; it must have all trained parameters, svi.get_params(state). A new "
+                "guide takes observations that are left out for latent: give it these, too."
+            )
 
 
 def check_draw_context(site: str, msg: Message) -> None:

@@ -16,7 +16,18 @@ from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
-from npgp.model.sites import FUNCTION, WHITENED, Catch, Q, approximation, check_draw_context, in_automatic_guide
+from npgp.model.sites import (
+    FUNCTION,
+    SCALE,
+    SUBSTITUTED,
+    WHITENED,
+    Catch,
+    Q,
+    approximation,
+    check_draw_context,
+    fixed_beside,
+    in_automatic_guide,
+)
 from npgp.sparse.projection import as_blocks, factorize
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
@@ -24,8 +35,8 @@ from npgp.variational.blocks import (
     BlockNormal,
     DenseNormal,
     DiagonalNormal,
-    MeanOnlyNormal,
     WhitenedPrior,
+    block_normal,
 )
 from npgp.variational.posterior import Posterior
 from npgp.variational.structure import check_covariances
@@ -42,7 +53,7 @@ class SparseGP:
             kernel = npgp.RBF(lengthscale=numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0)))
             f = npgp.SparseGP("f", kernel, inducing=Z).draw()
             with numpyro.plate("data", X.shape[0]):
-                npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
 
     Draw f outside the plate over rows; inside plates at dim −2 and below there is one function for each member, and
     all share kernel and inducing features.
@@ -55,7 +66,8 @@ class SparseGP:
     :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (the block moves the
         mean only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense",
         "mean-only"]`` is ODVGP, ``["dense", "dense"]`` SOLVE-GP.
-    :param init_scale: initial standard deviation of q(ε), as a share of the prior's.
+    :param init_scale: initial standard deviation of q(ε), as a share of the prior's: small, so that the start is near
+        f = 0, where exponential links and log-scales do not explode.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :param whitened: whether the parameters are those of q(ε). If not, they are those of the inducing values less what
         the blocks before explain of them, ``m_u = L m`` and ``S_u = L S Lᵀ``, which do not move with the kernel's
@@ -68,7 +80,7 @@ class SparseGP:
     kernel: Kernel
     inducing: Any
     covariances: Sequence[str] | str | None = None
-    init_scale: float = 1.0
+    init_scale: float = 0.1
     jitter: float | None = None
     whitened: bool = True
 
@@ -103,7 +115,7 @@ class SparseGP:
 
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        return self._draw(guided=in_automatic_guide(), shared=True)
+        return self._draw(guided=in_automatic_guide(self.sites[0]), shared=True)
 
     def guide(self) -> Function:
         """
@@ -131,7 +143,7 @@ class SparseGP:
                 raise KeyError(f"params has no {missing[0]!r}, which the approximate posterior of {self.name} needs.")
             arrays = [params[name] for name in names]
             scale = arrays[1] if len(arrays) > 1 else None
-            q.append(without_row_dim(_block_normal(kind, arrays[0], scale, None if self.whitened else L)))
+            q.append(without_row_dim(_whitened_block(kind, arrays[0], scale, None if self.whitened else L)))
         return Posterior(projector, tuple(q))
 
     def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
@@ -172,18 +184,27 @@ class SparseGP:
         return params
 
     def _draw(self, guided: bool, shared: bool) -> Function:
-        values, q, messages = [], [], []
+        values, q, messages, fixed = [], [], [], False
         cache = Cache(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
             L = cache.projector.factors[i] if guided and not self.whitened else None
             q_block = _declare_block(site, block, kind, self.init_scale, L) if guided else None
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
-                value = numpyro.sample(site, fn, infer={Q: q_block, WHITENED: self.whitened})
+                infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
+                value = numpyro.sample(site, fn, infer=infer)
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
             q.append(approximation(site, catch.message))
+            fixed = fixed or fixed_beside(site, catch.message)
+        if guided or fixed or any(block is not None for block in q):
+            # By ``do`` or ``condition``, where q is known of others: all of ε_i is at the value.
+            q = [
+                DiagonalNormal(jnp.asarray(value), jnp.zeros_like(value)) if block is None else block
+                for value, block in zip(values, q, strict=True)
+            ]
+            fixed = any(message["is_observed"] for message in messages)
         from_guide = messages[0]["infer"].get(FUNCTION)
         if from_guide is not None:
             cache = from_guide.cache
@@ -191,47 +212,36 @@ class SparseGP:
             # Here and not where f is first evaluated, which may be inside a scan, from which nothing may be kept.
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
+        function.fixed = fixed
+        function.substituted = next((m["name"] for m in messages if m["infer"].get(SUBSTITUTED)), None)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorization.
             message["infer"][FUNCTION] = function if shared else None
         return function
 
 
-def _block_normal(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Array | None) -> BlockNormal:
+def _whitened_block(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Array | None) -> BlockNormal:
     """q(ε) of one block; parameters are unwhitened if its Cholesky factor L is given."""
     if L is not None:
-        loc = _solve(L, loc[..., None])[..., 0]
+        loc = linalg.solve_lower(L, loc[..., None])[..., 0]
         if kind == "diagonal":
             assert scale is not None
             kind, scale = "dense", scale[..., None] * jnp.eye(scale.shape[-1], dtype=scale.dtype)
-        scale = None if scale is None else _solve(L, scale)
-    if kind == "mean-only":
-        return MeanOnlyNormal(loc)
-    return DiagonalNormal(loc, scale) if kind == "diagonal" else DenseNormal(loc, scale)
-
-
-def _solve(L: jax.Array, B: jax.Array) -> jax.Array:
-    return linalg.solve_lower(jnp.broadcast_to(L, (*B.shape[:-2], *L.shape)), B)
+        scale = None if scale is None else linalg.solve_lower(L, scale)
+    return block_normal(kind, loc, scale)
 
 
 def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array | None) -> BlockNormal:
     """q(ε) of one block, with its parameters declared; their batch is that of the enclosing plates."""
     dtype = jnp.result_type(float)
-    catch = Catch("param")
-
-    def start(key):
-        # When a parameter is first made, the plates around it have put themselves on its message.
-        return jnp.zeros((*plate_shape(catch.message), block.size), dtype)
-
-    with catch:
-        loc = numpyro.param(f"{site}.loc", start)
+    loc = numpyro.param(f"{site}.loc", jnp.zeros((*plate_shape(), block.size), dtype))
     if kind == "mean-only":
-        return _block_normal(kind, loc, None, L)
+        return _whitened_block(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
     prior = prior if kind == "dense" else jnp.diagonal(prior)
     scale = init_scale * jnp.broadcast_to(prior, (*jnp.shape(loc)[:-1], *prior.shape))
     name = SCALE_NAMES[kind]
-    return _block_normal(kind, loc, numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name]), L)
+    return _whitened_block(kind, loc, numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name]), L)
 
 
 def _check_block_shape(site: str, value: jax.Array, block: InducingBlock) -> jax.Array:

@@ -30,11 +30,21 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import frames, under_predictive
+from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
 from npgp.model.latent import Given, Latent, Moments, Term
 from npgp.model.row_params import row_param
-from npgp.model.sites import FUNCTION, WHITENED, Catch, Q, approximation, check_draw_context, in_automatic_guide
+from npgp.model.sites import (
+    FUNCTION,
+    SCALE,
+    SUBSTITUTED,
+    WHITENED,
+    Catch,
+    Q,
+    approximation,
+    check_draw_context,
+    in_automatic_guide,
+)
 from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
@@ -56,7 +66,7 @@ class VNNGP:
         def model(X, neighbors, y=None, *, size):
             f = npgp.VNNGP("f", kernel, Z, before, batch_size=1024).draw()
             with npgp.plate("data", size, rows=X.shape[0]):
-                npgp.observe("y", f(X, neighbors), npgp.Gaussian(0.1), obs=y)
+                npgp.observe("y", f(X, neighbors), npgp.Gaussian(variance=0.1), obs=y)
 
         svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
         npgp.fit(svi, key, 10_000, X, neighbors, y, batch_size=1024, row_optim=npgp.training.row_adam(0.01, 10_000))
@@ -92,7 +102,7 @@ class VNNGP:
     _: KW_ONLY
     batch_size: int | None = None
     init_loc: ArrayLike = 0.0
-    init_scale: float = 1.0
+    init_scale: float = 0.1
     jitter: float | None = None
 
     def __post_init__(self):
@@ -134,7 +144,7 @@ class VNNGP:
 
         :raises ValueError: inside a plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        return self._draw(guided=in_automatic_guide(), shared=True)
+        return self._draw(guided=in_automatic_guide(self.site), shared=True)
 
     def guide(self) -> NeighborFunction:
         """
@@ -165,7 +175,7 @@ class VNNGP:
         q = _approximate(self) if guided else None
         with (catch := Catch("sample")):
             fn = self.prior() if q is None else q.q
-            value = numpyro.sample(self.site, fn, infer={Q: q, WHITENED: True})
+            value = numpyro.sample(self.site, fn, infer={Q: q, WHITENED: True, SCALE: "scale"})
         check_draw_context(self.site, catch.message)
         if around := frames(catch.message):
             plate = around[0].name
@@ -179,6 +189,7 @@ class VNNGP:
                 "guide, or the posterior samples, were made with others."
             )
         function = NeighborFunction(self, value, q, guided)
+        function.substituted = self.site if catch.message["infer"].get(SUBSTITUTED) else None
         catch.message["infer"][FUNCTION] = function if shared else None
         return function
 
@@ -229,12 +240,12 @@ def _approximate(gp: VNNGP) -> Approximation:
         return values
 
     # Predictive, and functions that return the posterior, need all inducing values.
-    if gp.batch_size is None or under_predictive():
+    if gp.batch_size is None or under_predictive(gp.site):
         loc, scale = table("loc", None), table("scale", None)
         rows = jnp.asarray(neighbors.rows)
         q = MeanFieldNormal(loc, scale, loc[rows], scale[rows], gp.size)
         return Approximation(q, lambda rows: (loc[rows], scale[rows]), None)
-    key = numpyro.prng_key()
+    key = random_key(gp.site)
     if key is None:
         raise ValueError(f"{gp.site}: choosing inducing points needs a random key; wrap the guide in handlers.seed.")
     batch_key, draw_key = jax.random.split(key)
@@ -266,6 +277,7 @@ class NeighborFunction:
 
     def __init__(self, gp: VNNGP, values: jax.Array, q: Approximation | None, guided: bool):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
+        self.substituted: str | None = None
         self._weights: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
 
     @property
@@ -277,6 +289,11 @@ class NeighborFunction:
     def variational(self) -> bool:
         """Whether a guide gave q."""
         return self.q is not None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether inducing values are fixed, or drawn without a guide."""
+        return self.q is None
 
     def __repr__(self):
         return f"<draw of VNNGP {self.gp.name!r}>"

@@ -21,6 +21,7 @@ from numpyro.infer.reparam import Reparam
 
 from npgp import checks
 from npgp.contract import is_prng_key
+from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
@@ -33,7 +34,7 @@ __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 # The distributions
 
 
-class NNGP(dist.Distribution):
+class NNGP(JointDensity, dist.Distribution):
     """
     The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
 
@@ -176,6 +177,8 @@ class WhitenNNGP(Reparam):
     def __call__(self, name, fn, obs):
         if obs is not None:
             raise ValueError(f"site {name!r} is observed; only latent sites can be whitened.")
+        if isinstance(fn, JointDensity):
+            fn.check_draw()
         fn, expand_shape, event_dim = self._unwrap(fn)
         if not isinstance(fn, NNGP):
             raise ValueError(f"site {name!r} is a {type(fn).__name__}; WhitenNNGP is for NNGP sites.")

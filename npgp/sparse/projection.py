@@ -150,11 +150,17 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
     return projector
 
 
+def _is_row(entry: object) -> bool:
+    """Whether an entry of a list is a number or a list of numbers, as in an array written as a list."""
+    entries = entry if isinstance(entry, (list, tuple)) else [entry]
+    return all(isinstance(value, (int, float)) for value in entries)
+
+
 def as_blocks(inducing: object) -> tuple[InducingBlock, ...]:
-    """Inducing blocks from one block or array, or from a list of these."""
-    if isinstance(inducing, (list, tuple)):
-        if not inducing:
-            raise ValueError("inducing is an empty list; it needs at least one block of inducing features.")
+    """Inducing blocks from one block or array (or the rows of one, as lists), or from a list of these."""
+    if isinstance(inducing, (list, tuple)) and not inducing:
+        raise ValueError("inducing is an empty list; it needs at least one block of inducing features.")
+    if isinstance(inducing, (list, tuple)) and not all(map(_is_row, inducing)):
         blocks = tuple(as_block(block, f"inducing[{i}]") for i, block in enumerate(inducing))
     else:
         blocks = (as_block(inducing),)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from npgp import linalg
 from npgp.pytrees import pytree
@@ -132,7 +133,7 @@ class GroupResidual:
 
     def factor(self, root: jax.Array) -> jax.Array:
         """Its Cholesky factor."""
-        return _cholesky(self._scaled(root))
+        return linalg.cholesky(self._scaled(root), jitter=0.0)[0]
 
     def _shared_out(self, cost: jax.Array, root: jax.Array) -> jax.Array:
         """Each group's cost (..., G) in equal parts for the rows that have a precision; the others may be masked."""
@@ -146,30 +147,54 @@ class GroupResidual:
 
     def given(self, precision):
         root = self.roots(precision)
-        factor = self.factor(root)
-        half = linalg.solve_lower(factor, root[..., :, None] * self.covariance)
+        factor, together = _factor_or_diagonal(self._scaled(root))
+        kept = jnp.maximum(together[..., None, None], jnp.eye(root.shape[-1], dtype=root.dtype))
+        half = linalg.solve_lower(factor, root[..., :, None] * kept * self.covariance)
         left = self._variance - jnp.sum(jnp.square(half), axis=-2)
         # The factor's derivative is wanted for what is left anyway.
         cost = self._shared_out(0.5 * linalg.log_determinant(factor), root)
         return self.groups.scatter(jnp.maximum(left, 0.0)), cost
 
 
-def _cholesky(B: jax.Array) -> jax.Array:
-    # The identity in B is what makes it positive definite: jitter only where rounding of D outweighs that.
-    return linalg.cholesky(B, jitter=0.0)[0]
+@jax.custom_jvp
+def _factor_or_diagonal(B: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """
+    The Cholesky factor of ``I + Λ^½ D Λ^½`` (..., g, g), and 1 for each group (...). Where rounding of D outweighs the
+    identity it is one with jitter; or, if that costs more, the diagonal's, which is what rows have one by one, and 0.
+
+    Either costs no less than B would: ``log|B| ≤ Σ_n log B_nn`` (Hadamard).
+    """
+    L = linalg.plain_cholesky(B)
+    found = jnp.isfinite(L[..., -1, -1])  # a factor that failed is NaN throughout
+
+    def mended():
+        identity = jnp.eye(B.shape[-1], dtype=B.dtype)
+        jittered, _ = linalg.cholesky(jnp.where(found[..., None, None], identity, B))
+        diagonal = jnp.maximum(jnp.diagonal(B, axis1=-2, axis2=-1), 1.0)
+        lower = linalg.log_determinant(jittered) <= jnp.sum(jnp.log(diagonal), axis=-1)  # which no NaN is
+        chosen = jnp.where(lower[..., None, None], jittered, jnp.sqrt(diagonal)[..., None] * identity)
+        return jnp.where(found[..., None, None], L, chosen), (found | lower).astype(B.dtype)
+
+    return lax.cond(jnp.all(found), lambda: (L, jnp.ones_like(found, B.dtype)), mended)
+
+
+@_factor_or_diagonal.defjvp
+def _(primals, tangents):
+    L, together = _factor_or_diagonal(*primals)
+    return (L, together), (linalg.factor_tangent(L, tangents[0]), jnp.zeros_like(together))
 
 
 @jax.custom_jvp
 def _half_log_det(B: jax.Array) -> jax.Array:
     """``½ log|B|`` of positive definite matrices (..., g, g)."""
-    return 0.5 * linalg.log_determinant(_cholesky(B))
+    return 0.5 * linalg.log_determinant(_factor_or_diagonal(B)[0])
 
 
 @_half_log_det.defjvp
 def _(primals, tangents):
     # ½ tr(B⁻¹ dB): one inverse, where differentiating the factor takes several solves.
     (B,), (dB,) = primals, tangents
-    L = _cholesky(B)
+    L, _ = _factor_or_diagonal(B)
     inverse_factor = linalg.solve_lower(L, jnp.broadcast_to(jnp.eye(B.shape[-1], dtype=B.dtype), B.shape))
     inverse = linalg.matmul(jnp.swapaxes(inverse_factor, -1, -2), inverse_factor)
     return 0.5 * linalg.log_determinant(L), 0.5 * jnp.sum(inverse * dB, axis=(-2, -1))

@@ -1,6 +1,7 @@
 """Training: a loop around NumPyro's ``SVI``, its batches, checkpoints and devices."""
 
 from npgp.training.checkpoints import Checkpoints
+from npgp.training.convergence import TrainingWarning
 from npgp.training.devices import Sharding
 from npgp.training.evaluation import evaluate
 from npgp.training.lbfgs import LBFGSResult
@@ -8,13 +9,14 @@ from npgp.training.loop import fit
 from npgp.training.monitor import Best, Monitor
 from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
-from npgp.training.results import FitResult, NonFiniteLossError
+from npgp.training.results import DataError, FitResult, NonFiniteLossError
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.sources import Source, Stream
 
 __all__ = [
     "Best",
     "Checkpoints",
+    "DataError",
     "FitResult",
     "LBFGSResult",
     "Monitor",
@@ -25,6 +27,7 @@ __all__ = [
     "Sharding",
     "Source",
     "Stream",
+    "TrainingWarning",
     "adam",
     "evaluate",
     "fit",

@@ -1,21 +1,22 @@
 """
 Checkpoints of everything that training needs to go on: the state, the losses so far and the monitor's evaluations.
 
-Orbax writes them, in the background, each into a folder of its own whose name is the number of steps. The folder gets
-its name when it is complete, so a run that is killed leaves whole checkpoints behind, and at most one without a name.
+They are written in the background, each into a file of its own that is called by the number of steps. The file gets its
+name when it is complete, so a run that is killed leaves whole checkpoints behind, and at most one without a name.
+
+Nothing else in the folder is touched: only files that carry the mark of a checkpoint are ever removed, and damaged ones
+get another name.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import logging
-import math
 import os
+import re
 import time
 import warnings
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +26,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from npgp import checks
-from npgp.optional import optional
+from npgp.training import checkpoint_file, earlier_checkpoints
+from npgp.training.checkpoint_file import VERSION, Damaged
 from npgp.training.interrupts import interrupts_held
 
-#: Raised when checkpoints change in a way that older versions of this module would misread.
-VERSION = 1
+_NAME, _TEMPORARY = re.compile(r"(0|[1-9][0-9]*)\.checkpoint"), re.compile(r"\.[0-9]+\.checkpoint\.[0-9a-f]{32}\.tmp")
 
 
 class Saved(NamedTuple):
@@ -50,10 +51,11 @@ class Checkpoints:
         result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, checkpoints=npgp.training.Checkpoints("run1"))
 
     Run the same program again after it was interrupted, or killed, and it takes the same steps, with the same numbers,
-    as if nothing had happened. Needs ``npgp[checkpoint]`` (orbax).
+    as if nothing had happened. A program with other data or another model is refused; one with another optimizer or
+    ELBO goes on with a warning. If a checkpoint cannot be written, as on a full disk, training goes on with a warning.
 
     :param directory: the folder; it is made if it is not there. Where several processes train together, all must see
-        the same folder; the first of them writes.
+        the same folder; the first of them writes. Other files in it are left alone.
     :param every: seconds between checkpoints.
     :param steps: steps between checkpoints, instead of seconds.
     :param keep: how many checkpoints to keep, the newest ones.
@@ -66,35 +68,37 @@ class Checkpoints:
         keep = checks.whole_number(keep, "keep")
         self.directory = Path(directory).absolute()
         self.every, self.steps, self.keep = every, steps, keep
-        self._manager: Any = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._pending: tuple[int, Future] | None = None
         self._about: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
         self._last_step: int | None = None
         self._last_time = 0.0
 
-    def open(self, like: Any, about: dict[str, Any]) -> Saved | None:
+    def open(self, like: Any, about: dict[str, Any], settings: dict[str, Any] | None = None) -> Saved | None:
         """
         Start to use the folder.
 
         :param like: a state whose structure, shapes and dtypes the saved one must have.
-        :param about: settings of the run, for JSON, which must be those of the saved run.
-        :return: the newest checkpoint that is complete; ``None`` if there are no checkpoints.
-        :raises ValueError: if the folder's checkpoints are of another run, or cannot be read.
-        :raises ModuleNotFoundError: without orbax.
+        :param about: what the run is known by, for JSON, which must be that of the saved run.
+        :param settings: what the run can go on without; if the saved run had others, there is a warning.
+        :return: the newest checkpoint that is whole; ``None`` if there are no checkpoints.
+        :raises ValueError: if the folder's checkpoints are of another run, or all damaged.
+        :raises OSError: if the folder or a checkpoint cannot be read.
+        :raises ModuleNotFoundError: for checkpoints of version 1, without orbax.
         """
         self.close()
-        self._about = json.loads(json.dumps(about))
-        try:
-            with _quiet():
-                self._manager = self._open_manager()
-                found = self._newest()
-            if found is not None:
-                self._last_step, content, header = found
-                self._check(header, like)
-        except BaseException:
-            self.close()
-            raise
+        self._about, self._settings = json.loads(json.dumps([about, settings or {}]))
+        if self.directory.exists() and not self.directory.is_dir():
+            raise ValueError(f"The directory of checkpoints, {str(self.directory)!r}, is a file.")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        found = self._newest()
+        if found is not None:
+            self._last_step, header, arrays = found
+            self._check(header, like)
+        self._writer = ThreadPoolExecutor(1, "npgp-checkpoints")
         self._last_time = time.monotonic()
-        return None if found is None else _rebuilt(content, like)
+        return None if found is None else _rebuilt(arrays, like)
 
     def until(self, step: int) -> int | None:
         """How many steps after ``step`` the next checkpoint is due, if that is known."""
@@ -108,150 +112,168 @@ class Checkpoints:
             return step % self.steps == 0
         return bool(_from_first(time.monotonic() - self._last_time >= self.every))
 
-    def save(self, step: int, saved: Saved, wait: bool = False) -> None:
+    def save(self, step: int, saved: Saved, wait: bool = False) -> bool:
         """
         Save. The arrays are copied before it returns; they are written in the background.
+
+        What goes wrong in writing becomes a warning, at the next save or at the end.
 
         :param step: the number of steps so far, more than that of the newest checkpoint.
         :param saved: what to save.
         :param wait: wait until it is written.
+        :return: whether nothing is known to have gone wrong.
         """
-        if self._manager is None:
+        if self._writer is None:
             raise RuntimeError("Checkpoints.save needs an open folder: call open first.")
         if self._last_step is not None and step < self._last_step:
             raise ValueError(f"step is {step}, and there is a checkpoint of step {self._last_step} already.")
+        well = True
         if step != self._last_step and jax.process_index() == 0:
-            ocp = _orbax()
-            arrays = _arrays(saved)
-            # All bytes in one: faster than an array each, and Orbax has neither empty ones nor names with a slash.
-            content = np.concatenate([np.ravel(x).view(np.uint8) for x in arrays.values()])
-            header = {
-                "npgp": VERSION,
-                "about": self._about,
-                "state": _kinds(saved.state),
-                "arrays": {name: [str(x.dtype), x.shape] for name, x in arrays.items()},
-                "checksum": zlib.crc32(content.data),
-            }
-            args = ocp.args.Composite(
-                header=ocp.args.JsonSave(header), arrays=ocp.args.StandardSave({"content": content})
-            )
-            with interrupts_held(), _quiet():
-                self._manager.save(step, args=args, force=True)  # waits for the one before, and does not skip this one
+            with interrupts_held():
+                well = self.finish()
+                try:
+                    arrays = {name: np.array(x, order="C") for name, x in _arrays(saved).items()}
+                    header = {"about": self._about, "settings": self._settings, "state": _kinds(saved.state)}
+                    self._pending = step, self._writer.submit(self._write, step, header, arrays)
+                except MemoryError as error:
+                    well = self._warn(step, error)
                 self._last_step = step
         self._last_step, self._last_time = step, time.monotonic()
-        if wait:
-            self._manager.wait_until_finished()
+        return self.finish() and well if wait else well
+
+    def finish(self) -> bool:
+        """Wait until everything is written; whether it is. If it is not, there is a warning."""
+        if self._pending is None:
+            return True
+        step, future = self._pending
+        error = future.exception()
+        self._pending = None
+        return error is None or self._warn(step, error)
 
     def close(self) -> None:
         """Wait until everything is written, and leave the folder."""
-        manager, self._manager, self._last_step = self._manager, None, None
-        if manager is not None:
-            manager.close()
+        writer, self._writer, self._last_step = self._writer, None, None
+        if writer is not None:
+            self.finish()
+            writer.shutdown()
 
-    def _open_manager(self) -> Any:
-        ocp = _orbax()
-        if self.directory.exists() and not self.directory.is_dir():
-            raise ValueError(f"The directory of checkpoints, {str(self.directory)!r}, is a file.")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        options: dict[str, Any] = dict(max_to_keep=self.keep, create=False)
-        process = jax.process_index()
-        if process == 0:
-            options.update(cleanup_tmp_directories=True)
-        if jax.process_count() > 1:  # each on its own: the first writes, all read
-            options.update(
-                multiprocessing_options=ocp.options.MultiprocessingOptions(
-                    primary_host=process, active_processes={process}, barrier_sync_key_prefix=f"npgp{process}"
-                )
-            )
-        return ocp.CheckpointManager(self.directory, options=ocp.CheckpointManagerOptions(**options))
+    def _warn(self, step: int, error: BaseException) -> bool:
+        warnings.warn(
+            f"Writing the checkpoint of step {step} to {str(self.directory)!r} failed; training goes on, and what was "
+            f"saved before is still there. ({type(error).__name__}: {error})",
+            stacklevel=4,
+        )
+        return False
 
-    def _newest(self) -> tuple[int, dict[str, np.ndarray], dict[str, Any]] | None:
-        """Number of steps, arrays and header of the newest checkpoint that is whole."""
+    def _write(self, step: int, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        checkpoint_file.write(self.directory / f"{step}.checkpoint", header, arrays)
+        ours = self._ours()
+        for step in sorted(ours)[: -self.keep]:
+            ours[step].unlink()
+
+    def _ours(self) -> dict[int, Path]:
+        """Checkpoints, whole and damaged, by their numbers of steps."""
+        names = ((path, _NAME.fullmatch(path.name)) for path in self.directory.iterdir())
+        return {int(name[1]): path for path, name in names if name and path.is_file() and checkpoint_file.is_ours(path)}
+
+    def _remove_unfinished(self) -> None:
+        """Remove what a killed process was writing."""
+        for path in self.directory.iterdir():
+            if _TEMPORARY.fullmatch(path.name) and path.is_file():
+                if path.stat().st_size == 0 or checkpoint_file.is_ours(path):
+                    path.unlink()
+
+    def _newest(self) -> tuple[int, dict[str, Any], dict[str, np.ndarray]] | None:
+        """Number of steps, header and arrays of the newest checkpoint that is whole."""
+        step, found, problem = -1, None, None
         if jax.process_index() == 0:
-            step, found = self._first_whole()
-        else:
-            step = -1
+            try:
+                self._remove_unfinished()
+                step, found = self._first_whole()
+            except Exception as error:  # the other processes wait for a word
+                step, problem = -2, error
         step = _from_first(step)
-        if jax.process_index() != 0 and step >= 0:
+        if problem is not None:
+            raise problem
+        if step == -2:
+            raise RuntimeError(f"The first process could not read the checkpoints in {str(self.directory)!r}.")
+        if found is None and step >= 0:
             found = self._read(step)
-        return None if step < 0 else (step, *found)
+        return None if found is None else (step, *found)
 
     def _first_whole(self) -> tuple[int, Any]:
-        damaged: dict[int, str] = {}
-        for step in sorted(self._manager.all_steps(), reverse=True):
+        damaged: dict[int, Damaged] = {}
+        for step in sorted({*self._ours(), *earlier_checkpoints.find(self.directory)}, reverse=True):
             try:
                 found = self._read(step)
-            except Exception as error:  # of whichever library met the damage
-                damaged[step] = f"{type(error).__name__}: {str(error)[:100]}"
+            except Damaged as error:
+                damaged[step] = error
                 continue
             for bad, problem in damaged.items():
+                what = self._set_aside(bad)
                 warnings.warn(
-                    f"The checkpoint of step {bad} in {str(self.directory)!r} is damaged and is removed; training "
-                    f"goes on from step {step}. ({problem})",
+                    f"The checkpoint of step {bad} in {str(self.directory)!r} is damaged{what}; training goes on from "
+                    f"step {step}. ({problem})",
                     stacklevel=5,
                 )
-                self._manager.delete(bad)
             return step, found
         if damaged:
             raise ValueError(
-                f"None of the checkpoints in {str(self.directory)!r} can be read: they are damaged, or another "
-                f"program's. Choose another folder, or remove them. ({next(iter(damaged.values()))})"
+                f"None of the checkpoints in {str(self.directory)!r} can be read: they are damaged. Choose another "
+                f"folder, or move them away. ({next(iter(damaged.values()))})"
             )
         return -1, None
 
-    def _read(self, step: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Arrays and header of a checkpoint; of one of another version, the header."""
-        ocp = _orbax()
-        # One after the other: where two are read at once and one fails, asyncio complains of the other.
-        header = self._manager.restore(step, args=ocp.args.Composite(header=ocp.args.JsonRestore())).header
-        if header["npgp"] != VERSION:
-            return {}, header
-        args = ocp.args.Composite(arrays=ocp.args.StandardRestore())
-        content = np.asarray(self._manager.restore(step, args=args).arrays["content"])
-        if zlib.crc32(content.data) != header["checksum"]:
-            raise ValueError("the arrays are not those that were written")
-        arrays, end = {}, 0
-        for name, (dtype, shape) in header["arrays"].items():
-            start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
-            arrays[name] = content[start:end].view(dtype).reshape(shape).copy()
-        return arrays, header
+    def _set_aside(self, step: int) -> str:
+        """Rename a damaged checkpoint, but for those of version 1; what was done, as words."""
+        path = self._ours().get(step)
+        if path is None:
+            return " and is left alone"
+        names = (path.with_name(f"{path.name}.damaged{i or ''}") for i in itertools.count())
+        new = next(name for name in names if not name.exists())
+        path.rename(new)
+        return f" and is now called {new.name!r}"
+
+    def _read(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Header and arrays of a checkpoint."""
+        path = self._ours().get(step)
+        return earlier_checkpoints.read(self.directory / str(step)) if path is None else checkpoint_file.read(path)
 
     def _check(self, header: dict[str, Any], like: Any) -> None:
         """Refuse the checkpoint of another run."""
         where = f"The checkpoints in {str(self.directory)!r}"
-        if header["npgp"] != VERSION:
+        about, settings = header.get("about", {}), header.get("settings", {})
+        if header["npgp"] == earlier_checkpoints.VERSION:  # which has no more than this
+            about = {**self._about, **about}
+            settings = self._settings
+            warnings.warn(
+                f"{where} are of an earlier npgp, which did not note data and model: whether they are those of this "
+                "run cannot be checked.",
+                stacklevel=5,
+            )
+        elif header["npgp"] != VERSION:
             raise ValueError(
-                f"{where} have version {header['npgp']!r} of their format; this npgp reads version {VERSION}."
+                f"{where} have version {header['npgp']!r} of their format; this npgp reads versions 1 to {VERSION}."
             )
         advice = "Choose another folder to start afresh, or go on as before."
-        for name in {**header["about"], **self._about}:
-            old, new = header["about"].get(name), self._about.get(name)
-            if old != new:
-                raise ValueError(f"{where} are of a run with {name} = {old!r}, and this one has {new!r}. {advice}")
-        saved, wanted = header["state"], _kinds(like)
-        for name in {**saved, **wanted}:
-            old, new = saved.get(name, "missing"), wanted.get(name, "missing")
-            if old != new:
-                raise ValueError(
-                    f"{where} are of another model or optimizer: state{name} is {old} there, and {new} here. {advice}"
-                )
+        if (differs := _difference(about, self._about)) is not None:
+            raise ValueError(f"{where} are of a run with {differs}. {advice}")
+        if (differs := _difference(header["state"], _kinds(like))) is not None:
+            raise ValueError(f"{where} are of another model or optimizer, with state{differs}. {advice}")
+        if (differs := _difference(settings, self._settings)) is not None:
+            warnings.warn(
+                f"{where} are of a run with {differs}. Training goes on with the latter; choose another folder to "
+                "start afresh.",
+                stacklevel=5,
+            )
 
 
-def _orbax() -> Any:
-    return optional("orbax.checkpoint", extra="checkpoint", what="the writing of checkpoints")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without Orbax's log, as of what a killed process left behind; what matters becomes a warning of ours."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, ("absl", "asyncio"))}
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
+    """The first entry in which two descriptions differ, in words."""
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name):
+            return f"{name} = {old.get(name, 'missing')!r}, and this one has {new.get(name, 'missing')!r}"
+    return None
 
 
 def _from_first(number: int) -> int:

@@ -13,9 +13,9 @@ from numpyro.infer.svi import SVIState
 
 from npgp import checks
 from npgp.contract import is_initialized
-from npgp.training.inputs import Inputs, Layout
+from npgp.training.inputs import Inputs, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
-from npgp.training.programs import kept
+from npgp.training.programs import kept, one_model_at_a_time
 from npgp.training.row_tables import LazySVI, RowState
 
 
@@ -45,17 +45,19 @@ def evaluate(
     :param indices: keyword under which model and guide receive the row numbers, as in :func:`fit`.
     :param kwargs: keyword arguments of model and guide.
     """
+    refuse_traced("evaluate", (rng_key, result, args, kwargs))
     num_draws = checks.whole_number(num_draws, "num_draws", least=2)
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
     if not is_initialized(svi):  # a restored state
         first_args, first_kwargs = inputs.first_call()
-        svi.init(rng_key, *first_args, **first_kwargs)
+        with one_model_at_a_time:
+            svi.init(rng_key, *first_args, **first_kwargs)
 
     state = result if isinstance(result, SVIState) else result.state
     lazy = isinstance(state.optim_state, RowState)
     run = kept(svi, ("evaluate", inputs.layout, lazy), lambda: _program(LazySVI(svi) if lazy else svi, inputs.layout))
     keys = jax.random.split(rng_key, num_draws)
-    with one_blas_thread():
+    with one_blas_thread(), one_model_at_a_time:
         losses = run(state, inputs.arrays, keys, inputs.place(inputs.read(0, num_draws)))
         elbos = -np.asarray(losses, np.float64)
     return float(np.mean(elbos)), float(np.std(elbos, ddof=1) / np.sqrt(num_draws))

@@ -16,19 +16,52 @@ def map_of(x) -> mmap.mmap | None:
     return x if isinstance(x, mmap.mmap) else None
 
 
+def native(x):
+    """An array in this machine's byte order, which JAX wants; those of JAX are."""
+    return x.astype(x.dtype.newbyteorder("=")) if isinstance(x, np.ndarray) and not x.dtype.isnative else x
+
+
+def require_whole(x) -> None:
+    """
+    Raise if an array is a map of a file that has been cut short since: to look at what is missing kills the process.
+
+    :raises ValueError: if so; other values pass.
+    """
+    source = map_of(x)
+    if source is None:
+        return
+    while not isinstance(x, np.memmap) and isinstance(x.base, np.ndarray):
+        x = x.base
+    skipped = x.offset - x.offset % mmap.ALLOCATIONGRANULARITY if isinstance(x, np.memmap) else 0
+    if source.size() < skipped + len(source):
+        raise _cut_short(x, source.size(), skipped + len(source))
+
+
+def _cut_short(x: np.ndarray, size: int, wanted: int) -> ValueError:
+    return ValueError(
+        f"The file {str(getattr(x, 'filename', None) or 'of a map')!r} has been cut short since it was mapped: it has "
+        f"{size} bytes, and {wanted} are needed. Leave files of data as they are during training, or write new ones "
+        "beside them."
+    )
+
+
 class Rows:
     """
-    Rows of an array on the host, of any of which copies can be had.
+    Rows of an array on the host, of any of which copies can be had, in this machine's byte order.
 
     Those of a map of a file (``numpy.memmap``) are read from the file. Pages of a map that have been looked at would
     count as the process's memory, up to the whole file; and the first look at a page costs more than a read.
 
     :param x: the array, (N, …).
+    :raises ValueError: if it is a map of a file that has been cut short.
     """
 
     def __init__(self, x: np.ndarray):
         self.x = np.asarray(x)
+        self._map = x
+        self._row_size = self.x.itemsize * int(np.prod(self.x.shape[1:]))
         self._file: int | None = None
+        require_whole(x)
         source, mode = map_of(x), getattr(x, "mode", None)
         row = self.x[:1]
         # A private map ("c") may hold what the file does not.
@@ -42,15 +75,27 @@ class Rows:
                 return
             weakref.finalize(self, os.close, self._file)
             ends = np.unique([0, len(self.x) - 1])
-            if self.read(ends).tobytes() != self.x[ends].tobytes():  # replaced since
+            if self._bytes(ends) != self.x[ends].tobytes():  # replaced since
                 self._file = None
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Copies of rows, by their numbers of any shape: (*rows.shape, …)."""
+        """
+        Copies of rows, by their numbers of any shape: (*rows.shape, …).
+
+        :raises ValueError: if the file has been cut short.
+        """
         if self._file is None:
-            return self.x[rows]
-        size = self.x.itemsize * int(np.prod(self.x.shape[1:]))
-        file, pread = self._file, os.pread
+            require_whole(self._map)
+            return native(self.x[rows])
+        data = self._bytes(rows)
+        if len(data) != rows.size * self._row_size:
+            wanted = self._first + max(0, self.x.strides[0] * (len(self.x) - 1)) + self._row_size
+            raise _cut_short(self._map, os.fstat(self._file).st_size, wanted)
+        return native(np.frombuffer(data, self.x.dtype).reshape(*rows.shape, *self.x.shape[1:]))
+
+    def _bytes(self, rows: np.ndarray) -> bytes:
+        """Rows as they are in the file, as far as it goes."""
+        file, size, pread = self._file, self._row_size, os.pread
+        assert file is not None
         offsets = (self._first + rows.ravel().astype(np.int64) * self.x.strides[0]).tolist()
-        data = b"".join([pread(file, size, offset) for offset in offsets])
-        return np.frombuffer(data, self.x.dtype).reshape(*rows.shape, *self.x.shape[1:])
+        return b"".join([pread(file, size, offset) for offset in offsets])

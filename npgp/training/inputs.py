@@ -12,7 +12,7 @@ import numpy as np
 
 from npgp import checks
 from npgp.training.devices import Sharding
-from npgp.training.files import Rows, map_of
+from npgp.training.files import Rows, map_of, native
 from npgp.training.shuffle import Shuffle
 from npgp.training.sources import Source
 
@@ -133,6 +133,7 @@ class Inputs:
             if name in kwargs or (name is not None and option == "steps" and name == indices):
                 raise ValueError(f"{option}={name!r} names an argument that is given as well.")
         # Values in call order: a dictionary would be flattened in alphabetical order.
+        check_arrays(args, kwargs)
         leaves, treedef = jax.tree.flatten([*args, *kwargs.values()])
         static = tuple(None if is_array(x) else x for x in leaves)  # no leaf is None otherwise
         arrays = [x for x in leaves if is_array(x)]
@@ -174,7 +175,7 @@ class Inputs:
             self.source is not None,
         )
         self._files = [Rows(x) for x, on_host in zip(arrays, host, strict=True) if on_host]
-        kept = [x for x, on_host in zip(arrays, host, strict=True) if not on_host]
+        kept = [native(x) for x, on_host in zip(arrays, host, strict=True) if not on_host]
         self._kept = kept
         #: What stays on the device.
         self.arrays = [jnp.asarray(x) for x in kept] if sharding is None else sharding.place(kept, self.num_rows)
@@ -188,12 +189,16 @@ class Inputs:
         self._position = -1
         self._last: Any = None
 
+    @property
+    def _row_type(self) -> type:
+        return np.int32 if self.num_rows < 2**31 else np.int64
+
     def rows(self, step: int, num_steps: int) -> np.ndarray | None:
         """Row numbers of ``num_steps`` batches, each a function of the key and its step alone."""
         if self.batch_size is None or self.source is not None:
             return None
         groups, chosen = self.num_rows // self.group_size, self.batch_size // self.group_size
-        numbers = np.empty((num_steps, chosen), np.int32 if self.num_rows < 2**31 else np.int64)
+        numbers: np.ndarray = np.empty((num_steps, chosen), self._row_type)
         for i in range(num_steps):
             epoch, batch = divmod(step + i, groups // chosen)
             numbers[i] = self._shuffle(epoch, batch * chosen, (batch + 1) * chosen)
@@ -201,6 +206,28 @@ class Inputs:
             return numbers
         rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=numbers.dtype)
         return rows.reshape(num_steps, self.batch_size)
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step; a source tells with its first batch, once that was read."""
+        if self.source is None:
+            return self.batch_size or self.num_rows
+        return next((len(x) for x in jax.tree.leaves(self._last) if np.ndim(x)), 0)
+
+    def all_rows(self) -> list[np.ndarray] | None:
+        """A chunk of batches that hold all rows, of data on the device; None if every step takes all rows."""
+        if self.batch_size is None:
+            return None
+        starts = np.arange(0, self.num_rows, self.batch_size).clip(max=self.num_rows - self.batch_size)
+        return [(starts[:, None] + np.arange(self.batch_size)).astype(self._row_type)]
+
+    def row(self, chunk: Any, step: int, i: int, place: int) -> str:
+        """What a message calls a row of the chunk that begins at a step: the one at a place in its i-th batch."""
+        if chunk is None:
+            return f"row {place}"
+        if self.source is not None:
+            return f"row {place} of batch {step + i}"
+        return f"row {chunk[0][i][place]}" if self.sharding is None else f"row {place} of step {step + i}"
 
     def max_steps(self, first: int) -> int:
         """How many steps a chunk may have, at least one; the first step that will be read tells their sizes."""
@@ -280,14 +307,37 @@ class Inputs:
         return self.layout.call(arrays, item, step)
 
 
+def check_arrays(args, kwargs) -> None:
+    """Raise for masked arrays of NumPy, whose mask would be lost; warn of numbers that merge in JAX's precision."""
+    for name, value in _named(args, kwargs):
+        for x in filter(is_array, jax.tree.leaves(value)):
+            checks.require_unmasked(x, name)
+            checks.warn_if_merged(x, name)
+
+
+def _named(args, kwargs) -> list[tuple[str, Any]]:
+    return [(f"args[{i}]", value) for i, value in enumerate(args)] + [
+        (f"argument {key!r}", value) for key, value in kwargs.items()
+    ]
+
+
+def refuse_traced(name: str, values: Any) -> None:
+    """Raise ``TypeError`` inside ``jit``, ``vmap`` and ``grad``, where arrays have no values yet."""
+    # Inside jit, new arrays have none either.
+    if any(checks.is_traced(x) for x in jax.tree.leaves((values, jnp.zeros(())))):
+        raise TypeError(
+            f"npgp.{name} looks at values, which arrays do not have inside jit, vmap and grad: call it outside, or "
+            "take steps by svi.update."
+        )
+
+
 def refuse_nan(args, kwargs, maps: bool = False) -> None:
     """
     Raise for the first argument that holds NaN or an infinity.
 
     :param maps: look at maps of files too; otherwise their rows are looked at as they are read.
     """
-    named = [(f"args[{i}]", value) for i, value in enumerate(args)]
-    for name, value in named + [(f"argument {key!r}", value) for key, value in kwargs.items()]:
+    for name, value in _named(args, kwargs):
         if isinstance(value, Source):
             continue
         for x in jax.tree.leaves(value):

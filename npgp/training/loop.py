@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -25,12 +26,16 @@ from tqdm.auto import tqdm
 from npgp import checks
 from npgp.contract import is_initialized, step_count
 from npgp.training.checkpoints import Checkpoints, Saved
+from npgp.training.convergence import TrainingWarning, verdict
 from npgp.training.devices import Sharding
-from npgp.training.inputs import Inputs, refuse_nan
+from npgp.training.files import require_whole
+from npgp.training.fingerprint import of_data, of_model, of_optimization
+from npgp.training.inputs import Inputs, refuse_nan, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
-from npgp.training.programs import forget
-from npgp.training.results import FitResult, NonFiniteLossError, explain
+from npgp.training.observed import Statements, check_of_rows, wrong_scale
+from npgp.training.programs import forget, one_model_at_a_time
+from npgp.training.results import DataError, FitResult, NonFiniteLossError, explain
 from npgp.training.row_tables import LazySVI, RowOptimizer, RowState
 from npgp.training.steps import RowSteps, Steps
 
@@ -91,7 +96,17 @@ def fit(
     and iterables too: give a source as the first argument after ``num_steps``, :mod:`npgp.training.sources`.
 
     Training stops with :class:`NonFiniteLossError` at the first ELBO or gradient that is not
-    finite. After an interrupt from the keyboard, it returns what was trained so far and warns.
+    finite. After an interrupt from the keyboard, it returns what was trained so far and warns. After 500 steps or more,
+    a :class:`TrainingWarning` says so if the loss ended above where it had been, was falling fast or noise; not with
+    ``steps``, where the loss itself may follow a schedule.
+
+    The observed statements of the model are looked at once: each that is about the rows of a step must scale them up to
+    all rows, by its plate or by ``handlers.scale``. What is given to ``numpyro.factor`` outside plates is taken as it
+    is. All rows are looked at for values that the likelihood of an ``observe`` cannot have: those in memory before the
+    training begins, others as they are read, in which case :class:`DataError` holds what was trained before.
+
+    Neither ``jit`` nor other transformations can be around it. Several threads may train, with one ``SVI`` too: they
+    take turns where a model runs or is compiled, as NumPyro's handlers are those of all threads.
 
     To continue, pass ``init_state=result.state`` and the same ``rng_key``: noise, batches and
     learning-rate schedule go on where they were, and 60 + 40 steps give the same numbers as 100.
@@ -125,7 +140,12 @@ def fit(
     :param steps_per_call: steps per device call; by default as many as take about a second.
     :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.
     :param kwargs: keyword arguments of model and guide.
+    :raises TypeError: inside ``jit`` and other transformations, and for options of another type.
+    :raises ValueError: for options and data as said above, a batch that does not stand for all rows among them.
+    :raises NonFiniteLossError: if the ELBO or its gradient is not finite.
+    :raises DataError: if rows cannot be read, or are not possible, after training has begun.
     """
+    refuse_traced("fit", (rng_key, args, kwargs, init_state))
     num_steps = checks.whole_number(num_steps, "num_steps")
     steps_per_call = None if steps_per_call is None else checks.whole_number(steps_per_call, "steps_per_call")
     for name, value, wanted in (
@@ -137,6 +157,8 @@ def fit(
             raise TypeError(f"{name} is {value!r}; it must be an npgp.{wanted.__name__}.")
     if sharding is not None and row_optim is not None:
         raise ValueError("sharding and row_optim do not go together: rows of tables are moved on one device.")
+    for x in jax.tree.leaves((args, kwargs)):
+        require_whole(x)
     if not allow_nan:
         refuse_nan(args, kwargs, maps=batch_size is None)
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size, steps, on_host, sharding, allow_nan)
@@ -147,17 +169,34 @@ def fit(
         _check_state(init_state, lazy)
 
     first = 0 if init_state is None else _steps_taken(init_state)
+    statements: Statements | None = None
     if init_state is None or not is_initialized(svi):
         # Not under jit, so that checks inside the model see values. A restored state needs this
         # too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call(first)
-        state = (lazy or svi).init(rng_key, *first_args, init_params=init_params, **first_kwargs)
+        with one_model_at_a_time, (statements := Statements()):
+            state = (lazy or svi).init(rng_key, *first_args, init_params=init_params, **first_kwargs)
     state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
+    check = None
+    if _rows_are_unchecked(inputs, statements):
+        with one_model_at_a_time:
+            check = check_of_rows(svi, (lazy or svi).get_params(state), inputs, first)
 
     losses = np.zeros(num_steps, jnp.result_type(float))
     done = 0
-    saved = None if checkpoints is None else checkpoints.open(state, _about(inputs, first))
+    saved = None
+    if checkpoints is not None:
+        about = _about(inputs, first) | of_data(args, kwargs, inputs.seed, batch_size)
+        with one_model_at_a_time:
+            about |= of_model(svi, *inputs.first_call(first))
+        saved = checkpoints.open(state, about, of_optimization(svi, row_optim))
     if saved is not None:
+        if len(saved.losses) > num_steps:
+            warnings.warn(
+                f"num_steps is {num_steps}, and the checkpoints have {len(saved.losses)} steps: none is taken, and "
+                "the result is that of all these; give more to train on.",
+                stacklevel=2,
+            )
         state, done = jax.tree.map(jnp.asarray, saved.state), len(saved.losses)
         losses = np.concatenate([saved.losses, losses[done:]])
     if monitor is not None and saved is not None:
@@ -171,8 +210,9 @@ def fit(
     if lazy is None:
         taker: Steps | RowSteps = Steps(svi, inputs, state, max_steps)
     else:
-        taker = RowSteps(lazy, inputs, state, max_steps, first + done)
-    run = _Run(taker, inputs, first, num_steps, losses, done, max_steps, monitor, checkpoints)
+        with one_model_at_a_time:
+            taker = RowSteps(lazy, inputs, state, max_steps, first + done)
+    run = _Run(taker, inputs, check, first, num_steps, losses, done, max_steps, monitor, checkpoints)
 
     size, calls = steps_per_call or 1, 0
     show = progress and jax.process_index() == 0
@@ -189,11 +229,13 @@ def fit(
             stop = saved is not None and run.do_what_is_due()
             while run.done < num_steps and not stop:
                 began = time.perf_counter()
-                n, chunk = run.read(run.done, size) if ahead is None else ahead.result()
+                with run.data_errors():
+                    n, chunk = run.read(run.done, size) if ahead is None else ahead.result()
                 ahead = None
                 if inputs.reads and run.done + n < num_steps:
                     ahead = reader.submit(run.read, run.done + n, size)
-                with nullcontext() if lazy is None else interrupts_held():
+                compiles = one_model_at_a_time if calls == 0 else nullcontext()
+                with compiles, nullcontext() if lazy is None else interrupts_held():
                     run.advance(chunk, n)
 
                 calls += 1
@@ -205,11 +247,16 @@ def fit(
                     size = max(1, min(int(speed * SECONDS_PER_CALL), 10 * size, max_steps))
                 stop = run.do_what_is_due()
                 size = interrupts.agree(size)
+            if checkpoints is not None:
+                checkpoints.finish()
+            # Where the loss follows a schedule, its values are not of one kind.
+            sentence = None if steps is not None else verdict(run.losses[: run.done], inputs.num_rows)
+            if sentence is not None and jax.process_index() == 0:
+                warnings.warn(f"npgp.fit: {sentence}", TrainingWarning, stacklevel=2)
         except KeyboardInterrupt:
             if not run.done:
                 raise
-            run.save(wait=True)
-            kept = "" if checkpoints is None else " They are saved: the same call goes on from there."
+            kept = " They are saved: the same call goes on from there." if run.save(wait=True) else ""
             warnings.warn(f"Interrupted: {run.done} of {num_steps} steps were taken.{kept}", stacklevel=2)
         except SystemExit:
             run.save(wait=True)
@@ -224,6 +271,7 @@ class _Run:
         self,
         taker: Steps | RowSteps,
         inputs: Inputs,
+        check: Callable | None,
         first: int,
         num_steps: int,
         losses: np.ndarray,
@@ -232,7 +280,7 @@ class _Run:
         monitor: Monitor | None,
         checkpoints: Checkpoints | None,
     ):
-        self.taker, self.inputs, self.first, self.num_steps = taker, inputs, first, num_steps
+        self.taker, self.inputs, self.check, self.first, self.num_steps = taker, inputs, check, first, num_steps
         self.losses, self.done, self.max_steps = losses, done, max_steps
         self.monitor, self.checkpoints = monitor, checkpoints
 
@@ -247,9 +295,24 @@ class _Run:
         num_steps = min([size, self.num_steps - done, *(steps for steps in due if steps)])
         return num_steps, self.inputs.read(self.first + done, num_steps, self.max_steps)
 
+    @contextmanager
+    def data_errors(self) -> Iterator[None]:
+        """Around what may fail for the data's sake: so that what was trained is not lost then."""
+        try:
+            yield
+        except Exception as error:
+            if not self.done:
+                raise
+            message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
+            raise DataError(message, self.step, self.result(self.taker.state)) from error
+
     def advance(self, chunk: Any, num_steps: int) -> None:
-        """Take steps."""
-        taken, values, ok = self.taker.advance(self.inputs.place(chunk), num_steps)
+        """Take steps, if the rows can be."""
+        placed = self.inputs.place(chunk)
+        if self.check is not None:
+            with self.data_errors():
+                self.check(chunk, placed, num_steps, self.step)
+        taken, values, ok = self.taker.advance(placed, num_steps)
         with interrupts_held():  # so that state, losses and their number belong together
             self.losses[self.done : self.done + taken] = values
             if ok:
@@ -263,18 +326,20 @@ class _Run:
     def do_what_is_due(self) -> bool:
         """Evaluate and save; whether to stop."""
         if self.monitor is not None and self.monitor.due(self.step):
-            self.monitor.record(self.step, self.taker.svi.get_params(self.whole(self.taker.state)))
+            with one_model_at_a_time:
+                self.monitor.record(self.step, self.taker.svi.get_params(self.whole(self.taker.state)))
         stop = self.monitor is not None and self.monitor.stopped
         if self.checkpoints is not None and (self.checkpoints.due(self.step) or self.done == self.num_steps or stop):
             self.save()
         return stop
 
-    def save(self, wait: bool = False) -> None:
-        """Write a checkpoint, if there is something to be kept."""
-        if self.checkpoints is not None and self.done:
-            snapshot = {} if self.monitor is None else self.monitor.snapshot()
-            saved = Saved(self.whole(self.taker.state), self.losses[: self.done], snapshot)
-            self.checkpoints.save(self.step, saved, wait)
+    def save(self, wait: bool = False) -> bool:
+        """Write a checkpoint, if there is something to be kept; whether there is one."""
+        if self.checkpoints is None or not self.done:
+            return False
+        snapshot = {} if self.monitor is None else self.monitor.snapshot()
+        saved = Saved(self.whole(self.taker.state), self.losses[: self.done], snapshot)
+        return self.checkpoints.save(self.step, saved, wait)
 
     def whole(self, state: SVIState) -> SVIState:
         """A state on this process's default device."""
@@ -295,6 +360,16 @@ def _about(inputs: Inputs, first: int) -> dict[str, Any]:
         "group_size": inputs.group_size,
         "num_rows": inputs.num_rows,
     }
+
+
+def _rows_are_unchecked(inputs: Inputs, statements: Statements | None) -> bool:
+    """Whether there are rows that the start of the training, which saw those of one step, says nothing of."""
+    if not inputs.reads and not inputs.num_rows:
+        return False
+    if inputs.reads or inputs.batch_size is not None or statements is None:
+        return True
+    rows = inputs.num_rows
+    return any(wrong_scale(s, s.message["scale"], rows, rows) for s in statements.found.values())
 
 
 def _running_elbo(losses: np.ndarray, num_rows: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -106,6 +107,28 @@ class Parquet:
         """
         self._known(name)
         return (values[name] for values in self._read(range(len(self._groups)), {name: self._dtypes()[name]}))
+
+    def fingerprint(self) -> str:
+        """
+        Rows, and a checksum: of the first and the last row group's arrays, and of what the files' metadata say of the
+        values in the others' columns.
+        """
+        parquet, used = (
+            _pyarrow("parquet"),
+            {c for cs in self.columns.values() for c in ([cs] if isinstance(cs, str) else cs)},
+        )
+        words: list[Any] = [list(self.columns.items())]
+        for path in self.paths:
+            with parquet.ParquetFile(path) as file:
+                places = [j for j in range(len(file.schema)) if file.schema.column(j).path in used]
+                for group in map(file.metadata.row_group, range(file.num_row_groups)):
+                    known = [x for j in places if (x := group.column(j).statistics) is not None and x.has_min_max]
+                    words.append((group.num_rows, [(x.min, x.max, x.null_count) for x in known]))
+        checksum = zlib.crc32(repr(words).encode())
+        for arrays in self._read(sorted({0, len(self._groups) - 1}), self._dtypes()):
+            for x in arrays.values():
+                checksum = zlib.crc32(np.ascontiguousarray(x).tobytes(), checksum)
+        return f"{self.num_rows} rows {checksum:08x}"
 
     def batches(self, seed: Sequence[int], batch_size: int | None, first: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
         """Dictionaries of arrays; see :class:`npgp.training.Source`."""

@@ -40,6 +40,20 @@ class NonFiniteLossError(FloatingPointError):
         self.result = result
 
 
+class DataError(ValueError):
+    """Training met rows that it could not read or that the model cannot have observed, and stopped before them."""
+
+    #: The step that they belong to, counted from zero over all continuations.
+    step: int
+    #: What was trained before.
+    result: FitResult
+
+    def __init__(self, message: str, step: int, result: FitResult):
+        super().__init__(f"{message} The {len(result.losses)} steps before it are in this exception's .result.")
+        self.step = step
+        self.result = result
+
+
 def explain(bad: list[str], step: int, losses: np.ndarray) -> str:
     """Message for the bad step ``step``, the last of ``losses``, at which the parameters ``bad`` became NaN."""
     elbo = -losses[-1]

@@ -23,7 +23,12 @@ Batch = tuple[Any, ...] | dict[str, Any]
 
 @runtime_checkable
 class Source(Protocol):
-    """What :func:`npgp.fit` can draw batches from."""
+    """
+    What :func:`npgp.fit` can draw batches from.
+
+    A source may have a method ``fingerprint()`` as well, which returns a string that other data have not: checkpoints
+    keep it, to go on with the same data only. Of sources without one they know the first batch.
+    """
 
     @property
     def num_rows(self) -> int | None:

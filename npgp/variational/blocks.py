@@ -133,7 +133,7 @@ class DenseNormal(BlockNormal):
         return linalg.matmul(self.scale_tril, z[..., None])[..., 0]
 
     def _whiten(self, z):
-        L = jnp.broadcast_to(self.scale_tril, z.shape[:-1] + self.scale_tril.shape[-2:])
+        L = jnp.broadcast_to(self.scale_tril, self.batch_shape + self.scale_tril.shape[-2:])
         return linalg.solve_lower(L, z[..., None])[..., 0]
 
     def log_det(self):
@@ -226,6 +226,13 @@ for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
     @kl_divergence.register(_block, WhitenedPrior)  # type: ignore[attr-defined]
     def _block_kl(q, p):
         return q.kl()
+
+
+def block_normal(kind: str, loc: jax.Array, scale: jax.Array | None) -> BlockNormal:
+    """A block of one of the words in :data:`npgp.variational.structure.STRUCTURES`, whose scale is L, s or nothing."""
+    if kind == "mean-only":
+        return MeanOnlyNormal(loc)
+    return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
 
 
 class SquareTril(FixedConstraint):

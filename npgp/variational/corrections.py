@@ -163,11 +163,11 @@ def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> Correc
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {X.shape[0]}.")
     if groups.tree is None and groups.count > 1:
         raise ValueError("groups were made without inputs, so new inputs fall in none of them; use npgp.median_split.")
-    if jnp.shape(y)[-1:] != X.shape[:1]:
-        raise ValueError(f"y has shape {jnp.shape(y)}; its last axis must match the {X.shape[0]} rows of X.")
+    y = checks.array(y, "y")
+    checks.require_rows(y, X.shape[0])
     if mask is None:
         checks.require_finite(y, "y")
-    present = None if mask is None else jnp.asarray(mask)
+    present = None if mask is None else jnp.asarray(checks.mask(mask))
     y = jnp.asarray(y) if present is None else jnp.where(present, y, 1)
     return _corrected(posterior, X, y, likelihood, groups, offset, present, shift)
 

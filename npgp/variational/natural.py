@@ -281,7 +281,7 @@ def _natural_scale(mean: jax.Array, scale: jax.Array, grad: jax.Array, rate: jax
     lower, identity = jnp.tril(product, -1), jnp.eye(scale.shape[-1], dtype=scale.dtype)
     W = identity + rate * (lower + jnp.swapaxes(lower, -1, -2) + product * identity)
     # Reversing rows and columns turns an upper factor into a lower one.
-    reversed_factor = lax.linalg.cholesky(jnp.flip(W, (-2, -1)))
+    reversed_factor = linalg.plain_cholesky(jnp.flip(W, (-2, -1)))
     return jnp.swapaxes(jnp.flip(linalg.solve_lower(reversed_factor, jnp.flip(transposed, -2)), -2), -1, -2)
 
 

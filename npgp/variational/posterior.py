@@ -148,7 +148,7 @@ class Posterior:
         """
         The posterior given further rows, with hyperparameters and inducing features as they are::
 
-            posterior = posterior.update(X_new, y_new, npgp.Gaussian(noise_variance))
+            posterior = posterior.update(X_new, y_new, npgp.Gaussian(variance=noise_variance))
 
         The present q(ε) is the prior of what follows, so give each row once. For Gaussian noise the result is the
         optimum, in closed form. For one dense block it is then no matter whether rows come at once or in parts. With

@@ -20,9 +20,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
-from numpyro.distributions import biject_to
 
 from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
@@ -30,28 +28,17 @@ from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.residuals import residual_of
 from npgp.variational.blocks import (
-    SCALE_CONSTRAINTS,
-    SCALE_NAMES,
     BlockNormal,
     DenseNormal,
-    DiagonalNormal,
+    block_normal,
     gaussian_optimum,
     learned_blocks,
     whitened_mean,
     whitened_variance,
 )
-from npgp.variational.natural import natural_gradient
+from npgp.variational.row_sites import Scaled, search, working_sites
 
 __all__ = ["update"]
-
-#: Newton steps to a row's mode, each of a standard deviation at most. They need not arrive.
-MODE_ITERATIONS = 30
-#: Least precision of a pseudo-observation, relative to what is known of f there.
-MIN_CURVATURE = 1e-3
-
-
-#: Mean and scale of a block: L (..., M, M), or standard deviations (..., M).
-Scaled = tuple[jax.Array, jax.Array]
 
 
 def update(
@@ -98,17 +85,18 @@ def update(
         _require_fit("the noise variance", noise, y.shape)
         if present is not None:  # a row of infinite noise says nothing
             noise = jnp.where(present, noise, jnp.inf)
-        arrays, moved = _gaussian(projector, tuple(q), X, y - offset, noise), None
+        arrays, moved = _gaussian(projector, tuple(q), X, y - offset, noise), jnp.zeros(())
     else:
         arrays, moved = _fixed_point(
             projector, tuple(q), X, y, likelihood, offset, present, conditional, max_iterations, tolerance
         )
     _check_result(arrays, moved, max_iterations, tolerance)
-    return tuple(_block(block.kind, *values) for block, values in zip(q, arrays, strict=True))
+    return tuple(block_normal(block.kind, *values) for block, values in zip(q, arrays, strict=True))
 
 
 def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Observations with a possible value where there is none, the offset, and which are present."""
+    y, mask = checks.array(y, "y"), None if mask is None else checks.mask(mask)
     shape = jnp.shape(y)
     if shape[-1:] != X.shape[:1] or (batch and shape[:-1] != batch):
         expected = (*batch, X.shape[0]) if batch else f"(..., {X.shape[0]})"
@@ -118,13 +106,13 @@ def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.A
     _require_fit("offset", offset, shape)
     checks.require_finite(offset, "offset")
     if not checks.is_traced(y) and not checks.is_traced(mask):
-        seen = np.ones(shape, bool) if mask is None else np.asarray(mask).astype(bool)
+        seen = np.ones(shape, bool) if mask is None else np.asarray(mask)
         checks.require_finite(np.asarray(y)[seen], "y")
         likelihood.check(np.where(seen, y, np.nan))
     y, offset = jnp.asarray(y, X.dtype), jnp.asarray(offset, X.dtype)
     if mask is None:
         return y, offset, None
-    present = jnp.asarray(mask).astype(bool)
+    present = jnp.asarray(mask)
     return jnp.where(present, y, 1), offset, present
 
 
@@ -140,12 +128,12 @@ def _require_fit(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
 def _check_result(arrays: Sequence[Scaled], moved, max_iterations: int, tolerance: float) -> None:
     if any(checks.is_traced(value) for value in jax.tree.leaves(arrays)):
         return
-    if not all(bool(jnp.all(jnp.isfinite(value))) for value in jax.tree.leaves(arrays)):
+    if not all(bool(jnp.all(jnp.isfinite(value))) for value in jax.tree.leaves((arrays, moved))):
         raise FloatingPointError(
             "conditioning gave a q(ε) that is not finite: the new rows may be far from what this posterior expects, or "
             "their noise too small for this precision; try float64."
         )
-    if moved is not None and not float(moved) <= tolerance:
+    if not float(moved) <= tolerance:
         warnings.warn(
             f"conditioning did not converge: after {max_iterations} iterations a step still moves q(ε) by "
             f"{float(moved):.2g} nats, and tolerance is {tolerance:g}. Raise max_iterations, or use float64.",
@@ -160,10 +148,6 @@ def _check_result(arrays: Sequence[Scaled], moved, max_iterations: int, toleranc
 
 def _scale(block: BlockNormal) -> jax.Array:
     return block.scale_tril if isinstance(block, DenseNormal) else block.scale  # type: ignore[attr-defined]
-
-
-def _block(kind: str, loc: jax.Array, scale: jax.Array) -> BlockNormal:
-    return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
 
 
 def _compose(block: BlockNormal, loc: jax.Array, scale: jax.Array) -> Scaled:
@@ -215,109 +199,16 @@ def _fixed_point(
     """Mean and scale of each block, and the nats by which one more step would move them."""
     projection = projector(X)
     residual = residual_of(projector, X, projection, learned_blocks(q), conditional.partition(X.shape[0]))
-    batch = y.shape[:-1]
+    before = jnp.broadcast_to(whitened_mean(projection, [block.loc for block in q]) + offset, y.shape)
+    known = jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, y.shape)
 
-    def loss(eta: tuple[Scaled, ...]) -> jax.Array:
-        """−ELBO with the present q(ε) as the prior."""
-        new = [_block(block.kind, *_compose(block, *values)) for block, values in zip(q, eta, strict=True)]
-        mean = whitened_mean(projection, [block.loc for block in new]) + offset
-        variance = whitened_variance(projection, new)
-        terms = row_elbo(conditional, likelihood, y, mean, variance, residual, present=present)
-        if present is not None:
-            terms = jnp.where(present, terms, 0.0)
-        kl = sum(jnp.sum(_block(block.kind, *values).kl()) for block, values in zip(q, eta, strict=True))
-        return kl - jnp.sum(terms)
+    def expected(mean: jax.Array, variance: jax.Array) -> jax.Array:
+        terms = row_elbo(conditional, likelihood, y, before + mean, variance, residual, present=present)
+        return jnp.sum(terms if present is None else jnp.where(present, terms, 0.0))
 
-    sites = [str(i) for i in range(len(q))]
-    names = [(f"{site}.loc", f"{site}.{SCALE_NAMES[block.kind]}") for site, block in zip(sites, q, strict=True)]
-    transforms = [biject_to(SCALE_CONSTRAINTS[SCALE_NAMES[block.kind]]) for block in q]
-
-    def constrained(params) -> tuple[Scaled, ...]:
-        return tuple((params[loc], t(params[scale])) for (loc, scale), t in zip(names, transforms, strict=True))
-
-    def unconstrained(eta: Sequence[Scaled]) -> dict[str, jax.Array]:
-        params = {}
-        for (loc, scale), transform, values in zip(names, transforms, eta, strict=True):
-            params[loc], params[scale] = values[0], transform.inv(values[1])
-        return params
-
-    unchanged = []
-    for block in q:
-        one = jnp.eye(block.event_shape[0], dtype=block.loc.dtype)
-        one = one if block.kind == "dense" else jnp.diagonal(one)
-        unchanged.append((jnp.zeros(batch + one.shape[:1], one.dtype), jnp.broadcast_to(one, batch + one.shape)))
-    # Where the new rows are far from what q expects, natural-gradient steps from q overshoot at any sensible rate.
-    mean = jnp.broadcast_to(whitened_mean(projection, [block.loc for block in q]) + offset, y.shape)
-    response, precision = _working_response(
-        likelihood, y, mean, jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, y.shape)
-    )
-    noise = 1.0 / precision if present is None else jnp.where(present, 1.0 / precision, jnp.inf)
-    ahead = _gaussian_optimum(projection, q, response - offset, noise)
-    better = loss(ahead) < loss(tuple(unchanged))
-    start = jax.tree.map(lambda a, b: jnp.where(better, a, b), unconstrained(ahead), unconstrained(unchanged))
-
-    optimizer = natural_gradient(1.0, sites=sites)
-
-    def to_go(state):
-        eta = constrained(optimizer.get_params(state))
-        return _natural_length(eta, jax.grad(loss)(eta))
-
-    def unfinished(carry):
-        count, _, moved = carry
-        return (count < max_iterations) & ~(moved <= tolerance)
-
-    def step(carry):
-        count, state, _ = carry
-        _, state = optimizer.eval_and_update(lambda params: (loss(constrained(params)), None), state)
-        return count + 1, state, to_go(state)
-
-    state = optimizer.init(start)
-    _, state, moved = lax.while_loop(unfinished, step, (0, state, to_go(state)))
-    eta = constrained(optimizer.get_params(state))
-    return tuple(_compose(block, *values) for block, values in zip(q, eta, strict=True)), moved
-
-
-def _working_response(
-    likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """
-    A Gaussian pseudo-observation for each row, and its precision, by Laplace's method row by row; each (..., N).
-
-    As in iteratively reweighted least squares, at the mode of ``p(y_n | f) N(f; mean, variance)``.
-    """
-
-    def slopes(f):
-        def slope(f):
-            return jax.jvp(lambda f: likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))[1]
-
-        value, change = jax.jvp(slope, (f,), (jnp.ones_like(f),))
-        return value, jnp.maximum(-change, MIN_CURVATURE / variance)
-
-    def newton(_, f):
-        slope, curvature = slopes(f)
-        step = (slope - (f - mean) / variance) / (curvature + 1.0 / variance)
-        return f + jnp.clip(step, -jnp.sqrt(variance), jnp.sqrt(variance))
-
-    f = lax.fori_loop(0, MODE_ITERATIONS, newton, mean)
-    slope, curvature = slopes(f)
-    return f + slope / curvature, curvature
-
-
-def _natural_length(eta: Sequence[Scaled], gradient: Sequence[Scaled]) -> jax.Array:
-    """
-    The KL divergence, to second order, of a step along the natural gradient; by the gradients in mean and scale.
-
-    Half of ``gᵀ S g + 2 tr(S G S G)``, g and G the gradients in m and S; ``2 Lᵀ G L = Φ + Φᵀ``, with Φ the lower
-    triangle of ``Lᵀ ∂ℓ/∂L`` and its diagonal halved.
-    """
-    total = jnp.zeros((), eta[0][0].dtype)
-    for (loc, scale), (g, slope) in zip(eta, gradient, strict=True):
-        if scale.ndim == loc.ndim:
-            mean, diagonal, lower = scale * g, scale * slope, jnp.zeros(())
-        else:
-            transposed = jnp.swapaxes(scale, -1, -2)
-            product = linalg.matmul(transposed, slope)
-            mean = linalg.matmul(transposed, g[..., None])
-            diagonal, lower = jnp.diagonal(product, axis1=-2, axis2=-1), jnp.tril(product, -1)
-        total = total + 0.5 * jnp.sum(mean**2) + 0.25 * jnp.sum(diagonal**2) + 0.5 * jnp.sum(lower**2)
-    return total
+    ahead = working_sites(likelihood, y, before, known, before)
+    if present is not None:
+        ahead = jax.tree.map(lambda value: jnp.where(present, value, 0.0), ahead)
+    A = tuple(block.factor_times(A_i) for block, A_i in zip(q, projection.A, strict=True))
+    found = search(A, [block.kind for block in q], expected, ahead, max_iterations, tolerance)
+    return tuple(_compose(block, *values) for block, values in zip(q, found.q, strict=True)), found.to_go

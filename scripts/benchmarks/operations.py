@@ -83,9 +83,11 @@ def regression(X: np.ndarray, blocks: int = 1, conditional: npgp.Conditional | s
 
     def model(X: jax.Array, y: jax.Array | None = None) -> None:
         inducing = [numpyro.param(f"Z{i}", jnp.asarray(Z)) for i, Z in enumerate(start)]
-        f = npgp.SparseGP("f", npgp.RBF(positive("lengthscale", 1.0), positive("variance", 1.0)), inducing).draw()
+        f = npgp.SparseGP(
+            "f", npgp.RBF(positive("lengthscale", 1.0), variance=positive("variance", 1.0)), inducing
+        ).draw()
         with npgp.plate("data", ROWS, rows=X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(positive("noise", 0.1)), obs=y, conditional=conditional)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=positive("noise", 0.1)), obs=y, conditional=conditional)
 
     start = np.split(X[: blocks * POINTS], blocks)
     return SVI(model, npgp.AutoSparseGP(model), Adam(0.01), TraceMeanField_ELBO())

@@ -97,14 +97,14 @@ def steps(hyperparameters: Learned | Sampled, args: argparse.Namespace) -> dict[
         lengthscale, noise = hyperparameters.hyperparameters()
         f = npgp.SparseGP("f", npgp.Matern32(lengthscale), numpyro.param("Z", Z)).draw()
         with npgp.plate("data", ROWS, rows=args.batch_size):
-            npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
     def negative_elbo(params, key, X, y):
         lengthscale, noise, divergence = hyperparameters.bare(params, key)
         q = DenseNormal(params["f.u.loc"], dist.biject_to(square_tril)(params["f.u.scale_tril"]))
         projection = factorize(npgp.Matern32(lengthscale), (npgp.features.Points(params["Z"]),))(X)
         mean, variance = whitened_mean(projection, [q.loc]), whitened_variance(projection, [q])
-        rows = row_elbo(npgp.Tight(), npgp.Gaussian(noise), y, mean, variance, projection.residual_variance())
+        rows = row_elbo(npgp.Tight(), npgp.Gaussian(variance=noise), y, mean, variance, projection.residual_variance())
         return q.kl() + divergence - ROWS / args.batch_size * jnp.sum(rows)
 
     adam = optax.adam(0.01)

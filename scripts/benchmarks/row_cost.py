@@ -110,7 +110,7 @@ def vnngp_loop(rows: int, lazy: bool, args: argparse.Namespace) -> Loop:
         gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, batch_size=args.batch_size, init_scale=0.5)
         f = gp.draw()
         with npgp.plate("data", len(sites), rows=rows):
-            npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(0.1), obs=y)
+            npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(variance=0.1), obs=y)
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(1e-3), TraceMeanField_ELBO())
     return Loop(svi, (y,), args.batch_size, row_adam(1e-3) if lazy else None, "rows")

@@ -27,6 +27,6 @@ def small_svgp(size: int, Z: np.ndarray) -> SVI:
         kernel = npgp.Matern32(numpyro.param("lengthscale", jnp.full(Z.shape[1], 2.0), **positive))
         f = npgp.SparseGP("f", kernel, npgp.features.Points(numpyro.param("Z", jnp.asarray(Z)))).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(numpyro.param("noise", 0.1, **positive)), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=numpyro.param("noise", 0.1, **positive)), obs=y)
 
     return SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())

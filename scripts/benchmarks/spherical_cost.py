@@ -92,7 +92,7 @@ def svi_step(blocks: Sequence[Block], X, y) -> Callable[[], Any]:
         params = learned(initial)
         f = npgp.SparseGP("f", arc_cosine(params), features(params, blocks, columns)).draw()
         with npgp.plate("data", 100 * len(X), rows=len(X)):
-            npgp.observe("y", f(X), npgp.Gaussian(params["noise"]), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=params["noise"]), obs=y)
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(), TraceMeanField_ELBO())
     state = svi.init(jax.random.key(0), X, y)

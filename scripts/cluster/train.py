@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> None:
         ).draw()
         noise = numpyro.param("noise", 0.1, **positive)
         with npgp.plate("data", size, rows=X.shape[0]):
-            npgp.observe("y", f(inputs(X)), npgp.Gaussian(noise), obs=None if y is None else targets(y))
+            npgp.observe("y", f(inputs(X)), npgp.Gaussian(variance=noise), obs=None if y is None else targets(y))
 
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.02, args.steps), TraceMeanField_ELBO())

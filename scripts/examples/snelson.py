@@ -53,7 +53,7 @@ def fit_exact(X, y) -> dict:
 
     def loss(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
+        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
 
     value, theta = best_of(loss, [np.zeros(3)])
     return {"log_evidence": -value, "hyperparameters": np.exp(theta)}
@@ -68,7 +68,7 @@ def fit_collapsed(X, y, grid, conditional: str, starts: list[np.ndarray]) -> tup
 
     def gp(theta):
         lengthscale, variance, noise = jnp.exp(theta[:3])
-        kernel = npgp.RBF(lengthscale, variance)
+        kernel = npgp.RBF(lengthscale, variance=variance)
         return npgp.CollapsedGP(kernel, X, theta[3:][:, None], noise, conditional=conditional, jitter=JITTER)
 
     value, theta = best_of(lambda t: -gp(t).log_prob(y), starts)
@@ -90,7 +90,7 @@ def fit_svi(X, y, conditional: str, inducing: np.ndarray, args: argparse.Namespa
         noise = numpyro.param("noise_variance", 1.0, constraint=positive)
         f = npgp.SparseGP("f", kernel, numpyro.param("inducing", jnp.asarray(inducing)), jitter=JITTER).draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y, conditional=conditional)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, conditional=conditional)
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
     key = jax.random.key(args.seed)
@@ -102,7 +102,7 @@ def fit_svi(X, y, conditional: str, inducing: np.ndarray, args: argparse.Namespa
 
     @jax.jit
     def collapsed(params):
-        kernel = npgp.RBF(params["lengthscale"], params["variance"])
+        kernel = npgp.RBF(params["lengthscale"], variance=params["variance"])
         noise = params["noise_variance"]
         return npgp.CollapsedGP(kernel, X, params["inducing"], noise, conditional=conditional, jitter=JITTER).log_prob(
             y
@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> dict:
 
     @jax.jit
     def reference(lengthscale, variance, noise):
-        gp = npgp.CollapsedGP(npgp.RBF(lengthscale, variance), X, X, noise)
+        gp = npgp.CollapsedGP(npgp.RBF(lengthscale, variance=variance), X, X, noise)
         return gp.condition(y).mean_and_variance(grid)
 
     mean, var = reference(*exact["hyperparameters"])

@@ -36,7 +36,7 @@ OUTPUTS = np.stack([Y, np.cos(Y)])
 def approximation(method, dtype=np.float64, noise=NOISE, inducing=Z, inputs=X, **settings):
     if method == "pitc":
         settings.setdefault("groups", BLOCKS)
-    kernel = Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), dtype(VARIANCE))
+    kernel = Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), variance=dtype(VARIANCE))
     return ApproximateGP(kernel, inputs.astype(dtype), jnp.asarray(inducing, dtype), noise, method=method, **settings)
 
 
@@ -60,7 +60,9 @@ def computed():
             results = {method: everything(approximation(method, **settings), y, new) for method in METHODS}
             results["singletons"] = everything(approximation("pitc", groups=consecutive(12, 1), **settings), y, new)
             results["one block"] = approximation("pitc", groups=single(12), **settings).log_prob(y)
-            results["exact"] = npgp.exact_log_evidence(Matern32(LENGTHSCALE.copy(), VARIANCE), X, y - mean, noise)
+            results["exact"] = npgp.exact_log_evidence(
+                Matern32(LENGTHSCALE.copy(), variance=VARIANCE), X, y - mean, noise
+            )
             return results
 
         simple, general = run(np.full(12, NOISE), np.zeros(12)), run(ROW_NOISE.copy(), np.full(12, 0.3))
@@ -184,7 +186,7 @@ def test_gradients_by_finite_differences(float64):
     @compiled
     def both(points):
         def density(theta):
-            kernel, inducing = Matern32(jnp.exp(theta[:2]), jnp.exp(theta[2])), theta[4:].reshape(4, 2)
+            kernel, inducing = Matern32(jnp.exp(theta[:2]), variance=jnp.exp(theta[2])), theta[4:].reshape(4, 2)
             gp = functools.partial(ApproximateGP, kernel, X.copy(), inducing, jnp.exp(theta[3]))
             methods = gp(method="dtc"), gp(method="fitc"), gp(method="pitc", groups=BLOCKS)
             return sum(weight * gp.log_prob(Y.copy()) for weight, gp in enumerate(methods, 1))
@@ -203,7 +205,9 @@ def test_gradients_by_finite_differences(float64):
 
 def test_points_in_a_list_are_taken_together(computed):
     with jax.enable_x64(True):
-        gp = ApproximateGP(Matern32(jnp.asarray(LENGTHSCALE), VARIANCE), X, [Z[:1], Z[1:]], NOISE, jitter=1e-12)
+        gp = ApproximateGP(
+            Matern32(jnp.asarray(LENGTHSCALE), variance=VARIANCE), X, [Z[:1], Z[1:]], NOISE, jitter=1e-12
+        )
         np.testing.assert_allclose(compiled(gp.log_prob)(Y.copy()), computed[0]["fitc"][0][0], rtol=1e-10)
         fit = compiled(gp.log_likelihood)(Y.copy())
     assert fit.shape == (12,) and np.all(np.isfinite(fit))

@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def kernel(self) -> Matern32:
-        return Matern32(self.lengthscale, self.variance)
+        return Matern32(self.lengthscale, variance=self.variance)
 
     @property
     def formula(self):
@@ -295,7 +295,7 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
     refused(
         "figure is (nan|-?inf) in float64: check the hyperparameters",
         **overflow,
-        kernel=Matern32(np.float64(1.0), np.float64(1e308)),
+        kernel=Matern32(np.float64(1.0), variance=np.float64(1e308)),
         error=FloatingPointError,
         grouped=Grouped(consecutive(N, SIZE)),
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from models import nuts
 from numpyro import handlers
 from numpyro.infer.util import log_density
+from programs import equations
 from scipy import stats
 from scipy.optimize import minimize
 
@@ -63,7 +64,7 @@ def random_problems(count, seed, M, K, N):
 @jax.vmap
 def all_bounds(Z, O, X, y, lengthscale, variance, noise):
     """The exact evidence, Titsias' upper bounds, and the bound of every structure with every conditional."""
-    kernel = Matern32(lengthscale, variance)
+    kernel = Matern32(lengthscale, variance=variance)
     points = {name: inducing_blocks(name, Z, O) for name in STRUCTURES}
     inducing = {name: factorize(kernel, [Points(block) for block in points[name]]) for name in STRUCTURES}
     conditionals = {name: as_conditional(name) for name in CONDITIONALS}
@@ -265,7 +266,7 @@ def one_problem(N=9, dtype=np.float64):
 
 
 FORMULA = functools.partial(oracles.stationary, "Matern32", lengthscale=0.9, variance=1.4)
-KERNEL = Matern32(0.9, 1.4)
+KERNEL = Matern32(0.9, variance=1.4)
 
 
 def test_outputs_in_a_batch_and_a_mean_function(float64):
@@ -297,7 +298,7 @@ def test_gradients_by_finite_differences(float64):
     @jax.jit
     @jax.value_and_grad
     def bound(theta):
-        kernel = Matern32(jnp.exp(theta[0]), jnp.exp(theta[1]))
+        kernel = Matern32(jnp.exp(theta[0]), variance=jnp.exp(theta[1]))
         inducing = [theta[3:6][:, None], theta[6:][:, None]]
         return CollapsedGP(kernel, X, inducing, jnp.exp(theta[2]), covariances=("dense", "mean-only")).log_prob(y)
 
@@ -325,16 +326,6 @@ def test_no_square_of_rows_and_full_precision_throughout():
         assert len(products) > 5
         for product in products:
             assert str(product.params["precision"]).count("HIGHEST") == 2, str(product)
-
-
-def equations(jaxpr):
-    """All equations of a program, those of its inner programs included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
 
 
 # ---------------------------------------------------------------- prediction
@@ -504,7 +495,7 @@ def test_published_fits_of_five_inducing_points(snelson, conditional, bound, hyp
 
     def log_bound(theta):
         lengthscale, variance, noise = jnp.exp(theta[:3])
-        kernel = RBF(lengthscale, variance)
+        kernel = RBF(lengthscale, variance=variance)
         # The paper's jitter is 1e-6, here relative to a prior variance of about a tenth.
         return CollapsedGP(kernel, X, theta[3:][:, None], noise, conditional=conditional, jitter=1e-5).log_prob(y)
 
@@ -518,7 +509,7 @@ def test_published_exact_fit(snelson):
 
     def evidence(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return exact_log_evidence(RBF(lengthscale, variance), X, y, noise)
+        return exact_log_evidence(RBF(lengthscale, variance=variance), X, y, noise)
 
     value, _ = fit(evidence, np.zeros(3))
     assert value == pytest.approx(-55.9003, abs=1e-3)

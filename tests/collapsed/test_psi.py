@@ -42,20 +42,20 @@ def of_all_kinds(X, X2):
 
 
 def ard(variance):
-    return RBF(jnp.array(ARD), variance)
+    return RBF(jnp.array(ARD), variance=variance)
 
 
 #: Kernels, and the same functions in NumPy.
 KERNELS = {
     "ard": (lambda: ard(1.3), rbf),
-    "one lengthscale": (lambda: RBF(0.9, 0.7), lambda X, X2: rbf(X, X2, 0.9, 0.7)),
-    "linear": (lambda: Linear(jnp.array(SLOPES)), linear),
-    "rbf + linear": (lambda: ard(1.3) + Linear(jnp.array(SLOPES)), lambda X, X2: rbf(X, X2) + linear(X, X2)),
-    "two rbf": (lambda: RBF(0.6, 0.9, active_dims=(0,)) + RBF(1.1, 0.5, active_dims=(-1,)), two_rbf),
+    "one lengthscale": (lambda: RBF(0.9, variance=0.7), lambda X, X2: rbf(X, X2, 0.9, 0.7)),
+    "linear": (lambda: Linear(variance=jnp.array(SLOPES)), linear),
+    "rbf + linear": (lambda: ard(1.3) + Linear(variance=jnp.array(SLOPES)), lambda X, X2: rbf(X, X2) + linear(X, X2)),
+    "two rbf": (lambda: RBF(0.6, variance=0.9, active_dims=(0,)) + RBF(1.1, variance=0.5, active_dims=(-1,)), two_rbf),
     "of all kinds": (
         lambda: (
-            2.0 * (ard(0.4) + 0.5 * RBF(0.7, active_dims=(1,)) + Linear(0.3, active_dims=(0,)))
-            + (Constant(0.6) + Linear(0.1))
+            2.0 * (ard(0.4) + 0.5 * RBF(0.7, active_dims=(1,)) + Linear(variance=0.3, active_dims=(0,)))
+            + (Constant(variance=0.6) + Linear(variance=0.1))
         ),
         of_all_kinds,
     ),
@@ -158,7 +158,7 @@ def test_many_columns_against_draws(float64):
         rng.normal(size=(3, columns)),
     )
     lengthscale = rng.uniform(1.0, 3.0, columns)
-    kernel = RBF(jnp.array(lengthscale), 1.1) + Linear(0.05)
+    kernel = RBF(jnp.array(lengthscale), variance=1.1) + Linear(variance=0.05)
     psi = compiled(lambda *a: psi_statistics(kernel, *a))(points, loc, scale)
     x = loc + scale * rng.normal(size=(draws, 2, columns))
     cross = np.stack([rbf(x[:, n], points, lengthscale, 1.1) + linear(x[:, n], points, 0.05) for n in range(2)], 1)
@@ -190,7 +190,12 @@ def test_far_and_wide_inputs_are_finite(x64):
 
 def scalar(lengthscale, slopes, Z, loc, scale, weights, chunk_size=None):
     """A number that depends on everything."""
-    kernel = RBF(lengthscale, 1.3) + 0.5 * RBF(0.7, active_dims=(1,)) + Linear(slopes) + Constant(0.3)
+    kernel = (
+        RBF(lengthscale, variance=1.3)
+        + 0.5 * RBF(0.7, active_dims=(1,))
+        + Linear(variance=slopes)
+        + Constant(variance=0.3)
+    )
     projection = expected_projection(kernel, Z, loc, scale, weights, chunk_size=chunk_size)
     mixed = jnp.cos(jnp.arange(Z.shape[0] ** 2.0)).reshape(Z.shape[0], Z.shape[0])
     parts = jnp.sum(mixed * projection.covariance), jnp.sum(jnp.sin(projection.A)), projection.residual_variance
@@ -215,7 +220,7 @@ def test_chunks_do_not_matter(float64):
     """Rows one by one, in chunks of which the last is filled up, and all at once."""
 
     def total(slopes, Z, loc, scale, weights, chunk_size):
-        kernel = RBF(0.9) + Linear(slopes)
+        kernel = RBF(0.9) + Linear(variance=slopes)
         projection = expected_projection(kernel, Z, loc, scale, weights, chunk_size=chunk_size)
         parts = projection.A, projection.covariance, projection.residual_variance
         return sum(jnp.sum(jnp.sin(part)) for part in parts)

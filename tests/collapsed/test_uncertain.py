@@ -61,7 +61,7 @@ GPFLOW = {
         [0.214381594747816, 0.726328440535164],
     ),
     "rbf + linear": (
-        lambda: ard(1.3) + Linear(jnp.array([0.4, 0.2])),
+        lambda: ard(1.3) + Linear(variance=jnp.array([0.4, 0.2])),
         -77.52517201404646,
         [
             [-0.077820194015585, 0.257046737963541, 0.001638121559861],
@@ -141,7 +141,7 @@ def test_bounds_are_the_published_formula(name, float64):
 
 def test_known_inputs_are_sgpr(x64):
     """With s = 0 the bounds, posterior and all, are those of CollapsedGP at the means."""
-    kernel, new = RBF(jnp.array([0.8, 1.5], x64), 1.3), jnp.array(NEW_INPUTS, x64)
+    kernel, new = RBF(jnp.array([0.8, 1.5], x64), variance=1.3), jnp.array(NEW_INPUTS, x64)
 
     @compiled
     def run(loc, Z, noise, y):
@@ -178,7 +178,7 @@ def random_problem(seed):
 @compiled
 def _bounds_of_problem(lengthscale, variance, loc, scale, Z, noise, y):
     """The bounds; and ``tight`` with the mean of d_n over the nodes, for which Jensen's inequality is exact."""
-    kernel = RBF(lengthscale, variance)
+    kernel = RBF(lengthscale, variance=variance)
     bounds = three_bounds(kernel, loc, scale, Z, noise, y)
     d = expected_projection(kernel, Z, loc, scale).residual_variance
     at_nodes = jax.vmap(lambda x: factorize(kernel, [Points(Z)])(x).residual_variance())(loc + scale * NODES)
@@ -272,7 +272,9 @@ def test_penalty_nodes_are_standard_normal_pairs():
 
 def test_gradients_and_chunks(float64):
     def bound(lengthscale, loc, scale, Z, noise, chunk_size=None):
-        gp = UncertainInputGP(RBF(lengthscale, 1.3), loc, scale, Z, noise, penalty_draws=2, chunk_size=chunk_size)
+        gp = UncertainInputGP(
+            RBF(lengthscale, variance=1.3), loc, scale, Z, noise, penalty_draws=2, chunk_size=chunk_size
+        )
         return jnp.sum(gp.log_prob(jnp.array(Y)))
 
     @compiled

@@ -116,7 +116,7 @@ def test_the_gplvm_takes_all_four():
 
 
 def test_a_likelihood_of_ones_own_among_columns():
-    likelihood = npgp.likelihoods.Columns([npgp.Gaussian(0.1), Geometric()])
+    likelihood = npgp.likelihoods.Columns([npgp.Gaussian(variance=0.1), Geometric()])
     residual = jnp.full((2, 5), 0.3)
     y, mean = jnp.ones((2, 5)), jnp.zeros((2, 5))
     from npgp.sparse.conditionals import Tight, row_elbo

@@ -34,26 +34,28 @@ X[1], X[2] = X[0], 0.0
 
 #: From a hyperparameter that may be traced to a kernel.
 CASES = {
-    "RBF": lambda v: RBF(v * jnp.asarray(ARD), 1.3),
-    "RationalQuadratic": lambda v: RationalQuadratic(1.2, 0.8, v),
-    "Matern12": lambda v: Matern12(1.5, v),
+    "RBF": lambda v: RBF(v * jnp.asarray(ARD), variance=1.3),
+    "RationalQuadratic": lambda v: RationalQuadratic(1.2, variance=0.8, alpha=v),
+    "Matern12": lambda v: Matern12(1.5, variance=v),
     "Matern32": lambda v: Matern32(v),
     "Matern52": lambda v: Matern52(v),
-    "Periodic": lambda v: Periodic(jnp.asarray(ARD[:2]), v, 1.3, active_dims=(0, 2)),
-    "Periodic in the period": lambda v: Periodic(3.0 * v, 1.0),
-    "Cosine": lambda v: Cosine(v * jnp.asarray(ARD), 1.3),
-    "Linear": lambda v: Linear(v * jnp.asarray(ARD)),
-    "Constant": lambda v: Constant(v),
-    "Polynomial": lambda v: Polynomial(3, v * jnp.asarray(ARD[:2]), 0.5, active_dims=(0, 2)),
-    "Polynomial of many": lambda v: Polynomial(2, v * jnp.ones(90), 0.7, active_dims=(0, 1, 2) * 30),
-    "ArcCosine 0": lambda v: ArcCosine(0, v),
-    "ArcCosine 1": lambda v: ArcCosine(1, 1.3, v * jnp.asarray(ARD), 0.5),
-    "ArcCosine 2": lambda v: ArcCosine(2, 1.3, 0.7, v),
-    "sum": lambda v: RBF(v) + v * Linear() + Constant(0.1),
+    "Periodic": lambda v: Periodic(jnp.asarray(ARD[:2]), lengthscale=v, variance=1.3, active_dims=(0, 2)),
+    "Periodic in the period": lambda v: Periodic(3.0 * v, lengthscale=1.0),
+    "Cosine": lambda v: Cosine(v * jnp.asarray(ARD), variance=1.3),
+    "Linear": lambda v: Linear(variance=v * jnp.asarray(ARD)),
+    "Constant": lambda v: Constant(variance=v),
+    "Polynomial": lambda v: Polynomial(3, variance=v * jnp.asarray(ARD[:2]), offset=0.5, active_dims=(0, 2)),
+    "Polynomial of many": lambda v: Polynomial(2, variance=v * jnp.ones(90), offset=0.7, active_dims=(0, 1, 2) * 30),
+    "ArcCosine 0": lambda v: ArcCosine(0, variance=v),
+    "ArcCosine 1": lambda v: ArcCosine(1, variance=1.3, weight_variance=v * jnp.asarray(ARD), bias_variance=0.5),
+    "ArcCosine 2": lambda v: ArcCosine(2, variance=1.3, weight_variance=0.7, bias_variance=v),
+    "sum": lambda v: RBF(v) + v * Linear() + Constant(variance=0.1),
     "scaled": lambda v: v * RBF(),
     "product of equals": lambda v: RBF(v) * RBF(v),
     "spectral mixture": lambda v: Cosine(2.0) * RBF(v) + 0.5 * (Cosine(3.0 * v) * RBF(2.0)),
-    "product of many": lambda v: RBF(2.0 * v) * (Linear(0.5) + Constant(0.3)) * Polynomial(1, 0.2),
+    "product of many": lambda v: (
+        RBF(2.0 * v) * (Linear(variance=0.5) + Constant(variance=0.3)) * Polynomial(1, variance=0.2)
+    ),
 }
 #: Those that have finitely many features, and how many.
 EXACT = {"Linear": 3, "Constant": 1, "Cosine": 2, "Polynomial": 10}
@@ -170,7 +172,8 @@ def test_features_are_the_average_of_the_draws(float64):
 
 def test_features_in_single_precision():
     single = X.astype(np.float32)
-    kernel = 0.8 * RBF(0.7) * Cosine(2.0) + Polynomial(3, np.array(ARD)) + ArcCosine(1, 1.3, 0.7)
+    arccos = ArcCosine(1, variance=1.3, weight_variance=0.7)
+    kernel = 0.8 * RBF(0.7) * Cosine(2.0) + Polynomial(3, variance=np.array(ARD)) + arccos
     made = kernel.random_features(KEY(0), 3, 50)
     computed = jax.jit(lambda phi, X: phi(X))(made, single)
     assert computed.dtype == np.float32
@@ -190,7 +193,7 @@ def test_features_take_the_dtype_of_the_inputs(float64):
 
 def test_prior_paths_of_batches_of_kernels(float64):
     # Kernel hyperparameters and keys may be mapped over; a variance only scales the path.
-    kernels = RBF(jnp.ones(2), jnp.asarray([1.0, 4.0]))
+    kernels = RBF(jnp.ones(2), variance=jnp.asarray([1.0, 4.0]))
     keys = jnp.stack([jax.random.key(3)] * 2)
     w = np.random.default_rng(2).normal(size=20)
     paths = jax.jit(jax.vmap(lambda k, key: k.random_features(key, 3, 10)(X) @ w))(kernels, keys)
@@ -287,7 +290,7 @@ def test_what_is_no_kernel_is_refused():
 def test_tinygp_itself(float64):
     tinygp = pytest.importorskip("tinygp")
     theirs = 1.3 * tinygp.transforms.Linear(1 / 0.7, tinygp.kernels.ExpSquared()) + tinygp.kernels.Constant(0.2)
-    ours = 1.3 * RBF(0.7) + Constant(0.2)
+    ours = 1.3 * RBF(0.7) + Constant(variance=0.2)
     kernel = as_kernel(theirs)
     made = jax.jit(lambda k: (k(X), k(X, X[:2]), k.diag(X)))(kernel)
     for a, b in zip(made, (ours(X), ours(X, X[:2]), ours.diag(X)), strict=True):

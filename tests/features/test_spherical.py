@@ -144,7 +144,9 @@ def block_of_each_kind(d):
 
 
 @pytest.mark.parametrize(
-    ("d", "kernel"), [(2, ZonalMatern32(0.7, 1.3, bias_variance=0.6)), (3, 1.5 * ZonalArcCosine(1))], ids=["2", "3"]
+    ("d", "kernel"),
+    [(2, ZonalMatern32(0.7, variance=1.3, bias_variance=0.6)), (3, 1.5 * ZonalArcCosine(1))],
+    ids=["2", "3"],
 )
 def test_covariances_among_features_are_inner_products_of_their_covariances_with_f(d, kernel, float64):
     blocks = block_of_each_kind(d)
@@ -246,7 +248,7 @@ def data(seed=0, rows=12, columns=2):
 def test_all_harmonics_to_a_level_are_the_exact_gp_of_the_truncated_kernel(float64):
     X, y = data()
     new = np.random.default_rng(3).normal(size=(12, 2))
-    kernel, levels = ZonalMatern52(0.9, 1.4), (0, 1, 2, 3)
+    kernel, levels = ZonalMatern52(0.9, variance=1.4), (0, 1, 2, 3)
     U = {name: np.column_stack([x, np.ones(len(x))]) for name, x in (("X", X), ("new", new))}
     a = np.asarray(kernel.level_variances(levels, 3))
 
@@ -296,7 +298,7 @@ def test_bounds_are_below_the_evidence_for_every_pair_of_blocks(seed, lengthscal
     X, y = data(seed)
     rng = np.random.default_rng(seed)
     Z, O, z = rng.normal(size=(4, 2)), rng.normal(size=(3, 2)), rng.normal(size=(7, 3))
-    kernel = ZonalRBF(lengthscale, 0.8, weight_variance=np.array([1.5, 0.5]), bias_variance=0.7)
+    kernel = ZonalRBF(lengthscale, variance=0.8, weight_variance=np.array([1.5, 0.5]), bias_variance=0.7)
     alone, between, K_ff = jax.tree.map(np.asarray, covariances_of_pairs(kernel, Z, O, z, sharpness, X))
     exact = oracles.log_normal(y, K_ff + NOISE * np.eye(len(y)))
     assert len(between) == 9
@@ -324,7 +326,7 @@ def test_minibatches_of_the_component_average_to_the_collapsed_bound(last, float
     def model(X, y=None):
         f = gp.draw()
         with npgp.plate("data", 12, rows=X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     @jax.jit
     def optimum(X, y):
@@ -366,7 +368,7 @@ def test_classification_is_bounded_by_the_evidence(float64):
 def test_whitened_features_are_the_functionals_of_f_that_they_name(float64):
     # On the circle (d = 2) f = ‖x̃‖ g(x̃/‖x̃‖), and features are integrals of g against explicit functions: harmonics over
     # √λ_ℓ, and Σ_ℓ ς_ℓ/λ_ℓ 2 cos ℓ(θ − θ_m) for activations. So ε = L⁻¹u is a linear map of g on a fine grid.
-    kernel, levels = ZonalRBF(0.6, 1.4, bias_variance=0.5), (0, 1, 2, 4)
+    kernel, levels = ZonalRBF(0.6, variance=1.4, bias_variance=0.5), (0, 1, 2, 4)
     theta, directions = 2 * np.pi * np.arange(64) / 64, np.array([0.3, 1.1, 2.0, 4.0])
     nodes = np.column_stack([np.cos(theta), np.sin(theta)])
     z = 2.0 * np.column_stack([np.cos(directions), np.sin(directions)])
@@ -408,7 +410,9 @@ def test_gradients_are_finite_differences(float64):
     @jax.jit
     @jax.value_and_grad
     def loss(at):
-        kernel = ZonalMatern32(at["lengthscale"], at["variance"], at["weights"], at["bias"])
+        kernel = ZonalMatern32(
+            at["lengthscale"], variance=at["variance"], weight_variance=at["weights"], bias_variance=at["bias"]
+        )
         units = Activations(at["directions"], Softplus(at["sharpness"]), range(5))
         projection = factorize(kernel, [SphericalHarmonics((0, 1), 3), units])(X)
         return sum(jnp.sum(jnp.sin(A) * y) for A in projection.A) + jnp.sum(projection.residual_variance() * y)

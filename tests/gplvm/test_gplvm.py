@@ -85,7 +85,7 @@ def test_blocks_of_other_features(float64):
     directions = np.random.default_rng(2).normal(size=(3, LATENT + 1))
 
     def zonal(lengthscale, variance):
-        return npgp.kernels.ZonalMatern52(1.0, variance, weight_variance=lengthscale**-2)
+        return npgp.kernels.ZonalMatern52(1.0, variance=variance, weight_variance=lengthscale**-2)
 
     def blocks(directions, points):
         return npgp.features.Activations(directions, levels=(0, 1, 2, 4)), points
@@ -99,7 +99,7 @@ def test_blocks_of_other_features(float64):
         with numpyro.plate("outputs", COLUMNS, dim=-2):
             f = gp.draw()
         with numpyro.plate("outputs", COLUMNS, dim=-2), numpyro.plate("rows", ROWS):
-            npgp.observe("y", f(LATENTS.copy()), npgp.Gaussian(NOISE), obs=Y.T)
+            npgp.observe("y", f(LATENTS.copy()), npgp.Gaussian(variance=NOISE), obs=Y.T)
 
     rng = np.random.default_rng(1)
     params = {"inducing": directions, "inducing2": POINTS, "variance": 1.0, "lengthscale": LENGTHSCALE}

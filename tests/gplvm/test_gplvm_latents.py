@@ -365,7 +365,7 @@ def test_random_start(float64):
 @pytest.mark.parametrize(
     "kwargs, words",
     [
-        ({"mask": np.ones((2, 2))}, r"mask has shape \(2, 2\); it must be that of Y"),
+        ({"mask": np.ones((2, 2), bool)}, r"mask has shape \(2, 2\); it must be that of Y"),
         ({"mask": np.arange(3) < np.full((6, 1), 2)}, r"mask leaves no entry in columns \[2\]"),
         ({"offset": np.zeros(2)}, r"offset has shape \(2,\)"),
     ],
@@ -373,9 +373,35 @@ def test_random_start(float64):
 def test_start_refuses(kwargs, words):
     with pytest.raises(ValueError, match=words):
         npgp.gplvm.pca_start(jax.random.key(0), DATA, 2, 3, **kwargs)
+    for make in (npgp.gplvm.pca_start, npgp.gplvm.random_start):
+        with pytest.raises(TypeError, match="^mask has dtype float64; it must be boolean"):
+            make(jax.random.key(0), DATA, 2, 3, mask=np.ones((6, 3)))
+        with pytest.raises(ValueError, match="^Y is a NumPy masked array"):
+            make(jax.random.key(0), np.ma.masked_less(DATA, 0.0), 2, 3)
     with handlers.seed(rng_seed=0), pytest.raises(ValueError, match=r"mask has shape \(6, 2\); it must be that of Y"):
-        make_gplvm().model(DATA, mask=np.ones((6, 2)))
+        make_gplvm().model(DATA, mask=np.ones((6, 2), bool))
+    with handlers.seed(rng_seed=0):
+        with pytest.raises(TypeError, match="^mask has dtype int64; it must be boolean"):
+            make_gplvm().model(DATA, mask=np.ones((6, 3), int))
+        with pytest.raises(ValueError, match="^Y is a NumPy masked array"):
+            make_gplvm().model(np.ma.masked_less(DATA, 0.0))
     assert numpyro.get_mask() is None
+
+
+def test_start_takes_lists_and_refuses_what_is_no_number():
+    start = npgp.gplvm.Start([[0.0, 1.0]], [[0.0, 0.0]], [0.0], lengthscale=[1, 2.0])
+    assert start.latents.shape == (1, 2) and start.lengthscale.tolist() == [1.0, 2.0]
+    with pytest.raises(TypeError, match="^variance is 'a'; it must be a real number"):
+        npgp.gplvm.Start(np.zeros((2, 1)), np.zeros((1, 1)), np.zeros(1), variance="a")
+
+
+def test_pca_of_numbers_far_from_zero_is_in_double_precision():
+    rng = np.random.default_rng(0)
+    Y = rng.normal(size=(40, 3)) @ rng.normal(size=(3, 3)) + 2.0**31
+    with pytest.warns(UserWarning, match=r"^Y, column \d: 40 different values become 1 in float32"):
+        start = npgp.gplvm.pca_start(jax.random.key(0), Y, 2, 3)
+    again = npgp.gplvm.pca_start(jax.random.key(0), Y - Y.mean(0), 2, 3)
+    np.testing.assert_allclose(np.abs(start.latents), np.abs(again.latents), atol=1e-5)
 
 
 def test_arguments_of_the_start_and_the_model_are_checked():

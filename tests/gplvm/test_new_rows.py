@@ -70,7 +70,7 @@ FACTORS = Factors()
 
 
 def infer_factors(dtype, **options):
-    likelihood = npgp.Gaussian(jnp.asarray(FACTORS.noise[:, None], dtype))
+    likelihood = npgp.Gaussian(variance=jnp.asarray(FACTORS.noise[:, None], dtype))
     model = dict(mask=FACTORS.mask, offset=FACTORS.offset)
     posterior = FACTORS.posterior(dtype)
     rows = infer_latents(posterior, likelihood, FACTORS.Y, **model, **options, num_starts=2, num_modes=2, num_nodes=6)
@@ -178,7 +178,7 @@ def test_the_best_of_all_gaussians_is_found(float64):
     x = np.array([-2.0, 0.4, 1.3, 2.5])
     Y = np.stack([np.cos(2 * x), np.sin(x), 0.5 * x], 1) + np.sqrt(noise) * rng.normal(size=(4, 3))
     mask = np.array([[1, 1, 1], [1, 0, 0], [0, 1, 0], [1, 1, 0]], bool)
-    likelihood = npgp.Gaussian(jnp.asarray(noise[:, None]))
+    likelihood = npgp.Gaussian(variance=jnp.asarray(noise[:, None]))
     rows = infer_latents(
         posterior, likelihood, Y, mask=mask, candidates=CURVES, num_starts=16, num_modes=4, tolerance=1e-7
     )
@@ -199,7 +199,7 @@ def test_two_places_that_explain_a_row_are_both_kept(float64):
     """cos(2x) = 0.5 has four solutions in [−3, 3]: with sin(x) > 0, x = π/6 and 5π/6."""
     posterior = curves()
     Y, mask = np.array([0.5, 0.5, 0.0]), np.array([True, True, False])
-    likelihood = npgp.Gaussian(0.003)
+    likelihood = npgp.Gaussian(variance=0.003)
     rows = infer_latents(posterior, likelihood, Y, mask=mask, candidates=CURVES, num_starts=16, num_modes=4)
     assert rows.loc.shape == rows.scale.shape == (1,) and rows.elbo.shape == ()
     log_probs = [lambda f, y=y: log_normal(y, f, 0.003) for y in Y]
@@ -224,7 +224,7 @@ def test_two_places_that_explain_a_row_are_both_kept(float64):
 
 
 def test_a_start_of_ones_own_inside_jit(float64):
-    posterior, likelihood = curves(), npgp.Gaussian(0.003)
+    posterior, likelihood = curves(), npgp.Gaussian(variance=0.003)
     Y, mask = np.array([[0.5, 0.5, 0.0]] * 2), np.array([[True, True, False]] * 2)
     start = np.array([[0.4], [2.7]])
     options = dict(mask=mask, start=start, prior=dist.Cauchy(jnp.zeros(1), 1.0).to_event(1), num_starts=0)
@@ -237,7 +237,7 @@ def test_a_start_of_ones_own_inside_jit(float64):
 
 def test_columns_of_several_kinds(float64):
     posterior = curves()
-    likelihood = Columns([npgp.Bernoulli("probit"), npgp.Gaussian(0.05), npgp.Poisson(num_nodes=24)])
+    likelihood = Columns([npgp.Bernoulli("probit"), npgp.Gaussian(variance=0.05), npgp.Poisson(num_nodes=24)])
     Y = np.array([[1.0, 0.9, 3.0], [0.0, -0.3, np.nan], [np.nan, np.nan, 0.0]])
     offset = np.array([0.2, 0.1, 0.5])
     options = dict(mask=~np.isnan(Y), offset=offset, candidates=CURVES, num_starts=6, num_modes=3)
@@ -284,7 +284,7 @@ class Simulated:
 
     def infer(self, Y, mask):
         options = dict(candidates=self.X[:150], num_starts=16, num_modes=4, num_nodes=16)
-        return infer_latents(self.posterior, npgp.Gaussian(NOISE), Y, mask=mask, **options)
+        return infer_latents(self.posterior, npgp.Gaussian(variance=NOISE), Y, mask=mask, **options)
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def simulated():
 def test_missing_entries_are_predicted_and_their_deviations_are_right(simulated, float64):
     s = simulated
     missing = ~s.mask
-    filled, deviation = s.rows.impute(s.posterior, npgp.Gaussian(NOISE), s.new, mask=s.mask)
+    filled, deviation = s.rows.impute(s.posterior, npgp.Gaussian(variance=NOISE), s.new, mask=s.mask)
     errors = (s.new - np.asarray(filled))[missing]
     z = errors / np.asarray(deviation)[missing]
     means = (s.new - s.Y[:150].mean(0))[missing]
@@ -356,7 +356,7 @@ def test_a_known_latent_point_predicts_what_the_functions_are_there(float64):
     mean, variance = rows.predict(posterior, offset=2.0)
     np.testing.assert_allclose(mean, f_mean.T + 2.0, atol=1e-5)
     np.testing.assert_allclose(variance, f_variance.T, atol=1e-8)
-    np.testing.assert_allclose(rows.predict(posterior, npgp.Gaussian(0.3), offset=2.0)[1], variance + 0.3)
+    np.testing.assert_allclose(rows.predict(posterior, npgp.Gaussian(variance=0.3), offset=2.0)[1], variance + 0.3)
 
 
 @pytest.mark.parametrize("latent_dim, num_nodes", [(1, 2), (1, 32), (2, 1), (2, 32), (5, 40), (10, 32)])
@@ -407,6 +407,7 @@ def factors():
         ({"Y": np.zeros((0, 6))}, "Y has shape"),
         ({"Y": np.full((2, 6), np.nan)}, "Y has NaN"),
         ({"mask": np.ones(6, bool)}, "mask has shape"),
+        ({"Y": np.ma.masked_equal(np.zeros((2, 6)), 0.0)}, "Y is a NumPy masked array with 12 of 12 entries masked"),
         ({"offset": np.zeros(5)}, r"offset has shape \(5,\)"),
         ({"offset": np.full(6, np.nan)}, "offset has NaN"),
         ({"candidates": np.zeros((3, 2))}, "candidates has 2 latent dimensions, but the inducing points 3"),
@@ -427,7 +428,7 @@ def factors():
     ],
 )
 def test_bad_arguments(factors, change, message):
-    arguments = {"likelihood": npgp.Gaussian(1.0), "Y": np.zeros((2, 6))} | change
+    arguments = {"likelihood": npgp.Gaussian(variance=1.0), "Y": np.zeros((2, 6))} | change
     with pytest.raises((ValueError, TypeError), match=message):
         infer_latents(factors, arguments.pop("likelihood"), arguments.pop("Y"), **arguments)
 
@@ -435,7 +436,7 @@ def test_bad_arguments(factors, change, message):
 def test_a_posterior_of_one_function_is_refused():
     posterior = condition(npgp.RBF(1.0), CURVES, CURVES[:, 0], CURVES[:3], 0.1, jnp.float32)
     with pytest.raises(ValueError, match=r"batch shape \(\)"):
-        infer_latents(posterior, npgp.Gaussian(1.0), np.zeros(6))
+        infer_latents(posterior, npgp.Gaussian(variance=1.0), np.zeros(6))
 
 
 def test_shapes_of_rows(factors):
@@ -445,13 +446,13 @@ def test_shapes_of_rows(factors):
     with pytest.raises(ValueError, match="num_nodes"):
         rows.predict(factors, num_nodes=0)
     with pytest.raises(ValueError, match=r"mask has shape \(6,\)"):
-        rows.impute(factors, npgp.Gaussian(1.0), np.zeros((2, 6)), mask=np.ones(6, bool))
+        rows.impute(factors, npgp.Gaussian(variance=1.0), np.zeros((2, 6)), mask=np.ones(6, bool))
 
 
 def test_what_did_not_work_is_said(factors):
     Y = np.full((5, 6), 3.0)
     with pytest.warns(RuntimeWarning, match="did not converge for 5 of 5 rows in 1 steps"):
-        infer_latents(factors, npgp.Gaussian(0.1), Y, num_starts=0, num_steps=1)
+        infer_latents(factors, npgp.Gaussian(variance=0.1), Y, num_starts=0, num_steps=1)
     broken = jax.tree.map(lambda a: a * np.nan, factors)
     with pytest.raises(FloatingPointError, match="bound of 5 of 5 rows is not finite"):
-        infer_latents(broken, npgp.Gaussian(0.1), Y, num_starts=0, num_steps=1)
+        infer_latents(broken, npgp.Gaussian(variance=0.1), Y, num_starts=0, num_steps=1)

@@ -92,7 +92,7 @@ def test_sensitivity_is_the_change_of_the_mean(float64):
 def test_sensitivity_of_linear_functions_is_that_of_their_weights(float64):
     """A linear kernel has no lengthscale; f = x w has slope w everywhere, and a dimension without weight is off."""
     inducing = np.eye(Q)[:3]  # the last dimension is out of reach
-    posterior = functions(npgp.kernels.Linear(jnp.asarray(1.0)), inducing, outputs=5)
+    posterior = functions(npgp.kernels.Linear(variance=jnp.asarray(1.0)), inducing, outputs=5)
     weights = np.asarray(posterior.mean(jnp.eye(Q)))  # (outputs, Q)
     found = sensitivity(posterior, LOC)
     np.testing.assert_allclose(found, np.sqrt(np.mean(weights**2, 0)) * LOC.std(0), rtol=1e-6, atol=1e-9)
@@ -184,7 +184,7 @@ def test_a_plane_has_the_other_dimensions_at_their_mean():
 
 
 def test_predictive_variance_on_the_plane(float64):
-    posterior = functions(npgp.RBF(jnp.asarray(LENGTHSCALE), 1.7), _rng.normal(size=(7, Q)))
+    posterior = functions(npgp.RBF(jnp.asarray(LENGTHSCALE), variance=1.7), _rng.normal(size=(7, Q)))
     found = canonical_latents(LOC, SCALE, LENGTHSCALE)
     points = _rng.normal(size=(11, 2))
     values = predictive_variance(posterior, found, (0, 2), batch_size=4)(points)

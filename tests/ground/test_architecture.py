@@ -16,7 +16,7 @@ ROOT = Path(npgp.__file__).parent
 #: files may import each other, without circles.
 FLOORS = [
     {"contract", "optional", "pytrees"},
-    {"checks", "keys"},
+    {"batches", "checks", "densities", "keys"},
     {"linalg", "chunks"},
     {"kernels"},
     {"likelihoods", "features"},

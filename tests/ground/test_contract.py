@@ -154,7 +154,8 @@ def test_messages():
 
 
 @relies(
-    "a nameless message of an unknown type is shown to the handlers around, which leave it alone, but for block.",
+    "a message of an unknown type is left alone by the handlers around, but for block; trace does not keep it where it "
+    "is not post-processed.",
     "ask",
 )
 def test_questions():
@@ -164,7 +165,7 @@ def test_questions():
                 msg["value"] = True
 
     def asked():
-        return contract().ask("npgp.question")
+        return contract().ask("npgp.question", "x")
 
     around = [
         handlers.seed(rng_seed=0),
@@ -178,6 +179,9 @@ def test_questions():
         handlers.uncondition(),
         handlers.infer_config(config_fn=lambda site: {}),
         handlers.block(expose_types=["npgp.question"]),
+        handlers.block(hide=["y"]),
+        handlers.block(expose=["x"]),
+        handlers.block(hide_fn=lambda message: message["name"] == "y" or message["is_observed"]),
     ]
     assert asked() is False
     for one in around:
@@ -187,8 +191,69 @@ def test_questions():
             assert asked() is False
     with handlers.seed(rng_seed=0), Yes(), numpyro.plate("rows", 3):
         assert asked() is True
-    with Yes(), handlers.block():
-        assert asked() is False
+    for hide in (handlers.block(), handlers.block(hide=["x"]), handlers.block(hide_fn=lambda m: m["name"] == "x")):
+        with Yes(), hide:
+            assert asked() is False
+    with Yes(), handlers.trace() as kept:
+        asked()
+    assert not kept
+
+
+@relies(
+    "seed answers a message of type prng_key with a random key, as it does numpyro.prng_key, each time another one.",
+    "random_key",
+)
+def test_random_keys_by_name():
+    assert contract().random_key("x") is None
+    with handlers.seed(rng_seed=0):
+        keys = [numpyro.prng_key(), numpyro.prng_key()]
+    with handlers.seed(rng_seed=0), handlers.block(hide_fn=lambda message: message["name"] == "y"):
+        assert all(jnp.all(contract().random_key("x") == key) for key in keys)
+
+
+@relies(
+    "condition and substitute have their values in a dictionary data, by the name that scope has made of the site's, "
+    "and the outermost wins.",
+    "given_by",
+)
+def test_given_values():
+    given, condition, substitute = contract().given_by, handlers.condition, handlers.substitute
+    assert given(condition, "x") is None
+    for kind, other in ((condition, substitute), (substitute, condition)):
+        with kind(data={"x": 2.0}), kind(data={"x": 1.0, "y": 3.0}):
+            assert given(kind, "x") == 2.0 and given(kind, "y") == 3.0 and given(other, "x") is None
+            with handlers.seed(rng_seed=0):
+                assert numpyro.sample("x", dist.Normal()) == 2.0
+            with handlers.block():
+                assert given(kind, "x") is None
+        with kind(data={"a/x": 4.0}), handlers.scope(prefix="a"):
+            assert given(kind, "x") == 4.0
+    with condition(condition_fn=lambda site: 1.0), substitute(substitute_fn=lambda site: 1.0):
+        assert given(condition, "x") is None and given(substitute, "x") is None
+
+
+@relies(
+    "losses run the model, also inside jit, in a method loss or loss_with_mutable_state of an ELBO.", "losses_around"
+)
+def test_losses_around():
+    seen = []
+
+    def model():
+        seen.append(contract().losses_around())
+        numpyro.sample("x", dist.Normal())
+
+    def guide():
+        numpyro.sample("x", dist.Normal(numpyro.param("loc", 0.5), 1.0))
+
+    run(model)
+    assert seen == [[]]
+    for loss in (TraceMeanField_ELBO(), Trace_ELBO(2, vectorize_particles=False), TraceGraph_ELBO(), RenyiELBO()):
+        svi = SVI(model, guide, numpyro.optim.SGD(0.1), loss)
+        state = jax.eval_shape(svi.init, KEY)
+        for use in (svi.update, jax.jit(functools.partial(svi.update)), svi.evaluate):
+            seen.clear()
+            jax.eval_shape(use, state)
+            assert seen and all(set(found) == {loss} for found in seen), type(loss).__name__
 
 
 def pair(q, prefix=None):
@@ -275,14 +340,14 @@ def test_what_is_replayed():
 
 
 @relies(
-    "Predictive runs models under handlers.mask(mask=False), and get_mask() is False there and not elsewhere.",
+    "Predictive runs models under handlers.mask(mask=False), and a message of type inspect says so by mask.",
     "under_predictive",
 )
 def test_predictive_masks_everything():
     seen = []
 
     def model():
-        seen.append(contract().under_predictive())
+        seen.append(contract().under_predictive("x"))
         numpyro.sample("x", dist.Normal())
 
     def guide():

@@ -30,7 +30,7 @@ def formula(X, X2):
 
 
 def kernel():
-    return Matern32(0.8, 1.7)
+    return Matern32(0.8, variance=1.7)
 
 
 def conditional_variances(kernel, Z, X):
@@ -95,7 +95,7 @@ def test_trace_is_that_of_the_projection_and_falls_to_nothing(x64):
 def test_white_noise_is_never_explained(float64):
     """Each value has noise of its own, the inducing values too."""
     X = data()
-    Z, trace = greedy_variance(kernel() + White(0.5), X, M, jitter=1e-12, return_trace=True)
+    Z, trace = greedy_variance(kernel() + White(variance=0.5), X, M, jitter=1e-12, return_trace=True)
     K = formula(Z, Z) + 0.5 * np.eye(M)
     left = N * 2.2 - np.sum(formula(Z, X) * np.linalg.solve(K, formula(Z, X)))
     np.testing.assert_allclose(trace[-1], left, rtol=1e-8)
@@ -103,7 +103,7 @@ def test_white_noise_is_never_explained(float64):
 
 
 def test_few_points_suffice_for_a_kernel_of_few_dimensions():
-    _, trace = greedy_variance(Linear(1.0), data(np.float32), 4, return_trace=True)
+    _, trace = greedy_variance(Linear(variance=1.0), data(np.float32), 4, return_trace=True)
     assert trace[1] > 0.05 * trace[0] and np.all(np.asarray(trace[2:]) < 1e-3 * trace[0])
 
 
@@ -203,7 +203,7 @@ def test_greedy_fit_goes_where_the_function_varies():
 
     @jax.jit
     def choose(key):
-        return greedy_fit(key, Matern32(0.8, 1.7), X, y, 0.01, 8), random_subset(key, X, 8)
+        return greedy_fit(key, Matern32(0.8, variance=1.7), X, y, 0.01, 8), random_subset(key, X, 8)
 
     errors = []
     for key in jax.random.split(jax.random.key(0), 5):
@@ -313,7 +313,7 @@ def test_initial_values_in_a_model(start):
     def model(X):
         f = npgp.SparseGP("f", kernel(), inducing=numpyro.param("Z", lambda key: start(key, X))).draw()
         with numpyro.plate("data", N):
-            npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
 
     svi = SVI(model, npgp.AutoSparseGP(model), numpyro.optim.Adam(0.05), TraceMeanField_ELBO())
 
@@ -351,6 +351,17 @@ def test_bad_inputs_are_refused(choose):
     ]:
         with pytest.raises(error, match=words):
             choose(inputs, size)
+
+
+def test_lists_are_arrays_and_what_is_no_key_or_kernel_is_named():
+    X = data()
+    for choose in CHOICES.values():
+        np.testing.assert_array_equal(choose(X.tolist(), 3), choose(X, 3))
+    for call in (lambda: random_subset(0, X, 2), lambda: greedy_fit(0, RBF(), X, np.ones(N), 0.1, 2)):
+        with pytest.raises(TypeError, match="^rng_key is 0; it must be a JAX random key"):
+            call()
+    with pytest.raises(TypeError, match="^kernel is 'rbf'; it must be a kernel"):
+        greedy_variance("rbf", X, 2)
 
 
 def test_bad_given_blocks_are_named():

@@ -53,18 +53,18 @@ DRAWS, BATCHES = 2000, 10
 
 
 def exact_gp():
-    return npgp.SparseGP("f", npgp.RBF(LONG, VARIANCE), jnp.asarray(X_LOO.copy()), jitter=1e-12)
+    return npgp.SparseGP("f", npgp.RBF(LONG, variance=VARIANCE), jnp.asarray(X_LOO.copy()), jitter=1e-12)
 
 
 def collapsed_gp(lengthscale):
     inputs = jnp.asarray(X_LOO.copy())
-    return npgp.CollapsedGP(npgp.RBF(lengthscale, VARIANCE), inputs, inputs, NOISE_LOO, jitter=1e-12)
+    return npgp.CollapsedGP(npgp.RBF(lengthscale, variance=VARIANCE), inputs, inputs, NOISE_LOO, jitter=1e-12)
 
 
 def observed(X, y=None):
     f = exact_gp().draw()
     with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(NOISE_LOO), obs=y, conditional=npgp.Grouped(4))
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE_LOO), obs=y, conditional=npgp.Grouped(4))
 
 
 def collapsed(y=None):
@@ -172,7 +172,7 @@ def test_pointwise_values_are_the_datas_row_by_row(float64):
         f = handlers.scope(gp().draw, prefix="part")()
         with numpyro.plate("data", ROWS):
             effect = numpyro.deterministic("effect", dose @ slope)
-            npgp.observe("y", f(X) + effect, npgp.Gaussian(noise), obs=y, conditional=npgp.Grouped(4))
+            npgp.observe("y", f(X) + effect, npgp.Gaussian(variance=noise), obs=y, conditional=npgp.Grouped(4))
 
     dose = normals(ROWS, 2)
     draws = {"noise": np.array([0.2, 0.4, 0.9]), "slope": normals(3, 2, seed=1), "part/f.u": normals(3, 3, seed=2)}
@@ -213,7 +213,7 @@ def test_masked_entries_are_no_observations(float64):
         with numpyro.plate("outputs", 2, dim=-2):
             f = gp().draw()
             with numpyro.plate("data", ROWS, dim=-1):
-                npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y, mask=present)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, mask=present)
         with numpyro.plate("data", ROWS), handlers.mask(mask=jnp.asarray(seen)):
             numpyro.sample("z", dist.Normal(f.values[0][0, 0, 0], 1.0), obs=z)
 
@@ -266,7 +266,7 @@ def test_several_outputs_of_a_collapsed_gp():
     def model(X, y=None):
         variance = numpyro.sample("variance", dist.LogNormal())
         with numpyro.plate("outputs", 3):
-            gp = npgp.CollapsedGP(npgp.RBF(1.0, variance), X, X[:3], NOISE)
+            gp = npgp.CollapsedGP(npgp.RBF(1.0, variance=variance), X, X[:3], NOISE)
             numpyro.sample("y", gp, obs=y, infer={"event_dims": ["rows"]})
 
     draws = {"variance": np.ones((2, 2))}
@@ -290,7 +290,7 @@ def simple(X, y=None, size=ROWS):
     lengthscale = numpyro.param("lengthscale", 1.0)
     f = npgp.SparseGP("f", npgp.RBF(lengthscale), jnp.asarray(Z.copy())).draw()
     with npgp.plate("data", size, rows=X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
 
 GOOD = {"noise": np.ones(4), "f.u": np.zeros((4, 3))}

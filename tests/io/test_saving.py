@@ -1,13 +1,21 @@
 """Files of posteriors and the rest: everything comes back, bit by bit, and nothing else does."""
 
 import dataclasses
+import errno
 import functools
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
+import tracemalloc
+import zipfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +104,11 @@ def test_jax_arrays_come_back(x64, tmp_path):
     round_trip((arrays, keys, weak, np.float64(0.1), jnp.zeros((0, 2)), np.asfortranarray(np.eye(3)[:2])), tmp_path)
 
 
-KERNEL = 2.0 * (kernels.RBF(0.7, np.float32(1.3), active_dims=(0,)) + kernels.Constant(np.ones(()))) * kernels.Linear()
+KERNEL = (
+    2.0
+    * (kernels.RBF(0.7, variance=np.float32(1.3), active_dims=(0,)) + kernels.Constant(variance=np.ones(())))
+    * kernels.Linear()
+)
 
 
 def objects(dtype):
@@ -120,7 +132,7 @@ def objects(dtype):
         "batch": jax.vmap(lambda a: MeanOnlyNormal(a))(array),  # batched by JAX, unknown to the object
         "prior": WhitenedPrior(3),
         "likelihoods": [
-            likelihoods.Gaussian(0.1),
+            likelihoods.Gaussian(variance=0.1),
             likelihoods.StudentT(df=4.0, scale=array),
             likelihoods.Bernoulli("probit"),
         ],
@@ -130,7 +142,7 @@ def objects(dtype):
         "parts": Decomposition(("principal", "residual"), array, array),
         "groups": median_split(np.arange(7.0)[:, None], 3),
         # A gradient has the structure of a kernel, not its constraints.
-        "gradient": jax.grad(lambda k: -k.variance * 1.0)(kernels.RBF(1.0, 2.0)),
+        "gradient": jax.grad(lambda k: -k.variance * 1.0)(kernels.RBF(1.0, variance=2.0)),
     }
 
 
@@ -181,7 +193,7 @@ def posterior_and_inputs(dtype):
     X = rng.uniform(size=(6, 2)).astype(dtype)
     L, cross, means = (jnp.asarray(rng.uniform(size=shape), dtype) for shape in ((4, 4), (4, 2), (3, 4)))
     projector = Projector(
-        kernels.Matern32(jnp.asarray(0.4), 1.2),
+        kernels.Matern32(jnp.asarray(0.4), variance=1.2),
         (Points(X[:4]), Points(X[4:])),
         (jnp.tril(L) + jnp.eye(4, dtype=dtype), jnp.eye(2, dtype=dtype)),
         ((), (cross,)),
@@ -260,6 +272,21 @@ def test_traced_arrays_are_refused(tmp_path):
         jax.jit(f)(1.0)
 
 
+def test_what_contains_itself_is_refused(tmp_path):
+    itself = []
+    itself.append({"a": itself})
+    with pytest.raises(TypeError, match="list contains itself, or is nested too deeply"):
+        save(tmp_path / "object.npz", itself)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", [None, 3, 3.5, b"file"])
+def test_paths_are_names(path):
+    for call in (lambda: save(path, 1), lambda: load(path)):
+        with pytest.raises(TypeError, match=r"path is .*; it must be the name of a file"):
+            call()
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "posterior"  # the name is used as it is
     save(path, 1)
@@ -311,6 +338,145 @@ def test_other_files_are_refused(tmp_path, kind):
 def test_a_missing_file_is_called_missing(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing.npz"):
         load(tmp_path / "nothing.npz")
+    with pytest.raises(ValueError, match="is a folder; load takes the name of a file"):
+        load(tmp_path)
+
+
+def test_other_errors_of_reading_are_not_damage(tmp_path, monkeypatch):
+    save(tmp_path / "a", np.ones(3))
+    for error in (OSError(errno.EIO, "input/output error"), MemoryError()):
+
+        def fails(*args, error=error, **kwargs):
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(np.lib.format, "read_array", fails)
+            with pytest.raises(type(error)):
+                load(tmp_path / "a")
+    assert load(tmp_path / "a").shape == (3,)
+
+
+def peak_of(call):
+    """Bytes of memory that NumPy and Python take for a call, at most, and what it returned or raised."""
+    tracemalloc.start()
+    try:
+        result = call()
+    except ValueError as error:
+        result = error
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak, result
+
+
+def test_small_files_do_not_fill_the_memory(tmp_path):
+    """Arrays that the description does not name are not read, and others not before their size is known to be right."""
+    zeros, size = np.zeros(2**25, np.uint8), 2**25
+    for name, content in (("unnamed", 3), ("named", {"numpy": "0"})):
+        text = json.dumps({"format": "npgp", "version": 2, "content": content}).encode()
+        description = np.frombuffer(text, np.uint8)
+        np.savez_compressed(tmp_path / f"{name}.npz", **{"npgp": description, "0": zeros})
+        assert (tmp_path / f"{name}.npz").stat().st_size < 2**16
+    # An array that says it is larger than what the file has of it.
+    with zipfile.ZipFile(tmp_path / "larger.npz", "w") as archive:
+        archive.writestr("npgp.npy", npy(description))
+        archive.writestr("0.npy", npy(zeros[:1000]).replace(b"(1000,), }", b"(1000000000000,), }"))
+    # One that is in many places would be as many arrays to JAX; save never does that.
+    twice = {"format": "npgp", "version": 2, "content": {"list": [{"jax": "0"}] * 2}}
+    write(tmp_path / "twice.npz", twice, **{"0": np.ones(3, np.float32)})
+
+    load(tmp_path / "unnamed.npz")  # what is imported at first is not counted
+    for name, message in (
+        ("unnamed", None),
+        ("named", r"named.npz' holds arrays of more than max_bytes = \d+ bytes, .* pass load a larger max_bytes"),
+        ("twice", "is damaged, or no file that npgp.save wrote"),
+        ("larger", "is damaged, or no file that npgp.save wrote"),
+    ):
+        peak, result = peak_of(lambda name=name: load(tmp_path / f"{name}.npz"))
+        assert peak < size / 4, name
+        assert result == 3 if message is None else re.search(message, str(result)), result
+    for max_bytes in (size + 2000, 2 * size):
+        np.testing.assert_array_equal(load(tmp_path / "named.npz", max_bytes=max_bytes), zeros)
+    with pytest.raises(ValueError, match=f"more than max_bytes = {size} bytes"):
+        load(tmp_path / "named.npz", max_bytes=size)
+    with pytest.raises(ValueError, match="max_bytes is 0; it must be at least 1"):
+        load(tmp_path / "named.npz", max_bytes=0)
+
+
+def npy(array):
+    """The bytes of a file that has this array alone."""
+    np.save(file := io.BytesIO(), array)
+    return file.getvalue()
+
+
+SAVED = {"kernel": KERNEL, "arrays": (np.arange(3), jnp.asarray(0.1), [np.float64(2.0)]), "key": jax.random.key(1)}
+
+
+@functools.cache
+def saved_bytes():
+    with tempfile.TemporaryDirectory() as folder:
+        save(Path(folder) / "a", SAVED)
+        return (Path(folder) / "a").read_bytes()
+
+
+REFUSED = "is damaged, or no file|has version|npgp does not have|differs from this version's|64-bit|larger max_bytes"
+
+
+@hypothesis.settings(max_examples=100)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=3), st.booleans())
+def test_other_bytes_are_refused_or_change_nothing(tmp_path_factory, changes, cut):
+    content, path = bytearray(saved_bytes()), tmp_path_factory.getbasetemp() / "changed"
+    for place, byte in changes:
+        content[int(place * (len(content) - 1))] = byte
+    path.write_bytes(content[: int(changes[0][0] * len(content))] if cut else content)
+    try:
+        loaded = load(path)
+    except ValueError as error:
+        assert re.search(REFUSED, str(error))
+    else:
+        assert_same(loaded, SAVED)
+
+
+JSON = st.recursive(
+    st.sampled_from(
+        [None, True, -1, 2, 0.5, "0", "1", "", "npgp.kernels:RBF", "npgp.kernels:Sum", "a:b", "threefry2x32"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                ["numpy", "jax", "scalar", "key", "impl", "weak", "tuple", "dict", "class", "fields", "kernels"]
+            ),
+            inner,
+            max_size=2,
+        )
+    ),
+    max_leaves=4,
+)
+
+
+@hypothesis.settings(max_examples=100)
+@given(st.data())
+def test_other_descriptions_are_refused_in_one_way(tmp_path_factory, data):
+    with np.load(io.BytesIO(saved_bytes())) as file:
+        arrays = dict(file)
+    header = json.loads(arrays.pop("npgp").tobytes())
+    node = header
+    while True:  # to a place in it
+        key = data.draw(st.sampled_from(range(len(node)) if isinstance(node, list) else list(node)))
+        if not isinstance(node[key], list | dict) or not node[key] or data.draw(st.booleans()):
+            break
+        node = node[key]
+    if isinstance(node, dict) and data.draw(st.booleans()):
+        del node[key]
+    else:
+        node[key] = data.draw(JSON)
+    path = tmp_path_factory.getbasetemp() / "changed"
+    write(path, header, **arrays)
+    try:
+        load(path)
+    except ValueError as error:
+        assert re.search(REFUSED, str(error))
 
 
 def test_later_versions_are_refused(tmp_path):

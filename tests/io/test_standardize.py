@@ -93,6 +93,28 @@ def test_missing_values_are_left_out(seed, share):
         np.testing.assert_allclose(s.scale[j], column.std(), rtol=1e-12)
 
 
+def test_masks_are_honored():
+    x = table(40, 2)
+    masked = np.ma.array(np.where(np.eye(40, 2) > 0, -999.0, x), mask=np.eye(40, 2) > 0)
+    with pytest.raises(ValueError, match=r"^2 values in the rows 0 to 39 .* are NaN, infinite or masked\. .*allow_nan"):
+        Standardizer.of(masked)
+    s = Standardizer.of(masked, allow_nan=True)
+    np.testing.assert_allclose(s.mean, [x[1:, 0].mean(), np.delete(x[:, 1], 1).mean()], rtol=1e-12)
+    z = s(masked)
+    np.testing.assert_array_equal(np.ma.getmaskarray(z), np.eye(40, 2) > 0)
+    np.testing.assert_allclose(z[2:], s(x)[2:])
+    np.testing.assert_array_equal(Standardizer.of(np.ma.array(x)).mean, Standardizer.of(x).mean)  # with no entry masked
+
+
+def test_numbers_far_from_zero_are_standardized_before_jax_rounds_them():
+    x = 1.7e9 + 60.0 * np.arange(200)  # minutes, which float32 makes 94 values of
+    s = Standardizer.of(x)
+    for standardizer in (s, jax.tree.map(jnp.float32, s)):
+        z = jnp.asarray(standardizer(x))
+        assert z.dtype == jnp.float32 and len(np.unique(z)) == 200
+        np.testing.assert_allclose(np.diff(z), 60 / x.std(), rtol=1e-4)
+
+
 def test_errors_say_what_and_where(monkeypatch):
     monkeypatch.setattr(standardize, "_VALUES_PER_BLOCK", 20)
     x = table(30, 2)
@@ -180,7 +202,7 @@ npgp.save(sys.argv[2], (parts["targets"].inverse(mean), parts["targets"].inverse
 def test_a_fresh_process_predicts_in_units_of_the_data(tmp_path):
     X, y = table(200, 2).astype(np.float32), table(200, 3)[:, 2]
     inputs, targets = Standardizer.of(X), Standardizer.of(y)
-    projector = factorize(npgp.RBF(0.9, 1.1), (Points(jnp.asarray(inputs(X[:5]))),))
+    projector = factorize(npgp.RBF(0.9, variance=1.1), (Points(jnp.asarray(inputs(X[:5]))),))
     posterior = Posterior(projector, (MeanOnlyNormal(jnp.linspace(-1.0, 1.0, 5)),))
     files = [tmp_path / "model.npz", tmp_path / "predictions.npz"]
     npgp.save(files[0], ({"posterior": posterior, "inputs": inputs, "targets": targets}, X[:20]))

@@ -53,10 +53,10 @@ def bimodal(f):
 def parts(noise=NOISE):
     # Few nodes: whole and parts have the same.
     return [
-        Gaussian(jnp.asarray(noise)),
+        Gaussian(variance=jnp.asarray(noise)),
         Bernoulli(num_nodes=12),
         Poisson("softplus", num_nodes=10),
-        StudentT(4.0, 0.5, num_nodes=16),
+        StudentT(df=4.0, scale=0.5, num_nodes=16),
         Factorized(bimodal, num_nodes=12),
     ]
 
@@ -121,7 +121,9 @@ def test_what_is_the_same_for_all_columns_broadcasts(float64):
 
 def test_samples_have_the_parts_distributions():
     f, draws = jnp.asarray(MEAN.copy(), jnp.float32), 4000
-    likelihood = Columns([Gaussian(NOISE), Bernoulli(), Poisson(), StudentT(8.0, 0.5)], [(3, 0), (1, 2), (5, 4), (6,)])
+    likelihood = Columns(
+        [Gaussian(variance=NOISE), Bernoulli(), Poisson(), StudentT(df=8.0, scale=0.5)], [(3, 0), (1, 2), (5, 4), (6,)]
+    )
 
     @compiled
     def simulate(key):
@@ -219,7 +221,7 @@ def test_a_gaussian_column_keeps_its_closed_form():
 
 
 def test_the_certificate_is_the_weakest():
-    every = {"gaussian": Gaussian(1.0), "log-concave": Poisson(), "minorant": StudentT(3.0, 1.0)}
+    every = {"gaussian": Gaussian(variance=1.0), "log-concave": Poisson(), "minorant": StudentT(df=3.0, scale=1.0)}
     every["none"] = Factorized(bimodal)
     order = list(every)
     for i, first in enumerate(order):
@@ -240,7 +242,7 @@ MODEL_NOISE = np.array([[0.2], [0.5]])
 
 
 def model_parts():
-    return [(Gaussian(jnp.asarray(MODEL_NOISE)), [0, 3]), (Bernoulli(), [1]), (Poisson(), [2])]
+    return [(Gaussian(variance=jnp.asarray(MODEL_NOISE)), [0, 3]), (Bernoulli(), [1]), (Poisson(), [2])]
 
 
 def mixed_model():
@@ -327,7 +329,7 @@ def test_gaussian_noise_per_column_is_dense_algebra(conditional, float64):
 
     @compiled
     def evaluate(params):
-        one, several = Gaussian(jnp.asarray(noise)), Columns([Gaussian(v) for v in noise[:, 0]])
+        one, several = Gaussian(variance=jnp.asarray(noise)), Columns([Gaussian(variance=v) for v in noise[:, 0]])
         return [
             models.make_elbo(model, likelihood=likelihood, conditional=chosen)(
                 jax.random.key(0), params, jnp.asarray(X), jnp.asarray(y)
@@ -357,8 +359,8 @@ def test_conditioning_a_posterior_on_noise_of_its_own_for_each_column(float64):
     def mean(likelihood):
         return posterior.update(jnp.asarray(X), y, likelihood).mean(jnp.asarray(models.X_NEW))
 
-    several = mean(Columns([Gaussian(v) for v in noise]))
-    np.testing.assert_allclose(several, mean(Gaussian(jnp.asarray(noise[:, None]))), rtol=1e-8)
+    several = mean(Columns([Gaussian(variance=v) for v in noise]))
+    np.testing.assert_allclose(several, mean(Gaussian(variance=jnp.asarray(noise[:, None]))), rtol=1e-8)
 
 
 # ---------------------------------------------------------------- as an object
@@ -368,12 +370,12 @@ def test_it_is_a_pytree_and_can_be_saved(tmp_path, float64):
     y, mean = arrays(float64, OBSERVED, MEAN)
 
     def total(noise):
-        return jnp.sum(Columns([Gaussian(noise), Poisson()], [(2, 0), (1,)]).log_prob(mean[3:6], y[3:6]))
+        return jnp.sum(Columns([Gaussian(variance=noise), Poisson()], [(2, 0), (1,)]).log_prob(mean[3:6], y[3:6]))
 
     step = 1e-6
     slope, above, below = compiled(lambda v: (jax.grad(total)(v), total(v + step), total(v - step)))(0.4)
     np.testing.assert_allclose(slope, (above - below) / (2 * step), rtol=1e-6)
-    likelihood = Columns([Gaussian(0.4), Poisson()], [(2, 0), (1,)])
+    likelihood = Columns([Gaussian(variance=0.4), Poisson()], [(2, 0), (1,)])
     rebuilt = jax.tree.unflatten(*reversed(jax.tree.flatten(likelihood)))
     npgp.save(tmp_path / "likelihood.npz", likelihood)
     for again in (rebuilt, npgp.load(tmp_path / "likelihood.npz")):
@@ -383,16 +385,16 @@ def test_it_is_a_pytree_and_can_be_saved(tmp_path, float64):
 
 
 def test_functions_become_likelihoods_and_nodes_can_be_set_for_all():
-    likelihood = Columns([bimodal, Gaussian(1.0), Bernoulli(num_nodes=30)])
+    likelihood = Columns([bimodal, Gaussian(variance=1.0), Bernoulli(num_nodes=30)])
     assert likelihood.columns == ((0,), (1,), (2,)) and likelihood.num_nodes == 64
     assert isinstance(likelihood.likelihoods[0], Factorized)
     finer = dataclasses.replace(likelihood, num_nodes=40)
     assert [getattr(part, "num_nodes", None) for part in finer.likelihoods] == [40, None, 40]
-    assert Columns([Gaussian(1.0)]).num_nodes == 0
+    assert Columns([Gaussian(variance=1.0)]).num_nodes == 0
 
 
 def test_observations_are_checked_by_column():
-    likelihood = Columns([Gaussian(1.0), Bernoulli(), Poisson()], [(0,), (2, 1), (3,)])
+    likelihood = Columns([Gaussian(variance=1.0), Bernoulli(), Poisson()], [(0,), (2, 1), (3,)])
     y = np.array([[0.5, -3.0], [0, 1], [1, np.nan], [7, 0]])
     likelihood.check(y)
     likelihood.check(np.stack([y, y]))
@@ -413,12 +415,12 @@ def test_observations_are_checked_by_column():
     "arguments, error, words",
     [
         (([],), ValueError, "0 likelihoods and 0 groups"),
-        ((Gaussian(1.0),), TypeError, "must be a list of likelihoods"),
+        ((Gaussian(variance=1.0),), TypeError, "must be a list of likelihoods"),
         (([1.0],), TypeError, "must be a Likelihood"),
-        (([Gaussian(1.0), Bernoulli()], [[0]]), ValueError, "2 likelihoods and 1 groups"),
-        (([Gaussian(1.0), Bernoulli()], [[0, 1], [1]]), ValueError, "each of 0, …, D − 1 once"),
-        (([Gaussian(1.0), Bernoulli()], [[0, 1], [3]]), ValueError, r"columns is \[\[0, 1\], \[3\]\]"),
-        (([Gaussian(1.0), Bernoulli()], [[0, 1], []]), ValueError, "no group that is empty"),
+        (([Gaussian(variance=1.0), Bernoulli()], [[0]]), ValueError, "2 likelihoods and 1 groups"),
+        (([Gaussian(variance=1.0), Bernoulli()], [[0, 1], [1]]), ValueError, "each of 0, …, D − 1 once"),
+        (([Gaussian(variance=1.0), Bernoulli()], [[0, 1], [3]]), ValueError, r"columns is \[\[0, 1\], \[3\]\]"),
+        (([Gaussian(variance=1.0), Bernoulli()], [[0, 1], []]), ValueError, "no group that is empty"),
         (([HeteroscedasticGaussian()],), ValueError, "HeteroscedasticGaussian has 2"),
     ],
 )
@@ -428,7 +430,7 @@ def test_what_cannot_be_is_refused(arguments, error, words):
 
 
 def test_values_of_another_number_of_columns_are_refused():
-    likelihood = Columns([Gaussian(1.0), Ordinal([0.0, 1.0])])
+    likelihood = Columns([Gaussian(variance=1.0), Ordinal([0.0, 1.0])])
     with pytest.raises(ValueError, match=r"likelihoods for 2 columns.*shape \(3, 5\)"):
         likelihood.log_prob(np.zeros((3, 5)), np.zeros((3, 5)))
     # One function for all columns would else be counted twice.
@@ -455,8 +457,8 @@ def test_masked_values_are_checked_in_their_own_column():
 
 def test_columns_of_one_draw_without_a_certificate():
     """A proof for each column alone is none for columns that share a residual."""
-    likelihood = Columns([npgp.Gaussian(0.1), npgp.StudentT(3.0, 0.5)], num_nodes=20)
-    no_promise = Columns([npgp.Gaussian(0.1), lambda f: dist.Cauchy(f, 1.0)])
+    likelihood = Columns([npgp.Gaussian(variance=0.1), npgp.StudentT(df=3.0, scale=0.5)], num_nodes=20)
+    no_promise = Columns([npgp.Gaussian(variance=0.1), lambda f: dist.Cauchy(f, 1.0)])
     X = np.linspace(0.0, 1.0, 3)[:, None]
 
     def observe(likelihood, conditional):

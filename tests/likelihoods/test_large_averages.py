@@ -13,7 +13,7 @@ from npgp import likelihoods
     [
         (likelihoods.Bernoulli, 2),
         (lambda: likelihoods.Ordinal(jnp.array([-1.0, 0.5], jnp.float32)), 3),
-        (lambda: likelihoods.NegativeBinomial(jnp.float32(2.0)), 5),
+        (lambda: likelihoods.NegativeBinomial(concentration=jnp.float32(2.0)), 5),
         (lambda: likelihoods.Softmax(10), 10),
     ],
 )

@@ -16,6 +16,7 @@ from scipy import special, stats
 from scipy.integrate import quad
 
 from npgp import likelihoods
+from npgp.io import load, save
 from npgp.likelihoods.numerics import hazard
 from npgp.pytrees import pytree
 
@@ -66,25 +67,25 @@ def negative_binomial(f, y, r=1.7):  # SciPy's underflows
 
 CASES = {
     "Gaussian": Case(
-        lambda: likelihoods.Gaussian(0.3),
+        lambda: likelihoods.Gaussian(variance=0.3),
         (-2.0, 0.5),
         lambda f, y: stats.norm.logpdf(y, f, np.sqrt(0.3)),
         lambda f: (f, 0.3 + 0 * f),
     ),
     "StudentT": Case(
-        lambda: likelihoods.StudentT(4.0, 0.1),
+        lambda: likelihoods.StudentT(df=4.0, scale=0.1),
         (-2.0, 0.5, 7.0),
         lambda f, y: stats.t.logpdf(y, 4.0, f, 0.1),
         lambda f: (f, 0.02 + 0 * f),
     ),
     "Cauchy": Case(  # no moments: see below
-        lambda: likelihoods.StudentT(1.0, 2.0),
+        lambda: likelihoods.StudentT(df=1.0, scale=2.0),
         (-2.0, 0.5, 30.0),
         lambda f, y: stats.cauchy.logpdf(y, f, 2.0),
         lambda f: (np.nan * f, np.nan * f),
     ),
     "Laplace": Case(
-        lambda: likelihoods.Laplace(0.4),
+        lambda: likelihoods.Laplace(scale=0.4),
         (-2.0, 0.5),
         lambda f, y: stats.laplace.logpdf(y, f, 0.4),
         lambda f: (f, 0.32 + 0 * f),
@@ -97,12 +98,12 @@ CASES = {
     ),
     "Poisson exp": Case(lambda: likelihoods.Poisson(exposure=2.5), (0, 3, 40), *counts(lambda f: 2.5 * np.exp(f))),
     "Poisson softplus": Case(
-        lambda: likelihoods.Poisson("softplus", 2.5),
+        lambda: likelihoods.Poisson("softplus", exposure=2.5),
         (0, 3, 40),
         *counts(lambda f: 2.5 * np.logaddexp(0, f)),
     ),
     "Gamma": Case(
-        lambda: likelihoods.Gamma(2.5),
+        lambda: likelihoods.Gamma(concentration=2.5),
         (0.1, 3.0),
         lambda f, y: stats.gamma.logpdf(y, 2.5, scale=np.exp(f) / 2.5),
         lambda f: (np.exp(f), np.exp(2 * f) / 2.5),
@@ -114,7 +115,7 @@ CASES = {
         lambda f: (np.exp(f), np.exp(2 * f)),
     ),
     "NegativeBinomial": Case(
-        lambda: likelihoods.NegativeBinomial(1.7),
+        lambda: likelihoods.NegativeBinomial(concentration=1.7),
         (0, 3, 40),
         negative_binomial,
         lambda f: (np.exp(f), np.exp(f) + np.exp(2 * f) / 1.7),
@@ -125,7 +126,7 @@ CASES = {
         *ordinal(special.ndtr, special.log_ndtr),
     ),
     "Weibull": Case(
-        lambda: likelihoods.Weibull(1.5),
+        lambda: likelihoods.Weibull(concentration=1.5),
         (0.1, 3.0),
         lambda f, y: stats.weibull_min.logpdf(y, 1.5, scale=np.exp(f)),
         lambda f: (
@@ -340,8 +341,8 @@ def test_every_likelihood_is_tested():
 
 
 def test_certificates():
-    t, factorized = likelihoods.StudentT(4.0, 0.1), likelihoods.Factorized(student)
-    assert likelihoods.Gaussian(1.0).proof == "gaussian"
+    t, factorized = likelihoods.StudentT(df=4.0, scale=0.1), likelihoods.Factorized(student)
+    assert likelihoods.Gaussian(variance=1.0).proof == "gaussian"
     assert t.proof == "minorant" and factorized.proof == "none"
     assert likelihoods.Factorized(weibull, log_concave=True).proof == "log-concave"
     # The curvature of what is not log-concave keeps its sign.
@@ -353,10 +354,10 @@ def test_certificates():
     "make, y, peak",
     [
         (lambda: likelihoods.Poisson(exposure=1.0), 10_000.0, np.log(1e4)),
-        (lambda: likelihoods.NegativeBinomial(500.0), 300.0, np.log(300.0)),
-        (lambda: likelihoods.Laplace(1e-2), 2.0, 2.0),
-        (lambda: likelihoods.StudentT(4.0, 1e-3), 2.0, 2.0),
-        (lambda: likelihoods.StudentT(200.0, 1e-2), 2.0, 2.0),
+        (lambda: likelihoods.NegativeBinomial(concentration=500.0), 300.0, np.log(300.0)),
+        (lambda: likelihoods.Laplace(scale=1e-2), 2.0, 2.0),
+        (lambda: likelihoods.StudentT(df=4.0, scale=1e-3), 2.0, 2.0),
+        (lambda: likelihoods.StudentT(df=200.0, scale=1e-2), 2.0, 2.0),
     ],
 )
 def test_averaged_likelihood_far_narrower_than_the_gaussian(make, y, peak):
@@ -392,7 +393,7 @@ def test_narrow_student_t_where_twenty_nodes_are_off():
     truth = quad(lambda f: log_density(f) * stats.norm.pdf(f), -10, 10, points=peak)[0]
     with jax.enable_x64(True):
         rows = np.full((3, ROWS), [[y], [0.0], [1.0]])
-        expected, *_ = integrals(likelihoods.StudentT(4.0, 0.03), *rows)
+        expected, *_ = integrals(likelihoods.StudentT(df=4.0, scale=0.03), *rows)
     assert float(expected[0]) == pytest.approx(truth, abs=1e-6)
     assert abs((weights * log_density(nodes)).sum() / weights.sum() - truth) > 0.1
 
@@ -400,7 +401,7 @@ def test_narrow_student_t_where_twenty_nodes_are_off():
 def test_quadrature_error_finds_what_is_wrong():
     error = jax.jit(likelihoods.quadrature_error)
     y, mean, variance = jnp.array([0.0, 1.0]), jnp.array([0.3, -0.4]), 1.0
-    assert np.all(error(likelihoods.Gaussian(0.1), y, mean, variance) == 0)
+    assert np.all(error(likelihoods.Gaussian(variance=0.1), y, mean, variance) == 0)
     narrow = likelihoods.Factorized(lambda f: dist.StudentT(4, f, 0.03))
     assert np.all(error(narrow, y, mean, variance) > 0.05)
     coarse, fine = (likelihoods.Factorized(bernoulli_logits, num_nodes=n) for n in (5, 20))
@@ -412,7 +413,7 @@ def test_quadrature_error_finds_what_is_wrong():
 def test_factorized_repeats_bernoulli(certified):
     mean, variance, y = (jnp.asarray(np.resize(a, ROWS), jnp.float32) for a in ([-1, 0.2, 3], [0.1, 1, 4], [0, 1]))
     ours = likelihoods.Bernoulli()
-    theirs = likelihoods.Factorized(bernoulli_logits, certified)
+    theirs = likelihoods.Factorized(bernoulli_logits, log_concave=certified)
     pairs = zip(*(values_and_gradients(lik, y, mean, variance) for lik in (ours, theirs)), strict=True)
     for (a, (_, *da)), (b, (_, *db)) in pairs:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
@@ -422,11 +423,11 @@ def test_factorized_repeats_bernoulli(certified):
 @pytest.mark.parametrize(
     "make, y",
     [
-        (likelihoods.Gaussian, 0.5),
-        (likelihoods.Laplace, 0.5),
-        (lambda p: likelihoods.StudentT(3 + p, p), 0.5),
-        (likelihoods.NegativeBinomial, 2),
-        (lambda p: likelihoods.Poisson("softplus", p), 2),
+        (lambda p: likelihoods.Gaussian(variance=p), 0.5),
+        (lambda p: likelihoods.Laplace(scale=p), 0.5),
+        (lambda p: likelihoods.StudentT(df=3 + p, scale=p), 0.5),
+        (lambda p: likelihoods.NegativeBinomial(concentration=p), 2),
+        (lambda p: likelihoods.Poisson("softplus", exposure=p), 2),
         (lambda p: likelihoods.Factorized(lambda f: dist.Gamma(p, p * jnp.exp(-f))), 0.5),
     ],
 )
@@ -465,7 +466,7 @@ def test_new_values_do_not_compile_again():
         return likelihood.log_prob(mean, y)
 
     for scale in (0.3, 0.7):
-        evaluate(likelihoods.StudentT(4.0, scale), 1.0, 0.2 * scale)
+        evaluate(likelihoods.StudentT(df=4.0, scale=scale), 1.0, 0.2 * scale)
     for cuts in ([0.0, 1.0], [-1.0, 1.0]):
         evaluate(likelihoods.Ordinal(cuts), 1, 0.2)
     for _ in range(2):
@@ -474,19 +475,37 @@ def test_new_values_do_not_compile_again():
 
 
 def test_pytrees():
-    likelihood = likelihoods.StudentT(4.0, 0.5)
+    likelihood = likelihoods.StudentT(df=4.0, scale=0.5)
     leaves, structure = jax.tree.flatten(likelihood)
     assert leaves == [4.0, 0.5] and not jax.tree.leaves(likelihoods.Exponential())
     assert dataclasses.asdict(jax.tree.unflatten(structure, leaves)) == dataclasses.asdict(likelihood)
     # A gradient is no likelihood: negative entries, and any object JAX may put in, are no errors.
-    gradient = jax.grad(lambda lik: lik.expected_log_prob(0.0, 0.0, 1.0))(likelihoods.Gaussian(9.0))
+    gradient = jax.grad(lambda lik: lik.expected_log_prob(0.0, 0.0, 1.0))(likelihoods.Gaussian(variance=9.0))
     assert gradient.variance < 0
     jax.tree.map(lambda _: object(), likelihood)
-    rows = likelihoods.Gaussian(jnp.arange(1.0, 4.0))
+    rows = likelihoods.Gaussian(variance=jnp.arange(1.0, 4.0))
     assert jax.vmap(lambda lik: lik.log_prob(0.0, 0.0))(rows).shape == (3,)
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(likelihood)]
     assert paths == [".df", ".scale"]
     assert rows.precision[1] == 0.5
+
+
+def test_gaussian_by_variance_or_by_scale(tmp_path):
+    for named, words in (({}, "neither"), ({"variance": 1.0, "scale": 1.0}, "both")):
+        with pytest.raises(TypeError, match=rf"takes variance=… or scale=… .*; {words} was given\.$"):
+            likelihoods.Gaussian(**named)
+    s = np.array([0.3, 2.0])
+    by_scale, by_variance = likelihoods.Gaussian(scale=s), likelihoods.Gaussian(variance=s**2)
+    np.testing.assert_allclose(by_scale.log_prob(0.1, 0.7), by_variance.log_prob(0.1, 0.7), rtol=1e-6)
+    np.testing.assert_allclose(by_variance.scale, s, rtol=1e-6)
+
+    # Where objects are rebuilt, copied and differentiated.
+    slope = jax.jit(jax.grad(lambda s: likelihoods.Gaussian(scale=s).log_prob(0.0, 1.0)))(2.0)
+    assert slope == pytest.approx(1 / 8 - 1 / 2)  # y²/s³ − 1/s
+    assert jax.tree.map(lambda v: 2 * v, by_variance).variance[0] == pytest.approx(0.18)
+    assert dataclasses.replace(by_variance, variance=3.0).variance == 3.0
+    save(tmp_path / "gaussian.npz", by_scale)
+    np.testing.assert_array_equal(load(tmp_path / "gaussian.npz").variance, by_scale.variance)
 
 
 def test_a_field_that_rebuilding_would_lose_is_refused():
@@ -515,13 +534,13 @@ def test_samples_have_the_moments(name):
 
 def test_averaged_laplace_at_the_seam_of_its_formulas(x64):
     at = jnp.asarray([1.0, 1.0 - 1e-3, 1.0 + 1e-3], x64)  # r + z = 0 at the first
-    average = jax.jit(jax.grad(lambda mean: jnp.sum(likelihoods.Laplace(1.0).log_marginal(0.0, mean, 1.0))))
+    average = jax.jit(jax.grad(lambda mean: jnp.sum(likelihoods.Laplace(scale=1.0).log_marginal(0.0, mean, 1.0))))
     seam, before, after = average(at)
     np.testing.assert_allclose(seam, (before + after) / 2, rtol=1e-6)
 
 
 def test_moments_that_do_not_exist():
-    mean, variance = likelihoods.StudentT(jnp.array([0.9, 1.5, 2.5]), 1.0).moments(0.0, 1.0)
+    mean, variance = likelihoods.StudentT(df=jnp.array([0.9, 1.5, 2.5]), scale=1.0).moments(0.0, 1.0)
     assert np.isnan(mean[0]) and np.all(mean[1:] == 0)
     assert np.isnan(variance[0]) and np.isinf(variance[1]) and variance[2] == pytest.approx(6.0)
 
@@ -561,16 +580,25 @@ def test_ordinal_links():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: likelihoods.Gaussian(-1.0), "Gaussian variance is -1.0; it must be positive and finite."),
-        (lambda: likelihoods.Gaussian(jnp.array([1.0, 0.0])), "Gaussian variance is [1. 0.]; it must be positive"),
-        (lambda: likelihoods.Gaussian(np.nan), "Gaussian variance is nan; it must be positive"),
-        (lambda: likelihoods.StudentT(0, 1.0), "StudentT df is 0; it must be positive"),
-        (lambda: likelihoods.StudentT(3.0, np.array([1.0, -1.0])), "StudentT scale is [ 1. -1.]; it must be positive"),
-        (lambda: likelihoods.StudentT(3.0, 1.0, 0), "StudentT num_nodes is 0; it must be positive"),
-        (lambda: likelihoods.Laplace(-1), "Laplace scale is -1; it must be positive"),
-        (lambda: likelihoods.Gamma(0.0), "Gamma concentration is 0.0; it must be positive"),
-        (lambda: likelihoods.Exponential(0), "Exponential num_nodes is 0; it must be positive"),
-        (lambda: likelihoods.NegativeBinomial(-2.0), "NegativeBinomial concentration is -2.0; it must be positive"),
+        (lambda: likelihoods.Gaussian(variance=-1.0), "Gaussian variance is -1.0; it must be positive and finite."),
+        (
+            lambda: likelihoods.Gaussian(variance=jnp.array([1.0, 0.0])),
+            "Gaussian variance is [1. 0.]; it must be positive",
+        ),
+        (lambda: likelihoods.Gaussian(variance=np.nan), "Gaussian variance is nan; it must be positive"),
+        (lambda: likelihoods.StudentT(df=0, scale=1.0), "StudentT df is 0; it must be positive"),
+        (
+            lambda: likelihoods.StudentT(df=3.0, scale=np.array([1.0, -1.0])),
+            "StudentT scale is [ 1. -1.]; it must be positive",
+        ),
+        (lambda: likelihoods.StudentT(df=3.0, scale=1.0, num_nodes=0), "StudentT num_nodes is 0; it must be positive"),
+        (lambda: likelihoods.Laplace(scale=-1), "Laplace scale is -1; it must be positive"),
+        (lambda: likelihoods.Gamma(concentration=0.0), "Gamma concentration is 0.0; it must be positive"),
+        (lambda: likelihoods.Exponential(num_nodes=0), "Exponential num_nodes is 0; it must be positive"),
+        (
+            lambda: likelihoods.NegativeBinomial(concentration=-2.0),
+            "NegativeBinomial concentration is -2.0; it must be positive",
+        ),
         (lambda: likelihoods.Poisson(exposure=0.0), "Poisson exposure is 0.0; it must be positive"),
         (lambda: likelihoods.Poisson("log"), "Poisson link is 'log'; it must be 'exp' or 'softplus'."),
         (lambda: likelihoods.Bernoulli("cloglog"), "Bernoulli link is 'cloglog'; it must be 'logit' or 'probit'."),
@@ -589,15 +617,72 @@ def test_impossible_parameters(make, message):
         make()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: likelihoods.Gaussian(0.1),
+        lambda: likelihoods.Laplace(0.1),
+        lambda: likelihoods.StudentT(4.0, 0.1),
+        lambda: likelihoods.Gamma(2.0),
+        lambda: likelihoods.Exponential(2),
+        lambda: likelihoods.NegativeBinomial(2.0),
+        lambda: likelihoods.Weibull(2.0),
+        lambda: likelihoods.Poisson("exp", 2.0),
+        lambda: likelihoods.Bernoulli("probit", 20),
+        lambda: likelihoods.Ordinal([0.0], "probit", 20),
+        lambda: likelihoods.Softmax(3, 20),
+        lambda: likelihoods.HeteroscedasticGaussian(20),
+        lambda: likelihoods.Factorized(weibull, True),
+        lambda: likelihoods.Columns([likelihoods.Bernoulli()], [(0,)], 20),
+    ],
+)
+def test_no_bare_number_has_a_meaning_to_be_guessed(make):
+    with pytest.raises(TypeError, match=r"^(\w+) got \d arguments without a name, .* must be named, as in \1"):
+        make()
+
+
+@pytest.mark.parametrize(
+    "make, name",
+    [
+        (lambda x: likelihoods.Gaussian(variance=x), "Gaussian variance"),
+        (lambda x: likelihoods.Gaussian(scale=x), "Gaussian scale"),
+        (lambda x: likelihoods.StudentT(df=3.0, scale=x), "StudentT scale"),
+        (lambda x: likelihoods.Gamma(concentration=x), "Gamma concentration"),
+        (lambda x: likelihoods.Poisson(exposure=x), "Poisson exposure"),
+    ],
+)
+def test_lists_of_parameters_are_arrays_and_no_number_is_refused(make, name):
+    field = "variance" if "Gaussian" in name else name.split()[1]
+    as_list, as_array = (getattr(make(x), field) for x in ([0.5, 2], np.array([0.5, 2.0])))
+    assert isinstance(as_list, jax.Array)
+    np.testing.assert_array_equal(as_list, as_array)
+    for wrong in ("0.5", 1j, True, np.array([1 + 1j]), np.array(["a"]), dist.LogNormal(), {}):
+        with pytest.raises(TypeError, match=f"^{name} is .*; it must be a positive number, or an array or a list of"):
+            make(wrong)
+    with pytest.raises(TypeError, match=f"^{name} is .*, of which no array can be made"):
+        make([[1.0], [1.0, 2.0]])
+
+
+def test_nodes_are_whole_numbers():
+    for wrong in (2.5, "20", True):
+        with pytest.raises(TypeError, match="^Bernoulli num_nodes is .*; it must be a whole number"):
+            likelihoods.Bernoulli(num_nodes=wrong)
+
+
 def test_traced_parameters_are_not_checked():
-    assert jax.jit(lambda v: likelihoods.Gaussian(v).variance)(-1.0) == -1
+    assert jax.jit(lambda v: likelihoods.Gaussian(variance=v).variance)(-1.0) == -1
     assert jax.jit(lambda c: likelihoods.Ordinal(c).cutpoints)(jnp.array([1.0, 0.0])).shape == (2,)
 
 
 @pytest.mark.parametrize(
     "likelihood, good, bad, message",
     [
-        (likelihoods.Gaussian(1.0), [-1.0, np.nan], [np.inf], "y has the value inf; for Gaussian it must be finite."),
+        (
+            likelihoods.Gaussian(variance=1.0),
+            [-1.0, np.nan],
+            [np.inf],
+            "y has the value inf; for Gaussian it must be finite.",
+        ),
         (likelihoods.Bernoulli(), [0, 1, np.nan], [1, -1], "y has the value -1; for Bernoulli it must be 0 or 1."),
         (
             likelihoods.Poisson(),
@@ -606,13 +691,18 @@ def test_traced_parameters_are_not_checked():
             "y has the value 0.5; for Poisson it must be a count (0, 1, 2, …).",
         ),
         (
-            likelihoods.NegativeBinomial(1.0),
+            likelihoods.NegativeBinomial(concentration=1.0),
             [0, 7],
             [-1],
             "y has the value -1; for NegativeBinomial it must be a count",
         ),
-        (likelihoods.Gamma(1.0), [0.1, np.nan], [0.0], "y has the value 0; for Gamma it must be positive."),
-        (likelihoods.Weibull(1.0), [0.1], [0.0], "y has the value 0; for Weibull it must be positive."),
+        (
+            likelihoods.Gamma(concentration=1.0),
+            [0.1, np.nan],
+            [0.0],
+            "y has the value 0; for Gamma it must be positive.",
+        ),
+        (likelihoods.Weibull(concentration=1.0), [0.1], [0.0], "y has the value 0; for Weibull it must be positive."),
         (likelihoods.Exponential(), [0.0], [-0.1], "y has the value -0.1; for Exponential it must be non-negative."),
         (
             likelihoods.Ordinal([0.0, 1.0]),
@@ -634,6 +724,14 @@ def test_impossible_observations(likelihood, good, bad, message):
         with pytest.raises(ValueError, match="^" + re.escape(message)):
             likelihood.check(convert(bad))
     jax.jit(likelihood.check)(jnp.asarray(bad))
+
+
+def test_observations_that_are_no_real_numbers():
+    likelihood = likelihoods.Gaussian(variance=1.0)
+    with pytest.raises(TypeError, match="^y has dtype complex128; it must be an array of real numbers"):
+        likelihood.check(np.array([1j]))
+    with pytest.raises(ValueError, match="^y is a NumPy masked array with 1 of 2 entries masked"):
+        likelihood.check(np.ma.masked_equal([1.0, -999.0], -999.0))
 
 
 def test_as_likelihood():

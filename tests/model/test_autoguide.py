@@ -60,11 +60,11 @@ def model(X, y=None, structure="odvgp", conditional="tight"):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
     slope = numpyro.sample("slope", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
     numpyro.deterministic("twice", 2 * slope)
-    f = sparse_gp(structure, k=npgp.RBF(lengthscale, VARIANCE), jitter=1e-12).draw()
+    f = sparse_gp(structure, k=npgp.RBF(lengthscale, variance=VARIANCE), jitter=1e-12).draw()
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("data", X.shape[0]):
         mean = f(X) + slope[0] * X[:, 0]
-        npgp.observe("y", mean, npgp.Gaussian(noise), obs=y, conditional=conditional)
+        npgp.observe("y", mean, npgp.Gaussian(variance=noise), obs=y, conditional=conditional)
 
 
 OTHER_SITES = ("lengthscale", "slope", "noise")
@@ -161,8 +161,9 @@ def test_autoguides_of_the_user(float64):
         (AutoDelta, {f"{name}_auto_loc" for name in OTHER_SITES}),
     ):
         guide = npgp.AutoSparseGP(model, rest)
-        assert names(model, guide, X, Y) == q | own
-        draws = jax.eval_shape(lambda g=guide: g.sample_posterior(jax.random.key(0), {}, X, Y))
+        params = jax.eval_shape(lambda g=guide: start(model, g, X, Y))
+        assert set(params) == q | own
+        draws = jax.eval_shape(lambda p, g=guide: g.sample_posterior(jax.random.key(0), p, X, Y), params)
         assert set(draws) == {*OTHER_SITES, "f.u", "f.v", "twice"}
 
 
@@ -191,13 +192,13 @@ def with_local_latents(X, y, size=None):
     """Two offsets for each row; a plate that draws rows."""
     X, y = jnp.asarray(X), jnp.asarray(y)
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-    f = sparse_gp(k=npgp.RBF(lengthscale, VARIANCE), jitter=1e-12).draw()
+    f = sparse_gp(k=npgp.RBF(lengthscale, variance=VARIANCE), jitter=1e-12).draw()
     with numpyro.plate("data", 6, subsample_size=size) as index:
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
         b = numpyro.sample("b", dist.Normal(0.0, 1.0))
         numpyro.deterministic("rows", index)
         numpyro.deterministic("sum", a + b)
-        npgp.observe("y", f(X[index]) + a - b, npgp.Gaussian(NOISE), obs=y[index])
+        npgp.observe("y", f(X[index]) + a - b, npgp.Gaussian(variance=NOISE), obs=y[index])
 
 
 def a_by_hand(X, y, size=None):
@@ -277,7 +278,7 @@ def test_draws_keep_rows_that_are_arguments(float64):
         f = sparse_gp().draw()
         with npgp.plate("data", 6, rows):
             a = numpyro.sample("a", dist.Normal(0.0, 1.0))
-            npgp.observe("y", f(X) + a, npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X) + a, npgp.Gaussian(variance=NOISE), obs=y)
 
     def rest(X, y, rows):
         with npgp.plate("data", 6, rows) as index:
@@ -362,7 +363,7 @@ def test_quantiles_of_other_structures(float64):
     def model(X, y):
         with numpyro.plate("outputs", 2, dim=-2), handlers.scope(prefix="s"):
             f = sparse_gp("mean-field").draw()
-        npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     guide = npgp.AutoSparseGP(model)
     assert names(model, guide, X, np.stack([Y, Y])) == {"s/f.u.loc", "s/f.u.scale"}
@@ -436,8 +437,8 @@ def test_nuts_starts_where_svi_ended(normal, float64):
 def test_nuts_starts_at_trained_parameters_if_these_are_substituted(float64):
     def with_param(X, y):
         lengthscale = numpyro.param("lengthscale", 3.0, constraint=positive)
-        f = sparse_gp("odvgp", k=npgp.RBF(lengthscale, VARIANCE), jitter=1e-12).draw()
-        npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+        f = sparse_gp("odvgp", k=npgp.RBF(lengthscale, variance=VARIANCE), jitter=1e-12).draw()
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     guide = npgp.AutoSparseGP(with_param)
     names(with_param, guide, X, Y)

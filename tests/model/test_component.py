@@ -94,7 +94,7 @@ def test_three_blocks_have_the_dense_elbo(float64):
     def model(blocks):
         def run(X, y):
             f = npgp.SparseGP("f", kernel(), blocks, jitter=1e-12).draw()
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
         return run
 
@@ -227,7 +227,7 @@ def test_model_and_guide_must_have_the_same_inducing_shapes():
     def model(inducing):
         def run(X, y):
             f = npgp.SparseGP("f", kernel(), inducing).draw()
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
         return run
 
@@ -327,7 +327,7 @@ def test_observing_a_sum_is_observing_the_gp_with_the_sum_kernel(float64):
 
     def model(X, y):
         f, g = sparse_gp(jitter=1e-12).draw(), sparse_gp(name="g", jitter=1e-12).draw()
-        npgp.observe("y", 2.0 * f(X) + g(-X) + 1.0, npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", 2.0 * f(X) + g(-X) + 1.0, npgp.Gaussian(variance=NOISE), obs=y)
 
     rng = np.random.default_rng(0)
     eps = {"f.u": rng.normal(size=3), "g.u": rng.normal(size=3)}
@@ -339,13 +339,26 @@ def test_observing_a_sum_is_observing_the_gp_with_the_sum_kernel(float64):
     np.testing.assert_allclose(value, expected, rtol=1e-8)
 
 
+def f_of_two():
+    with handlers.seed(rng_seed=0), numpyro.plate("functions", 2, dim=-2):
+        return sparse_gp().draw()
+
+
 def test_other_operations_ask_for_sample():
     f, g = a_draw()(X), a_draw("g")(X)
     with OneSentence(TypeError, "product", "npgp.sample"):
         f * g
-    for operation in (jnp.exp, np.exp, lambda f: f**2, lambda f: f @ jnp.ones(8), float):
-        with pytest.raises(TypeError):
-            operation(f)
+    # The words are those of npgp and of JAX, whichever sees that these are no arrays.
+    for operation in (jnp.exp, np.exp, jnp.stack, jax.nn.softplus, lambda f: f**2, lambda f: f @ jnp.ones(8)):
+        with pytest.raises(TypeError, match=r"npgp\.sample the values first, .* or let the likelihood transform them"):
+            operation([f, f] if operation is jnp.stack else f)
+    with pytest.raises(TypeError):
+        float(f)
+    ones = np.ones(8)
+    for left in (ones, jnp.asarray(ones)):
+        for value in (left + f, left - f, left * f):
+            assert value.shape == (8,)
+    assert (np.ones((3, 2)) @ f_of_two()(X)).shape == (3, 8)
     assert "npgp.sample" in repr(f)
 
 
@@ -362,7 +375,7 @@ def test_one_draw_does_not_occur_twice_in_a_sum(use):
     f = a_draw()
     latent = f(X) + 0.5 * f(X + 1.0)
     with handlers.seed(rng_seed=0), OneSentence(ValueError, "draw of f occurs twice", "npgp.sample"):
-        npgp.observe("y", latent, npgp.Gaussian(0.1), obs=Y) if use == "observe" else npgp.sample("v", latent)
+        npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=Y) if use == "observe" else npgp.sample("v", latent)
 
 
 @pytest.mark.parametrize(
@@ -405,7 +418,30 @@ def test_inputs_must_have_the_columns_of_the_inducing_inputs():
 def test_observations_are_checked(obs, mask, words):
     latent = a_draw()(X)
     with handlers.seed(rng_seed=0), OneSentence(ValueError, *words):
-        npgp.observe("y", latent, npgp.Gaussian(0.1), obs=obs, mask=mask)
+        npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=obs, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "obs, mask, error, words",
+    [
+        (Y + 1j, None, TypeError, ["the observations of y", "complex128", "real numbers"]),
+        (Y, (Y > 0).astype(float), TypeError, ["the mask of y", "float64", "boolean", "~np.isnan(y)"]),
+        (Y, [1] * 8, TypeError, ["the mask of y", "int64", "boolean"]),
+        (np.ma.masked_greater(Y, 0), None, ValueError, ["the observations of y", "masked", "np.ma.getmaskarray"]),
+        (["a"] * 8, None, TypeError, ["the observations of y", "real numbers"]),
+    ],
+)
+def test_observations_are_real_numbers_and_masks_boolean(obs, mask, error, words):
+    latent = a_draw()(X)
+    with handlers.seed(rng_seed=0), OneSentence(error, *words):
+        npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=obs, mask=mask)
+
+
+def test_lists_are_arrays():
+    latent = a_draw()(X.tolist())
+    with handlers.seed(rng_seed=0):
+        y = npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=Y.tolist(), mask=(Y > 0).tolist())
+    np.testing.assert_array_equal(y, Y.astype(np.float32))
 
 
 def test_observations_must_lie_in_the_support():
@@ -420,7 +456,7 @@ def test_conditionals_are_checked():
     latent = a_draw()(X)
     with handlers.seed(rng_seed=0):
         with OneSentence(ValueError, "'tigth'", "'tight'", "'prior'"):
-            npgp.observe("y", latent, npgp.Gaussian(0.1), obs=Y, conditional="tigth")
+            npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=Y, conditional="tigth")
         with OneSentence(ValueError, "Tight()", "'prior' and 'shared'"):
             npgp.sample("v", latent, conditional="tight")
 
@@ -429,7 +465,7 @@ def test_statements_take_latents_and_likelihoods():
     f = a_draw()
     with handlers.seed(rng_seed=0):
         with OneSentence(TypeError, "observe", "f(X)"):
-            npgp.observe("y", jnp.ones(8), npgp.Gaussian(0.1), obs=Y)
+            npgp.observe("y", jnp.ones(8), npgp.Gaussian(variance=0.1), obs=Y)
         with OneSentence(TypeError, "sample", "Function", "f(X)"):
             npgp.sample("v", f)
         with pytest.raises(TypeError, match="Likelihood"):
@@ -441,7 +477,7 @@ def test_statements_take_latents_and_likelihoods():
 def test_likelihood_may_be_a_function(float64):
     values = [
         elbo_value(regression("svgp", "prior", likelihood), random_params(), X, Y)
-        for likelihood in (npgp.Gaussian(NOISE), lambda f: dist.Normal(f, NOISE**0.5))
+        for likelihood in (npgp.Gaussian(variance=NOISE), lambda f: dist.Normal(f, NOISE**0.5))
     ]
     np.testing.assert_allclose(*values, rtol=1e-8)
 
@@ -481,10 +517,10 @@ def test_results_and_gradients_have_the_inputs_dtype(statement, x64):
 
     def model(X, y):
         lengthscale = numpyro.param("lengthscale", 0.7, constraint=dist.constraints.positive)
-        f = sparse_gp("odvgp", k=npgp.RBF(lengthscale, models.VARIANCE)).draw()
+        f = sparse_gp("odvgp", k=npgp.RBF(lengthscale, variance=models.VARIANCE)).draw()
         with numpyro.plate("data", X.shape[0]):
             if statement == "observe":
-                npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
             else:
                 value = npgp.sample("f", f(X), joint=False)
                 numpyro.sample("y", dist.Normal(value, NOISE**0.5), obs=y)
@@ -505,7 +541,7 @@ def test_more_inducing_points_than_rows(float64):
     params = {"f.u.loc": q.loc, "f.u.scale_tril": q.scale_tril}
 
     def model(X, y):
-        npgp.observe("y", sparse_gp().draw()(X), npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", sparse_gp().draw()(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     np.testing.assert_allclose(elbo_value(model, params, few_X, few_Y), compiled(bound.log_prob)(few_Y), rtol=1e-9)
 
@@ -518,7 +554,7 @@ def test_duplicate_inducing_points_change_nothing_but_the_jitter(x64):
     def model(inducing):
         def run(X, y):
             f = npgp.SparseGP("f", kernel(), inducing).draw()
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
         return run
 

@@ -67,11 +67,11 @@ def start(model, guide, *args, **kwargs):
 
 def sampled_hyperparameters(X, y=None, statement="observe"):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
-    f = sparse_gp(k=npgp.RBF(lengthscale, VARIANCE), jitter=1e-12).draw()
+    f = sparse_gp(k=npgp.RBF(lengthscale, variance=VARIANCE), jitter=1e-12).draw()
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("data", X.shape[0]):
         if statement == "observe":
-            npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
         else:
             value = npgp.sample("value", f(X), joint=False)
             numpyro.deterministic("twice", 2 * value)
@@ -134,7 +134,7 @@ def test_parameters_are_declared_as_by_hand(float64):
     params, diagonal = declared()
     shapes = {"f.u.loc": (3,), "f.u.scale_tril": (3, 3), "f.v.loc": (2,), "y.residual_scale": ()}
     assert {n: np.shape(v) for n, v in params.items()} == shapes
-    np.testing.assert_array_equal(params["f.u.scale_tril"], np.eye(3))
+    np.testing.assert_array_equal(params["f.u.scale_tril"], 0.1 * np.eye(3))
     np.testing.assert_array_equal(params["f.u.loc"], 0.0)
     np.testing.assert_array_equal(diagonal["f.u.scale"], np.full(3, 0.5))
 
@@ -213,9 +213,9 @@ def test_param_hyperparameters_are_the_current_ones(statement, float64):
     def model(X, y):
         lengthscale = numpyro.param("lengthscale", 5.0, constraint=positive)
         inducing = numpyro.param("inducing", jnp.asarray(Z) + 9.0)
-        f = npgp.SparseGP("f", npgp.RBF(lengthscale, VARIANCE), inducing, jitter=1e-12).draw()
+        f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=VARIANCE), inducing, jitter=1e-12).draw()
         if statement == "observe":
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y, conditional="prior")
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
         else:
             value = npgp.sample("value", f(X), joint=False)
             numpyro.sample("y", dist.Normal(value, NOISE**0.5), obs=y)
@@ -260,7 +260,7 @@ def test_sites_come_in_the_models_order(float64):
         with numpyro.plate("data", X.shape[0]):
             value = npgp.sample("value", f(X))
             c = numpyro.sample("c", dist.Normal(value, 1.0))
-            npgp.observe("y", g(X) + a + c, npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", g(X) + a + c, npgp.Gaussian(variance=NOISE), obs=y)
 
     guide = npgp.AutoSparseGP(model)
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
@@ -284,7 +284,7 @@ def test_two_gps_in_a_sum(float64):
     def model(X, y):
         f, g = sparse_gp("odvgp", jitter=1e-12).draw(), sparse_gp(name="g", jitter=1e-12).draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X) + 0.5 * g(2.0 * X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X) + 0.5 * g(2.0 * X), npgp.Gaussian(variance=NOISE), obs=y)
 
     params = random_params("odvgp") | random_params("svgp", 1, "g")
     f, g = Dense("odvgp", X, params), Dense("svgp", 2.0 * X, params, "g")
@@ -299,7 +299,7 @@ def test_two_observations_of_one_draw(float64):
 
     def model(X, X2, y, counts):
         f = sparse_gp(jitter=1e-12).draw()
-        npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
         npgp.observe("counts", f(X2), npgp.Poisson(), obs=counts, conditional="prior")
 
     params, counts = random_params(), np.arange(5.0)
@@ -317,7 +317,7 @@ def test_a_gp_of_a_gps_output(float64):
         f, g = sparse_gp("odvgp", jitter=1e-12).draw(), sparse_gp(name="g", jitter=1e-12).draw()
         with numpyro.plate("data", X.shape[0]):
             inner = npgp.sample("inner", f(X))
-            npgp.observe("y", g(inner[:, None] + 2.0), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", g(inner[:, None] + 2.0), npgp.Gaussian(variance=NOISE), obs=y)
 
     guide = npgp.AutoSparseGP(model)
     params = random_params("odvgp") | random_params("svgp", 1, "g")
@@ -394,7 +394,7 @@ def test_names_are_stable_under_scopes(float64):
             f = gp.draw()
             with handlers.scope(prefix="b"):
                 g = gp.draw()
-        npgp.observe("y", f(X) - g(X), npgp.Gaussian(NOISE), obs=y, conditional="shared")
+        npgp.observe("y", f(X) - g(X), npgp.Gaussian(variance=NOISE), obs=y, conditional="shared")
 
     first, second = random_params(seed=0), random_params(seed=1)
     params = {f"a/{n}": v for n, v in first.items()} | {f"a/b/{n}": v for n, v in second.items()}
@@ -440,7 +440,7 @@ def test_outputs_in_a_plate_are_separate_functions(statement, float64):
             f = sparse_gp("odvgp", jitter=1e-12).draw()
         with outputs, numpyro.plate("data", X.shape[0]):
             if statement == "observe":
-                npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
             else:
                 value = npgp.sample("value", f(X), conditional="shared")
                 shapes["value"] = value.shape
@@ -482,7 +482,7 @@ def test_predictions_of_outputs(float64):
         with outputs:
             f = sparse_gp("odvgp", jitter=1e-12).draw()
         with numpyro.plate("data", X.shape[0]), outputs:
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y, joint=True)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, joint=True)
             npgp.sample("value", f(X))
 
     batch, single = outputs_params()
@@ -506,7 +506,7 @@ def test_plates_of_functions_at_two_levels(float64):
         with outer:
             g = sparse_gp(name="g", jitter=1e-12).draw()
         with outer, inner, numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X) + g(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X) + g(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     f_params = [[random_params(seed=3 * i + j) for j in range(3)] for i in range(2)]
     g_params = [random_params(seed=10 + i, name="g") for i in range(2)]
@@ -525,7 +525,7 @@ def test_a_model_without_other_sites_may_be_conditioned_from_outside(float64):
     """``handlers.condition`` in place of ``obs``."""
 
     def model(X):
-        npgp.observe("y", sparse_gp(jitter=1e-12).draw()(X), npgp.Gaussian(NOISE))
+        npgp.observe("y", sparse_gp(jitter=1e-12).draw()(X), npgp.Gaussian(variance=NOISE))
 
     conditioned = handlers.condition(model, {"y": jnp.asarray(Y)})
     params = random_params()
@@ -550,12 +550,12 @@ def test_minibatches_are_unbiased(float64):
     def model(X, y, rows=None):
         f = sparse_gp("odvgp", jitter=1e-12).draw()
         with npgp.plate("data", 6, rows):
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     def own_rows(X, y):
         f = sparse_gp("odvgp", jitter=1e-12).draw()
         with numpyro.plate("data", 6, subsample_size=2) as index:
-            npgp.observe("y", f(X[index]), npgp.Gaussian(NOISE), obs=y[index])
+            npgp.observe("y", f(X[index]), npgp.Gaussian(variance=NOISE), obs=y[index])
 
     params = random_params("odvgp")
     elbo = make_elbo(model)
@@ -590,7 +590,7 @@ def local_latent_model(X, y, rows=None, own_rows=False):
         offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
         if own_rows:
             X, y = X[index], y[index]
-        npgp.observe("y", f(X) + offset, npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", f(X) + offset, npgp.Gaussian(variance=NOISE), obs=y)
 
 
 LOCAL = {
@@ -675,7 +675,7 @@ def test_batches_of_one_shape_compile_once(float64):
         lengthscale = numpyro.param("lengthscale", 1.0, constraint=positive)
         f = sparse_gp(k=npgp.RBF(lengthscale)).draw()
         with npgp.plate("data", 6, rows):
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     svi = SVI(model, npgp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
     update = compiled(svi.update)
@@ -736,13 +736,13 @@ def test_one_factorization_and_one_projection_per_input_set(statements, inputs, 
                 value = npgp.sample("value", f(X), joint=False)
                 numpyro.sample("z", dist.Normal(value, 1.0), obs=y)
             if "observe" in statements:
-                npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
             if "observe2" in statements:
-                npgp.observe("y2", f(X2), npgp.Gaussian(NOISE), obs=y)
+                npgp.observe("y2", f(X2), npgp.Gaussian(variance=NOISE), obs=y)
 
     jaxpr = loss_jaxpr(model, random_params(), X, X_NEW, Y)
     assert count_primitives(jaxpr, "_jittered_cholesky") == 1
-    assert count_primitives(jaxpr, "triangular_solve") == inputs
+    assert count_primitives(jaxpr, "solve_lower") == inputs
 
 
 def test_a_joint_draw_factorizes_its_residual_once(float64):
@@ -752,7 +752,7 @@ def test_a_joint_draw_factorizes_its_residual_once(float64):
 
     jaxpr = loss_jaxpr(model, random_params(), X, Y)
     assert count_primitives(jaxpr, "_jittered_cholesky") == 2  # of the inducing points and of the rows
-    assert count_primitives(jaxpr, "triangular_solve") == 1
+    assert count_primitives(jaxpr, "solve_lower") == 1
 
 
 def test_outputs_share_factorization_and_projection(float64):
@@ -760,19 +760,21 @@ def test_outputs_share_factorization_and_projection(float64):
         with numpyro.plate("outputs", 3, dim=-2):
             f = sparse_gp().draw()
             with numpyro.plate("data", 8):
-                npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     params, _ = outputs_params("svgp")
     jaxpr = loss_jaxpr(model, params, X, OUTPUTS)
     assert count_primitives(jaxpr, "_jittered_cholesky") == 1
-    assert count_primitives(jaxpr, "triangular_solve") == 1
+    assert count_primitives(jaxpr, "solve_lower") == 1
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Missing entries
 
 
-@pytest.mark.parametrize("likelihood", [npgp.Gaussian(NOISE), npgp.Poisson(), npgp.StudentT(4.0, 0.3)])
+@pytest.mark.parametrize(
+    "likelihood", [npgp.Gaussian(variance=NOISE), npgp.Poisson(), npgp.StudentT(df=4.0, scale=0.3)]
+)
 def test_masked_rows_count_as_left_out(likelihood, float64):
     """The same ELBO and gradients as without these rows, though they hold NaN."""
 
@@ -803,7 +805,7 @@ def test_masked_entries_of_outputs_count_as_left_out(float64):
         with outputs:
             f = sparse_gp("odvgp", jitter=1e-12).draw()
         with outputs, numpyro.plate("data", 8):
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y, mask=mask)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, mask=mask)
 
     mask = np.random.default_rng(0).random((3, 8)) < 0.7
     batch, single = outputs_params()

@@ -36,7 +36,7 @@ def latent_model(likelihood):
 
     def model(X, y=None):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(*LENGTHSCALE))
-        f = npgp.SparseGP("f", npgp.RBF(lengthscale, VARIANCE), jnp.asarray(Z.copy()), jitter=1e-12).draw()
+        f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=VARIANCE), jnp.asarray(Z.copy()), jitter=1e-12).draw()
         with numpyro.plate("data", X.shape[0]):
             npgp.observe("y", f(X), likelihood, obs=y)
 
@@ -90,7 +90,7 @@ def worst_z(chain, weights, values) -> float:
 
 
 def collapsed(sample, X):
-    kernel = npgp.RBF(sample["lengthscale"], VARIANCE)
+    kernel = npgp.RBF(sample["lengthscale"], variance=VARIANCE)
     return npgp.CollapsedGP(kernel, X, jnp.asarray(Z.copy()), sample["noise"], jitter=1e-12)
 
 

@@ -97,7 +97,7 @@ def test_observe_svi_at_the_optimum_is_the_collapsed_bound(structure, x64):
         def model(X, y):
             f = gp.draw()
             with numpyro.plate("data", X.shape[0]):
-                npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y, conditional=conditional)
+                npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, conditional=conditional)
 
         return make_elbo(model)
 
@@ -156,7 +156,7 @@ def test_observe_svi_with_trace_elbo_has_the_same_expectation(float64):
 
 def test_joint_has_no_part_in_observing(float64):
     def model(X, y):
-        npgp.observe("y", sparse_gp(jitter=1e-12).draw()(X), npgp.Gaussian(NOISE), obs=y, joint=True)
+        npgp.observe("y", sparse_gp(jitter=1e-12).draw()(X), npgp.Gaussian(variance=NOISE), obs=y, joint=True)
 
     params = random_params()
     np.testing.assert_allclose(elbo_value(model, params, X, Y), Dense("svgp", X, params).elbo(Y), rtol=1e-8)
@@ -226,8 +226,8 @@ def statements(structure):
     def model(X, y=None):
         f = sparse_gp(structure, jitter=1e-12).draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
-            npgp.observe("joint", f(X), npgp.Gaussian(NOISE), obs=y, joint=True)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
+            npgp.observe("joint", f(X), npgp.Gaussian(variance=NOISE), obs=y, joint=True)
             npgp.sample("f_joint", f(X))
             npgp.sample("f_rows", f(X), joint=False)
 
@@ -446,7 +446,7 @@ def test_collapsed_without_guide_and_under_svi_is_the_bound(float64):
     def model(x, y):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
         noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
-        k = npgp.RBF(lengthscale, models.VARIANCE)
+        k = npgp.RBF(lengthscale, variance=models.VARIANCE)
         numpyro.sample("y", npgp.CollapsedGP(k, x, jnp.asarray(models.Z), noise), obs=y)
 
     x, y = jnp.asarray(X), jnp.asarray(Y)
@@ -502,13 +502,13 @@ def test_statements_agree_on_posterior_and_elbo(structure, float64):
     gp = sparse_gp(structure)
 
     def observing(X, y=None):
-        npgp.observe("y", gp.draw()(X), npgp.Gaussian(NOISE), obs=y, conditional="prior")
+        npgp.observe("y", gp.draw()(X), npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
 
     def sampling(X, y=None):
         numpyro.sample("y", dist.Normal(npgp.sample("f", gp.draw()(X)), NOISE**0.5), obs=y)
 
     def predictions(params):
-        made = [npgp.posterior("f", m, npgp.AutoSparseGP(m), params, X) for m in (observing, sampling)]
+        made = [npgp.posterior("f", m, npgp.AutoSparseGP(m), params, X, Y) for m in (observing, sampling)]
         return [(p.mean(X_NEW), p.covariance(X_NEW), p.kl()) for p in [conditioned, *made]]
 
     expected, *others = compiled(predictions)(params)

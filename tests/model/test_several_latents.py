@@ -117,7 +117,7 @@ def test_softmax_of_two_classes_is_bernoulli(float64):
     np.testing.assert_allclose(value, w @ special.log_expit((2 * y - 1) * f), atol=1e-5)
     np.testing.assert_allclose(np.exp(marginal), w @ np.where(y, p, 1 - p), rtol=2e-5)
     # And so it is as a function of two latent values, to which no rule of its own belongs.
-    generic = averages(Factorized(bernoulli, True, 48, 2), y, mean, variance)
+    generic = averages(Factorized(bernoulli, log_concave=True, num_nodes=48, num_latents=2), y, mean, variance)
     np.testing.assert_allclose(generic, (value, marginal), atol=2e-4)
 
 
@@ -180,7 +180,7 @@ def dense_normal(y, mean, variance):
     "likelihood, at",
     [
         (HeteroscedasticGaussian(), (0, 1)),
-        (Factorized(swapped, (1,), num_latents=2), (1, 0)),
+        (Factorized(swapped, log_concave=(1,), num_latents=2), (1, 0)),
     ],
     ids=["closed form", "quadrature"],
 )
@@ -245,7 +245,7 @@ def log_zero_inflated(f, y, row):
 @pytest.mark.parametrize(
     "likelihood, y, log_density, tolerance",
     [
-        (likelihoods.Weibull(1.5, CENSORED), TIMES, log_censored, 1e-6),
+        (likelihoods.Weibull(concentration=1.5, censored=CENSORED), TIMES, log_censored, 1e-6),
         # NumPyro's log-survival stops at the log of machine epsilon, −36, and is not concave for that reason.
         (Factorized(censored_weibull), TIMES, log_censored, 1e-2),
         (Factorized(zero_inflated_at_rate), np.array([0, 1, 2, 7]), log_zero_inflated, 1e-5),
@@ -309,8 +309,8 @@ def test_quadrature_error_of_two_latent_values():
     [
         (Softmax(4), 2, (0, 1, 2, 3)),
         (HeteroscedasticGaussian(), 0.7, (0,)),
-        (Factorized(swapped, (1,), num_latents=2), 0.7, (1,)),
-        (Factorized(bernoulli, True, num_latents=2), 1, (0, 1)),
+        (Factorized(swapped, log_concave=(1,), num_latents=2), 0.7, (1,)),
+        (Factorized(bernoulli, log_concave=True, num_latents=2), 1, (0, 1)),
     ],
 )
 def test_concave_where_claimed(likelihood, y, concave, float64):
@@ -350,7 +350,7 @@ def test_shapes(likelihood):
 
 def test_one_parameter_per_row_of_two_latent_values(float64):
     scale = np.array([0.5, 1.0, 2.0])
-    likelihood = Factorized(lambda f, g: dist.Normal(f, jnp.exp(g) * scale), (0,), num_latents=2)
+    likelihood = Factorized(lambda f, g: dist.Normal(f, jnp.exp(g) * scale), log_concave=(0,), num_latents=2)
     mean, variance, y = np.array([0.1, -0.4]), np.array([0.5, 0.3]), 0.7
     pair = np.repeat(mean[:, None], 3, 1), np.repeat(variance[:, None], 3, 1)
     value, marginal, *_ = dense_normal(y, np.stack([pair[0][0], pair[0][1] + np.log(scale)]), pair[1])
@@ -385,15 +385,15 @@ SEVERAL = "npgp.sample gives GP values as arrays, to be used in numpyro.sample w
         (lambda: Softmax(), "Softmax num_classes is None; it must be a whole number, 2 or more."),
         (lambda: Softmax(1), "Softmax num_classes is 1; it must be a whole number, 2 or more."),
         (lambda: Softmax(2.5), "Softmax num_classes is 2.5; it must be a whole number"),
-        (lambda: Softmax(3, 0), "Softmax num_nodes is 0; it must be positive"),
-        (lambda: HeteroscedasticGaussian(0), "HeteroscedasticGaussian num_nodes is 0; it must be positive"),
-        (lambda: likelihoods.Weibull(0.0), "Weibull concentration is 0.0; it must be positive"),
+        (lambda: Softmax(3, num_nodes=0), "Softmax num_nodes is 0; it must be positive"),
+        (lambda: HeteroscedasticGaussian(num_nodes=0), "HeteroscedasticGaussian num_nodes is 0; it must be positive"),
+        (lambda: likelihoods.Weibull(concentration=0.0), "Weibull concentration is 0.0; it must be positive"),
         (
             lambda: likelihoods.as_likelihood(lambda *f: dist.Normal(f[0], 1.0), 3),
             f"Factorized takes 3 latent values per observation; quadrature serves up to 2. {SEVERAL}",
         ),
         (
-            lambda: Factorized(normal, (2,), num_latents=2),
+            lambda: Factorized(normal, log_concave=(2,), num_latents=2),
             "Factorized log_concave is (2,); it must be True, False or indices of the 2 latent values.",
         ),
         (
@@ -433,5 +433,5 @@ def test_masked_rows_and_pytrees():
     for likelihood in (Softmax(2), HeteroscedasticGaussian(), Factorized(zero_inflated, num_latents=2)):
         likelihood.check([1, 1, np.nan])  # 1 stands for what is masked
     assert not jax.tree.leaves(Softmax(3)) and jax.tree.structure(Softmax(3)) == jax.tree.structure(Softmax(3))
-    leaves, structure = jax.tree.flatten(likelihoods.Weibull(1.5, CENSORED))
+    leaves, structure = jax.tree.flatten(likelihoods.Weibull(concentration=1.5, censored=CENSORED))
     assert len(leaves) == 2 and jax.tree.unflatten(structure, leaves).num_nodes == likelihoods.NUM_NODES

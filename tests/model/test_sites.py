@@ -20,7 +20,7 @@ LOST = "f\\.u has the guide's value but not the guide's q, so training would max
 def model(X, y=None):
     f = sparse_gp("odvgp", k=npgp.RBF(numpyro.param("lengthscale", 0.7))).draw()
     with numpyro.plate("rows", len(X)):
-        npgp.observe("y", f(X), npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
 
 def by_hand(X, y=None):
@@ -30,7 +30,7 @@ def by_hand(X, y=None):
 def neighbors(X, y=None):
     f = npgp.VNNGP("f", npgp.RBF(), Z, 2).draw()
     with numpyro.plate("rows", len(X)):
-        npgp.observe("y", f(X, np.zeros((len(X), 1), int)), npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", f(X, np.zeros((len(X), 1), int)), npgp.Gaussian(variance=NOISE), obs=y)
 
 
 def svi(of, guide=None, loss=None):

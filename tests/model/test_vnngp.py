@@ -44,7 +44,7 @@ def neighbors(size=K):
 
 
 def component(batch_size=None, lengthscale=None, found=None, inducing=None, **options):
-    kernel = Matern32(jnp.asarray(LENGTHSCALE) if lengthscale is None else lengthscale, VARIANCE)
+    kernel = Matern32(jnp.asarray(LENGTHSCALE) if lengthscale is None else lengthscale, variance=VARIANCE)
     inducing = Z.copy() if inducing is None else inducing
     return npgp.VNNGP("f", kernel, inducing, found or neighbors(), batch_size=batch_size, jitter=JITTER, **options)
 
@@ -53,7 +53,7 @@ def regression(batch_size=None, conditional="prior", likelihood=None, **options)
     def model(X, near, y=None, lengthscale=None, *, size=N):
         f = component(batch_size, lengthscale, **options).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
-            npgp.observe("y", f(X, near), likelihood or npgp.Gaussian(NOISE), obs=y, conditional=conditional)
+            npgp.observe("y", f(X, near), likelihood or npgp.Gaussian(variance=NOISE), obs=y, conditional=conditional)
 
     return model
 
@@ -263,7 +263,7 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
             "f", npgp.Matern32(1.0), inducing, found, batch_size=rows, init_loc=np.zeros(size, np.float32)
         ).draw()
         with npgp.plate("data", 64, rows=X.shape[0]):
-            npgp.observe("y", f(X, near), npgp.Gaussian(0.1), obs=y)
+            npgp.observe("y", f(X, near), npgp.Gaussian(variance=0.1), obs=y)
 
     svi = LazySVI(
         SVI(model, npgp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()), npgp.training.row_adam(0.01)
@@ -359,7 +359,7 @@ def test_sums_several_latents_and_hand_written_guides(float64):
     def model(x, near, y):
         f, g = gp.draw(), other.draw()
         with numpyro.plate("data", N):
-            npgp.observe("y", 0.5 * f(x, near) + g(x) + 1.0, npgp.Gaussian(NOISE), obs=y, conditional="prior")
+            npgp.observe("y", 0.5 * f(x, near) + g(x) + 1.0, npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
             npgp.observe(
                 "z", (f(x, near), g(x)), npgp.likelihoods.HeteroscedasticGaussian(), obs=y, conditional="prior"
             )
@@ -386,13 +386,13 @@ def test_scope(float64):
         with handlers.scope(prefix="a"):
             f = component(5).draw()
             with numpyro.plate("data", N):
-                npgp.observe("y", f(x, near), npgp.Gaussian(NOISE), obs=y)
+                npgp.observe("y", f(x, near), npgp.Gaussian(variance=NOISE), obs=y)
 
     def outside(x, near, y):
         with handlers.scope(prefix="a"):
             f = component(5).draw()
         with numpyro.plate("data", N):
-            npgp.observe("y", f(x, near), npgp.Gaussian(NOISE), obs=y)
+            npgp.observe("y", f(x, near), npgp.Gaussian(variance=NOISE), obs=y)
 
     scoped = {f"a/{name}": value for name, value in params().items()}
     expected = elbos(5, "tight")(jax.random.key(0), params(), *arguments())
@@ -476,7 +476,7 @@ def test_what_is_refused(float64):
             def model(x, near, y, conditional=conditional):
                 latent = component().draw()(x, near)
                 with numpyro.plate("data", N):
-                    npgp.observe("y", latent, npgp.Gaussian(NOISE), obs=y, conditional=conditional)
+                    npgp.observe("y", latent, npgp.Gaussian(variance=NOISE), obs=y, conditional=conditional)
 
             make_elbo(lambda x, near, y, model=model: handlers.seed(model, 0)(x, near, y))(
                 jax.random.key(0), params(), x, near, y

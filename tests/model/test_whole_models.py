@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 from models import compiled, elbo_value, random_params, sparse_gp
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoNormal
-from numpyro.infer.initialization import init_to_mean
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from numpyro.infer.initialization import init_to_uniform
 
 import npgp
 
@@ -44,7 +45,7 @@ class Fit(NamedTuple):
 def fitter(model, steps=800, rate=0.05, draws_of=(), **static):
     """``fit(data, new, at)``: train by SVI and draw, all in one compiled function."""
     model = partial(model, **static)
-    guide = npgp.AutoSparseGP(model, partial(AutoNormal, init_loc_fn=init_to_mean, init_scale=0.1))
+    guide = npgp.AutoSparseGP(model)  # with its own start, which suits all of these
     svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(rate, steps, 0.05)), TraceMeanField_ELBO())
 
     @compiled
@@ -54,8 +55,7 @@ def fitter(model, steps=800, rate=0.05, draws_of=(), **static):
         state, losses = jax.lax.scan(lambda state, _: svi.update(state, **data), state, length=steps)
         params = svi.get_params(state)
         posterior = guide.sample_posterior(keys[0], params, **data, sample_shape=(DRAWS,))
-        # Draws one after the other: jaxlib 0.10 may hang in batches of triangular solves.
-        predicted = Predictive(model, posterior, params=params)(keys[1], **new)
+        predicted = Predictive(model, posterior, params=params, parallel=True)(keys[1], **new)
 
         def draw(name, key):
             return npgp.posterior(name, model, guide, params, rng_key=key, **data).sample(key, at[name])
@@ -469,3 +469,21 @@ def test_some_rows_follow_a_curve_others_a_line():
 
     check_sites(fit.posterior, share=0.65, line=np.array([-1.0, -0.5]), noise=0.2)
     check_function(fit.predicted["curve"], f(x_grid), 0.3)
+
+
+def test_autoguides_start_at_medians_of_the_prior():
+    """NumPyro's own start is uniform in unconstrained space, a scale of 1/7 to 7 whatever its prior."""
+
+    def model():
+        numpyro.sample("scale", dist.LogNormal(-3.0, 0.1).expand([50]).to_event(1))
+
+    def start(guide):
+        auto = npgp.AutoSparseGP(model, guide)
+        svi = SVI(model, auto, optax.sgd(0.0), TraceMeanField_ELBO())
+        return jnp.log(auto.median(svi.get_params(svi.init(jax.random.key(0))))["scale"])
+
+    told = partial(AutoNormal, init_loc_fn=init_to_uniform)
+    guides = AutoNormal, partial(AutoMultivariateNormal, init_scale=0.01), [AutoDelta], told
+    *starts, uniform = jax.jit(lambda: list(map(start, guides)))()
+    np.testing.assert_allclose(starts, -3.0, atol=0.2)
+    assert np.ptp(uniform) > 2.0

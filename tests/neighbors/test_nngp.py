@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
+from programs import equations
 from scipy import stats
 from scipy.sparse import linalg
 
@@ -36,7 +37,7 @@ NOISE = RNG.uniform(0.05, 0.5, size=N)
 
 
 def kernel(dtype=np.float64):
-    return Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), dtype(VARIANCE))
+    return Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), variance=dtype(VARIANCE))
 
 
 # ---------------------------------------------------------------- orders and neighbors
@@ -128,7 +129,7 @@ def test_coloring_in_waves_of_many_sites(float64):
 
     @compiled
     def run(z, up, neighbors):
-        factor = NNGP(Matern32(0.2, VARIANCE), points, neighbors).factor()
+        factor = NNGP(Matern32(0.2, variance=VARIANCE), points, neighbors).factor()
         colored, back = jax.vjp(factor.color, z)
         return factor, colored, back(up)[0]
 
@@ -277,7 +278,7 @@ def test_gradients_by_finite_differences(float64):
     @compiled
     def both(points):
         def value(theta):
-            k, f = Matern32(jnp.exp(theta[:2]), jnp.exp(theta[2])), theta[4:]
+            k, f = Matern32(jnp.exp(theta[:2]), variance=jnp.exp(theta[2])), theta[4:]
             prior, response = NNGP(k, X.copy(), neighbors), ResponseNNGP(k, X.copy(), jnp.exp(theta[3]), neighbors)
             mean, variance = response.condition(f).mean_and_variance(NEW.copy(), near)
             colored = jnp.sum(jnp.sin(prior.factor().color(f)))
@@ -312,14 +313,6 @@ def test_nothing_is_as_large_as_a_square_of_sites():
     x = np.random.default_rng(0).normal(size=(sites, 2)).astype(np.float32)
     neighbors = nearest_before(x, k)
     gp = NNGP(Matern32(), x, neighbors)
-
-    def equations(jaxpr):
-        for equation in jaxpr.eqns:
-            yield equation
-            for parameter in jax.tree.leaves(equation.params, is_leaf=lambda p: hasattr(p, "eqns")):
-                inner = getattr(parameter, "jaxpr", parameter)
-                if hasattr(inner, "eqns"):
-                    yield from equations(inner)
 
     whitened = lambda z: jnp.sum(jnp.square(gp.factor().color(z)))  # noqa: E731
     for f in (jax.grad(gp.log_prob), jax.grad(whitened)):
@@ -380,7 +373,7 @@ COUNTS = np.random.default_rng(5).poisson(np.exp(np.sin(2 * X[:, 0])))
 
 def count_model(neighbors, y):
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
-    f = numpyro.sample("f", NNGP(Matern32(1.0, variance), X.astype(np.float32), neighbors, offset=0.2))
+    f = numpyro.sample("f", NNGP(Matern32(1.0, variance=variance), X.astype(np.float32), neighbors, offset=0.2))
     numpyro.sample("y", dist.Poisson(jnp.exp(f)), obs=y)
 
 
@@ -391,7 +384,7 @@ def test_densities_of_a_latent_site_and_of_its_whitened_values():
 
     @compiled
     def run(f):
-        factor = NNGP(Matern32(1.0, 0.8), X.astype(np.float32), neighbors, offset=0.2).factor()
+        factor = NNGP(Matern32(1.0, variance=0.8), X.astype(np.float32), neighbors, offset=0.2).factor()
         z = factor.whiten(f - 0.2)
         centered, _ = log_density(count_model, (neighbors, COUNTS), {}, {"variance": 0.8, "f": f})
         white, trace = log_density(whitened, (neighbors, COUNTS), {}, {"variance": 0.8, "f_white": z})
@@ -426,7 +419,7 @@ def test_nuts_and_svi_agree_on_a_latent_site():
     assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.8 * spread)
     assert np.corrcoef(mean, np.sin(2 * X[:, 0]))[0, 1] > 0.5
 
-    kriging = NNGP(Matern32(1.0, 1.0), X.astype(np.float32), neighbors, offset=0.2).condition(draws)
+    kriging = NNGP(Matern32(1.0, variance=1.0), X.astype(np.float32), neighbors, offset=0.2).condition(draws)
     at_new = kriging.sample(jax.random.key(1), NEW.astype(np.float32))
     assert at_new.shape == (200, 5) and np.all(np.isfinite(at_new))
 

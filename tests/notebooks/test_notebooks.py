@@ -5,11 +5,11 @@ import runpy
 import warnings
 from pathlib import Path
 
-import jax
 import jupytext
 import nbformat
 import numpy as np
 import pytest
+from loading import restored
 from matplotlib import pyplot as plt
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -21,12 +21,9 @@ each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path
 @pytest.fixture
 def options():
     """Puts back what a notebook sets for the process: JAX's, matplotlib's, NumPy's and warnings' options."""
-    before = jax.config.jax_enable_x64
-    with warnings.catch_warnings(), plt.rc_context(), np.printoptions():
+    with restored(), warnings.catch_warnings(), plt.rc_context(), np.printoptions():
         warnings.resetwarnings()  # a notebook's warnings are no errors
         yield
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
 
 
 @pytest.mark.notebook

@@ -18,7 +18,6 @@ JITTER = 1e-9
 @pytest.fixture
 def report(tmp_path):
     """Runs the script on a problem; what it wrote."""
-    before = jax.config.jax_enable_x64
     module = loading.script("bound_report")
 
     def run(problem: dict, *arguments: str) -> dict:
@@ -30,8 +29,7 @@ def report(tmp_path):
         return written
 
     run.module = module
-    yield run
-    jax.config.update("jax_enable_x64", before)  # the script sets it for the process
+    return run
 
 
 def problem(N=24, D=2) -> dict:

@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import loading
 import numpy as np
 import pytest
@@ -17,10 +16,7 @@ TINY = ["--rows", "30", "--inducing", "4", "--latent-dim", "2", "--batch-size", 
 @pytest.fixture
 def study():
     """The script as a module."""
-    before = jax.config.jax_enable_x64
-    yield loading.script("imputation")
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
+    return loading.script("imputation")
 
 
 def test_pca_completes_a_matrix_of_low_rank():

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from loading import script
-from matplotlib import pyplot as plt
 from scipy import stats
 
 from studies.regression import minibatch
@@ -18,10 +17,7 @@ from studies.regression import minibatch
 @pytest.fixture
 def mnist():
     """The script as a module; the precision that its program sets is taken back."""
-    before = jax.config.jax_enable_x64
-    yield script("mnist")
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
+    return script("mnist")
 
 
 def test_robust_maximum_of_two(mnist, float64):

@@ -20,10 +20,7 @@ TINY += ["tight", "--seeds", "1", "--steps", "6", "--continue-steps", "2", "--dr
 @pytest.fixture
 def study(tmp_path):
     """The script as a module."""
-    before = jax.config.jax_enable_x64
-    yield loading.script("oil_bounds")
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
+    return loading.script("oil_bounds")
 
 
 def test_bounds_are_compared_at_equal_settings_and_at_equal_parameters(study, tmp_path, monkeypatch):
@@ -53,6 +50,7 @@ def test_bounds_are_compared_at_equal_settings_and_at_equal_parameters(study, tm
         study.main([*arguments, "--noise-start", "0.1"])
 
 
+@pytest.mark.filterwarnings("ignore:CollapsedGPLVM.fit has not converged:RuntimeWarning")
 def test_collapsed_bounds_at_equal_parameters(study, float64, tmp_path):
     args = study.parse([*TINY, "--runs", str(tmp_path), "--collapsed-steps", "6"])
     data = oil_flow(args)

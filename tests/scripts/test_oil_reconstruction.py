@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import loading
 import numpy as np
 import pytest
@@ -16,10 +15,7 @@ TINY += ["--steps", "3", "--guides", "gaussian", "amortised", "--missing", "0.3"
 @pytest.fixture
 def study():
     """The script as a module."""
-    before = jax.config.jax_enable_x64
-    yield loading.script("oil_reconstruction")
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
+    return loading.script("oil_reconstruction")
 
 
 def test_rows_are_the_same_and_missing_entries_nested_for_all_shares(study):

@@ -2,14 +2,13 @@
 
 import json
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import loading
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
+from figures import assert_pictures
 
 from npgp import linalg
 from studies.orthogonal import clusters, programs, structures
@@ -19,10 +18,7 @@ METHODS = ("SGPR on both", "SOLVE-GP", "ODVGP", "SGPR on the first")
 
 @pytest.fixture
 def script():
-    before = jax.config.jax_enable_x64
-    yield loading.script("orthogonal_study")
-    jax.config.update("jax_enable_x64", before)  # main sets it for the process
-    plt.close("all")
+    return loading.script("orthogonal_study")
 
 
 @pytest.fixture
@@ -37,13 +33,6 @@ def run(script, tmp_path):
         return report
 
     return run
-
-
-def assert_pictures(folder: Path, *names: str) -> None:
-    assert {path.name for path in folder.glob("*.png")} == set(names)
-    for name in names:
-        pixels = plt.imread(folder / name)
-        assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20, name
 
 
 @pytest.mark.slow

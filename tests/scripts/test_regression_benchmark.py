@@ -10,7 +10,6 @@ import numpy as np
 import numpyro.distributions as dist
 import pytest
 from loading import script
-from matplotlib import pyplot as plt
 
 import npgp
 from studies.regression import four_methods, minibatch
@@ -19,10 +18,7 @@ from studies.regression import four_methods, minibatch
 @pytest.fixture
 def benchmark():
     """The script as a module; the precision that its program sets is taken back."""
-    before = jax.config.jax_enable_x64
-    yield script("regression_benchmark")
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
+    return script("regression_benchmark")
 
 
 def test_splits(benchmark, float64):

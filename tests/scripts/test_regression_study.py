@@ -6,8 +6,8 @@ import json
 import jax
 import numpy as np
 import pytest
+from figures import assert_picture
 from loading import script
-from matplotlib import pyplot as plt
 from scipy.stats import multivariate_normal
 
 import npgp
@@ -23,7 +23,6 @@ def study():
 @pytest.fixture
 def run(study, tmp_path):
     """Runs main with arguments; its report, as returned and as read from the file it wrote."""
-    before = jax.config.jax_enable_x64
 
     def run(*args: str) -> dict:
         path = tmp_path / "figures" / "report.json"
@@ -31,9 +30,7 @@ def run(study, tmp_path):
         assert json.loads(path.read_text()) == report
         return report
 
-    yield run
-    jax.config.update("jax_enable_x64", before)
-    plt.close("all")
+    return run
 
 
 def rows(num: int = 30):
@@ -154,8 +151,7 @@ def test_grouped_and_table1(run, data_dir, tmp_path, capsys):
     assert wine["std_exact"][0] < wine["std"][0]
     printed = capsys.readouterr().out
     assert "concrete: 120 training and 60 test rows, random subsets" in printed
-    pixels = plt.imread(tmp_path / "regression.png")
-    assert min(pixels.shape[:2]) > 200 and len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 20
+    assert_picture(tmp_path / "regression.png", least=200)
 
 
 @pytest.mark.slow

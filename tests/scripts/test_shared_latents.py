@@ -14,10 +14,8 @@ import npgp
 
 @pytest.fixture(scope="module")
 def script():
-
-    before = jax.config.jax_enable_x64
-    yield loading.script("shared_latents")
-    jax.config.update("jax_enable_x64", before)  # the script sets it for the process
+    with loading.restored():
+        yield loading.script("shared_latents")
 
 
 def test_equal_views_of_equal_kernels_are_one_gplvm(script, float64):

@@ -3,7 +3,6 @@
 import json
 import math
 
-import jax
 import loading
 import numpy as np
 import pytest
@@ -24,10 +23,9 @@ def script():
 @pytest.fixture(scope="module")
 def fits(script, tmp_path_factory):
     """The records of a small run, and the file that they are in."""
-    before, path = jax.config.jax_enable_x64, tmp_path_factory.mktemp("fits") / "out" / "fits.json"
-    records = script.main([*SETTINGS, "--json", str(path)])
-    jax.config.update("jax_enable_x64", before)
-    return records, path
+    path = tmp_path_factory.mktemp("fits") / "out" / "fits.json"
+    with loading.restored():
+        return script.main([*SETTINGS, "--json", str(path)]), path
 
 
 def dense_kernel(name: str, weights, bias: float, lengthscale: float, X, X2):

@@ -9,8 +9,11 @@ import numpyro.distributions as dist
 import oracles
 import pytest
 from scipy import stats
+from scipy.special import logsumexp
 
 from npgp import likelihoods
+from npgp.collapsed import CollapsedGP
+from npgp.kernels import RBF
 from npgp.sparse import conditionals
 from npgp.sparse.conditionals import Grouped, as_conditional
 from npgp.sparse.groups import consecutive, median_split, single
@@ -31,9 +34,9 @@ LIKELIHOODS = {
     "probit": likelihoods.Bernoulli("probit"),
     "poisson": likelihoods.Poisson(),
     "softplus": likelihoods.Poisson("softplus"),
-    "laplace": likelihoods.Laplace(0.5),
-    "gamma": likelihoods.Gamma(2.0),
-    "student": likelihoods.StudentT(3.0, 0.3),
+    "laplace": likelihoods.Laplace(scale=0.5),
+    "gamma": likelihoods.Gamma(concentration=2.0),
+    "student": likelihoods.StudentT(df=3.0, scale=0.3),
     "bimodal": likelihoods.Factorized(bimodal),
 }
 LOG_CONCAVE = ("logit", "probit", "poisson", "softplus", "laplace", "gamma")
@@ -128,7 +131,7 @@ def test_gaussian_tight_is_the_site_formula_at_the_noise_precision(x64):
     y, mean = rng.normal(size=(2, 3, 20)).astype(x64)
     variance, residual = rng.exponential(size=(2, 20)).astype(x64)
     noise = rng.uniform(0.1, 2.0, size=20).astype(x64)
-    likelihood = likelihoods.Gaussian(noise)
+    likelihood = likelihoods.Gaussian(variance=noise)
 
     @jax.jit
     def evaluate(conditional_free):
@@ -177,7 +180,7 @@ def test_float32_values_and_gradients(name):
 
 
 def test_names_and_certificates():
-    for name, likelihood in {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(1.0)}.items():
+    for name, likelihood in {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=1.0)}.items():
         for conditional in ("prior", "tight", "grouped", "full", "shared"):
             assert as_conditional(conditional).is_bound(likelihood)
         assert as_conditional("published").is_bound(likelihood) == (name in (*LOG_CONCAVE, "gaussian"))
@@ -440,7 +443,7 @@ def test_probit_bounds_order_in_the_mean(float64):
 
 @pytest.mark.parametrize("name", ["probit", "student", "bimodal", "gaussian"])
 def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
-    likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(0.3)}[name]
+    likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=0.3)}[name]
     rng = np.random.default_rng(0)
     N = 4
     root = rng.normal(size=(N, 2))
@@ -483,7 +486,7 @@ def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
 
 @pytest.mark.parametrize("name", ["gaussian", "poisson", "student", "bimodal"])
 def test_rows_without_observations_leave_the_others_as_if_alone(name, float64):
-    likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(0.3)}[name]
+    likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=0.3)}[name]
     rng = np.random.default_rng(1)
     present = np.array([True, True, False, True, False, True])
     root, mean, variance = rng.normal(size=(6, 3)), rng.normal(size=6), rng.uniform(0.1, 1.0, size=6)
@@ -517,6 +520,71 @@ def test_what_residuals_are_given_is_dense_algebra(x64):
         np.testing.assert_allclose(np.sum(cost[rows]), expected, rtol=tolerance)
     alone = RowResidual(diagonal(D)).given(precision)
     np.testing.assert_allclose(alone[0], np.diag(D) / (1 + precision * np.diag(D)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["tight", "grouped"])
+def test_a_log_scale_that_is_not_known_at_all_gives_a_finite_bound(x64, name):
+    d = np.array([1.0, 40.0, 50.0, 100.0, 500.0, 2000.0] * 2)  # its residual variance, from which e^2d is no number
+    y = np.repeat([0.7, 0.0], 6).astype(x64)  # and for y at the mean
+    mean = np.stack([np.zeros(12), np.linspace(-2, 2, 12)]).astype(x64)
+    variance, residual = (np.stack([np.full(12, 0.1), v]).astype(x64) for v in (np.full(12, 0.2), d))
+    of = as_conditional("tight") if name == "tight" else Grouped(2)
+
+    @jax.jit
+    def terms(mean, variance, residual):
+        prior = RowResidual(residual)
+        if name == "grouped":
+            prior = residual_in_groups(residual[..., None] * jnp.eye(12, dtype=x64), consecutive(12, 2))
+        return of.row_terms(likelihoods.HeteroscedasticGaussian(), y, mean, variance, prior)
+
+    found = terms(mean, variance, residual)
+    h = mean[1] + np.sqrt(variance[1] + residual[1]) * np.linspace(-12, 12, 100_001)[:, None].astype(float)
+    log_density = stats.norm.logpdf(y, mean[0], np.sqrt(variance[0] + residual[0] + np.exp(2 * np.minimum(h, 350))))
+    log_weights = stats.norm.logpdf(np.linspace(-12, 12, 100_001))[:, None] + np.log(24 / 100_000)
+    evidence = logsumexp(log_density + log_weights, axis=0)
+    assert np.all(np.isfinite(found)) and np.all(found <= evidence)
+    gradients = jax.jit(jax.grad(lambda *arguments: jnp.sum(terms(*arguments)), (0, 1, 2)))(mean, variance, residual)
+    assert np.all(np.isfinite(gradients)) and np.all(gradients[2][1] < 0)  # a better known log-scale is better
+
+
+def test_rounding_that_outweighs_the_identity_leaves_rows_one_by_one(x64):
+    # No covariance matrix, as rounding makes them of residuals far below the prior variance.
+    broken = jnp.asarray([[1.0, 2.0], [2.0, -1e-3]], x64)
+    D = jnp.stack([broken, jnp.asarray([[1.0, 0.6], [0.6, 1.0]], x64)])
+    groups, precision = consecutive(4, 2), jnp.full(4, 3.0, x64)
+
+    @jax.jit
+    def of(D):
+        residual = GroupResidual(D, groups)
+        return residual.cost(precision), *residual.given(precision)
+
+    cost, left, same = of(D)
+    np.testing.assert_allclose(cost[:2].sum(), 0.5 * np.log(4.0), rtol=1e-6)
+    np.testing.assert_allclose(left[:2], [0.25, 0.0], atol=1e-6)
+    np.testing.assert_allclose(cost[2:].sum(), 0.5 * np.log(16.0 - 9 * 0.36), rtol=1e-6)
+    np.testing.assert_allclose(same, cost, rtol=1e-6)
+    (slope,) = jax.jit(jax.grad(lambda D: jnp.sum(of(D)[0]) + jnp.sum(of(D)[1] ** 2)))(D)[:1]
+    # Of ½ log(1 + 3d) and (d/(1 + 3d))² at d = 1.
+    np.testing.assert_allclose(slope[0, 0], 3 / 8 + 2 * 0.25 / 16, rtol=1e-5)
+    assert np.all(np.isfinite(slope))
+
+
+def test_full_is_finite_where_float32_knows_no_residual():
+    rng = np.random.default_rng(2)
+    X = np.tile(rng.uniform(0, 3, size=(20, 1)), (2, 1))
+    y = np.sin(X[:, 0]) + 3e-4 * rng.normal(size=40)
+    K = oracles.stationary("RBF", X, X, 1.5)
+    evidence = oracles.log_normal(y, K + 1e-7 * np.eye(40))
+    arrays = [jnp.float32(value) for value in (X, np.linspace(0, 3, 20)[:, None], y)]
+
+    @jax.jit
+    def bounds(lengthscale, X, Z, y):
+        gps = [CollapsedGP(RBF(lengthscale), X, Z, 1e-7, conditional=c) for c in ("tight", "full")]
+        return jnp.stack([gp.log_prob(y) for gp in gps])
+
+    tight, full = bounds(1.5, *arrays)
+    assert tight - 1.0 < full < evidence  # 1.0: they compute d_n in two ways, with float32's rounding
+    assert np.all(np.isfinite(jax.jit(jax.jacobian(bounds))(1.5, *arrays)))
 
 
 def test_groups_are_checked():

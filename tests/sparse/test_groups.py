@@ -1,5 +1,6 @@
 """Groups of rows: that they are a partition, of neighbors, and that inputs find the group they belong to."""
 
+import contextlib
 import functools
 import sys
 
@@ -86,7 +87,10 @@ def test_neighboring_numbers_and_other_dtypes_find_their_group(x64):
     check_training_rows_find_their_group(median_split(X, 1), X)
     # Without 64-bit numbers JAX will round these, to values that are fewer or fall on the other side of a median.
     X = np.random.default_rng(1).normal(1.0, 1e-7, (ROWS, 2))
-    check_training_rows_find_their_group(median_split(X, 2), np.asarray(jnp.asarray(X)))
+    merged = pytest.warns(UserWarning, match="different values become")
+    with merged if x64 == jnp.float32 else contextlib.nullcontext():
+        groups = median_split(X, 2)
+    check_training_rows_find_their_group(groups, np.asarray(jnp.asarray(X)))
 
 
 @pytest.mark.parametrize("digits", [10, 0])

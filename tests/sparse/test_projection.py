@@ -24,7 +24,7 @@ JITTER = {jnp.float32: 1e-6, jnp.float64: 1e-12}
 
 def kernel_and_formula(lengthscale=1.0, variance=1.7):
     formula = functools.partial(oracles.stationary, "Matern32", lengthscale=lengthscale, variance=variance)
-    return Matern32(lengthscale, variance), formula
+    return Matern32(lengthscale, variance=variance), formula
 
 
 def spread_out(seed, *sizes, dtype=np.float64):
@@ -126,7 +126,7 @@ def test_residual_variance_is_nonnegative_and_falls_with_each_block(x64):
     @jax.jit
     @jax.vmap
     def run(Z, O, X, lengthscale):
-        kernel = RBF(lengthscale, 2.0)
+        kernel = RBF(lengthscale, variance=2.0)
         projector = factorize(kernel, [Points(Z), Points(O)])
         projection = projector(X)
         kept = [projection.residual_variance([i < n for i in range(2)]) for n in range(3)]
@@ -256,7 +256,7 @@ def factorizations(blocks, guide=None):
         Z = numpyro.param("Z", jnp.arange(4.0)[:, None])
         f = npgp.SparseGP("f", kernel, list(jnp.split(Z, blocks))).draw()
         with numpyro.plate("data", 3):
-            npgp.observe("y", f(X), npgp.Gaussian(0.1), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
 
     svi = SVI(model, guide or npgp.AutoSparseGP(model), npgp.adam(0.1), TraceMeanField_ELBO())
     data = jnp.ones((3, 1)), jnp.ones(3)

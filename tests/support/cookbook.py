@@ -25,7 +25,7 @@ def gp(name, inducing=Z, lengthscale=1.5, scale=1.0):
     """A GP with an RBF kernel, and priors on its hyperparameters."""
     ell = numpyro.sample(f"{name}.lengthscale", dist.LogNormal(np.log(lengthscale), 0.4))
     sd = numpyro.sample(f"{name}.scale", dist.LogNormal(np.log(scale), 0.5))
-    return npgp.SparseGP(name, npgp.RBF(ell, sd**2), inducing, init_scale=0.1).draw()
+    return npgp.SparseGP(name, npgp.RBF(ell, variance=sd**2), inducing).draw()
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -38,7 +38,7 @@ def dose_effect(X, dose, y=None):
     effect = numpyro.sample("effect", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", f(X) + dose @ effect, npgp.Gaussian(noise**2), obs=y)
+        npgp.observe("y", f(X) + dose @ effect, npgp.Gaussian(scale=noise), obs=y)
 
 
 def spatial_counts(S, group, exposure, y=None, *, groups, inducing):
@@ -57,11 +57,11 @@ def main_effects_and_interaction(X, y=None, *, inducing):
     f1, f2 = gp("f1", Z), gp("f2", Z)
     ell = numpyro.sample("f12.lengthscale", dist.LogNormal(np.log(2.0), 0.4).expand([2]).to_event(1))
     sd = numpyro.sample("f12.scale", dist.HalfNormal(1.0))
-    kernel = npgp.RBF(ell[0], sd**2, active_dims=(0,)) * npgp.RBF(ell[1], active_dims=(1,))
+    kernel = npgp.RBF(ell[0], variance=sd**2, active_dims=(0,)) * npgp.RBF(ell[1], active_dims=(1,))
     f12 = npgp.SparseGP("f12", kernel, inducing).draw()
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", f1(X[:, :1]) + f2(X[:, 1:]) + f12(X), npgp.Gaussian(noise**2), obs=y)
+        npgp.observe("y", f1(X[:, :1]) + f2(X[:, 1:]) + f12(X), npgp.Gaussian(scale=noise), obs=y)
 
 
 def trend_and_season(X, sd, weight, y=None, mask=None):
@@ -76,10 +76,10 @@ def trend_and_season(X, sd, weight, y=None, mask=None):
     growth = numpyro.sample("growth", dist.Normal(0.0, 0.5))
     scale = numpyro.sample("f.scale", dist.LogNormal(0.0, 0.5).expand([2]).to_event(1))
     # Waves of a year and half a year, unlike the periodic kernel's functions, have no level of their own.
-    kernel = npgp.kernels.Cosine(2.0, scale[0] ** 2) + npgp.kernels.Cosine(1.0, scale[1] ** 2)
+    kernel = npgp.kernels.Cosine(2.0, variance=scale[0] ** 2) + npgp.kernels.Cosine(1.0, variance=scale[1] ** 2)
     f = npgp.SparseGP("f", kernel, np.array([[0.0], [0.3], [0.8], [1.4]], np.float32)).draw()
     with numpyro.plate("data", len(X)), numpyro.handlers.scale(scale=weight):
-        npgp.observe("y", f(X) + middle * jnp.exp(growth * (X[:, 0] - 4.0)), npgp.Gaussian(sd**2), obs=y, mask=mask)
+        npgp.observe("y", f(X) + middle * jnp.exp(growth * (X[:, 0] - 4.0)), npgp.Gaussian(scale=sd), obs=y, mask=mask)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ def two_related_outputs(X, y=None, mask=None):
     level = numpyro.sample("level", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     noise = numpyro.sample("noise", dist.HalfNormal(0.5).expand([2]).to_event(1))
     f = npgp.SparseGP(
-        "f", npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa), npgp.kernels.at_outputs(Z, [0, 1])
+        "f", npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa=kappa), npgp.kernels.at_outputs(Z, [0, 1])
     ).draw()
     output = X[:, 1].astype(int)
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", f(X) + level[output], npgp.Gaussian(noise[output] ** 2), obs=y, mask=mask)
+        npgp.observe("y", f(X) + level[output], npgp.Gaussian(scale=noise[output]), obs=y, mask=mask)
 
 
 def mixed_outputs(X, Y=None, mask=None, *, outputs, functions):
@@ -109,7 +109,7 @@ def mixed_outputs(X, Y=None, mask=None, *, outputs, functions):
     with numpyro.plate("functions", functions, dim=-2):
         g = npgp.SparseGP("g", npgp.RBF(lengthscale), Z).draw()
     with numpyro.plate("outputs", outputs, dim=-2), numpyro.plate("data", len(X)):
-        npgp.observe("Y", W @ g(X), npgp.Gaussian(noise**2), obs=Y, mask=mask)
+        npgp.observe("Y", W @ g(X), npgp.Gaussian(scale=noise), obs=Y, mask=mask)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def several_classes(X, y=None, *, classes):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(1.5), 0.4))
     scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.5))
     with numpyro.plate("classes", classes, dim=-2):
-        f = npgp.SparseGP("f", npgp.RBF(lengthscale, scale**2), Z).draw()
+        f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=scale**2), Z).draw()
     with numpyro.plate("data", len(X)):
         # The cheapest conditional: inducing points this dense leave next to nothing to the residual.
         npgp.observe("y", f(X), npgp.likelihoods.Softmax(classes, num_nodes=8), obs=y, conditional="prior")
@@ -159,7 +159,7 @@ def outliers(X, y=None):
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
     df = numpyro.sample("df", dist.LogNormal(1.0, 0.7))
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", f(X), npgp.StudentT(df, scale), obs=y)
+        npgp.observe("y", f(X), npgp.StudentT(df=df, scale=scale), obs=y)
 
 
 def survival(X, censored, time=None):
@@ -205,7 +205,7 @@ def drifting_sensor(X, y=None):
 
     _, level = scan(advance, 0.0, None, length=len(X))
     with numpyro.plate("data", len(X)):
-        npgp.observe("y", f(X) + level, npgp.Gaussian(noise**2), obs=y)
+        npgp.observe("y", f(X) + level, npgp.Gaussian(scale=noise), obs=y)
 
 
 def unknown_dynamics(y, noise, *, inducing):
@@ -216,7 +216,7 @@ def unknown_dynamics(y, noise, *, inducing):
         error = numpyro.sample("error", dist.Normal(0.0, noise))
     x = numpyro.deterministic("x", y - error)
     with numpyro.plate("transitions", len(y) - 1):
-        npgp.observe("transition", f(x[:-1, None]), npgp.Gaussian(shock**2), obs=x[1:])
+        npgp.observe("transition", f(x[:-1, None]), npgp.Gaussian(scale=shock), obs=x[1:])
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def deep_gp(X, y=None):
     noise = numpyro.sample("noise", dist.HalfNormal(0.5))
     with numpyro.plate("data", len(X)):
         h = npgp.sample("h", f(X) + X[:, 0], joint=False)  # what follows factorizes over rows
-        npgp.observe("y", g(h[:, None]), npgp.Gaussian(noise**2), obs=y)
+        npgp.observe("y", g(h[:, None]), npgp.Gaussian(scale=noise), obs=y)
 
 
 def mixture_of_regressions(X, y=None):

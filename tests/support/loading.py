@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+
+import jax
+import matplotlib.pyplot as plt
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))  # where scripts look for one another
@@ -25,3 +30,14 @@ def script(name: str) -> ModuleType:
     sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Puts JAX's precision back, which programs set for the process, and closes figures."""
+    before = jax.config.jax_enable_x64
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+        plt.close("all")

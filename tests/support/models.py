@@ -48,7 +48,7 @@ def regression(structure="svgp", conditional="tight", likelihood=None):
 
     def model(X, y=None):
         f = sparse_gp(structure, jitter=1e-12).draw()
-        npgp.observe("y", f(X), likelihood or npgp.Gaussian(NOISE), obs=y, conditional=conditional)
+        npgp.observe("y", f(X), likelihood or npgp.Gaussian(variance=NOISE), obs=y, conditional=conditional)
 
     return model
 

@@ -41,7 +41,7 @@ def model(X, y=None, size=N):
     f = npgp.SparseGP("f", npgp.Matern32(lengthscale), Z).draw()
     noise = numpyro.sample("noise", dist.LogNormal(-1, 1))
     with npgp.plate("data", size, rows=X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
 
 def outputs_model(X, y=None, size=N):

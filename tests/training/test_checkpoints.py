@@ -1,5 +1,6 @@
 """Checkpoints: what is written comes back, all or nothing, and training goes on from it as if nothing had happened."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,11 +19,13 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.svi import SVIState
 
 import npgp
+from npgp.training import checkpoint_file
 from npgp.training.checkpoints import Checkpoints, Saved
+from npgp.training.fingerprint import of_data, of_model, of_optimization
 from npgp.training.row_tables import RowState
 
 KEY = random.key(0)
@@ -65,6 +68,11 @@ def folder_of(tmp_path, *steps, keep=5):
         checkpoints.save(step, saved(float(step), step))
     checkpoints.close()
     return checkpoints
+
+
+def steps_in(folder):
+    """Of the checkpoints in a folder, which has nothing else."""
+    return sorted(int(path.name.removesuffix(".checkpoint")) for path in folder.iterdir())
 
 
 def restored(checkpoints, like=None, about=ABOUT):
@@ -135,8 +143,7 @@ def test_arrays_are_copied_before_save_returns(tmp_path):
 def test_the_newest_are_kept(tmp_path):
     for keep in (1, 3):
         checkpoints = folder_of(tmp_path / str(keep), 9, 10, 100, 1000, keep=keep)
-        names = sorted(int(path.name) for path in checkpoints.directory.iterdir())
-        assert names == [9, 10, 100, 1000][-keep:]
+        assert steps_in(checkpoints.directory) == [9, 10, 100, 1000][-keep:]
         found = restored(checkpoints)
         assert len(found.losses) == 1000
         assert_same_bits(found.state, some_state(number=1000.0))
@@ -178,7 +185,7 @@ def test_when_a_checkpoint_is_due(tmp_path, monkeypatch):
     [
         ({**ABOUT, "batch_size": 32}, "run with batch_size = 16, and this one has 32. Choose another folder"),
         ({**ABOUT, "seed": (0, 2)}, r"run with seed = \[0, 1\], and this one has \[0, 2\]"),
-        ({**ABOUT, "rows": 5}, "run with rows = None, and this one has 5"),
+        ({**ABOUT, "rows": 5}, "run with rows = 'missing', and this one has 5"),
     ],
 )
 def test_settings_of_another_run(tmp_path, about, message):
@@ -196,108 +203,172 @@ def test_states_of_another_model(tmp_path, float64):
     for like, message in [
         (
             {**state, "a": jnp.zeros((3, 3), jnp.float32)},
-            r"state\['a'\] is float32\[3,2\] there, and float32\[3,3\] here",
+            r"state\['a'\] = 'float32\[3,2\]', and this one has 'float32\[3,3\]'",
         ),
-        ({**state, "a": jnp.zeros((3, 2))}, r"state\['a'\] is float32\[3,2\] there, and float64\[3,2\] here"),
-        ({"a": state["a"]}, r"state\['b'\] is float64\[2\] there, and missing here"),
-        ({**state, "c": jnp.zeros(())}, r"state\['c'\] is missing there, and float64\[\] here"),
+        ({**state, "a": jnp.zeros((3, 2))}, r"state\['a'\] = 'float32\[3,2\]', and this one has 'float64\[3,2\]'"),
+        ({"a": state["a"]}, r"state\['b'\] = 'float64\[2\]', and this one has 'missing'"),
+        ({**state, "c": jnp.zeros(())}, r"state\['c'\] = 'missing', and this one has 'float64\[\]'"),
     ]:
         with pytest.raises(ValueError, match=message):
             checkpoints.open(like, ABOUT)
 
 
-def truncate(folder: Path):
-    for path in (folder / "arrays" / "d").iterdir():
-        os.truncate(path, path.stat().st_size // 2)
+def truncated(content):
+    return content[: len(content) // 2]
 
 
-def flip(folder: Path):
-    for path in (folder / "arrays" / "d").iterdir():
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
+def flipped(content, place=-20):
+    content = bytearray(content)
+    content[place] ^= 1
+    return bytes(content)
 
 
-def other_arrays(folder: Path):
-    """Whole, and of the same sizes, but not those that the header describes."""
-    other = Checkpoints(folder.parent.with_name("other"))
-    assert other.open(some_state(), ABOUT) is None
-    other.save(20, saved(-1.0, 20), wait=True)
-    other.close()
-    shutil.rmtree(folder / "arrays")
-    shutil.move(other.directory / "20" / "arrays", folder)
+def of_another(content):
+    """The header of one checkpoint and the arrays of another one of the same sizes."""
+    return content.replace(np.full((4, 2), 20.0, np.float32).tobytes(), np.full((4, 2), 21.0, np.float32).tobytes())
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        flip,
-        other_arrays,
-        lambda folder: shutil.rmtree(folder / "header"),
-        lambda folder: shutil.rmtree(folder / "arrays"),
-        lambda folder: (folder / "arrays" / "manifest.ocdbt").unlink(),
-        lambda folder: (folder / "header" / "metadata").write_text("{"),
-        lambda folder: [shutil.rmtree(path) if path.is_dir() else path.unlink() for path in folder.iterdir()],
-    ],
-    ids=["truncated", "flipped", "others", "no-header", "no-arrays", "no-manifest", "half-header", "empty"],
-)
-def test_a_damaged_checkpoint_is_not_returned(tmp_path, damage, caplog):
+@pytest.mark.parametrize("damage", [truncated, flipped, of_another, lambda content: content[:50], lambda c: c + b"x"])
+def test_a_damaged_checkpoint_is_not_returned(tmp_path, damage):
     checkpoints = folder_of(tmp_path, 10, 20)
-    damage(checkpoints.directory / "20")
-    with pytest.warns(UserWarning, match=r"checkpoint of step 20 in .* is damaged .* goes on from step 10"):
+    files = {step: checkpoints.directory / f"{step}.checkpoint" for step in (10, 20)}
+    bad = damage(files[20].read_bytes())
+    assert bad != files[20].read_bytes()
+    files[20].write_bytes(bad)
+    with pytest.warns(
+        UserWarning, match=r"step 20 in .* is damaged and is now called '20.*ed'; .* goes on from step 10"
+    ):
         assert checkpoints.open(some_state(), ABOUT).losses.shape == (10,)
+    assert files[20].with_name("20.checkpoint.damaged").read_bytes() == bad
     # Its number is free again.
     checkpoints.save(20, saved(3.0, 20))
     assert_same_bits(restored(checkpoints).state, some_state(number=3.0))
+    # The next one that is damaged gets a name of its own.
+    files[20].write_bytes(truncated(bad))
+    with pytest.warns(UserWarning, match="now called '20.checkpoint.damaged1'"):
+        restored(checkpoints)
+    assert files[20].with_name("20.checkpoint.damaged").read_bytes() == bad
 
-    for step in (20, 10):
-        truncate(checkpoints.directory / str(step))
-    with pytest.raises(ValueError, match="None of the checkpoints in .* can be read"):
+    files[10].write_bytes(flipped(files[10].read_bytes()))
+    with pytest.raises(ValueError, match="None of the checkpoints in .* can be read: they are damaged"):
         checkpoints.open(some_state(), ABOUT)
-    assert not caplog.records
+    assert files[10].exists()
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path, caplog):
+def test_any_flipped_byte_is_damage(tmp_path):
+    """Of mark, lengths, header and arrays: never another run's checkpoint, and never another number."""
+    whole, bad = tmp_path / "whole", tmp_path / "bad"
+    checkpoint_file.write(
+        whole, {"about": ABOUT, "state": {"a": "float32[3]"}}, {"a": np.arange(3.0), "n": np.ones(())}
+    )
+    assert checkpoint_file.read(whole)[0]["about"] == ABOUT
+    content = whole.read_bytes()
+    for place in range(len(content)):
+        bad.write_bytes(flipped(content, place))
+        with pytest.raises(checkpoint_file.Damaged):
+            checkpoint_file.read(bad)
+        assert checkpoint_file.is_ours(bad)
+    for length in range(len(content)):
+        bad.write_bytes(content[:length])
+        with pytest.raises(checkpoint_file.Damaged):
+            checkpoint_file.read(bad)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "input/output error"), MemoryError()])
+def test_what_cannot_be_read_now_is_not_damaged(tmp_path, monkeypatch, error):
+    checkpoints = folder_of(tmp_path, 10, 20)
+
+    def fails(*args):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "fromfile", fails)
+        with pytest.raises(type(error)):
+            checkpoints.open(some_state(), ABOUT)
+    assert len(restored(checkpoints).losses) == 20 and steps_in(checkpoints.directory) == [10, 20]
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
     checkpoints = folder_of(tmp_path, 10, 20)
     folder = checkpoints.directory
-    shutil.copytree(folder / "20", folder / "30.orbax-checkpoint-tmp")
-    (folder / "10" / "_CHECKPOINT_METADATA").unlink()  # it was about to be removed
-    found = checkpoints.open(some_state(), ABOUT)
-    assert len(found.losses) == 20
+    unfinished = [checkpoint_file.temporary_name(folder / "30.checkpoint") for _ in range(3)]
+    unfinished[0].touch()
+    unfinished[1].write_bytes(truncated((folder / "20.checkpoint").read_bytes()))
+    unfinished[2].write_bytes(b"somebody else's")
+    assert len(checkpoints.open(some_state(), ABOUT).losses) == 20
     checkpoints.save(30, saved(3.0, 30))
     checkpoints.close()
-    assert {path.name for path in folder.iterdir()} == {"10", "20", "30"}
-    assert_same_bits(restored(checkpoints).state, some_state(number=3.0))
-    assert not caplog.records
+    assert unfinished[2].read_bytes() == b"somebody else's"
+    unfinished[2].unlink()
+    assert steps_in(folder) == [10, 20, 30]
 
 
-def test_folders_that_are_something_else(tmp_path):
+def test_nothing_else_in_the_folder_is_touched(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="'.*file', is a file"):
         Checkpoints(tmp_path / "file").open(some_state(), ABOUT)
-    (tmp_path / "notes.txt").write_text("mine")
-    folder = tmp_path / "17"  # a number, and nothing of ours
-    folder.mkdir()
-    (folder / "picture").touch()
-    with pytest.raises(ValueError, match="None of the checkpoints in .* damaged, or another program's"):
-        Checkpoints(tmp_path).open(some_state(), ABOUT)
-    assert (folder / "picture").exists() and (tmp_path / "notes.txt").exists()
+    others = [
+        "2024/thesis.tex",
+        "7/header/metadata",
+        "9.orbax-checkpoint-tmp/x",
+        "5.checkpoint",
+        "6.checkpoint/x",
+        "1.txt",
+    ]
+    for name in others:
+        (tmp_path / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / name).write_text("mine")
+    checkpoints = Checkpoints(tmp_path / "run", keep=1)
+    for step in (8, 2024, 2025):
+        checkpoints.open(some_state(), ABOUT)
+        checkpoints.save(step, saved(float(step), step))
+        checkpoints.close()
+    assert all((tmp_path / "run" / name).read_text() == "mine" for name in others)
+    files = {str(path.relative_to(tmp_path / "run")) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert files == {*others, "2025.checkpoint"}
+
+
+def test_checkpoints_of_version_1_are_read(tmp_path):
+    """As another version of npgp wrote it, with Orbax; it stays where it is."""
+    folder = tmp_path / "run"
+    shutil.copytree(Path(__file__).with_name("version_1"), folder)
+    checkpoints = Checkpoints(folder, keep=1)
+    with pytest.warns(UserWarning, match="of an earlier npgp, which did not note data and model"):
+        found = checkpoints.open(some_state(), {**ABOUT, "args[0]": "float32[60,2]"})
+    assert_same_bits(found.state, some_state(number=20.0))
+    np.testing.assert_array_equal(found.losses, np.arange(20.0))
+    np.testing.assert_array_equal(found.monitor["values"], [0.5, 0.25])
+    checkpoints.save(30, saved(3.0, 30))
+    with pytest.raises(ValueError, match=r"run with args\[0\] = 'float32\[60,2\]', and this one has 'missing'"):
+        checkpoints.open(some_state(), ABOUT)  # of step 30
+    (folder / "30.checkpoint").unlink()
+    with (
+        pytest.warns(UserWarning, match="earlier"),
+        pytest.raises(ValueError, match="run with batch_size = 16, and this one has 32"),
+    ):
+        checkpoints.open(some_state(), {**ABOUT, "batch_size": 32})
+    (folder / "20" / "arrays" / "manifest.ocdbt").write_bytes(b"")
+    with pytest.raises(ValueError, match="None of the checkpoints in .* can be read"):
+        checkpoints.open(some_state(), ABOUT)
+    assert (folder / "20").is_dir()
 
 
 def test_another_version(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("npgp.training.checkpoints.VERSION", 99)
+        patch.setattr("npgp.training.checkpoint_file.VERSION", 99)
         checkpoints = folder_of(tmp_path, 10)
-    with pytest.raises(ValueError, match="have version 99 of their format; this npgp reads version 1"):
+    with pytest.raises(ValueError, match="have version 99 of their format; this npgp reads versions 1 to 2"):
         checkpoints.open(some_state(), ABOUT)
 
 
 def test_without_orbax(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install npgp\[checkpoint\]"):
-        Checkpoints(tmp_path / "run").open(some_state(), ABOUT)
-    assert not (tmp_path / "run").exists()
+    assert len(restored(folder_of(tmp_path, 10)).losses) == 10
+    shutil.copytree(Path(__file__).with_name("version_1"), tmp_path / "earlier")
+    with pytest.raises(
+        ModuleNotFoundError, match=r"checkpoints of an earlier npgp needs .* pip install npgp\[checkpoint\]"
+    ):
+        Checkpoints(tmp_path / "earlier").open(some_state(), ABOUT)
 
 
 @pytest.mark.parametrize("options", [dict(every=0.0), dict(steps=0), dict(keep=0), dict(every=np.nan)])
@@ -381,7 +452,7 @@ def test_after_a_crash_training_goes_on(tmp_path, whole):
     for at, newest in ((24, 20), (40, 35)):  # where both are due, evaluation comes first
         with pytest.raises(Crash):
             train(at=at, happens=crash, **options)
-        assert max(int(path.name) for path in tmp_path.iterdir()) == newest
+        assert max(steps_in(tmp_path)) == newest
     assert_same_training(train(**options), whole)
     # At the end there is nothing to do, or more.
     assert_same_training(train(at=8, happens=crash, **options), whole)
@@ -408,27 +479,57 @@ def test_signals_save_and_stop(tmp_path, whole, number, python_handles_interrupt
             train(at=32, happens=stop, **options)
         assert caught.value.code == 128 + number
         assert signal.getsignal(number) is signal.SIG_DFL
-    assert [path.name for path in tmp_path.iterdir()] == ["32"]
+    assert steps_in(tmp_path) == [32]
     assert_same_training(train(**options), whole)
 
 
 def test_an_interrupt_while_it_saves(tmp_path, python_handles_interrupts, monkeypatch):
-    import orbax.checkpoint as ocp
+    real = Checkpoints.finish  # saving waits for the checkpoint before
 
-    real = ocp.CheckpointManager.save
-
-    def save(self, step, **kwargs):
-        done = real(self, step, **kwargs)
-        if step == 20:
+    def finish(self):
+        if self._pending is not None and self._pending[0] == 10:
             signal.raise_signal(signal.SIGINT)
-        return done
+        return real(self)
 
-    monkeypatch.setattr(ocp.CheckpointManager, "save", save)
-    options = dict(kind="dense", checkpoints=Checkpoints(tmp_path, steps=10))
-    with pytest.warns(UserWarning, match="20 of 30 steps were taken"):
-        train(30, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "finish", finish)
+        options = dict(kind="dense", checkpoints=Checkpoints(tmp_path, steps=10))
+        with pytest.warns(UserWarning, match="20 of 30 steps were taken. They are saved"):
+            train(30, **options)
     result, monitor = train(30, **options)
     assert len(result.losses) == 30 and [step for step, _ in monitor.history] == [8, 16, 24]
+
+    # At the very end, while the last one is written: nothing is lost.
+    def interrupted(self):
+        patch.undo()
+        raise KeyboardInterrupt
+
+    patch.setattr(Checkpoints, "finish", interrupted)
+    with pytest.warns(UserWarning, match="30 of 30 steps were taken. They are saved"):
+        again, _ = train(30, **options)
+    assert_same_bits(tuple(again), tuple(result))
+
+
+def test_a_full_disk_does_not_stop_training(tmp_path, whole, monkeypatch):
+    whole, kind = whole
+    options = dict(kind=kind, checkpoints=Checkpoints(tmp_path, steps=20), steps_per_call=7)
+    real, written = os.fsync, []
+
+    def fsync(file):
+        written.append(file)
+        if len(written) > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.warns(
+            UserWarning, match=r"checkpoint of step (40|60) .*failed; training goes on.*No space left"
+        ) as said:
+            assert_same_training(train(**options), whole)
+    assert len(said) == 2 and steps_in(tmp_path) == [20]
+    assert_same_training(train(**options), whole)
+    assert steps_in(tmp_path) == [40, 60]
 
 
 def test_early_stopping_is_remembered(tmp_path):
@@ -457,17 +558,128 @@ def test_nan_leaves_a_good_checkpoint(tmp_path, steps):
     with pytest.raises(npgp.training.NonFiniteLossError) as caught:
         npgp.fit(svi(True), KEY, 50, **options)
     assert caught.value.step == 11 and float(caught.value.result.params["a"]) == 10
-    assert max(int(path.name) for path in tmp_path.iterdir()) == 11 // steps * steps
+    assert max(steps_in(tmp_path)) == 11 // steps * steps
     result = npgp.fit(svi(False), KEY, 20, **options)
     assert float(result.params["a"]) == 20
     np.testing.assert_array_equal(result.losses, -np.arange(20.0))
 
 
-def test_data_of_another_length_are_refused(tmp_path):
-    options = dict(num_steps=5, kind="dense", checkpoints=Checkpoints(tmp_path))
-    train(**options)
-    with pytest.raises(ValueError, match="run with batch_size = 16, and this one has 32"):
-        train(**options, batch_size=32)
+def gp_model(X, y, kernel=npgp.RBF, likelihood=npgp.Gaussian, prior=1.0):
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, prior))
+    f = npgp.SparseGP("f", kernel(lengthscale), inducing=np.linspace(-1.0, 1.0, 3)[:, None]).draw()
+    likelihood = likelihood(variance=0.1) if likelihood is npgp.Gaussian else likelihood(df=4.0, scale=0.1)
+    with npgp.plate("data", N, rows=len(X)):
+        npgp.observe("y", f(X), likelihood, obs=y)
+
+
+def other_rows(x, rows):
+    x = x.copy()
+    x[rows] += 1.0
+    return x
+
+
+def test_words_of_other_data_and_models():
+    """What is different is what the words say first."""
+
+    def words(X=X[:, :1], y=Y, **options):
+        def model(X, y):
+            gp_model(X, y, **options)
+
+        svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.1), TraceMeanField_ELBO())
+        return of_data((X,), {"y": y}, [0], 16) | of_model(svi, (X, y), {})
+
+    same = words()
+    assert words() == same
+    for options, name, values in (
+        (dict(kernel=npgp.Matern32), "model: f.u: kernel", ("RBF", "Matern32")),
+        (dict(likelihood=npgp.StudentT), "model: y.likelihood", ("Gaussian", "StudentT")),
+        (dict(prior=0.5), "model: lengthscale.base_dist.scale", ("1", "0.5")),
+    ):
+        other = words(**options)
+        assert next(key for key in same if other.get(key) != same[key]).startswith(name), options
+        assert (same[name], other[name]) == values
+    one = {key: value for key, value in same.items() if "model" not in key}
+    for options, name in (
+        (dict(X=other_rows(X[:, :1], 33)), "args[0]"),
+        (dict(y=other_rows(Y, [59])), "argument 'y'"),
+        (dict(y=Y.astype(np.float16)), "argument 'y'"),
+        (dict(X=np.repeat(X[:, :1], 2, axis=1)), "args[0]"),
+    ):
+        other = of_data((options.get("X", X[:, :1]),), {"y": options.get("y", Y)}, [0], 16)
+        assert [key for key in other if other[key] != one[key]] == [name]
+
+
+def test_large_data_are_known_by_some_rows(tmp_path):
+    """A map of a file, an array on the device and one on the host alike; the first and the last row are looked at."""
+    x = np.random.default_rng(0).normal(size=(2**16, 8)).astype(np.float32)
+    np.save(tmp_path / "x", x)
+    kinds = [x, jnp.asarray(x), np.load(tmp_path / "x.npy", mmap_mode="r"), x.astype(">f4"), x.astype(np.float64)]
+    words = [of_data((kind,), {}, [0], 16) for kind in kinds]
+    assert words == words[:1] * 5 and words[0]["args[0]"].startswith("float32[65536,8] ")
+    for row in (0, -1):
+        assert of_data((other_rows(x, row),), {}, [0], 16) != words[0]
+
+
+def test_another_run_is_refused(tmp_path):
+    """In a sentence; another rate or ELBO is said; and the same goes on."""
+    checkpoints = Checkpoints(tmp_path)
+
+    def run(num_steps=1, rate=0.01, elbo=Trace_ELBO, x=1.0, prior=dist.Normal):
+        def model(x):
+            numpyro.sample("y", prior(numpyro.param("a", 0.0), 1.0), obs=x)
+
+        svi = SVI(model, lambda x: None, npgp.adam(rate), elbo())
+        return npgp.fit(svi, KEY, num_steps, np.array(x), progress=False, checkpoints=checkpoints).losses
+
+    first = run()
+    for options, words in (
+        (dict(x=2.0), r"args\[0\] = 'float32\[\] \w{8}', and this one has 'float32\[\] \w{8}'"),
+        (dict(prior=dist.Cauchy), "model: y = 'Normal', and this one has 'Cauchy'"),
+    ):
+        with pytest.raises(ValueError, match=f"are of a run with {words}. Choose another folder to start afresh"):
+            run(**options)
+    with pytest.warns(
+        UserWarning, match=r"run with optim.*learning_rate.* = '0.01', and this one has '0.02'. Training goes on"
+    ):
+        run(rate=0.02)
+    with pytest.warns(UserWarning, match="run with loss = 'Trace_ELBO', and this one has 'TraceMeanField_ELBO'"):
+        run(elbo=TraceMeanField_ELBO)
+    second = run(2)
+    assert second[0] == first[0] and len(second) == 2
+    with pytest.warns(UserWarning, match="num_steps is 1, and the checkpoints have 2 steps: none is taken"):
+        np.testing.assert_array_equal(run(1), second)
+
+
+def test_sources_of_other_data_are_refused(tmp_path):
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+
+    def write(value):
+        y = np.arange(300.0)
+        y[150] = value
+        pq.write_table(pa.table({"y": y}), tmp_path / "file", row_group_size=100)
+        return npgp.training.Parquet(tmp_path / "file", y="y")
+
+    def stream(value):
+        return npgp.training.Stream([(np.full(4, value, np.float32),)] * 3)
+
+    svi = SVI(lambda y: numpyro.factor("f", numpyro.param("a", 0.0)), lambda y: None, optax.sgd(1.0), Trace_ELBO())
+    for kind, source, batch_size in (("parquet", write, 10), ("stream", stream, None)):
+        options = dict(batch_size=batch_size, checkpoints=Checkpoints(tmp_path / kind), progress=False)
+        for value in (1.0, 1.0):
+            assert len(npgp.fit(svi, KEY, 3, source(value), **options).losses) == 3
+        with pytest.raises(ValueError, match=r"are of a run with args\[0\]"):
+            npgp.fit(svi, KEY, 3, source(1000.0), **options)
+
+
+def test_words_of_a_run_do_not_change():
+    """They have no addresses, and no numbers that training changes; test_cluster compares them between processes."""
+    optim = optax.chain(optax.clip(1.0), npgp.adam(0.1, 10, warmup=2))
+    svi = SVI(gp_model, npgp.AutoSparseGP(gp_model), optim, Trace_ELBO(), kernel=npgp.Matern32)
+    words = {**of_model(svi, (X[:, :1], Y), {}), **of_optimization(svi, npgp.training.row_adam(0.3))}
+    assert "Matern32" in words.values() and "0.3" in words.values() and "8" in words.values()
+    assert not [word for word in words.values() if " at 0x" in word or "object" in word]
+    svi.optim.update({"a": jnp.ones(2)}, svi.optim.init({"a": jnp.ones(2)}), value=0.0)
+    assert words == {**of_model(svi, (X[:, :1], Y), {}), **of_optimization(svi, npgp.training.row_adam(0.3))}
 
 
 @pytest.mark.slow

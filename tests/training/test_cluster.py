@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 
 import jax.numpy as jnp
 import loading
@@ -75,16 +75,17 @@ def test_two_processes_train_what_one_trains_and_go_on_from_their_checkpoints(tm
 def test_processes_leave_together_when_one_is_told_to_terminate(tmp_path):
     write_data(tmp_path)
     folder = tmp_path / "run" / "checkpoints"
-
-    def newest():
-        return max((int(path.name) for path in folder.glob("*") if path.name.isdigit()), default=0)
-
-    processes = start_two(tmp_path, "run", "--steps", 1_000_000, "--minutes", 0.01)
-    while not newest():
-        time.sleep(0.05)
-        assert all(process.poll() is None for process in processes)
-    before = newest()
+    processes = start_two(tmp_path, "run", "--steps", 1_000_000, "--minutes", 1000)
+    too_long = threading.Timer(300, lambda: [process.kill() for process in processes])
+    too_long.start()
+    said = ""
+    while "ELBO" not in said:  # the bar of the first process, once it has taken steps
+        said += (more := processes[0].stdout.read(1))
+        assert more, said
+    assert not any(folder.glob("*.checkpoint"))  # none is due for hours
     processes[1].send_signal(signal.SIGTERM)
-    said = [process.communicate(timeout=100)[0] for process in processes]
-    assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2, said
-    assert newest() > before
+    rest = [process.communicate(timeout=100)[0] for process in processes]
+    too_long.cancel()
+    assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2, (said, rest)
+    (saved,) = folder.glob("*.checkpoint")
+    assert int(saved.stem) > 0

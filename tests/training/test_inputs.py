@@ -183,6 +183,8 @@ def test_a_source_stands_for_the_first_arguments():
 
 def test_batches_of_keywords():
     class Named(Counting):
+        num_rows = N
+
         def batches(self, seed, batch_size, first):
             return ({"X": x, "y": y} for x, y in Counting.batches(self, seed, batch_size, first))
 
@@ -204,3 +206,16 @@ def test_nan_in_rows_that_are_read(tmp_path):
     with pytest.raises(ValueError, match="1 of 120 values in args.0. are NaN"):
         run(X_file, y=Y)
     Inputs((X_file,), {}, KEY, B, None, allow_nan=True).read(0, 6)
+
+
+def test_masks_of_numpy_and_numbers_that_merge_are_not_lost_in_silence():
+    masked = np.ma.masked_greater(Y, 0.0)
+    for options in (dict(batch_size=None), dict(batch_size=B), dict(batch_size=B, on_host=True)):
+        size = options.pop("batch_size")
+        with pytest.raises(ValueError, match="^argument 'y' is a NumPy masked array with"):
+            Inputs((X,), {"y": masked}, KEY, size, None, **options)
+        with pytest.raises(ValueError, match=r"^args\[0\] is a NumPy masked array with"):
+            Inputs((np.ma.masked_equal(X, X[0, 0]),), {"y": Y}, KEY, size, None, **options)
+    minutes = 1.7e9 + 60.0 * np.arange(len(X))[:, None]
+    with pytest.warns(UserWarning, match=rf"^args\[0\]: {len(X)} different values become \d+ in float32"):
+        Inputs((minutes,), {"y": Y}, KEY, B, None)

@@ -18,7 +18,7 @@ from npgp.variational.corrections import exact_variance, local_correction
 from npgp.variational.posterior import Posterior
 
 FORMULA = functools.partial(oracles.stationary, "Matern32", lengthscale=0.8, variance=1.5)
-KERNEL = Matern32(0.8, 1.5)
+KERNEL = Matern32(0.8, variance=1.5)
 NOISE = 0.1
 
 
@@ -48,7 +48,7 @@ def test_given_the_inducing_values_it_is_the_exact_gp_of_the_group(float64, size
     @jax.jit
     def predict(y):
         posterior = posterior_of([Z], (DenseNormal(jnp.asarray(m), 1e-9 * jnp.eye(3)),))
-        corrected = local_correction(posterior, X, y, likelihoods.Gaussian(NOISE), groups, offset=0.5)
+        corrected = local_correction(posterior, X, y, likelihoods.Gaussian(variance=NOISE), groups, offset=0.5)
         return corrected.mean_and_variance(new), groups.assign(new)
 
     (mean, variance), assigned = predict(y)
@@ -72,7 +72,7 @@ def test_exact_variance_is_that_of_the_q_with_a_full_residual(float64, kind):
     def predict(y):
         gp = npgp.CollapsedGP(KERNEL, X, [Z, O], NOISE, covariances=("dense", kind), jitter=1e-12)
         posterior = gp.condition(y)
-        corrected = exact_variance(posterior, X, y, likelihoods.Gaussian(NOISE))
+        corrected = exact_variance(posterior, X, y, likelihoods.Gaussian(variance=NOISE))
         return corrected.mean_and_variance(new), posterior.mean_and_variance(new)
 
     (mean, variance), plain = jax.jit(predict)(y)
@@ -97,7 +97,9 @@ def test_mean_only_blocks_and_several_outputs(float64):
         gp = npgp.CollapsedGP(KERNEL, X, [Z, O], NOISE, covariances=("dense", "mean-only"), jitter=1e-12)
         posterior = gp.condition(Y)
         return (
-            local_correction(posterior, X, Y, likelihoods.Gaussian(NOISE), single(len(X))).mean_and_variance(new),
+            local_correction(posterior, X, Y, likelihoods.Gaussian(variance=NOISE), single(len(X))).mean_and_variance(
+                new
+            ),
             posterior.mean_and_variance(new),
             posterior.mean(X),
         )
@@ -119,7 +121,7 @@ def test_other_likelihoods_by_dense_algebra_at_their_precisions(name, float64):
     X, y, Z, new = problem()
     likelihood, y = {
         "poisson": (npgp.Poisson(), np.floor(np.exp(y))),
-        "student": (npgp.StudentT(4.0, 0.3), y),
+        "student": (npgp.StudentT(df=4.0, scale=0.3), y),
         "bernoulli": (npgp.Bernoulli(), (y > 0).astype(int)),
     }[name]
     mask = np.arange(len(y)) % 5 != 0
@@ -153,7 +155,7 @@ def test_other_likelihoods_by_dense_algebra_at_their_precisions(name, float64):
 def test_bad_input():
     X, y, Z, _ = (np.asarray(v, np.float32) for v in problem())
     posterior = Posterior(factorize(KERNEL, [npgp.features.Points(Z)]), (MeanOnlyNormal(jnp.zeros(3)),))
-    noise = likelihoods.Gaussian(NOISE)
+    noise = likelihoods.Gaussian(variance=NOISE)
     for arguments, words in [
         ((X, y[:5], noise, single(14)), r"y has shape \(5,\)"),
         ((X, y, noise, single(13)), "partition of 13 rows, but X has 14"),

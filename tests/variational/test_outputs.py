@@ -31,7 +31,7 @@ def rbf(A, B, lengthscale=0.7, variance=1.3):
 
 
 def kernel(W=W, kappa=KAPPA, column=-1):
-    return npgp.kernels.Coregion(npgp.RBF(0.7, 1.3), W, kappa, column=column)
+    return npgp.kernels.Coregion(npgp.RBF(0.7, variance=1.3), W, kappa=kappa, column=column)
 
 
 def arrays(dtype, *values):
@@ -47,7 +47,7 @@ def test_on_a_grid_of_outputs_and_inputs_it_is_kronecker(x64):
     @models.compiled
     def evaluate(x, x2, W, kappa):
         k, X, X2 = kernel(W, kappa), npgp.kernels.at_outputs(x, [0, 1, 2]), npgp.kernels.at_outputs(x2, [0, 1, 2])
-        rank_two = npgp.kernels.Coregion(npgp.RBF(0.7, 1.3), W)
+        rank_two = npgp.kernels.Coregion(npgp.RBF(0.7, variance=1.3), W)
         return k(X), k(X, X2), k.diag(X), k.output_covariance(), rank_two(X, X2), rank_two.diag(X)
 
     square, cross, diagonal, outputs, low, low_diagonal = evaluate(x, x2, *arrays(x64, W, KAPPA))
@@ -65,8 +65,10 @@ def test_on_a_grid_of_outputs_and_inputs_it_is_kronecker(x64):
 def test_rows_in_any_order_and_the_column_anywhere(float64):
     """The base kernel's columns are counted without the outputs'."""
     rows = np.column_stack([X[:, 0], OUTPUTS, X[:, 1]])
-    base = npgp.RBF(0.7, 1.3, active_dims=(1,))
-    found = models.compiled(lambda rows: npgp.kernels.Coregion(base, W, KAPPA, column=1)(rows))(*arrays(float64, rows))
+    base = npgp.RBF(0.7, variance=1.3, active_dims=(1,))
+    found = models.compiled(lambda rows: npgp.kernels.Coregion(base, W, kappa=KAPPA, column=1)(rows))(
+        *arrays(float64, rows)
+    )
     p = OUTPUTS.astype(int)
     np.testing.assert_allclose(found, rbf(X[:, 1:], X[:, 1:]) * B[np.ix_(p, p)], atol=1e-12)
 
@@ -80,7 +82,7 @@ def test_gradients_are_those_of_the_kronecker_product(float64):
             return jnp.sum(weights * kernel(W, kappa)(npgp.kernels.at_outputs(x, [0, 1, 2])))
 
         def dense(W, kappa):
-            return jnp.sum(weights * jnp.kron(W @ W.T + jnp.diag(kappa), npgp.RBF(0.7, 1.3)(x)))
+            return jnp.sum(weights * jnp.kron(W @ W.T + jnp.diag(kappa), npgp.RBF(0.7, variance=1.3)(x)))
 
         return jax.grad(ours, (0, 1))(W, kappa), jax.grad(dense, (0, 1))(W, kappa)
 
@@ -91,7 +93,8 @@ def test_gradients_are_those_of_the_kronecker_product(float64):
 
 def test_features_of_finitely_many_are_exact(float64):
     linear, constant = (
-        npgp.kernels.Coregion(base, W, KAPPA) for base in (npgp.kernels.Linear(0.5), npgp.kernels.Constant(0.5))
+        npgp.kernels.Coregion(base, W, kappa=KAPPA)
+        for base in (npgp.kernels.Linear(variance=0.5), npgp.kernels.Constant(variance=0.5))
     )
 
     @models.compiled
@@ -148,7 +151,7 @@ def test_two_outputs_observed_are_the_exact_multi_output_gp(float64):
     gp = npgp.SparseGP("f", kernel(*arrays(float64, mixing, kappa)), rows, jitter=1e-12)
 
     def model(X, y=None):
-        npgp.observe("y", gp.draw()(X), npgp.Gaussian(NOISE), obs=y)
+        npgp.observe("y", gp.draw()(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     @models.compiled
     def run(x2, rows, y):
@@ -180,7 +183,7 @@ def functions():
         for lengthscale, count in ((0.7, 2), (1.5, 1)):
             loc = rng.normal(size=(count, 4))
             L = np.tril(0.3 * rng.normal(size=(count, 4, 4)), -1) + np.eye(4) * rng.uniform(0.3, 0.8, (count, 4, 1))
-            k = npgp.RBF(lengthscale, 1.3)
+            k = npgp.RBF(lengthscale, variance=1.3)
             projector = models.compiled(lambda Z, k=k: factorize(k, [Points(Z)], 1e-12))(jnp.asarray(Z))
             batch = (lambda v: v) if count > 1 else (lambda v: v[0])
             posteriors.append(npgp.Posterior(projector, (DenseNormal(jnp.asarray(batch(loc)), jnp.asarray(batch(L))),)))
@@ -281,13 +284,13 @@ def test_a_model_that_observes_a_mixture_has_its_moments(float64, functions):
     """``W @ g(X)`` in a model against the mixture of g's posterior: the ELBO with the classical conditional."""
     (batch, _), means, covariances = functions
     x, y, mixing = arrays(float64, X, np.random.default_rng(4).normal(size=(3, 6)), W)
-    gp = npgp.SparseGP("g", npgp.RBF(0.7, 1.3), x[:4], jitter=1e-12)
+    gp = npgp.SparseGP("g", npgp.RBF(0.7, variance=1.3), x[:4], jitter=1e-12)
 
     def model(x, y=None):
         with numpyro.plate("functions", 2, dim=-2):
             g = gp.draw()
         with numpyro.plate("outputs", 3, dim=-2), numpyro.plate("data", 6, dim=-1):
-            npgp.observe("y", mixing @ g(x), npgp.Gaussian(NOISE), obs=y, conditional="prior")
+            npgp.observe("y", mixing @ g(x), npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
 
     elbo = models.elbo_value(model, gp.params(batch.q), x, y)
     mean, covariance = dense_mixture(W, means[:2], covariances[:2])

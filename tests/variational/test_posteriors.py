@@ -271,7 +271,7 @@ def test_slopes_of_the_exact_posterior(float64):
     lengthscale, variance, noise = np.array([0.9, 1.4]), 1.6, 0.1
 
     def evaluate(y, new):
-        gp = CollapsedGP(RBF(jnp.asarray(lengthscale), variance), X, X, noise, jitter=0.0)
+        gp = CollapsedGP(RBF(jnp.asarray(lengthscale), variance=variance), X, X, noise, jitter=0.0)
         return [gp.condition(y).derivative(new, dim) for dim in range(2)]
 
     K = functools.partial(oracles.stationary, "RBF", lengthscale=lengthscale, variance=variance)
@@ -299,7 +299,7 @@ def test_slopes_that_do_not_exist_are_refused():
 # ---------------------------------------------------------------- sample paths
 
 
-rbf, rbf_formula = RBF(1.3, 1.7), functools.partial(oracles.stationary, "RBF", lengthscale=1.3, variance=1.7)
+rbf, rbf_formula = RBF(1.3, variance=1.7), functools.partial(oracles.stationary, "RBF", lengthscale=1.3, variance=1.7)
 
 
 def rbf_posterior(jitter, dtype, rows=5):
@@ -367,7 +367,7 @@ def test_paths_of_a_kernel_with_exact_features(float64):
     loc, scale = parameters("dense", batch=(2,), size=2)
     shared = parameters("diagonal", size=1)
     joint = oracles.Joint.of(lambda X, Z: 0.8 + X @ Z.T, inducing, X)
-    projector = projector_of(joint, inducing, kernel=Constant(0.8) + Linear())
+    projector = projector_of(joint, inducing, kernel=Constant(variance=0.8) + Linear())
     posterior = Posterior(projector, (DenseNormal(loc, scale), DiagonalNormal(*shared)))
     draws = compute(lambda p: p.draw_functions(jax.random.key(5), 20_000)(X), posterior)
     assert draws.shape == (20_000, 2, 4)

@@ -95,7 +95,7 @@ def test_from_the_prior_it_is_the_collapsed_posterior(float64, structure):
     def both(prior, x, y, offset):
         Z = [block.inputs for block in prior.projector.blocks]
         collapsed = npgp.CollapsedGP(kernel(), x, Z, NOISE, offset=offset, covariances=KINDS[structure], jitter=1e-10)
-        return prior.update(x, y, npgp.Gaussian(NOISE), offset=offset), collapsed.condition(y)
+        return prior.update(x, y, npgp.Gaussian(variance=NOISE), offset=offset), collapsed.condition(y)
 
     ours, theirs = both(prior(structure), x, y, offset)
     assert_same_q(ours, theirs, rtol=1e-7, atol=1e-9)
@@ -106,7 +106,7 @@ def test_rows_in_two_parts_are_all_rows(x64):
     posterior, loc, L = later(dtype=x64)
     x, y, noise, offset = arrays(x64, X, Y, ROW_NOISE, OFFSET)
     for rows in (slice(0, 7), slice(7, 14)):
-        posterior, _ = condition(posterior, x[rows], y[rows], npgp.Gaussian(noise[rows]), offset=offset[rows])
+        posterior, _ = condition(posterior, x[rows], y[rows], npgp.Gaussian(variance=noise[rows]), offset=offset[rows])
     A = models.Dense("svgp", X).A / np.sqrt(ROW_NOISE)
     before = np.linalg.inv(L @ L.T)
     S = np.linalg.inv(before + A @ A.T)
@@ -119,7 +119,7 @@ def test_rows_in_two_parts_are_all_rows(x64):
 
 @pytest.mark.parametrize("structure", ["two", "diagonal"])
 def test_in_parts_other_structures_keep_covariances_but_means_nearly(float64, structure):
-    start, likelihood = prior(structure), npgp.Gaussian(NOISE)
+    start, likelihood = prior(structure), npgp.Gaussian(variance=NOISE)
     x, y = arrays(float64, X, Y)
 
     @models.compiled
@@ -142,7 +142,7 @@ def test_each_function_of_a_batch_is_conditioned_by_itself(float64):
     mask = np.stack([PRESENT, ~PRESENT])
     noise = np.array([[0.1], [0.3]])
     x, y_seen, variance = arrays(float64, X, np.where(mask, y, np.nan), noise)
-    together, _ = condition(posterior, x, y_seen, npgp.Gaussian(variance), mask=mask)
+    together, _ = condition(posterior, x, y_seen, npgp.Gaussian(variance=variance), mask=mask)
     for i in range(2):
         A = models.Dense("svgp", X).A[:, mask[i]]
         before = np.linalg.inv(L[i] @ L[i].T)
@@ -159,8 +159,8 @@ def test_one_posterior_becomes_a_batch(float64):
 
     @models.compiled
     def both(posterior, x, y):
-        together = posterior.update(x, y, npgp.Gaussian(NOISE))
-        return together.batch_shape, together.mean(x), posterior.update(x, y[1], npgp.Gaussian(NOISE)).mean(x)
+        together = posterior.update(x, y, npgp.Gaussian(variance=NOISE))
+        return together.batch_shape, together.mean(x), posterior.update(x, y[1], npgp.Gaussian(variance=NOISE)).mean(x)
 
     batch, together, alone = both(posterior, x, y)
     assert batch == (2,)
@@ -235,7 +235,7 @@ def test_outliers_are_not_believed(float64):
 
     robust, trusting = (
         [condition(posterior, x, y, p)[1][0] for y in (clean, wild)]
-        for p in (likelihoods.StudentT(4.0, 0.3, num_nodes=20), npgp.Gaussian(NOISE))
+        for p in (likelihoods.StudentT(df=4.0, scale=0.3, num_nodes=20), npgp.Gaussian(variance=NOISE))
     )
     moved = [np.abs(after - before).max() for before, after in (robust, trusting)]
     assert moved[0] < 0.1 * moved[1]
@@ -247,10 +247,10 @@ def test_outliers_are_not_believed(float64):
 def test_a_natural_step_with_other_parameters_held_is_the_optimum(float64):
     def model(X, y=None):
         lengthscale = numpyro.param("lengthscale", models.LENGTHSCALE, constraint=constraints.positive)
-        f = npgp.SparseGP("f", npgp.RBF(lengthscale, models.VARIANCE), jnp.asarray(models.Z.copy())).draw()
+        f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=models.VARIANCE), jnp.asarray(models.Z.copy())).draw()
         noise = numpyro.param("noise", NOISE, constraint=constraints.positive)
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
     optimizer = npgp.natural_gradient(1.0, optax.set_to_zero())
     svi = SVI(model, npgp.AutoSparseGP(model), optimizer, TraceMeanField_ELBO())
@@ -263,7 +263,9 @@ def test_a_natural_step_with_other_parameters_held_is_the_optimum(float64):
         state = svi.init(jax.random.key(0), x, y, init_params={**start, **hyperparameters})
         state, _ = svi.update(state, x, y)
         Z = jnp.asarray(models.Z.copy())
-        return svi.get_params(state), npgp.CollapsedGP(npgp.RBF(0.9, models.VARIANCE), x, Z, 0.2).condition(y).q[0]
+        return svi.get_params(state), npgp.CollapsedGP(npgp.RBF(0.9, variance=models.VARIANCE), x, Z, 0.2).condition(
+            y
+        ).q[0]
 
     params, optimum = run(x, y)
     np.testing.assert_allclose(params["f.u.loc"], optimum.loc, atol=1e-6)
@@ -279,7 +281,7 @@ def test_a_block_that_moves_the_mean_only_is_refused():
     posterior, *_ = later(dtype=np.float32)
     posterior = npgp.Posterior(posterior.projector, (MeanOnlyNormal(posterior.q[0].loc),))
     with pytest.raises(ValueError, match="block 1 of q.* moves the mean only"):
-        posterior.update(X.astype(np.float32), Y.astype(np.float32), npgp.Gaussian(NOISE))
+        posterior.update(X.astype(np.float32), Y.astype(np.float32), npgp.Gaussian(variance=NOISE))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +293,7 @@ def test_a_block_that_moves_the_mean_only_is_refused():
         ({"mask": PRESENT[:3]}, r"mask has shape \(3,\)"),
         ({"offset": OFFSET[:3]}, r"offset has shape \(3,\)"),
         ({"offset": np.nan}, "offset has NaN"),
-        ({"likelihood": npgp.Gaussian(np.ones((2, 1)))}, r"noise variance has shape \(2, 1\)"),
+        ({"likelihood": npgp.Gaussian(variance=np.ones((2, 1)))}, r"noise variance has shape \(2, 1\)"),
         ({"conditional": "published"}, r"conditional is Published\(\)"),
         ({"likelihood": likelihoods.Softmax(3)}, "likelihood is Softmax, of 3 latent values"),
         ({"max_iterations": 0}, "max_iterations is 0"),
@@ -300,7 +302,7 @@ def test_a_block_that_moves_the_mean_only_is_refused():
 )
 def test_rows_that_do_not_fit_are_refused(changes, words):
     posterior, *_ = later(dtype=np.float32)
-    arguments = dict(X=X.astype(np.float32), y=Y, likelihood=npgp.Gaussian(NOISE)) | changes
+    arguments = dict(X=X.astype(np.float32), y=Y, likelihood=npgp.Gaussian(variance=NOISE)) | changes
     with pytest.raises(ValueError, match=words):
         posterior.update(**arguments)
 
@@ -308,7 +310,7 @@ def test_rows_that_do_not_fit_are_refused(changes, words):
 def test_batches_need_a_row_of_observations_for_each_function():
     posterior, *_ = later((2,), np.float32)
     with pytest.raises(ValueError, match=r"y has shape \(14,\); it must be \(2, 14\)"):
-        posterior.update(X.astype(np.float32), Y, npgp.Gaussian(NOISE))
+        posterior.update(X.astype(np.float32), Y, npgp.Gaussian(variance=NOISE))
 
 
 def test_counts_far_from_what_is_expected_converge_and_what_does_not_says_so(float64):

@@ -250,7 +250,7 @@ SIZES = (4, 3, 2)
 
 
 def kernel_and_formula():
-    return Matern32(1.3, 1.7), functools.partial(oracles.stationary, "Matern32", lengthscale=1.3, variance=1.7)
+    return Matern32(1.3, variance=1.7), functools.partial(oracles.stationary, "Matern32", lengthscale=1.3, variance=1.7)
 
 
 def problem(blocks, rows=8):
@@ -274,7 +274,7 @@ def elbo(q, projection, y, noise, conditional, parameter=None):
     """The uncollapsed bound of docs/theory.md, section 3, all rows at once."""
     rows = row_elbo(
         as_conditional(conditional),
-        likelihoods.Gaussian(noise),
+        likelihoods.Gaussian(variance=noise),
         y,
         whitened_mean(projection, [block.loc for block in q]),
         whitened_variance(projection, q),

@@ -43,9 +43,6 @@ __all__ = [
     "row_elbo",
 ]
 
-#: What ``conditional=`` takes.
-ConditionalLike = Conditional | str
-
 _BY_WORD: dict[str, type[Conditional]] = {
     cls.__name__.lower(): cls for cls in (Prior, Tight, Grouped, Full, Shared, Published)
 }

@@ -72,11 +72,11 @@ class Grouped(Tight):
                 "conditional='grouped' needs groups: npgp.Grouped(npgp.median_split(X, size)), or npgp.Grouped(g) "
                 "where each g consecutive rows are a group."
             )
-        if not isinstance(groups, Groups):
-            size = groups.size if isinstance(groups, Consecutive) else groups
-            if num_rows % size:
-                raise ValueError(f"groups is {size}; it must divide the {num_rows} rows.")
-            return consecutive(num_rows, size)
+        if isinstance(groups, Consecutive):
+            if num_rows % groups.size:
+                raise ValueError(f"groups is {groups.size}; it must divide the {num_rows} rows.")
+            return consecutive(num_rows, groups.size)
+        assert isinstance(groups, Groups)  # a number has become Consecutive
         if groups.num_rows != num_rows:
             raise ValueError(f"groups is a partition of {groups.num_rows} rows, but there are {num_rows} rows.")
         return groups

@@ -181,7 +181,7 @@ def _fixed_point(curvature, mean: jax.Array, variance: jax.Array, residual: Resi
 
     def rule(precision, residual):
         now = of_present(curvature(variance + residual.given(precision)[0]), mean, present)
-        raised = jnp.maximum(lax.stop_gradient(now), tiny)
+        raised = jnp.clip(lax.stop_gradient(now), tiny, 1.0 / tiny)  # infinite times 0 would be NaN
         return raised if certified is None else jnp.where(certified, raised, 0.0)
 
     precision = rule(jnp.zeros_like(rows.variance), rows)

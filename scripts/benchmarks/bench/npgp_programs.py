@@ -62,14 +62,14 @@ def model_of(start: dict[str, Any], kind: str, rows: int, jitter: float | None =
             name: numpyro.param(name, value, constraint=constraints.real if "Z" in name else positive)
             for name, value in start.items()
         }
-        kernel = npgp.Matern32(params["lengthscale"], params["variance"])
+        kernel = npgp.Matern32(params["lengthscale"], variance=params["variance"])
         Z = [params[f"Z{i}"] for i in range(blocks)]
         f = npgp.SparseGP("f", kernel, Z, jitter=jitter).draw()
         with npgp.plate("data", rows, rows=X.shape[0]):
             npgp.observe(
                 "y",
                 f(X),
-                npgp.Gaussian(params["noise"]),
+                npgp.Gaussian(variance=params["noise"]),
                 obs=y,
                 conditional=npgp.Grouped(group_size) if conditional == "grouped" else conditional,
             )
@@ -160,7 +160,7 @@ class Collapsed:
         @jax.jit
         def run(params, X, y):
             def bound(p):
-                kernel = npgp.Matern32(p["lengthscale"], p["variance"])
+                kernel = npgp.Matern32(p["lengthscale"], variance=p["variance"])
                 return npgp.CollapsedGP(kernel, X, p["Z0"], p["noise"], jitter=jitter).log_prob(y)
 
             return jax.value_and_grad(bound)(params)

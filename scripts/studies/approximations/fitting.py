@@ -138,10 +138,10 @@ def fit_minibatches(name: str, data: Data, args: argparse.Namespace) -> Fit:
             key: numpyro.param(key, jnp.exp(start[key]), constraint=positive)
             for key in ("lengthscale", "variance", "noise")
         }
-        kernel = KERNELS[args.kernel](values["lengthscale"], values["variance"])
+        kernel = KERNELS[args.kernel](values["lengthscale"], variance=values["variance"])
         f = component_of(name, kernel, start, fixed, batch).draw()
         with npgp.plate("data", rows, rows=X.shape[0]):
-            npgp.observe("y", f(X) if near is None else f(X, near), npgp.Gaussian(values["noise"]), obs=y)
+            npgp.observe("y", f(X) if near is None else f(X, near), npgp.Gaussian(variance=values["noise"]), obs=y)
 
     def trainer(steps):
         adam = npgp.adam(args.learning_rate, steps)

@@ -80,7 +80,7 @@ class HilbertSpaceGP:
 
 def kernel_and_noise(params: Params, kernel: str) -> tuple[Any, jax.Array]:
     lengthscale, variance, noise = (jnp.exp(params[key]) for key in ("lengthscale", "variance", "noise"))
-    return KERNELS[kernel](lengthscale, variance), noise
+    return KERNELS[kernel](lengthscale, variance=variance), noise
 
 
 def model_of(name: str, params: Params, X: jax.Array, fixed: Params, kernel: str) -> Any:

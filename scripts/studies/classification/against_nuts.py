@@ -26,7 +26,7 @@ HYPERPARAMETERS = ("log lengthscale 1", "log lengthscale 2", "log variance")
 def bayesian_model(X, y=None, *, Z):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(jnp.zeros(X.shape[1]), 1.0).to_event(1))
     variance = numpyro.sample("variance", dist.LogNormal(1.0, 1.0))
-    f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance), Z).draw()
+    f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=variance), Z).draw()
     with numpyro.plate("data", X.shape[0]):
         npgp.observe("y", f(X), LIKELIHOOD, obs=y)
 

@@ -94,7 +94,7 @@ def start_of_lengthscale(columns: int) -> float:
 
 
 def component(params: dict[str, Any], blocks: int) -> npgp.SparseGP:
-    kernel = npgp.RBF(params["lengthscale"], params["variance"])
+    kernel = npgp.RBF(params["lengthscale"], variance=params["variance"])
     return npgp.SparseGP("f", kernel, [params[f"inducing{i}"] for i in range(blocks)])
 
 

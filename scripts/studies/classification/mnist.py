@@ -133,7 +133,7 @@ class RobustMax(Likelihood):
         return self.num_classes
 
     def _support(self, y):
-        return (y >= 0) & (y < self.num_classes) & (y == np.floor(y)), f"a class below {self.num_classes}"
+        return (y >= 0) & (y < self.num_classes) & (y == jnp.floor(y)), f"a class below {self.num_classes}"
 
     def _log_probabilities(self) -> tuple[float, float]:
         """log p(y | f) where y's value is the largest, and elsewhere."""

@@ -98,7 +98,7 @@ class SharedLatents:
         return npgp.SparseGP(view, kernel, inducing, init_scale=0.3)
 
     def noise(self, view: str) -> npgp.Gaussian:
-        return npgp.Gaussian(numpyro.param(f"{view}.noise", jnp.asarray(0.1), constraint=constraints.positive))
+        return npgp.Gaussian(variance=numpyro.param(f"{view}.noise", jnp.asarray(0.1), constraint=constraints.positive))
 
     def model(self, *views):
         size, latent_dim = self.latents.shape

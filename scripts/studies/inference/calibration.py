@@ -85,7 +85,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def priors() -> npgp.kernels.Kernel:
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(0.3), 0.4))
     variance = numpyro.sample("variance", dist.LogNormal(0.0, 0.5))
-    return npgp.Matern32(lengthscale, variance)
+    return npgp.Matern32(lengthscale, variance=variance)
 
 
 def sample_noise() -> jax.Array:
@@ -96,7 +96,7 @@ def gaussian(X, y=None, Z=X):
     f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
     noise = sample_noise()
     with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(noise), obs=y)
+        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
 
 def gaussian_collapsed(X, y=None, Z=X):
@@ -154,7 +154,7 @@ def by_collapsed_nuts(key, model, y, args) -> tuple[dict, jax.Array, dict]:
     samples, diagnostics = run_nuts(keys[0], model, y, args)
 
     def moments(sample):
-        kernel = npgp.Matern32(sample["lengthscale"], sample["variance"])
+        kernel = npgp.Matern32(sample["lengthscale"], variance=sample["variance"])
         return (
             npgp.CollapsedGP(kernel, X, jnp.asarray(X), sample["noise_variance"]).condition(y).mean_and_variance(X_NEW)
         )

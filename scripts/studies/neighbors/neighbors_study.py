@@ -93,7 +93,7 @@ class Start(NamedTuple):
 
     def model(self) -> tuple[npgp.Matern32, Any]:
         """The kernel and the noise variance."""
-        return npgp.Matern32(jnp.exp(self.lengthscale), jnp.exp(self.variance)), jnp.exp(self.noise)
+        return npgp.Matern32(jnp.exp(self.lengthscale), variance=jnp.exp(self.variance)), jnp.exp(self.noise)
 
 
 def find_start(data: Data, neighbors: npgp.neighbors.Neighbors, args: argparse.Namespace) -> Start:
@@ -119,7 +119,7 @@ def hyperparameters(start: Start) -> tuple[npgp.Matern32, npgp.Gaussian]:
     values = [
         numpyro.param(name, np.exp(value), constraint=constraints.positive) for name, value in start._asdict().items()
     ]
-    return npgp.Matern32(*values[:2]), npgp.Gaussian(values[2])
+    return npgp.Matern32(values[0], variance=values[1]), npgp.Gaussian(variance=values[2])
 
 
 def trained(model, args: argparse.Namespace) -> SVI:
@@ -187,7 +187,7 @@ def judge(mean, variance, noise: float, data: Data) -> dict[str, float]:
 
 
 def kernel_at(params: dict[str, Any]) -> npgp.Matern32:
-    return npgp.Matern32(params["lengthscale"], params["variance"])
+    return npgp.Matern32(params["lengthscale"], variance=params["variance"])
 
 
 def equal_cost(

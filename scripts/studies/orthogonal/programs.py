@@ -78,11 +78,13 @@ def uncollapsed_step(M: int, method: str, X, y) -> Program:
         return numpyro.param(name, value, constraint=constraints.softplus_positive)
 
     def model(X, y):
-        kernel = npgp.Matern32(positive("lengthscale", jnp.full(COLUMNS, 2.0, X.dtype)), positive("variance", 1.0))
+        kernel = npgp.Matern32(
+            positive("lengthscale", jnp.full(COLUMNS, 2.0, X.dtype)), variance=positive("variance", 1.0)
+        )
         inducing = [numpyro.param(f"Z{i}", part) for i, part in enumerate(jnp.split(Z, blocks))]
         f = npgp.SparseGP("f", kernel, inducing, covariances=STRUCTURES[structure]).draw()
         with npgp.plate("data", 100 * len(X), rows=len(X)):
-            npgp.observe("y", f(X), npgp.Gaussian(positive("noise", 0.1)), obs=y, conditional="tight")
+            npgp.observe("y", f(X), npgp.Gaussian(variance=positive("noise", 0.1)), obs=y, conditional="tight")
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(), TraceMeanField_ELBO())
     key = jax.random.key(0)
@@ -105,7 +107,7 @@ def collapsed_step(M: int, method: str, X, y) -> Program:
     def step(parameters, X, y):
         def bound(parameters):
             lengthscale, (variance, noise), Z = parameters
-            inducing, kernel = jnp.split(Z, blocks), npgp.Matern32(lengthscale, variance)
+            inducing, kernel = jnp.split(Z, blocks), npgp.Matern32(lengthscale, variance=variance)
             gp = npgp.CollapsedGP(kernel, X, inducing, noise, covariances=STRUCTURES[structure])
             return gp.log_prob(y)
 
@@ -121,7 +123,7 @@ def starting_points(M: int, dtype) -> jax.Array:
 def stages(M: int, method: str, X) -> dict[str, tuple[Callable, tuple]]:
     """The parts of an uncollapsed step, one by one, with arguments such as they meet there."""
     blocks, structure = METHODS[method]
-    kernel = npgp.Matern32(jnp.full(COLUMNS, 2.0, X.dtype), jnp.ones((), X.dtype))
+    kernel = npgp.Matern32(jnp.full(COLUMNS, 2.0, X.dtype), variance=jnp.ones((), X.dtype))
     Z = list(jnp.split(starting_points(M, X.dtype), blocks))
     learned = sum(kind == "dense" for kind in STRUCTURES[structure])
     h = M // blocks

@@ -42,7 +42,7 @@ class Data(NamedTuple):
 
     @property
     def kernel(self) -> npgp.RBF:
-        return npgp.RBF(*np.exp(self.hyper[:2]))
+        return npgp.RBF(np.exp(self.hyper[0]), variance=np.exp(self.hyper[1]))
 
 
 def collapsed(hyper, points, X, split: int, structure: str, conditional: str) -> npgp.CollapsedGP:
@@ -50,7 +50,7 @@ def collapsed(hyper, points, X, split: int, structure: str, conditional: str) ->
     lengthscale, variance, noise = jnp.exp(hyper)
     points = points[:, None]
     return npgp.CollapsedGP(
-        npgp.RBF(lengthscale, variance),
+        npgp.RBF(lengthscale, variance=variance),
         X,
         points if structure == "SGPR" else [points[:split], points[split:]],
         noise,
@@ -84,7 +84,7 @@ def bound(points, data: Data, split: int, structure: str) -> float:
 def _evidence_and_slope(hyper, X, y):
     def evidence(hyper):
         lengthscale, variance, noise = jnp.exp(hyper)
-        return npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
+        return npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
 
     return jax.value_and_grad(evidence)(hyper)
 

@@ -49,7 +49,7 @@ def gp_at(theta, X, groups, conditional: str, kernel: str) -> npgp.CollapsedGP:
     columns = X.shape[1]
     scales = jnp.exp(theta[: columns + 2])
     return npgp.CollapsedGP(
-        KERNELS[kernel](scales[:columns], scales[columns]),
+        KERNELS[kernel](scales[:columns], variance=scales[columns]),
         X,
         theta[columns + 2 :].reshape(-1, columns),
         scales[columns + 1],

@@ -92,7 +92,7 @@ def grouped_split(data, inducing: int, size: int, args: argparse.Namespace, time
         thetas[conditional] = fitted.theta
         noise = float(np.exp(fitted.theta[X.shape[1] + 1]))
         posterior = condition(fitted.theta, X, y, groups, conditional, args.kernel)
-        corrected = npgp.local_correction(posterior, X, y, npgp.Gaussian(noise), groups)
+        corrected = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=noise), groups)
         plain = held_out(predict(posterior, data.X_test), noise, data.y_test)
         local = held_out(predict(corrected, data.X_test), noise, data.y_test)
         figures[conditional] = {
@@ -132,7 +132,7 @@ def table1(args: argparse.Namespace) -> dict:
             fitted = fit(data, None, "tight", start_at(data.X_train, args.inducing, args.seed), args)
             noise = float(np.exp(fitted.theta[X.shape[1] + 1]))
             plain = condition(fitted.theta, X, y, None, "tight", args.kernel)
-            exact = npgp.variational.exact_variance(plain, X, y, npgp.Gaussian(noise))
+            exact = npgp.variational.exact_variance(plain, X, y, npgp.Gaussian(variance=noise))
             moments = predict(plain, data.X_test), predict(exact, data.X_test)
             for suffix, prediction in zip(("", "_exact"), moments, strict=True):
                 for key, value in held_out(prediction, noise, data.y_test).items():

@@ -113,7 +113,7 @@ def predict(params, covariances: tuple[str, ...], X, y, X_test, groups: npgp.spa
     """Mean and variance of y at test inputs, by the inducing values alone and with the local correction; jitter."""
     noise = params["noise_variance"]
     posterior = component(params, covariances).posterior(params)
-    local = npgp.local_correction(posterior, X, y, npgp.Gaussian(noise), groups)
+    local = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=noise), groups)
     predictions = (posterior.mean_and_variance(X_test), local.mean_and_variance(X_test))
     return [(mean, variance + noise) for mean, variance in predictions], jnp.stack(posterior.jitter)
 

@@ -69,7 +69,7 @@ class Split:
                 self._starts[sizes] = [np.asarray(npgp.inducing.kmeans(jax.random.key(seed), self.X, *sizes))]
             else:
                 before = self.blocks(sizes[:-1], seed)
-                kernel = npgp.Matern32(start_of_lengthscales(self.X), VARIANCE)
+                kernel = npgp.Matern32(start_of_lengthscales(self.X), variance=VARIANCE)
                 Z = npgp.inducing.greedy_variance(kernel, self.X, sizes[-1], given=before)
                 self._starts[sizes] = [*before, np.asarray(Z)]
         return self._starts[sizes]

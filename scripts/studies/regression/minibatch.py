@@ -134,7 +134,7 @@ def with_points(start: dict[str, Any], Z: np.ndarray, blocks: int) -> dict[str, 
 
 def component(params: dict[str, Any], covariances: Sequence[str]) -> npgp.SparseGP:
     """The GP at these hyperparameters and inducing inputs; a covariance of q(ε) for each block."""
-    kernel = npgp.Matern32(params["lengthscale"], params["variance"])
+    kernel = npgp.Matern32(params["lengthscale"], variance=params["variance"])
     inducing = [params[f"inducing{i}"] for i in range(len(covariances))]
     return npgp.SparseGP("f", kernel, inducing, covariances)
 
@@ -149,7 +149,7 @@ def regression_model(
         params = learned(start)
         f = component(params, covariances).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
-            likelihood = npgp.Gaussian(params["noise_variance"])
+            likelihood = npgp.Gaussian(variance=params["noise_variance"])
             npgp.observe("y", f(X), likelihood, obs=y, conditional=kind, mask=mask)
 
     return model

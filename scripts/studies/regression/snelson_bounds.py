@@ -27,7 +27,7 @@ def snelson_loss(theta, X, y, groups, mean_only: int, conditional: str):
         points = theta[3:, None]
         blocks = [points[: len(points) - mean_only], points[len(points) - mean_only :]][: 1 + (mean_only > 0)]
         return -npgp.CollapsedGP(
-            npgp.RBF(lengthscale, variance),
+            npgp.RBF(lengthscale, variance=variance),
             X,
             blocks,
             noise,
@@ -54,7 +54,7 @@ def snelson(args: argparse.Namespace) -> dict:
     @jax.value_and_grad
     def evidence_loss(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance), X, y, noise)
+        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
 
     exact = -float(lbfgs(evidence_loss, np.zeros(3), 200, 3).fun)
     report: dict[str, Any] = {"exact": exact}

@@ -244,7 +244,7 @@ class Run:
         params = learned(self.start)
         f = self.component(params).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(params["noise"]), obs=y)
+            npgp.observe("y", f(X), npgp.Gaussian(variance=params["noise"]), obs=y)
 
     def _moments(self, params, X):
         mean, variance = self.component(params).posterior(params).mean_and_variance(X, CHUNK)

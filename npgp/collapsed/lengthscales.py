@@ -1,0 +1,240 @@
+"""
+Whether the data ask for shorter lengthscales than the inducing features can follow.
+
+A bound cannot tell. Where inducing points are further apart than a lengthscale they explain little of f, so that the
+bound falls towards short lengthscales even where the evidence rises, and training ends at a long one. The data can:
+here the evidence of neighboring rows is computed without inducing features, at ½, ¼, … of the lengthscales at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from npgp import checks
+from npgp.collapsed.words import count, nats
+from npgp.features import InducingBlock
+from npgp.inducing.selection import greedy_variance
+from npgp.kernels import Kernel
+from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.sparse.groups import median_split
+from npgp.sparse.projection import factorize
+from npgp.variational.posterior import Posterior
+
+__all__ = ["ShorterLengthscales", "shorter_lengthscales"]
+
+#: Rows whose evidence is computed: as many of so many neighbors each.
+GROUPS, GROUP_ROWS = 4, 500
+#: What lengthscales are divided by; and what the prior variance and that of Gaussian noise, in which training has put
+#: what it could not explain, are multiplied by at each. The best of these counts.
+DIVISORS, VARIANCES, NOISES = 2.0 ** np.arange(7), 4.0 ** np.arange(-3, 4), 4.0 ** np.arange(-3, 1)
+#: A gain in log evidence, in nats, that is no accident; and what makes no difference, where fewer points do.
+CLEAR_GAIN, EQUAL = 5.0, 2.0
+#: Inducing features are too few where they leave more than this share of the prior variance, …
+TOO_MUCH_LEFT = 0.2
+#: … and enough where they leave this; up to so many points are chosen, from so many rows, to see how many that takes.
+LITTLE_LEFT, MOST_POINTS, MOST_ROWS = 0.1, 1000, 5000
+
+
+@dataclass(frozen=True)
+class ShorterLengthscales:
+    """
+    What shorter lengthscales have to say for themselves. ``print`` it for a report.
+
+    :param divisor: of the lengthscales at hand, for the longest of those that explain the data best; 1 if none shorter
+        are clearly better.
+    :param gain: what they gain in log evidence, in nats; each with the best of several variances of prior and noise.
+    :param rows: number of rows whose evidence that is, in groups of neighbors; each group is taken by itself.
+    :param approximate: whether the likelihood is not Gaussian, and pseudo-observations stand for it.
+    :param features: number of inducing features.
+    :param unexplained: share of the prior variance at the rows that these leave, at the lengthscales that are best.
+    :param points_needed: about how many inducing points would leave a tenth there, chosen one by one from the rows
+        (:func:`npgp.inducing.greedy_variance`). ``None`` if the features are enough, or if 1000 points are too few.
+    """
+
+    divisor: float
+    gain: float
+    rows: int
+    approximate: bool
+    features: int
+    unexplained: float
+    points_needed: int | None
+
+    @property
+    def too_few(self) -> bool:
+        """Whether the inducing features are too few for these lengthscales."""
+        return self.unexplained > TOO_MUCH_LEFT
+
+    def __str__(self) -> str:
+        about = ", by Gaussian pseudo-observations" if self.approximate else ""
+        rows, share = count(self.rows, "row"), f"{100 * self.unexplained:.0f}% of the prior variance unexplained"
+        if self.divisor > 1:
+            first = (
+                f"Lengthscales of 1/{self.divisor:.0f} of those at hand explain {rows} better, by {nats(self.gain)} of "
+                f"log evidence{about}."
+            )
+            where, so = "There", ", so that training by a bound does not find them"
+        else:
+            first = f"No shorter lengthscales explain {rows} clearly better{about}."
+            where, so = "At the lengthscales at hand", ""
+        if not self.too_few:
+            only = ", so that it is training that has not found them" if self.divisor > 1 else ""
+            return f"{first}\n{where} the {count(self.features, 'inducing feature')} leave {share}{only}."
+        needed = f"some {self.points_needed}" if self.points_needed else f"more than {MOST_POINTS}"
+        return (
+            f"{first}\n{where} the {count(self.features, 'inducing feature')} leave {share}{so}: they are too few, and "
+            f"{needed} inducing points would leave a tenth."
+        )
+
+
+def shorter_lengthscales(
+    posterior: Posterior,
+    X: ArrayLike,
+    y: ArrayLike,
+    likelihood: Likelihood | Any,
+    *,
+    offset: ArrayLike = 0.0,
+    mask: ArrayLike | None = None,
+) -> ShorterLengthscales:
+    """
+    Whether the data ask for shorter lengthscales than the trained ones, and whether the inducing features could follow.
+    After every training with a lengthscale::
+
+        posterior = npgp.posterior("f", model, guide, result.params, X)
+        print(npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Poisson(), offset=level))
+
+    Up to 2000 rows, in groups of 500 neighbors, are looked at without inducing features, for a few seconds. All
+    lengthscales of the kernel are divided by the same number, and the variances of prior and noise are chosen anew for
+    each. A likelihood that is not Gaussian is replaced by one Gaussian pseudo-observation for each row, from the
+    expected slope and curvature of its logarithm under the posterior: then gains are approximate. Not for use inside
+    ``jit``.
+
+    :param posterior: of one function.
+    :param X: training inputs, (N, D).
+    :param y: observations, (N,).
+    :param likelihood: p(y_n | f_n), of one latent value, an ``npgp`` likelihood or a function from f to a NumPyro
+        distribution.
+    :param offset: what is added to f; a scalar or (N,).
+    :param mask: True where an observation is present, (N,); the others may be NaN.
+    :raises TypeError: for traced arrays, and for a mask that is not boolean.
+    :raises ValueError: for observations of another shape, outside the likelihood's support, or NaN without mask; for a
+        posterior of several functions, a likelihood of several latent values, and a kernel without a lengthscale.
+    """
+    if any(map(checks.is_traced, jax.tree.leaves((posterior, X, y, likelihood, offset, mask)))):
+        raise TypeError("shorter_lengthscales was called on traced values; it runs outside jit, on concrete ones.")
+    X, likelihood, y = checks.inputs(X), as_likelihood(likelihood), np.asarray(checks.array(y, "y"))
+    rows, kernel = X.shape[0], posterior.projector.kernel
+    if posterior.batch_shape or likelihood.num_latents != 1 or y.shape != (rows,):
+        raise ValueError(
+            f"posterior has batch shape {posterior.batch_shape}, {type(likelihood).__name__} {likelihood.num_latents} "
+            f"latent values and y shape {y.shape}; they must be (), 1 and ({rows},): one function, observed once a row."
+        )
+    if not has_lengthscale(kernel):
+        raise ValueError(f"{type(kernel).__name__} has no lengthscale.")
+    checks.require_per_row(offset, "offset", rows)
+    present = np.ones(rows, bool) if mask is None else np.asarray(checks.mask(mask))
+    checks.require_finite(y[present], "y")
+    likelihood.check(y[present])
+    mean, variance = posterior.mean_and_variance(X, batch_size=min(rows, MOST_ROWS))
+    slope, curvature = _expected(likelihood, jnp.asarray(np.where(present, y, 1)), mean + offset, variance)
+    precision = np.where(present, np.maximum(curvature, 0.0), 0.0)
+    target = np.asarray(mean) + np.where(precision > 0, slope, 0.0) / np.where(precision > 0, precision, 1.0)
+    approximate = likelihood.proof != "gaussian"
+    return of_observations(kernel, posterior.projector.blocks, X, target, precision, approximate=approximate)
+
+
+@jax.jit
+def _expected(likelihood: Likelihood, y, mean, variance) -> tuple[jax.Array, jax.Array]:
+    """Of log p: its expected slope in f, and its expected negative curvature; (N,)."""
+    slope = jax.grad(lambda m: jnp.sum(likelihood.expected_log_prob(y, m, variance)))(mean)
+    return slope, jnp.broadcast_to(likelihood.expected_curvature(y, mean, variance), mean.shape)
+
+
+def of_observations(
+    kernel: Kernel,
+    blocks: tuple[InducingBlock, ...],
+    X: jax.Array,
+    target: np.ndarray,
+    precision: np.ndarray,
+    *,
+    approximate: bool = False,
+    jitter: float | None = None,
+) -> ShorterLengthscales:
+    """
+    From Gaussian observations, with a precision of 0 for rows without any.
+
+    :param target: observations of f, (N,).
+    :param precision: their precisions, one over the noise variance, (N,).
+    """
+    evidence, rows = _evidence(kernel, X, target, precision, np.ones(1) if approximate else NOISES)
+    gains = evidence[1:] - evidence[0]
+    best = int(np.argmax(gains >= gains.max() - EQUAL))
+    gain = float(gains[best])
+    divisor = float(DIVISORS[1 + best]) if gain > CLEAR_GAIN else 1.0
+    kernel, X = _shortened(kernel, divisor), X[:: -(-X.shape[0] // MOST_ROWS)]
+    features = sum(block.size for block in blocks)
+    unexplained = float(_unexplained(kernel, blocks, X, jitter))
+    needed = None
+    if unexplained > TOO_MUCH_LEFT:
+        most = min(MOST_POINTS, len(np.unique(np.asarray(X), axis=0)))
+        _, left = greedy_variance(kernel, X, most, jitter=jitter, return_trace=True)
+        enough = np.flatnonzero(np.asarray(left) <= LITTLE_LEFT * left[0])
+        needed = int(enough[0]) if enough.size else None
+    return ShorterLengthscales(divisor, gain, rows, approximate, features, unexplained, needed)
+
+
+def _evidence(kernel: Kernel, X: jax.Array, target, precision, noises: np.ndarray) -> tuple[np.ndarray, int]:
+    """
+    Log evidence of some rows with lengthscales divided by each of ``DIVISORS``, up to a common constant, and the number
+    of these rows. In float64, from covariances in JAX's precision.
+    """
+    chosen = [np.arange(X.shape[0])]
+    if X.shape[0] > GROUP_ROWS:
+        groups = median_split(X, GROUP_ROWS)
+        some = np.unique(np.linspace(0, groups.count - 1, min(GROUPS, groups.count)).astype(int))
+        chosen = [np.asarray(groups.rows[i])[np.asarray(groups.mask[i])] for i in some]
+    evidence = np.zeros((len(DIVISORS), len(VARIANCES), len(noises)))
+    noises = noises[:, None]
+    for rows in chosen:
+        root = np.sqrt(np.asarray(precision, float)[rows])
+        scaled = root * np.asarray(target, float)[rows]
+        for i, divisor in enumerate(DIVISORS):
+            K = np.asarray(_gram(_shortened(kernel, divisor), X[rows]), float)
+            # Of n I + v S, S = Λ^½ K Λ^½: its eigenvectors are those of S, whatever the factors n and v are.
+            values, vectors = np.linalg.eigh((root[:, None] * K * root)[np.ix_(root > 0, root > 0)])
+            square = np.square(vectors.T @ scaled[root > 0])
+            total = noises + VARIANCES[:, None, None] * np.maximum(values, 0.0)
+            evidence[i] -= 0.5 * np.sum(np.log(total) + square / total, axis=-1)
+    return evidence.max(axis=(1, 2)), sum(map(len, chosen))
+
+
+_gram = jax.jit(lambda kernel, X: kernel(X))
+
+
+@jax.jit
+def _unexplained(kernel: Kernel, blocks: tuple[InducingBlock, ...], X: jax.Array, jitter: float | None) -> jax.Array:
+    projection = factorize(kernel, blocks, jitter)(X)
+    return jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
+
+
+def has_lengthscale(kernel: Kernel) -> bool:
+    """Whether some part of a kernel has a lengthscale."""
+    return any(map(_is_lengthscale, (path for path, _ in jax.tree_util.tree_leaves_with_path(kernel))))
+
+
+def _is_lengthscale(path: tuple) -> bool:
+    return getattr(path[-1], "name", None) == "lengthscale"
+
+
+def _shortened(kernel: Kernel, divisor: float) -> Kernel:
+    """The kernel with all its lengthscales divided by a number."""
+
+    def one(path, leaf):
+        return leaf / divisor if _is_lengthscale(path) else leaf
+
+    return jax.tree_util.tree_map_with_path(one, kernel)

@@ -1,0 +1,133 @@
+"""
+The collapsed bound for any likelihood: the ELBO at the best q(ε), which a search finds for each value of the rest.
+
+The ELBO is stationary in q(ε) there, so that its gradient in all else is the partial derivative at that q: nothing is
+differentiated through the search (the envelope theorem). What the search leaves undone lowers the bound by about
+:attr:`npgp.variational.row_sites.Found.to_go`, which is of second order in how far q is off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from npgp.likelihoods import Likelihood
+from npgp.sparse.conditionals import Conditional, row_elbo
+from npgp.sparse.projection import Projection
+from npgp.sparse.residuals import Residual
+from npgp.variational.blocks import (
+    BlockNormal,
+    block_normal,
+    whitened_mean,
+    whitened_variance,
+)
+from npgp.variational.row_sites import Sites, search, working_sites
+
+#: Most steps of the search; six to ten are usual from the start that it has.
+MAX_STEPS = 50
+#: It ends when a step would move q(ε) by no more nats than this. The bound is off by less, but its gradient by as much
+#: as the root of it.
+TOLERANCE = {"float32": 1e-8, "float64": 1e-12}
+
+
+class Searched(NamedTuple):
+    """
+    The bound, and what it was reached with.
+
+    :param bound: the ELBO, one for each output: (...).
+    :param q: the best q(ε), a constant for derivatives.
+    :param to_go: nats by which one more step of the search would move q(ε), all outputs together.
+    """
+
+    bound: jax.Array
+    q: tuple[BlockNormal, ...]
+    to_go: jax.Array
+
+
+class Rows(NamedTuple):
+    """
+    What is observed, and how.
+
+    :param y: observations, (..., N).
+    :param likelihood: p(y_n | f_n); with C latent values, of C functions of the same kernel.
+    :param offset: what is added to f, (..., N) or fewer.
+    :param present: where there is an observation, (..., N) or fewer; ``None`` for everywhere.
+    """
+
+    y: jax.Array
+    likelihood: Likelihood
+    offset: jax.Array
+    present: jax.Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the latent values."""
+        count = self.likelihood.num_latents
+        return self.y.shape if count == 1 else (count, *self.y.shape)
+
+    def terms(self, conditional: Conditional, mean: jax.Array, variance: jax.Array, residual: Residual) -> jax.Array:
+        """Each row's share of the ELBO but for the KL divergence, (..., N), from the moments that ε gives."""
+        present = None if self.present is None else jnp.broadcast_to(self.present, self.y.shape)
+        mean = mean + self.offset
+        terms = row_elbo(conditional, self.likelihood, self.possible, mean, variance, residual, present=present)
+        return terms if present is None else jnp.where(present, terms, 0.0)
+
+    @property
+    def possible(self) -> jax.Array:
+        """Observations, and 1 where there is none, which every likelihood can take."""
+        return self.y if self.present is None else jnp.where(self.present, self.y, 1)
+
+
+def searched_bound(
+    projection: Projection,
+    residual: Residual,
+    rows: Rows,
+    covariances: Sequence[str],
+    conditional: Conditional,
+    *,
+    max_steps: int = MAX_STEPS,
+    tolerance: float | None = None,
+) -> Searched:
+    """
+    The ELBO at the best q(ε), with the gradient that is right there.
+
+    :param projection: of the training inputs.
+    :param residual: what the blocks with a learned covariance leave at the training inputs.
+    :param rows: what is observed of them.
+    :param covariances: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
+    :param conditional: what q does to the residual; one without a parameter to learn.
+    :param max_steps: most steps of the search.
+    :param tolerance: nats at which it ends; :data:`TOLERANCE` if omitted.
+    """
+    if tolerance is None:
+        tolerance = TOLERANCE[projection.prior_variance.dtype.name]
+    q, to_go = lax.stop_gradient(
+        _best(*lax.stop_gradient((projection, residual, rows, conditional)), tuple(covariances), max_steps, tolerance)
+    )
+    mean, variance = whitened_mean(projection, [block.loc for block in q]), whitened_variance(projection, q)
+    kl = sum(block.kl() for block in q)
+    if rows.likelihood.num_latents > 1:
+        kl = jnp.sum(kl, axis=0)
+    return Searched(jnp.sum(rows.terms(conditional, mean, variance, residual), axis=-1) - kl, q, to_go)
+
+
+def _best(projection, residual, rows: Rows, conditional, covariances, max_steps, tolerance):
+    def expected(mean: jax.Array, variance: jax.Array) -> jax.Array:
+        return jnp.sum(rows.terms(conditional, mean, variance, residual))
+
+    zero = jnp.zeros(rows.shape, projection.prior_variance.dtype)
+    if rows.likelihood.num_latents == 1 and len(rows.likelihood.parts) == 1:
+        prior = jnp.broadcast_to(projection.prior_variance, rows.shape)
+        ahead = working_sites(rows.likelihood, rows.possible, zero + rows.offset, prior, rows.offset)
+        if rows.present is not None:
+            ahead = Sites(*(jnp.where(rows.present, value, 0.0) for value in ahead))
+    else:
+        slope, by_variance = jax.grad(expected, argnums=(0, 1))(zero, zero)
+        ahead = Sites(-2.0 * by_variance, slope)
+    found = search(projection.A, covariances, expected, ahead, max_steps, tolerance)
+    q = tuple(block_normal(kind, *values) for kind, values in zip(covariances, found.q, strict=True))
+    return q, found.to_go

@@ -1,0 +1,252 @@
+"""What a model's observed statements make of the rows: whether a batch stands for all of them, and whether y can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from jax import lax
+from numpyro import handlers
+from numpyro.infer import SVI
+
+from npgp.contract import Handler, Message, base_of, plates_around
+from npgp.model.observation import LatentObservation
+from npgp.training.inputs import Inputs, Layout, is_array
+from npgp.training.operations import Operations
+from npgp.training.programs import kept
+
+#: Scales that differ by less are taken for equal.
+_SAME = 1e-3
+
+
+class Statement(NamedTuple):
+    """An observed statement: its message; name, members and members taken of each plate around."""
+
+    message: Message
+    plates: tuple[tuple[str, int, int], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of what is observed; of the terms of a ``numpyro.factor``."""
+        fn = self.message["fn"]
+        return fn.batch_shape if self.is_factor else jnp.shape(self.message["value"])
+
+    @property
+    def is_factor(self) -> bool:
+        return isinstance(base_of(self.message["fn"]), dist.Unit)
+
+
+class Statements(Handler):
+    """Keeps the observed statements that are made inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: dict[str, Statement] = {}
+
+    def process_message(self, msg):
+        if msg["type"] == "sample" and msg["is_observed"]:
+            plates = ((plate.name, plate.size, plate.subsample_size) for plate in plates_around())
+            self.found[msg["name"]] = Statement(msg, tuple(plates))
+
+
+def wrong_scale(statement: Statement, scale: Any, rows: int, size: int | None) -> str | None:
+    """
+    A sentence, if a statement about the rows of a step does not weigh them as all rows.
+
+    It is taken for one about the rows if what it observes has an axis as long as these, or some times as long. The
+    terms of a ``numpyro.factor`` outside plates are taken as they are: its author scales them.
+
+    :param scale: what the statement is multiplied by, with its values; ``None`` for 1.
+    :param rows: number of rows of a step.
+    :param size: number of all rows, if known.
+    """
+    name = statement.message["name"]
+    lengths = {length for length in statement.shape if length and length % rows == 0}
+    around = [(plate, members / taken) for plate, members, taken in statement.plates if taken in lengths]
+    if not lengths or (statement.is_factor and not around):
+        return None
+    times = np.asarray(1.0 if scale is None else scale)
+    said = f"{float(times):.6g}" if times.size == 1 else "weights"
+    if size is None:
+        if any(ratio > 1 for _, ratio in around) or not np.all(times == 1):
+            return None
+        return (
+            f"{name} does not scale up the {rows} rows of a step, and the source does not tell how many rows there "
+            f"are: state it in npgp.plate('rows', N, rows={rows}), where N is their number, or give the source "
+            f"num_rows={rows} if a batch is all there is."
+        )
+    wanted = size / rows
+    wrong = [(plate, ratio) for plate, ratio in around if abs(ratio / wanted - 1) > _SAME]
+    if len(wrong) < len(around):
+        others = np.prod([members / taken for _, members, taken in statement.plates])
+        if size == rows or not np.allclose(times, wanted * others, rtol=_SAME):
+            return None  # what more there is are weights
+        return (
+            f"{name} is scaled by {size} / {rows} twice, by its plate and by handlers.scale: leave the latter out, as "
+            "the plate scales a batch up to all rows by itself."
+        )
+    if (size == rows and not wrong) or (times.size == 1 and abs(times / wanted - 1) <= _SAME):
+        return None
+    of = "".join(f"; plate {plate!r} is one of {ratio * rows:.6g}" for plate, ratio in wrong)
+    return (
+        f"{name} scales the {rows} rows of a step by {said}, but they stand for {size} rows, so the ELBO needs "
+        f"{wanted:.6g}: state it in npgp.plate('rows', {size}, rows={rows}){of}."
+    )
+
+
+class Observed:
+    """
+    The observed statements of a model, which is run once on tracers.
+
+    :param svi: of model and guide, initialized.
+    :param params: parameters, constrained.
+    :param args: positional arguments of a step.
+    :param kwargs: its keyword arguments.
+    :param rows: number of rows of a step: arrays with as many hold them.
+    :param size: number of all rows, if known.
+    :raises ValueError: for a statement that does not scale the rows of a step up to all rows.
+    """
+
+    def __init__(self, svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict, rows: int, size: int | None):
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        arrays = [leaf for leaf in leaves if is_array(leaf)]
+        values, names = jax.tree.flatten(params)
+        first = 1 + len(values)
+        seen = Statements()
+        self._words: dict[str, str] = {}
+
+        def run(key, *given):
+            data, resident = jax.tree.unflatten(names, given[: len(values)]), iter(given[len(values) :])
+            at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
+            with handlers.block(), handlers.substitute(data=data):
+                _run(svi, key, at_step, keywords, seen)
+            results: dict[tuple[str, str], Any] = {}
+            for name, (message, _) in seen.found.items():
+                fn, y = message["fn"], message["value"]
+                results[name, "scale"] = jnp.asarray(1.0 if message["scale"] is None else message["scale"])
+                results[name, "given"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves((y, fn))]
+                if isinstance(base_of(fn), LatentObservation):
+                    results[name, "wrong"], self._words[name] = _first_impossible(base_of(fn), y)
+            return results
+
+        everything = [jax.random.key(0), *values, *arrays]
+        operations = Operations(run, *everything)
+        of_rows = {first + i for i, array in enumerate(arrays) if array.shape[:1] == (rows,)}
+        self._first = first
+        #: For each statement of GP values: where is a value that it cannot have. What draws have a part in is left out.
+        self._wrong: dict[str, Callable] = {}
+        for name, statement in seen.found.items():
+            needs, compute = operations.part((name, "scale"))
+            scale = np.full(2, np.nan) if 0 in needs else np.asarray(compute(*everything))
+            sentence = wrong_scale(statement, scale, rows, size)
+            if sentence and operations.part((name, "given"))[0] & of_rows:
+                raise ValueError(sentence)
+            if name in self._words:
+                needs, compute = operations.part((name, "wrong"))
+                if needs & of_rows and min(needs) >= first:
+                    self._wrong[name] = compute
+        seen.found.clear()  # of tracers
+
+    def program(self, layout: Layout, sharding: Any = None) -> Callable[[list, Any], dict[str, Any]] | None:
+        """
+        A compiled function of arrays and chunk, for each statement to the place of the first impossible value in each
+        step, counted along the rows of one output after the other, −1 if there is none; and the value.
+        """
+
+        def one(arrays, item):
+            given = [leaf for leaf in jax.tree.leaves(layout.call(arrays, item)) if is_array(leaf)]
+            return {name: compute(*[None] * self._first, *given) for name, compute in self._wrong.items()}
+
+        def run(arrays, chunk):
+            if chunk is None:
+                return jax.tree.map(lambda x: x[None], one(arrays, None))
+            return lax.map(lambda item: one(arrays, item), chunk)
+
+        return jax.jit(run, out_shardings=sharding) if self._wrong else None
+
+    def refuse(self, found: dict[str, Any], num_steps: int, row: Callable[[int, int], str]) -> None:
+        """
+        Raise ``ValueError`` for the first impossible value.
+
+        :param found: what :meth:`program` returned.
+        :param num_steps: of how many steps.
+        :param row: what to call a row, from the step and its place in the batch.
+        """
+        for name, (places, values) in jax.tree.map(np.asarray, found).items():
+            bad = np.flatnonzero(places[:num_steps] >= 0)
+            if bad.size:
+                where = row(int(bad[0]), int(places[bad[0]]))
+                raise ValueError(
+                    f"{name} has the value {values[bad[0]]:g} in {where}; {self._words[name]}. Leave such rows out, or "
+                    "mask them."
+                )
+
+
+def check_of_rows(svi: SVI, params: dict[str, Any], inputs: Inputs, step: int) -> Callable | None:
+    """
+    Check how the observed statements of a model scale the rows of a step, and the rows that are in memory.
+
+    :param svi: of model and guide, initialized.
+    :param params: parameters, constrained.
+    :param inputs: the arguments.
+    :param step: number of the first step.
+    :return: what checks the rows that are read, if there are such: a function of chunk, chunk on the device, its number
+        of steps, and the number of the first of them.
+    :raises ValueError: for a wrong scale, and for a row with a value that is not possible; the latter where one process
+        trains.
+    """
+    args, kwargs = inputs.first_call(step)
+    if not inputs.step_rows:
+        return None
+
+    def make():
+        observed = Observed(svi, params, args, kwargs, inputs.step_rows, inputs.num_rows or None)
+        sharding = None if inputs.sharding is None else inputs.sharding.replicated
+        return observed, observed.program(inputs.layout, sharding)
+
+    observed, program = kept(svi, ("observed", inputs.layout, inputs.step_rows, inputs.sharding), make)
+    if program is None or jax.process_count() > 1:  # there each step's answer would be a message between processes
+        return None
+
+    def check(chunk, placed, num_steps, step):
+        observed.refuse(program(inputs.arrays, placed), num_steps, lambda i, place: inputs.row(chunk, step, i, place))
+
+    if inputs.reads:
+        return check
+    chunk = inputs.all_rows()
+    check(chunk, inputs.place(chunk), 1 if chunk is None else len(chunk[0]), step)
+    return None
+
+
+def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, seen: Statements) -> None:
+    """Run guide and model as a loss does."""
+    guide_key, model_key = jax.random.split(key)
+    model = handlers.seed(svi.model, model_key)
+    # Guides of several draws at once have no values that a model can be replayed with.
+    if not getattr(svi.loss, "multi_sample_guide", False):
+        guide = handlers.trace(handlers.seed(svi.guide, guide_key))
+        model = handlers.replay(model, guide.get_trace(*args, **kwargs, **svi.static_kwargs))
+    with seen:
+        model(*args, **kwargs, **svi.static_kwargs)
+
+
+def _first_impossible(fn: LatentObservation, y: jax.Array) -> tuple[tuple[jax.Array, jax.Array], str]:
+    """Place along the rows of the first value that cannot be observed, and the value; and what it must be."""
+    y = jnp.asarray(y, jnp.result_type(float))
+    words = []
+
+    def possible(part, take):
+        at, meaning = part._support(take(y))
+        words.append(f"for {type(part).__name__} it must be {meaning}")
+        return jnp.asarray(at)
+
+    wrong = ~jnp.broadcast_to(fn.likelihood.by_part(possible), y.shape).astype(bool) | jnp.isnan(y)
+    if fn.mask_ is not None:
+        wrong = wrong & fn.mask_
+    place = jnp.argmax(wrong)
+    found = jnp.where(jnp.any(wrong), place % y.shape[-1], -1), jnp.ravel(y)[place]
+    return found, ", ".join(dict.fromkeys(words))

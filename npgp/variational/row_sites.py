@@ -1,0 +1,257 @@
+"""
+The best q(ε) for given hyperparameters, by one Gaussian pseudo-observation ("site") per row.
+
+Let row n's terms of the ELBO have the derivatives α_n in the mean μ_n and −½ β_n in the variance s_n. Where the ELBO is
+stationary, q(ε) is the posterior given pseudo-observations of precisions β_n, whatever the likelihood and conditional
+(Opper & Archambeau 2009):
+
+    S_i⁻¹ = I + A_i diag(β) A_iᵀ,        (I + A diag(β) Aᵀ) m = A (α + β μ),    A all blocks stacked.
+
+A step of rate ρ along the natural gradient is one of rate ρ in the sites, β_n and α_n + β_n μ_n (Khan & Lin 2017). So q
+has two numbers a row here, a step costs what the optimum for Gaussian noise costs, and the means of all blocks are
+found together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from npgp import linalg
+from npgp.likelihoods import Likelihood
+
+#: Times that a step is halved before the search ends.
+MAX_HALVINGS = 12
+#: Least rate that a step tries first.
+LEAST_RATE = 1.0 / 16.0
+#: Fall of the ELBO that may be rounding, relative to it and the dtype's resolution.
+ROUNDING = 100.0
+
+#: Newton steps to a row's mode, each of a standard deviation at most. They need not arrive.
+MODE_ITERATIONS = 30
+#: Least precision of a pseudo-observation, relative to what is known of f there.
+MIN_CURVATURE = 1e-3
+
+#: Mean and scale of a block: L (..., M, M), or standard deviations (..., M).
+Scaled = tuple[jax.Array, jax.Array]
+#: The sum of all rows' terms of the ELBO, given their means and variances from ε, (..., N).
+Expected = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+class Sites(NamedTuple):
+    """
+    Pseudo-observations.
+
+    :param precision: β_n, (..., N); below 0 where the likelihood curves upward.
+    :param shift: β_n times the response, (..., N).
+    """
+
+    precision: jax.Array
+    shift: jax.Array
+
+    def towards(self, other: Sites, rate: jax.Array) -> Sites:
+        """Part of the way to other sites."""
+        return jax.tree.map(lambda a, b: a + rate * (b - a), self, other)
+
+
+class Found(NamedTuple):
+    """
+    The end of a search.
+
+    :param q: mean and scale of each block.
+    :param to_go: nats by which a further step would move q(ε), to second order: about what the ELBO may still lack.
+    """
+
+    q: tuple[Scaled, ...]
+    to_go: jax.Array
+
+
+class _State(NamedTuple):
+    sites: Sites
+    target: Sites  # where a whole step leads
+    mean: jax.Array
+    variance: jax.Array
+    elbo: jax.Array
+
+
+def search(
+    A: Sequence[jax.Array], kinds: Sequence[str], expected: Expected, ahead: Sites, max_steps: int, tolerance: float
+) -> Found:
+    """
+    Go from the prior to the best q(ε), by steps that never lower the ELBO.
+
+    The first step has the rate 1, at which it ends for Gaussian noise, and the others what the step before suggests, at
+    most 1; each is halved until it does not lower the ELBO. The first is towards given sites: from where the data are
+    far from what the prior expects, natural gradients lead astray.
+
+    :param A: the blocks' projections, (..., M_i, N).
+    :param kinds: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
+    :param expected: the rows' terms of the ELBO, summed.
+    :param ahead: sites (..., N) for the first step, as :func:`working_sites` finds them.
+    :param max_steps: most steps.
+    :param tolerance: ends when a step would move q(ε) by no more nats than this.
+    """
+    value_and_slopes = jax.value_and_grad(expected, argnums=(0, 1))
+
+    def at(sites: Sites) -> _State:
+        mean, variance, kl = _moments(A, kinds, sites)
+        value, (slope, by_variance) = value_and_slopes(mean, variance)
+        precision = -2.0 * by_variance
+        return _State(sites, Sites(precision, slope + precision * mean), mean, variance, value - kl)
+
+    def step(carry):
+        count, state, rate, _ = carry
+        slack = ROUNDING * jnp.finfo(state.elbo.dtype).eps * jnp.abs(state.elbo)
+
+        def halve(tried):
+            halvings, rate, new, _ = tried
+            new = at(state.sites.towards(state.target, rate))
+            # Where the ELBO cannot be computed at the prior, any at which it can be is better.
+            return halvings + 1, 0.5 * rate, new, jnp.isfinite(new.elbo) & ~(new.elbo < state.elbo - slack)
+
+        def again(tried):
+            return (tried[0] <= MAX_HALVINGS) & ~tried[3]
+
+        _, half, new, ok = lax.while_loop(again, halve, (0, rate, state, jnp.asarray(False)))
+        taken = 2.0 * half
+        to_go = _length(state, new) / taken**2
+        rate = _next_rate(state, new, taken)
+        state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
+        return jnp.where(ok, count + 1, max_steps), state, rate, to_go
+
+    def unfinished(carry):
+        return (carry[0] < max_steps) & ~(carry[3] <= tolerance)
+
+    one = jnp.ones((), ahead.shift.dtype)
+    start = at(jax.tree.map(jnp.zeros_like, ahead))._replace(target=ahead)
+    _, state, _, to_go = lax.while_loop(unfinished, step, (0, start, one, jnp.inf * one))
+    return Found(posterior(A, kinds, state.sites), to_go)
+
+
+def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array, offset) -> Sites:
+    """
+    Sites by Laplace's method, row by row, at the mode of ``p(y_n | f) N(f; mean, variance)``; of f less the offset.
+
+    As in iteratively reweighted least squares.
+
+    :param likelihood: of one latent value.
+    :param y: observations, (..., N).
+    :param mean: what is expected of f, (..., N).
+    :param variance: its variance, (..., N).
+    :param offset: what q(ε) is not to explain of f, (..., N).
+    """
+
+    def slopes(f):
+        def slope(f):
+            return jax.jvp(lambda f: likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))[1]
+
+        value, change = jax.jvp(slope, (f,), (jnp.ones_like(f),))
+        return value, jnp.maximum(-change, MIN_CURVATURE / variance)
+
+    def newton(_, f):
+        slope, curvature = slopes(f)
+        step = (slope - (f - mean) / variance) / (curvature + 1.0 / variance)
+        return f + jnp.clip(step, -jnp.sqrt(variance), jnp.sqrt(variance))
+
+    f = lax.fori_loop(0, MODE_ITERATIONS, newton, mean)
+    slope, curvature = slopes(f)
+    return Sites(curvature, slope + curvature * (f - offset))
+
+
+def _next_rate(old: _State, new: _State, taken: jax.Array) -> jax.Array:
+    """
+    The rate at which the last step, in its own direction, would have reached its target (Barzilai & Borwein 1988).
+
+    Where rows are far from Gaussian, or an observation has several latent values, steps of rate 1 can go to and fro.
+    """
+
+    def left(state: _State) -> tuple[jax.Array, jax.Array]:
+        precision = state.target.precision - state.sites.precision
+        return state.target.shift - state.sites.shift - precision * state.mean, precision
+
+    (a, b), (c, d) = left(old), left(new)
+    s = old.variance  # the metric of one row's Gaussian
+    before, after = (jnp.sum(s * a * x + 0.5 * jnp.square(s) * b * y) for x, y in ((a, b), (c, d)))
+    rate = taken * before / jnp.where(after < before, before - after, before)
+    return jnp.where(after < before, jnp.clip(rate, LEAST_RATE, 1.0), 1.0)
+
+
+def _length(old: _State, new: _State) -> jax.Array:
+    """
+    The KL divergence between two q(ε), to second order: half of its two directions' sum.
+
+    In an exponential family that sum is the product of the changes in natural and in expectation parameters.
+    """
+    (precision, shift), (mean, variance) = old.sites, (old.mean, old.variance)
+    change = new.variance - variance + (new.mean - mean) * (new.mean + mean)
+    total = (new.sites.shift - shift) * (new.mean - mean) - 0.5 * (new.sites.precision - precision) * change
+    return 0.5 * jnp.abs(jnp.sum(total))
+
+
+def _solve(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites):
+    """
+    The stacked means, and each block's factor of S_i⁻¹: (..., M, M), or its diagonal's root (..., M).
+
+    NaN where the sites give no q: without jitter, which would make it another.
+    """
+    stacked = jnp.concatenate(A, axis=-2)
+    weighted = stacked * sites.precision[..., None, :]
+    B = linalg.matmul(weighted, jnp.swapaxes(stacked, -1, -2)) + jnp.eye(stacked.shape[-2], dtype=stacked.dtype)
+    L = linalg.plain_cholesky(B)
+    right = linalg.matmul(stacked, sites.shift[..., None])
+    means = linalg.solve_lower(L, linalg.solve_lower(L, right), transpose=True)[..., 0]
+    factors: list[jax.Array | None] = []
+    first = 0
+    for A_i, kind in zip(A, kinds, strict=True):
+        end = first + A_i.shape[-2]
+        if kind == "diagonal":
+            factors.append(jnp.sqrt(jnp.diagonal(B, axis1=-2, axis2=-1)[..., first:end]))
+        elif kind == "dense" and first == 0:
+            factors.append(L[..., :end, :end])
+        elif kind == "dense":
+            factors.append(linalg.plain_cholesky(B[..., first:end, first:end]))
+        else:
+            factors.append(None)
+        first = end
+    return means, factors
+
+
+def _moments(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Mean and variance that ε gives the rows, and KL[q(ε) ‖ p(ε)]."""
+    means, factors = _solve(A, kinds, sites)
+    mean = linalg.matmul(means[..., None, :], jnp.concatenate(A, axis=-2))[..., 0, :]
+    variance = jnp.zeros_like(mean)
+    kl = 0.5 * jnp.sum(jnp.square(means))
+    for A_i, factor, kind in zip(A, factors, kinds, strict=True):
+        if kind == "dense":
+            part = jnp.sum(jnp.square(linalg.solve_lower(factor, _like(factor, A_i))), axis=-2)
+            variance = variance + part
+            # tr S − M = −Σ β_n s_n, for S⁻¹ = I + A diag(β) Aᵀ
+            kl = kl + 0.5 * (jnp.sum(linalg.log_determinant(factor)) - jnp.sum(sites.precision * part))
+        elif kind == "diagonal":
+            variance = variance + linalg.matmul((1.0 / jnp.square(factor))[..., None, :], jnp.square(A_i))[..., 0, :]
+            kl = kl + 0.5 * jnp.sum(1.0 / jnp.square(factor) - 1.0 + 2.0 * jnp.log(factor))
+    return mean, variance, kl
+
+
+def posterior(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites) -> tuple[Scaled, ...]:
+    """Mean and scale of each block of the q(ε) that sites give; the scale of a mean-only block is 1, (M,)."""
+    means, factors = _solve(A, kinds, sites)
+    blocks, first = [], 0
+    for A_i, factor, kind in zip(A, factors, kinds, strict=True):
+        mean = means[..., first : first + A_i.shape[-2]]
+        first += A_i.shape[-2]
+        if kind == "dense":
+            blocks.append((mean, linalg.inverse_factor(factor)))
+        else:
+            blocks.append((mean, jnp.ones_like(mean) if factor is None else 1.0 / factor))
+    return tuple(blocks)
+
+
+def _like(factor: jax.Array, A: jax.Array) -> jax.Array:
+    """The projection, once for each factor of a batch."""
+    return jnp.broadcast_to(A, factor.shape[:-2] + A.shape[-2:])

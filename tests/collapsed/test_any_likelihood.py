@@ -1,0 +1,210 @@
+"""Collapsed bounds for likelihoods other than Gaussian: the ELBO at its maximum, and its gradient there."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import oracles
+import pytest
+from numpyro.infer.util import log_density
+
+import npgp
+from npgp import likelihoods
+from npgp.collapsed import CollapsedGP
+from npgp.variational import DenseNormal
+
+_rng = np.random.default_rng(5)
+COUNTS = _rng.poisson(np.exp(1.0 + np.sin(2.0 * models.X[:, 0]))).astype(float)
+CLASSES = np.array([0, 1, 2, 1, 0, 2, 2, 1.0])
+OUTLIER = np.where(np.arange(8) == 3, 6.0, models.Y)
+LIKELIHOODS = {
+    "Poisson": (npgp.Poisson(), COUNTS),
+    "Bernoulli": (npgp.Bernoulli(), (models.Y > 0).astype(float)),
+    "StudentT": (likelihoods.StudentT(df=3.0, scale=0.3), OUTLIER),
+    "Softmax": (likelihoods.Softmax(3), CLASSES),
+    "heteroscedastic": (likelihoods.HeteroscedasticGaussian(), models.Y),
+}
+GROUPS = npgp.median_split(models.X, 4)
+
+
+def collapsed(likelihood, structure="svgp", kernel=None, X=models.X, **options):
+    blocks, kinds = models.STRUCTURES[structure]
+    blocks = [jnp.asarray(block.copy()) for block in blocks]
+    kernel = models.kernel() if kernel is None else kernel
+    return CollapsedGP(kernel, jnp.asarray(X.copy()), blocks, likelihood, covariances=kinds, jitter=1e-12, **options)
+
+
+def elbo(gp, y, q):
+    """The ELBO of a q(ε), from its definition."""
+    posterior = npgp.Posterior(gp._project()[0], q)
+    mean, _ = posterior.mean_and_variance(gp.X)
+    _, projection, residual = gp._parts()
+    variance = npgp.variational.blocks.whitened_variance(projection, q)
+    terms = npgp.sparse.conditionals.row_elbo(gp.conditional, gp.likelihood, y, mean + gp.offset, variance, residual)
+    return jnp.sum(terms) - sum(jnp.sum(block.kl()) for block in q)
+
+
+CASES = [
+    ("Poisson", "svgp", "tight"),
+    ("Poisson", "solve", npgp.Grouped(GROUPS)),
+    ("Poisson", "odvgp", "prior"),
+    ("Poisson", "mean-field", "tight"),
+    ("Bernoulli", "solve", "tight"),
+    ("StudentT", "svgp", "prior"),
+    ("Softmax", "svgp", "tight"),
+    ("heteroscedastic", "svgp", "prior"),
+]
+
+
+@pytest.mark.parametrize(("name", "structure", "conditional"), CASES, ids=lambda case: str(case)[:14])
+def test_the_bound_is_the_largest_elbo(float64, name, structure, conditional):
+    """No nearby q(ε) has a larger one, and its slope there is 0."""
+    likelihood, y = LIKELIHOODS[name]
+    gp = collapsed(likelihood, structure, conditional=conditional)
+
+    @models.compiled
+    def at_the_best(y):
+        q = gp.condition(y).q
+        value, slope = jax.value_and_grad(lambda q: elbo(gp, y, q))(q)
+        keys = models.keys(20)
+
+        def nearby(key):
+            leaves, tree = jax.tree.flatten(q)
+            noise = [
+                jax.random.normal(k, x.shape) for k, x in zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+            ]
+            moved = [
+                x + 1e-2 * (jnp.tril(z) if x.ndim > 1 and x.shape[-1] == x.shape[-2] else z)
+                for x, z in zip(leaves, noise, strict=True)
+            ]
+            return elbo(gp, y, jax.tree.unflatten(tree, moved))
+
+        slopes = [(block.loc, jnp.tril(block.scale_tril) if isinstance(block, DenseNormal) else 0.0) for block in slope]
+        return gp.log_prob(y), value, slopes, jax.vmap(nearby)(keys), gp.shortfall(y)
+
+    bound, value, slopes, others, shortfall = at_the_best(jnp.asarray(y))
+    np.testing.assert_allclose(bound, value, rtol=1e-12)
+    assert max(np.abs(s).max() for s in jax.tree.leaves(slopes)) < 1e-5
+    assert np.all(others < bound)
+    assert 0.0 <= shortfall < 1e-10
+
+
+def test_gaussian_noise_by_search_is_the_closed_form(x64):
+    """With a mask that hides nothing; one step of the search, for all structures in one program."""
+    likelihood, y = npgp.Gaussian(variance=models.NOISE), jnp.asarray(models.Y, x64)
+
+    @models.compiled
+    def both(y):
+        found = []
+        for structure in models.STRUCTURES:
+            closed = collapsed(likelihood, structure)
+            searched = collapsed(likelihood, structure, mask=np.ones(8, bool))
+            found.append([(gp.log_prob(y), gp.condition(y).mean_and_variance(gp.X)) for gp in (closed, searched)])
+        return found
+
+    tolerance = 1e-10 if x64 == jnp.float64 else 2e-4
+    for closed, searched in both(y):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), closed, searched)
+
+
+# The site precisions of "tight" are a fixed point that is iterated a few times and has no gradient.
+@pytest.mark.parametrize(("conditional", "within"), [("prior", 1e-5), ("tight", 1e-2)], ids=["prior", "tight"])
+def test_gradients_are_the_bounds(float64, conditional, within):
+    """In hyperparameters, inducing inputs and offset, against finite differences."""
+    likelihood, y = LIKELIHOODS["Poisson"]
+
+    def bound(theta):
+        kernel = npgp.RBF(jnp.exp(theta[0]), variance=jnp.exp(theta[1]))
+        Z = jnp.asarray(models.Z.copy()) + theta[2]
+        options = dict(offset=theta[3], conditional=conditional, jitter=1e-10)
+        return CollapsedGP(kernel, jnp.asarray(models.X.copy()), Z, likelihood, **options).log_prob(jnp.asarray(y))
+
+    theta, h = jnp.array([-0.4, 0.3, 0.1, 0.2]), 1e-4
+    slope = models.compiled(jax.grad(bound))(theta)
+    values = models.compiled(lambda each: jax.lax.map(bound, each))(
+        theta + h * jnp.concatenate([jnp.eye(4), -jnp.eye(4)])
+    )
+    np.testing.assert_allclose(slope, (values[:4] - values[4:]) / (2 * h), rtol=within, atol=within)
+
+
+@pytest.mark.parametrize("conditional", ["prior", "tight", npgp.Grouped(2)], ids=["prior", "tight", "grouped"])
+def test_below_the_evidence(float64, conditional):
+    """Of many random problems with four rows that three functions make up, which can be summed over."""
+    rng = np.random.default_rng(11)
+    y = {"poisson": np.array([0.0, 3.0, 1.0, 6.0]), "logit": np.array([0.0, 1.0, 1.0, 1.0])}
+
+    @models.compiled
+    def bounds(X, Z, variance):
+        kernel = npgp.kernels.Linear(variance=variance)
+        options = dict(conditional=conditional, jitter=1e-10)
+        counts = CollapsedGP(kernel, X, Z, npgp.Poisson(), **options).log_prob(y["poisson"])
+        return {"poisson": counts, "logit": CollapsedGP(kernel, X, Z, npgp.Bernoulli(), **options).log_prob(y["logit"])}
+
+    gaps = []
+    for _ in range(20):
+        X, variance = rng.normal(size=(4, 3)), np.exp(rng.normal())
+        for name, bound in bounds(X, rng.normal(size=(2, 3)), variance).items():
+            density = functools.partial(oracles.LOG_DENSITY[name], y=y[name])
+            gaps.append(oracles.log_evidence(np.sqrt(variance) * X, density, 60) - bound)
+    assert np.min(gaps) > 0.0 and np.median(gaps) < 2.0
+
+
+def test_rows_without_an_observation_are_left_out(float64):
+    present = np.arange(8) % 3 != 1
+    y = np.where(present, COUNTS, np.nan)
+    whole = collapsed(npgp.Poisson(), mask=present)
+    part = collapsed(npgp.Poisson(), X=models.X[present])
+    one, other = models.compiled(lambda a, b: (whole.log_prob(a), part.log_prob(b)))(y, COUNTS[present])
+    np.testing.assert_allclose(one, other, rtol=1e-10)
+
+
+def test_outputs_are_independent(float64):
+    """Several rows of counts have the bounds that each has by itself."""
+    gp, counts = collapsed(npgp.Poisson()), np.stack([COUNTS, COUNTS[::-1] * 3.0])
+    both, each = models.compiled(lambda y: (gp.log_prob(y), jnp.stack([gp.log_prob(row) for row in y])))(counts)
+    np.testing.assert_allclose(both, each, rtol=1e-9)
+
+
+def test_in_a_model_with_effects(float64):
+    """The density of the model is the prior's and the bound; draws and predictions have the observations' shape."""
+
+    def model(y=None):
+        effect = numpyro.sample("effect", dist.Normal())
+        gp = collapsed(npgp.Poisson(), offset=effect * jnp.asarray(models.X[:, 0].copy()))
+        numpyro.sample("y", gp, obs=y)
+
+    value, gp = 0.3, collapsed(npgp.Poisson(), offset=0.3 * models.X[:, 0])
+    density = models.compiled(lambda y: log_density(model, (y,), {}, {"effect": jnp.asarray(value)})[0])(COUNTS)
+    posterior, terms, bound = models.compiled(lambda y: (gp.condition(y), gp.log_likelihood(y), gp.log_prob(y)))(COUNTS)
+    np.testing.assert_allclose(density, dist.Normal().log_prob(value) + bound, rtol=1e-12)
+    mean, variance = posterior.mean_and_variance(jnp.asarray(models.X.copy()))
+    expected = npgp.Poisson().log_marginal(COUNTS, mean + gp.offset, variance)
+    np.testing.assert_allclose(terms, expected, rtol=1e-6)
+    draws = gp.sample(jax.random.key(0), (3,))
+    assert draws.shape == (3, 8) and np.all(np.asarray(draws) == np.round(draws))
+
+
+def test_saved_and_loaded(float64, tmp_path):
+    gp = collapsed(npgp.Poisson(), mask=np.arange(8) < 6)
+    npgp.save(tmp_path / "gp", gp)
+    again = npgp.load(tmp_path / "gp")
+    bounds = models.compiled(lambda y: (gp.log_prob(y), again.log_prob(y)))(COUNTS)
+    assert bounds[0] == bounds[1]
+
+
+def test_what_cannot_be_is_said():
+    X, Z = jnp.asarray(models.X.copy()), jnp.asarray(models.Z.copy())
+    with pytest.raises(ValueError, match="learns a parameter"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), conditional="shared")
+    with pytest.raises(ValueError, match=r"for Poisson it must be a count"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson()).log_prob(COUNTS - 0.5)
+    with pytest.raises(TypeError, match="likelihood is .*; it must be"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson)
+    with pytest.raises(AttributeError, match="Poisson, not Gaussian"):
+        _ = CollapsedGP(models.kernel(), X, Z, npgp.Poisson()).noise_variance
+    with pytest.warns(RuntimeWarning, match="after 1 steps another would move"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), max_steps=1).condition(100.0 * COUNTS)

@@ -1,0 +1,149 @@
+"""Shorter lengthscales: gains are dense algebra, and too few inducing points are said to be."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import npgp
+from npgp.collapsed import lengthscales, shorter_lengthscales
+from npgp.collapsed.lengthscales import DIVISORS, NOISES, VARIANCES
+from npgp.features import Points
+from npgp.kernels import RBF, Linear, Matern32
+from npgp.sparse.projection import factorize
+from npgp.variational import MeanOnlyNormal
+from npgp.variational.posterior import Posterior
+
+SIDE = 14
+AXIS = (np.arange(SIDE) + 0.5) / SIDE
+CELLS = np.stack(np.meshgrid(AXIS, AXIS), -1).reshape(-1, 2).astype(np.float32)
+
+
+def spread(side):
+    """Inducing points, side by side."""
+    axis = (np.arange(side) + 0.5) / side
+    return np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2).astype(np.float32)
+
+
+def counts(lengthscale):
+    """Like the pines: counts of cells, of a log-Gaussian intensity."""
+    rng = np.random.default_rng(1)
+    K = 1.5 * oracles.stationary("Matern32", CELLS.astype(float), CELLS.astype(float), lengthscale)
+    f = np.linalg.cholesky(K + 1e-9 * np.eye(len(CELLS))) @ rng.normal(size=len(CELLS))
+    return rng.poisson(np.exp(f - 0.5)).astype(np.float32)
+
+
+def untrained(kernel, Z):
+    """A posterior that is its prior's mean."""
+    return Posterior(factorize(kernel, (Points(Z),)), (MeanOnlyNormal(jnp.zeros(len(Z))),))
+
+
+@functools.cache
+def report(truth, given, side):
+    """Of counts with one lengthscale, and the best q(ε) at another."""
+    y, kernel = counts(truth), Matern32(given, variance=1.5)
+    start = npgp.CollapsedGP(kernel, CELLS, spread(side), 1e6).condition(np.zeros(len(y), np.float32))
+    level = np.log(y.mean())
+    posterior = start.update(CELLS, y, npgp.Poisson(), offset=level)
+    return shorter_lengthscales(posterior, CELLS, y, npgp.Poisson(), offset=level)
+
+
+def test_too_few_points_are_said_to_be():
+    found = report(0.08, 1.0, 5)
+    assert found.divisor in (4.0, 8.0, 16.0) and found.gain > 10 and found.too_few and found.approximate
+    assert found.features == 25 and found.unexplained > 0.5
+    # So many are enough: the greedy points leave a tenth, and one fewer leave more.
+    kernel = Matern32(1.0 / found.divisor, variance=1.5)
+    for size, enough in ((found.points_needed, True), (found.points_needed - 1, False)):
+        Z = npgp.inducing.greedy_variance(kernel, CELLS, size)
+        A = oracles.Joint.of(
+            functools.partial(oracles.stationary, "Matern32", lengthscale=1.0 / found.divisor),
+            [np.asarray(Z, float)],
+            CELLS.astype(float),
+            1e-5,
+        )
+        assert (np.mean(np.diag(A.residual())) < 0.1) == enough
+    assert 25 < found.points_needed < len(CELLS)
+    words = str(found)
+    assert words.startswith(f"Lengthscales of 1/{found.divisor:.0f} of those at hand explain 196 rows better, by ")
+    assert "by Gaussian pseudo-observations" in words and "does not find them: they are too few, and some" in words
+
+
+def test_enough_points_are_said_to_be():
+    found = report(1.0, 1.0, 5)  # as few, of counts that need no more
+    assert found.divisor == 1.0 and found.gain < 5 and not found.too_few and found.points_needed is None
+    assert str(found).startswith("No shorter lengthscales explain 196 rows clearly better")
+    assert "At the lengthscales at hand the 25 inducing features leave" in str(found) and "too few" not in str(found)
+
+
+def test_points_that_are_too_few_at_the_lengthscale_at_hand():
+    found = report(0.08, 0.08, 5)
+    assert found.divisor == 1.0 and found.too_few and found.points_needed > 25
+    assert "At the lengthscales at hand the 25 inducing features leave" in str(found) and "too few" in str(found)
+
+
+def test_points_that_could_follow():
+    found = dataclasses.replace(report(0.08, 1.0, 5), unexplained=0.05, points_needed=None)
+    assert "leave 5% of the prior variance unexplained, so that it is training that has not found them" in str(found)
+
+
+@pytest.mark.parametrize("rows", [60, 30])  # all rows, and groups of them
+def test_gains_are_dense_algebra(rows, x64, monkeypatch):
+    monkeypatch.setattr(lengthscales, "GROUP_ROWS", rows)
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0, 10, size=(60, 1)), axis=0).astype(x64)
+    noise = np.exp(rng.normal(-2, 0.5, size=60))
+    y = (np.sin(4 * X[:, 0]) + np.sqrt(noise) * rng.normal(size=60) + 2.0).astype(x64)
+    y[7] = np.nan
+    kernel = RBF(3.0, variance=0.4) + Linear(variance=1e-9)
+    posterior = untrained(kernel, X[::10])
+    found = shorter_lengthscales(
+        posterior, X, y, npgp.Gaussian(variance=jnp.asarray(noise, x64)), offset=2.0, mask=~np.isnan(y)
+    )
+
+    groups = [np.arange(60)] if rows == 60 else [np.arange(30), np.arange(30, 60)]
+
+    def evidence(divisor, factor, noise_factor):
+        total = 0.0
+        for group in groups:
+            kept = group[group != 7]
+            K = oracles.stationary("RBF", X[kept].astype(float), X[kept].astype(float), 3.0 / divisor, 0.4 * factor)
+            total += oracles.log_normal(y[kept].astype(float) - 2.0, K + noise_factor * np.diag(noise[kept]))
+        return total
+
+    best = np.array([max(evidence(divisor, v, n) for v in VARIANCES for n in NOISES) for divisor in DIVISORS])
+    gains = best[1:] - best[0]
+    chosen = np.flatnonzero(gains >= gains.max() - 2.0)[0]
+    assert found.divisor == DIVISORS[1 + chosen] > 1 and found.rows == 60 and not found.approximate
+    assert found.gain == pytest.approx(gains[chosen], abs=1e-2 if x64 == jnp.float32 else 1e-5)
+
+
+def test_certificates_say_so_too(float64):
+    rng = np.random.default_rng(0)
+    X, noise = np.linspace(0, 10, 80)[:, None], 0.1 * rng.normal(size=80)
+    # Trained on too few points, a long lengthscale leaves everything to the noise.
+    few = npgp.certificate(RBF(5.0), X, np.sin(6 * X[:, 0]) + noise, X[::10], 0.6)
+    assert few.lengthscales.too_few and few.lengthscales.points_needed > 10
+    assert str(few).endswith(str(few.lengthscales))
+    enough = npgp.certificate(RBF(2.0), X, np.sin(X[:, 0]) + noise, X[::10], 0.01)
+    assert enough.lengthscales.divisor == 1 and "shorter" not in str(enough)
+
+
+def test_what_is_refused():
+    X, y = np.linspace(0, 1, 5, dtype=np.float32)[:, None], np.zeros(5, np.float32)
+    posterior, noise = untrained(RBF(), X[:2]), npgp.Gaussian(variance=1.0)
+    for error, words, arguments in (
+        (ValueError, "RBF|Linear has no lengthscale", (untrained(Linear(), X[:2]), X, y, noise)),
+        (ValueError, r"y shape \(4,\)", (posterior, X, y[:4], noise)),
+        (ValueError, "2 latent values", (posterior, X, y, npgp.likelihoods.HeteroscedasticGaussian())),
+        (ValueError, "y has NaN", (posterior, X, y * np.nan, noise)),
+        (ValueError, "0 or 1", (posterior, X, y + 2, npgp.Bernoulli())),
+    ):
+        with pytest.raises(error, match=words):
+            shorter_lengthscales(*arguments)
+    with pytest.raises(TypeError, match="traced values"):
+        jax.jit(lambda y: shorter_lengthscales(posterior, X, y, noise).gain)(y)

@@ -1,0 +1,190 @@
+"""Distances of rows and what kernels make of them, in programs compiled as users compile them (see scripts/test)."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from npgp import exact_log_evidence, kernels
+from npgp.kernels.distances import MANY_COLUMNS, squared_distances
+
+SQRT3, SQRT5 = np.sqrt(np.longdouble(3)), np.sqrt(np.longdouble(5))
+
+
+def _matern12(q):
+    r = np.sqrt(q)
+    e = np.exp(-r)
+    at = np.where(r > 0, r, 1)
+    return e, np.where(r > 0, -e / (2 * at), 0), np.where(r > 0, e / 4 * (1 / at**2 + 1 / at**3), 0)
+
+
+def _matern32(q):
+    a = SQRT3 * np.sqrt(q)
+    e = np.exp(-a)
+    return (1 + a) * e, -1.5 * e, np.where(a > 0, 9 * e / (4 * np.where(a > 0, a, 1)), 0)
+
+
+def _matern52(q):
+    a = SQRT5 * np.sqrt(q)
+    e = np.exp(-a)
+    return (1 + a + a**2 / 3) * e, -5 * (1 + a) * e / 6, 25 * e / 12
+
+
+#: The correlation and its first two derivatives in the squared distance, in 80 bits; a kink has slope 0.
+FORMULAS = {
+    "RBF": lambda q: (np.exp(-q / 2), -np.exp(-q / 2) / 2, np.exp(-q / 2) / 4),
+    "RationalQuadratic": lambda q: (1 / (1 + q / 2), -1 / (2 * (1 + q / 2) ** 2), 1 / (2 * (1 + q / 2) ** 3)),
+    "Matern12": _matern12,
+    "Matern32": _matern32,
+    "Matern52": _matern52,
+}
+
+
+def inputs(dtype, columns, offset):
+    """Rows of which some are at points, or 1e-16 to 1e-3 from them, as far as ``dtype`` tells these apart."""
+    rng = np.random.default_rng(columns)
+    Z = offset + rng.normal(size=(6, columns))
+    if not offset:
+        Z[0] = 0.0  # where rows can be 1e-16 apart
+    steps = np.array([0.0, *10.0 ** np.arange(-16, -2)])
+    near = Z[np.arange(len(steps)) % 2] + steps[:, None] * rng.choice([-1.0, 1.0], (len(steps), columns))
+    return np.vstack([near, offset + rng.normal(size=(5, columns))]).astype(dtype), Z.astype(dtype)
+
+
+@functools.cache
+def program(columns):
+    """Of every kernel: the matrix, the gradient of a weighted sum of it, and how that moves along a direction."""
+
+    def one(name, weights, primals, tangents):
+        def loss(X, Z, lengthscale, variance):
+            K = getattr(kernels, name)(lengthscale, variance=variance)(X, Z)
+            return jnp.sum(weights * K), K
+
+        gradient = jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)
+        first, second, K = jax.jvp(gradient, primals, tangents, has_aux=True)
+        return K, first, second
+
+    names = FORMULAS if columns in (1, 3) else ("RBF", "Matern12", "Matern32")
+    return lambda *a: {name: one(name, *a) for name in names}
+
+
+def check(made, name, weights, primals, tangents, eps, products):
+    """Every number against 80 bits, with an allowance in multiples of eps times the sizes of the terms summed."""
+    C, X, Z, ell, v, dX, dZ, dell, dv = (np.asarray(a, np.longdouble) for a in (weights, *primals, *tangents))
+    delta = (X[:, None] - Z) / ell  # (N, M, D)
+    moved = (dX[:, None] - dZ) / ell - delta * dell / ell
+    q = np.sum(delta**2, -1)
+    f, f1, f2 = FORMULAS[name](q)
+    equal = q <= np.longdouble(eps) ** 2  # with a kink, these count as equal: see Matern12
+    if name == "Matern12":
+        f1, f2 = np.where(equal, 0, f1), np.where(equal, 0, f2)
+    dq = np.sum(2 * delta * moved, -1)
+    # How far products of the scaled, centered rows may be off, where they are used instead of differences.
+    R = np.max(np.abs(np.concatenate([X, Z]) - X.mean(0)) / ell) * np.sqrt(X.shape[1])
+    off = R if products else 0
+
+    K, first, second = made
+    np.testing.assert_array_less(np.abs(K - v * f), 20 * eps * v, err_msg=name)
+
+    def near(computed, terms, slack, axis, what):
+        tolerance = 60 * eps * np.sum(slack, axis)
+        error = np.abs(computed - np.sum(terms, axis))
+        assert np.all(error <= tolerance + 1e-35), (name, what, float(np.max(error - tolerance)))
+
+    def both(part, part_moved, sign, axis, what, i):
+        """Of a gradient with slope 2·part of q: first derivative, and its change along the direction."""
+        g, size = C[..., None] * v * f1[..., None], np.abs(part) + off / ell
+        near(first[i], sign * 2 * g * part, 2 * np.abs(g) * size, axis, what)
+        bend = C[..., None] * v * (f2 * dq)[..., None]
+        held = C[..., None] * v * f1[..., None]
+        change = 2 * (bend + C[..., None] * dv * f1[..., None]) * part + 2 * held * part_moved
+        sizes = np.sum(np.abs(2 * delta * moved), -1) + off * np.max(np.abs(moved))
+        slack = 2 * np.abs(C[..., None] * v * (np.abs(f2) * sizes)[..., None]) * size
+        slack = slack + 2 * np.abs(held) * (np.abs(part_moved) + off / ell) + 2 * np.abs(C * dv * f1)[..., None] * size
+        near(second[i], sign * change, slack, axis, what + ", second")
+
+    part, part_moved = delta / ell, moved / ell - delta * dell / ell**2
+    both(part, part_moved, 1, 1, "X", 0)
+    both(part, part_moved, -1, 0, "Z", 1)
+    off = R**2 if products else 0
+    part, part_moved = delta**2 / ell, 2 * delta * moved / ell - delta**2 * dell / ell**2
+    both(part, part_moved, -1, (0, 1), "lengthscale", 2)
+    near(first[3], C * f, np.abs(C), (0, 1), "variance")
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+@pytest.mark.parametrize("columns", [1, 2, 3, 10])
+def test_values_and_derivatives_of_close_rows(columns, offset, x64):
+    rng = np.random.default_rng(0)
+    X, Z = inputs(x64, columns, offset)
+    weights = rng.normal(size=(len(X), len(Z))).astype(x64)
+    primals = X, Z, rng.uniform(0.5, 2.0, columns).astype(x64), np.asarray(1.3, x64)
+    tangents = tuple(rng.normal(size=np.shape(a)).astype(x64) for a in primals)
+    made = jax.tree.map(np.asarray, jax.jit(program(columns))(weights, primals, tangents))
+    for name, computed in made.items():
+        products = columns > 2 and name != "Matern12"
+        check(computed, name, weights, primals, tangents, float(jnp.finfo(x64).eps), products)
+
+
+def test_eagerly_as_compiled(x64):
+    rng = np.random.default_rng(0)
+    X, Z = inputs(x64, 1, 0.0)
+    weights = rng.normal(size=(len(X), len(Z))).astype(x64)
+    primals = X, Z, np.asarray([0.7], x64), np.asarray(1.3, x64)
+    tangents = tuple(rng.normal(size=np.shape(a)).astype(x64) for a in primals)
+    made = jax.tree.map(np.asarray, program(1)(weights, primals, tangents))
+    for name, computed in made.items():
+        check(computed, name, weights, primals, tangents, float(jnp.finfo(x64).eps), False)
+
+
+KINKS = {
+    "Matern12": lambda: kernels.Matern12(0.3),
+    "ArcCosine 0": lambda: kernels.ArcCosine(0),
+    "ZonalMatern12": lambda: kernels.ZonalMatern12(0.3, degree=0),
+    "ZonalArcCosine 0": lambda: kernels.ZonalArcCosine(0, degree=0),
+}
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3, 10, MANY_COLUMNS + 8])
+def test_equal_rows_are_perfectly_correlated_though_there_is_a_kink(columns, x64):
+    X = np.random.default_rng(0).normal(size=(12, columns)).astype(x64)
+    X[6:] = X[:6]
+
+    @jax.jit
+    def correlations(X):
+        return {name: (make()(X), make()(X, X[:6])) for name, make in KINKS.items()}
+
+    for name, (square, cross) in correlations(X).items():
+        for pairs in (np.diag(square), np.diag(square, 6), np.diag(cross), np.diag(cross[6:])):
+            np.testing.assert_allclose(pairs, 1.0, rtol=0, atol=20 * float(jnp.finfo(x64).eps), err_msg=name)
+
+
+@pytest.mark.parametrize("columns", [1, 3, 8])
+def test_equal_rows_are_at_zero_where_they_are_computed_in_the_same_program(columns, x64):
+    X = (1e3 + np.random.default_rng(0).normal(size=(30, columns))).astype(x64)
+    made = jax.jit(lambda X, s: (squared_distances(X * s), squared_distances(X * s, (X * s)[:7])))(X, x64(0.37))
+    for r2 in made:
+        np.testing.assert_array_equal(np.diag(r2), 0.0)
+
+
+def test_infinite_rows_are_not_passed_over():
+    X = np.array([[0.0], [np.inf], [1.0]], np.float32)
+    K = np.asarray(jax.jit(kernels.RBF())(X))
+    assert np.all(np.isnan(K[1])) and np.all(np.isfinite(K[::2, ::2]))
+
+
+def test_evidence_with_equal_rows_is_that_of_differences(float64):
+    # Expanded squares leave 4.8e-7 in the correlation of equal rows, seven times the relative noise here.
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(15, 3))
+    X[8:13] = X[:5]
+    lengthscale, variance, noise = np.array([0.6, 0.026, 0.07]), 39.3, 7e-6
+    distance = np.sqrt(np.sum(((X[:, None] - X) / lengthscale) ** 2, -1))
+    C = variance * np.exp(-distance) + noise * np.eye(15)
+    y = np.linalg.cholesky(C) @ rng.normal(size=15)
+    values, vectors = np.linalg.eigh(C)
+    expected = -0.5 * (np.sum((vectors.T @ y) ** 2 / values) + np.sum(np.log(values)) + 15 * np.log(2 * np.pi))
+    kernel = kernels.Matern12(lengthscale, variance=variance)
+    np.testing.assert_allclose(exact_log_evidence(kernel, X, y, noise), expected, atol=1e-4)
