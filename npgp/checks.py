@@ -1,10 +1,14 @@
-"""Checks of arguments: each says in one sentence what was given and what is accepted. Traced values pass."""
+"""
+Checks of arguments: each says in one sentence what was given and what is accepted. Traced values pass, and are looked
+at once they are there where that can be (``later.py``).
+"""
 
 from __future__ import annotations
 
 import operator
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from npgp.contract import is_traced as is_traced
+from npgp.later import see_later
+from npgp.tracing import is_traced as is_traced
 
 #: So many rows, spread over all, tell the range of a column.
 _GLANCE = 1000
@@ -75,6 +80,8 @@ def to_device(x: Any, name: str, dtype: DTypeLike | None = None, axis: int = 0) 
         limit = jnp.iinfo(jax.dtypes.canonicalize_dtype(x.dtype)).max
         if x.max() > limit:
             raise ValueError(f"{name} has the value {x.max()}, above JAX's {limit}: pass {name}.astype(float).")
+    if isinstance(x, np.ndarray):  # placed, not converted by a program of its own
+        return jax.device_put(x if dtype is None else x.astype(jax.dtypes.canonicalize_dtype(dtype)))
     return jnp.asarray(x, dtype)
 
 
@@ -138,7 +145,9 @@ def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Arra
 def require_finite(x: ArrayLike, name: str) -> None:
     """Raise for what is no :func:`array`, and ``ValueError`` for NaN or infinities; traced arrays pass."""
     x = array(x, name)
-    if not is_traced(x) and not np.all(np.isfinite(np.asarray(x))):
+    if is_traced(x):
+        see_later(partial(require_finite, name=name), x)
+    elif not np.all(np.isfinite(np.asarray(x))):
         raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
 
 
@@ -249,7 +258,9 @@ def real(value: Any, name: str, kind: str = "a real number") -> Any:
 def require_positive(value: Any, name: str) -> Any:
     """A hyperparameter as by :func:`real`; ``ValueError`` for concrete numbers that are not positive and finite."""
     value = real(value, name, "a positive number")
-    if not is_traced(value):
+    if is_traced(value):
+        see_later(partial(require_positive, name=name), value)
+    else:
         numbers = np.asarray(value)
         if not (np.all(numbers > 0) and np.all(np.isfinite(numbers))):
             raise ValueError(f"{name} is {value}; it must be positive and finite.")

@@ -1,5 +1,5 @@
 """
-What npgp relies on in NumPyro and JAX beyond what their documentation promises: all of it is in this file.
+What npgp relies on in NumPyro beyond what its documentation promises; ``tracing.py`` has what it relies on in JAX.
 
 Each definition says what it relies on, and ``tests/ground/test_contract.py`` has a test of each that fails with a
 sentence where another version does otherwise. The rest of npgp uses these definitions and documented names. Nothing
@@ -49,8 +49,6 @@ __all__ = [
     "is_enumerated",
     "is_initialized",
     "is_prng_key",
-    "is_traced",
-    "is_weakly_typed",
     "losses_around",
     "mask_of",
     "plate_of_rows",
@@ -59,6 +57,7 @@ __all__ = [
     "plates_around",
     "random_key",
     "replayed",
+    "send",
     "step_count",
     "take_all",
     "unconstrained",
@@ -105,6 +104,11 @@ def _question(type: str, name: str) -> Message:
     """A message that is no statement, with a site's name and what else a user's ``hide_fn`` may look at."""
     message: Message = {"type": type, "name": name, "value": None, "is_observed": False, "infer": {}, "mask": None}
     return message | {"fn": None, "args": (), "kwargs": {"rng_key": None}, "scale": None, "cond_indep_stack": []}
+
+
+def send(type: str, **content: Any) -> None:
+    """Send a message that is no statement to the handlers around this, with what else they may look for."""
+    list(_shown(_question(type, "") | content))
 
 
 def _answer(type: str, name: str) -> Message:
@@ -428,21 +432,3 @@ def losses_around() -> list[ELBO]:
     calls = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name in methods)
     first = (frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in calls if frame.f_code.co_argcount)
     return [loss for loss in first if isinstance(loss, ELBO)]
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Arrays
-
-
-def is_traced(x: object) -> bool:
-    """
-    Whether an array's values cannot be seen yet (it is traced by ``jit``, ``vmap`` or ``grad``).
-
-    Relied on: such arrays are of the class ``jax.core.Tracer``, and others are not.
-    """
-    return isinstance(x, jax.core.Tracer)
-
-
-def is_weakly_typed(x: jax.Array) -> bool:
-    """Whether an array lets another's precision win, as a Python number does. Relied on: ``Array.weak_type``."""
-    return bool(x.weak_type)

@@ -29,8 +29,8 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from npgp import checks
-from npgp.contract import is_weakly_typed
 from npgp.io.earlier_files import CLASSES, FOLDERS, from_version_1
+from npgp.tracing import is_weakly_typed
 
 __all__ = ["load", "save"]
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks, linalg
+from npgp.later import see_later
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.numerics import LOG_CDF, floats
 from npgp.likelihoods.quadrature import NUM_NODES
@@ -86,8 +87,7 @@ class Ordinal(Likelihood):
             raise ValueError(
                 f"Ordinal cutpoints has shape {self.cutpoints.shape}; it must be a vector of K − 1 numbers."
             )
-        if not checks.is_traced(self.cutpoints) and not np.all(np.diff(self.cutpoints) > 0):
-            raise ValueError(f"Ordinal cutpoints is {self.cutpoints}; it must increase.")
+        _require_increasing(self.cutpoints)
 
     def _support(self, y):
         top = self.cutpoints.size
@@ -119,3 +119,10 @@ class Ordinal(Likelihood):
         probabilities = jnp.exp(self.log_marginal(k, mean, variance))
         average = linalg.weighted_sum(k, probabilities)
         return average, jnp.sum((k - average) ** 2 * probabilities, axis=0)
+
+
+def _require_increasing(cutpoints: jax.Array) -> None:
+    if checks.is_traced(cutpoints):
+        see_later(_require_increasing, cutpoints)
+    elif not np.all(np.diff(cutpoints) > 0):
+        raise ValueError(f"Ordinal cutpoints is {cutpoints}; it must increase.")

@@ -18,6 +18,7 @@ from numpyro.infer.initialization import init_to_median
 from npgp.contract import Message, under_predictive
 from npgp.model.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation
+from npgp.programs import one_program
 
 __all__ = ["AutoSparseGP"]
 
@@ -153,14 +154,19 @@ class AutoSparseGP:
         """
 
         def draw(key):
-            guide = Trained(handlers.seed(self._run, key), params)
+            # Traced inside one program, or NumPyro would look at the values, each by a program.
+            guide = Trained(handlers.seed(self._run, key), jax.device_put(params))
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 
         fn = draw
         for _ in sample_shape:
             fn = jax.vmap(fn)
-        return fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key)
+        return one_program(
+            lambda: fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key),
+            keepers=(self,),
+            apart=(self.model,),
+        )
 
     def median(self, params) -> dict[str, jax.Array]:
         """

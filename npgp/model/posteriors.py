@@ -8,6 +8,7 @@ import jax
 from numpyro import handlers
 
 from npgp.model.sites import FUNCTION, Trained, is_gp_site
+from npgp.programs import one_program
 from npgp.variational.posterior import Posterior
 
 __all__ = ["posterior"]
@@ -25,18 +26,21 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     :param rng_key: where hyperparameters are sampled: the posterior is the one given a draw of them.
     :raises KeyError: if the model has no such component, and for a parameter that ``params`` lacks.
     """
-    model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
-    with handlers.block():
-        # No density is wanted, and observations that are left out need no guide.
-        seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
-        guide_trace = handlers.trace(Trained(seeded, params)).get_trace(*args, **kwargs)
-        replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
-        sites = handlers.trace(Trained(replayed, params)).get_trace(*args, **kwargs)
-    # The prefix of the site's name is the component's, with its scope.
-    found = {
-        site: msg["infer"][FUNCTION] for site, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]
-    }
-    functions = {site.rsplit(".", 1)[0]: function for site, function in found.items()}
-    if name not in functions:
-        raise KeyError(f"the model has no component named {name!r}; it has {sorted(functions)}.")
-    return functions[name].posterior()
+
+    def run() -> Posterior:
+        trained = jax.device_put(params)  # traced, or NumPyro would look at the values, each by a program
+        model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
+        with handlers.block():
+            # No density is wanted, and observations that are left out need no guide.
+            seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
+            guide_trace = handlers.trace(Trained(seeded, trained)).get_trace(*args, **kwargs)
+            replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
+            sites = handlers.trace(Trained(replayed, trained)).get_trace(*args, **kwargs)
+        found = {s: msg["infer"][FUNCTION] for s, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
+        # The prefix of the site's name is the component's, with its scope.
+        functions = {site.rsplit(".", 1)[0]: function for site, function in found.items()}
+        if name not in functions:
+            raise KeyError(f"the model has no component named {name!r}; it has {sorted(functions)}.")
+        return functions[name].posterior()
+
+    return one_program(run, keepers=(guide,), apart=(model,))

@@ -13,10 +13,12 @@ from numpyro.infer.svi import SVIState
 
 from npgp import checks
 from npgp.contract import is_initialized
+from npgp.programs import STEPS, one_model_at_a_time, program
 from npgp.training.inputs import Inputs, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
-from npgp.training.programs import kept, one_model_at_a_time
+from npgp.training.programs import kept
 from npgp.training.row_tables import LazySVI, RowState
+from npgp.training.start import start
 
 
 def evaluate(
@@ -51,25 +53,27 @@ def evaluate(
     if not is_initialized(svi):  # a restored state
         first_args, first_kwargs = inputs.first_call()
         with one_model_at_a_time:
-            svi.init(rng_key, *first_args, **first_kwargs)
+            start(svi, rng_key, first_args, first_kwargs)
 
     state = result if isinstance(result, SVIState) else result.state
     lazy = isinstance(state.optim_state, RowState)
-    run = kept(svi, ("evaluate", inputs.layout, lazy), lambda: _program(LazySVI(svi) if lazy else svi, inputs.layout))
-    keys = jax.random.split(rng_key, num_draws)
+
+    def evaluations():
+        return program(_evaluations(LazySVI(svi) if lazy else svi, inputs.layout, num_draws), options=STEPS)
+
+    run = kept(svi, ("evaluate", inputs.layout, lazy, num_draws), evaluations)
     with one_blas_thread(), one_model_at_a_time:
-        losses = run(state, inputs.arrays, keys, inputs.place(inputs.read(0, num_draws)))
+        losses = run(state, inputs.arrays, rng_key, inputs.place(inputs.read(0, num_draws)))
         elbos = -np.asarray(losses, np.float64)
     return float(np.mean(elbos)), float(np.std(elbos, ddof=1) / np.sqrt(num_draws))
 
 
-def _program(svi: SVI | LazySVI, layout: Layout) -> Callable:
-    @jax.jit
-    def evaluations(state, arrays, keys, chunk):
+def _evaluations(svi: SVI | LazySVI, layout: Layout, num_draws: int) -> Callable:
+    def evaluations(state, arrays, rng_key, chunk):
         def one(draw):
             args, kwargs = layout.call(arrays, draw[1])
             return svi.evaluate(state._replace(rng_key=draw[0]), *args, **kwargs)
 
-        return lax.map(one, (keys, chunk))
+        return lax.map(one, (jax.random.split(rng_key, num_draws), chunk))
 
     return evaluations

@@ -178,7 +178,7 @@ class Inputs:
         kept = [native(x) for x, on_host in zip(arrays, host, strict=True) if not on_host]
         self._kept = kept
         #: What stays on the device.
-        self.arrays = [jnp.asarray(x) for x in kept] if sharding is None else sharding.place(kept, self.num_rows)
+        self.arrays = [jax.device_put(x) for x in kept] if sharding is None else sharding.place(kept, self.num_rows)
         #: Whether chunks hold rows, which the host reads ahead while the device is busy.
         self.reads = self.source is not None or bool(self._files)
 
@@ -324,7 +324,7 @@ def _named(args, kwargs) -> list[tuple[str, Any]]:
 def refuse_traced(name: str, values: Any) -> None:
     """Raise ``TypeError`` inside ``jit``, ``vmap`` and ``grad``, where arrays have no values yet."""
     # Inside jit, new arrays have none either.
-    if any(checks.is_traced(x) for x in jax.tree.leaves((values, jnp.zeros(())))):
+    if any(checks.is_traced(x) for x in jax.tree.leaves((values, jax.device_put(0.0)))):
         raise TypeError(
             f"npgp.{name} looks at values, which arrays do not have inside jit, vmap and grad: call it outside, or "
             "take steps by svi.update."

@@ -25,6 +25,7 @@ from tqdm.auto import tqdm
 
 from npgp import checks
 from npgp.contract import is_initialized, step_count
+from npgp.programs import one_model_at_a_time, one_program
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.convergence import TrainingWarning, verdict
 from npgp.training.devices import Sharding
@@ -33,10 +34,11 @@ from npgp.training.fingerprint import of_data, of_model, of_optimization
 from npgp.training.inputs import Inputs, refuse_nan, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
-from npgp.training.observed import Statements, check_of_rows, wrong_scale
-from npgp.training.programs import forget, one_model_at_a_time
+from npgp.training.observed import check_of_rows
+from npgp.training.programs import forget
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, explain
 from npgp.training.row_tables import LazySVI, RowOptimizer, RowState
+from npgp.training.start import start
 from npgp.training.steps import RowSteps, Steps
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
@@ -169,18 +171,16 @@ def fit(
         _check_state(init_state, lazy)
 
     first = 0 if init_state is None else _steps_taken(init_state)
-    statements: Statements | None = None
     if init_state is None or not is_initialized(svi):
-        # Not under jit, so that checks inside the model see values. A restored state needs this
-        # too: `SVI` learns the constraints of its parameters here.
+        # A restored state needs this too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call(first)
-        with one_model_at_a_time, (statements := Statements()):
-            state = (lazy or svi).init(rng_key, *first_args, init_params=init_params, **first_kwargs)
+        state = start(lazy or svi, rng_key, first_args, first_kwargs, init_params)
     state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
     check = None
-    if _rows_are_unchecked(inputs, statements):
+    if inputs.reads or inputs.num_rows:
+        params = one_program(lambda: (lazy or svi).get_params(state))
         with one_model_at_a_time:
-            check = check_of_rows(svi, (lazy or svi).get_params(state), inputs, first)
+            check = check_of_rows(svi, params, inputs, first)
 
     losses = np.zeros(num_steps, jnp.result_type(float))
     done = 0
@@ -327,7 +327,8 @@ class _Run:
         """Evaluate and save; whether to stop."""
         if self.monitor is not None and self.monitor.due(self.step):
             with one_model_at_a_time:
-                self.monitor.record(self.step, self.taker.svi.get_params(self.whole(self.taker.state)))
+                state = self.whole(self.taker.state)
+                self.monitor.record(self.step, one_program(lambda: self.taker.svi.get_params(state)))
         stop = self.monitor is not None and self.monitor.stopped
         if self.checkpoints is not None and (self.checkpoints.due(self.step) or self.done == self.num_steps or stop):
             self.save()
@@ -348,7 +349,11 @@ class _Run:
     def result(self, state: SVIState) -> FitResult:
         """What :func:`fit` returns of a state."""
         state = self.whole(state)
-        return FitResult(self.taker.svi.get_params(state), state, self.losses[: _steps_taken(state) - self.first])
+        return FitResult(
+            one_program(lambda: self.taker.svi.get_params(state)),
+            state,
+            self.losses[: _steps_taken(state) - self.first],
+        )
 
 
 def _about(inputs: Inputs, first: int) -> dict[str, Any]:
@@ -360,16 +365,6 @@ def _about(inputs: Inputs, first: int) -> dict[str, Any]:
         "group_size": inputs.group_size,
         "num_rows": inputs.num_rows,
     }
-
-
-def _rows_are_unchecked(inputs: Inputs, statements: Statements | None) -> bool:
-    """Whether there are rows that the start of the training, which saw those of one step, says nothing of."""
-    if not inputs.reads and not inputs.num_rows:
-        return False
-    if inputs.reads or inputs.batch_size is not None or statements is None:
-        return True
-    rows = inputs.num_rows
-    return any(wrong_scale(s, s.message["scale"], rows, rows) for s in statements.found.values())
 
 
 def _running_elbo(losses: np.ndarray, num_rows: int) -> str:

@@ -15,8 +15,9 @@ from numpyro.infer import SVI
 
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.model.observation import LatentObservation
+from npgp.operations import Operations
+from npgp.programs import QUICK, program
 from npgp.training.inputs import Inputs, Layout, is_array
-from npgp.training.operations import Operations
 from npgp.training.programs import kept
 
 #: Scales that differ by less are taken for equal.
@@ -166,7 +167,9 @@ class Observed:
                 return jax.tree.map(lambda x: x[None], one(arrays, None))
             return lax.map(lambda item: one(arrays, item), chunk)
 
-        return jax.jit(run, out_shardings=sharding) if self._wrong else None
+        if not self._wrong:
+            return None
+        return program(run, options=QUICK) if sharding is None else jax.jit(run, out_shardings=sharding)
 
     def refuse(self, found: dict[str, Any], num_steps: int, row: Callable[[int, int], str]) -> None:
         """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
@@ -10,9 +9,6 @@ from numpyro.infer import SVI
 
 _NAME = "_npgp_programs"
 T = TypeVar("T")
-
-#: Held wherever a model is run or traced: NumPyro's handlers are in one list for all threads.
-one_model_at_a_time = threading.RLock()
 
 
 def kept(svi: SVI, key: Hashable, make: Callable[[], T]) -> T:

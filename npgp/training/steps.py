@@ -14,6 +14,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from npgp.contract import step_count, unconstrained
+from npgp.programs import STEPS, program
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.programs import kept
 from npgp.training.row_tables import LazySVI, has_nan, join, split
@@ -42,7 +43,7 @@ def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any =
         return lax.while_loop(lambda carry: (carry[0] < num_steps) & carry[3], body, start)
 
     if state_sharding is None:
-        return jax.jit(run)
+        return program(run, options=STEPS)
     whole, states = state_sharding
     return jax.jit(run, out_shardings=(whole, states, whole, whole))
 

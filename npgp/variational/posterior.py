@@ -12,7 +12,9 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.chunks import map_chunks
+from npgp.grids import on_grid
 from npgp.likelihoods import Likelihood
+from npgp.programs import one_program
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import Projection, Projector
@@ -58,7 +60,10 @@ class Posterior:
 
     def mean(self, X: ArrayLike) -> jax.Array:
         """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return whitened_mean(self.projector(checks.inputs(X)), [block.loc for block in self.q])
+        return on_grid(Posterior._mean, self, checks.inputs(X))
+
+    def _mean(self, X: jax.Array) -> jax.Array:
+        return whitened_mean(self.projector(X), [block.loc for block in self.q])
 
     def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
         """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
@@ -74,8 +79,9 @@ class Posterior:
         """
         X = checks.inputs(X)
         if batch_size is not None:
-            return map_chunks(self._moments, checks.whole_number(batch_size, "batch_size"), X, axis=-1)
-        return self._moments(X)
+            size = checks.whole_number(batch_size, "batch_size")
+            return one_program(lambda: map_chunks(self._moments, size, X, axis=-1))
+        return on_grid(Posterior._moments, self, X)
 
     def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
         projection = self.projector(X)
@@ -85,7 +91,10 @@ class Posterior:
 
     def covariance(self, X: ArrayLike) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""
-        covariance = self._covariance(checks.inputs(X))
+        return on_grid(Posterior._whole_covariance, self, checks.inputs(X), axes=(-2, -1))
+
+    def _whole_covariance(self, X: jax.Array) -> jax.Array:
+        covariance = self._covariance(X)
         return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape[-2:])
 
     def _covariance(self, X: jax.Array) -> jax.Array:
@@ -105,7 +114,11 @@ class Posterior:
 
         :return: sample_shape + batch + (N,).
         """
-        mean, cov = self.mean(X), self._covariance(checks.inputs(X))
+        X = checks.inputs(X)
+        return one_program(lambda: self._sample(rng_key, X, sample_shape))
+
+    def _sample(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
+        mean, cov = self._mean(X), self._covariance(X)
         L, _ = linalg.cholesky(cov)
         z = jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)
         return mean + linalg.matmul(L, z[..., None])[..., 0]

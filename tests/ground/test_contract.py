@@ -1,5 +1,5 @@
 """
-What npgp relies on in NumPyro and JAX, wrapped in ``npgp/contract.py``: do these versions do it?
+What npgp relies on in NumPyro and JAX, wrapped in ``contract.py`` and ``tracing.py``: do these versions do it?
 
 Needs nothing but NumPyro, JAX and pytest, so that any versions of them can be tried by themselves::
 
@@ -13,6 +13,7 @@ import importlib.util
 from pathlib import Path
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -29,13 +30,23 @@ VERSIONS = f"NumPyro {numpyro.__version__} and JAX {jax.__version__}"
 
 
 @functools.cache
-def contract():
-    """The file by itself: the rest of npgp needs more than NumPyro and JAX."""
-    path = Path(__file__).parents[2] / "npgp" / "contract.py"
-    spec = importlib.util.spec_from_file_location("npgp_contract", path)
+def alone(name):
+    """A file by itself: the rest of npgp needs more than NumPyro and JAX."""
+    path = Path(__file__).parents[2] / "npgp" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"npgp_{name}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def contract():
+    """What is relied on in NumPyro."""
+    return alone("contract")
+
+
+def tracing():
+    """What is relied on in JAX."""
+    return alone("tracing")
 
 
 TESTED: set[str] = set()
@@ -46,10 +57,10 @@ def relies(sentence: str, *names: str):
     Marks a test of something relied on.
 
     :param sentence: what that is.
-    :param names: where ``npgp/contract.py`` wraps it.
+    :param names: what wraps it, in ``npgp/contract.py`` or ``npgp/tracing.py``.
     """
     TESTED.update(names)
-    where = ", ".join(f"npgp.contract.{name}" for name in names) or "npgp/contract.py"
+    where = f"{', '.join(names)}, in npgp/contract.py or npgp/tracing.py"
 
     def decorate(test):
         def run():
@@ -376,7 +387,7 @@ def test_uncondition_leaves_a_mark():
 
     for sites in (run(model), run(handlers.uncondition(model))):
         assert not contract().was_observed(sites["x"]) and contract().was_observed(sites["y"])
-    assert not sites["y"]["is_observed"] and contract().is_traced(sites["y"]["value"])
+    assert not sites["y"]["is_observed"] and tracing().is_traced(sites["y"]["value"])
 
 
 @relies("auxiliary sites of autoguides and of factor are marked in their infer dicts.", "is_auxiliary")
@@ -817,7 +828,7 @@ def test_traced_arrays():
     seen = []
 
     def look(x):
-        seen.append(contract().is_traced(x))
+        seen.append(tracing().is_traced(x))
         return x
 
     x = jnp.ones(2)
@@ -827,14 +838,78 @@ def test_traced_arrays():
     jax.lax.scan(lambda carry, x: (look(carry), None), x, None, length=1)
     jax.eval_shape(look, x)
     assert seen and all(seen)
-    assert not any(map(contract().is_traced, (x, np.ones(2), 1.0, None)))
+    assert not any(map(tracing().is_traced, (x, np.ones(2), 1.0, None)))
 
 
 @relies("arrays know whether their dtype is weak, as that of Python numbers is.", "is_weakly_typed")
 def test_weak_types():
-    assert contract().is_weakly_typed(jnp.asarray(1.0)) and not contract().is_weakly_typed(jnp.ones(()))
+    assert tracing().is_weakly_typed(jnp.asarray(1.0)) and not tracing().is_weakly_typed(jnp.ones(()))
     assert (jnp.asarray(1.0) * jnp.ones((), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-def test_everything_in_the_file_is_tested():
-    assert set(contract().__all__) == TESTED
+@relies("traced arrays know what traces them, which is one object for all of them.", "trace_of", "current_trace")
+def test_traces():
+    of, current = tracing().trace_of, tracing().current_trace
+    assert of(jnp.ones(2)) is None and current() is None
+
+    @jax.jit
+    def outer(x):
+        assert of(x) is current() is of(jnp.sin(x)) is of(jnp.ones(3)) and current() is not None
+
+        @jax.jit
+        def inner(y):
+            assert of(y) is current() is not of(x)
+            return y
+
+        jax.lax.scan(lambda carry, y: (carry, inner(y)), None, x)
+        return x
+
+    outer(jnp.ones(2))
+    jax.vmap(lambda x: x if current() is None else 1 / 0)(jnp.ones(2))
+
+
+@relies("what a program does is all in its text and the kinds of what it returns.", "out_avals", "calls_python")
+def test_texts_of_programs():
+    def text(function, *args):
+        traced = jax.jit(function, keep_unused=True).trace(*args)
+        return traced.lower().as_text(), tracing().out_avals(traced)
+
+    x, here = jnp.ones(3), np.arange(3.0, dtype=np.float32)
+
+    def made(number, array, power=2):
+        return text(lambda x, unused: jnp.sum(number * (x + array) ** power), x, x)
+
+    same = made(2.0, here)
+    assert made(2.0, here.copy()) == same == made(2.0, jnp.asarray(here))
+    assert not tracing().calls_python(same[0])
+    others = [made(3.0, here), made(2.0, here + 1), made(2.0, here, 3), text(lambda x, y: jnp.sum(x), x, x)]
+    others += [text(lambda x: x * 0 + 1.0, x), text(lambda x: jnp.asarray(1.0), x), text(lambda x: jnp.ones(()), x)]
+    assert len({same, *others}) == 1 + len(others)
+    assert text(lambda x: x, jax.random.key(0)) != text(lambda x: x, jax.random.key_data(jax.random.key(0)))
+    for call in (jax.pure_callback, jax.experimental.io_callback):
+        assert tracing().calls_python(text(lambda x, call=call: call(lambda x: x, x, x), x)[0])
+    assert tracing().calls_python(text(lambda x: jax.debug.print("{}", x) or x, x)[0])
+
+
+@relies("handlers see messages of types that NumPyro does not know, and other handlers leave these alone.", "send")
+def test_messages_of_other_types():
+    seen = []
+
+    class Sees(contract().Handler):
+        def process_message(self, msg):
+            if msg["type"] == "a type":
+                seen.append(msg["args"])
+
+    def model():
+        with numpyro.plate("plate", 2), handlers.mask(mask=True), handlers.scale(scale=2.0):
+            contract().send("a type", args=(3,))
+
+    with Sees(), handlers.trace() as sites, handlers.seed(rng_seed=0):
+        handlers.substitute(handlers.condition(model, data={}), data={})()
+    assert seen == [(3,)] and list(sites) == ["plate"]
+    contract().send("a type", args=(4,))  # to nobody
+    assert seen == [(3,)]
+
+
+def test_everything_in_the_files_is_tested():
+    assert {*contract().__all__, *tracing().__all__} == TESTED

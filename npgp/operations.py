@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ class Operations:
 
     def __init__(self, function: Callable[..., dict[Any, Any]], *args: jax.Array):
         self._closed, shapes = jax.make_jaxpr(function, return_shape=True)(*args)
+        #: Arrays that the function has beside its arguments.
+        self.constants: list[Any] = list(self._closed.consts)
         positions = iter(range(len(self._closed.jaxpr.outvars)))
         self._results = jax.tree.map(lambda _: next(positions), shapes)
 
@@ -31,9 +33,9 @@ class Operations:
 
         :param name: its key in the dictionary.
         :return: positions of the arguments that a result depends on; and the function, of all arguments, that computes
-            it alone.
+            it alone. It takes other ``constants`` too.
         """
-        jaxpr, consts = self._closed.jaxpr, self._closed.consts
+        jaxpr = self._closed.jaxpr
         positions, structure = jax.tree.flatten(self._results[name])
         results = [jaxpr.outvars[i] for i in positions]
         needed = {var for var in results if not isinstance(var, Literal)}
@@ -43,8 +45,8 @@ class Operations:
                 operations.append(operation)
                 needed.update(var for var in operation.invars if not isinstance(var, Literal))
 
-        def compute(*args: jax.Array) -> Any:
-            values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+        def compute(*args: jax.Array, constants: Sequence[Any] = tuple(self.constants)) -> Any:
+            values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *args], strict=True))
 
             def read(var):
                 return var.val if isinstance(var, Literal) else values[var]

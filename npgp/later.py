@@ -1,0 +1,54 @@
+"""Checks of values that are not there yet: of traced arrays, once the program has run that computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from npgp.contract import Handler, send
+from npgp.tracing import current_trace, trace_of
+
+__all__ = ["SeesLater", "see_later"]
+
+_TYPE = "npgp.see_later"
+
+
+def see_later(check: Callable[[Any], object], value: Any) -> None:
+    """
+    Ask for a check of a traced array. Where nobody can give it (:class:`SeesLater`), nothing happens.
+
+    :param check: raises for a value that is wrong.
+    :param value: the array.
+    """
+    send(_TYPE, args=(check, value))
+
+
+class SeesLater(Handler):
+    """
+    Keeps what :func:`see_later` asks for inside.
+
+    Only of arrays that the innermost transformation around it traces: those of a loop inside have no value after it.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._trace = current_trace()
+        self._checks: list[Callable[[Any], object]] = []
+        #: The arrays.
+        self.values: list[Any] = []
+
+    def process_message(self, msg):
+        if msg["type"] == _TYPE:
+            check, value = msg["args"]
+            if trace_of(value) is self._trace:
+                self._checks.append(check)
+                self.values.append(value)
+
+    def look(self, values: list[Any]) -> None:
+        """
+        Make the checks.
+
+        :param values: those of the arrays.
+        """
+        for check, value in zip(self._checks, values, strict=True):
+            check(value)

@@ -1,0 +1,176 @@
+"""
+Compiled programs, each compiled once in a process.
+
+JAX knows a program by the Python function that it was traced from, and compiles again for a new one, though it may do
+the same: for each call of ``fit``, say, whose steps are a new function. Here a program is known by what it does, its
+text. Tracing a function again to see whether it still does the same takes a tenth of the time that compiling takes, and
+what a model reads beside its arguments may change in the meantime.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from npgp.keepers import Keepers
+from npgp.later import SeesLater
+from npgp.operations import Operations
+from npgp.tracing import calls_python, current_trace, is_traced, out_avals, trace_of
+
+__all__ = ["QUICK", "STEPS", "one_model_at_a_time", "one_program", "program"]
+
+T = TypeVar("T")
+
+#: Held wherever a model is run or traced: NumPyro's handlers are in one list for all threads.
+one_model_at_a_time = threading.RLock()
+
+#: Compiler options of programs that run once or take no time. XLA's optimization takes three quarters of compiling.
+QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+
+#: Compiler options of programs that run thousands of times: without XLA's emitters of fused loops for CPUs, a step is
+#: compiled in half the time. (M = 20 to 512: .50 to .62; the step takes .87 to 1.08 of the time.)
+STEPS = {"xla_cpu_use_fusion_emitters": False}
+
+#: So many programs are kept, those last used.
+_MOST = 256
+_programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def program(function: Callable[..., Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """
+    A function of arrays that runs as a compiled program, as by ``jax.jit``.
+
+    :param function: of pytrees of arrays, to a pytree of arrays. It is traced once for arguments of each shape.
+    :param options: compiler options; on a CPU only, as they are CPU's.
+    """
+    known: dict[Hashable, Callable[..., Any]] = {}
+
+    def call(*args: Any) -> Any:
+        leaves, structure = jax.tree.flatten(args)
+        key = structure, tuple(map(jax.typeof, leaves))
+        if key not in known:
+            known[key] = _compiled(function, leaves, structure, options)
+        return known[key](leaves)
+
+    return call
+
+
+def _compiled(function: Callable[..., Any], leaves: list[Any], structure: Any, options: Any) -> Callable[..., Any]:
+    """The program for arguments like these, as a function of their leaves."""
+    returned: Any = None
+
+    def flat(*leaves):
+        nonlocal returned
+        results, returned = jax.tree.flatten(function(*jax.tree.unflatten(structure, leaves)))
+        return results
+
+    traced = jax.jit(flat, keep_unused=True).trace(*leaves)  # else the text says nothing of arguments without use
+    lowered = traced.lower()
+    options = options if options and jax.default_backend() == "cpu" else {}
+    text = lowered.as_text()
+    key = text, out_avals(traced), tuple(sorted(options.items()))
+    with _lock:
+        run = _programs.get(key)
+        if run is not None:
+            _programs.move_to_end(key)
+    if run is None:
+        run = lowered.compile(options)
+        if not calls_python(text):  # whose functions the text does not tell apart
+            with _lock:
+                _programs[key] = run
+                while len(_programs) > _MOST:
+                    _programs.popitem(last=False)
+
+    return lambda leaves: jax.tree.unflatten(returned, run(*leaves))
+
+
+#: What a function raises that looks at the values of traced arrays.
+_WANTS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def one_program(
+    function: Callable[[], T],
+    *,
+    keepers: Sequence[Any] = (),
+    apart: Sequence[Any] = (),
+    options: dict[str, Any] | None = QUICK,
+) -> T:
+    """
+    What a function returns, computed by one compiled program, where Python would have one compiled for each operation.
+
+    The arrays that the function has are what they are: their values can be seen. What is made of them has none until
+    the end. Checks of such values are made then (:func:`npgp.later.see_later`). A function that cannot do without runs
+    as Python has it, and so does every function inside ``jit``, ``vmap`` and ``grad``.
+
+    :param function: without arguments; it may return any pytree.
+    :param keepers: objects that note something while it runs, such as guides, which do so at their first call. Then it
+        runs a second time, so that its program is that of later calls.
+    :param apart: what keepers are made of, and need not be looked into.
+    :param options: compiler options, as for :func:`program`.
+    """
+    if is_traced(jax.device_put(0.0)):
+        return function()
+    kept = Keepers(keepers, apart)
+    try:
+        with one_model_at_a_time:
+            first = _Traced(function, kept)
+            if not first.kept:
+                return function() if first.transformed else first.result(options)
+            kept.replace(first.values(options))
+            return _Traced(function, Keepers(())).result(options)
+    except _WANTS_VALUES:
+        kept.restore()
+        return function()
+    except BaseException:
+        kept.restore()
+        raise
+
+
+class _Traced:
+    """A function without arguments, traced, and what keepers note meanwhile."""
+
+    def __init__(self, function: Callable[[], Any], keepers: Keepers):
+        def run():
+            with (later := SeesLater()):
+                self._result = function()
+            here = current_trace()
+            self._later = later
+            self._computed = {id(leaf): leaf for leaf in jax.tree.leaves(self._result) if trace_of(leaf) is here}
+            self.kept = keepers.traced()
+            return {"result": (list(self._computed.values()), later.values), "kept": self.kept}
+
+        self._operations = Operations(run)
+
+    @property
+    def transformed(self) -> bool:
+        """Whether ``vmap`` or ``grad`` is around it."""
+        return any(map(is_traced, self._operations.constants))
+
+    def _compute(self, part: str, options: Any) -> Any:
+        _, compute = self._operations.part(part)
+        # The arrays that it has are arguments: as constants they would be in the program's text.
+        constants = self._operations.constants
+        return program(lambda constants: compute(constants=constants), options=options)(constants)
+
+    def values(self, options: Any) -> list[jax.Array]:
+        """Of what the keepers keep."""
+        return self._compute("kept", options)
+
+    def result(self, options: Any) -> Any:
+        """What the function returns."""
+        if not self._computed and not self._later.values:
+            return self._result
+        found, values = self._compute("result", options)
+        self._later.look(values)
+        known = dict(zip(self._computed, found, strict=True))
+        return jax.tree.map(lambda x: known.get(id(x), x), self._result)
