@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from npgp.programs import STEPS, one_program, program
+from npgp.programs import STEPS, Program, one_program
 from npgp.tracing import is_traced
 
 __all__ = ["on_grid"]
@@ -59,7 +59,7 @@ def on_grid(function: Callable[[Any, jax.Array], T], owner: Any, X: jax.Array, *
 
 @lru_cache(maxsize=256)
 def _program(function: Callable[..., T]) -> Callable[..., T]:
-    return program(function, options=STEPS)
+    return Program(function, options=STEPS)
 
 
 def _cut(x: jax.Array, rows: int, axes: tuple[int, ...]) -> jax.Array:

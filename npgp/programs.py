@@ -21,7 +21,7 @@ from npgp.later import SeesLater
 from npgp.operations import Operations
 from npgp.tracing import calls_python, current_trace, is_traced, out_avals, trace_of
 
-__all__ = ["QUICK", "STEPS", "one_model_at_a_time", "one_program", "program"]
+__all__ = ["QUICK", "STEPS", "Program", "one_model_at_a_time", "one_program"]
 
 T = TypeVar("T")
 
@@ -41,27 +41,39 @@ _programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
 _lock = threading.Lock()
 
 
-def program(function: Callable[..., Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+class Program:
     """
     A function of arrays that runs as a compiled program, as by ``jax.jit``.
 
     :param function: of pytrees of arrays, to a pytree of arrays. It is traced once for arguments of each shape.
     :param options: compiler options; on a CPU only, as they are CPU's.
+    :param donate: whether the first argument may be written over.
     """
-    known: dict[Hashable, Callable[..., Any]] = {}
 
-    def call(*args: Any) -> Any:
+    def __init__(self, function: Callable[..., Any], *, options: dict[str, Any] | None = None, donate: bool = False):
+        self._function, self._options, self._donate = function, options, donate
+        self._known: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        return self._for(args)(jax.tree.leaves(args))
+
+    def prepare(self, *args: Any) -> None:
+        """Compile it for arguments like these, if need be."""
+        self._for(args)
+
+    def _for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         leaves, structure = jax.tree.flatten(args)
         key = structure, tuple(map(jax.typeof, leaves))
-        if key not in known:
-            known[key] = _compiled(function, leaves, structure, options)
-        return known[key](leaves)
+        if key not in self._known:
+            donated = len(jax.tree.leaves(args[0])) if self._donate else 0
+            self._known[key] = _compiled(self._function, leaves, structure, self._options, donated)
+        return self._known[key]
 
-    return call
 
-
-def _compiled(function: Callable[..., Any], leaves: list[Any], structure: Any, options: Any) -> Callable[..., Any]:
-    """The program for arguments like these, as a function of their leaves."""
+def _compiled(
+    function: Callable[..., Any], leaves: list[Any], structure: Any, options: Any, donated: int
+) -> Callable[..., Any]:
+    """The program for arguments like these, of which so many may be written over, as a function of their leaves."""
     returned: Any = None
 
     def flat(*leaves):
@@ -69,7 +81,8 @@ def _compiled(function: Callable[..., Any], leaves: list[Any], structure: Any, o
         results, returned = jax.tree.flatten(function(*jax.tree.unflatten(structure, leaves)))
         return results
 
-    traced = jax.jit(flat, keep_unused=True).trace(*leaves)  # else the text says nothing of arguments without use
+    # The text would say nothing of arguments without use.
+    traced = jax.jit(flat, keep_unused=True, donate_argnums=range(donated)).trace(*leaves)
     lowered = traced.lower()
     options = options if options and jax.default_backend() == "cpu" else {}
     text = lowered.as_text()
@@ -116,7 +129,7 @@ def one_program(
     :param keepers: objects that note something while it runs, such as guides, which do so at their first call. Then it
         runs a second time, so that its program is that of later calls.
     :param apart: what keepers are made of, and need not be looked into.
-    :param options: compiler options, as for :func:`program`.
+    :param options: compiler options, as for :class:`Program`.
     """
     if is_traced(jax.device_put(0.0)):
         return function()
@@ -160,7 +173,7 @@ class _Traced:
         _, compute = self._operations.part(part)
         # The arrays that it has are arguments: as constants they would be in the program's text.
         constants = self._operations.constants
-        return program(lambda constants: compute(constants=constants), options=options)(constants)
+        return Program(lambda constants: compute(constants=constants), options=options)(constants)
 
     def values(self, options: Any) -> list[jax.Array]:
         """Of what the keepers keep."""

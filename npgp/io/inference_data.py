@@ -29,6 +29,7 @@ from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
 from npgp.optional import optional
+from npgp.programs import STEPS, one_program
 from npgp.variational.blocks import whitened_mean
 
 __all__ = ["to_arviz"]
@@ -118,15 +119,18 @@ def to_arviz(
 
     sites: dict[str, _Site] = {}
 
-    def look(inputs):
-        found = run(_Rows(model, inputs[0]), *inputs)
+    def look(key, draw):
+        found = run(_Rows(model, key), key, draw)
         _check(found, draws, params, isinstance(samples, MCMC))
         sites.update((name, _Site.of(msg)) for name, msg in found.items() if msg["type"] in ("sample", "deterministic"))
         return {name: (msg["value"], _present(msg["fn"])) for name, msg in found.items() if _is_data(msg)}
 
-    # lax.map compiles, once, and the model's arguments are no constants in what it compiles.
+    def mapped(function, *inputs):
+        results = one_program(lambda: lax.map(lambda each: function(*each), inputs), options=STEPS)
+        return jax.tree.map(np.asarray, results)
+
     first = {name: value[:1] for name, value in flat.items()}
-    observed = jax.tree.map(lambda x: np.asarray(x)[0], lax.map(look, (first_key[None], first)))
+    observed = jax.tree.map(lambda x: x[0], mapped(look, first_key[None], first))
     layout = _Layout(
         sites,
         {name: present for name, (_, present) in observed.items()},
@@ -139,8 +143,7 @@ def to_arviz(
     # GP values that a guide drew are what they are; other deterministic sites may depend on the data.
     given_values = {name: flat[name] for name in flat if name in latent or f"{name}.residual" in latent}
 
-    def complete(inputs):
-        key, draw = inputs
+    def complete(key, draw):
         rows_key, given_key, new_key = jax.random.split(key, 3)
         given = run(_Rows(model, rows_key), given_key, draw)
         result = {
@@ -161,14 +164,13 @@ def to_arviz(
 
     keys = jax.random.split(key, chains * length)
     groups: dict[str, Any] = jax.tree.map(
-        lambda x: np.asarray(x).reshape(chains, length, *x.shape[1:]), lax.map(complete, (keys, given_values))
+        lambda x: x.reshape(chains, length, *x.shape[1:]), mapped(complete, keys, given_values)
     )
     groups["posterior"] = draws | groups["posterior"]
     if statistics:
         groups["sample_stats"] = statistics
     if num_prior is not None:
-        prior = lax.map(from_prior, jax.random.split(prior_key, num_prior))
-        groups |= jax.tree.map(lambda x: np.asarray(x)[None], prior)
+        groups |= jax.tree.map(lambda x: x[None], mapped(from_prior, jax.random.split(prior_key, num_prior)))
 
     datasets = {group: layout.dataset(arrays, ("chain", "draw")) for group, arrays in groups.items() if arrays}
     datasets["observed_data"] = data

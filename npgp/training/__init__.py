@@ -9,7 +9,7 @@ from npgp.training.loop import fit
 from npgp.training.monitor import Best, Monitor
 from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
-from npgp.training.results import DataError, FitResult, NonFiniteLossError
+from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.sources import Source, Stream
 
@@ -24,6 +24,7 @@ __all__ = [
     "Parquet",
     "RowOptimizer",
     "RowState",
+    "Seconds",
     "Sharding",
     "Source",
     "Stream",

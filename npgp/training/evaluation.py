@@ -13,7 +13,7 @@ from numpyro.infer.svi import SVIState
 
 from npgp import checks
 from npgp.contract import is_initialized
-from npgp.programs import STEPS, one_model_at_a_time, program
+from npgp.programs import STEPS, Program, one_model_at_a_time
 from npgp.training.inputs import Inputs, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
 from npgp.training.programs import kept
@@ -59,7 +59,7 @@ def evaluate(
     lazy = isinstance(state.optim_state, RowState)
 
     def evaluations():
-        return program(_evaluations(LazySVI(svi) if lazy else svi, inputs.layout, num_draws), options=STEPS)
+        return Program(_evaluations(LazySVI(svi) if lazy else svi, inputs.layout, num_draws), options=STEPS)
 
     run = kept(svi, ("evaluate", inputs.layout, lazy, num_draws), evaluations)
     with one_blas_thread(), one_model_at_a_time:

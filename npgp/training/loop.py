@@ -36,7 +36,7 @@ from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
 from npgp.training.observed import check_of_rows
 from npgp.training.programs import forget
-from npgp.training.results import DataError, FitResult, NonFiniteLossError, explain
+from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds, explain
 from npgp.training.row_tables import LazySVI, RowOptimizer, RowState
 from npgp.training.start import start
 from npgp.training.steps import RowSteps, Steps
@@ -147,6 +147,7 @@ def fit(
     :raises NonFiniteLossError: if the ELBO or its gradient is not finite.
     :raises DataError: if rows cannot be read, or are not possible, after training has begun.
     """
+    called = time.perf_counter()
     refuse_traced("fit", (rng_key, args, kwargs, init_state))
     num_steps = checks.whole_number(num_steps, "num_steps")
     steps_per_call = None if steps_per_call is None else checks.whole_number(steps_per_call, "steps_per_call")
@@ -213,6 +214,7 @@ def fit(
         with one_model_at_a_time:
             taker = RowSteps(lazy, inputs, state, max_steps, first + done)
     run = _Run(taker, inputs, check, first, num_steps, losses, done, max_steps, monitor, checkpoints)
+    run.started(time.perf_counter() - called)
 
     size, calls = steps_per_call or 1, 0
     show = progress and jax.process_index() == 0
@@ -234,14 +236,20 @@ def fit(
                 ahead = None
                 if inputs.reads and run.done + n < num_steps:
                     ahead = reader.submit(run.read, run.done + n, size)
-                compiles = one_model_at_a_time if calls == 0 else nullcontext()
-                with compiles, nullcontext() if lazy is None else interrupts_held():
+                if calls == 0:
+                    bar.set_description_str("compiling")
+                    with one_model_at_a_time:
+                        run.prepare(chunk, n)
+                    bar.set_description_str("")
+                    began = time.perf_counter()
+                    bar.unpause()  # so that the time left is that of steps
+                with nullcontext() if lazy is None else interrupts_held():
                     run.advance(chunk, n)
 
                 calls += 1
                 bar.set_postfix_str(_running_elbo(run.losses[: run.done], inputs.num_rows), refresh=False)
                 bar.update(n)
-                # The first call compiles and is no measure of speed.
+                # A program's first call is no measure of speed.
                 if steps_per_call is None and calls > 1:
                     speed = n / (time.perf_counter() - began)
                     size = max(1, min(int(speed * SECONDS_PER_CALL), 10 * size, max_steps))
@@ -283,6 +291,16 @@ class _Run:
         self.taker, self.inputs, self.check, self.first, self.num_steps = taker, inputs, check, first, num_steps
         self.losses, self.done, self.max_steps = losses, done, max_steps
         self.monitor, self.checkpoints = monitor, checkpoints
+
+    def started(self, seconds: float) -> None:
+        """Note the seconds that the start took, which ends here."""
+        self._seconds, self._since = Seconds(seconds), time.perf_counter()
+
+    def prepare(self, chunk: Any, num_steps: int) -> None:
+        """Compile the steps."""
+        began = time.perf_counter()
+        self.taker.prepare(self.inputs.place(chunk), num_steps)
+        self._seconds = self._seconds._replace(compile=time.perf_counter() - began)
 
     @property
     def step(self) -> int:
@@ -349,11 +367,10 @@ class _Run:
     def result(self, state: SVIState) -> FitResult:
         """What :func:`fit` returns of a state."""
         state = self.whole(state)
-        return FitResult(
-            one_program(lambda: self.taker.svi.get_params(state)),
-            state,
-            self.losses[: _steps_taken(state) - self.first],
-        )
+        params = one_program(lambda: self.taker.svi.get_params(state))
+        result = FitResult(params, state, self.losses[: _steps_taken(state) - self.first])
+        result.seconds = self._seconds._replace(steps=time.perf_counter() - self._since - self._seconds.compile)
+        return result
 
 
 def _about(inputs: Inputs, first: int) -> dict[str, Any]:

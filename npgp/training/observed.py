@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.model.observation import LatentObservation
 from npgp.operations import Operations
-from npgp.programs import QUICK, program
+from npgp.programs import QUICK, Program
 from npgp.training.inputs import Inputs, Layout, is_array
 from npgp.training.programs import kept
 
@@ -169,7 +169,7 @@ class Observed:
 
         if not self._wrong:
             return None
-        return program(run, options=QUICK) if sharding is None else jax.jit(run, out_shardings=sharding)
+        return Program(run, options=QUICK) if sharding is None else jax.jit(run, out_shardings=sharding)
 
     def refuse(self, found: dict[str, Any], num_steps: int, row: Callable[[int, int], str]) -> None:
         """

@@ -14,15 +14,31 @@ ADVICE = (
 )
 
 
-class FitResult(NamedTuple):
-    """What :func:`fit` returns; the fields are those of NumPyro's ``SVIRunResult``."""
+class Seconds(NamedTuple):
+    """Where the time of a training went, in seconds."""
 
+    #: Looking at arguments and model, and the first state.
+    start: float = 0.0
+    #: Tracing and compiling the steps.
+    compile: float = 0.0
+    #: All else: steps, evaluations, checkpoints.
+    steps: float = 0.0
+
+
+class _Fields(NamedTuple):
     #: Constrained values of all parameters, by site name.
     params: dict[str, Any]
     #: The ``SVIState`` to continue from.
     state: SVIState
     #: The negative ELBO of every step that led from the first state of this call to ``state``.
     losses: np.ndarray
+
+
+class FitResult(_Fields):
+    """What :func:`fit` returns; the fields are those of NumPyro's ``SVIRunResult``."""
+
+    #: Where the time went.
+    seconds: Seconds = Seconds()
 
 
 class NonFiniteLossError(FloatingPointError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,13 +12,13 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from npgp.contract import step_count, unconstrained
-from npgp.programs import STEPS, program
+from npgp.programs import STEPS, Program
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.programs import kept
 from npgp.training.row_tables import LazySVI, has_nan, join, split
 
 
-def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any = None) -> Callable:
+def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any = None) -> Any:
     """
     Compile-once function of up to ``max_steps`` steps.
 
@@ -43,12 +41,12 @@ def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any =
         return lax.while_loop(lambda carry: (carry[0] < num_steps) & carry[3], body, start)
 
     if state_sharding is None:
-        return program(run, options=STEPS)
+        return Program(run, options=STEPS)
     whole, states = state_sharding
     return jax.jit(run, out_shardings=(whole, states, whole, whole))
 
 
-def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Callable:
+def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Program:
     """
     The same with row tables, which are written over in place: no step copies or looks through one.
 
@@ -56,7 +54,6 @@ def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Callable:
     :class:`npgp.training.row_tables.Fallback`.
     """
 
-    @partial(jax.jit, donate_argnums=0)
     def run(tables, small, good, arrays, chunk, num_steps):
         def body(carry):
             i, tables, small, good, losses, _ = carry
@@ -69,7 +66,7 @@ def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Callable:
         start = (0, tables, small, good, jnp.zeros(max_steps), jnp.asarray(True))
         return lax.while_loop(lambda carry: (carry[0] < num_steps) & carry[5], body, start)
 
-    return run
+    return Program(run, options=STEPS, donate=True)
 
 
 class Steps:
@@ -96,6 +93,14 @@ class Steps:
             lambda: step_program(svi, inputs.layout, max_steps, out),
         )
         self._before: tuple[SVIState, Any, int] | None = None  # what the last call started from
+
+    def prepare(self, chunk: Any, num_steps: int) -> None:
+        """Compile what :meth:`advance` runs."""
+        args = self.state, self.inputs.arrays, chunk, num_steps
+        if isinstance(self._run, Program):
+            self._run.prepare(*args)
+        else:
+            self._run.lower(*args).compile()
 
     def advance(self, chunk: Any, num_steps: int) -> tuple[int, np.ndarray, bool]:
         """
@@ -152,6 +157,11 @@ class RowSteps:
         item = jax.tree.map(lambda x: x[0], inputs.read(first, 1))
         self._good = svi.start(self.state, inputs.layout.call, inputs.arrays, item)
         self._run = row_program(svi, inputs.layout, max_steps)
+
+    def prepare(self, chunk: Any, num_steps: int) -> None:
+        """As :meth:`Steps.prepare`."""
+        small, tables = split(self.state)
+        self._run.prepare(tables, small, self._good, self.inputs.arrays, chunk, num_steps)
 
     def advance(self, chunk: Any, num_steps: int) -> tuple[int, np.ndarray, bool]:
         """As :meth:`Steps.advance`, but ``state`` is used up at once: no interrupt may come before its successor."""
