@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from npgp.collapsed.words import change, count, nats
 from npgp.features import InducingBlock, Points
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
+from npgp.programs import STEPS, one_program
 from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import factorize
 
@@ -135,7 +135,8 @@ def advise(
         different = len(np.unique(np.asarray(X), axis=0))
         most = min(max(MORE_POINTS, sum(block.size for block in blocks)), different)
         points = greedy_variance(kernel, X, most, given=learned, jitter=jitter)
-        penalties = np.asarray(_penalties(kernel, X, learned, points, noise_variance, jitter))
+        more = kernel, X, learned, points, noise_variance, jitter
+        penalties = np.asarray(one_program(lambda: _penalties(*more), options=STEPS))
         reached = np.flatnonzero(penalties <= goal)
         needed = int(reached[0]) if reached.size else None
         tried = most if needed is None else needed
@@ -149,7 +150,7 @@ def advise(
     gains: dict[str, float] = {}
     if structures:
         inducing, covariances = zip(*structures.values(), strict=True)
-        found = _bounds_of(*problem, inducing, covariances, best)
+        found = one_program(lambda: _bounds_of(*problem, inducing, covariances, best), options=STEPS)
         gains = {name: float(value) - bound for name, value in zip(structures, found, strict=True)}
     return Advice(
         conditional=name,
@@ -182,7 +183,6 @@ def _with_learned(structure: Structure, points: jax.Array) -> Structure:
     return (*blocks[:before], Points(points), *blocks[before:]), (*kinds[:before], "dense", *kinds[before:])
 
 
-@jax.jit
 def _penalties(kernel, X, learned, points, noise_variance, jitter) -> jax.Array:
     """
     ``½ Σ log(1 + d_n/σ_n²)`` with the first i points, i = 0 to M; (M + 1,).
@@ -202,7 +202,6 @@ def _penalties(kernel, X, learned, points, noise_variance, jitter) -> jax.Array:
     return jnp.append(penalty(start), lax.scan(add, start, projection.A[-1])[1])
 
 
-@partial(jax.jit, static_argnames=("covariances",))
 def _bounds_of(kernel, X, y, noise_variance, jitter, structures, covariances, conditional) -> list[jax.Array]:
     """The bound of each of several structures with one conditional."""
     return [

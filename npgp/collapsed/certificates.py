@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +24,7 @@ from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of
 from npgp.collapsed.words import count, nats
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
+from npgp.programs import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.sparse.projection import factorize
 from npgp.sparse.residuals import residual_of
@@ -143,7 +143,8 @@ def certificate(
     if whole:
         conditionals["full"] = Full()
 
-    found = evidence_bounds(*problem, gp.blocks, gp.covariances, conditionals, whole)
+    given = *problem, gp.blocks, gp.covariances, conditionals, whole
+    found = one_program(lambda: evidence_bounds(*given), options=STEPS)
     bounds = {name: float(found["bounds"][name]) for name in ORDER if name in found["bounds"]}
     upper = float(found["upper"])
     exact = float(found["exact"]) if whole else None
@@ -166,7 +167,6 @@ def certificate(
     return Certificate(lower, upper, bounds, exact, N, float(found["rounding"]), advice, lengthscales)
 
 
-@partial(jax.jit, static_argnames=("covariances", "whole"))
 def evidence_bounds(
     kernel: Kernel,
     X: jax.Array,
@@ -179,7 +179,7 @@ def evidence_bounds(
     whole: bool,
 ) -> dict:
     """
-    Bounds on the log evidence, as one compiled program; arguments as for :func:`certificate`, already checked.
+    Bounds on the log evidence; arguments as for :func:`certificate`, already checked.
 
     :param y: observations less the offset, (N,).
     :param conditionals: the conditionals by the names of their bounds.

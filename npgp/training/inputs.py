@@ -70,7 +70,7 @@ class Layout:
             x = next(resident)
             if rows is None or x.shape[:1] != (self.num_rows,):
                 return x
-            return x.at[rows].get(mode="promise_in_bounds")
+            return x[rows] if isinstance(x, np.ndarray) else x.at[rows].get(mode="promise_in_bounds")
 
         remaining = map(argument, self.host)
         leaves = [next(remaining) if x is None else x for x in self.static]
@@ -301,10 +301,13 @@ class Inputs:
     def first_call(self, step: int = 0) -> tuple[tuple, dict[str, Any]]:
         """The arguments of a step, concrete; of all processes' rows, where several share them."""
         sharding, self.sharding = self.sharding, None
-        item = jax.tree.map(lambda x: jnp.asarray(x[0]), self.read(step, 1))
+        item = jax.tree.map(lambda x: x[0], self.read(step, 1))
         self.sharding = sharding
-        arrays = self.arrays if sharding is None else [jnp.asarray(x) for x in self._kept]
-        return self.layout.call(arrays, item, step)
+        arrays = self.arrays if sharding is None else [jax.device_put(x) for x in self._kept]
+        if jax.default_backend() == "cpu" and item is not None:  # rows are taken there without a program
+            arrays = [np.asarray(x) for x in arrays]
+        args, kwargs = self.layout.call(arrays, item, step)
+        return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs))
 
 
 def check_arrays(args, kwargs) -> None:
