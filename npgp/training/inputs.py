@@ -303,7 +303,7 @@ class Inputs:
         sharding, self.sharding = self.sharding, None
         item = jax.tree.map(lambda x: x[0], self.read(step, 1))
         self.sharding = sharding
-        arrays = self.arrays if sharding is None else [jax.device_put(x) for x in self._kept]
+        arrays: list[Any] = self.arrays if sharding is None else [jax.device_put(x) for x in self._kept]
         if jax.default_backend() == "cpu" and item is not None:  # rows are taken there without a program
             arrays = [np.asarray(x) for x in arrays]
         args, kwargs = self.layout.call(arrays, item, step)

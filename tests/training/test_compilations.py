@@ -127,7 +127,7 @@ def test_posteriors_and_grids(trained):
         return np.linspace(0, 10, length, dtype=np.float32)[:, None]
 
     with no_more_than(2):
-        mean, variance = posterior().mean_and_variance(grid(100))
+        _, variance = posterior().mean_and_variance(grid(100))
     with none():
         again = posterior()
         others = [again.mean_and_variance(grid(length)) for length in (65, 99, 128)]
