@@ -36,7 +36,7 @@ QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": Fal
 STEPS = {"xla_cpu_use_fusion_emitters": False}
 
 #: So many programs are kept, those last used.
-_MOST = 256
+_MOST = 64
 _programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
 _lock = threading.Lock()
 

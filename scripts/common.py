@@ -81,8 +81,10 @@ class Arguments(argparse.ArgumentParser):
             self.add_argument(f"--{name}", **(SHARED[name] | dict(more)))
 
     def read(self, argv: Sequence[str] | None = None, quick: Mapping[str, Any] | None = None) -> argparse.Namespace:
-        """The arguments; with ``--quick`` those of ``quick`` in place of defaults."""
+        """The arguments; with ``--quick`` those of ``quick`` in place of defaults. Programs are kept from here on."""
         args = self.parse_args(argv)
+        if "jax" in sys.modules:  # else it computes nothing itself
+            keep_programs()
         if quick and args.quick:
             for name, value in quick.items():
                 if getattr(args, name) == self.get_default(name):
@@ -291,13 +293,14 @@ def in_its_own_process(script: str | Path, argv: Sequence[str]) -> Any:
 
 
 def keep_programs(folder: Path | None = None) -> None:
-    """Keep compiled programs on disk: all in a folder, or the slow ones in a temporary one unless there is a cache."""
+    """Keep compiled programs on disk: all of them in a folder, or the slow ones in the repository, as ``demo`` does."""
     import jax
 
     if folder is not None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     elif jax.config.jax_compilation_cache_dir is None:
-        folder = Path(tempfile.mkdtemp(prefix="npgp-programs-"))
+        folder = Path(__file__).resolve().parents[1] / ".jax_cache"
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     if folder is not None:
         jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -52,7 +52,7 @@ from npgp.likelihoods.quadrature import hermite
 from npgp.pytrees import pytree, static
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from common import Arguments, keep_programs, whole
+from common import Arguments, whole
 from studies.regression.four_methods import Cells, Metric, by_cell, draw, print_fit, report
 from studies.regression.minibatch import (
     Method,
@@ -273,7 +273,6 @@ def run(args: argparse.Namespace) -> Records:
     names = ("likelihood", "steps", "batch_size", "learning_rate", "float64", "seed", "simulated")
     settings = {name: getattr(args, name) for name in names}
     records = Records(args.json, settings | {"most_rows": args.rows, "most_test_rows": args.test_rows})
-    keep_programs()
 
     def make_program(method: Method, M: int, data: Rows) -> Program:
         return Program(make_model(method, M, data.X.shape[1], args.likelihood), len(data.y), args, CHUNK)

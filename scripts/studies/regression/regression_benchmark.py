@@ -41,7 +41,7 @@ import numpy as np
 from npgp import datasets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from common import Arguments, keep_programs, whole
+from common import Arguments, whole
 from studies.regression.four_methods import Cells, Metric, by_cell, draw, print_fit, report
 from studies.regression.minibatch import (
     CHUNK,
@@ -165,7 +165,6 @@ def run(args: argparse.Namespace) -> Records:
     """Fit what the file does not have."""
     names = ("steps", "batch_size", "learning_rate", "float64", "seed")
     records = Records(args.json, {name: getattr(args, name) for name in names} | {"most_rows": args.rows})
-    keep_programs()
     for name in args.sets:
         fit_missing(
             records,
