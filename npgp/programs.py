@@ -37,7 +37,7 @@ STEPS = {"xla_cpu_use_fusion_emitters": False}
 
 #: So many programs are kept, those last used.
 _MOST = 64
-_programs: OrderedDict[Hashable, Callable[..., Any]] = OrderedDict()
+_programs: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -52,16 +52,17 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], *, options: dict[str, Any] | None = None, donate: bool = False):
         self._function, self._options, self._donate = function, options, donate
-        self._known: dict[Hashable, Callable[..., Any]] = {}
+        self._known: dict[Hashable, tuple[jax.stages.Compiled, Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        return self._for(args)(jax.tree.leaves(args))
+        run, returned = self._for(args)
+        return jax.tree.unflatten(returned, run(*jax.tree.leaves(args)))
 
-    def prepare(self, *args: Any) -> None:
-        """Compile it for arguments like these, if need be."""
-        self._for(args)
+    def prepare(self, *args: Any) -> jax.stages.Compiled:
+        """Compile it for arguments like these, if need be; JAX's object, of flat arguments."""
+        return self._for(args)[0]
 
-    def _for(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+    def _for(self, args: tuple[Any, ...]) -> tuple[jax.stages.Compiled, Any]:
         leaves, structure = jax.tree.flatten(args)
         key = structure, tuple(map(jax.typeof, leaves))
         if key not in self._known:
@@ -72,8 +73,8 @@ class Program:
 
 def _compiled(
     function: Callable[..., Any], leaves: list[Any], structure: Any, options: Any, donated: int
-) -> Callable[..., Any]:
-    """The program for arguments like these, of which so many may be written over, as a function of their leaves."""
+) -> tuple[jax.stages.Compiled, Any]:
+    """The program of the leaves of such arguments, some of which may be written over; and its result's structure."""
     returned: Any = None
 
     def flat(*leaves):
@@ -99,7 +100,7 @@ def _compiled(
                 while len(_programs) > _MOST:
                     _programs.popitem(last=False)
 
-    return lambda leaves: jax.tree.unflatten(returned, run(*leaves))
+    return run, returned
 
 
 #: What a function raises that looks at the values of traced arrays.

@@ -89,6 +89,11 @@ class AutoSparseGP:
 
         jax.eval_shape(look)
 
+    @property
+    def components(self) -> list[str]:
+        """Names of the model's GP components; none before the first call."""
+        return list(dict.fromkeys(site.rsplit(".", 1)[0] for site in self._whitened or ()))
+
     def __call__(self, *args, **kwargs) -> dict[str, jax.Array]:
         """
         Run the guide with the model's arguments.

@@ -1,6 +1,7 @@
 """Training: a loop around NumPyro's ``SVI``, its batches, checkpoints and devices."""
 
 from npgp.training.checkpoints import Checkpoints
+from npgp.training.collapsed_fit import CollapsedFit, fit_collapsed
 from npgp.training.convergence import TrainingWarning
 from npgp.training.devices import Sharding
 from npgp.training.evaluation import evaluate
@@ -16,6 +17,7 @@ from npgp.training.sources import Source, Stream
 __all__ = [
     "Best",
     "Checkpoints",
+    "CollapsedFit",
     "DataError",
     "FitResult",
     "LBFGSResult",
@@ -32,5 +34,6 @@ __all__ = [
     "adam",
     "evaluate",
     "fit",
+    "fit_collapsed",
     "row_adam",
 ]

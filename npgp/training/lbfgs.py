@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from npgp import checks
+from npgp.programs import STEPS, Program
 
 __all__ = ["LBFGSResult", "minimize"]
 
@@ -106,7 +107,9 @@ def minimize(
         )
     flat, restore = ravel_pytree(start)
     evaluate = jax.value_and_grad(lambda x, *args: loss(restore(x), *args))
-    run = jax.jit(lambda search, rounds, *args: _rounds(evaluate, window, tolerance, search, rounds, *args))
+    run = Program(
+        lambda search, rounds, *args: _rounds(evaluate, window, tolerance, search, rounds, *args), options=STEPS
+    )
     search = _before(flat, max_steps)
     size, interrupted = 1, False
     with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:

@@ -304,12 +304,12 @@ def compiled(size, lazy):
     chunk = inputs.read(0, 1, 2)
     if not lazy:
         state = svi.init(KEY, *args, **kwargs)
-        return step_program(svi, inputs.layout, 2).lower(state, inputs.arrays, chunk, 2).compile()
+        return step_program(svi, inputs.layout, 2).prepare(state, inputs.arrays, chunk, 2)
     svi = LazySVI(svi, row_adam(0.05, 100))
     state = svi.init(KEY, *args, **kwargs)
     good = svi.start(state, inputs.layout.call, inputs.arrays, [chunk[0][0]])
     small, tables = split(state)
-    return row_program(svi, inputs.layout, 2).lower(tables, small, good, inputs.arrays, chunk, 2).compile()
+    return row_program(svi, inputs.layout, 2).prepare(tables, small, good, inputs.arrays, chunk, 2)
 
 
 def operations(program, size):

@@ -1,0 +1,168 @@
+"""Models whose GPs are collapsed: their bound has no noise, so L-BFGS finds its optimum."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoDelta
+from numpyro.infer.svi import SVIState
+
+from npgp import checks
+from npgp.contract import unconstrained
+from npgp.model.guides import AutoSparseGP
+from npgp.programs import QUICK, Program, one_program
+from npgp.training.convergence import TrainingWarning
+from npgp.training.inputs import Inputs, refuse_nan, refuse_traced
+from npgp.training.lbfgs import CONVERGED, MESSAGES, STALLED, LBFGSResult, minimize
+from npgp.training.start import start
+
+__all__ = ["CollapsedFit", "fit_collapsed"]
+
+#: Standard deviation of what random starts add to the logarithms of positive parameters, and the like.
+SPREAD = 1.0
+
+
+class CollapsedFit(NamedTuple):
+    """What :func:`fit_collapsed` returns."""
+
+    #: Constrained values of all parameters, by site name.
+    params: dict[str, Any]
+    #: The negative bound at the start and after each step of the best search.
+    losses: np.ndarray
+    #: Whether its last steps gained less than the tolerance, or nothing that the precision tells.
+    converged: bool
+    #: Why it ended.
+    message: str
+    #: Where each search ended, in the order of the starts; infinity for one that could not begin.
+    ends: np.ndarray
+
+
+def fit_collapsed(
+    rng_key: jax.Array,
+    model: Callable,
+    *args: Any,
+    init_params: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    restarts: int = 0,
+    max_steps: int = 1000,
+    tolerance: float = 1e-6,
+    progress: bool = True,
+    **kwargs: Any,
+) -> CollapsedFit:
+    """
+    Maximize the bound of a model whose GPs are collapsed, by L-BFGS::
+
+        def model(X, y=None):
+            lengthscale = numpyro.param("lengthscale", 1.0, constraint=dist.constraints.positive)
+            noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
+            numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise), obs=y)
+
+        result = npgp.fit_collapsed(jax.random.key(0), model, X, y)
+        posterior = npgp.CollapsedGP(npgp.RBF(result.params["lengthscale"]), X, Z, result.params["noise"]).condition(y)
+
+    ``numpyro.param`` statements are at their maximum of likelihood then, latent sites at the mode of their posterior
+    (``AutoDelta``). All rows take part in each step: it is for data that fit in memory. In float64, please, as in all
+    searches that go by small differences.
+
+    A bound has several optima, above all in inducing inputs. Of searches from several starts the best is returned;
+    ``ends`` tells what each came to. A keyboard interrupt ends the search that runs, with a warning.
+
+    :param rng_key: for the start of what is random at the start, and the random starts.
+    :param model: the model.
+    :param args: its positional arguments, all rows.
+    :param init_params: values to start from by site name, as for :func:`npgp.fit`; or a list of such, each a start.
+    :param restarts: how many random starts there are besides: from the first one, with N(0, 1) added to the
+        unconstrained values of all parameters that have a constraint, so to the logarithms of positive ones. Others,
+        such as inducing inputs, stay, as nothing tells their scale.
+    :param max_steps: most steps of each search.
+    :param tolerance: a search has converged when 50 steps together gain less than this, in nats.
+    :param progress: show a progress bar for each search.
+    :param kwargs: the model's keyword arguments.
+    :raises TypeError: inside ``jit`` and other transformations.
+    :raises ValueError: for a model with GPs that are not collapsed, a bound with noise, or no parameters; and for
+        options and data as said above.
+    :raises FloatingPointError: if the bound or its gradient is not finite at the first start.
+    """
+    refuse_traced("fit_collapsed", (rng_key, args, kwargs))
+    restarts = checks.whole_number(restarts, "restarts", least=0)
+    several = isinstance(init_params, (list, tuple)) and len(init_params) > 0
+    given: list[Any] = list(init_params) if several else [init_params]  # type: ignore[arg-type]
+    if not all(values is None or isinstance(values, Mapping) for values in given):
+        raise TypeError(
+            f"init_params is {init_params!r:.80}; it must be a dict of values by site name, or a list of such."
+        )
+    refuse_nan(args, kwargs)
+    inputs = Inputs(args, kwargs, rng_key, None, None, allow_nan=False)
+    call, arrays = inputs.layout.call, inputs.arrays
+    guide = AutoSparseGP(model, AutoDelta)
+    svi = SVI(model, guide, optax.sgd(1.0), Trace_ELBO())  # whose steps are not taken
+
+    first_args, first_kwargs = inputs.first_call()
+    states = [start(svi, rng_key, first_args, first_kwargs, values) for values in given]
+    if guide.components:
+        raise ValueError(
+            f"the model draws the GP {guide.components[0]!r}, whose q(ε) is to be trained: npgp.fit does that. "
+            "npgp.fit_collapsed is for GPs that are stated as npgp.CollapsedGP."
+        )
+    starts = [unconstrained(svi, state) for state in states]
+    if not starts[0]:
+        raise ValueError("the model has no parameters and no latent sites: there is nothing to fit.")
+    starts += _random_starts(rng_key, svi, starts[0], restarts)
+
+    def loss(params, key, arrays):
+        at, keywords = call(arrays, None)
+        return svi.evaluate(SVIState(svi.optim.init(params), None, key), *at, **keywords)
+
+    keys = jax.random.split(rng_key)
+    once, again = Program(lambda *given: [loss(given[0], key, given[2]) for key in given[1]], options=QUICK)(
+        starts[0], list(keys), arrays
+    )
+    if np.isfinite(once) and np.isfinite(again) and not np.isclose(once, again, rtol=1e-4, atol=0.0):
+        raise ValueError(
+            f"the bound has noise, {-float(once):.6g} and {-float(again):.6g} with two random keys: L-BFGS cannot "
+            "follow it. Use npgp.fit, or state the model without what it draws."
+        )
+    options = dict(max_steps=max_steps, tolerance=tolerance, progress=progress, describe=lambda x: f"bound {-x:.6g}")
+    found = [_searched(loss, x, keys[0], arrays, options, must=i == 0) for i, x in enumerate(starts)]
+    ends = np.array([np.inf if one is None else one.losses[-1] for one in found])
+    best: Any = found[int(np.argmin(ends))]
+    # A search that finds no lower point along the gradient either is at the optimum as far as the precision tells.
+    converged = best.message in (MESSAGES[CONVERGED], MESSAGES[STALLED])
+    if not converged:
+        warnings.warn(
+            f"npgp.fit_collapsed: the best search {best.message}, with a bound of {-best.losses[-1]:.6g}, and may not "
+            "be at the optimum: give more max_steps, or start from result.params.",
+            TrainingWarning,
+            stacklevel=2,
+        )
+    state = SVIState(svi.optim.init(best.params), None, keys[0])
+    params = one_program(lambda: svi.get_params(state))
+    return CollapsedFit(params, best.losses, converged, best.message, ends)
+
+
+def _random_starts(rng_key: jax.Array, svi: SVI, first: dict[str, Any], number: int) -> list[dict[str, Any]]:
+    """Starts with noise in what has a constraint: where the unconstrained value is another than the value."""
+    values = one_program(lambda: svi.constrain_fn(first))
+    moved = [name for name, x in first.items() if not np.array_equal(np.asarray(x), np.asarray(values[name]))]
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+    return [
+        {
+            name: x + SPREAD * rng.normal(size=x.shape).astype(x.dtype) if name in moved else x
+            for name, x in first.items()
+        }
+        for _ in range(number)
+    ]
+
+
+def _searched(loss, params, key, arrays, options: dict[str, Any], must: bool) -> LBFGSResult | None:
+    try:
+        return minimize(loss, params, key, arrays, **options)
+    except FloatingPointError:
+        if must:
+            raise
+        return None
