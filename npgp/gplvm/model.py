@@ -92,6 +92,11 @@ class BayesianGPLVM:
                 f"start is a {type(self.start).__name__}; it must be a Start, as npgp.gplvm.pca_start makes it."
             )
         object.__setattr__(self, "conditional", as_conditional(self.conditional))
+        if isinstance(self.kernel, Kernel):
+            raise TypeError(
+                f"kernel is {self.kernel!r:.80}; it must be a function that makes one of lengthscale and variance, "
+                "which are learned: a class such as npgp.RBF."
+            )
         for name in ("kernel", "latents", "prior", "likelihood", "kl_weight"):
             value = getattr(self, name)
             allowed = (value is None and name in ("likelihood", "kl_weight")) or callable(value)

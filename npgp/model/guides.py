@@ -15,8 +15,9 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
 from numpyro.infer.initialization import init_to_median
 
+from npgp import checks
 from npgp.contract import Message, under_predictive
-from npgp.model.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
+from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation
 
 __all__ = ["AutoSparseGP"]
@@ -56,7 +57,7 @@ class AutoSparseGP:
     def __init__(self, model: Callable, guide: Callable | Sequence[Callable] = AutoNormal):
         self.model = model
         self._covered: set[str] = set()
-        self.hidden_model = handlers.block(model, hide_fn=self._is_hidden)
+        self.hidden_model = Hidden(model, self._is_hidden)
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
         for i, part in enumerate(parts):
             _check_part(part, last=i + 1 == len(parts))
@@ -157,6 +158,8 @@ class AutoSparseGP:
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 
+        if not sample_shape:
+            checks.random_key(rng_key)
         fn = draw
         for _ in sample_shape:
             fn = jax.vmap(fn)
@@ -245,8 +248,8 @@ def _made(factory: Callable, model: Callable) -> AutoGuide:
 def _check_part(part: Any, last: bool) -> None:
     if not callable(part) or (_is_factory(part) and not last):
         raise TypeError(
-            f"guide has {part!r}; it must be an autoguide class (or a partial of one), a guide for some sites, or a "
-            "list of guides of which the last may be a class."
+            f"guide has {checks.shown(part)}; it must be an autoguide class (or a partial of one), a guide for some "
+            "sites, or a list of guides of which the last may be a class."
         )
     made = part.func if isinstance(part, partial) else part
     if isinstance(made, _USE_DENSITY) or (isinstance(made, type) and issubclass(made, _USE_DENSITY)):

@@ -87,7 +87,7 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "params of another component": ("params, f.u.loc", lambda: npgp.VNNGP("f", p.kernel(), p.x(), 3).posterior({})),
     "a batched guide without batches of rows": (
         "plate, size, batch_size",
-        lambda: p.fit(_program(batch_size=4), p.x(p.X[:6]), p.x(p.Y[:5])).losses,
+        lambda: p.fit(_program(batch_size=4), p.x(p.X[:6]), p.x(p.Y[:6])).losses,
     ),
 }
 
