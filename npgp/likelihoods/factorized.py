@@ -105,7 +105,10 @@ class Factorized(Likelihood):
     def _check_rows(self, latents: tuple[int, ...], rows: tuple[int, ...]) -> None:
         """Raise ``ValueError`` where fn makes other rows of f than f has, of which it may get several values each."""
         shape = (2 if rows[:1] != (2,) else 3, *rows)
-        made = self._checked(self._made(jnp.zeros((*latents, *shape)))).batch_shape
+        try:
+            made = self._checked(self._made(jnp.zeros((*latents, *shape)))).batch_shape
+        except (TypeError, ValueError):  # parameters that do not go with f at all: observe says so, with its rows
+            return
         try:
             fits = np.broadcast_shapes(made, shape) == shape
         except ValueError:

@@ -80,7 +80,7 @@ class AutoSparseGP:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
 
         def look():
-            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
+            with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0):
                 self.model(*args, **kwargs)
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
@@ -114,7 +114,7 @@ class AutoSparseGP:
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
-        with handlers.block(hide_fn=hidden), handlers.trace() as sites:
+        with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
@@ -128,7 +128,7 @@ class AutoSparseGP:
                 self._covered |= {name for name, site in rest.items() if is_latent(site)}
                 if self._other_sites <= self._covered:
                     continue
-            with handlers.block(hide_fn=is_restated), handlers.trace() as sites:
+            with Hidden(hides=is_restated), handlers.trace() as sites:
                 SameRows(part, rest)(*args, **kwargs)
             twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
             if twice:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 from numpyro import handlers
 
+from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, Trained, is_gp_site
 from npgp.variational.posterior import Posterior
 
@@ -26,7 +27,7 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     :raises KeyError: if the model has no such component, and for a parameter that ``params`` lacks.
     """
     model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
-    with handlers.block():
+    with Hidden():
         # No density is wanted, and observations that are left out need no guide.
         seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
         guide_trace = handlers.trace(Trained(seeded, params)).get_trace(*args, **kwargs)

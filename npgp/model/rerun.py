@@ -55,10 +55,10 @@ class Hidden(Handler):
     one, at which a ``hide_fn`` of a user's that looks at names stumbles.
 
     :param fn: the model.
-    :param hides: of a message, whether it is hidden.
+    :param hides: of a message, whether it is hidden; all are if omitted.
     """
 
-    def __init__(self, fn: Callable, hides: Callable[[Message], bool]):
+    def __init__(self, fn: Callable | None = None, hides: Callable[[Message], bool] = lambda message: True):
         super().__init__(fn)
         self.hides = hides
 
@@ -66,7 +66,8 @@ class Hidden(Handler):
         if msg["type"] == "prng_key" or not self.hides(msg):
             return
         msg["stop"] = True
-        if msg["type"] == "sample" and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+        keyed = msg["type"] in ("sample", "plate", "control_flow")
+        if keyed and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
             msg["kwargs"]["rng_key"] = random_key(msg["name"])
 
 
