@@ -38,11 +38,10 @@ def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | 
     what = f"plate {name!r}: rows"
     if np.ndim(rows) == 0:
         must_be = f"the rows of a batch, between 1 and {size}, or their numbers"
-        indices = jnp.arange(checks.whole_number(rows, what, most=size, must_be=must_be))
-    else:
-        indices = jnp.asarray(checks.row_numbers(rows, what, size))
-    if not 0 < indices.shape[0] <= size:
-        raise ValueError(f"plate {name!r}: the batch has {indices.shape[0]} rows; it must have between 1 and {size}.")
+        return plate_of_rows(name, size, jnp.arange(checks.whole_number(rows, what, most=size, must_be=must_be)), dim)
+    if not 0 < np.shape(rows)[0] <= size:
+        raise ValueError(f"plate {name!r}: the batch has {np.shape(rows)[0]} rows; it must have between 1 and {size}.")
+    indices = jnp.asarray(checks.row_numbers(rows, what, size))
     return plate_of_rows(name, size, indices, dim)
 
 

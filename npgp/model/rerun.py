@@ -68,7 +68,7 @@ class Hidden(Handler):
         msg["stop"] = True
         keyed = msg["type"] in ("sample", "plate", "control_flow")
         if keyed and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
-            msg["kwargs"]["rng_key"] = random_key(msg["name"])
+            msg["kwargs"]["rng_key"] = random_key(msg.get("name", "scan"))  # NumPyro's scan has none
 
 
 class AllRows(Handler):
