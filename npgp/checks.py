@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from npgp.contract import is_prng_key
 from npgp.later import see_later
 from npgp.tracing import is_traced as is_traced
 
@@ -265,6 +266,56 @@ def require_positive(value: Any, name: str) -> Any:
         if not (np.all(numbers > 0) and np.all(np.isfinite(numbers))):
             raise ValueError(f"{name} is {value}; it must be positive and finite.")
     return value
+
+
+def require_not_negative(value: Any, name: str) -> Any:
+    """As :func:`require_positive`, for numbers that may be 0."""
+    value = real(value, name, "a number")
+    if not is_traced(value):
+        numbers = np.asarray(value)
+        if not (np.all(numbers >= 0) and np.all(np.isfinite(numbers))):
+            raise ValueError(f"{name} is {value}; it must be at least 0 and finite.")
+    return value
+
+
+def row_numbers(rows: Any, name: str, count: int, ndim: int = 1) -> np.ndarray | jax.Array:
+    """
+    Numbers of rows, as an array of whole numbers.
+
+    :param rows: shape (B,), or of more dimensions.
+    :param name: what the error calls them.
+    :param count: rows that there are.
+    :param ndim: dimensions that they must have.
+    :raises TypeError: unless they are whole numbers.
+    :raises ValueError: for another number of dimensions, and (when concrete) for rows that there are not.
+    """
+    rows = array(rows, name)
+    if not jnp.issubdtype(rows.dtype, jnp.integer):
+        raise TypeError(f"{name} has dtype {rows.dtype}; it must have whole numbers, the numbers of rows.")
+    if rows.ndim != ndim:
+        raise ValueError(f"{name} has shape {rows.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}.")
+    if not is_traced(rows) and rows.size:
+        least, most = int(rows.min()), int(rows.max())
+        if least < 0 or most >= count:
+            given = least if least < 0 else most
+            raise ValueError(f"{name} has row {given}; there are {count} rows: it must be between 0 and {count - 1}.")
+    return rows
+
+
+def random_key(key: Any, name: str = "rng_key", advice: str = "") -> jax.Array:
+    """A random key of JAX; ``TypeError`` for all else, which ``None`` is where no ``seed`` is around a model."""
+    if not is_prng_key(key):
+        raise TypeError(f"{name} is {shown(key)}; it must be a random key, such as jax.random.key(0){advice}.")
+    return key
+
+
+#: What to do where a distribution is drawn from without a key.
+WITHOUT_SEED = ", as handlers.seed(model, rng_seed=0) gives one to a model that runs by itself"
+
+
+def shown(value: Any) -> str:
+    """What a value looks like, in a sentence: on one line, and short."""
+    return " ".join(repr(value).split())[:80]
 
 
 def positive_fields(owner: Any, *names: str) -> None:

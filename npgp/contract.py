@@ -127,13 +127,14 @@ def ask(type: str, name: str) -> bool:
 
 
 def random_key(name: str) -> jax.Array | None:
-    """A random key for what a site needs, or ``None``. Relied on: ``seed`` answers a message of type ``prng_key``."""
-    return _answer("prng_key", name)["kwargs"]["rng_key"]
+    """A random key for what a site needs, or ``None``. Relied on: ``seed`` answers ``prng_key``, others by value."""
+    message = _answer("prng_key", name)
+    return message["kwargs"]["rng_key"] if message["value"] is None else message["value"]
 
 
 def replayed(name: str) -> Message | None:
     """
-    What ``replay`` copies from for the site that is called ``name`` here; ``None`` where nothing replays it.
+    What ``replay`` copies from for the site that is called ``name`` here; ``None`` without one, {} if it lacks it.
 
     ``SVI`` runs the model under ``replay`` of the guide's trace. Relied on: ``replay`` is a handler with the trace as
     its ``trace``, and gives an unobserved site the guide's value and a copy of the guide's ``infer`` dict.
@@ -141,7 +142,7 @@ def replayed(name: str) -> Message | None:
     found, message = None, _question("npgp.replayed", name)
     for handler in _shown(message):
         if isinstance(handler, handlers.replay):
-            found = handler.trace.get(message["name"], found)
+            found = handler.trace.get(message["name"], found or {})
     return found
 
 

@@ -15,6 +15,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jax.typing import ArrayLike
 
+from npgp import checks
 from npgp.batches import one_by_one
 
 #: First jitter tried, relative to the mean of the diagonal.
@@ -173,7 +174,8 @@ def cholesky(K: jax.Array, jitter: float | None = None, scale: jax.Array | None 
     :return: the factor (..., M, M) and the relative jitter ε used, a scalar. If no ε up to 0.1 works the factor
         is NaN, which training loops report.
     """
-    first = jnp.asarray(default_jitter(K.dtype) if jitter is None else jitter, K.dtype)
+    jitter = default_jitter(K.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
+    first = jnp.asarray(jitter, K.dtype)
     if not K.shape[-1]:
         return K, first  # an empty block
     return _jittered_cholesky(K, _mean_diagonal(K) if scale is None else scale, first)

@@ -27,7 +27,6 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
-from npgp.contract import is_prng_key
 from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
@@ -142,7 +141,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         """Joint draws of observations from the approximate model, whose covariance is Q + Λ, at O(N M²)."""
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         _, projection, noise = self._project()
         (A,) = projection.A
         shape, keys = sample_shape + self.batch_shape, jax.random.split(key)

@@ -16,7 +16,6 @@ from numpyro.distributions import constraints
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
 from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
-from npgp.contract import is_prng_key
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian, Likelihood
@@ -112,6 +111,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
             )
         several = self.likelihood.num_latents > 1
         self.offset = checks.real(offset, "offset") if several else checks.require_per_row(offset, "offset", rows)
+        checks.require_finite(self.offset, "offset")
         self.jitter = jitter
         self.max_steps = checks.whole_number(max_steps, "max_steps")
         super().__init__((), (rows,), validate_args=validate_args)
@@ -180,7 +180,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         """Joint draws from the prior with noise, at O(N³)."""
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         L, _ = linalg.cholesky(self.kernel(self.X), self.jitter)
         f_key, noise_key = jax.random.split(key)
         count = self.likelihood.num_latents

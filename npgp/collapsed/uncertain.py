@@ -28,7 +28,6 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
-from npgp.contract import is_prng_key
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator, known_key
@@ -193,7 +192,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         """Joint draws of inputs, function and noise, at O(N³) for each."""
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         shape = sample_shape + self.batch_shape
 
         def draw(key):

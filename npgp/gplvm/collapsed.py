@@ -28,6 +28,7 @@ from npgp.collapsed.uncertain import UncertainInputGP
 from npgp.features import InducingBlock
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
+from npgp.model.rerun import Hidden
 from npgp.model.sparse_gp import SparseGP
 from npgp.sparse.conditionals import Conditional
 from npgp.training import lbfgs
@@ -222,7 +223,7 @@ class CollapsedGPLVM:
         self._check_params(params)
 
         def condition(params, Y):
-            with handlers.block(), handlers.substitute(data=params):
+            with Hidden(), handlers.substitute(data=params):
                 return self._gp().condition(self._centered(Y))
 
         return _in_double(condition, params, Y)

@@ -30,6 +30,7 @@ from npgp.model import guides as guide
 from npgp.model import observation as statements
 from npgp.model import plates, sites
 from npgp.model import sparse_gp as component
+from npgp.model.rerun import Hidden
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.variational.posterior import Posterior
 
@@ -92,6 +93,11 @@ class BayesianGPLVM:
                 f"start is a {type(self.start).__name__}; it must be a Start, as npgp.gplvm.pca_start makes it."
             )
         object.__setattr__(self, "conditional", as_conditional(self.conditional))
+        if isinstance(self.kernel, Kernel):
+            raise TypeError(
+                f"kernel is {self.kernel!r:.80}; it must be a function that makes one of lengthscale and variance, "
+                "which are learned: a class such as npgp.RBF."
+            )
         for name in ("kernel", "latents", "prior", "likelihood", "kl_weight"):
             value = getattr(self, name)
             allowed = (value is None and name in ("likelihood", "kl_weight")) or callable(value)
@@ -194,12 +200,12 @@ class BayesianGPLVM:
 
         :raises KeyError: if a parameter is missing, here and below.
         """
-        with handlers.block(), sites.Trained(None, params):
+        with Hidden(), sites.Trained(None, params):
             return self._gp().posterior(params)
 
     def likelihood_at(self, params: dict[str, jax.Array]) -> Likelihood:
         """The likelihood of y, (D, N), at trained parameters."""
-        with handlers.block(), sites.Trained(None, params):
+        with Hidden(), sites.Trained(None, params):
             return self._likelihood()
 
     def latents_at(
@@ -220,7 +226,7 @@ class BayesianGPLVM:
         plate = self._rows(rows)
         if Y is not None and rows is None and jnp.shape(Y)[0] != plate.size:
             plate = plates.plate("rows", jnp.shape(Y)[0], dim=-1)
-        with handlers.block(), sites.Trained(None, params), handlers.trace() as trace:
+        with Hidden(), sites.Trained(None, params), handlers.trace() as trace:
             with handlers.seed(rng_seed=0):
                 self.latents(self.start, plate, Y, mask)
         q = trace["x"]["fn"]

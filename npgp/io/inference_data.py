@@ -27,6 +27,7 @@ from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.contract import Handler, Message, base_of, frames, mask_of, plate_size, was_observed
 from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
+from npgp.model.rerun import Hidden
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
 from npgp.optional import optional
 from npgp.programs import STEPS, one_program
@@ -113,7 +114,7 @@ def to_arviz(
 
     def run(model, key, draw) -> dict[str, Message]:
         model = handlers.substitute(handlers.seed(model, key), data=draw)
-        with handlers.block(), handlers.trace() as sites:
+        with Hidden(), handlers.trace() as sites:
             model(*args, **kwargs)
         return sites
 

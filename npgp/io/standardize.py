@@ -113,6 +113,11 @@ class Standardizer:
             x = jnp.asarray(x)
         else:
             x, mean, scale = np.asanyarray(x), np.asarray(mean), np.asarray(scale)
+        if np.ndim(mean) and np.shape(x)[-np.ndim(mean) :] != np.shape(mean):
+            raise ValueError(
+                f"the values have shape {np.shape(x)}, and the Standardizer {np.shape(mean)[-1]} columns; their last "
+                "axis must be these columns."
+            )
         y = function(x, mean, scale)
         return y.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else y
 

@@ -82,7 +82,17 @@ class Kernel(ByName):
         )
 
     def __add__(self, other: Kernel) -> Kernel:
-        return Sum((self, other)) if isinstance(other, Kernel) else NotImplemented
+        if not isinstance(other, Kernel):
+            raise TypeError(
+                f"a kernel plus {other!r:.40}: only kernels can be added to it; the covariance of a constant function "
+                "is npgp.kernels.Constant(variance=…), and the noise of observations belongs to their likelihood."
+            )
+        return Sum((self, other))
+
+    __radd__ = __add__
+
+    def __pow__(self, other: Any) -> Kernel:
+        raise TypeError(f"a kernel to the power of {other!r:.40}: kernels have no powers, write products, k * k.")
 
     def __mul__(self, other: Kernel | ArrayLike) -> Kernel:
         return Product((self, other)) if isinstance(other, Kernel) else Scaled(self, other)

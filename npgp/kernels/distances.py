@@ -15,6 +15,8 @@ from npgp.linalg import matmul
 FEW_COLUMNS = 2
 #: Beyond so many columns, all is matrix products: differences would take most of a training step.
 MANY_COLUMNS = 32
+#: The largest distance, as a share of the largest number, so that small multiples are numbers too.
+FARTHEST = 1e-3
 
 
 @functools.partial(jax.jit, static_argnames="smooth")  # as one program where it runs eagerly, as when training starts
@@ -50,10 +52,22 @@ def squared_distances(
     dtype = jnp.result_type(X, X if X2 is None else X2, lengthscale, 0.0)
     columns = _as_columns(X, dtype)
     columns2 = columns if X2 is None else _as_columns(X2, dtype)
-    scale = jnp.broadcast_to(1.0 / jnp.asarray(lengthscale, dtype), columns.shape[:1])
+    scale = jnp.broadcast_to(_reciprocal(jnp.asarray(lengthscale, dtype)), columns.shape[:1])
     r2 = _squared_distances(smooth, columns, columns2, scale)
     many = X.shape[-1] > MANY_COLUMNS
     return r2 * (1.0 - jnp.eye(X.shape[0], dtype=dtype)) if X2 is None and many else r2
+
+
+@jax.custom_jvp
+def _reciprocal(x: jax.Array) -> jax.Array:
+    return 1.0 / x
+
+
+@_reciprocal.defjvp
+def _(primals, tangents):
+    # One after the other: the square of a tiny lengthscale's reciprocal overflows, and 0 times that is NaN.
+    value = _reciprocal(*primals)
+    return value, -(tangents[0] * value) * value
 
 
 def _as_columns(X: ArrayLike, dtype) -> jax.Array:
@@ -68,10 +82,12 @@ def _squared_distances(smooth: bool, columns: jax.Array, columns2: jax.Array, sc
     if len(columns) > MANY_COLUMNS:
         return _by_products(smooth, *_centered(columns, columns2, scale))
     # Written out, column by column: one pass over the result. A reduction over columns is ten times as slow on a CPU.
-    return sum(
+    total = sum(
         (jnp.square((x[:, None] - z) * s) for x, z, s in zip(columns, columns2, scale, strict=True)),
         jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype),
     )
+    # Finite, for kernels that are a polynomial times an exponential, where infinity times 0 would be NaN.
+    return jnp.minimum(total, FARTHEST * float(jnp.finfo(total.dtype).max))
 
 
 @_squared_distances.defjvp

@@ -68,6 +68,11 @@ class Stationary(Kernel):
         X = select(X, self.active_dims)
         check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
         X2 = None if X2 is None else select(X2, self.active_dims)
+        if jnp.size(self.variance) != 1:
+            raise ValueError(
+                f"{type(self).__name__} variance has shape {jnp.shape(self.variance)}; it must be a "
+                "scalar. For several outputs take a kernel for each, or W @ f(X)."
+            )
         return self.variance * self.correlation(squared_distances(X, X2, self.lengthscale, smooth=self.differentiable))
 
     def diag(self, X):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -51,6 +52,7 @@ class Factorized(Likelihood):
         if self.num_nodes is None:
             object.__setattr__(self, "num_nodes", NUM_NODES if self.num_latents == 1 else NUM_NODES_EACH)
         whole_number(self.num_latents, "Factorized num_latents")
+        _check_arguments(self.fn, self.num_latents)
         check_nodes(self)
         check_quadrature(self)
         if not callable(self.fn):
@@ -97,7 +99,25 @@ class Factorized(Likelihood):
             latents = () if self.num_latents == 1 else (self.num_latents,)
             for f in (-1.0, 1.0):
                 self._check_link(f, (*latents, *np.shape(y)))
+            self._check_rows(latents, np.shape(y))
         super().check(y)
+
+    def _check_rows(self, latents: tuple[int, ...], rows: tuple[int, ...]) -> None:
+        """Raise ``ValueError`` where fn makes other rows of f than f has, of which it may get several values each."""
+        shape = (2 if rows[:1] != (2,) else 3, *rows)
+        try:
+            made = self._checked(self._made(jnp.zeros((*latents, *shape)))).batch_shape
+        except (TypeError, ValueError):  # parameters that do not go with f at all: observe says so, with its rows
+            return
+        try:
+            fits = np.broadcast_shapes(made, shape) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"Factorized fn makes distributions of shape {made} of f with shape {shape}; it must treat each value "
+                "of f by itself, without sums over rows."
+            )
 
     def _check_link(self, f: float, shape: tuple[int, ...]) -> None:
         """Raise ``ValueError`` where fn has f, any real number, for a parameter that is not, such as a rate."""
@@ -139,6 +159,22 @@ class Factorized(Likelihood):
 
         mean, variance = aligned(self, 0.0, mean, variance)
         return hermite_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
+
+
+def _check_arguments(fn: Callable, num_latents: int) -> None:
+    """Raise ``TypeError`` for a function that does not take so many latent values."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # of what has none that can be looked at
+        return
+    try:
+        signature.bind(*[None] * num_latents)
+    except TypeError:
+        values = "one latent value, f" if num_latents == 1 else f"{num_latents} latent values, an argument each"
+        raise TypeError(
+            f"likelihood is a function with the arguments {signature}; it must take {values}. For two pass both: "
+            "npgp.observe(name, (f(X), g(X)), lambda f, g: …)."
+        ) from None
 
 
 def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: int = 1) -> Likelihood:

@@ -76,7 +76,9 @@ class Softmax(Likelihood):
         # The largest less one more variable r + G, r Gaussian: whose E[exp(r)] is that of Σ exp(f_c), so that the
         # distribution functions agree to the right up to exp(−2s), and which begins where the largest begins.
         log_total = logsumexp(mean + 0.5 * jnp.minimum(sd, REACH) ** 2, axis=0)
-        begin = lax.stop_gradient(log_total) - lower - REACH_BELOW
+        # No gradient through the place: the integral does not depend on it, and that of a largest of several is a
+        # division by 0 where XLA computes these twice, rounded otherwise, and finds none equal to the largest.
+        begin = lax.stop_gradient(log_total - lower) - REACH_BELOW
         r_sd = jnp.sqrt(REACH**2 + 2 * begin) - REACH
         r_mean = log_total - 0.5 * r_sd**2
         means, sds = jnp.concatenate([mean, r_mean[None]]), jnp.concatenate([sd, r_sd[None]])

@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from npgp import checks
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
-from npgp.model.latent import Given, Latent, Moments, Term
+from npgp.model.latent import Given, Latent, Moments, NoArray, Term
 from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.variational.blocks import BlockNormal, learned_blocks, whitened_mean, whitened_variance
@@ -54,13 +54,15 @@ class Cache:
         return self._projections[-1][1]
 
 
-class Function:
+class Function(NoArray):
     """
     A draw of a sparse GP: a function of inputs. Made by :meth:`SparseGP.draw`.
 
     ``f(X)`` is a :class:`~npgp.model.latent.Latent`, which :func:`~npgp.observe` and
     :func:`~npgp.sample` take.
     """
+
+    meant = "a function, whose values at rows are f(X)"
 
     def __init__(
         self,

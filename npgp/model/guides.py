@@ -15,8 +15,9 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
 from numpyro.infer.initialization import init_to_median
 
+from npgp import checks
 from npgp.contract import Message, under_predictive
-from npgp.model.rerun import AllRows, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
+from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation
 from npgp.programs import one_program
 
@@ -57,7 +58,7 @@ class AutoSparseGP:
     def __init__(self, model: Callable, guide: Callable | Sequence[Callable] = AutoNormal):
         self.model = model
         self._covered: set[str] = set()
-        self.hidden_model = handlers.block(model, hide_fn=self._is_hidden)
+        self.hidden_model = Hidden(model, self._is_hidden)
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
         for i, part in enumerate(parts):
             _check_part(part, last=i + 1 == len(parts))
@@ -80,7 +81,7 @@ class AutoSparseGP:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
 
         def look():
-            with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
+            with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0):
                 self.model(*args, **kwargs)
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
@@ -119,7 +120,7 @@ class AutoSparseGP:
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
-        with handlers.block(hide_fn=hidden), handlers.trace() as sites:
+        with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
@@ -133,7 +134,7 @@ class AutoSparseGP:
                 self._covered |= {name for name, site in rest.items() if is_latent(site)}
                 if self._other_sites <= self._covered:
                     continue
-            with handlers.block(hide_fn=is_restated), handlers.trace() as sites:
+            with Hidden(hides=is_restated), handlers.trace() as sites:
                 SameRows(part, rest)(*args, **kwargs)
             twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
             if twice:
@@ -164,6 +165,8 @@ class AutoSparseGP:
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 
+        if not sample_shape:
+            checks.random_key(rng_key)
         fn = draw
         for _ in sample_shape:
             fn = jax.vmap(fn)
@@ -256,8 +259,8 @@ def _made(factory: Callable, model: Callable) -> AutoGuide:
 def _check_part(part: Any, last: bool) -> None:
     if not callable(part) or (_is_factory(part) and not last):
         raise TypeError(
-            f"guide has {part!r}; it must be an autoguide class (or a partial of one), a guide for some sites, or a "
-            "list of guides of which the last may be a class."
+            f"guide has {checks.shown(part)}; it must be an autoguide class (or a partial of one), a guide for some "
+            "sites, or a list of guides of which the last may be a class."
         )
     made = part.func if isinstance(part, partial) else part
     if isinstance(made, _USE_DENSITY) or (isinstance(made, type) and issubclass(made, _USE_DENSITY)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.sparse.groups import Groups
 
 __all__ = ["Draw", "Given", "Latent", "Moments", "Term", "as_latent", "times_root"]
@@ -169,11 +170,44 @@ class Term:
 class _NoArray(type):
     """JAX's functions refuse what is no array, and name its class: so the class says what to write."""
 
+    meant: str
+
     def __repr__(cls):
-        return f"<GP values at rows: {NO_ARRAY}>"
+        return f"<{cls.meant}: {NO_ARRAY}>"
 
 
-class Latent(metaclass=_NoArray):
+class NoArray(metaclass=_NoArray):
+    """
+    What stands for GP values and is no array of them: all that Python and NumPy do with numbers is refused with what to
+    write instead. Subclasses define the operations that they have.
+    """
+
+    #: What objects of this class are, as errors say.
+    meant = "GP values"
+    # NumPy and JAX arrays on the left leave the operation to this class.
+    __array_priority__ = 1000
+
+    def _refuse(self, *args):
+        raise TypeError(f"{self!r}: this operation wants an array: {NO_ARRAY}.")
+
+    def __array_ufunc__(self, ufunc, method, *args, **kwargs):
+        return self._refuse()
+
+    __array__ = __getitem__ = __len__ = __iter__ = __contains__ = _refuse
+    __float__ = __int__ = __complex__ = __index__ = __bool__ = __round__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __abs__ = __pos__ = __neg__ = __invert__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = _refuse
+
+    def __eq__(self, other):
+        # With numbers and arrays; else whether they are one and the same, as of all objects.
+        return self._refuse() if isinstance(other, numbers.Number) or hasattr(other, "dtype") else NotImplemented
+
+    __hash__ = object.__hash__
+
+
+class Latent(NoArray):
     """
     GP values at N rows that are neither integrated out nor sampled yet: ``f(X)``, and sums and multiples of these.
 
@@ -181,8 +215,7 @@ class Latent(metaclass=_NoArray):
     other expression, turn it into an array with :func:`npgp.sample` first.
     """
 
-    # NumPy and JAX arrays on the left leave the operation to this class.
-    __array_priority__ = 1000
+    meant = "GP values at rows"
 
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
         operation = _REFLECTED.get(ufunc, "_refuse") if method == "__call__" and args[-1] is self else "_refuse"
@@ -210,16 +243,16 @@ class Latent(metaclass=_NoArray):
     def __add__(self, other):
         if isinstance(other, Latent):
             return Latent(self.terms + other.terms, self.offset + other.offset)
-        return Latent(self.terms, self.offset + jnp.asarray(other))
+        return Latent(self.terms, self.offset + self._operand(other))
 
     def __mul__(self, other):
         if isinstance(other, Latent):
             raise TypeError("a product of GP values is not Gaussian: npgp.sample one of the factors first.")
-        other = jnp.asarray(other)
+        other = self._operand(other)
         return Latent(tuple(term * other for term in self.terms), self.offset * other)
 
     def __rmatmul__(self, W):
-        W, shape = jnp.asarray(W), self.shape
+        W, shape = self._operand(W), self.shape
         if W.ndim != 2 or len(shape) < 2 or shape[-2] != W.shape[1]:
             raise ValueError(
                 f"the mixing matrix has shape {W.shape} and the GP values {shape}; a matrix (P, Q) mixes the values "
@@ -242,15 +275,19 @@ class Latent(metaclass=_NoArray):
         return -self + other
 
     def __truediv__(self, other):
-        return self * (1.0 / jnp.asarray(other))
+        if isinstance(other, NoArray):
+            self._refuse()
+        return self * (1.0 / self._operand(other))
 
     __radd__ = __add__
     __rmul__ = __mul__
 
-    def _refuse(self, *args):
-        raise TypeError(f"{self!r}: this operation wants an array: {NO_ARRAY}.")
-
-    __array__ = __getitem__ = __matmul__ = __pow__ = __rtruediv__ = _refuse
+    def _operand(self, other: Any) -> jax.Array:
+        """A number or an array that GP values are added to, or multiplied by."""
+        if isinstance(other, NoArray):
+            other._refuse()
+        checks.array(other, f"what is combined with the GP values of {', '.join(f.name for f in self.functions)}")
+        return jnp.asarray(other)
 
     @property
     def functions(self) -> list[Draw]:

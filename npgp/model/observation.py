@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, KeepsIntermediates, Message, ask, given_by, is_prng_key, mask_of
+from npgp.contract import Handler, KeepsIntermediates, Message, ask, given_by, mask_of
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.model.latent import Latent, Moments
 from npgp.model.latents import Latents, as_latents
@@ -108,7 +108,7 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
         return mean + jnp.sqrt(total) * z
 
     def sample_with_intermediates(self, key, sample_shape=()):
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         latent_key, key = jax.random.split(key)
         latents = self._latents(latent_key, sample_shape)
         y = self.likelihood.sample(key, latents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 
@@ -28,15 +29,19 @@ def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | 
     :param rows: the row numbers of this batch, (B,), which ``with`` returns; or B alone, where the model needs no row
         numbers. All rows if omitted.
     :param dim: the plate's dimension; the rightmost free one if omitted.
-    :raises TypeError: if ``size`` is no whole number.
-    :raises ValueError: for an empty batch, or one larger than the data.
+    :raises TypeError: if ``size``, or a row's number, is no whole number.
+    :raises ValueError: for an empty batch, or one larger than the data, and for rows that the data do not have.
     """
     size = checks.whole_number(size, f"plate {name!r}: size")
     if rows is None:
         return numpyro.plate(name, size, dim=dim)
-    indices = jnp.arange(rows) if jnp.ndim(rows) == 0 else jnp.asarray(rows)
-    if not 0 < indices.shape[0] <= size:
-        raise ValueError(f"plate {name!r}: the batch has {indices.shape[0]} rows; it must have between 1 and {size}.")
+    what = f"plate {name!r}: rows"
+    if np.ndim(rows) == 0:
+        must_be = f"the rows of a batch, between 1 and {size}, or their numbers"
+        return plate_of_rows(name, size, jnp.arange(checks.whole_number(rows, what, most=size, must_be=must_be)), dim)
+    if not 0 < np.shape(rows)[0] <= size:
+        raise ValueError(f"plate {name!r}: the batch has {np.shape(rows)[0]} rows; it must have between 1 and {size}.")
+    indices = jnp.asarray(checks.row_numbers(rows, what, size))
     return plate_of_rows(name, size, indices, dim)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 from numpyro import handlers
 
+from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, Trained, is_gp_site
 from npgp.programs import one_program
 from npgp.variational.posterior import Posterior
@@ -30,7 +31,7 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     def run() -> Posterior:
         trained = jax.device_put(params)  # traced, or NumPyro would look at the values, each by a program
         model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
-        with handlers.block():
+        with Hidden():
             # No density is wanted, and observations that are left out need no guide.
             seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
             guide_trace = handlers.trace(Trained(seeded, trained)).get_trace(*args, **kwargs)

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from npgp import checks
-from npgp.contract import Handler, Message, copy_rows, is_auxiliary, is_enumerated, plate_takes_all, take_all
+from npgp.contract import (
+    Handler,
+    Message,
+    copy_rows,
+    is_auxiliary,
+    is_enumerated,
+    plate_takes_all,
+    random_key,
+    take_all,
+)
 from npgp.model.sites import CONTEXT, is_gp_site, is_observation
 
 
@@ -38,6 +47,28 @@ def _check_same_rows(msg: Message, site: Message) -> None:
             f"plate {msg['name']!r} takes its rows from the model's arguments, but the guide for other latent sites "
             "drew rows of its own: give that guide the same plate, with create_plates if it is an autoguide."
         )
+
+
+class Hidden(Handler):
+    """
+    Hides sites, as ``handlers.block`` does; but it asks for their random keys by their names, where that asks without
+    one, at which a ``hide_fn`` of a user's that looks at names stumbles.
+
+    :param fn: the model.
+    :param hides: of a message, whether it is hidden; all are if omitted.
+    """
+
+    def __init__(self, fn: Callable | None = None, hides: Callable[[Message], bool] = lambda message: True):
+        super().__init__(fn)
+        self.hides = hides
+
+    def process_message(self, msg):
+        if msg["type"] == "prng_key" or not self.hides(msg):
+            return
+        msg["stop"] = True
+        keyed = msg["type"] in ("sample", "plate", "control_flow")
+        if keyed and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
+            msg["kwargs"]["rng_key"] = random_key(msg.get("name", "scan"))  # NumPyro's scan has none
 
 
 class AllRows(Handler):

@@ -10,6 +10,7 @@ model, which is complete by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -104,12 +105,18 @@ def approximation(site: str, msg: Message) -> Any:
 
     :param site: the site's name where it is stated, which handlers such as ``scope`` may change.
     :param msg: its message.
-    :raises ValueError: if ``substitute`` gives the model a value that is lost to the guide's.
+    :raises ValueError: if ``substitute`` gives the model a value that is lost to the guide's, and for a guide that does
+        not draw the site.
     :raises RuntimeError: if the guide has q, and the model is given the guide's value without it.
     """
     if msg["is_observed"]:
         return None
     q, source, value = msg["infer"].get(Q), replayed(site), given_by(handlers.substitute, site)
+    if source == {} and value is None and losses_around():
+        raise ValueError(
+            f"{msg['name']} is not drawn by the guide; it must draw what the model draws: call the component's "
+            "guide() in it, or take npgp.AutoSparseGP(model)."
+        )
     if value is not None:
         msg["infer"][SUBSTITUTED] = True
     if source is not None and (source.get("infer") or {}).get(Q) is not None:
@@ -157,15 +164,33 @@ def check_loss(name: str, states: str) -> None:
             )
 
 
+def trained(params: Any) -> Mapping[str, Any]:
+    """Trained parameters as they are; ``TypeError`` for what is no dictionary of arrays by name."""
+    if not isinstance(params, Mapping):
+        raise TypeError(
+            f"params is {checks.shown(params)}; it must be the dictionary of trained parameters, result.params of "
+            "npgp.fit or svi.get_params(state)."
+        )
+    return params
+
+
 class Trained(handlers.substitute):
     """
     Gives parameters their trained values.
 
     :param params: trained parameters by name.
+    :raises TypeError: for what is no dictionary.
+    :raises ValueError: for NaN and infinities in them.
     :raises KeyError: from the statement of a parameter that has no value among them, nor by a handler inside.
     """
 
     def __init__(self, fn: Any, params: dict[str, Any]):
+        for name, value in trained(params).items():
+            if not checks.is_traced(value) and not np.all(np.isfinite(np.asarray(value))):
+                raise ValueError(
+                    f"params has NaN or infinities in {name!r}; it must have numbers: train again with a smaller "
+                    "learning rate, or take the parameters of an earlier state."
+                )
         super().__init__(fn, data=params)
 
     def process_message(self, msg):

@@ -27,6 +27,7 @@ from npgp.model.sites import (
     check_draw_context,
     fixed_beside,
     in_automatic_guide,
+    trained,
 )
 from npgp.sparse.projection import as_blocks, factorize
 from npgp.variational.blocks import (
@@ -134,6 +135,7 @@ class SparseGP:
         :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
         :raises KeyError: if the parameters of q(ε) are not among them.
         """
+        trained(params)
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
         for (site, _, kind), L in zip(self._layout(), projector.factors, strict=True):
@@ -192,7 +194,7 @@ class SparseGP:
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
-                value = numpyro.sample(site, fn, infer=infer)
+                value = _stated(site, fn, infer)
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
@@ -235,13 +237,34 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
     """q(ε) of one block, with its parameters declared; their batch is that of the enclosing plates."""
     dtype = jnp.result_type(float)
     loc = numpyro.param(f"{site}.loc", jnp.zeros((*plate_shape(), block.size), dtype))
+    if jnp.shape(loc)[-1:] != (block.size,):
+        raise ValueError(
+            f"{site}.loc has shape {jnp.shape(loc)}; its last axis must be the block's {block.size} inducing features: "
+            "parameters of other inducing features cannot be used."
+        )
     if kind == "mean-only":
         return _whitened_block(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
     prior = prior if kind == "dense" else jnp.diagonal(prior)
     scale = init_scale * jnp.broadcast_to(prior, (*jnp.shape(loc)[:-1], *prior.shape))
     name = SCALE_NAMES[kind]
-    return _whitened_block(kind, loc, numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name]), L)
+    value = numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name])
+    if jnp.shape(value)[-prior.ndim :] != prior.shape:
+        raise ValueError(f"{site}.{name} has shape {jnp.shape(value)}; it must be {prior.shape}, or a batch of these.")
+    return _whitened_block(kind, loc, value, L)
+
+
+def _stated(site: str, fn: Any, infer: dict[str, Any]) -> jax.Array:
+    """The value of a whitened site."""
+    try:
+        return numpyro.sample(site, fn, infer=infer)
+    except AssertionError as error:  # NumPyro's trace, of the second site of one name
+        if "unique" not in str(error):
+            raise
+        raise ValueError(
+            f"{site} is drawn twice in one model; draw a component once, and give each a name of its own: SparseGP("
+            "name, …), or a handlers.scope around it."
+        ) from None
 
 
 def _check_block_shape(site: str, value: jax.Array, block: InducingBlock) -> jax.Array:

@@ -32,7 +32,7 @@ from numpyro.distributions import constraints
 from npgp import checks
 from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
-from npgp.model.latent import Given, Latent, Moments, Term
+from npgp.model.latent import Given, Latent, Moments, NoArray, Term
 from npgp.model.row_params import row_param
 from npgp.model.sites import (
     FUNCTION,
@@ -264,7 +264,7 @@ def _approximate(gp: VNNGP) -> Approximation:
 # The function
 
 
-class NeighborFunction:
+class NeighborFunction(NoArray):
     """
     A draw of a :class:`VNNGP`: a function of inputs. Made by :meth:`VNNGP.draw`.
 
@@ -272,6 +272,7 @@ class NeighborFunction:
     :func:`~npgp.sample` take.
     """
 
+    meant = "a function, whose values at rows are f(X)"
     #: Rows are drawn one by one given the inducing values.
     batch_shape: tuple[int, ...] = ()
 

@@ -8,7 +8,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
-from npgp.contract import is_prng_key
+from npgp import checks
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.vecchia import at_rows, site_weights
 
@@ -39,7 +39,7 @@ class MeanFieldNormal(dist.Distribution):
         super().__init__((), (size,), validate_args=validate_args)
 
     def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         if self.sites is not None:
             return jnp.full((*sample_shape, 1), jnp.nan, self.loc.dtype)
         return self.loc + self.scale * jax.random.normal(key, sample_shape + self.event_shape, self.loc.dtype)

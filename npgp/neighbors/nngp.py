@@ -20,7 +20,6 @@ from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
 
 from npgp import checks
-from npgp.contract import is_prng_key
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
@@ -88,6 +87,7 @@ class NNGP(JointDensity, dist.Distribution):
             raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
         self.neighbors = neighbors
         checks.require_per_row(offset, "offset", rows)
+        checks.require_finite(offset, "offset")
         self.offset = offset
         self.noise_variance = 0.0  # what is added to the covariance's diagonal
         self.jitter = jitter
@@ -102,7 +102,12 @@ class NNGP(JointDensity, dist.Distribution):
         return jnp.broadcast_to(jnp.asarray(self.offset, self.X.dtype), self.event_shape)
 
     def log_prob(self, value):
-        """Log density of values (..., N): (...)."""
+        """
+        Log density of values (..., N): (...).
+
+        :raises ValueError: for values of another shape, and for NaN where that can be seen.
+        """
+        checks.require_finite(value, "value")
         if jnp.shape(value)[-1:] != self.event_shape:
             raise ValueError(
                 f"value has shape {jnp.shape(value)}; its last axis must be the {self.event_shape[0]} sites."
@@ -113,7 +118,7 @@ class NNGP(JointDensity, dist.Distribution):
 
     def sample(self, key, sample_shape=()):
         """Draws, O(N k) for each once the factor is there."""
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         shape = sample_shape + self.batch_shape + self.event_shape
         return self.offset + self.factor().color(jax.random.normal(key, shape, self.X.dtype))
 
@@ -233,8 +238,8 @@ class Kriging:
         if neighbors is None:
             N, k = self.X.shape[0], self.neighbors.size
             neighbors = nearest(X, self.X, k if k < N - 1 else N, scale=self.neighbors.scale)
-        rows = jnp.asarray(neighbors)
-        if rows.ndim != 2 or rows.shape[0] != X.shape[0]:
+        rows = jnp.asarray(checks.row_numbers(neighbors, "neighbors", self.X.shape[0], ndim=2))
+        if rows.shape[0] != X.shape[0]:
             raise ValueError(f"neighbors has shape {rows.shape}; it must be ({X.shape[0]}, k), k for each new site.")
         weights, variance = new_site_weights(self.kernel, X, self.X, rows, self.noise_variance, self.first_jitter)
         mean = jnp.sum(weights * jnp.take(self.values, rows, axis=-1), axis=-1)

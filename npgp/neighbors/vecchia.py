@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_within
 from npgp.kernels import Kernel
 from npgp.neighbors.search import Neighbors
@@ -56,7 +56,8 @@ def conditional_weights(
     """
     k = mask.shape[1]
     eye = jnp.eye(k + 1, dtype=sites[0].dtype)
-    first = jnp.asarray(linalg.default_jitter(eye.dtype) if jitter is None else jitter, eye.dtype)
+    jitter = linalg.default_jitter(eye.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
+    first = jnp.asarray(jitter, eye.dtype)
 
     def compute(sites, neighbors, mask):
         X, noise = (

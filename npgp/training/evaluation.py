@@ -48,14 +48,17 @@ def evaluate(
     :param kwargs: keyword arguments of model and guide.
     """
     refuse_traced("evaluate", (rng_key, result, args, kwargs))
+    checks.random_key(rng_key)
     num_draws = checks.whole_number(num_draws, "num_draws", least=2)
+    state = result if isinstance(result, SVIState) else getattr(result, "state", None)
+    if not isinstance(state, SVIState):
+        raise TypeError(f"result is {checks.shown(result)}; it must be what npgp.fit returned, or its state.")
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
     if not is_initialized(svi):  # a restored state
         first_args, first_kwargs = inputs.first_call()
         with one_model_at_a_time:
             start(svi, rng_key, first_args, first_kwargs)
 
-    state = result if isinstance(result, SVIState) else result.state
     lazy = isinstance(state.optim_state, RowState)
 
     def evaluations():

@@ -24,6 +24,7 @@ from numpyro.infer import SVI
 
 from npgp import checks
 from npgp.contract import plate_size
+from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION
 from npgp.training.files import Rows, map_of, native
 from npgp.training.inputs import is_array
@@ -72,7 +73,7 @@ def of_model(svi: SVI, args: tuple, kwargs: dict[str, Any]) -> dict[str, str]:
     def run(arrays):
         args, kwargs = jax.tree.unflatten(structure, [arrays.get(i, x) for i, x in enumerate(leaves)])
         kwargs |= svi.static_kwargs
-        with handlers.block():
+        with Hidden():
             key = jax.random.key(0)
             guide = handlers.trace(handlers.seed(svi.guide, key)).get_trace(*args, **kwargs)
             # The values of several samples have another shape.

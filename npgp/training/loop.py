@@ -160,6 +160,11 @@ def fit(
             raise TypeError(f"{name} is {value!r}; it must be an npgp.{wanted.__name__}.")
     if sharding is not None and row_optim is not None:
         raise ValueError("sharding and row_optim do not go together: rows of tables are moved on one device.")
+    checks.random_key(rng_key)
+    if not all(callable(getattr(svi, method, None)) for method in ("init", "update", "get_params")):
+        raise TypeError(
+            f"svi is {checks.shown(svi)}; it must be NumPyro's SVI(model, guide, optimizer, TraceMeanField_ELBO())."
+        )
     for x in jax.tree.leaves((args, kwargs)):
         require_whole(x)
     if not allow_nan:
@@ -176,6 +181,12 @@ def fit(
         # A restored state needs this too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call(first)
         state = start(lazy or svi, rng_key, first_args, first_kwargs, init_params)
+        names = jax.eval_shape(lambda: (lazy or svi).get_params(state))
+        _check_names(names, init_params, "init_params")
+        if init_state is not None:
+            given = jax.eval_shape(lambda: (lazy or svi).get_params(init_state))
+            _check_names(names, given, "init_state")
+            _check_names(given, names, "the model")
     state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
     check = None
     if inputs.reads or inputs.num_rows:
@@ -389,7 +400,21 @@ def _running_elbo(losses: np.ndarray, num_rows: int) -> str:
     return f"ELBO {elbo:.6g}" + (f", per row {elbo / num_rows:.4g}" if num_rows else "")
 
 
+def _check_names(params: dict[str, Any], given: dict[str, Any] | None, name: str) -> None:
+    unknown = sorted(set(given or {}) - set(params))
+    if unknown:
+        other = "init_state" if name == "the model" else "the model"
+        raise ValueError(
+            f"{name} has {unknown[0]!r}, but {other} only {sorted(params)!s:.200}; their names must match."
+        )
+
+
 def _check_state(state: SVIState, lazy: LazySVI | None) -> None:
+    if not isinstance(state, SVIState):
+        raise TypeError(
+            f"init_state is {checks.shown(state)}; it must be the state of a training, result.state; to start from "
+            "values of parameters give init_params."
+        )
     trained = isinstance(state.optim_state, RowState)
     if trained and lazy is None:
         raise ValueError("init_state was trained with row_optim; give row_optim to continue.")

@@ -15,6 +15,7 @@ from numpyro.infer import SVI
 
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.model.observation import LatentObservation
+from npgp.model.rerun import Hidden
 from npgp.operations import Operations
 from npgp.programs import QUICK, Program
 from npgp.training.inputs import Inputs, Layout, is_array
@@ -123,7 +124,7 @@ class Observed:
         def run(key, *given):
             data, resident = jax.tree.unflatten(names, given[: len(values)]), iter(given[len(values) :])
             at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
-            with handlers.block(), handlers.substitute(data=data):
+            with Hidden(), handlers.substitute(data=data):
                 _run(svi, key, at_step, keywords, seen)
             results: dict[tuple[str, str], Any] = {}
             for name, (message, _) in seen.found.items():

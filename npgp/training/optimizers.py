@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from npgp import checks
 from npgp.training.row_tables import RowOptimizer
 
 
@@ -23,6 +24,8 @@ def adam(
     :param num_steps: steps, warm-up included, after which the decay ends; no decay if ``None``.
     :param final: the last learning rate as a fraction of the highest.
     :param warmup: steps in which the learning rate first rises linearly.
+    :raises TypeError: for what is no number; schedules of one's own are for ``optax.adam``.
+    :raises ValueError: for a rate below 0 or NaN, and for no more steps than those of warm-up.
     """
     return optax.adam(_schedule(learning_rate, num_steps, final, warmup))
 
@@ -66,6 +69,10 @@ def row_adam(
 
 
 def _schedule(learning_rate: float, num_steps: int | None, final: float, warmup: int) -> Callable:
+    checks.require_not_negative(learning_rate, "learning_rate")
+    checks.require_not_negative(final, "final")
+    warmup = checks.whole_number(warmup, "warmup", least=0)
+    num_steps = None if num_steps is None else checks.whole_number(num_steps, "num_steps")
     if num_steps is None:
         schedule = optax.constant_schedule(learning_rate)
     elif num_steps > warmup:

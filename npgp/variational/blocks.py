@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
 
-from npgp import linalg
+from npgp import checks, linalg
 from npgp.contract import FixedConstraint, FixedTransform, is_prng_key
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection
@@ -91,7 +91,7 @@ class BlockNormal(dist.Distribution):
         raise NotImplementedError
 
     def sample(self, key, sample_shape=()):
-        assert is_prng_key(key)
+        checks.random_key(key, advice=checks.WITHOUT_SEED)
         z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)
         return self.loc + self._color(z)
 

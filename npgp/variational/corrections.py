@@ -169,6 +169,7 @@ def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> Correc
         checks.require_finite(y, "y")
     present = None if mask is None else jnp.asarray(checks.mask(mask))
     y = jnp.asarray(y) if present is None else jnp.where(present, y, 1)
+    likelihood.check(y)
     return _corrected(posterior, X, y, likelihood, groups, offset, present, shift)
 
 

@@ -338,7 +338,7 @@ def test_what_is_replayed():
         assert at([one, replay])["infer"]["mine"] is q and at([replay, one])["infer"]["mine"] is q
         assert at([one]) is None
     assert at([handlers.block(), replay]) is None
-    assert at([handlers.scope(prefix="a"), replay]) is None
+    assert at([handlers.scope(prefix="a"), replay]) == {}
     assert at([replay, handlers.scope(prefix="a")])["infer"]["mine"] is q
     scoped = run(handlers.scope(guide, prefix="a"))
     assert at([handlers.scope(prefix="a"), handlers.replay(trace=scoped)])["infer"]["mine"] is q

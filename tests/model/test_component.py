@@ -219,7 +219,7 @@ def test_a_name_can_be_used_once():
         drawing()
         drawing()
 
-    with pytest.raises(AssertionError, match="unique"):
+    with pytest.raises(ValueError, match=r"f\.u is drawn twice in one model"):
         run(model)
 
 

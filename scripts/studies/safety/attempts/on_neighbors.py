@@ -86,8 +86,8 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "rows with neighbors of other rows": ("neighbors", lambda: _f()(p.x(), np.zeros((3, 2), int))),
     "params of another component": ("params, f.u.loc", lambda: npgp.VNNGP("f", p.kernel(), p.x(), 3).posterior({})),
     "a batched guide without batches of rows": (
-        "plate, size, batch_size",
-        lambda: p.fit(_program(batch_size=4), p.x(p.X[:6]), p.x(p.Y[:5])).losses,
+        "plate, size, batch_size, neighbors",
+        lambda: p.fit(_program(batch_size=4), p.x(p.X[:6]), p.x(p.Y[:6])).losses,
     ),
 }
 

@@ -215,7 +215,8 @@ def a_loss_that_is_not_done(which: str) -> Any:
         a = numpyro.param("a", 5.0)
         npgp.observe("y", p.sparse_gp().draw()(X) + a, p.gaussian(), obs=y)
 
-    rate, steps = (30.0, 60) if which == "rising" else (1e-2, 40)
+    # Of fewer than 500 steps, as ``fit`` documents, nothing is said.
+    rate, steps = (30.0, 600) if which == "rising" else (1e-3, 600)
     svi = SVI(
         program,
         npgp.AutoSparseGP(program),
@@ -229,14 +230,15 @@ def a_loss_that_is_not_done(which: str) -> Any:
 @attempt(18, "answer", cases=("AutoNormal's default",))
 def other_sites_start_at_their_median(_: str) -> Any:
     def program(X, y):
-        effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
-        level = numpyro.sample("level", dist.LogNormal(1.0, 0.5))
+        effect = numpyro.sample("effect", dist.Normal(30.0, 1.0))
+        level = numpyro.sample("level", dist.LogNormal(10.0, 0.5))
         f = p.sparse_gp().draw()
         npgp.observe("y", f(X) + effect + level, p.gaussian(), obs=y)
 
     svi = p.svi_of(program)
     params = svi.get_params(svi.init(p.key(), p.x(), p.x(p.Y)))
-    return same(params["effect_auto_loc"], 0.0), same(params["level_auto_loc"], 1.0)
+    # NumPyro takes the median of 15 draws, some .3 standard deviations off; its other start is within 2 of 0.
+    return same(params["effect_auto_loc"], 30.0, 0, 1.5), same(params["level_auto_loc"], 10.0, 0, 0.75)
 
 
 @attempt("beyond", "error", "ELBO, gradient, learning rate", cases={"1e3": 1e3, "1e30": 1e30})
