@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from npgp import checks
+from npgp import checks, linalg
 from npgp.collapsed.advice import Advice, Problem, advise
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, projected_upper_bound
@@ -26,8 +26,9 @@ from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.programs import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
-from npgp.sparse.projection import factorize
+from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
+from npgp.variational.blocks import ScaledProjection
 
 __all__ = ["Certificate", "certificate", "evidence_bounds"]
 
@@ -205,7 +206,22 @@ def evidence_bounds(
         exact = exact_log_evidence(kernel, X, y, noise_variance)
     upper = projected_upper_bound(projection, y, noise_variance, norm)  # which increases with the norm
     ratio = rows.variance / noise_variance
-    # Covariances are right to ε k, which in a direction of variance σ² is ε k/σ²; and the fit loses digits to y²/σ².
-    scale = (projection.prior_variance + jnp.square(y)) / noise_variance
-    rounding = jnp.finfo(X.dtype).eps * jnp.sum(1.0 + scale)
+    rounding = _rounding(projector, projection, y, noise_variance)
     return {"bounds": bounds, "upper": upper, "exact": exact, "ratio": ratio, "rounding": rounding}
+
+
+def _rounding(projector: Projector, projection: Projection, y: jax.Array, noise_variance: ArrayLike) -> jax.Array:
+    """
+    What rounding of covariances to ``ε k`` does to bounds.
+
+    In a direction of variance σ² that is ε k/σ², and the fit loses digits to y²/σ². Where noise is small, and y not what
+    the blocks explain, the fit ``−½ yᵀ (Q + σ²I)⁻¹ y`` loses more: with ``α = (Q + σ²I)⁻¹ y`` and ``w = K_uu⁻¹ K_uf α``,
+    a change E of K_uu and K_uf moves it by ``wᵀE α − ½ wᵀE w``, of the order of ``ε k |w| (|w| + 2 |α|)/2``.
+    """
+    scale = (projection.prior_variance + jnp.square(y)) / noise_variance
+    mean = ScaledProjection.of(projection, noise_variance).solve(y)
+    left = y - sum(linalg.matmul(m, A) for m, A in zip(mean, projection.A, strict=True))
+    points = linalg.block_solve_transposed(projector.cholesky, projector.cross, [m[:, None] for m in mean])
+    w = jnp.sqrt(sum(jnp.sum(jnp.square(part)) for part in points))
+    fit = 0.5 * jnp.max(projection.prior_variance) * w * (w + 2.0 * jnp.linalg.norm(left / noise_variance))
+    return jnp.finfo(y.dtype).eps * (jnp.sum(1.0 + scale) + fit)

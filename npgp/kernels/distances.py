@@ -13,10 +13,14 @@ from npgp.linalg import matmul
 
 #: Up to so many columns, derivatives are sums of differences for all kernels.
 FEW_COLUMNS = 2
+#: And up to so many for kernels with a kink: with more, steps would take more than 5% longer than with products.
+SHARP_COLUMNS = 10
 #: Beyond so many columns, all is matrix products: differences would take most of a training step.
 MANY_COLUMNS = 32
 #: The largest distance, as a share of the largest number, so that small multiples are numbers too.
 FARTHEST = 1e-3
+#: So many columns are written out at a time.
+COLUMNS_AT_ONCE = 8
 
 
 @functools.partial(jax.jit, static_argnames="smooth")  # as one program where it runs eagerly, as when training starts
@@ -27,19 +31,20 @@ def squared_distances(
     ``Σ_d (x_nd − x'_md)² / ℓ_d²``.
 
     With u the unit roundoff (6e-8 in float32, 1e-16 in float64), c the mean of the rows of ``X``, and R the largest
-    norm of ``(x − c)/ℓ`` and ``(x' − c)/ℓ``:
+    norm of the rows ``(x − c)/ℓ`` and ``(x' − c)/ℓ``, T that of their tangents (docs/theory.md, section 8, has proofs):
 
     - up to :data:`MANY_COLUMNS` columns, values are sums of squared differences: off by at most (D + 5) u of
       themselves, and 0 just where rows are equal;
-    - beyond, they are ``‖x‖² + ‖x'‖² − 2 x·x'`` of the centered and scaled rows: off by at most (4D + 16) u R²;
+    - beyond, they are ``‖a‖² + ‖b‖² − 2 a·b`` of the centered and scaled rows: off by at most 4 (D + 8) u R²;
     - derivatives are sums of differences, off by at most (D + 8) u of the sum of their terms' sizes, with up to
-      :data:`FEW_COLUMNS` columns, and if not ``smooth`` up to :data:`MANY_COLUMNS`;
-    - else they are matrix products, too: off by at most (2D + 16) u R times the size of the tangent of the scaled rows.
-      A kernel multiplies this by the slope of its correlation in the squared distance. That of a smooth kernel is
-      bounded; that of one with a kink, 1/(2r), is not, so that beyond :data:`MANY_COLUMNS` columns rows of squared
-      distance below ``16 √D u (‖x‖² + ‖x'‖²)`` count as equal.
+      :data:`FEW_COLUMNS` columns, and if not ``smooth`` up to :data:`SHARP_COLUMNS`;
+    - else they are matrix products, too: off by at most 8 (D + 9) u R T; in reverse, the gradient of ``Σ G_nm r²_nm``
+      in row n, scaled, by at most 4 (M + 8) u R Σ_m |G_nm|.
 
-    The bounds hold for any order of summation (Higham 2002, section 3.1), for ``(D u)² ≪ D u``.
+    A kernel multiplies a derivative by the slope of its correlation in the squared distance. That of a smooth kernel is
+    bounded; that of one with a kink, 1/(2r), is not. So where derivatives of these are products, pairs so close that
+    the direction from one row to the other is lost in them, ``r² ≤ (32 u)² D (‖a‖² + ‖b‖²)``, have none; and where
+    values are products, pairs with ``r² ≤ 16 √D u (‖a‖² + ‖b‖²)`` count as equal.
 
     No array of size N × M × D is made, forward or in reverse.
 
@@ -81,34 +86,46 @@ def _as_columns(X: ArrayLike, dtype) -> jax.Array:
 def _squared_distances(smooth: bool, columns: jax.Array, columns2: jax.Array, scale: jax.Array) -> jax.Array:
     if len(columns) > MANY_COLUMNS:
         return _by_products(smooth, *_centered(columns, columns2, scale))
-    # Written out, column by column: one pass over the result. A reduction over columns is ten times as slow on a CPU.
-    total = sum(
-        (jnp.square((x[:, None] - z) * s) for x, z, s in zip(columns, columns2, scale, strict=True)),
-        jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype),
-    )
+
+    def add(total, column):
+        x, z, s = column
+        return total + jnp.square((x[:, None] - z) * s), None
+
+    # Column by column: one pass over the result, where a reduction over columns is ten times as slow on a CPU. Some
+    # columns are written out; with more a loop, as else XLA computes all of them anew for each use of the result.
+    total = jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype)
+    total = lax.scan(add, total, (columns, columns2, scale), unroll=min(len(columns), COLUMNS_AT_ONCE))[0]
     # Finite, for kernels that are a polynomial times an exponential, where infinity times 0 would be NaN.
     return jnp.minimum(total, FARTHEST * float(jnp.finfo(total.dtype).max))
 
 
 @_squared_distances.defjvp
 def _(smooth, primals, tangents):
-    by_differences = len(primals[0]) <= (FEW_COLUMNS if smooth else MANY_COLUMNS)
-    slope = _slope_by_differences if by_differences else _slope_by_products
-    return _squared_distances(smooth, *primals), slope(*primals, *tangents)
+    r2 = _squared_distances(smooth, *primals)
+    if len(primals[0]) <= (FEW_COLUMNS if smooth else SHARP_COLUMNS):
+        return r2, _slope_by_differences(*primals, *tangents)
+    slope = _slope_by_products(*primals, *tangents)
+    if not smooth:
+        A, B = lax.stop_gradient(_centered(*primals))
+        lost = (16.0 * jnp.finfo(A.dtype).eps) ** 2 * len(A) * _ends(A, B)
+        slope = jnp.where(r2 <= lost, 0.0, slope)
+    return r2, slope
 
 
-def _slope_by_differences(columns, columns2, scale, *tangents):
+def _slope_by_differences(columns, columns2, scale, dx, dz, ds):
     """``Σ_d 2 s δ (s dδ + δ ds)``, column after column; in reverse, differences are taken anew, not stored."""
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def add(total, column):
         x, z, s, dx, dz, ds = column
         difference = x[:, None] - z
-        return total + 2.0 * s * difference * (s * (dx[:, None] - dz) + ds * difference), None
+        moved = s * (dx[:, None] - dz) + ds[:, None] * difference
+        return total + 2.0 * s * difference * moved, None
 
     total = jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype)
-    unroll = len(columns) <= FEW_COLUMNS
-    return lax.scan(add, total, (columns, columns2, scale, *tangents), unroll=unroll)[0]
+    ds = jnp.broadcast_to(ds[:, None], columns.shape)  # by rows, as in reverse a sum over all pairs takes longer
+    given = (columns, columns2, scale, dx, dz, ds)
+    return lax.scan(add, total, given, unroll=len(columns) <= FEW_COLUMNS)[0]
 
 
 def _slope_by_products(columns, columns2, scale, *tangents):
@@ -118,11 +135,16 @@ def _slope_by_products(columns, columns2, scale, *tangents):
 
 
 def _by_products(smooth: bool, A: jax.Array, B: jax.Array) -> jax.Array:
-    ends = jnp.sum(jnp.square(A), axis=0)[:, None] + jnp.sum(jnp.square(B), axis=0)
+    ends = _ends(A, B)
     r2 = ends - 2.0 * matmul(A.T, B)
     # Rounding of equal rows is far below the bound: about as the root of the number of terms (Higham & Mary 2019).
     least = 0.0 if smooth else 8.0 * len(A) ** 0.5 * jnp.finfo(A.dtype).eps * ends
     return jnp.where(r2 <= least, 0.0, r2)
+
+
+def _ends(A: jax.Array, B: jax.Array) -> jax.Array:
+    """``‖a‖² + ‖b‖²``."""
+    return jnp.sum(jnp.square(A), axis=0)[:, None] + jnp.sum(jnp.square(B), axis=0)
 
 
 def _centered(columns: jax.Array, columns2: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -18,7 +18,7 @@ from numpyro.infer.initialization import init_to_median
 from npgp import checks
 from npgp.contract import Message, under_predictive
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation
+from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, trained
 from npgp.programs import one_program
 
 __all__ = ["AutoSparseGP"]
@@ -159,9 +159,11 @@ class AutoSparseGP:
         :raises KeyError: for a parameter that ``params`` lacks.
         """
 
+        given = trained(params)
+
         def draw(key):
             # Traced inside one program, or NumPyro would look at the values, each by a program.
-            guide = Trained(handlers.seed(self._run, key), jax.device_put(params))
+            guide = Trained(handlers.seed(self._run, key), jax.device_put(given))
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 

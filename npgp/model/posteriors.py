@@ -8,7 +8,7 @@ import jax
 from numpyro import handlers
 
 from npgp.model.rerun import Hidden
-from npgp.model.sites import FUNCTION, Trained, is_gp_site
+from npgp.model.sites import FUNCTION, Trained, is_gp_site, trained
 from npgp.programs import one_program
 from npgp.variational.posterior import Posterior
 
@@ -28,15 +28,17 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     :raises KeyError: if the model has no such component, and for a parameter that ``params`` lacks.
     """
 
+    given = trained(params)
+
     def run() -> Posterior:
-        trained = jax.device_put(params)  # traced, or NumPyro would look at the values, each by a program
+        values = jax.device_put(given)  # traced, or NumPyro would look at the values, each by a program
         model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
         with Hidden():
             # No density is wanted, and observations that are left out need no guide.
             seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
-            guide_trace = handlers.trace(Trained(seeded, trained)).get_trace(*args, **kwargs)
+            guide_trace = handlers.trace(Trained(seeded, values)).get_trace(*args, **kwargs)
             replayed = handlers.replay(handlers.seed(model, model_key), guide_trace)
-            sites = handlers.trace(Trained(replayed, trained)).get_trace(*args, **kwargs)
+            sites = handlers.trace(Trained(replayed, values)).get_trace(*args, **kwargs)
         found = {s: msg["infer"][FUNCTION] for s, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
         # The prefix of the site's name is the component's, with its scope.
         functions = {site.rsplit(".", 1)[0]: function for site, function in found.items()}

@@ -165,12 +165,23 @@ def check_loss(name: str, states: str) -> None:
 
 
 def trained(params: Any) -> Mapping[str, Any]:
-    """Trained parameters as they are; ``TypeError`` for what is no dictionary of arrays by name."""
+    """
+    Trained parameters as they are.
+
+    :raises TypeError: for what is no dictionary of arrays by name.
+    :raises ValueError: for NaN and infinities in them.
+    """
     if not isinstance(params, Mapping):
         raise TypeError(
             f"params is {checks.shown(params)}; it must be the dictionary of trained parameters, result.params of "
             "npgp.fit or svi.get_params(state)."
         )
+    for name, value in params.items():
+        if not checks.is_traced(value) and not np.all(np.isfinite(np.asarray(value))):
+            raise ValueError(
+                f"params has NaN or infinities in {name!r}; it must have numbers: train again with a smaller learning "
+                "rate, or take the parameters of an earlier state."
+            )
     return params
 
 
@@ -185,13 +196,7 @@ class Trained(handlers.substitute):
     """
 
     def __init__(self, fn: Any, params: dict[str, Any]):
-        for name, value in trained(params).items():
-            if not checks.is_traced(value) and not np.all(np.isfinite(np.asarray(value))):
-                raise ValueError(
-                    f"params has NaN or infinities in {name!r}; it must have numbers: train again with a smaller "
-                    "learning rate, or take the parameters of an earlier state."
-                )
-        super().__init__(fn, data=params)
+        super().__init__(fn, data=trained(params))
 
     def process_message(self, msg):
         super().process_message(msg)

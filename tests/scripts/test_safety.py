@@ -132,14 +132,43 @@ def test_wide_algebra_is_that_of_dense_matrices():
         wide.log_evidence("Matern32", X, y, l, variance, noise).astype(float), expected, rtol=1e-12
     )
 
-    jitter = np.array([[1e-6], [1e-3]])
+    jitter = np.array([[1e-6, 1e-6, 1e-4], [1e-3, 1e-3, 1e-5]])  # of blocks of two points and of one
+    of = wide.influence("Matern32", X, y, Z, l, variance, noise, jitter)
     Kuu, Kuf = (wide.gram("Matern32", Z, other, l, variance).astype(float) for other in (Z, X))
     for i in range(2):
-        nugget = jitter[i, 0] * float(variance[i]) * np.eye(3)
-        Q = Kuf[i].T @ np.linalg.solve(Kuu[i] + nugget, Kuf[i])
-        expected = np.linalg.solve(Q + float(noise[i]) * np.eye(7), y[i])
-        found = wide.weights("Matern32", X, y, Z, l, variance, noise, jitter)[i]
-        np.testing.assert_allclose(found.astype(float), expected, rtol=1e-9)
+        nugget, s2 = np.diag(jitter[i]) * float(variance[i]), float(noise[i])
+        V = np.linalg.solve(Kuu[i] + nugget, Kuf[i])
+        expected = np.linalg.solve(Kuf[i].T @ V + s2 * np.eye(7), y[i])
+        np.testing.assert_allclose(of.alpha[i].astype(float), expected, rtol=1e-8)
+        np.testing.assert_allclose(of.rows[i].astype(float), V, rtol=1e-8)
+        np.testing.assert_allclose(of.points[i].astype(float), V @ expected, rtol=1e-8)
+        A = np.linalg.solve(np.linalg.cholesky(Kuu[i] + nugget), Kuf[i])
+        np.testing.assert_allclose(of.mean[i].astype(float), A @ expected, rtol=1e-8)
+        np.testing.assert_allclose(of.scale[i].astype(float) ** 2, 1 + np.sum(A**2, -1) / s2, rtol=1e-8)
+        np.testing.assert_allclose(of.inverse[i].astype(float) @ (np.eye(3) + A @ A.T / s2), np.eye(3), atol=1e-8)
+
+
+def test_allowance_is_no_less_than_what_rounded_covariances_change():
+    # The largest excess of float32: noise near the resolution of the variance, y that the points do not explain.
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(20, 24, 1)), rng.normal(size=(20, 24))
+    Z, one = X[:, :8], np.ones(20, np.longdouble)
+    data, jitter, eps = ("RBF", X, y, Z, 10 * one, one, 1e-6 * one), np.full((20, 8), 1e-5), 2.0**-23
+    of, evidence = wide.influence(*data, jitter), wide.log_evidence(*data[:3], *data[4:])
+    allowed = wide.allowances(y, one, 1e-6 * one, of, evidence, eps, one * 1e-5)
+    Kuu = wide.gram("RBF", Z, Z, 10 * one, one) + 1e-5 * np.eye(8)
+
+    def fit(Kuu, Kuf):
+        return [
+            -0.5 * b @ np.linalg.solve(k.T @ np.linalg.solve(K, k) + 1e-6 * np.eye(24), b)
+            for K, k, b in zip(Kuu.astype(float), Kuf.astype(float), y, strict=True)
+        ]
+
+    Kuf = wide.gram("RBF", Z, X, 10 * one, one)
+    moved = np.abs(np.subtract(fit(Kuu, Kuf.astype(np.float32)), fit(Kuu, Kuf)))
+    assert np.all(moved < allowed["allowance"]) and np.any(moved > 10 * allowed["rounding"])
+    assert np.all(allowed["allowance"] > allowed["rounding"])
+    assert np.all(allowed["allowance"] - allowed["rounding"] < 1.01 * eps / 1e-5 * (np.abs(evidence) + 24))
 
 
 def test_stress_counts_what_is_above_beyond_its_allowance():
@@ -147,11 +176,11 @@ def test_stress_counts_what_is_above_beyond_its_allowance():
     bounds = np.array([[-5.0, -4.0, -3.0, -2.0, -1.0], [-5.0, -4.0, -4.5, -2.0, 0.5]], np.longdouble)
     nothing = np.zeros(2, bool)
     of = dict(upper=np.array([1.0, -0.5]), evidence=np.zeros(2), rounding=np.full(2, 0.1), not_finite=nothing)
-    checks = module.judged(bounds, allowance=np.full(2, 0.4), **of)["checks"]
+    checks = module.judged(bounds, allowance=np.full(2, 0.4), order_allowance=np.full(2, 0.4), **of)["checks"]
     wrong = {name: (c["above"], c["violations"]) for name, c in checks.items() if c["above"]}
     assert wrong == {"full": (1, 1), "shared ≤ tight": (1, 1), "evidence ≤ upper": (1, 1)}
-    checks = module.judged(bounds, allowance=np.full(2, 0.6), **of)["checks"]
-    assert not any(c["violations"] for c in checks.values()) and checks["full"]["share_of_rounding"] == 5.0
+    checks = module.judged(bounds, allowance=np.full(2, 0.6), order_allowance=np.full(2, 0.6), **of)["checks"]
+    assert not any(c["violations"] for c in checks.values()) and checks["full"]["share_of_allowance"] == 0.5 / 0.6
 
 
 @pytest.mark.slow  # to compile

@@ -10,15 +10,23 @@ and Titsias' upper bound, compiled, against evidence from NumPy's 80-bit numbers
 
 ``kin40k``: 36,000 rows, M = 512, Adam at .1 for 2000 steps, all learned; the ELBO of all rows between its bounds.
 
-What is allowed. *Rounding*: a bound is right to ``ε Σ_n (1 + (k + y_n²)/σ²)`` at best, as covariances are right to
-ε k, which in a direction of variance σ² is ε k/σ² (what a certificate reports too). And the explained part of the
-covariance, ``K_fu (K_uu + jitter)⁻¹ K_uf``, to ``ε/jitter`` of k, jitter being what the factorization took: a change of
-δ k in d_n moves the penalty by at most ½ δ k/σ², and the fit by ½ δ k |α_n|² with ``α = (Q + σ²I)⁻¹ y``. So in both
-precisions
+What is allowed, by first-order analysis in 80-bit numbers, u = ε/2 being the unit roundoff. Covariances are off by
+``e k`` each: ε k as kernels are evaluated, and (M + 1) u k by factorization and solves of M points (Higham 2002,
+theorems 8.5 and 10.3). With ``α = (Q + σ²I)⁻¹ y``, ``w`` the same of the inducing points and v_n row n's weights of
+these (:class:`wide.Influence`), and sums of absolute values |·|₁, all of them conspiring,
 
-    allowance = ε Σ (1 + (k + y²)/σ²) + ε/jitter · ½ Σ (k/σ² + k α²).
+- the fit ``−½ yᵀ(Q + σ²I)⁻¹y`` moves by ``½ e k |w|₁ (|w|₁ + 2 |α|₁)``;
+- the penalty by ``½ e Σ k (|v_n|₁ + 1)²/σ²``, of which the log-determinant takes a part back;
+- as ``B = I + AAᵀ/σ²`` is formed and factorized to ``e' = (N + M + 1) u``, the fit by ``½ e' (Σ |m_i| √b_ii)²``, m the
+  mean of ε, and the log-determinant by ``½ M log(1 + e' Σ |B⁻¹_ij| √b_ii √b_jj / M)``;
+- all of it is rounded: ``ε Σ_n (1 + (k + y_n²)/σ²)``, called rounding at best below.
 
-That is what may be, not what is: how many are above at all, by how much, and as a share of rounding, is told too.
+As ``|v_n|² ≤ 1/(4 jitter)`` and ``k|w|² ≤ |m|²/jitter``, this is ε/jitter times a term or so. So may the order of two
+bounds be off, and the upper bound be below. A lower bound may be above the evidence by no more than rounding at best and
+ε/jitter of what the evidence is itself, ``ε/jitter (|log p(y)| + N)``, either.
+
+The excess that is largest in float32 is at noise of 1e-7 to 1e-6 of the variance, which is what float32 covariances
+themselves are rounded to: exact algebra from npgp's rounded covariances is above by as much.
 
     python scripts/studies/safety/stress.py problems line                    both precisions
     NPGP_DATA=... python scripts/studies/safety/stress.py kin40k             an hour on one core
@@ -165,7 +173,7 @@ def random_problems(count: int, seed: int, dtype: Any) -> dict[str, Any]:
         batch = {name: np.stack([one[name] for one in given]) for name in given[0]}
         got = jax.tree.map(np.asarray, five_bounds(batch, kernel, structure))
         lengthscale, variance, noise = batch["hyper"].T.astype(np.longdouble)
-        found.append(against_oracle(kernel, batch, lengthscale, variance, noise, got))
+        found.append(against_oracle(kernel, batch, lengthscale, variance, noise, got, STRUCTURES[structure][0]))
         for j in np.flatnonzero(found[-1]["not_finite"])[:2]:
             examples.append(f"{kernel}, {columns} columns, {structure}: {got['bounds'][j]} at {batch['hyper'][j]}")
     every = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
@@ -173,17 +181,19 @@ def random_problems(count: int, seed: int, dtype: Any) -> dict[str, Any]:
 
 
 def against_oracle(
-    kernel: str, data: Any, lengthscale: Any, variance: Any, noise: Any, got: Any
+    kernel: str, data: Any, lengthscale: Any, variance: Any, noise: Any, got: Any, sizes: Sequence[int]
 ) -> dict[str, np.ndarray]:
     """What npgp got for a batch of problems, beside the evidence and the allowance in 80-bit numbers."""
     X, y, Z, hyperparameters = data["X"], data["y"], data["Z"], (lengthscale, variance, noise)
-    alpha = wide.weights(kernel, X, y, Z, *hyperparameters, got["jitter"])
+    jitter = np.repeat(got["jitter"], sizes, axis=1)
+    influence = wide.influence(kernel, X, y, Z, *hyperparameters, jitter)
+    evidence = wide.log_evidence(kernel, X, y, *hyperparameters)
     arrays = (got["bounds"], got["upper"][:, None], got["gradients"].reshape(len(X), -1))
     return {
         "bounds": got["bounds"].astype(np.longdouble),
         "upper": got["upper"].astype(np.longdouble),
-        "evidence": wide.log_evidence(kernel, X, y, *hyperparameters),
-        **wide.allowances(y, variance, noise, got["jitter"].min(1), alpha, np.finfo(X.dtype).eps),
+        "evidence": evidence,
+        **wide.allowances(y, variance, noise, influence, evidence, np.finfo(X.dtype).eps, jitter.min(1)),
         "not_finite": ~np.isfinite(np.concatenate(arrays, axis=1)).all(1),
     }
 
@@ -194,6 +204,7 @@ def judged(
     evidence: np.ndarray,
     rounding: np.ndarray,
     allowance: np.ndarray,
+    order_allowance: np.ndarray,
     not_finite: np.ndarray,
 ) -> dict[str, Any]:
     """How far bounds are above the evidence or out of order, by themselves and beyond the allowance."""
@@ -203,12 +214,12 @@ def judged(
     excesses["evidence ≤ upper"] = evidence - upper
     checks = {}
     for name, excess in excesses.items():
-        known = np.isfinite(excess)
+        known, allowed = np.isfinite(excess), allowance if name in ORDER else order_allowance
         checks[name] = {
             "above": int(np.sum(excess[known] > 0)),
             "most": float(np.max(excess[known], initial=0.0)),
-            "share_of_rounding": float(np.max((excess / rounding)[known], initial=0.0)),
-            "violations": int(np.sum((excess > allowance)[known])),
+            "share_of_allowance": float(np.max((excess / allowed)[known], initial=0.0)),
+            "violations": int(np.sum((excess > allowed)[known])),
         }
     medians = {"median_rounding": float(np.median(rounding)), "median_allowance": float(np.median(allowance))}
     return {"checks": checks, **medians, "not_finite": int(not_finite.sum())}
@@ -249,7 +260,7 @@ def line(size: int, steps: int, seed: int, dtype: Any) -> dict[str, Any]:
         }
         got = {name: np.asarray(value)[None] for name, value in got.items()}
         one = np.ones(1, np.longdouble)
-        found = against_oracle(kernel, {"X": X[None], "y": y[None], "Z": Z[None]}, one, one, one * noise, got)
+        found = against_oracle(kernel, {"X": X[None], "y": y[None], "Z": Z[None]}, one, one, one * noise, got, (size,))
         svi, _ = trained(model, X, y, max(steps // 10, 1), min(256, rows), 0.01)
         report[kernel] = judged(**found) | {
             "bounds": dict(zip(ORDER, got["bounds"][0].tolist(), strict=True)),
@@ -344,7 +355,7 @@ def violations(report: dict[str, Any]) -> list[str]:
 
 def tables(report: dict[str, Any], markdown: bool = False) -> str:
     """All figures."""
-    header = ["", "above", "most, nats", "of rounding", "violations"]
+    header = ["", "above", "most, nats", "of what is allowed", "violations"]
     parts = []
     for where, found in cases(report):
         text = f"**{where}**: {found['not_finite']} not finite"
@@ -357,7 +368,7 @@ def tables(report: dict[str, Any], markdown: bool = False) -> str:
             text += "; " + ", ".join(f"{name} {value:.2f}" for name, value in ladder.items() if value is not None)
         if "checks" in found:
             rows = [
-                [name, c["above"], f"{c['most']:.3g}", f"{c['share_of_rounding']:.2g}", c["violations"]]
+                [name, c["above"], f"{c['most']:.3g}", f"{c['share_of_allowance']:.2g}", c["violations"]]
                 for name, c in found["checks"].items()
             ]
             text += (

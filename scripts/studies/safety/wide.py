@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def solve(L: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def solve_transposed(L: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``L⁻ᵀ b`` for b of shape (P, N)."""
+    """``L⁻ᵀ b`` for b of shape (P, N) or (P, N, M)."""
     flipped = np.swapaxes(L, -1, -2)[:, ::-1, ::-1]
     return solve(flipped, b[:, ::-1])[:, ::-1]
 
@@ -61,7 +62,27 @@ def log_evidence(
     return -(np.sum(solve(L, y) ** 2, -1) + log_det + N * np.log(2 * Wide(np.pi))) / 2
 
 
-def weights(
+class Influence(NamedTuple):
+    """
+    What a bound's terms hang on, of a batch of problems: how much a change of covariances moves them.
+
+    :param alpha: ``(Q + σ²I)⁻¹ y`` (P, N), with Q what the inducing points explain, jitter added.
+    :param points: ``w = (K_uu + jitter)⁻¹ K_uf α`` (P, M): the same of the inducing points.
+    :param rows: ``V = (K_uu + jitter)⁻¹ K_uf`` (P, M, N).
+    :param mean: the optimal mean of ε, (P, M).
+    :param scale: square roots of the diagonal of ``B = I + A Aᵀ/σ²``, (P, M).
+    :param inverse: ``B⁻¹``, (P, M, M).
+    """
+
+    alpha: np.ndarray
+    points: np.ndarray
+    rows: np.ndarray
+    mean: np.ndarray
+    scale: np.ndarray
+    inverse: np.ndarray
+
+
+def influence(
     kernel: str,
     X: np.ndarray,
     y: np.ndarray,
@@ -70,21 +91,42 @@ def weights(
     variance: np.ndarray,
     noise: np.ndarray,
     jitter: np.ndarray,
-) -> np.ndarray:
-    """``(Q + σ²I)⁻¹ y`` (P, N), with Q what the inducing points explain at a relative jitter (P, blocks)."""
-    M = Z.shape[1]
-    nugget = (jitter.max(-1).astype(Wide) * variance)[:, None, None] * np.eye(M, dtype=Wide)
-    A = solve(cholesky(gram(kernel, Z, Z, lengthscale, variance) + nugget), gram(kernel, Z, X, lengthscale, variance))
-    s2 = noise[:, None, None]
-    B = cholesky(np.eye(M, dtype=Wide) + np.einsum("pmn,pkn->pmk", A, A) / s2)
-    inner = solve_transposed(B, solve(B, np.einsum("pmn,pn->pm", A, y.astype(Wide)) / noise[:, None]))
-    return (y - np.einsum("pmn,pm->pn", A, inner)) / noise[:, None]
+) -> Influence:
+    """
+    At the relative jitter of every inducing point, (P, M). Blocks have one each: theirs is the factor of all points
+    with these jitters on the diagonal.
+    """
+    M, s2 = Z.shape[1], noise[:, None]
+    nugget = (jitter.astype(Wide) * variance[:, None])[:, :, None] * np.eye(M, dtype=Wide)
+    L = cholesky(gram(kernel, Z, Z, lengthscale, variance) + nugget)
+    A = solve(L, gram(kernel, Z, X, lengthscale, variance))
+    B = np.eye(M, dtype=Wide) + np.einsum("pmn,pkn->pmk", A, A) / s2[..., None]
+    factor = cholesky(B)
+    mean = solve_transposed(factor, solve(factor, np.einsum("pmn,pn->pm", A, y.astype(Wide)) / s2))
+    alpha = (y - np.einsum("pmn,pm->pn", A, mean)) / s2
+    rows = solve_transposed(L, A)
+    half = solve(factor, np.broadcast_to(np.eye(M, dtype=Wide), B.shape))
+    inverse, scale = np.swapaxes(half, 1, 2) @ half, np.sqrt(np.diagonal(B, axis1=1, axis2=2))
+    return Influence(alpha, solve_transposed(L, mean), rows, mean, scale, inverse)
 
 
 def allowances(
-    y: np.ndarray, variance: np.ndarray, noise: np.ndarray, jitter: np.ndarray, alpha: np.ndarray, eps: float
+    y: np.ndarray, variance: np.ndarray, noise: np.ndarray, of: Influence, evidence: np.ndarray, eps: float, jitter: Any
 ) -> dict[str, np.ndarray]:
-    """What rounding does to a bound at best, and what it may do, each (P,), in nats; see ``stress.py``."""
-    k, s2 = variance[:, None], noise[:, None]
-    rounding = eps * np.sum(1 + (k + y.astype(Wide) ** 2) / s2, -1)
-    return {"rounding": rounding, "allowance": rounding + eps / jitter * np.sum(k / s2 + k * alpha**2, -1) / 2}
+    """What rounding does to a bound at best, what it may add to it, and what else it may do, (P,); see ``stress.py``."""
+    (M, N), k, s2 = of.rows.shape[1:], variance[:, None], noise[:, None]
+
+    def total(array, axis=-1):
+        return np.sum(np.abs(array), axis)
+
+    at_best = eps * np.sum(1 + (k + y.astype(Wide) ** 2) / s2, -1)
+    covariances = eps * (1 + (M + 1) / 2)
+    points, rows = total(of.points), total(of.rows, 1)
+    fit = covariances * variance / 2 * points * (points + 2 * total(of.alpha))
+    penalty = covariances / 2 * np.sum(k * np.square(rows + 1) / s2, -1)
+    forming = eps * (N + M + 1) / 2  # B, relative to its diagonal's roots
+    inner = forming / 2 * np.square(total(of.mean * of.scale))
+    trace = forming * total(of.inverse * of.scale[:, :, None] * of.scale[:, None, :], (1, 2))
+    every = at_best + fit + penalty + inner + M / 2 * np.log1p(trace / M)
+    above = np.minimum(every, at_best + eps / jitter * (np.abs(evidence) + N))
+    return {"rounding": at_best, "allowance": above, "order_allowance": every}
