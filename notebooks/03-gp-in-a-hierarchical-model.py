@@ -170,15 +170,9 @@ def train(spatial):
     variant = partial(model, spatial=spatial)
     guide = npgp.AutoSparseGP(variant, partial(AutoNormal, init_loc_fn=init_to_median, init_scale=0.1))
     svi = SVI(variant, guide, npgp.adam(0.02, num_steps), TraceMeanField_ELBO())
-    key = jax.random.key(1)
-    start = jax.jit(svi.init)(key, *inputs, y)  # fit would do this itself, operation by operation
-    result = npgp.fit(svi, key, num_steps, *inputs, y, init_state=start, progress=False)
-
-    @jax.jit
-    def draw(key):
-        return guide.sample_posterior(key, result.params, *inputs, y, sample_shape=(num_draws,))
-
-    return guide, result, draw(jax.random.key(2))
+    result = npgp.fit(svi, jax.random.key(1), num_steps, *inputs, y, progress=False)
+    draws = guide.sample_posterior(jax.random.key(2), result.params, *inputs, y, sample_shape=(num_draws,))
+    return guide, result, draws
 
 
 guide, result, draws = train(spatial=True)

@@ -84,9 +84,7 @@ def fit(model, num_steps, *data):
     """Train a model by SVI with the automatic guide."""
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.03, num_steps), TraceMeanField_ELBO())
-    key = jax.random.key(0)
-    start = jax.jit(svi.init)(key, *data)  # npgp.fit would do this itself, operation by operation
-    return guide, npgp.fit(svi, key, num_steps, *data, init_state=start, progress=False)
+    return guide, npgp.fit(svi, jax.random.key(0), num_steps, *data, progress=False)
 
 
 num_steps = 100 if SMALL else 2000

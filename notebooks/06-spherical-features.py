@@ -255,15 +255,12 @@ def train_svi(model, num_steps, *data, **options):
     """Train a model by SVI with the automatic guide."""
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.02, num_steps), TraceMeanField_ELBO())
-    key = jax.random.key(0)
-    init = jax.jit(svi.init)(key, *data)  # npgp.fit would do this itself, operation by operation
-    return guide, npgp.fit(svi, key, num_steps, *data, init_state=init, progress=False, **options)
+    return guide, npgp.fit(svi, jax.random.key(0), num_steps, *data, progress=False, **options)
 
 
 def moments(model, guide, params, X_new):
     """Mean and variance of f at new rows."""
-    run = jax.jit(lambda params: npgp.posterior("f", model, guide, params, X).mean_and_variance(X_new))
-    return map(np.asarray, run(params))
+    return map(np.asarray, npgp.posterior("f", model, guide, params, X).mean_and_variance(X_new))
 
 
 size = 6 if SMALL else 20

@@ -202,7 +202,7 @@ dense = unpack(best.x)
 def predict(sites, fit):
     """Mean and variance of level + f."""
     _, theta, posterior = fit
-    mean, variance = jax.jit(lambda: posterior.mean_and_variance(sites))()  # compiled as a whole
+    mean, variance = posterior.mean_and_variance(sites)
     return theta["level"] + np.asarray(mean), np.asarray(variance)
 
 
