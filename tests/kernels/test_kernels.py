@@ -694,7 +694,7 @@ def test_gradients_where_inputs_are_within_rounding_of_each_other(name, x64):
         value, slope = both(jnp.asarray(3.5, x64), jnp.asarray(lengthscale, x64))
         off.append(abs(slope - 2.0 * value))
     # Each row's is a difference of numbers of the size of the prior variance, whose rounding K_uu's condition
-    # multiplies by some tens: .4% of the value for Matern52 in float32, which processors round differently. (With roots that are
-    # computed twice the slope was off by several times the value.)
+    # multiplies by some tens: .4% of the value for Matern52 in float32, which processors round differently. (With
+    # roots that are computed twice the slope was off by several times the value.)
     rounding = 64.0 * jnp.finfo(x64).eps * len(X) * np.exp(7.0)
     assert np.max(off) < rounding < 0.01 * value
