@@ -81,10 +81,9 @@ class Spread:
 
     def standardized(self, value: jax.Array) -> jax.Array:
         """The site's part of t."""
-        import os
-        from jax import lax
-        sg = lax.stop_gradient if os.environ.get("STOPG") else (lambda x: x)
-        return jnp.ravel((self.unconstrained(value) - sg(self.center)) / sg(self.scale))
+        # Not without the gradients of center and scale, which move in training: m + C t would move with them, unseen by
+        # the gradient, and training diverges.
+        return jnp.ravel((self.unconstrained(value) - self.center) / self.scale)
 
 
 def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
