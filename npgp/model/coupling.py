@@ -212,7 +212,8 @@ class Coupling:
         :param kwargs: its keyword arguments.
         :raises ValueError: for a site that was asked for and cannot be followed.
         """
-        plates, sizes = _row_plates(sites)
+        members = _members(sites)
+        plates, sizes = _row_plates(sites, members)
         latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
         others = [n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))]
         after_gp = _with_gp_priors(model, sites, others, args, kwargs)
@@ -228,7 +229,7 @@ class Coupling:
                 wrong[name] = (
                     f"has a prior that depends on {after_gp[name]}: q(ε) follows sites that do not depend on the GP"
                 )
-            elif self.names is None and any(plate_size(sites[plate]) in sizes for plate in around):
+            elif self.names is None and any(members[plate] in sizes for plate in around):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
         self._candidates = [name for name in others if name not in wrong]
         for name in self.names or ():
@@ -264,17 +265,23 @@ class Coupling:
         return jnp.concatenate(list(found.values())) if found else None
 
 
-def _row_plates(sites: dict[str, Message]) -> tuple[set[str], set[int]]:
+def _members(sites: dict[str, Message]) -> dict[str, int]:
+    """Of each plate, its number of members; a plate that was made outside the model is known by its frames alone."""
+    statements = [msg for msg in sites.values() if msg["type"] != "plate"]
+    found = {frame.name: frame.size for msg in statements for frame in frames(msg)}
+    return found | {name: plate_size(msg) for name, msg in sites.items() if msg["type"] == "plate"}
+
+
+def _row_plates(sites: dict[str, Message], members: dict[str, int]) -> tuple[set[str], set[int]]:
     """Names of the plates over rows of data, and numbers of these rows; plates of which a part is drawn are such."""
-    plates = {name: msg for name, msg in sites.items() if msg["type"] == "plate"}
-    names = {name for name, msg in plates.items() if not plate_takes_all(msg)}
-    sizes = set()
+    names = {name for name, msg in sites.items() if msg["type"] == "plate" and not plate_takes_all(msg)}
+    sizes: set[int] = set()
     for msg in sites.values():
         # Residuals are npgp's latent sites, too, and no inducing values.
         if is_observation(msg) or (is_gp_site(msg) and WHITENED not in msg["infer"]):
             around = [frame.name for frame in frames(msg) if frame.dim == -1]
             names |= set(around)
-            sizes |= {plate_size(plates[name]) for name in around} or set(jnp.shape(msg["value"])[-1:])
+            sizes |= {members[name] for name in around} or set(jnp.shape(msg["value"])[-1:])
     return names, sizes
 
 

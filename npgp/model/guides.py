@@ -48,9 +48,9 @@ class AutoSparseGP:
     **Dependence.** With ``dependence="coupled"`` q(ε) follows the other continuous sites, which are drawn first: its
     mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. t are these sites'
     unconstrained values, less their guide's mean and divided by its standard deviation where that guide is Gaussian.
-    So a level and the mean of f can trade off, as they do in the posterior, and intervals of both are wider.
-    ``"independent"`` has no C: an upper limit on what this guide loses, and often far too narrow. Sites that q(ε) does
-    not follow:
+    They are in the model's order. So a level and the mean of f trade off as they do in the posterior, and intervals of
+    both are wider; with ``"independent"`` they are too narrow where there is such a trade-off. Sites that q(ε) does not
+    follow:
 
     - those in plates over rows of data: plates at ``dim=-1`` around ``npgp.observe`` and ``npgp.sample``, subsampled
       ones, and, unless a site is named in ``couple``, plates with as many members as these;
