@@ -14,7 +14,6 @@
 
 # %%
 import os
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +22,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from scipy.optimize import minimize
 
 import npgp
@@ -122,7 +120,7 @@ print(f"{'truth':>20}{noise_variance:47.4f}")
 # %% [markdown]
 # Fifteen inducing inputs are too few for this curve: both bounds explain a part of the signal as noise. The tight one
 # is higher and does so a little less, but it does not make up for missing inducing inputs. With 25 of them, the ELBO is
-# two nats short of the exact GP. Where the exact evidence is out of reach, add inducing inputs until the ELBO
+# a nat or so short of the exact GP. Where the exact evidence is out of reach, add inducing inputs until the ELBO
 # stops rising.
 
 # %%
@@ -203,13 +201,13 @@ def effect_model(X, group, y=None, *, size):
 
 
 # %% [markdown]
-# `AutoSparseGP` leaves all that is not a GP to another autoguide, `AutoNormal` by default. We pass it explicitly to
-# start at the prior medians: NumPyro's default starts at a random point, and from a bad one the lengthscale can stay
-# far too long for thousands of steps. `fit(batch_size=...)` cuts every array among the arguments.
+# `AutoSparseGP` leaves all that is not a GP to another autoguide, `AutoNormal` by default, and starts it at
+# the prior medians: NumPyro by itself would start at a random point, and from a bad one the lengthscale can stay far
+# too long for thousands of steps. `fit(batch_size=...)` cuts every array among the arguments.
 
 # %%
 data = (age[:, None], treated - 0.5, outcome)
-guide = npgp.AutoSparseGP(effect_model, partial(AutoNormal, init_loc_fn=init_to_median))
+guide = npgp.AutoSparseGP(effect_model)
 num_steps = 500 if SMALL else 2000
 svi = SVI(effect_model, guide, npgp.adam(0.02, num_steps), TraceMeanField_ELBO(), size=num_people)
 result = npgp.fit(svi, jax.random.key(0), num_steps, *data, batch_size=100, progress=False)

@@ -23,8 +23,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.diagnostics import print_summary
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median, init_to_value
-from numpyro.infer.autoguide import AutoNormal
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_value
 
 import npgp
 from npgp import plots
@@ -159,7 +158,7 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 #
 # ## 2. The fit
 #
-# `AutoSparseGP` gives the GP its own posterior and leaves everything else to `AutoNormal`, which we start at the prior
+# `AutoSparseGP` gives the GP its own posterior and leaves everything else to `AutoNormal`, which starts at the prior
 # medians. The model without the spatial term has no GP, and is trained by the same lines.
 
 # %%
@@ -168,7 +167,7 @@ num_steps = 200 if SMALL else 3000
 
 def train(spatial):
     variant = partial(model, spatial=spatial)
-    guide = npgp.AutoSparseGP(variant, partial(AutoNormal, init_loc_fn=init_to_median, init_scale=0.1))
+    guide = npgp.AutoSparseGP(variant)
     svi = SVI(variant, guide, npgp.adam(0.02, num_steps), TraceMeanField_ELBO())
     result = npgp.fit(svi, jax.random.key(1), num_steps, *inputs, y, progress=False)
     draws = guide.sample_posterior(jax.random.key(2), result.params, *inputs, y, sample_shape=(num_draws,))

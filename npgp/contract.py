@@ -22,6 +22,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import Transform
 from numpyro.infer import ELBO, SVI
+from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.svi import SVIState
 from numpyro.optim import _NumPyroOptim as Optimizer
 from numpyro.primitives import _PYRO_STACK
@@ -36,6 +37,7 @@ __all__ = [
     "KeepsIntermediates",
     "Message",
     "Optimizer",
+    "answer",
     "ask",
     "base_of",
     "bounds_of",
@@ -62,6 +64,7 @@ __all__ = [
     "take_all",
     "unconstrained",
     "under_predictive",
+    "unpacked",
     "was_observed",
     "with_optimizer",
 ]
@@ -111,24 +114,24 @@ def send(type: str, **content: Any) -> None:
     list(_shown(_question(type, "") | content))
 
 
-def _answer(type: str, name: str) -> Message:
+def _answered(type: str, name: str) -> Message:
     list(_shown(message := _question(type, name)))
     return message
 
 
-def ask(type: str, name: str) -> bool:
-    """
-    Whether a handler around this answers a question with true.
+def answer(type: str, name: str) -> Any:
+    """What the handlers around this, but for those hidden from the site, answer to a question; ``None`` if nothing."""
+    return _answered(type, name)["value"]
 
-    :param type: type of the message, of which handlers know what it asks.
-    :param name: the site that it is about; what hides that from handlers hides the question too.
-    """
-    return bool(_answer(type, name)["value"])
+
+def ask(type: str, name: str) -> bool:
+    """Whether a handler around this answers a question with true; see :func:`answer`."""
+    return bool(answer(type, name))
 
 
 def random_key(name: str) -> jax.Array | None:
     """A random key for what a site needs, or ``None``. Relied on: ``seed`` answers ``prng_key``, others by value."""
-    message = _answer("prng_key", name)
+    message = _answered("prng_key", name)
     return message["kwargs"]["rng_key"] if message["value"] is None else message["value"]
 
 
@@ -166,7 +169,7 @@ def under_predictive(name: str) -> bool:
     Relied on: ``Predictive`` runs the model under ``handlers.mask(mask=False)``, which answers a message of type
     ``inspect`` by ``mask``, then ``False`` itself. (``numpyro.get_mask`` asks so, without a name.)
     """
-    return _answer("inspect", name)["mask"] is False
+    return _answered("inspect", name)["mask"] is False
 
 
 def was_observed(message: Message) -> bool:
@@ -181,6 +184,15 @@ def is_auxiliary(message: Message) -> bool:
     Relied on: autoguides mark such sites by ``is_auxiliary`` in ``infer``, and so does ``numpyro.factor``.
     """
     return bool(message["infer"].get("is_auxiliary", False))
+
+
+def unpacked(guide: AutoContinuous, vector: jax.Array) -> dict[str, jax.Array]:
+    """
+    The unconstrained values by site that an autoguide's latent vector stands for.
+
+    Relied on: once it has been called, ``_unpack_latent`` is that function, of any vector.
+    """
+    return guide._unpack_latent(vector)
 
 
 def is_enumerated(message: Message) -> bool:

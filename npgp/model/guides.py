@@ -15,8 +15,9 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
 from numpyro.infer.initialization import init_to_median
 
-from npgp import checks
+from npgp import checks, linalg
 from npgp.contract import Message, under_predictive
+from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, trained
 from npgp.programs import one_program
@@ -44,6 +45,18 @@ class AutoSparseGP:
     start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params)))``, with
     ``handlers.substitute(model, params)`` for the model if it has ``numpyro.param`` hyperparameters.
 
+    **Dependence.** With ``dependence="coupled"`` q(ε) follows the other continuous sites, which are drawn first: its
+    mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. t are these sites'
+    unconstrained values, less their guide's mean and divided by its standard deviation where that guide is Gaussian.
+    They are in the model's order. So a level and the mean of f trade off as they do in the posterior, and intervals of
+    both are wider; with ``"independent"`` they are too narrow where there is such a trade-off. Sites that q(ε) does not
+    follow:
+
+    - those in plates over rows of data: plates at ``dim=-1`` around ``npgp.observe`` and ``npgp.sample``, subsampled
+      ones, and, unless a site is named in ``couple``, plates with as many members as these;
+    - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``;
+    - discrete sites, those without a spread (``AutoDelta``), and those whose prior depends on a GP.
+
     NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
     on the evidence of what the model says without a guide, as under NUTS: ``p(y_n | ε)`` row by row (FITC), which may
     be above the GP's.
@@ -52,11 +65,26 @@ class AutoSparseGP:
     :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
         by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
-    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density.
+    :param dependence: whether q(ε) follows the other sites, ``"coupled"``, or not, ``"independent"``.
+    :param couple: names of the sites that q(ε) follows; all that it can if omitted.
+    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; and if ``couple``
+        is no list of names.
+    :raises ValueError: for another word for the dependence, and for ``couple`` without ``"coupled"``.
     """
 
-    def __init__(self, model: Callable, guide: Callable | Sequence[Callable] = AutoNormal):
+    def __init__(
+        self,
+        model: Callable,
+        guide: Callable | Sequence[Callable] = AutoNormal,
+        *,
+        dependence: str = "independent",
+        couple: Sequence[str] | None = None,
+    ):
         self.model = model
+        checks.one_of(dependence, "dependence", ("coupled", "independent"))
+        if couple is not None and dependence != "coupled":
+            raise ValueError('couple names sites for q(ε) to follow, which it does with dependence="coupled" alone.')
+        self._coupling = Coupling(couple) if dependence == "coupled" else None
         self._covered: set[str] = set()
         self.hidden_model = Hidden(model, self._is_hidden)
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
@@ -83,6 +111,8 @@ class AutoSparseGP:
         def look():
             with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0):
                 self.model(*args, **kwargs)
+            if self._coupling is not None:
+                self._coupling.look(self.model, sites, args, kwargs)
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
             self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
@@ -109,7 +139,8 @@ class AutoSparseGP:
         """Run the guide: its sites, and the model's deterministic ones."""
         if self._whitened is None:
             self._setup(*args, **kwargs)
-        rest = self._run_parts(*args, **kwargs)
+        rest, known = self._run_parts(*args, **kwargs)
+        coupled = None if self._coupling is None else self._coupling.values(rest, known)
         samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
         def hidden(msg: Message) -> bool:
@@ -119,16 +150,17 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, coupled)
         with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
 
-    def _run_parts(self, *args, **kwargs) -> dict[str, Message]:
-        """The sites of all other guides, each with its guide under ``"part"``."""
+    def _run_parts(self, *args, **kwargs) -> tuple[dict[str, Message], dict[str, Spread]]:
+        """The sites of all other guides, each with its guide under ``"part"``; and what q(ε) has to know of them."""
         rest: dict[str, Message] = {}
+        known: dict[str, Spread] = {}
         for part in [*self._parts, *([] if self._auto is None else [self._auto])]:
             if part is self._auto:
                 self._covered |= {name for name, site in rest.items() if is_latent(site)}
@@ -144,7 +176,9 @@ class AutoSparseGP:
                 for name, site in sites.items()
                 if site["type"] == "plate" or is_latent(site)
             }
-        return rest
+            if self._coupling is not None:
+                known |= spreads(part, sites)
+        return rest, known
 
     def sample_posterior(self, rng_key, params, *args, sample_shape: tuple[int, ...] = (), **kwargs):
         """
@@ -183,36 +217,47 @@ class AutoSparseGP:
         Posterior medians of the latent sites; of the whitened values, these are the means.
 
         :param params: parameters, from ``svi.get_params(state)``.
-        :raises NotImplementedError: if one of the guides offers none, and for unwhitened components.
+        :raises NotImplementedError: if one of the guides offers none, for unwhitened components, and if q(ε) follows a
+            site that is not Gaussian in unconstrained space.
         """
         found = self._of_parts("median", params)
         return found | {site: params[f"{site}.loc"] for site in self._blocks("median", params)}
 
     def quantiles(self, params, quantiles: ArrayLike) -> dict[str, jax.Array]:
         """
-        Posterior quantiles of the latent sites, along a leading axis.
+        Posterior quantiles of the latent sites, along a leading axis. Where q(ε) follows other sites, those of the
+        whitened values are over all values of these: ``N(m, S + C R Cᵀ)`` with R the correlations of t.
 
         :param params: parameters, from ``svi.get_params(state)``.
         :param quantiles: numbers between 0 and 1. A block that moves the mean only has the prior's standard deviation,
-            1, as in its draws.
-        :raises NotImplementedError: if one of the guides offers none, and for unwhitened components.
+            1, as in its draws, beside what it follows.
+        :raises NotImplementedError: as :meth:`median`.
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
+        sizes = {} if self._coupling is None else self._coupling.sizes
+        R = correlations(self._all_parts(), params, sizes)
         for site in self._blocks("quantiles", params):
             loc, suffix = params[f"{site}.loc"], self._scales[site]
             scale = 1.0 if suffix is None else params[f"{site}.{suffix}"]
             if suffix == "scale_tril":
                 scale = jnp.linalg.norm(scale, axis=-1)
+            if sizes:
+                C = params[f"{site}.coupling"]
+                scale = jnp.sqrt(jnp.square(scale) + jnp.sum(linalg.matmul(C, R) * C, axis=-1))
             found[site] = loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
         return found
 
     def _of_parts(self, method: str, *args) -> dict[str, jax.Array]:
         if self._whitened is None:
             raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
+        if self._coupling is not None and self._coupling.unknown:
+            raise NotImplementedError(
+                f"{method}: q(ε) follows {self._coupling.unknown[0]!r}, which is not Gaussian in unconstrained space; "
+                "take those of draws from sample_posterior."
+            )
         found: dict[str, jax.Array] = {}
-        left = not self._other_sites <= self._covered
-        for part in [*self._parts, *([self._auto] if self._auto is not None and left else [])]:
+        for part in self._all_parts():
             try:
                 if not hasattr(part, method):
                     raise NotImplementedError
@@ -224,15 +269,23 @@ class AutoSparseGP:
                 ) from None
         return {name: value for name, value in found.items() if name in self._other_sites}
 
+    def _all_parts(self) -> list[Any]:
+        """The guides for other sites that have any."""
+        left = self._auto is not None and not self._other_sites <= self._covered
+        return [*self._parts, *([self._auto] if left else [])]
+
     def _blocks(self, method: str, params) -> list[str]:
         sites = self._whitened or {}
+        coupled = self._coupling is not None and bool(self._coupling.sizes)
         for site, whitened in sites.items():
             if not whitened:
                 raise NotImplementedError(
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."
                 )
-            for name in (f"{site}.{suffix}" for suffix in ("loc", self._scales[site]) if suffix):
+            for name in (
+                f"{site}.{suffix}" for suffix in ("loc", self._scales[site], coupled and "coupling") if suffix
+            ):
                 if name not in params:
                     raise KeyError(f"{method}: params has no {name!r}.")
         return list(sites)

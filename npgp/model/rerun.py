@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from npgp import checks
@@ -18,7 +19,7 @@ from npgp.contract import (
     random_key,
     take_all,
 )
-from npgp.model.sites import CONTEXT, is_gp_site, is_observation
+from npgp.model.sites import CONTEXT, COUPLED, is_gp_site, is_observation
 
 
 class SameRows(Handler):
@@ -83,16 +84,23 @@ class Rerun(SameRows):
     """
     Runs the model as a guide: components sample from q(ε), and every other latent site has the distribution and value
     that another guide gave it. So sites come in the model's order.
+
+    :param fn: the model.
+    :param sites: what other guides have sampled.
+    :param coupled: t, what q(ε) follows of it.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message]):
+    def __init__(self, fn: Callable, sites: dict[str, Message], coupled: jax.Array | None = None):
         super().__init__(fn, sites)
+        self.coupled = coupled
         self.latent: set[str] = set()  # the sites that others have to cover
 
     def process_message(self, msg):
         super().process_message(msg)
         if msg["type"] == CONTEXT:
             msg["value"] = True
+        if msg["type"] == COUPLED:
+            msg["value"] = self.coupled
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         site = self.sites.get(msg["name"])

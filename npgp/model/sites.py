@@ -20,7 +20,7 @@ from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from npgp import checks
-from npgp.contract import Handler, Message, ask, frames, given_by, losses_around, mask_of, replayed
+from npgp.contract import Handler, Message, answer, ask, frames, given_by, losses_around, mask_of, replayed
 from npgp.sparse.conditionals import Conditional
 
 # Keys of a site's ``infer`` dict.
@@ -53,6 +53,8 @@ GATHERED = "npgp.gathered"
 
 #: Is this the automatic guide, which runs the model?
 CONTEXT = "npgp.context"
+#: What are the values t of other sites that the automatic guide's q(ε) follows?
+COUPLED = "npgp.coupled"
 #: Is f to be drawn jointly over rows where observations are simulated?
 JOINT = "npgp.joint"
 
@@ -96,6 +98,11 @@ class Catch(Handler):
 def in_automatic_guide(site: str) -> bool:
     """Whether the model runs as the guide of :class:`npgp.AutoSparseGP`, where a site is stated."""
     return ask(CONTEXT, site)
+
+
+def coupled_values(site: str) -> jax.Array | None:
+    """t, the values of other sites that q(ε) follows in the automatic guide; ``None`` if it follows none."""
+    return answer(COUPLED, site)
 
 
 def approximation(site: str, msg: Message) -> Any:

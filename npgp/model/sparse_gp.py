@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
+from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
 from npgp.model.sites import (
@@ -25,6 +26,7 @@ from npgp.model.sites import (
     Q,
     approximation,
     check_draw_context,
+    coupled_values,
     fixed_beside,
     in_automatic_guide,
     trained,
@@ -116,36 +118,50 @@ class SparseGP:
 
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        return self._draw(guided=in_automatic_guide(self.sites[0]), shared=True)
+        guided = in_automatic_guide(self.sites[0])
+        return self._draw(guided, shared=True, t=coupled_values(self.sites[0]) if guided else None)
 
-    def guide(self) -> Function:
+    def guide(self, t: ArrayLike | None = None) -> Function:
         """
         In a hand-written guide: sample the whitened sites from q(ε), whose parameters ``name.u.loc`` and
         ``name.u.scale_tril`` (``scale`` if diagonal) it declares. Call it where the model calls :meth:`draw`, in the
         same plates; and where the model calls :func:`~npgp.sample`, do so on what this returns. The kernel
         is not looked at unless f is evaluated.
-        """
-        return self._draw(guided=True, shared=False)
 
-    def posterior(self, params: dict[str, jax.Array], prefix: str = "") -> Posterior:
+        :param t: values of other latent sites, (T,), that q(ε) is to follow: its mean is then ``m + C t``, with
+            parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. Sample these sites before, and make t
+            unconstrained, centered and scaled, such as ``jnp.stack([(level - loc) / scale, ...])``. Sites whose prior
+            depends on f are not for t.
+        :raises TypeError: if ``t`` is not real.
+        :raises ValueError: if ``t`` is no vector.
+        """
+        return self._draw(guided=True, shared=False, t=None if t is None else checked_values(t))
+
+    def posterior(self, params: dict[str, jax.Array], prefix: str = "", t: ArrayLike | None = None) -> Posterior:
         """
         The posterior of f at trained parameters, with this object's kernel and inducing features.
 
         :param params: trained parameters, from ``svi.get_params(state)``.
         :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
+        :param t: the values of other sites that q(ε) follows, if it follows any (:class:`npgp.AutoSparseGP`); 0 if
+            omitted, which with Gaussian guides is where these sites have their medians.
         :raises KeyError: if the parameters of q(ε) are not among them.
         """
         trained(params)
+        t = None if t is None else checked_values(t)
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
         for (site, _, kind), L in zip(self._layout(), projector.factors, strict=True):
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
+            names += [] if t is None else [f"{prefix}{site}.coupling"]
             missing = [name for name in names if name not in params]
             if missing:
                 raise KeyError(f"params has no {missing[0]!r}, which the approximate posterior of {self.name} needs.")
             arrays = [params[name] for name in names]
-            scale = arrays[1] if len(arrays) > 1 else None
-            q.append(without_row_dim(_whitened_block(kind, arrays[0], scale, None if self.whitened else L)))
+            loc, scale = arrays[0], arrays[1] if kind in SCALE_NAMES else None
+            if t is not None:
+                loc = coupled_mean(names[-1], loc, arrays[-1], t)
+            q.append(without_row_dim(_whitened_block(kind, loc, scale, None if self.whitened else L)))
         return Posterior(projector, tuple(q))
 
     def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
@@ -185,12 +201,12 @@ class SparseGP:
                 params[f"{prefix}{site}.scale_tril"] = tril if L is None else linalg.matmul(L, tril)
         return params
 
-    def _draw(self, guided: bool, shared: bool) -> Function:
+    def _draw(self, guided: bool, shared: bool, t: jax.Array | None = None) -> Function:
         values, q, messages, fixed = [], [], [], False
         cache = Cache(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
             L = cache.projector.factors[i] if guided and not self.whitened else None
-            q_block = _declare_block(site, block, kind, self.init_scale, L) if guided else None
+            q_block = _declare_block(site, block, kind, self.init_scale, L, t) if guided else None
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
@@ -233,7 +249,9 @@ def _whitened_block(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.A
     return block_normal(kind, loc, scale)
 
 
-def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array | None) -> BlockNormal:
+def _declare_block(
+    site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array | None, t: jax.Array | None
+) -> BlockNormal:
     """q(ε) of one block, with its parameters declared; their batch is that of the enclosing plates."""
     dtype = jnp.result_type(float)
     loc = numpyro.param(f"{site}.loc", jnp.zeros((*plate_shape(), block.size), dtype))
@@ -242,11 +260,15 @@ def _declare_block(site: str, block: InducingBlock, kind: str, init_scale: float
             f"{site}.loc has shape {jnp.shape(loc)}; its last axis must be the block's {block.size} inducing features: "
             "parameters of other inducing features cannot be used."
         )
+    shape = jnp.shape(loc)
+    if t is not None:
+        name = f"{site}.coupling"
+        loc = coupled_mean(name, loc, numpyro.param(name, jnp.zeros((*shape, t.shape[0]), dtype)), t)
     if kind == "mean-only":
         return _whitened_block(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
     prior = prior if kind == "dense" else jnp.diagonal(prior)
-    scale = init_scale * jnp.broadcast_to(prior, (*jnp.shape(loc)[:-1], *prior.shape))
+    scale = init_scale * jnp.broadcast_to(prior, (*shape[:-1], *prior.shape))
     name = SCALE_NAMES[kind]
     value = numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name])
     if jnp.shape(value)[-prior.ndim :] != prior.shape:

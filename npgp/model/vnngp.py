@@ -32,6 +32,7 @@ from numpyro.distributions import constraints
 from npgp import checks
 from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
+from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.latent import Given, Latent, Moments, NoArray, Term
 from npgp.model.row_params import row_param
 from npgp.model.sites import (
@@ -43,6 +44,7 @@ from npgp.model.sites import (
     Q,
     approximation,
     check_draw_context,
+    coupled_values,
     in_automatic_guide,
 )
 from npgp.neighbors.mean_field import MeanFieldNormal
@@ -144,35 +146,44 @@ class VNNGP:
 
         :raises ValueError: inside a plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        return self._draw(guided=in_automatic_guide(self.site), shared=True)
+        guided = in_automatic_guide(self.site)
+        return self._draw(guided, shared=True, t=coupled_values(self.site) if guided else None)
 
-    def guide(self) -> NeighborFunction:
+    def guide(self, t: ArrayLike | None = None) -> NeighborFunction:
         """
         In a hand-written guide: sample the inducing values from q(u), whose parameters it declares. Call it where the
         model calls :meth:`draw`; and where the model calls :func:`npgp.sample`, do so on what this returns.
-        """
-        return self._draw(guided=True, shared=False)
 
-    def posterior(self, params: dict[str, jax.Array], prefix: str = "") -> NeighborPosterior:
+        :param t: as for :meth:`npgp.SparseGP.guide`; C is a row table (M, T), too.
+        """
+        return self._draw(guided=True, shared=False, t=None if t is None else checked_values(t))
+
+    def posterior(
+        self, params: dict[str, jax.Array], prefix: str = "", t: ArrayLike | None = None
+    ) -> NeighborPosterior:
         """
         The posterior of f at trained parameters, with this object's kernel, inducing points and neighbors.
 
         :param params: trained parameters, ``FitResult.params``.
         :param prefix: put before the parameters' names, for a component inside ``handlers.scope``.
+        :param t: as for :meth:`npgp.SparseGP.posterior`.
         :raises KeyError: if the parameters of q(u) are not among them.
         """
-        names = [f"{prefix}{self.site}.{part}" for part in ("loc", "scale")]
+        names = [f"{prefix}{self.site}.{part}" for part in ("loc", "scale", *(["coupling"] if t is not None else []))]
         for name in names:
             if name not in params:
                 raise KeyError(f"params has no {name!r}, which the approximate posterior of {self.name} needs.")
-        return self._posterior(*(params[name] for name in names))
+        loc, scale = (params[name] for name in names[:2])
+        if t is not None:
+            loc = coupled_mean(names[2], loc, params[names[2]], checked_values(t))
+        return self._posterior(loc, scale)
 
     def _posterior(self, loc: jax.Array, scale: jax.Array) -> NeighborPosterior:
         neighbors: Any = self.neighbors
         return NeighborPosterior(self.kernel, self.inducing, neighbors, loc, scale, self.jitter)
 
-    def _draw(self, guided: bool, shared: bool) -> NeighborFunction:
-        q = _approximate(self) if guided else None
+    def _draw(self, guided: bool, shared: bool, t: jax.Array | None = None) -> NeighborFunction:
+        q = _approximate(self, t) if guided else None
         with (catch := Catch("sample")):
             fn = self.prior() if q is None else q.q
             value = numpyro.sample(self.site, fn, infer={Q: q, WHITENED: True, SCALE: "scale"})
@@ -213,8 +224,8 @@ class Approximation:
     key: jax.Array | None
 
 
-def _approximate(gp: VNNGP) -> Approximation:
-    """Declare the parameters of q(u), and choose this step's inducing points."""
+def _approximate(gp: VNNGP, t: jax.Array | None) -> Approximation:
+    """Declare the parameters of q(u), which follows t, and choose this step's inducing points."""
     neighbors: Any = gp.neighbors
     names: dict[str, str] = {}
 
@@ -225,10 +236,14 @@ def _approximate(gp: VNNGP) -> Approximation:
         def scale(key):
             return gp.init_scale * jnp.sqrt(gp.prior().factor().variance)
 
-        return loc if part == "loc" else scale
+        def coupling(key):
+            assert t is not None
+            return jnp.zeros((gp.size, t.shape[0]), gp.inducing.dtype)
+
+        return {"loc": loc, "scale": scale, "coupling": coupling}[part]
 
     def table(part: str, rows: jax.Array | None) -> jax.Array:
-        constraint = constraints.real if part == "loc" else constraints.softplus_positive
+        constraint = constraints.softplus_positive if part == "scale" else constraints.real
         with (catch := Catch("param")):
             values = row_param(f"{gp.site}.{part}", start(part), rows, constraint)
         name = names.setdefault(part, catch.message["name"])
@@ -239,9 +254,13 @@ def _approximate(gp: VNNGP) -> Approximation:
             )
         return values
 
+    def mean(rows: jax.Array | None) -> jax.Array:
+        loc = table("loc", rows)
+        return loc if t is None else coupled_mean(f"{gp.site}.coupling", loc, table("coupling", rows), t)
+
     # Predictive, and functions that return the posterior, need all inducing values.
     if gp.batch_size is None or under_predictive(gp.site):
-        loc, scale = table("loc", None), table("scale", None)
+        loc, scale = mean(None), table("scale", None)
         rows = jnp.asarray(neighbors.rows)
         q = MeanFieldNormal(loc, scale, loc[rows], scale[rows], gp.size)
         return Approximation(q, lambda rows: (loc[rows], scale[rows]), None)
@@ -254,10 +273,10 @@ def _approximate(gp: VNNGP) -> Approximation:
     places = jax.random.randint(batch_key, (gp.batch_size,), jnp.asarray(ends[:-1]), jnp.asarray(ends[1:]))
     sites = jnp.asarray(neighbors.order)[places]
     rows = jnp.concatenate([sites[:, None], jnp.asarray(neighbors.rows)[sites]], axis=1)  # (B, 1 + K)
-    loc, scale = table("loc", rows), table("scale", rows)
+    loc, scale = mean(rows), table("scale", rows)
     counts = jnp.asarray(np.diff(ends), loc.dtype)
     q = MeanFieldNormal(loc[:, 0], scale[:, 0], loc[:, 1:], scale[:, 1:], gp.size, sites=sites, counts=counts)
-    return Approximation(q, lambda rows: (table("loc", rows), table("scale", rows)), draw_key)
+    return Approximation(q, lambda rows: (mean(rows), table("scale", rows)), draw_key)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -167,6 +167,7 @@ def test_messages():
 @relies(
     "a message of an unknown type is left alone by the handlers around, but for block; trace does not keep it where it "
     "is not post-processed.",
+    "answer",
     "ask",
 )
 def test_questions():
@@ -400,6 +401,29 @@ def test_auxiliary_sites():
     auxiliary = {name for name, site in sites.items() if site["type"] == "sample" and contract().is_auxiliary(site)}
     assert auxiliary == {"_auto_latent"} and not contract().is_auxiliary(sites["x"])
     assert not contract().is_auxiliary(run(AutoNormal(model))["x"]) and contract().is_auxiliary(run(model)["weight"])
+
+
+@relies(
+    "autoguides of one latent vector say which of its values are which site's, before they are constrained.", "unpacked"
+)
+def test_latent_vectors():
+    def model():
+        numpyro.sample("x", dist.Normal(jnp.zeros((3, 2)), 1.0).to_event(2))
+        numpyro.sample("scale", dist.HalfNormal())
+
+    guide = AutoMultivariateNormal(model)
+    sites = handlers.trace(handlers.seed(guide, KEY)).get_trace()
+    values = contract().unpacked(guide, sites["_auto_latent"]["value"])
+    assert {name: value.shape for name, value in values.items()} == {"x": (3, 2), "scale": ()}
+    np.testing.assert_allclose(values["x"], sites["x"]["value"])
+    for name in values:
+        support = guide.prototype_trace[name]["fn"].support
+        np.testing.assert_allclose(biject_to(support)(values[name]), sites[name]["value"], rtol=1e-6)
+    places = contract().unpacked(guide, jnp.arange(guide.latent_dim))
+    assert sorted(np.concatenate([np.ravel(place) for place in places.values()])) == list(range(7))
+    # The same distribution as the guide samples, of its parameters by name.
+    params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+    np.testing.assert_allclose(guide.get_posterior(params).mean, sites["_auto_latent"]["fn"].mean)
 
 
 @relies("a discrete site that is summed out says so by infer={'enumerate': 'parallel'}.", "is_enumerated")

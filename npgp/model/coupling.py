@@ -1,0 +1,314 @@
+"""
+Coupled means: q(ε) follows the other latent sites, ``q(ε_i | t) = N(m_i + C_i t, S_i)``.
+
+The guide draws the other sites first. t are their unconstrained values, stacked in one vector, each centered and scaled
+by what its guide says of it: under Gaussian guides t has mean 0 and standard deviations 1. Given t, q(ε) is the same
+distribution as ever with another mean, so all that is in closed form stays so (docs/theory.md, section 11).
+
+Which sites t is made of (:class:`Coupling`), what guides say of them (:func:`spreads`), and the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.typing import ArrayLike
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.infer.autoguide import (
+    AutoContinuous,
+    AutoDiagonalNormal,
+    AutoGuideList,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+)
+
+from npgp import checks, linalg
+from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
+from npgp.model.rerun import Hidden, is_latent, name_of
+from npgp.model.sites import WHITENED, is_gp_site, is_observation
+from npgp.operations import Operations
+
+#: Where t would have more entries than this,
+MANY = 200
+#: sites of at most so many entries are taken, if nothing else is said.
+FEW = 50
+
+# ---------------------------------------------------------------------------------------------------------------
+# The mean
+
+
+def checked_values(t: ArrayLike) -> jax.Array:
+    """t as a user gives it."""
+    values = checks.to_device(t, "t", jnp.result_type(float))
+    if values.ndim != 1:
+        raise ValueError(f"t has shape {values.shape}; it must be a vector (T,) of the values that q(ε) follows.")
+    return values
+
+
+def coupled_mean(name: str, loc: jax.Array, C: jax.Array, t: jax.Array) -> jax.Array:
+    """``m + C t``; the name is that of C."""
+    if jnp.shape(C)[-1] != t.shape[0]:
+        raise ValueError(f"{name} has shape {jnp.shape(C)}, but t has {t.shape[0]} values.")
+    return loc + linalg.matmul(C, t[:, None])[..., 0]
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What a guide says of a site
+
+
+@dataclass(frozen=True)
+class Spread:
+    """
+    Where a guide has a site, and how widely spread, in unconstrained space.
+
+    :param unconstrained: the map there.
+    :param center: broadcasts with what it returns.
+    :param scale: likewise.
+    :param standard: whether values so centered and scaled are independent standard normal, but for the correlations of
+        :func:`correlations`.
+    """
+
+    unconstrained: Callable[[jax.Array], jax.Array]
+    center: Any = 0.0
+    scale: Any = 1.0
+    standard: bool = False
+
+    def standardized(self, value: jax.Array) -> jax.Array:
+        """The site's part of t."""
+        # Not without the gradients of center and scale, which move in training: m + C t would move with them, unseen by
+        # the gradient, and training diverges.
+        return jnp.ravel((self.unconstrained(value) - self.center) / self.scale)
+
+
+def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
+    """
+    What a guide says of its latent sites; those without a spread, such as ``AutoDelta``'s, are left out.
+
+    A site that is Gaussian in unconstrained space is centered and scaled by its mean and standard deviation. Of others,
+    such as those of flows, the unconstrained value is taken as it is.
+
+    :param part: the guide.
+    :param sites: its trace.
+    """
+    found: dict[str, Spread] = {}
+    for name, site in sites.items():
+        if is_latent(site) and not site["fn"].support.is_discrete:
+            spread = _of_distribution(site["fn"])
+            if spread is not None:
+                found[name] = spread
+    params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
+    for guide in _continuous(part):
+        # Its sites have no distributions of their own: they are made of one latent vector.
+        posterior = _gaussian(guide, params)
+        if posterior is None:
+            center, scale = jnp.zeros(guide.latent_dim), jnp.ones(guide.latent_dim)
+        else:
+            center, scale = posterior.mean, jnp.sqrt(posterior.variance)
+        scales = unpacked(guide, scale)
+        for name, mean in unpacked(guide, center).items():
+            inverse = biject_to(guide.prototype_trace[name]["fn"].support).inv
+            found[name] = Spread(inverse, mean, scales[name], posterior is not None)
+    return found
+
+
+def _of_distribution(fn: dist.Distribution) -> Spread | None:
+    """From a site's distribution: a normal one, perhaps transformed as autoguides and ``LogNormal`` have it."""
+    base, transforms = base_of(fn), []
+    while isinstance(base, dist.TransformedDistribution):
+        transforms += reversed(base.transforms)
+        base = base_of(base.base_dist)
+    if isinstance(base, dist.Delta):
+        return None
+    if isinstance(base, (dist.Normal, dist.MultivariateNormal, dist.LowRankMultivariateNormal)):
+
+        def inverse(value):
+            for transform in transforms:
+                value = transform.inv(value)
+            return value
+
+        return Spread(inverse, base.mean, jnp.sqrt(base.variance), isinstance(base, dist.Normal))
+    return Spread(biject_to(fn.support).inv)
+
+
+def _continuous(part: Any) -> list[AutoContinuous]:
+    """The autoguides of one latent vector that a guide is or is made of."""
+    if isinstance(part, AutoGuideList):
+        return [guide for inner in part for guide in _continuous(inner)]
+    return [part] if isinstance(part, AutoContinuous) else []
+
+
+def _gaussian(guide: AutoContinuous, params: dict[str, Any]) -> dist.Distribution | None:
+    """The distribution of an autoguide's latent vector, if that is Gaussian."""
+    gaussian = (AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal)
+    return guide.get_posterior(params) if isinstance(guide, gaussian) else None
+
+
+def correlations(parts: Sequence[Any], params: dict[str, Any], sizes: dict[str, int]) -> jax.Array:
+    """
+    Correlations (T, T) of t, which is made of sites that are :attr:`Spread.standard`.
+
+    :param parts: the guides.
+    :param params: trained parameters.
+    :param sizes: of each site in t, its number of entries.
+    """
+    starts, start = {}, 0
+    for name, size in sizes.items():
+        starts[name], start = start, start + size
+    found = jnp.eye(start)
+    for guide in (guide for part in parts for guide in _continuous(part)):
+        posterior = _gaussian(guide, params)
+        if posterior is None or isinstance(posterior, dist.Normal):
+            continue
+        places = unpacked(guide, jnp.arange(guide.latent_dim))
+        names = [name for name in places if name in sizes]
+        if names:
+            of_z = jnp.concatenate([jnp.ravel(places[name]) for name in names])
+            of_t = jnp.concatenate([starts[name] + jnp.arange(sizes[name]) for name in names])
+            deviation = jnp.sqrt(posterior.variance)
+            all_of_z = posterior.covariance_matrix / (deviation[:, None] * deviation)
+            found = found.at[of_t[:, None], of_t].set(all_of_z[of_z[:, None], of_z])
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Which sites
+
+
+class Coupling:
+    """
+    The sites that q(ε) follows, and their values.
+
+    :param names: what the user wants; every site that can be followed if omitted.
+    :raises TypeError: if ``names`` is no list of strings.
+    :raises ValueError: for an empty list.
+    """
+
+    def __init__(self, names: Sequence[str] | None):
+        if names is not None:
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise TypeError(f"couple is {names!r}; it must be a list of the names of latent sites.")
+            if not names:
+                raise ValueError('couple is empty; name a site, or write dependence="independent".')
+        self.names = None if names is None else tuple(names)
+        self._candidates: list[str] = []
+        #: Of each site in t, in the model's order: its number of entries.
+        self.sizes: dict[str, int] = {}
+        #: Sites in t of whose guide no mean and standard deviation are known.
+        self.unknown: list[str] = []
+
+    def look(self, model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> None:
+        """
+        Find the sites that q(ε) can follow.
+
+        :param model: the model.
+        :param sites: its trace.
+        :param args: its arguments.
+        :param kwargs: its keyword arguments.
+        :raises ValueError: for a site that was asked for and cannot be followed.
+        """
+        members = _members(sites)
+        plates, sizes = _row_plates(sites, members)
+        latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
+        others = [n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))]
+        after_gp = _with_gp_priors(model, sites, others, args, kwargs)
+        wrong: dict[str, str] = {}
+        for name in others:
+            around = [frame.name for frame in frames(latent[name])]
+            of_rows = [plate for plate in around if plate in plates]
+            if latent[name]["fn"].support.is_discrete:
+                wrong[name] = "is discrete: q(ε) follows continuous sites"
+            elif of_rows:
+                wrong[name] = f"is local to the rows of plate {of_rows[0]!r}: q(ε) follows sites that all rows share"
+            elif name in after_gp:
+                wrong[name] = (
+                    f"has a prior that depends on {after_gp[name]}: q(ε) follows sites that do not depend on the GP"
+                )
+            elif self.names is None and any(members[plate] in sizes for plate in around):
+                wrong[name] = ""  # likely of rows too; if not, it can be named
+        self._candidates = [name for name in others if name not in wrong]
+        for name in self.names or ():
+            if name in wrong:
+                raise ValueError(f"couple has {name!r}, which {wrong[name]}.")
+            if name not in others:
+                what = "belongs to a GP" if name in latent else "is no latent site of the model"
+                raise ValueError(f"couple has {name!r}, which {what}; it may have {self._candidates}.")
+
+    def values(self, rest: dict[str, Message], known: dict[str, Spread]) -> jax.Array | None:
+        """
+        t, from the sites that other guides have drawn; ``None`` if there are none to follow.
+
+        :param rest: these sites.
+        :param known: what their guides say of them.
+        :raises ValueError: for a site that was asked for and has no spread.
+        """
+        found = {}
+        for name in self._candidates if self.names is None else [n for n in self._candidates if n in self.names]:
+            if name in known:
+                # A handler outside may give the site another value than its guide has drawn.
+                given = given_by(handlers.substitute, name)
+                found[name] = known[name].standardized(rest[name]["value"] if given is None else jnp.asarray(given))
+            elif self.names is not None and name in rest:
+                raise ValueError(
+                    f"couple has {name!r}, to which {name_of(rest[name]['part'])} gives one value: q(ε) follows sites "
+                    "whose guide has a spread."
+                )
+        if self.names is None and sum(t.size for t in found.values()) > MANY:
+            found = {name: t for name, t in found.items() if t.size <= FEW}
+        self.sizes = {name: t.size for name, t in found.items()}
+        self.unknown = [name for name in found if not known[name].standard]
+        return jnp.concatenate(list(found.values())) if found else None
+
+
+def _members(sites: dict[str, Message]) -> dict[str, int]:
+    """Of each plate, its number of members; a plate that was made outside the model is known by its frames alone."""
+    statements = [msg for msg in sites.values() if msg["type"] != "plate"]
+    found = {frame.name: frame.size for msg in statements for frame in frames(msg)}
+    return found | {name: plate_size(msg) for name, msg in sites.items() if msg["type"] == "plate"}
+
+
+def _row_plates(sites: dict[str, Message], members: dict[str, int]) -> tuple[set[str], set[int]]:
+    """Names of the plates over rows of data, and numbers of these rows; plates of which a part is drawn are such."""
+    names = {name for name, msg in sites.items() if msg["type"] == "plate" and not plate_takes_all(msg)}
+    sizes: set[int] = set()
+    for msg in sites.values():
+        # Residuals are npgp's latent sites, too, and no inducing values.
+        if is_observation(msg) or (is_gp_site(msg) and WHITENED not in msg["infer"]):
+            around = [frame.name for frame in frames(msg) if frame.dim == -1]
+            names |= set(around)
+            sizes |= {members[name] for name in around} or set(jnp.shape(msg["value"])[-1:])
+    return names, sizes
+
+
+def _with_gp_priors(
+    model: Callable, sites: dict[str, Message], names: Sequence[str], args: tuple, kwargs: dict[str, Any]
+) -> dict[str, str]:
+    """
+    Sites whose prior depends on a GP, each with the site of inducing values that it depends on.
+
+    If q(ε) followed such a site, the divergence of the site's guide from its prior would not be one given ε, as which
+    ``TraceMeanField_ELBO`` takes it: the ELBO would be wrong without a word.
+    """
+    inducing = {name: msg["value"] for name, msg in sites.items() if is_gp_site(msg) and WHITENED in msg["infer"]}
+    order = list(sites)
+    if not inducing or not any(order.index(name) > order.index(next(iter(inducing))) for name in names):
+        return {}
+
+    def priors(*values):
+        given = handlers.substitute(model, data=dict(zip(inducing, values, strict=True)))
+        with Hidden(), handlers.trace() as traced, handlers.seed(rng_seed=0):
+            given(*args, **kwargs)
+        return {name: jax.tree.leaves(traced[name]["fn"]) for name in names}
+
+    operations = Operations(priors, *(jnp.zeros(value.shape, value.dtype) for value in inducing.values()))
+    found = {}
+    for name in names:
+        depends = operations.part(name)[0]
+        if depends:
+            found[name] = list(inducing)[min(depends)]
+    return found
