@@ -1,6 +1,6 @@
 """
 Checks of arguments: each says in one sentence what was given and what is accepted. Traced values pass, and are looked
-at once they are there where that can be (``later.py``).
+at once they are there where that can be (``programs/later.py``).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from npgp.contract import is_prng_key
-from npgp.later import see_later
-from npgp.tracing import is_traced as is_traced
+from npgp.programs.later import see_later
+from npgp.programs.tracing import is_traced as is_traced
 
 #: So many rows, spread over all, tell the range of a column.
 _GLANCE = 1000

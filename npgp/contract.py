@@ -1,5 +1,5 @@
 """
-What npgp relies on in NumPyro beyond what its documentation promises; ``tracing.py`` has what it relies on in JAX.
+What npgp relies on in NumPyro beyond what its documentation promises; ``programs/tracing.py`` has JAX's.
 
 Each definition says what it relies on, and ``tests/ground/test_contract.py`` has a test of each that fails with a
 sentence where another version does otherwise. The rest of npgp uses these definitions and documented names. Nothing

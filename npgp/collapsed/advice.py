@@ -16,7 +16,7 @@ from npgp.collapsed.words import change, count, nats
 from npgp.features import InducingBlock, Points
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
-from npgp.programs import STEPS, one_program
+from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import factorize
 

@@ -24,7 +24,7 @@ from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of
 from npgp.collapsed.words import count, nats
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
-from npgp.programs import STEPS, one_program
+from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of

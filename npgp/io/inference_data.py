@@ -30,7 +30,7 @@ from npgp.model.observation import LatentObservation
 from npgp.model.rerun import Hidden
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
 from npgp.optional import optional
-from npgp.programs import STEPS, one_program
+from npgp.programs.compiled import STEPS, one_program
 from npgp.variational.blocks import whitened_mean
 
 __all__ = ["to_arviz"]

@@ -30,7 +30,7 @@ from numpyro.distributions import Distribution
 
 from npgp import checks
 from npgp.io.earlier_files import CLASSES, FOLDERS, from_version_1
-from npgp.tracing import is_weakly_typed
+from npgp.programs.tracing import is_weakly_typed
 
 __all__ = ["load", "save"]
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks, linalg
-from npgp.later import see_later
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.numerics import LOG_CDF, floats
 from npgp.likelihoods.quadrature import NUM_NODES
+from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
 

@@ -32,7 +32,7 @@ from npgp import checks, linalg
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
 from npgp.model.rerun import Hidden, is_latent, name_of
 from npgp.model.sites import WHITENED, is_gp_site, is_observation
-from npgp.operations import Operations
+from npgp.programs.operations import Operations
 
 #: Where t would have more entries than this,
 MANY = 200

@@ -20,7 +20,7 @@ from npgp.contract import Message, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, trained
-from npgp.programs import one_program
+from npgp.programs.compiled import one_program
 
 __all__ = ["AutoSparseGP"]
 

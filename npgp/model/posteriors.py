@@ -9,7 +9,7 @@ from numpyro import handlers
 
 from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, Trained, is_gp_site, trained
-from npgp.programs import one_program
+from npgp.programs.compiled import one_program
 from npgp.variational.posterior import Posterior
 
 __all__ = ["posterior"]

@@ -16,7 +16,7 @@ from numpyro.infer.svi import SVIState
 from npgp import checks
 from npgp.contract import unconstrained
 from npgp.model.guides import AutoSparseGP
-from npgp.programs import QUICK, Program, one_program
+from npgp.programs.compiled import QUICK, Program, one_program
 from npgp.training.convergence import TrainingWarning
 from npgp.training.inputs import Inputs, refuse_nan, refuse_traced
 from npgp.training.lbfgs import CONVERGED, MESSAGES, STALLED, LBFGSResult, minimize

@@ -13,7 +13,7 @@ from numpyro.infer.svi import SVIState
 
 from npgp import checks
 from npgp.contract import is_initialized
-from npgp.programs import STEPS, Program, one_model_at_a_time
+from npgp.programs.compiled import STEPS, Program, one_model_at_a_time
 from npgp.training.inputs import Inputs, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
 from npgp.training.programs import kept

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from npgp import checks
-from npgp.programs import STEPS, Program
+from npgp.programs.compiled import STEPS, Program
 
 __all__ = ["LBFGSResult", "minimize"]
 

@@ -25,7 +25,7 @@ from tqdm.auto import tqdm
 
 from npgp import checks
 from npgp.contract import is_initialized, step_count
-from npgp.programs import one_model_at_a_time, one_program
+from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.convergence import TrainingWarning, verdict
 from npgp.training.devices import Sharding

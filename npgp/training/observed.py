@@ -16,8 +16,8 @@ from numpyro.infer import SVI
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import Hidden
-from npgp.operations import Operations
-from npgp.programs import QUICK, Program
+from npgp.programs.compiled import QUICK, Program
+from npgp.programs.operations import Operations
 from npgp.training.inputs import Inputs, Layout, is_array
 from npgp.training.programs import kept
 

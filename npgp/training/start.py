@@ -8,7 +8,7 @@ import jax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from npgp.programs import one_program
+from npgp.programs.compiled import one_program
 from npgp.training.row_tables import LazySVI
 
 __all__ = ["start"]

@@ -12,7 +12,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from npgp.contract import step_count, unconstrained
-from npgp.programs import STEPS, Program
+from npgp.programs.compiled import STEPS, Program
 from npgp.training.inputs import Inputs, Layout
 from npgp.training.programs import kept
 from npgp.training.row_tables import LazySVI, has_nan, join, split

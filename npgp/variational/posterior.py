@@ -12,9 +12,9 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.chunks import map_chunks
-from npgp.grids import on_grid
 from npgp.likelihoods import Likelihood
-from npgp.programs import one_program
+from npgp.programs.compiled import one_program
+from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import Projection, Projector

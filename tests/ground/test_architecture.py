@@ -15,10 +15,8 @@ ROOT = Path(npgp.__file__).parent
 #: Floors from the ground up: what is on one may import what is below it, not beside it and not above it. A folder's own
 #: files may import each other, without circles.
 FLOORS = [
-    {"contract", "operations", "optional", "pytrees", "tracing"},
-    {"keepers", "later"},
+    {"contract", "optional", "pytrees"},
     {"programs"},
-    {"grids"},
     {"batches", "checks", "densities", "keys"},
     {"linalg", "chunks"},
     {"kernels"},

@@ -1,5 +1,5 @@
 """
-What npgp relies on in NumPyro and JAX, wrapped in ``contract.py`` and ``tracing.py``: do these versions do it?
+What npgp relies on in NumPyro and JAX, wrapped in ``contract.py`` and ``programs/tracing.py``: do they do it?
 
 Needs nothing but NumPyro, JAX and pytest, so that any versions of them can be tried by themselves::
 
@@ -33,7 +33,7 @@ VERSIONS = f"NumPyro {numpyro.__version__} and JAX {jax.__version__}"
 def alone(name):
     """A file by itself: the rest of npgp needs more than NumPyro and JAX."""
     path = Path(__file__).parents[2] / "npgp" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"npgp_{name}", path)
+    spec = importlib.util.spec_from_file_location(f"npgp_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -46,7 +46,7 @@ def contract():
 
 def tracing():
     """What is relied on in JAX."""
-    return alone("tracing")
+    return alone("programs/tracing")
 
 
 TESTED: set[str] = set()
@@ -57,10 +57,10 @@ def relies(sentence: str, *names: str):
     Marks a test of something relied on.
 
     :param sentence: what that is.
-    :param names: what wraps it, in ``npgp/contract.py`` or ``npgp/tracing.py``.
+    :param names: what wraps it, in ``npgp/contract.py`` or ``npgp/programs/tracing.py``.
     """
     TESTED.update(names)
-    where = f"{', '.join(names)}, in npgp/contract.py or npgp/tracing.py"
+    where = f"{', '.join(names)}, in npgp/contract.py or npgp/programs/tracing.py"
 
     def decorate(test):
         def run():

@@ -12,10 +12,10 @@ from numpyro import handlers
 from programs import compilations
 
 from npgp import checks
-from npgp.grids import on_grid, padded_size
-from npgp.keepers import Keepers
-from npgp.later import SeesLater, see_later
-from npgp.programs import QUICK, Program, one_program
+from npgp.programs.compiled import QUICK, Program, one_program
+from npgp.programs.grids import on_grid, padded_size
+from npgp.programs.keepers import Keepers
+from npgp.programs.later import SeesLater, see_later
 
 X = np.arange(6.0, dtype=np.float32).reshape(3, 2)
 

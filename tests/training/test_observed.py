@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO
 
 import npgp
 from npgp.likelihoods import Columns, Factorized
-from npgp.operations import Operations
+from npgp.programs.operations import Operations
 from npgp.training import DataError, Stream, fit
 from npgp.training.inputs import Inputs
 from npgp.training.observed import check_of_rows

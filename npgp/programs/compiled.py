@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import jax
 
-from npgp.keepers import Keepers
-from npgp.later import SeesLater
-from npgp.operations import Operations
-from npgp.tracing import calls_python, current_trace, is_traced, out_avals, trace_of
+from npgp.programs.keepers import Keepers
+from npgp.programs.later import SeesLater
+from npgp.programs.operations import Operations
+from npgp.programs.tracing import calls_python, current_trace, is_traced, out_avals, trace_of
 
 __all__ = ["QUICK", "STEPS", "Program", "one_model_at_a_time", "one_program"]
 
@@ -123,8 +123,8 @@ def one_program(
     What a function returns, computed by one compiled program, where Python would have one compiled for each operation.
 
     The arrays that the function has are what they are: their values can be seen. What is made of them has none until
-    the end. Checks of such values are made then (:func:`npgp.later.see_later`). A function that cannot do without runs
-    as Python has it, and so does every function inside ``jit``, ``vmap`` and ``grad``.
+    the end. Checks of such values are made then (:func:`npgp.programs.later.see_later`). A function that cannot do
+    without runs as Python has it, and so does every function inside ``jit``, ``vmap`` and ``grad``.
 
     :param function: without arguments; it may return any pytree.
     :param keepers: objects that note something while it runs, such as guides, which do so at their first call. Then it

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npgp.contract import Handler, send
-from npgp.tracing import current_trace, trace_of
+from npgp.programs.tracing import current_trace, trace_of
 
 __all__ = ["SeesLater", "see_later"]
 

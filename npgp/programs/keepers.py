@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpyro.util import is_prng_key
 
-from npgp.tracing import current_trace, is_traced, trace_of
+from npgp.programs.tracing import current_trace, is_traced, trace_of
 
 __all__ = ["Keepers"]
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from npgp.programs import STEPS, Program, one_program
-from npgp.tracing import is_traced
+from npgp.programs.compiled import STEPS, Program, one_program
+from npgp.programs.tracing import is_traced
 
 __all__ = ["on_grid"]
 
