@@ -34,7 +34,6 @@ from npgp.linalg import matmul
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, clock, command, interleaved, one_blas_thread, quartiles, table, whole, write_json
 
-
 #: Steps of a turn.
 STEPS = 5
 

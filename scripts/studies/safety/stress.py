@@ -22,8 +22,8 @@ these (:class:`wide.Influence`), and sums of absolute values |·|₁, all of the
 - all of it is rounded: ``ε Σ_n (1 + (k + y_n²)/σ²)``, called rounding at best below.
 
 As ``|v_n|² ≤ 1/(4 jitter)`` and ``k|w|² ≤ |m|²/jitter``, this is ε/jitter times a term or so. So may the order of two
-bounds be off, and the upper bound be below. A lower bound may be above the evidence by no more than rounding at best and
-ε/jitter of what the evidence is itself, ``ε/jitter (|log p(y)| + N)``, either.
+bounds be off, and the upper bound be below. A lower bound may be above the evidence by no more than rounding at best
+and ε/jitter of what the evidence is itself, ``ε/jitter (|log p(y)| + N)``, either.
 
 The excess that is largest in float32 is at noise of 1e-7 to 1e-6 of the variance, which is what float32 covariances
 themselves are rounded to: exact algebra from npgp's rounded covariances is above by as much.
