@@ -216,8 +216,8 @@ def _rounding(projector: Projector, projection: Projection, y: jax.Array, noise_
 
     In a direction of variance σ² that is ε k/σ², and the fit loses digits to y²/σ². Where noise is small, and y not
     what the blocks explain, the fit ``−½ yᵀ (Q + σ²I)⁻¹ y`` loses more: with ``α = (Q + σ²I)⁻¹ y`` and
-    ``w = K_uu⁻¹ K_uf α``, a change E of K_uu and K_uf moves it by ``wᵀE α − ½ wᵀE w``, of the order of
-    ``ε k |w| (|w| + 2 |α|)/2``.
+    ``w = K_uu⁻¹ K_uf α``, a change E of K_uu and K_uf moves it by ``wᵀE α − ½ wᵀE w``, about
+    ``½ ε k |w| (|w| + 2 |α|)``.
     """
     scale = (projection.prior_variance + jnp.square(y)) / noise_variance
     mean = ScaledProjection.of(projection, noise_variance).solve(y)

@@ -22,7 +22,7 @@ from npgp.kernels.base import (
 )
 from npgp.kernels.distances import squared_distances
 from npgp.kernels.random_features import project
-from npgp.linalg import least_square, safe_sqrt
+from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
 
 
@@ -121,10 +121,11 @@ def _angular0(chord2):
 
 @_angular0.defjvp
 def _(primals, tangents):
-    # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x.
+    # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x, and points
+    # closer than the resolution of 1 count as equal: second derivatives of J_1 divide the rounding of a change by their chord.
     (chord2,), (dchord2,) = primals, tangents
     sine = _angle(chord2)[2]
-    between = (chord2 > least_square(chord2.dtype)) & (chord2 < 4.0)
+    between = (chord2 > float(jnp.finfo(chord2.dtype).eps) ** 2) & (chord2 < 4.0)
     slope = jnp.where(between, -0.5 / jnp.where(between, sine, 1.0), 0.0)
     return _angular0(chord2), slope * dchord2
 

@@ -7,7 +7,7 @@ whose environment says nothing of threads. A process that takes more than ten ti
 that came to an end, and more than a minute, is killed and counted. The last case is JAX's own batched Cholesky without
 npgp, to see whether this version of jaxlib has the fault. The exit status is 1 if one of npgp's stops.
 
-    python scripts/benchmarks/hangs.py --json out/hangs.json       half an hour or so
+    python scripts/benchmarks/hangs.py --markdown out/hangs.md      half an hour or so
 
 Processes are forked from this one, which imports JAX but does not start it, and share a cache of compiled programs.
 """
@@ -39,7 +39,7 @@ import npgp
 from npgp import linalg
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Arguments, keep_programs, table, whole, write_json
+from common import Arguments, command, keep_programs, table, whole, write_json
 
 CORES = 2
 #: Variables that could change the number of threads, or what is compiled for them.
@@ -65,6 +65,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE")
     parser.add_argument("--runs", type=whole, default=20, help="processes of each case (20)")
     parser.add_argument("--calls", type=whole, default=5, help="calls of the program in each process (5)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to this file")
     parser.shared("json")
     return parser.read(argv)
 
@@ -281,8 +282,16 @@ def main(argv: list[str] | None = None) -> dict:
             print(f"{case}: {found.stopped} of {found.runs} stopped; at most {found.seconds:.1f} s", flush=True)
             report[case] = found._asdict()
             rows.append((case, f"{found.runs}", f"{found.stopped}", f"{found.seconds:.1f}"))
-    print(f"\njaxlib {jaxlib.__version__}, {CORES} cores, {args.calls} calls in each process\n")
-    print(table(("", "processes", "stopped for ever", "seconds at most"), rows))
+    where = f"jaxlib {jaxlib.__version__}, {CORES} cores, {args.calls} calls in each process"
+    header = ("", "processes", "stopped for ever", "seconds at most")
+    print(f"\n{where}\n\n{table(header, rows)}")
+    if args.markdown is not None:
+        args.markdown.parent.mkdir(parents=True, exist_ok=True)
+        args.markdown.write_text(
+            "# Programs with many factorizations side by side\n\n"
+            f"`{command(__file__, argv)}`\n\n{where}; the last case is JAX's own.\n\n"
+            f"{table(header, rows, markdown=True)}\n"
+        )
     write_json(args.json, report)
     return report
 

@@ -6,40 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hyperdual import STATIONARY
 
 from npgp import exact_log_evidence, kernels
 from npgp.kernels.distances import MANY_COLUMNS, squared_distances
-
-SQRT3, SQRT5 = np.sqrt(np.longdouble(3)), np.sqrt(np.longdouble(5))
-
-
-def _matern12(q):
-    r = np.sqrt(q)
-    e = np.exp(-r)
-    at = np.where(r > 0, r, 1)
-    return e, np.where(r > 0, -e / (2 * at), 0), np.where(r > 0, e / 4 * (1 / at**2 + 1 / at**3), 0)
-
-
-def _matern32(q):
-    a = SQRT3 * np.sqrt(q)
-    e = np.exp(-a)
-    return (1 + a) * e, -1.5 * e, np.where(a > 0, 9 * e / (4 * np.where(a > 0, a, 1)), 0)
-
-
-def _matern52(q):
-    a = SQRT5 * np.sqrt(q)
-    e = np.exp(-a)
-    return (1 + a + a**2 / 3) * e, -5 * (1 + a) * e / 6, 25 * e / 12
-
-
-#: The correlation and its first two derivatives in the squared distance, in 80 bits; a kink has slope 0.
-FORMULAS = {
-    "RBF": lambda q: (np.exp(-q / 2), -np.exp(-q / 2) / 2, np.exp(-q / 2) / 4),
-    "RationalQuadratic": lambda q: (1 / (1 + q / 2), -1 / (2 * (1 + q / 2) ** 2), 1 / (2 * (1 + q / 2) ** 3)),
-    "Matern12": _matern12,
-    "Matern32": _matern32,
-    "Matern52": _matern52,
-}
 
 
 def inputs(dtype, columns, offset):
@@ -66,7 +36,7 @@ def program(columns):
         first, second, K = jax.jvp(gradient, primals, tangents, has_aux=True)
         return K, first, second
 
-    names = FORMULAS if columns in (1, 3) else ("RBF", "Matern12", "Matern32")
+    names = STATIONARY if columns in (1, 3) else ("RBF", "Matern12", "Matern32")
     return lambda *a: {name: one(name, *a) for name in names}
 
 
@@ -76,7 +46,7 @@ def check(made, name, weights, primals, tangents, eps, products):
     delta = (X[:, None] - Z) / ell  # (N, M, D)
     moved = (dX[:, None] - dZ) / ell - delta * dell / ell
     q = np.sum(delta**2, -1)
-    f, f1, f2 = FORMULAS[name](q)
+    f, f1, f2 = STATIONARY[name](q)
     equal = q <= np.longdouble(eps) ** 2  # with a kink, these count as equal: see Matern12
     if name == "Matern12":
         f1, f2 = np.where(equal, 0, f1), np.where(equal, 0, f2)
@@ -137,6 +107,64 @@ def test_eagerly_as_compiled(x64):
     made = jax.tree.map(np.asarray, program(1)(weights, primals, tangents))
     for name, computed in made.items():
         check(computed, name, weights, primals, tangents, float(jnp.finfo(x64).eps), False)
+
+
+@pytest.mark.parametrize("columns", [MANY_COLUMNS + 8, 100])
+def test_products_of_many_columns_are_off_by_no_more_than_is_proved(columns, x64):
+    # docs/theory.md, section 8. And the bounds are of use: what is found is within a few hundred of them.
+    rng, u = np.random.default_rng(columns), np.longdouble(jnp.finfo(x64).eps) / 2
+    Z = 30.0 + rng.normal(size=(7, columns))
+    steps = np.array([0.0, *10.0 ** np.arange(-16, -2)])
+    X = np.vstack([Z[np.arange(15) % 7] + steps[:, None] * rng.normal(size=(15, columns)), Z[:5] + 0.5])
+    primals = (X.astype(x64), Z.astype(x64), rng.uniform(0.5, 2.0, columns).astype(x64))
+    tangents = tuple(rng.normal(size=np.shape(a)).astype(x64) for a in primals)
+    weights = rng.normal(size=(len(X), len(Z))).astype(x64)
+
+    @jax.jit
+    def computed(primals, tangents):
+        r2, moved = jax.jvp(squared_distances, primals, tangents)
+        return r2, moved, jax.grad(lambda *a: jnp.sum(weights * squared_distances(*a)), (0, 1))(*primals)
+
+    r2, moved, gradients = jax.tree.map(lambda a: np.asarray(a, np.longdouble), computed(primals, tangents))
+    X, Z, ell, dX, dZ, dell = (np.asarray(a, np.longdouble) for a in (*primals, *tangents))
+    G, c = weights.astype(np.longdouble), X.mean(0)
+    A, B = (X - c) / ell, (Z - c) / ell
+    dA, dB = dX / ell - A * dell / ell, dZ / ell - B * dell / ell
+    delta = A[:, None] - B
+
+    def size(*rows):
+        return max(np.max(np.linalg.norm(a.astype(float), axis=1)) for a in rows)
+
+    R, T = size(A, B), size(dA, dB)
+    in_rows = 2 * np.einsum("nm,nmd->nd", G, delta), -2 * np.einsum("nm,nmd->md", G, delta)
+    errors = [
+        np.max(np.abs(r2 - np.sum(delta**2, -1))) / (4 * (columns + 8) * u * R**2),
+        np.max(np.abs(moved - 2 * np.sum(delta * (dA[:, None] - dB), -1))) / (8 * (columns + 9) * u * R * T),
+    ]
+    for axis, (found, expected) in enumerate(zip(gradients, in_rows, strict=True)):
+        allowed = 4 * (G.shape[1 - axis] + 8) * u * R * np.sum(np.abs(G), 1 - axis)
+        errors.append(np.max(np.linalg.norm((found * ell - expected).astype(float), axis=1) / allowed))
+    assert 2e-3 < min(errors) and max(errors) < 1, errors
+
+
+def test_directions_that_products_lose_are_left_out_of_kinks(x64):
+    # Beyond ten columns: rows that are apart but so close that rounding is more than their difference have no slope,
+    # and others a slope that is right to a quarter of its size.
+    eps = float(jnp.finfo(x64).eps)
+    rng = np.random.default_rng(0)
+    Z = rng.normal(size=(6, 20)).astype(x64)
+    steps = 10.0 ** np.arange(-15.0, 0.0)
+    X = (Z[np.arange(15) % 6] + steps[:, None] * rng.normal(size=(15, 20))).astype(x64)
+    kernel = kernels.Matern12(3.0)
+    slopes = jax.jit(jax.vmap(jax.jacobian(lambda x, z: kernel(jnp.stack([x, X[0]]), z[None])[0, 0]), (0, 0)))
+    found = np.asarray(slopes(X, Z[np.arange(15) % 6]), np.longdouble)
+    delta = (X.astype(np.longdouble) - Z[np.arange(15) % 6]) / 3
+    r = np.sqrt(np.sum(delta**2, -1))
+    expected = -np.exp(-r)[:, None] * delta / np.where(r > 0, r, 1)[:, None] / 3
+    error = np.linalg.norm((found - expected).astype(float), axis=1)
+    lost = ~np.any(found, axis=1)
+    assert np.all(r[lost] < 16 * eps * np.sqrt(20.0) * 4) and np.any(lost & (r > 0)) and not np.all(lost)
+    assert np.all(error[~lost] < 0.25 / 3)
 
 
 KINKS = {

@@ -113,7 +113,7 @@ def influence(
 def allowances(
     y: np.ndarray, variance: np.ndarray, noise: np.ndarray, of: Influence, evidence: np.ndarray, eps: float, jitter: Any
 ) -> dict[str, np.ndarray]:
-    """What rounding does to a bound at best, may add to it, and may do else, each (P,); see ``stress.py``."""
+    """What rounding does to a bound at best, how much it may add, and change in all, (P,); see ``stress.py``."""
     (M, N), k, s2 = of.rows.shape[1:], variance[:, None], noise[:, None]
 
     def total(array, axis=-1):
