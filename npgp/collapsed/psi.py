@@ -32,6 +32,7 @@ from npgp import checks, chunks, linalg
 from npgp.features import Points, as_block
 from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
 from npgp.kernels.base import check_ard, columns_seen
+from npgp.programs.later import see_later
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projector, factorize
 
@@ -171,9 +172,15 @@ def gaussian_inputs(loc: ArrayLike, scale: ArrayLike) -> tuple[jax.Array, jax.Ar
             f"scale has shape {jnp.shape(scale)}; standard deviations of inputs {loc.shape} are a scalar, ({columns},) "
             f"or ({rows}, {columns})."
         )
-    if not checks.is_traced(scale) and not (np.all(np.isfinite(scale)) and np.all(np.asarray(scale) >= 0)):
-        raise ValueError("scale has entries that are negative, NaN or infinite; it holds standard deviations.")
+    _require_deviations(scale)
     return loc, jnp.broadcast_to(jnp.asarray(scale, loc.dtype), loc.shape)
+
+
+def _require_deviations(scale: ArrayLike) -> None:
+    if checks.is_traced(scale):
+        see_later(_require_deviations, scale)
+    elif not (np.all(np.isfinite(scale)) and np.all(np.asarray(scale) >= 0)):
+        raise ValueError("scale has entries that are negative, NaN or infinite; it holds standard deviations.")
 
 
 class _Given(NamedTuple):

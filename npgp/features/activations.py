@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from npgp.features.harmonics import SphericalHarmonics, require_dimension
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
 from npgp.linalg import matmul, safe_sqrt
+from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
 #: A shape σ: a function of an array of cosines in [−1, 1], elementwise.
@@ -172,11 +174,11 @@ class Activations:
         a = zonal.level_variances(self.levels, self.dimension)
         root = safe_sqrt(a)
         e = jnp.where(a > 0.0, s / jnp.where(a > 0.0, root, 1.0), 0.0)
-        if not checks.is_traced(e) and not np.any(np.asarray(e)):
-            raise ValueError(
-                f"the activations' levels are {self.levels}, of which {type(zonal).__name__} and the shape "
-                f"{type(self.shape).__name__} have none in common; add levels."
-            )
+        _require_some(
+            e,
+            message=f"the activations' levels are {self.levels}, of which {type(zonal).__name__} and the shape "
+            f"{type(self.shape).__name__} have none in common; add levels.",
+        )
         e = e / jax.lax.stop_gradient(jnp.max(jnp.abs(e)))  # squares of large ones would overflow
         e = e / jnp.sqrt(jnp.sum(jnp.square(e)))
         return e.astype(self.directions.dtype), root.astype(self.directions.dtype)
@@ -233,3 +235,10 @@ class Activations:
 
 def _places(levels: Sequence[int], chosen: Sequence[int]) -> np.ndarray:
     return np.array([levels.index(level) for level in chosen])
+
+
+def _require_some(coefficients: jax.Array, *, message: str) -> None:
+    if checks.is_traced(coefficients):
+        see_later(partial(_require_some, message=message), coefficients)
+    elif not np.any(np.asarray(coefficients)):
+        raise ValueError(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.kernels.adapters import as_kernel
 from npgp.kernels.base import Kernel, check_columns
+from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
 
@@ -105,7 +107,9 @@ class Coregion(Kernel):
                 f"Coregion reads the output's number from column {self.column} of inputs that have {columns} columns; "
                 "they need this one and at least one more."
             )
-        if not checks.is_traced(X):
+        if checks.is_traced(X):
+            see_later(partial(_check_outputs, count=count), jnp.asarray(X)[:, self.column])
+        else:
             _check_outputs(np.asarray(X)[:, self.column], count)
         X = jnp.asarray(X)
         numbers = X[:, self.column]
@@ -134,7 +138,8 @@ def at_outputs(X: ArrayLike, outputs: Sequence[int]) -> jax.Array:
     return jnp.concatenate([jnp.tile(X, (numbers.size, 1)), column[:, None]], axis=-1)
 
 
-def _check_outputs(numbers: np.ndarray, count: int) -> None:
+def _check_outputs(numbers: ArrayLike, count: int) -> None:
+    numbers = np.asarray(numbers)
     wrong = numbers[~((numbers >= 0) & (numbers < count) & (numbers == np.floor(numbers)))]
     if wrong.size:
         raise ValueError(

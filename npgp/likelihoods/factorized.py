@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +17,7 @@ from npgp.contract import base_of
 from npgp.likelihoods.base import Likelihood, aligned, check_nodes, check_quadrature
 from npgp.likelihoods.numerics import floats
 from npgp.likelihoods.quadrature import NUM_NODES, NUM_NODES_EACH, hermite_moments
+from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
 
@@ -129,10 +132,10 @@ class Factorized(Likelihood):
         made = base_of(self._checked(made))
         for name, constraint in made.arg_constraints.items():
             value = vars(made).get(name)
-            if value is None or is_traced(value) or constraints.is_dependent(constraint):
+            if value is None or constraints.is_dependent(constraint):
                 continue
-            if not np.all(constraint(np.asarray(value))):
-                raise ValueError(f"Factorized fn makes a {type(made).__name__} with {name} outside {constraint} {link}")
+            outside = f"Factorized fn makes a {type(made).__name__} with {name} outside {constraint} {link}"
+            _require_inside(value, constraint=constraint, message=outside)
 
     def _support(self, y):
         latents = () if self.num_latents == 1 else (self.num_latents,)
@@ -196,3 +199,10 @@ def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: in
         f"likelihood is {obj!r:.80}; it must be a Likelihood, such as Bernoulli(), or a function from f to a NumPyro "
         "distribution."
     )
+
+
+def _require_inside(value: Any, *, constraint: Any, message: str) -> None:
+    if is_traced(value):
+        see_later(partial(_require_inside, constraint=constraint, message=message), value)
+    elif not np.all(constraint(np.asarray(value))):
+        raise ValueError(message)
