@@ -19,7 +19,7 @@ from npgp import checks, linalg
 from npgp.contract import Message, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, trained
+from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import one_program
 
 __all__ = ["AutoSparseGP"]
@@ -196,8 +196,7 @@ class AutoSparseGP:
         given = trained(params)
 
         def draw(key):
-            # Traced inside one program, or NumPyro would look at the values, each by a program.
-            guide = Trained(handlers.seed(self._run, key), jax.device_put(given))
+            guide = Trained(handlers.seed(self._run, key), traced_inside(given))
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {name: site["value"] for name, site in sites.items() if site["type"] in ("sample", "deterministic")}
 

@@ -8,7 +8,7 @@ import jax
 from numpyro import handlers
 
 from npgp.model.rerun import Hidden
-from npgp.model.sites import FUNCTION, Trained, is_gp_site, trained
+from npgp.model.sites import FUNCTION, Trained, is_gp_site, traced_inside, trained
 from npgp.programs.compiled import one_program
 from npgp.variational.posterior import Posterior
 
@@ -31,7 +31,7 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     given = trained(params)
 
     def run() -> Posterior:
-        values = jax.device_put(given)  # traced, or NumPyro would look at the values, each by a program
+        values = traced_inside(given)
         model_key, guide_key = jax.random.split(jax.random.key(0) if rng_key is None else rng_key)
         with Hidden():
             # No density is wanted, and observations that are left out need no guide.

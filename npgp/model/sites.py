@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro import handlers
@@ -171,6 +172,12 @@ def check_loss(name: str, states: str) -> None:
             )
 
 
+def _is_bad(x: Any) -> bool:
+    """Whether a number or an array of numbers has values, and one of them is NaN or infinite."""
+    numbers = isinstance(x, float) or (hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact))
+    return numbers and not checks.is_traced(x) and not np.all(np.isfinite(np.asarray(x)))
+
+
 def trained(params: Any) -> Mapping[str, Any]:
     """
     Trained parameters as they are.
@@ -183,13 +190,18 @@ def trained(params: Any) -> Mapping[str, Any]:
             f"params is {checks.shown(params)}; it must be the dictionary of trained parameters, result.params of "
             "npgp.fit or svi.get_params(state)."
         )
-    for name, value in params.items():
-        if not checks.is_traced(value) and not np.all(np.isfinite(np.asarray(value))):
+    for name, value in params.items():  # of a network a tree, with whatever is in it
+        if any(_is_bad(leaf) for leaf in jax.tree.leaves(value)):
             raise ValueError(
                 f"params has NaN or infinities in {name!r}; it must have numbers: train again with a smaller learning "
                 "rate, or take the parameters of an earlier state."
             )
     return params
+
+
+def traced_inside(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same parameters, traced inside a program: NumPyro looks at others' values, each look a program of its own."""
+    return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, (float, np.ndarray, jax.Array)) else x, params)
 
 
 class Trained(handlers.substitute):
@@ -202,7 +214,7 @@ class Trained(handlers.substitute):
     :raises KeyError: from the statement of a parameter that has no value among them, nor by a handler inside.
     """
 
-    def __init__(self, fn: Any, params: dict[str, Any]):
+    def __init__(self, fn: Any, params: Mapping[str, Any]):
         super().__init__(fn, data=trained(params))
 
     def process_message(self, msg):

@@ -11,6 +11,7 @@ from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
+from npgp.model.sites import trained
 
 KEY = jax.random.key(0)
 INPUTS = jnp.asarray(X.copy())
@@ -176,3 +177,11 @@ def test_a_hide_fn_may_look_at_names(how):
         assert guide.sample_posterior(KEY, svi.get_params(state), INPUTS)["f.u"].shape == (3,)
     else:
         assert Predictive(npgp.joint(program), num_samples=2)(KEY, INPUTS)["y"].shape == (2, 8)
+
+
+def test_parameters_may_be_trees_of_a_network():
+    tree = {"net$params": {"weights": np.ones(2), "activation": "relu", "key": jax.random.key(0)}, "a": 1.0}
+    assert trained(tree) is tree
+    for bad in ({"net$params": {"weights": np.array([1.0, np.nan])}}, {"a": float("inf")}):
+        with pytest.raises(ValueError, match="params has NaN or infinities in"):
+            trained(bad)

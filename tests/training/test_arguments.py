@@ -75,7 +75,7 @@ def test_a_state_with_fewer_parameters_is_of_another_model():
         fit(init_state=state)
 
 
-@pytest.mark.parametrize("rate", [-0.1, np.nan, np.inf, "fast", optax.constant_schedule(0.1)], ids=str)
+@pytest.mark.parametrize("rate", [-0.1, np.nan, np.inf, "fast", optax.constant_schedule(0.1)])
 def test_rates_are_numbers_from_0_on(rate):
     for make in (npgp.adam, npgp.training.row_adam):
         if make is npgp.training.row_adam and callable(rate):
