@@ -689,8 +689,8 @@ def test_gradients_where_inputs_are_within_rounding_of_each_other(name, x64):
         return jnp.sum(factorize(kernel, [npgp.features.Points(Z)])(X).residual_variance())
 
     both = jax.jit(jax.value_and_grad(left))
-    off = []
+    # What is left is k less what is explained, each right to some ε k: some 10 ε Σ k of it, on this or that machine.
+    rounding = 30.0 * float(jnp.finfo(x64).eps) * len(X) * np.exp(7.0)
     for lengthscale in 5.0 + 5e-3 * np.linspace(-1.0, 1.0, 300):
         value, slope = both(jnp.asarray(3.5, x64), jnp.asarray(lengthscale, x64))
-        off.append(abs(slope / (2.0 * value) - 1.0))
-    assert np.max(off) < (1e-3 if x64 == jnp.float32 else 1e-9)
+        assert abs(slope / (2.0 * value) - 1.0) < rounding / value, lengthscale
