@@ -121,9 +121,8 @@ def _angular0(chord2):
 
 @_angular0.defjvp
 def _(primals, tangents):
-    # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x, and points
-    # closer than the resolution of 1 count as equal: second derivatives of J_1 divide the rounding of a change by
-    # their chord.
+    # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x. Points that are
+    # closer than the resolution of 1 count as equal: second derivatives of J_1 divide rounding errors by their chord.
     (chord2,), (dchord2,) = primals, tangents
     sine = _angle(chord2)[2]
     between = (chord2 > float(jnp.finfo(chord2.dtype).eps) ** 2) & (chord2 < 4.0)
