@@ -52,7 +52,7 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], *, options: dict[str, Any] | None = None, donate: bool = False):
         self._function, self._options, self._donate = function, options, donate
-        self._known: dict[Hashable, tuple[jax.stages.Compiled, Any]] = {}
+        self._known: OrderedDict[Hashable, tuple[jax.stages.Compiled, Any]] = OrderedDict()
 
     def __call__(self, *args: Any) -> Any:
         run, returned = self._for(args)
@@ -68,6 +68,8 @@ class Program:
         if key not in self._known:
             donated = len(jax.tree.leaves(args[0])) if self._donate else 0
             self._known[key] = _compiled(self._function, leaves, structure, self._options, donated)
+            if len(self._known) > _MOST:
+                self._known.popitem(last=False)
         return self._known[key]
 
 
