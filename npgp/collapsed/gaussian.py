@@ -103,6 +103,10 @@ def projected_upper_bound(
     ``−½ log|2π(Q + σ²I)| − ½ yᵀ (Q + (σ² + c)I)⁻¹ y`` with Q what the blocks explain of the covariance, and c no less
     than the largest eigenvalue of the residual's covariance.
 
+    Where a factorization of ``B = I + ÃÃᵀ`` takes δ on the diagonal, as in float32 where noise is small, the bound is
+    made wide enough: as no eigenvalue of B is below 1, ``log|B| ≥ log|B + δI| − M log(1 + δ)`` and
+    ``B⁻¹ ≼ (1 + δ) (B + δI)⁻¹``.
+
     :param projection: of the training inputs.
     :param y: observations less the offset, shape (..., N).
     :param noise_variance: σ², a scalar or one for each row (N,).
@@ -112,7 +116,11 @@ def projected_upper_bound(
     c = jnp.sum(projection.residual_variance()) if residual_norm is None else residual_norm
     scaled = ScaledProjection.of(projection, noise_variance)
     log_det = sum((linalg.log_determinant(L) for L in scaled.cholesky), jnp.zeros((), y.dtype))
-    return _fit_term(ScaledProjection.of(projection, noise_variance + c), y) + _normalizer(scaled, y) - 0.5 * log_det
+    log_det = log_det - sum(L.shape[0] for L in scaled.cholesky) * jnp.log1p(scaled.added)
+    wide = ScaledProjection.of(projection, noise_variance + c)
+    total = jnp.sum(jnp.square(y / wide.scale), axis=-1)
+    fit = -0.5 * (total - jnp.minimum((1.0 + wide.added) * wide.explained(y), total))
+    return fit + _normalizer(scaled, y) - 0.5 * log_det
 
 
 def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_variance: ArrayLike) -> jax.Array:

@@ -353,6 +353,8 @@ class ScaledProjection:
     :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.
     :param gram: for each block its own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i).
     :param scale: σ, scalar or (N,).
+    :param added: the most that a block's factorization took on the diagonal, where B has no factor in this precision:
+        0 nearly always.
     """
 
     A: tuple[jax.Array, ...]
@@ -360,6 +362,7 @@ class ScaledProjection:
     cholesky: tuple[jax.Array, ...]
     cross: tuple[tuple[jax.Array, ...], ...]
     scale: jax.Array
+    added: jax.Array
 
     @classmethod
     def of(cls, projection: Projection, noise_variance: ArrayLike) -> ScaledProjection:
@@ -368,13 +371,17 @@ class ScaledProjection:
         A = tuple(A / scale for A in projection.A)
         cholesky: list[jax.Array] = []
         cross: list[tuple[jax.Array, ...]] = []
+        added = jnp.zeros((), scale.dtype)
         gram = tuple(linalg.gram(A_i) + jnp.eye(A_i.shape[0], dtype=A_i.dtype) for A_i in A)
         for i, A_i in enumerate(A):
             column = [linalg.matmul(A_j, A_i.T) for A_j in A[:i]]
             before, C = linalg.block_row(cholesky, cross, column, gram[i])
-            cholesky.append(linalg.cholesky(C, jitter=0.0)[0])
+            L, jitter = linalg.cholesky(C, jitter=0.0)
+            cholesky.append(L)
             cross.append(before)
-        return cls(A, gram, tuple(cholesky), tuple(cross), scale)
+            if C.shape[0]:
+                added = jnp.maximum(added, jax.lax.stop_gradient(jitter * jnp.mean(jnp.diagonal(C))))
+        return cls(A, gram, tuple(cholesky), tuple(cross), scale, added)
 
     def factor(self, i: int) -> jax.Array:
         """Cholesky factor of block i's own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i)."""

@@ -11,12 +11,15 @@ import numpy as np
 import oracles
 import pytest
 
+import npgp
 from npgp.collapsed import CollapsedGP
 from npgp.collapsed.certificates import certificate, evidence_bounds
 from npgp.features import Points
 from npgp.kernels import RBF, Matern32
 from npgp.sparse.conditionals import Grouped, Prior, Shared, Tight
 from npgp.sparse.groups import consecutive, median_split
+from npgp.sparse.projection import factorize
+from npgp.variational.blocks import ScaledProjection
 
 MODULE = importlib.import_module("npgp.collapsed.advice")
 N = 15
@@ -301,3 +304,20 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
         error=FloatingPointError,
         grouped=Grouped(consecutive(N, SIZE)),
     )
+
+
+def test_upper_bounds_are_above_where_float32_has_no_factor():
+    """Of points on a line with a millionth of noise: what the factorization takes on the diagonal is made up for."""
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0, 10, (450, 1)), axis=0)
+    y = np.sin(2 * X[:, 0]) + 1e-3 * rng.normal(size=450)
+    Z, noise = np.linspace(0, 10, 300)[:, None], 1e-6
+    upper = npgp.upper_bound(RBF(1.0), *(np.float32(x) for x in (X, y, Z)), np.float32(noise))
+    scaled = ScaledProjection.of(factorize(RBF(1.0), [Points(np.float32(Z))])(np.float32(X)), np.float32(noise))
+    assert scaled.added > 1.0
+    with jax.enable_x64(True):
+        X, y = np.float64(np.float32(X)), np.float64(np.float32(y))
+        evidence = float(npgp.exact_log_evidence(RBF(1.0), X, y, np.float64(np.float32(noise))))
+        wide = ScaledProjection.of(factorize(RBF(1.0), [Points(Z)])(X), noise)
+        assert wide.added == 0.0
+    assert np.isfinite(upper) and float(upper) > evidence
