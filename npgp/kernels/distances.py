@@ -16,7 +16,7 @@ FEW_COLUMNS = 2
 #: And up to so many for kernels with a kink: with more, steps would take more than 5% longer than with products.
 SHARP_COLUMNS = 10
 #: Beyond so many columns, all is matrix products: differences would take most of a training step.
-MANY_COLUMNS = 32
+MANY_COLUMNS = 20
 #: The largest distance, as a share of the largest number, so that small multiples are numbers too.
 FARTHEST = 1e-3
 #: So many columns are written out at a time.

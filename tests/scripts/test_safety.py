@@ -176,10 +176,10 @@ def test_stress_counts_what_is_above_beyond_its_allowance():
     bounds = np.array([[-5.0, -4.0, -3.0, -2.0, -1.0], [-5.0, -4.0, -4.5, -2.0, 0.5]], np.longdouble)
     nothing = np.zeros(2, bool)
     of = dict(upper=np.array([1.0, -0.5]), evidence=np.zeros(2), rounding=np.full(2, 0.1), not_finite=nothing)
-    checks = module.judged(bounds, allowance=np.full(2, 0.4), order_allowance=np.full(2, 0.4), **of)["checks"]
+    checks = module.judged(bounds, allowance=np.full(2, 0.4), **of)["checks"]
     wrong = {name: (c["above"], c["violations"]) for name, c in checks.items() if c["above"]}
     assert wrong == {"full": (1, 1), "shared ≤ tight": (1, 1), "evidence ≤ upper": (1, 1)}
-    checks = module.judged(bounds, allowance=np.full(2, 0.6), order_allowance=np.full(2, 0.6), **of)["checks"]
+    checks = module.judged(bounds, allowance=np.full(2, 0.6), **of)["checks"]
     assert not any(c["violations"] for c in checks.values()) and checks["full"]["share_of_allowance"] == 0.5 / 0.6
 
 

@@ -113,7 +113,7 @@ def influence(
 def allowances(
     y: np.ndarray, variance: np.ndarray, noise: np.ndarray, of: Influence, evidence: np.ndarray, eps: float, jitter: Any
 ) -> dict[str, np.ndarray]:
-    """What rounding does to a bound at best, how much it may add, and change in all, (P,); see ``stress.py``."""
+    """What rounding does to a bound at best, and what it may do, each (P,), in nats; see ``stress.py``."""
     (M, N), k, s2 = of.rows.shape[1:], variance[:, None], noise[:, None]
 
     def total(array, axis=-1):
@@ -128,5 +128,4 @@ def allowances(
     inner = forming / 2 * np.square(total(of.mean * of.scale))
     trace = forming * total(of.inverse * of.scale[:, :, None] * of.scale[:, None, :], (1, 2))
     every = at_best + fit + penalty + inner + M / 2 * np.log1p(trace / M)
-    above = np.minimum(every, at_best + eps / jitter * (np.abs(evidence) + N))
-    return {"rounding": at_best, "allowance": above, "order_allowance": every}
+    return {"rounding": at_best, "allowance": np.minimum(every, at_best + eps / jitter * (np.abs(evidence) + N))}
