@@ -295,7 +295,8 @@ def row_numbers(rows: Any, name: str, count: int, ndim: int = 1) -> np.ndarray |
     if rows.ndim != ndim:
         raise ValueError(f"{name} has shape {rows.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}.")
     if not is_traced(rows) and rows.size:
-        least, most = int(rows.min()), int(rows.max())
+        numbers = np.asarray(rows)  # inside jit, what JAX makes of them has no values
+        least, most = int(numbers.min()), int(numbers.max())
         if least < 0 or most >= count:
             given = least if least < 0 else most
             raise ValueError(f"{name} has row {given}; there are {count} rows: it must be between 0 and {count - 1}.")

@@ -182,3 +182,10 @@ def test_generators_on_the_host():
     assert np.all(draws[0] != draws[2]) and 0 <= host_seed(jax.random.key(5)) < 2**32
     with pytest.raises(TypeError, match="rng_key is 0; it must be a JAX random key"):
         host_generator(0)
+
+
+def test_row_numbers_are_looked_at_inside_jit_too():
+    rows = jnp.arange(3)
+    assert jax.jit(lambda: checks.row_numbers(rows, "rows", 3) + 0)().shape == (3,)
+    with pytest.raises(ValueError, match="rows has row 2; there are 2 rows"):
+        jax.jit(lambda: checks.row_numbers(rows, "rows", 2) + 0)()
