@@ -14,7 +14,8 @@ from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIState
 
 from npgp import checks
-from npgp.contract import unconstrained
+from npgp.contract import constrained, unconstrained
+from npgp.keys import host_generator
 from npgp.model.guides import AutoSparseGP
 from npgp.programs.compiled import QUICK, Program, one_program
 from npgp.training.convergence import TrainingWarning
@@ -147,9 +148,9 @@ def fit_collapsed(
 
 def _random_starts(rng_key: jax.Array, svi: SVI, first: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """Starts with noise in what has a constraint: where the unconstrained value is another than the value."""
-    values = one_program(lambda: svi.constrain_fn(first))
+    values = one_program(lambda: constrained(svi, first))
     moved = [name for name, x in first.items() if not np.array_equal(np.asarray(x), np.asarray(values[name]))]
-    rng = np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+    rng = host_generator(rng_key)
     return [
         {
             name: x + SPREAD * rng.normal(size=x.shape).astype(x.dtype) if name in moved else x
