@@ -10,6 +10,7 @@ times as long, for matrices of 11 to 200 rows (``scripts/benchmarks/results/batc
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ def one_by_one(function: Callable[..., jax.Array], *, by_columns: bool = False) 
     """
 
     @custom_vmap
+    @functools.wraps(function)
     def mapped(*arrays: jax.Array) -> jax.Array:
         batch = arrays[0].shape[:-2]
         if not batch:

@@ -18,6 +18,16 @@ from jax import lax
 T = TypeVar("T")
 
 
+def entries_at_once() -> int:
+    """
+    How many entries the arrays of a chunk have that are fast to compute with.
+
+    A CPU's caches hold them: predictions at 10,000 rows from 512 inducing points then take half the time. Elsewhere
+    memory is the limit.
+    """
+    return 2**19 if jax.default_backend() == "cpu" else 2**26
+
+
 def rows_within(budget: int, *per_row: int) -> int:
     """
     How many rows a chunk may have, at least one.

@@ -46,7 +46,7 @@ def _(p, q):
     if not isinstance(base, dist.Normal) or q.reinterpreted_batch_ndims != 1:
         raise NotImplementedError
     scaled = p.scale_tril / base.scale[..., :, None]  # (B, Q, Q)
-    log_det = jnp.sum(jnp.log(jnp.diagonal(scaled, axis1=-2, axis2=-1)), -1)
+    log_det = jnp.sum(jnp.log(linalg.diagonal(scaled)), -1)
     square = jnp.sum(jnp.square(scaled), (-2, -1)) + jnp.sum(jnp.square((p.loc - base.loc) / base.scale), -1)
     return 0.5 * (square - p.loc.shape[-1]) - log_det
 

@@ -207,7 +207,7 @@ def find_modes(
             return loc, deviations * jnp.exp(stretch), jnp.sum(jnp.log(deviations) + stretch, axis=-1)
         inner = jnp.exp(stretch)[..., None] * jnp.eye(Q, dtype=dtype)
         inner = inner.at[..., below[0], below[1]].set(values[..., 2 * Q :])
-        diagonal = jnp.diagonal(root, axis1=-2, axis2=-1)
+        diagonal = linalg.diagonal(root)
         return loc, linalg.matmul(root, inner), jnp.sum(jnp.log(diagonal) + stretch, axis=-1)
 
     def loss(values: jax.Array) -> jax.Array:
@@ -233,7 +233,7 @@ def find_modes(
 
 def _deviations(precision: jax.Array) -> jax.Array:
     """Standard deviations of the independent coordinates that are nearest to a Gaussian of this precision."""
-    return 1.0 / jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
+    return 1.0 / jnp.sqrt(linalg.diagonal(precision))
 
 
 def _weights(loc: jax.Array, scale: jax.Array, elbo: jax.Array) -> jax.Array:

@@ -267,7 +267,7 @@ def _declare_block(
     if kind == "mean-only":
         return _whitened_block(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
-    prior = prior if kind == "dense" else jnp.diagonal(prior)
+    prior = prior if kind == "dense" else linalg.diagonal(prior)
     scale = init_scale * jnp.broadcast_to(prior, (*shape[:-1], *prior.shape))
     name = SCALE_NAMES[kind]
     value = numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name])

@@ -139,7 +139,7 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
             gram = block.gram(kernel)
             before, C = linalg.block_row(projector.cholesky, projector.cross, column, gram)
             # Relative to the prior variance: the residual of a block that repeats an earlier one is rounding error.
-            L, used = linalg.cholesky(C, jitter, scale=jnp.mean(jnp.diagonal(gram)))
+            L, used = linalg.cholesky(C, jitter, scale=jnp.mean(linalg.diagonal(gram)))
         projector = Projector(
             kernel,
             (*projector.blocks, block),

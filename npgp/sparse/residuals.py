@@ -118,7 +118,7 @@ class GroupResidual:
 
     @property
     def _variance(self) -> jax.Array:
-        return jnp.maximum(jnp.diagonal(self.covariance, axis1=-2, axis2=-1), 0.0)
+        return jnp.maximum(linalg.diagonal(self.covariance), 0.0)
 
     def roots(self, precision: jax.Array) -> jax.Array:
         """``λ_n^½`` in the layout of groups, 0 in places that are empty; (..., G, g)."""
@@ -170,7 +170,7 @@ def _factor_or_diagonal(B: jax.Array) -> tuple[jax.Array, jax.Array]:
     def mended():
         identity = jnp.eye(B.shape[-1], dtype=B.dtype)
         jittered, _ = linalg.cholesky(jnp.where(found[..., None, None], identity, B))
-        diagonal = jnp.maximum(jnp.diagonal(B, axis1=-2, axis2=-1), 1.0)
+        diagonal = jnp.maximum(linalg.diagonal(B), 1.0)
         lower = linalg.log_determinant(jittered) <= jnp.sum(jnp.log(diagonal), axis=-1)  # which no NaN is
         chosen = jnp.where(lower[..., None, None], jittered, jnp.sqrt(diagonal)[..., None] * identity)
         return jnp.where(found[..., None, None], L, chosen), (found | lower).astype(B.dtype)

@@ -144,7 +144,7 @@ class DenseNormal(BlockNormal):
 
     def factor_times(self, A):
         if self.scale_tril.ndim == 2:
-            return linalg.transposed_matmul(self.scale_tril, A)
+            return linalg.lower_matmul(self.scale_tril, A, transpose=True)
         # One product for the whole batch: (… M, M) stacked as rows.
         LT = jnp.swapaxes(self.scale_tril, -1, -2)
         product = linalg.matmul(LT.reshape(math.prod(LT.shape[:-1]), LT.shape[-1]), A)
@@ -242,7 +242,7 @@ class SquareTril(FixedConstraint):
 
     def __call__(self, x):
         lower = jnp.all(jnp.triu(x, 1) == 0.0, axis=(-2, -1))
-        return lower & jnp.all(jnp.diagonal(x, axis1=-2, axis2=-1) > 0.0, axis=-1)
+        return lower & jnp.all(linalg.diagonal(x) > 0.0, axis=-1)
 
     def feasible_like(self, prototype):
         return jnp.broadcast_to(jnp.eye(prototype.shape[-1], dtype=prototype.dtype), prototype.shape)
@@ -259,16 +259,16 @@ class SquareTrilTransform(FixedTransform):
     codomain = square_tril
 
     def __call__(self, x):
-        diagonal = jax.nn.softplus(jnp.diagonal(x, axis1=-2, axis2=-1))
+        diagonal = jax.nn.softplus(linalg.diagonal(x))
         return jnp.tril(x, -1) + diagonal[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
 
     def _inverse(self, y):
-        diagonal = jnp.diagonal(y, axis1=-2, axis2=-1)
+        diagonal = linalg.diagonal(y)
         raw = diagonal + jnp.log(-jnp.expm1(-diagonal))
         return jnp.tril(y, -1) + raw[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
 
     def log_abs_det_jacobian(self, x, y, intermediates=None):
-        return -jnp.sum(jax.nn.softplus(-jnp.diagonal(x, axis1=-2, axis2=-1)), -1)
+        return -jnp.sum(jax.nn.softplus(-linalg.diagonal(x)), -1)
 
     def forward_shape(self, shape):
         return shape
@@ -380,7 +380,7 @@ class ScaledProjection:
             cholesky.append(L)
             cross.append(before)
             if C.shape[0]:
-                added = jnp.maximum(added, jax.lax.stop_gradient(jitter * jnp.mean(jnp.diagonal(C))))
+                added = jnp.maximum(added, jax.lax.stop_gradient(jitter * jnp.mean(linalg.diagonal(C))))
         return cls(A, gram, tuple(cholesky), tuple(cross), scale, added)
 
     def factor(self, i: int) -> jax.Array:
@@ -389,7 +389,7 @@ class ScaledProjection:
 
     def diagonal(self, i: int) -> jax.Array:
         """Diagonal of ``B_i``, (M_i,)."""
-        return jnp.diagonal(self.gram[i])
+        return linalg.diagonal(self.gram[i])
 
     def _project(self, y: jax.Array) -> list[jax.Array]:
         """``L_B⁻¹ Ã y/σ``, by blocks: (M_i, outputs) for y of shape (..., N)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.chunks import map_chunks
+from npgp.chunks import entries_at_once, map_chunks, rows_within
 from npgp.likelihoods import Likelihood
 from npgp.programs.compiled import one_program
 from npgp.programs.grids import on_grid
@@ -26,6 +27,9 @@ from npgp.variational.updates import update
 __all__ = ["Decomposition", "Posterior"]
 
 T = TypeVar("T")
+
+#: Predictions take at least so many rows at a time.
+FEWEST_ROWS = 256
 
 
 @pytree
@@ -74,16 +78,22 @@ class Posterior:
         Posterior mean and variance of f, with one projection.
 
         :param X: inputs (N, D).
-        :param batch_size: rows taken at a time, so that memory does not grow with N·M; all if omitted.
+        :param batch_size: rows taken at a time, so that memory does not grow with N·M; by default as many as are
+            fast.
         :return: each batch + (N,).
         """
         X = checks.inputs(X)
         if batch_size is not None:
             size = checks.whole_number(batch_size, "batch_size")
-            return one_program(lambda: map_chunks(self._moments, size, X, axis=-1))
+            return one_program(lambda: map_chunks(self._moments_of_rows, size, X, axis=-1))
         return on_grid(Posterior._moments, self, X)
 
     def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
+        entries = math.prod(self.batch_shape) * sum(block.event_shape[0] for block in self.q)
+        size = max(FEWEST_ROWS, rows_within(entries_at_once(), entries))
+        return map_chunks(self._moments_of_rows, size, X, axis=-1)
+
+    def _moments_of_rows(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
         projection = self.projector(X)
         mean = whitened_mean(projection, [block.loc for block in self.q])
         variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))

@@ -209,7 +209,7 @@ def _solve(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites):
     for A_i, kind in zip(A, kinds, strict=True):
         end = first + A_i.shape[-2]
         if kind == "diagonal":
-            factors.append(jnp.sqrt(jnp.diagonal(B, axis1=-2, axis2=-1)[..., first:end]))
+            factors.append(jnp.sqrt(linalg.diagonal(B)[..., first:end]))
         elif kind == "dense" and first == 0:
             factors.append(L[..., :end, :end])
         elif kind == "dense":
