@@ -223,6 +223,8 @@ def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.A
     """
     if L.ndim == 1:
         return B / L[:, None]
+    if not L.shape[-1]:
+        return B  # an empty block
     if B.ndim > L.ndim:
         return jax.vmap(functools.partial(solve_lower, transpose=transpose), (None, 0))(L, B)
     solve, adjoint = _solvers(lax.stop_gradient(L), B.shape[-1])

@@ -120,6 +120,15 @@ class Groups:
         """Places in each group g, the length of the longest."""
         return self.rows.shape[1]
 
+    @property
+    def _in_order(self) -> bool:
+        """
+        Whether rows lie group after group, without empty places, so that nothing need be moved.
+
+        It counts in training: on a CPU the gradient of looking rows up adds them one after the other.
+        """
+        return isinstance(self.rows, np.ndarray) and np.array_equal(self.rows.ravel(), np.arange(self.num_rows))
+
     def gather(self, v: ArrayLike) -> jax.Array:
         """
         Values by group, from values by row.
@@ -130,6 +139,8 @@ class Groups:
         """
         if jnp.shape(v)[-1:] != (self.num_rows,):
             raise ValueError(f"v has shape {jnp.shape(v)}; its last axis must be the {self.num_rows} rows.")
+        if self._in_order:
+            return jnp.reshape(v, (*jnp.shape(v)[:-1], *self.rows.shape))
         return jnp.take(jnp.asarray(v), jnp.asarray(self.rows), axis=-1, mode="clip")
 
     def gather_rows(self, X: jax.Array) -> jax.Array:
@@ -142,7 +153,7 @@ class Groups:
         """
         if jnp.shape(X)[0] != self.num_rows:
             raise ValueError(f"X has shape {jnp.shape(X)}; its first axis must be the {self.num_rows} rows.")
-        if isinstance(self.rows, np.ndarray) and np.array_equal(self.rows.ravel(), np.arange(self.num_rows)):
+        if self._in_order:
             return jnp.reshape(X, (*self.rows.shape, X.shape[1]))
         return jnp.take(X, jnp.asarray(self.rows), axis=0, mode="clip")
 
@@ -158,6 +169,8 @@ class Groups:
         if shape[-2:] != self.rows.shape:
             raise ValueError(f"w has shape {shape}; its last axes must be {self.rows.shape}, groups and their places.")
         flat = jnp.reshape(w, (*shape[:-2], self.count * self.size))
+        if self._in_order:
+            return flat
         return jnp.take(flat, jnp.asarray(self.inverse), axis=-1, mode="clip")
 
     def arrange(self, array: ArrayLike) -> Any:
