@@ -81,7 +81,7 @@ def compare_posteriors(
         if marked:
             handles["truth"] = ax.plot(*np.transpose(marked), "k|", ms=14, mew=1.2)[0]
         ax.set_yticks(np.arange(len(panel)), [row.label for row in panel])
-        ax.set_ylim(len(panel) - 0.5, -0.5)
+        ax.set_ylim(max(map(len, rows)) - 0.5, -0.5)  # rows are of one height in all panels
         ax.set_xlabel(name)
     axes[0, 0].set_ylabel("quantity")
     for ax in axes[0, 1:]:
