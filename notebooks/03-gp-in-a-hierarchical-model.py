@@ -290,9 +290,9 @@ figure = plots.compare_posteriors(
 # All find the effects of the covariates, the independent guide with intervals that are somewhat too narrow. Its others
 # are far too narrow. Level, region effects and the mean of $f$ over a region trade off: NUTS knows the level to ± 0.3,
 # where the independent guide says ± 0.014 and the coupled one ± 0.1. The coupled guide's region effects are near those
-# of NUTS. Of amplitude and lengthscale both guides give little more than point estimates, and that is what the check has
-# found. So take what SVI says of the covariates, of $f$ and of predictions; for the rest use the coupled guide at least,
-# and NUTS for hyperparameters, as long as the data permit all rows at every step.
+# of NUTS. Of amplitude and lengthscale both guides give little more than point estimates, and that is what the check
+# has found. So take what SVI says of the covariates, of $f$ and of predictions; for the rest use the coupled guide at
+# least, and NUTS for hyperparameters, as long as the data permit all rows at every step.
 #
 # ## 4. Posterior checks and comparison
 #

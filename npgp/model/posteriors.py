@@ -23,7 +23,7 @@ from npgp.programs.operations import Operations
 from npgp.variational.averages import PosteriorMixture
 from npgp.variational.posterior import Posterior
 
-__all__ = ["posterior"]
+__all__ = ["function_in", "posterior"]
 
 
 @overload
@@ -74,7 +74,11 @@ def posterior(name, model, guide, params, *args, draws=None, rng_key=None, **kwa
 
         def at_values(draw, key):
             sites = _sites(_substituted(model, draw), key, traced_inside(given), args, kwargs)
-            return _found(name, sites, with_q=False), {n: draw[n] for n in sorted(_others(sites) & set(draw))}, sites
+            return (
+                function_in(name, sites, with_q=False),
+                {n: draw[n] for n in sorted(_others(sites) & set(draw))},
+                sites,
+            )
 
         return one_program(lambda: _averaged(at_values, samples, key), options=STEPS)
 
@@ -86,7 +90,9 @@ def posterior(name, model, guide, params, *args, draws=None, rng_key=None, **kwa
             seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
             trace = handlers.trace(Trained(seeded, values)).get_trace(*args, **kwargs)
         sites = _sites(handlers.replay(model, trace), model_key, values, args, kwargs)
-        return _found(name, sites, with_q=True), {n: sites[n]["value"] for n in sorted(_others(sites) & set(trace))}
+        return function_in(name, sites, with_q=True), {
+            n: sites[n]["value"] for n in sorted(_others(sites) & set(trace))
+        }
 
     if draws is None:
         return one_program(lambda: under_guide(key)[0], keepers=(guide,), apart=(model,))
@@ -107,8 +113,14 @@ def _others(sites: dict[str, Message]) -> set[str]:
     return {n for n in latent if not (is_gp_site(sites[n]) or is_observation(sites[n]))}
 
 
-def _found(name: str, sites: dict[str, Message], with_q: bool) -> Any:
-    """The posterior of a component, or of a collapsed GP."""
+def function_in(name: str, sites: dict[str, Message], with_q: bool) -> Any:
+    """
+    The posterior of a component, or of a collapsed GP, in a model that has run.
+
+    :param name: the component's name, or that of the collapsed GP's observed site.
+    :param sites: the model's trace.
+    :param with_q: whether a guide gave q; if not, f is taken given the drawn inducing values.
+    """
     components = {s: msg["infer"][FUNCTION] for s, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
     # The prefix of the site's name is the component's, with its scope.
     functions = {site.rsplit(".", 1)[0]: function for site, function in components.items()}

@@ -102,8 +102,8 @@ def check_posterior(
     :param guide: its guide, automatic or written by hand.
     :param params: trained parameters, from ``svi.get_params(state)``.
     :param args: arguments of model and guide, observations included, for all rows.
-    :param draws: number of draws, at least 100. With other keys k̂ comes out otherwise, by .1 to
-        .2 where it is large.
+    :param draws: number of draws, at least 100. With other keys k̂ comes out otherwise, by .1 to .2 where it is
+        large.
     :raises ImportError: without ArviZ (``pip install npgp[arviz]``).
     :raises ValueError: for minibatches: all rows are needed, as single batches say nothing of the posterior; if no site
         is observed; and for latent sites that the guide does not draw.
