@@ -87,11 +87,11 @@ def check_posterior(
     possible. k̂ is the shape of the generalized Pareto distribution fitted to the largest weights: below 0.5 q is good,
     below 0.7 usable; above, intervals are likely to be too narrow.
 
-    ``p(y, z)`` is the density of the bound: ``observe`` has each row's share of the ELBO at the drawn ε. So the weights'
-    logarithms have the ELBO for their mean (where noise is not Gaussian and the conditional not ``"prior"``, nearly),
-    and q at its optimum is perfect where noise is Gaussian and nothing else is sampled: what a GP loses beside few
-    inducing points is not counted. A GP stated as :class:`npgp.CollapsedGP` has no ε among z, nor has a block that
-    moves the mean only. Where the guide has no q(ε), such as ``AutoNormal(model)``, the density is that which NUTS
+    ``p(y, z)`` is the density of the bound: ``observe`` has each row's share of the ELBO at the drawn ε. So the
+    weights' logarithms have the ELBO for their mean (nearly, where noise is not Gaussian and the conditional not
+    ``"prior"``), and q at its optimum is perfect where noise is Gaussian and nothing else is sampled: what a GP loses
+    beside few inducing points is not counted. A GP stated as :class:`npgp.CollapsedGP` has no ε among z, nor has a
+    block that moves the mean only. Where the guide has no q(ε), such as ``AutoNormal(model)``, the density is that which NUTS
     samples. Parameters, and sites to which the guide gives one value (``AutoDelta``), are taken as known.
 
     k̂ speaks of all sites together: one that is wrong makes it large, and in hundreds of dimensions a little error in
