@@ -91,8 +91,8 @@ def check_posterior(
     weights' logarithms have the ELBO for their mean (nearly, where noise is not Gaussian and the conditional not
     ``"prior"``), and q at its optimum is perfect where noise is Gaussian and nothing else is sampled: what a GP loses
     beside few inducing points is not counted. A GP stated as :class:`npgp.CollapsedGP` has no ε among z, nor has a
-    block that moves the mean only. Where the guide has no q(ε), such as ``AutoNormal(model)``, the density is that which NUTS
-    samples. Parameters, and sites to which the guide gives one value (``AutoDelta``), are taken as known.
+    block that moves the mean only. Where the guide has no q(ε), such as ``AutoNormal(model)``, the density is that
+    which NUTS samples. Parameters, and sites to which the guide gives one value (``AutoDelta``), are taken as known.
 
     k̂ speaks of all sites together: one that is wrong makes it large, and in hundreds of dimensions a little error in
     each does too. A small k̂ is good news in any case, but for a mode of the posterior that no draw has met.

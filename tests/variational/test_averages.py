@@ -236,6 +236,26 @@ def test_collapsed_gps_are_conditioned_at_each_draw(float64):
         npgp.posterior("f", collapsed, draws, {}, inputs, y)
 
 
+def test_a_collapsed_gp_under_a_guide_for_the_rest(float64):
+    """By SVI over the other sites alone: each draw's posterior is conditioned at that draw."""
+    inputs, y, Z = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(STRUCTURES["svgp"][0][0])
+
+    def gp(lengthscale):
+        return npgp.CollapsedGP(npgp.RBF(lengthscale), inputs, Z, NOISE)
+
+    def collapsed(X, y=None):
+        numpyro.sample("y", gp(numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))), obs=y)
+
+    params = {"lengthscale_auto_loc": jnp.zeros(()), "lengthscale_auto_scale": jnp.full((), 0.3)}
+    guide = npgp.AutoSparseGP(collapsed)  # new: its first call is inside
+    average = npgp.posterior("y", collapsed, guide, params, inputs, y, draws=4, rng_key=KEY)
+    alone = [gp(float(lengthscale)).condition(y) for lengthscale in average.sites["lengthscale"]]
+    assert np.std(average.sites["lengthscale"]) > 0.01
+    for part, expected in zip(average, alone, strict=True):
+        np.testing.assert_allclose(part.mean_and_variance(X_NEW), expected.mean_and_variance(X_NEW), rtol=1e-8)
+    np.testing.assert_allclose(average.mean(X_NEW), np.mean([p.mean(X_NEW) for p in alone], 0), rtol=1e-8)
+
+
 def test_saved_and_loaded(tmp_path, both):
     average, _ = both
     npgp.save(tmp_path / "average.npz", average)
