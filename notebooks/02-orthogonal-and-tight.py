@@ -22,7 +22,6 @@ import numpy as np
 import numpyro
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from scipy.optimize import minimize
 
 import npgp
 from npgp import plots
@@ -85,17 +84,19 @@ def fit(conditional, structure, num_points):
     order = np.random.default_rng(0).permutation(num_points)
     start = np.linspace(0.2, 9.8, num_points)[order]
 
-    def gp(theta):
-        lengthscale, variance, noise = jnp.exp(theta[:3])
-        points = theta[3:, None]
+    def gp(lengthscale, variance, noise, inducing):
+        points = inducing[:, None]
         blocks = points if covariances is None else [points[: num_points // 2], points[num_points // 2 :]]
         kernel = npgp.RBF(lengthscale, variance=variance)
         return npgp.CollapsedGP(kernel, X, blocks, noise, conditional=treatment, covariances=covariances)
 
-    loss = jax.jit(jax.value_and_grad(lambda theta: -gp(theta).log_prob(y)))
-    theta = np.concatenate([np.log([0.5, 1.0, 0.1]), start])
-    best = minimize(loss, theta, jac=True, method="L-BFGS-B", options={"maxiter": 60 if SMALL else 300})
-    return -best.fun, gp(best.x)
+    def model():
+        positive = {"lengthscale": 0.5, "variance": 1.0, "noise": 0.1}
+        values = {n: numpyro.param(n, value, constraint=constraints.positive) for n, value in positive.items()}
+        numpyro.sample("y", gp(**values, inducing=numpyro.param("inducing", start)), obs=y)
+
+    best = npgp.fit_collapsed(jax.random.key(0), model, progress=False)
+    return -best.losses[-1], gp(**best.params)
 
 
 conditionals = ("prior", "tight", "grouped", "full")

@@ -128,18 +128,15 @@ svi_draws = draw(jax.random.key(1))
 svi_test, svi_map = predict(svi_draws)
 
 # %% [markdown]
-# How sure is $f$? `npgp.posterior` has its variance. Where hyperparameters are sampled, it is the posterior given a
-# draw of them; with their medians substituted in the guide, it is the one at the medians.
+# How sure is $f$? `npgp.posterior` has its variance; with `draws` it is averaged over draws of the hyperparameters.
 
 
 # %%
-def posterior_at_medians(model, guide, params):
-    medians = guide.median(params)
-    hyperparameters = {name: value for name, value in medians.items() if name != "f.u"}
-    return npgp.posterior("f", model, handlers.substitute(guide, data=hyperparameters), params, X)
+def averaged(model, guide, params):
+    return npgp.posterior("f", model, guide, params, X, draws=5 if SMALL else 50)
 
 
-posterior = posterior_at_medians(model, guide, result.params)
+posterior = averaged(model, guide, result.params)
 variance = posterior.variance(grid)
 
 
@@ -234,8 +231,9 @@ _ = axes[0].legend(fontsize=8, loc="lower right")
 #
 # ## 3. New data arrive
 #
-# 400 more rows. `posterior.update` updates the posterior of $f$ and leaves hyperparameters and inducing inputs as
-# they are. It needs neither training nor the first rows.
+# 400 more rows. `posterior.update` updates a posterior of $f$ and leaves hyperparameters and inducing inputs as they
+# are: here the posterior at the medians of the hyperparameters, which are substituted in the guide. It needs neither
+# training nor the first rows.
 
 
 # %%
@@ -245,8 +243,10 @@ def probability_of_1(mean, variance):
 
 
 X_later, y_later = X_all[later], y_all[later]
-updated = posterior.update(X_later, y_later, npgp.Bernoulli())
-for name, p in [("SVI, at the medians", posterior), ("conditioned on the later rows", updated)]:
+medians = {name: value for name, value in guide.median(result.params).items() if name != "f.u"}
+at_medians = npgp.posterior("f", model, handlers.substitute(guide, data=medians), result.params, X)
+updated = at_medians.update(X_later, y_later, npgp.Bernoulli())
+for name, p in [("SVI", posterior), ("SVI, at the medians", at_medians), ("conditioned on the later rows", updated)]:
     report(name, probability_of_1(*p.mean_and_variance(X_test)))
 
 # %% [markdown]
@@ -271,7 +271,7 @@ y_flipped = np.where(np.random.default_rng(2).uniform(size=num_train) < 0.1, 1 -
 robust_guide, robust = fit(robust_model, num_steps, X, y_flipped)
 for level, value in zip([5, 50, 95], robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95])["flipped"], strict=True):
     print(f"share of flipped labels, {level:2} % quantile: {value:.3f}")
-robust_posterior = posterior_at_medians(robust_model, robust_guide, robust.params)
+robust_posterior = averaged(robust_model, robust_guide, robust.params)
 report("from the flipped labels", probability_of_1(*robust_posterior.mean_and_variance(X_test)))
 
 # %% [markdown]

@@ -12,7 +12,7 @@ from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from npgp.model import VNNGP, AutoSparseGP, SparseGP, joint, observe, plate, posterior, row_param, sample
 from npgp.pytrees import pytree
 from npgp.sparse import Conditional, Full, Grouped, Prior, Published, Shared, Tight, median_split
-from npgp.training import adam, evaluate, fit, fit_collapsed
+from npgp.training import adam, check_posterior, evaluate, fit, fit_collapsed
 from npgp.variational import Posterior, local_correction, natural_gradient
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ __all__ = [
     "Tight",
     "adam",
     "certificate",
+    "check_posterior",
     "datasets",
     "evaluate",
     "exact_log_evidence",

@@ -23,10 +23,12 @@ from jax import lax
 from numpyro import handlers
 from numpyro.infer import MCMC
 
+from npgp import checks
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.contract import Handler, Message, base_of, frames, mask_of, plate_size, was_observed
 from npgp.model.latent import Moments
 from npgp.model.observation import LatentObservation
+from npgp.model.posteriors import function_in
 from npgp.model.rerun import Hidden
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
 from npgp.optional import optional
@@ -56,6 +58,7 @@ def to_arviz(
     log_likelihood: bool = True,
     coords: Mapping[str, Any] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
+    functions: Mapping[str, Any] | None = None,
     **kwargs,
 ) -> Any:
     """
@@ -65,6 +68,7 @@ def to_arviz(
 
         draws = guide.sample_posterior(key, params, X, y, sample_shape=(1000,))
         npgp.to_arviz(key, model, draws, X, y, params=params)
+        npgp.to_arviz(key, model, draws, X, y, params=params, functions={"f": X_new})    with f at X_new
 
     ========================  ====================================================================================
     ``posterior``             the draws, and the model's deterministic sites
@@ -98,10 +102,14 @@ def to_arviz(
     :param num_prior: number of draws from the prior.
     :param posterior_predictive: whether to simulate data.
     :param log_likelihood: whether to compute the log likelihood.
+    :param functions: inputs (N, D) by the name of a GP: each draw gets a joint draw of f there, ``name.values``, which
+        belongs to the draw's hyperparameters and other sites. The name is as for :func:`npgp.posterior`: the
+        component's, or the observed site's of a collapsed GP, whose f is without the offset. O(N³) for each draw.
     :param coords: labels along dimensions; 0, 1, … if not given.
     :param dims: names of a site's dimensions, where others are wanted.
     :return: ``arviz.InferenceData`` before ArviZ 1.0, ``xarray.DataTree`` since.
     :raises ImportError: without ArviZ.
+    :raises KeyError: for a function that the model does not have.
     :raises ValueError: if a plate is subsampled, a latent site has no draws, a parameter no value, or no site is
         observed.
     """
@@ -110,6 +118,7 @@ def to_arviz(
     chains, length = next(iter(draws.values())).shape[:2]
     flat = {name: value.reshape(chains * length, *value.shape[2:]) for name, value in draws.items()}
     first_key, key, prior_key = jax.random.split(rng_key, 3)
+    inputs = {name: checks.inputs(X, f"functions[{name!r}]") for name, X in (functions or {}).items()}
     model = handlers.substitute(model, data=dict(params or {}))
 
     def run(model, key, draw) -> dict[str, Message]:
@@ -145,11 +154,16 @@ def to_arviz(
     given_values = {name: flat[name] for name in flat if name in latent or f"{name}.residual" in latent}
 
     def complete(key, draw):
-        rows_key, given_key, new_key = jax.random.split(key, 3)
+        rows_key, given_key, new_key, *value_keys = jax.random.split(key, 3 + len(inputs))
         given = run(_Rows(model, rows_key), given_key, draw)
         result = {
             "posterior": {n: m["value"] for n, m in given.items() if m["type"] == "deterministic" and n not in draws}
         }
+        if inputs:  # of the model as it is, where _Rows has opened what is collapsed
+            as_it_is = run(model, given_key, draw)
+        for (name, X), value_key in zip(inputs.items(), value_keys, strict=True):
+            values = function_in(name, as_it_is, with_q=False).sample(value_key, X)
+            result["posterior"][f"{name}.values"] = values
         if log_likelihood:
             result["log_likelihood"] = {n: m["fn"].log_prob(m["value"]) for n, m in given.items() if _is_data(m)}
         if posterior_predictive:

@@ -14,7 +14,7 @@ from npgp.kernels import Kernel
 from npgp.model.latent import Given, Latent, Moments, NoArray, Term
 from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Projection, Projector, factorize
-from npgp.variational.blocks import BlockNormal, learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Function"]
@@ -145,6 +145,11 @@ class Function(NoArray):
         if self.q is None:
             raise ValueError(f"{self.name} has no approximate posterior here: the model was run without a guide.")
         return Posterior(self.projector, tuple(without_row_dim(block) for block in self.q))
+
+    def posterior_given_values(self) -> Posterior:
+        """That of f given the drawn inducing values: q is at them."""
+        q = (DiagonalNormal(jnp.asarray(value), jnp.zeros_like(value)) for value in self.values)
+        return Posterior(self.projector, tuple(without_row_dim(block) for block in q))
 
 
 def without_row_dim(block: BlockNormal) -> BlockNormal:

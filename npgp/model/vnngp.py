@@ -380,3 +380,7 @@ class NeighborFunction(NoArray):
                 "that of the component, given trained parameters."
             )
         return self.gp._posterior(*self.q.at(jnp.arange(self.gp.size)))
+
+    def posterior_given_values(self) -> NeighborPosterior:
+        """That of f given the drawn inducing values."""
+        return self.gp._posterior(self.values, jnp.zeros_like(self.values))

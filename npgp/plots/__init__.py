@@ -4,11 +4,13 @@ from npgp.plots.figures import COLORS, subplots
 from npgp.plots.fits import plot_decomposition, plot_elbo, plot_fit, plot_variance
 from npgp.plots.images import plot_images, plot_imputed_images
 from npgp.plots.latents import plot_latents, plot_relevance
+from npgp.plots.posteriors import compare_posteriors
 from npgp.plots.spectra import plot_spectra
 from npgp.plots.tables import plot_imputation, plot_reconstruction
 
 __all__ = [
     "COLORS",
+    "compare_posteriors",
     "plot_decomposition",
     "plot_elbo",
     "plot_fit",

@@ -13,6 +13,7 @@ from npgp.training.parquet import Parquet
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.sources import Source, Stream
+from npgp.training.trust import PosteriorCheck, check_posterior
 
 __all__ = [
     "Best",
@@ -24,6 +25,7 @@ __all__ = [
     "Monitor",
     "NonFiniteLossError",
     "Parquet",
+    "PosteriorCheck",
     "RowOptimizer",
     "RowState",
     "Seconds",
@@ -32,6 +34,7 @@ __all__ = [
     "Stream",
     "TrainingWarning",
     "adam",
+    "check_posterior",
     "evaluate",
     "fit",
     "fit_collapsed",

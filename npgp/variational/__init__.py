@@ -1,5 +1,6 @@
 """q(ε): its blocks, its optimum, how it is trained and updated, and what it says about f."""
 
+from npgp.variational.averages import PathMixture, PosteriorMixture
 from npgp.variational.blocks import (
     BlockNormal,
     DenseNormal,
@@ -29,8 +30,10 @@ __all__ = [
     "MeanOnlyNormal",
     "MixedPaths",
     "MixedPosterior",
+    "PathMixture",
     "Paths",
     "Posterior",
+    "PosteriorMixture",
     "ScaledProjection",
     "WhitenedPrior",
     "exact_variance",

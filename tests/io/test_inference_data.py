@@ -332,3 +332,80 @@ def test_without_arviz_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "arviz", None)
     with pytest.raises(ImportError, match=r"pip install npgp\[arviz\]"):
         npgp.to_arviz(KEY, simple, GOOD, X, Y)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Values of functions, jointly with the other sites
+
+PLACES = np.array([[0.5], [1.7], [6.0]])
+
+
+def level_beside(X, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+    f = exact_gp().draw()
+    with numpyro.plate("data", X.shape[0]):
+        npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE_LOO), obs=y)
+
+
+def level_collapsed(X, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 3.0))
+    inputs = jnp.asarray(X_LOO.copy())
+    gp = npgp.CollapsedGP(npgp.RBF(LONG, variance=VARIANCE), inputs, inputs, NOISE_LOO, offset=level, jitter=1e-12)
+    numpyro.sample("y", gp, obs=y)
+
+
+def joint_of_level_and_f():
+    """Mean and covariance of (level, f at the places) given y, by dense algebra over function values."""
+    at = np.concatenate([X_LOO, PLACES])
+    K = rbf(at, at, LONG)
+    prior = np.block([[np.full((1, 1), 9.0), np.zeros((1, 15))], [np.zeros((15, 1)), K]])
+    design = np.concatenate([np.ones((12, 1)), np.eye(15)[:12]], axis=1)
+    gain = np.linalg.solve(design @ prior @ design.T + NOISE_LOO * np.eye(12), design @ prior).T
+    mean, covariance = gain @ Y_LOO, prior - gain @ design @ prior
+    keep = [0, 13, 14, 15]
+    return mean[keep], covariance[np.ix_(keep, keep)]
+
+
+def level_and_values(idata, site):
+    values = idata.posterior[f"{site}.values"]
+    assert values.shape[2:] == (3,)
+    return np.column_stack([np.ravel(idata.posterior["level"].values), values.values.reshape(-1, 3)])
+
+
+def test_values_of_a_coupled_guides_function_belong_to_its_level(float64):
+    """The exact joint posterior, in which q(ε) follows the level."""
+    mean, covariance = joint_of_level_and_f()
+    prior = {"f.u.loc": jnp.zeros(12), "f.u.scale_tril": jnp.eye(12)}
+    L = np.asarray(exact_gp().posterior(prior).projector.factors[0])  # with the jitter that it took
+    design = np.column_stack([L, np.ones(12)])
+    precision = np.diag([*np.ones(12), 1 / 9.0]) + design.T @ design / NOISE_LOO
+    center = np.linalg.solve(precision, design.T @ Y_LOO / NOISE_LOO)
+    given_level = np.linalg.inv(precision[:-1, :-1])
+    deviation = covariance[0, 0] ** 0.5
+    params = {
+        "f.u.loc": center[:-1],
+        "f.u.scale_tril": np.linalg.cholesky(given_level),
+        "f.u.coupling": -given_level @ precision[:-1, -1:] * deviation,
+        "level_auto_loc": mean[0],
+        "level_auto_scale": deviation,
+    }
+    params = jax.tree.map(jnp.asarray, params)
+    guide = npgp.AutoSparseGP(level_beside, dependence="coupled")
+    draws = guide.sample_posterior(KEY, params, X_LOO, Y_LOO, sample_shape=(4000,))
+    given = {"functions": {"f": PLACES}, "log_likelihood": False, "posterior_predictive": False}
+    idata = npgp.to_arviz(KEY, level_beside, draws, X_LOO, Y_LOO, params=params, dims={"f.values": ["place"]}, **given)
+    assert idata.posterior["f.values"].dims == ("chain", "draw", "place")
+    assert models.worst_z_of_moments(level_and_values(idata, "f"), mean, covariance) < Z_LIMIT
+
+
+def test_values_of_a_collapsed_function_belong_to_the_draw(float64):
+    """Draws of the level from its exact posterior; f without the offset, and other groups as they are without it."""
+    mean, covariance = joint_of_level_and_f()
+    level = mean[0] + covariance[0, 0] ** 0.5 * normals(4000, seed=5)
+    idata = npgp.to_arviz(KEY, level_collapsed, {"level": level}, X_LOO, Y_LOO, functions={"y": PLACES})
+    assert models.worst_z_of_moments(level_and_values(idata, "y"), mean, covariance) < Z_LIMIT
+    assert {"posterior", "log_likelihood", "posterior_predictive", "observed_data"} <= groups_of(idata)
+    with pytest.raises(KeyError, match=r"no component named 'f'; it has \['y'\]"):
+        npgp.to_arviz(KEY, level_collapsed, {"level": level[:3]}, X_LOO, Y_LOO, functions={"f": PLACES})
+    with pytest.raises(ValueError, match=r"functions\['y'\]"):
+        npgp.to_arviz(KEY, level_collapsed, {"level": level[:3]}, X_LOO, Y_LOO, functions={"y": PLACES[:, 0]})

@@ -316,11 +316,15 @@ def test_predictions_and_posterior(float64):
     for posterior in (
         npgp.posterior("f", model, guide, found, x, near),
         component(5).posterior(found),
+        npgp.posterior("f", model, guide, found, x, near, draws=3),
     ):
         np.testing.assert_allclose(posterior.mean_and_variance(x), (mean, s + dense.F), atol=1e-9)
         np.testing.assert_allclose(posterior.covariance(x), covariance, atol=1e-9)
-    draws = posterior.sample(jax.random.key(0), x, (4000,))
-    assert worst_z_of_moments(draws, mean, covariance) < 5
+        draws = posterior.sample(jax.random.key(0), x, (4000,))
+        assert worst_z_of_moments(draws, mean, covariance) < 5
+    np.testing.assert_allclose(posterior.mean(x, neighbors=near), mean, atol=1e-9)
+    given_u = npgp.posterior("f", model, {"f.u": RNG.normal(size=(2, M))}, {}, x, near)
+    np.testing.assert_allclose(given_u[1].variance(x), dense.F, atol=1e-9)
     predicted = Predictive(npgp.joint(model), guide=guide, params=found, num_samples=4000, parallel=True)(
         jax.random.key(1), x, near
     )

@@ -419,3 +419,92 @@ def test_missing_matplotlib_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install npgp\[plots\]"):
         plots.plot_elbo({"fit": [-1.0, 0.0]})
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Posteriors by method
+
+
+def draws_of(shift=0.0, scale=1.0):
+    rng = np.random.default_rng(3)
+    return {
+        "level": shift + scale * rng.normal(size=400),
+        "effect": shift + scale * rng.normal(size=(400, 3)),
+        "f.u": rng.normal(size=(400, 40)),
+    }
+
+
+def segments_of(ax) -> list[np.ndarray]:
+    """The intervals of each method: rows of low, high and height."""
+    lines = [c.get_segments() for c in ax.collections if isinstance(c, LineCollection)]
+    return [np.array([[s[0, 0], s[1, 0], s[0, 1]] for s in method]) for method in lines]
+
+
+def test_posteriors_by_method_are_quantiles_with_the_truth():
+    both = {"SVI": draws_of(scale=0.1), "NUTS": draws_of(0.5)}
+    truth = {"level": 0.9, "effect": [0.0, 0.3, 9.0]}
+    figure = plots.compare_posteriors(both, truth=truth, level=0.8, labels={"effect": ["north", "south", "west"]})
+    (ax,) = check(figure)
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["level", "north", "south", "west"]  # f.u has 40
+    inside = []
+    for found, draws in zip(segments_of(ax), both.values(), strict=True):
+        values = np.column_stack([draws["level"], draws["effect"]])
+        low, high = np.quantile(values, [0.1, 0.9], axis=0)
+        np.testing.assert_allclose(found[:, :2], np.column_stack([low, high]))
+        assert np.all(np.abs(found[:, 2] - np.arange(4)) < 0.5)
+        true = np.array([0.9, 0.0, 0.3, 9.0])
+        inside.append(int(np.sum((low < true) & (true < high))))
+    assert inside == [1, 3]
+    words = [text.get_text() for text in figure.legends[0].get_texts()]
+    counts = [f"{m}: intervals of 80%, {n} of 4 hold the truth" for m, n in zip(both, inside, strict=True)]
+    assert words == [*counts, "truth"]
+    (marks,) = [line for line in ax.lines if line.get_marker() == "|"]
+    np.testing.assert_allclose(marks.get_xydata(), np.column_stack([[0.9, 0.0, 0.3, 9.0], np.arange(4)]))
+
+
+def test_posteriors_in_several_panels_and_of_many_methods():
+    many = {f"method {i}": draws_of(0.1 * i) for i in range(8)}
+    figure = plots.compare_posteriors(
+        many, names=[["effect"], ["level"]], truth={"level": 0.0}, units=["effect", "level (m)"]
+    )
+    left, right = check(figure)
+    assert (left.get_xlabel(), right.get_xlabel()) == ("effect", "level (m)")
+    assert [tick.get_text() for tick in left.get_yticklabels()] == ["effect[0]", "effect[1]", "effect[2]"]
+    assert len(segments_of(left)) == len(segments_of(right)) == 8
+    looks = {(line.get_color(), line.get_marker()) for line in left.lines}
+    assert len(looks) == 8
+    assert not [line for line in left.lines if line.get_marker() == "|"]  # no truth there
+
+
+def test_posteriors_from_arviz():
+    """Chains are put together; without a truth the legend counts nothing."""
+    xarray = pytest.importorskip("xarray")
+    draws = draws_of()
+    level = xarray.DataArray(draws["level"].reshape(2, 200), dims=("chain", "draw"))
+    effect = xarray.DataArray(draws["effect"].reshape(2, 200, 3), dims=("chain", "draw", "region"))
+    groups = {"posterior": xarray.Dataset({"level": level, "effect": effect})}
+    figure = plots.compare_posteriors({"a": groups, "b": draws}, names=["level", "effect"])
+    (ax,) = check(figure)
+    one, other = segments_of(ax)
+    np.testing.assert_allclose(one[:, :2], other[:, :2])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [f"{m}: intervals of 90%" for m in "ab"]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (({},), ValueError, "posteriors is empty"),
+        (({"a": draws_of()}, {"level": 1.5}), ValueError, "level is 1.5; it must be between 0 and 1"),
+        (({"a": draws_of()}, {"names": ["slope"]}), ValueError, "the draws of 'a' have no 'slope'"),
+        (({"a": draws_of()}, {"names": "level"}), ValueError, "names is 'level'; it must be a list"),
+        (({"a": draws_of()}, {"truth": {"effect": [1.0]}}), ValueError, "truth has 1 entries for 'effect'"),
+        (({"a": draws_of()}, {"labels": {"effect": ["x"]}}), ValueError, "labels has 1 entries for 'effect'"),
+        (({"a": draws_of()}, {"units": ["x", "y"]}), ValueError, "units has 2 names; there are 1 panels"),
+        (({"a": [1.0, 2.0]},), TypeError, "posteriors has a list for 'a'"),
+        (({"a": {"x": np.ones((5, 2))}, "b": {"x": np.ones(5)}}, {"names": ["x"]}), ValueError, "different shapes"),
+        (({"a": {"x": np.ones(5)}, "b": {"z": np.ones(5)}},), ValueError, "no site of at most 30 entries in common"),
+    ],
+)
+def test_posteriors_that_cannot_be_compared(arguments, error, words):
+    with pytest.raises(error, match=words):
+        plots.compare_posteriors(arguments[0], **(arguments[1] if len(arguments) > 1 else {}))

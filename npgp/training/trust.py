@@ -1,0 +1,197 @@
+"""Whether a guide's posterior is to be trusted: Pareto k̂ of the importance ratios of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from numpyro import handlers
+from numpyro.infer.util import log_density
+
+from npgp import checks
+from npgp.contract import Message, is_enumerated, plate_size
+from npgp.model.rerun import is_latent
+from npgp.model.sites import Q, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.optional import optional
+from npgp.programs.compiled import STEPS, one_program
+from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
+
+__all__ = ["PosteriorCheck", "check_posterior"]
+
+#: Below GOOD estimates with q as a proposal converge fast, below USABLE they do in practice.
+GOOD, USABLE = 0.5, 0.7
+#: Ratios (in nats) that differ by less are all the same, but for rounding: there is no tail to look at.
+SAME = 1e-2
+
+
+@dataclass(frozen=True)
+class PosteriorCheck:
+    """
+    What :func:`npgp.check_posterior` found; as a string it is a sentence with advice.
+
+    :param khat: the estimated shape k̂ of the tail of the importance ratios; −∞ if all ratios are the same.
+    :param draws: number of draws that it is estimated from.
+    :param effective: effective number of these draws if they are weighted by their smoothed ratios.
+    :param spread: standard deviation of the logarithms of the ratios, in nats; 0 for the exact posterior.
+    :param elbo: their mean, an estimate of the ELBO.
+    """
+
+    khat: float
+    draws: int
+    effective: float
+    spread: float
+    elbo: float
+
+    @property
+    def trusted(self) -> bool:
+        """Whether k̂ is below 0.7."""
+        return self.khat < USABLE
+
+    def __str__(self):
+        if self.khat < GOOD:
+            advice = "good: the guide's posterior is close to the model's"
+        elif self.khat < USABLE:
+            advice = "usable: means and intervals can be relied upon, tails less so"
+        else:
+            advice = (
+                "the guide's posterior is not the model's: intervals may be far too narrow. Train longer; let q(ε) "
+                'follow the other sites, AutoSparseGP(model, dependence="coupled"), with AutoMultivariateNormal for '
+                "these; or run NUTS, over hyperparameters alone where the GP is stated as npgp.CollapsedGP"
+            )
+        khat = "−∞" if self.khat == -np.inf else f"{self.khat:.2f}"
+        return f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."
+
+
+def check_posterior(
+    rng_key: jax.Array,
+    model: Callable,
+    guide: Callable,
+    params: Mapping[str, Any],
+    *args,
+    draws: int = 2000,
+    **kwargs,
+) -> PosteriorCheck:
+    """
+    Whether a guide's posterior is to be trusted::
+
+        result = npgp.fit(svi, key, 2000, X, y)
+        print(npgp.check_posterior(key, model, guide, result.params, X, y))
+
+    Draws of all latent sites, inducing values ε among them, are weighted by ``p(y, z) / q(z)``. If q were the
+    posterior, all weights were the same; the heavier their tail is, the less q covers of what model and data leave
+    possible. k̂ is the shape of the generalized Pareto distribution fitted to the largest weights: below 0.5 q is good,
+    below 0.7 usable; above, intervals are likely to be too narrow.
+
+    ``p(y, z)`` is the density of the bound: ``observe`` has each row's share of the ELBO at the drawn ε. So the
+    weights' logarithms have the ELBO for their mean (nearly, where noise is not Gaussian and the conditional not
+    ``"prior"``), and q at its optimum is perfect where noise is Gaussian and nothing else is sampled: what a GP loses
+    beside few inducing points is not counted. A GP stated as :class:`npgp.CollapsedGP` has no ε among z, nor has a
+    block that moves the mean only. Where the guide has no q(ε), such as ``AutoNormal(model)``, the density is that
+    which NUTS samples. Parameters, and sites to which the guide gives one value (``AutoDelta``), are taken as known.
+
+    k̂ speaks of all sites together: one that is wrong makes it large, and in hundreds of dimensions a little error in
+    each does too. A small k̂ is good news in any case, but for a mode of the posterior that no draw has met.
+
+    :param rng_key: random key.
+    :param model: the model.
+    :param guide: its guide, automatic or written by hand.
+    :param params: trained parameters, from ``svi.get_params(state)``.
+    :param args: arguments of model and guide, observations included, for all rows.
+    :param draws: number of draws, at least 100. With other keys k̂ comes out otherwise, by .1 to .2 where it is
+        large.
+    :raises ImportError: without ArviZ (``pip install npgp[arviz]``).
+    :raises ValueError: for minibatches: all rows are needed, as single batches say nothing of the posterior; if no site
+        is observed; and for latent sites that the guide does not draw.
+    :raises NotImplementedError: for a :class:`npgp.VNNGP`.
+    :raises FloatingPointError: if a density is NaN.
+
+    Source: Yao, Vehtari, Simpson & Gelman 2018; Vehtari, Simpson, Gelman, Yao & Gabry 2024 (PSIS).
+    """
+    optional("arviz", extra="arviz", what="check_posterior")
+    draws = checks.whole_number(draws, "draws", least=100)
+    checks.random_key(rng_key)
+    given = trained(params)
+
+    def log_ratio(key):
+        values = traced_inside(given)
+        guide_key, model_key = jax.random.split(key)
+        log_q, drawn = log_density(Trained(handlers.seed(guide, guide_key), values), args, kwargs, {})
+        approximate = {name: site["infer"].get(Q) for name, site in drawn.items() if is_gp_site(site)}
+        for name, q in approximate.items():
+            if not (q is None or isinstance(q, BlockNormal)):
+                raise NotImplementedError(
+                    f"{name} belongs to a VNNGP, whose posterior check_posterior does not know yet."
+                )
+        # Inducing values at their draw, but for blocks that move the mean only, whose variance is the residual's.
+        at_draw = {n: drawn[n]["value"] for n, q in approximate.items() if getattr(q, "learned", False)}
+        replayed = handlers.replay(handlers.condition(model, data=at_draw), drawn)
+        log_p, sites = log_density(Trained(handlers.seed(replayed, model_key), values), args, kwargs, {})
+        _check(sites, {name for name, site in drawn.items() if is_latent(site)})
+        for name, q in approximate.items():
+            if isinstance(q, MeanOnlyNormal):
+                # In the place of a draw's log ratio, its mean.
+                ratio = (site[name]["fn"].log_prob(drawn[name]["value"]) for site in (sites, drawn))
+                log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
+        return log_p - log_q
+
+    def compute():
+        log_ratio(rng_key)  # once by itself: guides note things at their first call, which must not be inside a loop
+        return lax.map(log_ratio, jax.random.split(rng_key, draws))
+
+    found = one_program(compute, keepers=(guide,), apart=(model,), options=STEPS)
+    return _judged(np.asarray(found, np.float64))
+
+
+def _check(sites: dict[str, Message], latent: set[str]) -> None:
+    observed = False
+    for name, msg in sites.items():
+        if msg["type"] == "plate" and msg["value"].shape[0] != plate_size(msg):
+            raise ValueError(
+                f"plate {name!r} has {msg['value'].shape[0]} of its {plate_size(msg)} rows: check_posterior needs the "
+                "model with all rows, not a minibatch."
+            )
+        if msg["type"] != "sample":
+            continue
+        observed = observed or msg["is_observed"]
+        if msg["is_observed"] or name in latent:
+            continue
+        if is_observation(msg):
+            raise ValueError(f"{name} is not observed: pass check_posterior the observations too.")
+        what = "is summed out" if is_enumerated(msg) else "is not drawn by the guide"
+        raise ValueError(
+            f"{name}, a latent site of the model, {what}: check_posterior needs draws of all latent sites."
+        )
+    if not observed:
+        raise ValueError("the model has no observed site with these arguments: pass the observations too.")
+
+
+def _judged(log_ratios: np.ndarray) -> PosteriorCheck:
+    """k̂ and what goes with it, from the logarithms of importance ratios."""
+    draws = len(log_ratios)
+    if np.isnan(log_ratios).any() or np.isposinf(log_ratios).any() or np.all(np.isneginf(log_ratios)):
+        raise FloatingPointError(
+            f"{np.sum(~np.isfinite(log_ratios))} of {draws} draws have a density that is not finite, of model or guide."
+        )
+    if np.ptp(log_ratios) < SAME:
+        return PosteriorCheck(float("-inf"), draws, float(draws), float(np.std(log_ratios)), float(np.mean(log_ratios)))
+    smoothed, khat = _smoothed(log_ratios - np.max(log_ratios))
+    weights = np.exp(smoothed - np.max(smoothed))
+    effective = np.sum(weights) ** 2 / np.sum(weights**2)
+    spread = np.std(log_ratios[np.isfinite(log_ratios)])
+    return PosteriorCheck(khat, draws, float(effective), float(spread), float(np.mean(log_ratios)))
+
+
+def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
+    """Pareto smoothing by ArviZ: logarithms of weights, and k̂."""
+    arviz = optional("arviz", extra="arviz", what="check_posterior")
+    if int(arviz.__version__.split(".")[0]) < 1:
+        smoothed, khat = arviz.psislw(log_ratios)
+    else:
+        array_stats = optional("arviz_stats.base", extra="arviz", what="check_posterior").array_stats
+        smoothed, khat = array_stats.psislw(log_ratios)
+    return np.asarray(smoothed), float(khat)
