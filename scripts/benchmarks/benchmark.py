@@ -21,8 +21,10 @@ import argparse
 import os
 import platform
 import re
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent / "bench")]
+BENCH = Path(__file__).resolve().parent / "bench"
+sys.path[:0] = [str(BENCH.parents[1]), str(BENCH)]
 import flops
 import report
 from problems import synthetic
@@ -236,6 +239,38 @@ def first_step(bench: Bench) -> list[dict[str, Any]]:
     return found
 
 
+def example(bench: Bench) -> list[dict[str, Any]]:
+    """README's first example, and GPJax's like of it: a process from its start to its picture, in turns."""
+    args, found = bench.args, []
+    programs = {"npgp": readme_example(), "gpjax": (BENCH / "gpjax_example.py").read_text()}
+    present = [name for name in programs if name in args.libraries and name not in bench.missing]
+    for name in list(present):
+        (bench.folder / f"{name}.py").write_text(programs[name])
+        check = [args.interpreters[name], "-c", f"import matplotlib, {name}"]
+        if subprocess.run(check, stderr=subprocess.DEVNULL).returncode:
+            bench.missing.setdefault(name, "not installed, or no matplotlib: pip install npgp[bench]")
+            present.remove(name)
+    for turn in range(1 if args.quick else 3):
+        for name in present:
+            cache = bench.folder / f"cache-{name}-{turn}"
+            for start in ("cold", "warm"):  # the second finds what the first has compiled
+                own = os.environ | threads(1) | {"JAX_COMPILATION_CACHE_DIR": str(cache), "MPLBACKEND": "Agg"}
+                began = time.perf_counter()
+                done = subprocess.run(
+                    [args.interpreters[name], f"{name}.py"], cwd=bench.folder, env=own, capture_output=True, text=True
+                )
+                if done.returncode:
+                    raise Failed(f"{name}'s example: {done.stderr[-2000:]}")
+                found.append({"program": name, "start": start, "seconds": time.perf_counter() - began})
+    return found
+
+
+def readme_example() -> str:
+    """The first block of Python in README."""
+    text = (BENCH.parents[2] / "README.md").read_text(encoding="utf-8")
+    return text.split("```python\n", 1)[1].split("\n```", 1)[0]
+
+
 def alone(bench: Bench) -> list[dict[str, Any]]:
     """What else npgp trains, in one process and in turns; float32."""
     args, process = bench.args, bench.one("npgp")
@@ -308,6 +343,7 @@ def kin40k(bench: Bench) -> dict[str, Any]:
 PARTS: dict[str, Callable[[Bench], Any]] = {
     "steps": steps,
     "first_step": first_step,
+    "example": example,
     "npgp": alone,
     "kin40k": kin40k,
 }

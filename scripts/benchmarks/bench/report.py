@@ -67,7 +67,13 @@ def limit(found: dict[str, Any], chosen: dict[str, dict[str, Any]], inducing: in
 
 def markdown(found: dict[str, Any]) -> str:
     sections = [_head(found)]
-    for part, write in {"steps": _steps, "first_step": _first_step, "npgp": _alone, "kin40k": _kin40k}.items():
+    for part, write in {
+        "steps": _steps,
+        "first_step": _first_step,
+        "example": _example,
+        "npgp": _alone,
+        "kin40k": _kin40k,
+    }.items():
         if found.get(part):
             sections.append(write(found))
     return "\n\n".join(sections) + "\n"
@@ -176,6 +182,19 @@ def _first_step(found: dict[str, Any]) -> str:
         f"## From a cold start\n\nM = {rows[0]['inducing']}, {rows[0]['dtype']}; one process each, without a cache of "
         "compiled programs. The first step includes the model's construction and compilation; memory is the most "
         "resident at any time, after imports and after training.\n\n" + markdown_table(head, lines)
+    )
+
+
+def _example(found: dict[str, Any]) -> str:
+    def seconds(name: str, start: str) -> list[float]:
+        return [row["seconds"] for row in found["example"] if (row["program"], row["start"]) == (name, start)]
+
+    names = dict.fromkeys(row["program"] for row in found["example"])
+    lines = [[NAMES[name], *(cell(seconds(name, start), 1.0) for start in ("cold", "warm"))] for name in names]
+    return (
+        "## The first example\n\nREADME's first example, and GPJax's like of it: 300 rows, 20 inducing points, 2000 "
+        "steps, a prediction and a picture of it. Seconds of a process from its start to its end, without a cache of "
+        "compiled programs (cold) and with JAX's own (warm).\n\n" + markdown_table(["", "cold", "warm"], lines)
     )
 
 
