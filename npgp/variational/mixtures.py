@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.pytrees import pytree
+from npgp.variational.averages import PosteriorMixture
 from npgp.variational.paths import Paths
 
 __all__ = ["MixedPaths", "MixedPosterior"]
@@ -51,6 +52,7 @@ class MixedPosterior:
 
     :param posteriors: of the functions; each of one function or a batch of them.
     :param W: the mixing matrix, (P, Q), for Q functions in all.
+    :raises TypeError: for an average over draws (:class:`PosteriorMixture`).
     :raises ValueError: if W does not fit the functions, or a batch of them has more than one dimension.
 
     Source: Álvarez, Rosasco & Lawrence 2012, section 4.2.
@@ -62,6 +64,11 @@ class MixedPosterior:
     def __post_init__(self):
         posteriors = tuple(self.posteriors)
         object.__setattr__(self, "posteriors", posteriors)
+        if any(isinstance(posterior, PosteriorMixture) for posterior in posteriors):
+            raise TypeError(
+                "posteriors has an average over draws, whose functions depend on one another through these: mix the "
+                "posterior given each draw, f[i].mixed(W) for i in range(len(f))."
+            )
         shapes = [posterior.batch_shape for posterior in posteriors]
         if not shapes or any(len(shape) > 1 for shape in shapes):
             raise ValueError(f"posteriors have batches of shape {shapes}; each must be one function, or (Q,) of them.")

@@ -281,8 +281,11 @@ def test_misuse(float64):
         npgp.posterior("f", model, draws | {"level": np.zeros(4)}, {}, *args)
     # What f does not depend on may be missing.
     assert len(npgp.posterior("f", model, {n: v for n, v in draws.items() if n != "level"}, {}, *args)) == 5
+    average = npgp.posterior("f", model, draws, {}, *args)
+    with pytest.raises(TypeError, match=r"posteriors has an average over draws.*f\[i\].mixed"):
+        npgp.variational.MixedPosterior((average,), np.ones((2, 1)))
     with pytest.raises(TypeError, match="neighbors is for the posterior of a VNNGP"):
-        npgp.posterior("f", model, draws, {}, *args).mean(X_NEW, neighbors=np.zeros((8, 1), int))
+        average.mean(X_NEW, neighbors=np.zeros((8, 1), int))
 
 
 def test_keys_choose_the_draws(float64):
