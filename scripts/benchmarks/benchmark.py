@@ -110,10 +110,11 @@ class Bench:
 
     :param args: from :func:`parse`.
     :param folder: for files that workers read.
+    :param settings: the environments of a library's workers, by name.
     """
 
-    def __init__(self, args: argparse.Namespace, folder: Path):
-        self.args, self.folder = args, folder
+    def __init__(self, args: argparse.Namespace, folder: Path, settings: Callable[[str], dict] = settings):
+        self.args, self.folder, self.settings = args, folder, settings
         self.stack = ExitStack()
         self.workers: dict[tuple[str, str], Process] = {}
         self.missing: dict[str, str] = {}
@@ -121,7 +122,7 @@ class Bench:
 
     def start(self, library: str, setting: str | None = None) -> Process | None:
         """A new worker, in the first setting if none is named; none where the library is not there."""
-        found = settings(library)
+        found = self.settings(library)
         environment = found[next(iter(found)) if setting is None else setting]
         try:
             process = Process(library, self.args.interpreters[library], environment)
@@ -138,10 +139,10 @@ class Bench:
         """The long-lived workers, by library and setting."""
         if not self.workers:
             for library in self.args.libraries:
-                for setting in settings(library):
+                for setting in self.settings(library):
                     process = None if library in self.missing else self.start(library, setting)
                     if process is None:
-                        if setting == next(iter(settings(library))):
+                        if setting == next(iter(self.settings(library))):
                             print(f"{library}: {self.missing[library]}", flush=True)
                         continue
                     self.workers[library, setting] = self.stack.enter_context(process)
@@ -165,10 +166,12 @@ class Bench:
 
 def steps(bench: Bench) -> list[dict[str, Any]]:
     """Training steps and predictions of all libraries, with matrix products of the same size."""
-    return [found for dtype in bench.args.dtypes for size in bench.args.sizes for found in _steps(bench, size, dtype)]
+    sizes = [(size, dtype) for dtype in bench.args.dtypes for size in bench.args.sizes]
+    return [row for size, dtype in sizes for row in steps_of(bench, size, dtype)]
 
 
-def _steps(bench: Bench, size: int, dtype: str) -> list[dict[str, Any]]:
+def steps_of(bench: Bench, size: int, dtype: str, predictions: bool = True) -> list[dict[str, Any]]:
+    """As :func:`steps`, for one number of inducing points and one dtype."""
     args, file = bench.args, bench.problem(size)
     programs = {
         (program, setting): process
@@ -200,7 +203,9 @@ def _steps(bench: Bench, size: int, dtype: str) -> list[dict[str, Any]]:
         rows["products", ""] = {"program": "products", "setting": "", "inducing": size, "dtype": dtype}
     for key, seconds in interleaved_steps(advance, args.repetitions, args.seconds).items():
         rows[key]["seconds"] = seconds.tolist()
-    for _ in range(3):
+    for key, process in programs.items():
+        rows[key]["device_bytes"] = process.ask("device_memory")  # the most so far, of this and what came before
+    for _ in range(3 if predictions else 0):
         for key, process in programs.items():
             rows[key].setdefault("prediction_seconds", []).extend(process.ask("predict", name=key[0], repetitions=2))
     for process in bench.all().values():
@@ -238,11 +243,24 @@ def first_step(bench: Bench) -> list[dict[str, Any]]:
 
 def alone(bench: Bench) -> list[dict[str, Any]]:
     """What else npgp trains, in one process and in turns; float32."""
-    args, process = bench.args, bench.one("npgp")
+    process, table = bench.one("npgp"), kinds(bench)
     if process is None:
         return []
+    for name, options in table.items():
+        process.ask("setup", name=name, dtype="float32", **options)
+    turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
+    seconds = interleaved_steps(turns, bench.args.repetitions, bench.args.seconds)
+    process.ask("drop")
+    return [
+        {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
+    ]
+
+
+def kinds(bench: Bench) -> dict[str, dict[str, Any]]:
+    """What :func:`alone` times: names, and the arguments of ``setup``."""
+    args = bench.args
     middle, largest = args.sizes[min(1, len(args.sizes) - 1)], args.sizes[-1]
-    table: dict[str, dict[str, Any]] = {
+    return {
         f"SVGP, prior, M = {middle}": dict(kind="svgp", file=bench.problem(middle)),
         f"SVGP, tight, M = {middle}": dict(kind="tight", file=bench.problem(middle)),
         f"SVGP, grouped by 64, M = {middle}": dict(kind="grouped", file=bench.problem(middle)),
@@ -258,14 +276,6 @@ def alone(bench: Bench) -> list[dict[str, Any]]:
             kind="VNNGP", rows=args.rows, neighbors=15, batch_size=min(args.batch_size, 100)
         ),
     }
-    for name, options in table.items():
-        process.ask("setup", name=name, dtype="float32", **options)
-    turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
-    seconds = interleaved_steps(turns, args.repetitions, args.seconds)
-    process.ask("drop")
-    return [
-        {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
-    ]
 
 
 def kin40k(bench: Bench) -> dict[str, Any]:

@@ -26,6 +26,7 @@ MODULES = {
     "bare": "bare_programs",
     "gpytorch": "gpytorch_programs",
     "gpjax": "gpjax_programs",
+    "checks": "accelerator_programs",
 }
 
 
@@ -86,6 +87,14 @@ class Worker:
     def train(self, **options) -> dict[str, Any]:
         self.module.configure("float32")
         return self.module.train(**options)
+
+    def call(self, function: str, **arguments) -> Any:
+        """What a function of the module returns."""
+        return getattr(self.module, function)(**arguments)
+
+    def figures(self, name: str) -> dict[str, Any]:
+        """Of a program that has something to tell."""
+        return self.programs[name].figures()
 
     def peak_memory(self) -> int:
         """Bytes: the most that this process has held since the last ``setup``."""
