@@ -67,7 +67,7 @@ def limit(found: dict[str, Any], chosen: dict[str, dict[str, Any]], inducing: in
 
 def markdown(found: dict[str, Any]) -> str:
     sections = [_head(found)]
-    for part, write in {"steps": _steps, "first_step": _first_step, "npgp": _alone, "kin40k": _kin40k}.items():
+    for part, write in {"steps": _steps, "first_step": _first_step, "npgp": _alone, "kin40k": kin40k}.items():
         if found.get(part):
             sections.append(write(found))
     return "\n\n".join(sections) + "\n"
@@ -203,7 +203,7 @@ def reached(curve: list[list[float]], target: float) -> float | None:
     return next((seconds for seconds, value in curve if value <= target), None)
 
 
-def _kin40k(found: dict[str, Any]) -> str:
+def kin40k(found: dict[str, Any]) -> str:
     run = found["kin40k"]
     if "missing" in run:
         return f"## Time to a test NLPD on kin40k\n\n{run['missing']}"
