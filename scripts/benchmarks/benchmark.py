@@ -152,11 +152,12 @@ class Bench:
         """The first long-lived worker of a library."""
         return next((process for (name, _), process in self.all().items() if name == library), None)
 
-    def problem(self, inducing: int) -> str:
-        """File of the problem with so many inducing points."""
-        args, path = self.args, self.folder / f"problem{inducing}.npz"
+    def problem(self, inducing: int, batch_size: int | None = None) -> str:
+        """File of the problem with so many inducing points, and the arguments' batch size if no other."""
+        args, batch_size = self.args, batch_size or self.args.batch_size
+        path = self.folder / f"problem{inducing}-{batch_size}.npz"
         if not path.exists():
-            synthetic(args.rows, args.new_rows, COLUMNS, inducing, args.batch_size).save(path)
+            synthetic(args.rows, args.new_rows, COLUMNS, inducing, batch_size).save(path)
         return str(path)
 
 

@@ -40,7 +40,7 @@ from processes import Failed, Process
 from common import Arguments, command, interleaved_steps, whole, write_json
 
 #: Shares of the time.
-SHARES = {"right": 16, "steps": 32, "others": 18, "factors": 7, "kin40k": 12, "oil": 15}
+SHARES = {"right": 16, "steps": 30, "others": 16, "factors": 6, "kin40k": 10, "oil": 22}
 #: Of the problem on which npgp is compared with the processor.
 RIGHT = dict(rows=240, inducing=64, group_size=16)
 RIGHT_CASES = (
@@ -50,13 +50,15 @@ RIGHT_CASES = (
 FACTOR_SIZES, FACTOR_BATCHES = (16, 32, 64), (100, 1000, 10_000)
 ROUTES = ("npgp", "jax", "loop", "columns")
 #: Rows of the steps, and of the batches whose sizes are compared.
-ROWS, BATCH_SIZES = 100_000, (256, 1024, 4096, 16_384)
+ROWS, BATCH_SIZES = 20_000, (256, 1024, 4096, 16_384)
 #: The oil-flow data's recipe: inducing points, steps; so many are taken before the clock is looked at.
 OIL = dict(inducing=25, steps=20_000)
 OIL_CHUNK = 1000
-#: Seconds that a part keeps for what it does at its end.
-RESERVE = 5.0
-QUICK = dict(sizes=[16, 32], rows=300, batch_size=64, repetitions=2, seconds=0.01, minutes=5.0)
+#: Seconds without which nothing more is begun, and those without which no training and evaluation of a GPLVM is.
+RESERVE, OIL_RESERVE = 5.0, 15.0
+QUICK = dict(sizes=[16], rows=300, batch_size=64, repetitions=2, seconds=0.01, minutes=10.0, cases=["SVGP", "collapsed"])
+#: Of the other kinds, those of ``--quick``.
+QUICK_KINDS = ("grouped", "SOLVE-GP", "GPLVM")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -105,18 +107,22 @@ class Run(benchmark.Bench):
         super().__init__(args, folder, settings)
         self.began, self.until = time.monotonic(), 0.0
         self.found: dict[str, Any] = {"command": args.command, "machine": benchmark.machine(), "quick": args.quick}
+        self.late = threading.Event()
+        self.found |= {"cases": args.cases if "right" in args.parts else []}
         self.found |= {"batch_size": args.batch_size, "rows": args.rows, "columns": benchmark.COLUMNS, "notes": []}
 
     def worker(self, library: str) -> Process | None:
-        """The worker of a library, begun when it is first asked for; none where the library is not there."""
-        if (library, "") not in self.workers and library not in self.missing:
+        """The worker of a library, begun where there is none that lives; none where the library is not there."""
+        process = self.workers.get((library, ""))
+        if (process is None or process.process.poll() is not None) and library not in self.missing:
+            self.workers.pop((library, ""), None)
             process = self.start(library)
             if process is None:
                 self.note(f"{library}: {self.missing[library]}")
                 return None
             self.workers[library, ""] = self.stack.enter_context(process)
             self.found |= {"versions": self.versions, "missing": self.missing}
-        return self.workers.get((library, ""))
+        return process
 
     def all(self) -> dict[tuple[str, str], Process]:
         for library in LIBRARIES:
@@ -158,12 +164,12 @@ class Run(benchmark.Bench):
 
     @contextlib.contextmanager
     def limit(self, part: str, seconds: float) -> Iterator[None]:
-        """Ends the workers if a part takes longer, and notes what failed; the next part begins new ones."""
-        began, late = time.monotonic(), threading.Event()
+        """Ends the workers if a part takes longer."""
+        began, self.late = time.monotonic(), threading.Event()
         self.until = began + seconds
 
         def stop() -> None:
-            late.set()
+            self.late.set()
             for process in list(self.workers.values()):
                 process.process.kill()
 
@@ -172,15 +178,29 @@ class Run(benchmark.Bench):
         try:
             yield
         except Failed as failed:
-            reason = f"{part}: stopped after its {seconds:.0f} seconds" if late.is_set() else f"{part} FAILED: {failed}"
-            self.note(reason)
+            self.failed(part, failed)
         finally:
             timer.cancel()
             timer.join()
-            if late.is_set() or any(p.process.poll() is not None for p in self.workers.values()):
+            if self.late.is_set():
                 self.stack.close()
                 self.workers.clear()
             self.found.setdefault("part_seconds", {})[part] = time.monotonic() - began
+
+    def failed(self, what: str, failed: Failed) -> None:
+        """Note why, in a line."""
+        if self.late.is_set():
+            return self.note(f"{what}: stopped, for its part's time was up")
+        print(failed)
+        self.note(f"{what} FAILED: {str(failed).strip().splitlines()[-1]}")
+
+    @contextlib.contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Something whose failure is noted, and the next thing goes on."""
+        try:
+            yield
+        except Failed as failed:
+            self.failed(what, failed)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -188,12 +208,15 @@ class Run(benchmark.Bench):
 
 
 def right(run: Run) -> None:
-    process = run.worker("checks")
     sizes = dict(rows=60, inducing=18, group_size=8) if run.args.quick else RIGHT
     for case in run.args.cases:
-        if process is not None and run.time_for(f"right, {case}"):
-            found = process.ask("call", function="compare", case=case, **sizes)
+        if not run.time_for(f"right, {case}") or (process := run.worker("checks")) is None:
+            continue
+        found: dict[str, Any] = {"case": case, "conditionals": {}, "wrong": ["it was not computed"]}
+        with run.attempt(f"right, {case}"):
+            found |= process.ask("call", function="compare", case=case, **sizes)
             found["wrong"] = accelerator_report.wrong(found)
+        if not run.late.is_set():
             run.keep("right", found)
             print(f"  {case}: {'; '.join(found['wrong']) or 'right'}", flush=True)
 
@@ -202,50 +225,58 @@ def steps(run: Run) -> None:
     args = run.args
     sizes = [(size, "float32") for size in args.sizes] + [(size, "float64") for size in args.sizes if size == 1024]
     for size, dtype in sizes:
-        if run.time_for(f"steps, M = {size}, {dtype}"):
-            for row in benchmark.steps_of(run, size, dtype, predictions=False):
-                run.keep("steps", row)
+        what = f"steps, M = {size}, {dtype}"
+        if run.time_for(what):
+            with run.attempt(what):
+                for row in benchmark.steps_of(run, size, dtype, predictions=False):
+                    run.keep("steps", row)
 
 
 def others(run: Run) -> None:
-    args, process = run.args, run.worker("npgp")
-    args.sizes = args.sizes[1:3]  # the larger is that of SOLVE-GP's two blocks
-    table = {name: options | {"rows_of_step": args.batch_size} for name, options in benchmark.kinds(run).items()}
-    middle, before = args.sizes[0], args.batch_size
-    for batch_size in (32, 64) if args.quick else BATCH_SIZES:
-        args.batch_size = batch_size
-        path = Path(run.problem(middle)).rename(run.folder / f"batches{batch_size}.npz")
-        name = f"SVGP, prior, M = {middle}, batches of {batch_size}"
-        table[name] = dict(kind="svgp", file=str(path), rows_of_step=batch_size)
-    args.batch_size = before
-    run.problem(middle), run.problem(args.sizes[-1])  # as they were
+    args, given = run.args, run.args.sizes
+    args.sizes = given[1:3] if len(given) > 1 else given  # the larger is that of SOLVE-GP's two blocks
+    table, middle = benchmark.kinds(run), args.sizes[0]
+    if args.quick:
+        table = {name: options for name, options in table.items() if options["kind"] in QUICK_KINDS}
+    for size in (32,) if args.quick else BATCH_SIZES:
+        name = f"SVGP, prior, M = {middle}, batches of {size}"
+        table[name] = dict(kind="svgp", file=run.problem(middle, size))
+    args.sizes = given
     for name, options in table.items():
-        if process is None or not run.time_for(name):
+        if not run.time_for(name) or (process := run.worker("npgp")) is None:
             continue
-        of_step = options.pop("rows_of_step")
-        process.ask("setup", name=name, dtype="float32", **options)
-        turn = {name: lambda count, name=name: process.ask("steps", name=name, count=count)}
-        seconds = interleaved_steps(turn, args.repetitions, args.seconds)[name].tolist()
-        process.ask("drop")
-        run.keep("others", {"program": name, "kind": options["kind"], "rows_of_step": of_step, "seconds": seconds})
+        with run.attempt(name):
+            process.ask("setup", name=name, dtype="float32", **options)
+            turn = {name: lambda count, name=name, process=process: process.ask("steps", name=name, count=count)}
+            seconds = interleaved_steps(turn, args.repetitions, args.seconds)[name].tolist()
+            process.ask("drop")
+            run.keep("others", {"program": name, "kind": options["kind"], "seconds": seconds})
 
 
 def factors(run: Run) -> None:
-    args, process = run.args, run.worker("checks")
-    sizes, batches = ((8,), (10,)) if args.quick else (FACTOR_SIZES, FACTOR_BATCHES)
+    sizes, batches = ((8,), (10,)) if run.args.quick else (FACTOR_SIZES, FACTOR_BATCHES)
     for batch in batches:
         for size in sizes:
-            if process is None or not run.time_for(f"factors, {batch} of {size} × {size}"):
-                continue
-            for route in ROUTES:
-                options = dict(route=route, size=size, batch=batch)
-                process.ask("setup", name=route, kind="cholesky", dtype="float32", **options)
-            turns = {route: lambda count, r=route: process.ask("steps", name=r, count=count) for route in ROUTES}
-            seconds = interleaved_steps(turns, 3, args.seconds / 4)
-            errors = {route: process.ask("figures", name=route)["error"] for route in ROUTES}
-            process.ask("drop")
-            found = {route: values.tolist() for route, values in seconds.items()}
-            run.keep("factors", {"size": size, "batch": batch, "seconds": found, "errors": errors})
+            what = f"factors, {batch} of {size} × {size}"
+            if run.time_for(what) and (process := run.worker("checks")) is not None:
+                with run.attempt(what):
+                    run.keep("factors", _factors(run, process, size, batch))
+
+
+def _factors(run: Run, process: Process, size: int, batch: int) -> dict[str, Any]:
+    for route in ROUTES:
+        options = dict(route=route, size=size, batch=batch)
+        process.ask("setup", name=route, kind="cholesky", dtype="float32", **options)
+    turns = {route: lambda count, route=route: process.ask("steps", name=route, count=count) for route in ROUTES}
+    seconds = interleaved_steps(turns, 3, run.args.seconds / 4)
+    errors = {route: process.ask("figures", name=route)["error"] for route in ROUTES}
+    process.ask("drop")
+    return {
+        "size": size,
+        "batch": batch,
+        "seconds": {route: values.tolist() for route, values in seconds.items()},
+        "errors": errors,
+    }
 
 
 def kin40k(run: Run) -> None:
@@ -256,18 +287,18 @@ def kin40k(run: Run) -> None:
 
 def oil(run: Run) -> None:
     """In chunks, so that what was reached is known when the time is up."""
-    process, quick = run.worker("checks"), run.args.quick
+    quick = run.args.quick
     real = there("oil_flow")
     if not real and not quick:
         return run.note("oil: left out, for oil_flow.npz is not in the folder of --data or NPGP_DATA")
     options = OIL | (dict(inducing=5, steps=20) if quick else {})
     for conditional in ("tight",) if quick else ("tight", "prior"):
-        if process is None or not run.time_for(f"oil, {conditional}", 0.25 * SHARES["oil"] * run.args.minutes / 1.667):
+        if not run.time_for(f"oil, {conditional}", 2.0 * OIL_RESERVE) or (process := run.worker("checks")) is None:
             continue
         setup = dict(conditional=conditional, real=real and not quick, **options)
         first = process.ask("setup", name=conditional, kind="oil", dtype="float64", **setup)["first_step_seconds"]
         done, seconds, slowest = 1, 0.0, 0.0
-        while done < options["steps"] and run.left > 3.0 * RESERVE + slowest:
+        while done < options["steps"] and run.left > OIL_RESERVE + slowest:
             count = min(OIL_CHUNK, options["steps"] - done)
             took = count * process.ask("steps", name=conditional, count=count)
             done, seconds, slowest = done + count, seconds + took, max(slowest, took)
@@ -312,4 +343,4 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(any(case["wrong"] for case in main().get("right", [])))
+    sys.exit(accelerator_report.is_wrong(main()))

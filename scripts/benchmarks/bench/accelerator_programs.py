@@ -293,7 +293,7 @@ class Oil:
         self.data: datasets.OilFlow = oil_bounds.oil_flow(self.args)
         self.Y = jnp.asarray(self.data.Y)
         model = bounds.make(self.args, self.data.Y, 0, conditional)
-        self.conditional, self.first_seconds = conditional, 0.0
+        self.conditional = conditional
         self.svi = SVI(model.model, model.guide, npgp.adam(self.args.learning_rate, steps), TraceMeanField_ELBO())
         self.result: Any = None
         self.options = {"progress": False, "steps_per_call": MAX_STEPS}
@@ -301,6 +301,10 @@ class Oil:
     def advance(self, steps: int) -> None:
         begin = {} if self.result is None else {"init_state": self.result.state}
         self.result = npgp.fit(self.svi, jax.random.key(0), steps, self.Y, **begin, **self.options)
+
+    @property
+    def seconds(self) -> float:
+        return self.result.seconds.steps
 
     def figures(self) -> dict[str, Any]:
         """The ELBO per row and its error, by draws of x, and nearest-neighbor errors."""

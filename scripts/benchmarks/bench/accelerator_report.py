@@ -23,6 +23,12 @@ def wrong(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def is_wrong(found: dict[str, Any]) -> bool:
+    """Whether something is not right, or nothing was compared that was to be."""
+    compared = found.get("right", [])
+    return any(case["wrong"] for case in compared) or bool(found["cases"]) and not compared
+
+
 def limits(found: dict[str, Any]) -> list[tuple[str, float, float]]:
     """What is to be reached, by how much it was, and the least."""
     chosen = report.best(found.get("steps", []), AT, "float32")
@@ -65,7 +71,10 @@ def _head(found: dict[str, Any]) -> str:
         ]
     if found.get("right"):
         bad = [f"{case['case']}, {line}" for case in found["right"] for line in case["wrong"]]
-        lines.append("Not right: " + "; ".join(bad) if bad else "All that was compared with the processor is right.")
+        share = f"{len(found['right'])} of {len(found['cases'])} cases were compared with the processor"
+        lines.append(f"{share}. Not right: {'; '.join(bad)}." if bad else f"{share}, and all is right.")
+    elif found["cases"]:
+        lines.append("Nothing was compared with the processor.")
     if found["notes"]:
         lines.append("\n".join(f"- {note}" for note in found["notes"]))
     return "\n\n".join(lines)
@@ -77,7 +86,9 @@ def _right(found: dict[str, Any]) -> str:
         for case in found["right"]
         for name, by_dtype in case["conditionals"].items()
     ]
-    first = found["right"][0]
+    if not lines:
+        return "## Is it right?\n\nNot known."
+    first = next(case for case in found["right"] if "tolerance" in case)
     most = "; ".join(f"{dtype} {a:.0e} and {b:.0e}" for dtype, (a, b) in first["tolerance"].items())
     head = ["", "conditional", "float64: bound", "gradient", "float32: bound", "gradient"]
     return (

@@ -34,7 +34,8 @@ class Worker:
     """
     What can be asked of a worker.
 
-    A program has ``advance(steps)``, which returns when the steps are done. Those that are compared between libraries
+    A program has ``advance(steps)``, which returns when the steps are done; it may have ``seconds``, those that the last
+    steps took. Those that are compared between libraries
     also have ``elbo()``, at the parameters of the start, and ``predictor()``, a function that predicts at
     ``problem.X_new`` and waits.
 
@@ -67,11 +68,11 @@ class Worker:
         return float(self.module.make(kind, Problem.load(file, dtype), **options).elbo())
 
     def steps(self, name: str, count: int) -> float:
-        """Seconds of each of so many steps."""
+        """Seconds of each of so many steps; those that a program says, where a call of it takes more than its steps."""
         program = self.programs[name]
         began = time.perf_counter()
         program.advance(count)
-        return (time.perf_counter() - began) / count
+        return getattr(program, "seconds", time.perf_counter() - began) / count
 
     def predict(self, name: str, repetitions: int) -> list[float]:
         """Seconds of each prediction, the first and slower one left out."""
