@@ -207,7 +207,7 @@ def _lowered(function: Callable, params: dict[str, Any], dtype: str, device) -> 
         values, back = jax.vjp(function, params)
         return values, back(jnp.ones_like(values))[0]  # each bound has parameters of its own
 
-    with jax.enable_x64(dtype == "float64"):
+    with jax.enable_x64(dtype == "float64"), jax.default_device(device):
         count = len(CONDITIONALS)
         arguments = {
             name: jax.device_put(np.broadcast_to(value, (count, *np.shape(value))).astype(dtype), device)
