@@ -279,11 +279,15 @@ def kinds(bench: Bench) -> dict[str, dict[str, Any]]:
     }
 
 
-def kin40k(bench: Bench) -> dict[str, Any]:
-    """Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other."""
+def kin40k(bench: Bench, found: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other.
+
+    :param found: where what is found is put at once, which is what is returned.
+    """
     from npgp import datasets
 
-    args, options = bench.args, dict(KIN40K)
+    args, options, found = bench.args, dict(KIN40K), {} if found is None else found
     inducing = options.pop("inducing")
     try:
         data = datasets.uci("kin40k", 0)
@@ -299,7 +303,7 @@ def kin40k(bench: Bench) -> dict[str, Any]:
     options["lengthscale"] *= float(np.sqrt(X.shape[1]))
     file = str(bench.folder / "kin40k.npz")
     np.savez(file, X=X, y=y, X_test=X_test, y_test=y_test, Z=Z)
-    found: dict[str, Any] = {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
+    found |= {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
     for (library, setting), process in bench.all().items():
         if library == "gpytorch":
             # The threads that took its steps faster on this machine, by a few of them.

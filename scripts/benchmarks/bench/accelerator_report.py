@@ -26,7 +26,7 @@ def wrong(found: dict[str, Any]) -> list[str]:
 def is_wrong(found: dict[str, Any]) -> bool:
     """Whether something is not right, or nothing was compared that was to be."""
     compared = found.get("right", [])
-    return any(case["wrong"] for case in compared) or bool(found["cases"]) and not compared
+    return any(case["wrong"] for case in compared) or (bool(found["cases"]) and not compared)
 
 
 def limits(found: dict[str, Any]) -> list[tuple[str, float, float]]:
@@ -95,7 +95,7 @@ def _right(found: dict[str, Any]) -> str:
         "## Is it right?\n\nRelative differences of the device's bounds and gradients from those of a processor in "
         f"float64 (0 where that is the device). What a bound and a gradient may differ by: {most}, which are the "
         f"dtype's unit of rounding times the condition number of K_uu ({first['condition']:.0f} for one block), and "
-        "four times that. Products in TF32 in the place of float32 are beyond it.\n\n"
+        "twenty times that. With products in TF32 in the place of float32, gradients are beyond it.\n\n"
         + markdown_table(head, lines)
     )
 

@@ -34,10 +34,9 @@ class Worker:
     """
     What can be asked of a worker.
 
-    A program has ``advance(steps)``, which returns when the steps are done; it may have ``seconds``, those that the last
-    steps took. Those that are compared between libraries
-    also have ``elbo()``, at the parameters of the start, and ``predictor()``, a function that predicts at
-    ``problem.X_new`` and waits.
+    A program has ``advance(steps)``, which returns when the steps are done; it may have ``seconds``, of the last steps
+    alone. Those that are compared between libraries also have ``elbo()``, at the parameters of the start, and
+    ``predictor()``, a function that predicts at ``problem.X_new`` and waits.
 
     :param module: a library's programs: ``versions()``, ``configure(dtype)``, ``device_memory()``,
         ``make(kind, problem, **options)``, and ``train(file, **options)`` where it takes part in that.
