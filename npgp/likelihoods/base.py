@@ -32,8 +32,9 @@ class Likelihood(ByName):
     a possible observation: what is computed for masked rows, and thrown away, is computed for y = 1.
 
     :cvar proof: which proof makes the ELBO a bound on the evidence (docs/theory.md, section 2): ``"gaussian"`` (it has
-        a :attr:`precision`), ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"minorant"`` (it has a
-        Gaussian :meth:`minorant` for each f), or ``"none"``, which is always safe and the default. A wrong claim makes
+        a :attr:`precision`), ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"single-peaked"`` (the
+        expected curvature of −log p under N(m, c) is positive in one interval of c, in which it rises and then falls;
+        it has a :attr:`greatest_curvature`), or ``"none"``, which is always safe and the default. A wrong claim makes
         bounds that are wrong. With several latent values, ``"log-concave"`` means jointly in all of them.
     :cvar num_latents: number C of latent values per observation.
     """
@@ -70,16 +71,10 @@ class Likelihood(ByName):
         """For the proof ``"gaussian"``: one over the noise variance, a number or one for each row."""
         raise NotImplementedError(f"{type(self).__name__} has no noise variance.")
 
-    def minorant(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
-        """
-        For the proof ``"minorant"``: a lower bound on E[log p(y | f)] when f ~ N(mean, variance), from a log-density
-        that is quadratic in f, at its best precision. Arguments as for :meth:`expected_log_prob`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no minorant.")
-
-    def minorant_precision(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
-        """For the proof ``"minorant"``: minus the second derivative of that quadratic."""
-        raise NotImplementedError(f"{type(self).__name__} has no minorant.")
+    @property
+    def greatest_curvature(self) -> jax.Array:
+        """For the proof ``"single-peaked"``: the most that minus the second derivative of log p in f can be."""
+        raise NotImplementedError(f"{type(self).__name__} has no greatest curvature.")
 
     def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         """

@@ -17,7 +17,7 @@ from npgp.likelihoods.numerics import floats
 from npgp.pytrees import pytree, static
 
 #: What each proof is worth, from least to most: that of several parts is the least.
-_STRENGTH = ("none", "minorant", "log-concave", "gaussian")
+_STRENGTH = ("none", "single-peaked", "log-concave", "gaussian")
 
 
 @pytree
