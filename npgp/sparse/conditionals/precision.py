@@ -208,12 +208,13 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
     _, small = lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(most), none))
     precision = jnp.where(small < none, most * jnp.exp(-small), 0.0)
     at_peak, below_mean, left = limits(precision, *given)
-    # Derivatives of the limits in −λ, as far as they are not near zero; where nothing is left, λ does not matter.
+    # Newton's step, for what halving has left and for the gradient. The derivatives in −λ: left (1 + left (κ − λ)) of
+    # the second limit, and of the first about 1, where the term is stationary. Where nothing is left λ does not matter.
     kappa = lax.stop_gradient(at_peak) + precision
     by_mean = lax.stop_gradient(left * (1.0 + left * (kappa - precision)))
     felt = by_mean > jnp.finfo(precision.dtype).eps
     move = jnp.where(below_mean < at_peak * left, below_mean / jnp.where(felt, by_mean, 1.0), at_peak)
-    return precision + jnp.where(felt & (precision > 0.0), move - lax.stop_gradient(move), 0.0)
+    return precision + jnp.where(felt & (precision > 0.0), move, 0.0)
 
 
 def _coarse(likelihood: Likelihood) -> Likelihood:
