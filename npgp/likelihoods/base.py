@@ -19,6 +19,10 @@ from npgp.likelihoods.numerics import floats, log_normal
 from npgp.pytrees import ByName
 
 
+#: What may be proven of a likelihood, from what is worth least to most.
+PROOFS = ("none", "single-peaked", "log-concave", "gaussian")
+
+
 class Likelihood(ByName):
     """
     p(y | f) for one latent value per observation, or several; the elements of all array arguments broadcast.
@@ -42,6 +46,11 @@ class Likelihood(ByName):
     proof: ClassVar[str] = "none"
     num_latents: ClassVar[int] = 1
     num_nodes: int
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if isinstance(cls.proof, str) and cls.proof not in PROOFS:  # it may be a property
+            raise ValueError(f"{cls.__name__} has the proof {cls.proof!r}; it must be one of {', '.join(PROOFS)}.")
 
     @property
     def concave(self) -> tuple[int, ...]:

@@ -149,7 +149,9 @@ def main(argv: list[str] | None = None) -> dict:
         shown = [f"{cell:.4f}" if abs(cell) > 1e-4 else f"{cell:.0e}" for cell in cells]
         lines.append([name, *shown[:2], plus_minus(*moments(gain), sign="+"), *shown[2:]])
     head = ["", "mean gap", "least gap", "gain over prior", "share below prior", "below one tangent", "below each node"]
-    print(f"{args.problems} random problems; gaps to the log evidence, at each problem's best q(ε); least over all q(ε)")
+    print(
+        f"{args.problems} random problems; gaps to the log evidence, at each problem's best q(ε); least over all q(ε)"
+    )
     print(table(head, lines))
     write_json(args.json, report)
     return report
