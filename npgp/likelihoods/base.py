@@ -18,7 +18,6 @@ from npgp.likelihoods import quadrature
 from npgp.likelihoods.numerics import floats, log_normal
 from npgp.pytrees import ByName
 
-
 #: What may be proven of a likelihood, from what is worth least to most.
 PROOFS = ("none", "single-peaked", "log-concave", "gaussian")
 

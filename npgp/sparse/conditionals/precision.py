@@ -178,7 +178,8 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
 
     It is the largest λ that is neither above κ(ĉ) nor above the mean of κ on [0, ĉ]: up to the first, the term's value
     at ĉ grows with λ, and the least value is at an end; up to the second, that end is ĉ. Beyond either the term falls.
-    0 where there is no such λ > 0. With its gradient, by the implicit function theorem: the term need not be stationary.
+    0 where there is no such λ > 0. With its gradient, by the implicit function theorem, for the term is not stationary
+    where the second binds.
     """
     coarse = _coarse(likelihood)
 

@@ -29,7 +29,7 @@ from npgp.sparse.groups import consecutive, single
 from npgp.sparse.residuals import GroupResidual
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from common import Arguments, plus_minus, moments, table, whole, write_json
+from common import Arguments, moments, plus_minus, table, whole, write_json
 
 ROWS, RANK, CHUNK = 3, 2, 50
 #: Points of the grids of the evidence and of q(ε); nodes over ε.
