@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loading import script
 from numpyro import distributions as dist
-from scipy import integrate, optimize, stats
+from scipy import stats
 
 import npgp
 from npgp.likelihoods import Likelihood
@@ -19,7 +19,7 @@ from npgp.sparse.conditionals import as_conditional, row_elbo
 
 
 def unit(low, high):
-    return st.floats(low, high, width=32)
+    return st.floats(low, high, allow_subnormal=False)
 
 
 row = st.tuples(unit(-3, 3), unit(-4, 1.5), unit(-5, 1.5), unit(0.2, 3.0), unit(-2.5, 0.5))
@@ -39,17 +39,13 @@ def compiled():
 
 
 def expected(y, variance, df, scale):
-    """E log p by quadrature that adapts, with a break at the likelihood's peak."""
-    sd = np.sqrt(variance)
-
-    def integrand(z):
-        return stats.t.logpdf(y, df, sd * z, scale) * stats.norm.pdf(z)
-
-    points = [p for p in (y / sd, 0.0) if abs(p) < 9]
-    return integrate.quad(integrand, -9, 9, points=points, epsabs=1e-10, epsrel=1e-10, limit=500)[0]
+    """E log p for each variance, by many nodes, which are close together beside the likelihood's width."""
+    z = np.linspace(-9.0, 9.0, 6001)
+    weights = stats.norm.pdf(z) / np.sum(stats.norm.pdf(z))
+    return stats.t.logpdf(y, df, np.sqrt(variance)[:, None] * z, scale) @ weights
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(row)
 def test_a_row_by_itself_has_the_largest_term_that_section_2_5_certifies(drawn):
     y, log_s, log_d, log_df, log_scale = drawn
@@ -58,25 +54,17 @@ def test_a_row_by_itself_has_the_largest_term_that_section_2_5_certifies(drawn):
         arrays = [jnp.asarray([x]) for x in (y, s, d, df, scale)]
         tight, prior, one, each, none_left = (float(t[0]) for t in compiled()(*arrays))
     assert tight >= max(one, each) - 2e-5  # the node count's and the quadrature's errors
-    assert tight <= none_left + 1e-6  # λ = 0 and c = 0 is what any of them is least at
-    # No precision on a grid has a larger least value over a grid of c.
-    shares = np.linspace(0.0, 1.0, 25)
-    values = np.array([expected(y, s + c * d, df, scale) for c in shares])
-    assert prior == pytest.approx(values[-1], abs=2e-5)
+    shares = np.linspace(0.0, 1.0, 81)
+    values = expected(y, s + shares * d, df, scale)
+    assert (prior, none_left) == (pytest.approx(values[-1], abs=2e-5), pytest.approx(values[0], abs=2e-5))
+    # For the precisions at which ĉ is one of these shares of d, the least values over those up to it.
     least = [
         np.min(values[: i + 1] + 0.5 * (1.0 / shares[i] - 1.0) * shares[: i + 1]) + 0.5 * np.log(shares[i])
-        for i in range(1, 25)
+        for i in range(1, 81)
     ]
-    assert tight >= max(least) - 1e-4
-
-    # It is the least value for some precision: certified. With c = ĉ alone, it is the fixed point of the curvature.
-    def value(log_share):
-        share = np.exp(log_share)
-        within = [expected(y, s + c * share * d, df, scale) + 0.5 * (1 - share) * c for c in (0.0, 0.5, 1.0)]
-        return -(min(within) + 0.5 * log_share)
-
-    finest = optimize.minimize_scalar(value, bounds=(-np.log1p((df + 1) * d / (df * scale**2)), 0.0), method="bounded")
-    assert tight <= max(-finest.fun, max(least), -value(0.0)) + 0.02  # the grids' coarseness
+    # Which is the largest is found up to the grid's coarseness: of a term whose slope in a share m is 1/(2m) at most.
+    best = int(np.argmax(least))
+    assert max(least) - 1e-4 <= tight <= max(least) + 0.5 * np.log((best + 2) / max(best, 0.5))
 
 
 def test_no_residual_is_prior():
@@ -95,7 +83,7 @@ def test_no_residual_is_prior():
 def test_the_curvature_has_a_single_peak_and_a_greatest_value():
     # As a function of the variance, where it is positive; of (y − μ)² and that variance in units of νσ², whatever ν is.
     likelihood = npgp.StudentT(df=3.0, scale=float(np.sqrt(1 / 3)), num_nodes=128)
-    variance = np.geomspace(1e-4, 1e4, 241)
+    variance = np.geomspace(1e-4, 1e6, 301)
     y = np.concatenate([[0.0], np.geomspace(0.05, 100.0, 60)])[:, None]
     with jax.enable_x64(True):
         kappa = np.asarray(jax.jit(lambda: likelihood.expected_curvature(y, 0.0, variance))())
