@@ -30,7 +30,7 @@ GROUP_ITERATIONS = 3
 #: Quadrature nodes for the curvature. Any precision gives a bound, so an approximate one will do.
 CURVATURE_NODES = 20
 #: Halvings of a bracket of e²⁰ for the precision of likelihoods that are single-peaked.
-HALVINGS, DECADES = 14, 20.0
+HALVINGS, LOG_BRACKET = 9, 20.0
 #: Shares ĉ/d among which the residual's variance is chosen where the likelihood proves nothing, beside 0.
 CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
@@ -205,17 +205,23 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
         within = (at_peak >= 0.0) & (below_mean >= 0.0)
         return jnp.where(within, low, middle), jnp.where(within, middle, high)
 
-    none = jnp.full_like(most, DECADES)
+    none = jnp.full_like(most, LOG_BRACKET)
     _, small = lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(most), none))
     precision = jnp.where(small < none, most * jnp.exp(-small), 0.0)
-    at_peak, below_mean, left = limits(precision, *given)
-    # Newton's step, for what halving has left and for the gradient. The derivatives in −λ: left (1 + left (κ − λ)) of
-    # the second limit, and of the first about 1, where the term is stationary. Where nothing is left λ does not matter.
-    kappa = lax.stop_gradient(at_peak) + precision
-    by_mean = lax.stop_gradient(left * (1.0 + left * (kappa - precision)))
-    felt = by_mean > jnp.finfo(precision.dtype).eps
-    move = jnp.where(below_mean < at_peak * left, below_mean / jnp.where(felt, by_mean, 1.0), at_peak)
-    return precision + jnp.where(felt & (precision > 0.0), move, 0.0)
+
+    def newton(precision, *given):
+        """
+        A step upward, to the nearer limit. In −λ the derivative of the second is ĉ (1 + ĉ (κ − λ)); that of the first
+        is about 1, where the term is stationary. Where nothing is left λ does not matter.
+        """
+        at_peak, below_mean, left = limits(precision, *given)
+        slope = lax.stop_gradient(left * (1.0 + left * at_peak))
+        felt = slope > jnp.finfo(precision.dtype).eps
+        move = jnp.minimum(below_mean / jnp.where(felt, slope, 1.0), at_peak)
+        return precision + jnp.where(felt & (precision > 0.0), move, 0.0)
+
+    # What halving has left, and the gradient.
+    return newton(lax.stop_gradient(newton(precision, *fixed)), *given)
 
 
 def _coarse(likelihood: Likelihood) -> Likelihood:
