@@ -18,6 +18,9 @@ from npgp.likelihoods import quadrature
 from npgp.likelihoods.numerics import floats, log_normal
 from npgp.pytrees import ByName
 
+#: What may be proven of a likelihood, from what is worth least to most.
+PROOFS = ("none", "single-peaked", "log-concave", "gaussian")
+
 
 class Likelihood(ByName):
     """
@@ -32,8 +35,9 @@ class Likelihood(ByName):
     a possible observation: what is computed for masked rows, and thrown away, is computed for y = 1.
 
     :cvar proof: which proof makes the ELBO a bound on the evidence (docs/theory.md, section 2): ``"gaussian"`` (it has
-        a :attr:`precision`), ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"minorant"`` (it has a
-        Gaussian :meth:`minorant` for each f), or ``"none"``, which is always safe and the default. A wrong claim makes
+        a :attr:`precision`), ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"single-peaked"`` (the
+        expected curvature of −log p under N(m, c) is positive in one interval of c, in which it rises and then falls;
+        it has a :attr:`greatest_curvature`), or ``"none"``, which is always safe and the default. A wrong claim makes
         bounds that are wrong. With several latent values, ``"log-concave"`` means jointly in all of them.
     :cvar num_latents: number C of latent values per observation.
     """
@@ -41,6 +45,11 @@ class Likelihood(ByName):
     proof: ClassVar[str] = "none"
     num_latents: ClassVar[int] = 1
     num_nodes: int
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if isinstance(cls.proof, str) and cls.proof not in PROOFS:  # it may be a property
+            raise ValueError(f"{cls.__name__} has the proof {cls.proof!r}; it must be one of {', '.join(PROOFS)}.")
 
     @property
     def concave(self) -> tuple[int, ...]:
@@ -70,16 +79,10 @@ class Likelihood(ByName):
         """For the proof ``"gaussian"``: one over the noise variance, a number or one for each row."""
         raise NotImplementedError(f"{type(self).__name__} has no noise variance.")
 
-    def minorant(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
-        """
-        For the proof ``"minorant"``: a lower bound on E[log p(y | f)] when f ~ N(mean, variance), from a log-density
-        that is quadratic in f, at its best precision. Arguments as for :meth:`expected_log_prob`.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no minorant.")
-
-    def minorant_precision(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
-        """For the proof ``"minorant"``: minus the second derivative of that quadratic."""
-        raise NotImplementedError(f"{type(self).__name__} has no minorant.")
+    @property
+    def greatest_curvature(self) -> jax.Array:
+        """For the proof ``"single-peaked"``: the most that minus the second derivative of log p in f can be."""
+        raise NotImplementedError(f"{type(self).__name__} has no greatest curvature.")
 
     def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         """

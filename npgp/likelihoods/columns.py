@@ -11,13 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks
-from npgp.likelihoods.base import Likelihood
+from npgp.likelihoods.base import PROOFS, Likelihood
 from npgp.likelihoods.factorized import as_likelihood
 from npgp.likelihoods.numerics import floats
 from npgp.pytrees import pytree, static
-
-#: What each proof is worth, from least to most: that of several parts is the least.
-_STRENGTH = ("none", "minorant", "log-concave", "gaussian")
 
 
 @pytree
@@ -87,7 +84,7 @@ class Columns(Likelihood):
     @property
     def proof(self) -> str:  # type: ignore[override]
         """The weakest of the parts'."""
-        return min((part.proof for part in self.likelihoods), key=_STRENGTH.index)
+        return min((part.proof for part in self.likelihoods), key=PROOFS.index)
 
     @property
     def precision(self) -> jax.Array:

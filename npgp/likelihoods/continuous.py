@@ -92,7 +92,7 @@ class StudentT(Likelihood):
     """
     y = f + scale · noise with Student-t noise: robust to outliers.
 
-    Not log-concave: log p curves upward where ``|y − f| > scale √df``. It has a Gaussian minorant instead.
+    Not log-concave: log p curves upward where ``|y − f| > scale √df``. Its expected curvature is single-peaked instead.
 
     It is a mixture of Gaussians over their precision. The integrals over the logarithm of that precision have smooth
     integrands however narrow the likelihood is.
@@ -107,7 +107,7 @@ class StudentT(Likelihood):
     df: ArrayLike
     scale: ArrayLike
     num_nodes: int = static(NUM_NODES)
-    proof: ClassVar[str] = "minorant"
+    proof: ClassVar[str] = "single-peaked"
 
     def __post_init__(self):
         positive_fields(self, "df", "scale")
@@ -136,13 +136,9 @@ class StudentT(Likelihood):
         complement = -jnp.expm1(-0.5 * jnp.log(inflation) - x * residual / inflation)
         return self._log_density(df, scale, step * jnp.sum(jnp.exp(-x) * complement, axis=0))
 
-    def minorant(self, y, mean, variance):
-        scaled = (jnp.square(y - mean) + variance) / (self.df * jnp.square(self.scale))
-        return self.log_prob(y, y) - 0.5 * (self.df + 1.0) * jnp.log1p(scaled)
-
-    def minorant_precision(self, y, mean, variance):
-        spread = self.df * jnp.square(self.scale) + jnp.square(y - mean) + variance
-        return (self.df + 1.0) / spread
+    @property
+    def greatest_curvature(self):
+        return (self.df + 1.0) / (self.df * jnp.square(jnp.asarray(self.scale)))
 
     def log_marginal(self, y, mean, variance):
         # ∫ Gamma(τ; df/2, df/2) N(y; mean, variance + scale²/τ) dτ, over u = log τ.

@@ -377,10 +377,11 @@ class _Run:
 
     def result(self, state: SVIState) -> FitResult:
         """What :func:`fit` returns of a state."""
+        seconds = self._seconds._replace(steps=time.perf_counter() - self._since - self._seconds.compile)
         state = self.whole(state)
         params = one_program(lambda: self.taker.svi.get_params(state))
         result = FitResult(params, state, self.losses[: _steps_taken(state) - self.first])
-        result.seconds = self._seconds._replace(steps=time.perf_counter() - self._since - self._seconds.compile)
+        result.seconds = seconds
         return result
 
 

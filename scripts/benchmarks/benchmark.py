@@ -113,10 +113,11 @@ class Bench:
 
     :param args: from :func:`parse`.
     :param folder: for files that workers read.
+    :param settings: the environments of a library's workers, by name.
     """
 
-    def __init__(self, args: argparse.Namespace, folder: Path):
-        self.args, self.folder = args, folder
+    def __init__(self, args: argparse.Namespace, folder: Path, settings: Callable[[str], dict] = settings):
+        self.args, self.folder, self.settings = args, folder, settings
         self.stack = ExitStack()
         self.workers: dict[tuple[str, str], Process] = {}
         self.missing: dict[str, str] = {}
@@ -124,7 +125,7 @@ class Bench:
 
     def start(self, library: str, setting: str | None = None) -> Process | None:
         """A new worker, in the first setting if none is named; none where the library is not there."""
-        found = settings(library)
+        found = self.settings(library)
         environment = found[next(iter(found)) if setting is None else setting]
         try:
             process = Process(library, self.args.interpreters[library], environment)
@@ -141,10 +142,10 @@ class Bench:
         """The long-lived workers, by library and setting."""
         if not self.workers:
             for library in self.args.libraries:
-                for setting in settings(library):
+                for setting in self.settings(library):
                     process = None if library in self.missing else self.start(library, setting)
                     if process is None:
-                        if setting == next(iter(settings(library))):
+                        if setting == next(iter(self.settings(library))):
                             print(f"{library}: {self.missing[library]}", flush=True)
                         continue
                     self.workers[library, setting] = self.stack.enter_context(process)
@@ -154,11 +155,12 @@ class Bench:
         """The first long-lived worker of a library."""
         return next((process for (name, _), process in self.all().items() if name == library), None)
 
-    def problem(self, inducing: int) -> str:
-        """File of the problem with so many inducing points."""
-        args, path = self.args, self.folder / f"problem{inducing}.npz"
+    def problem(self, inducing: int, batch_size: int | None = None) -> str:
+        """File of the problem with so many inducing points, and the arguments' batch size if no other."""
+        args, batch_size = self.args, batch_size or self.args.batch_size
+        path = self.folder / f"problem{inducing}-{batch_size}.npz"
         if not path.exists():
-            synthetic(args.rows, args.new_rows, COLUMNS, inducing, args.batch_size).save(path)
+            synthetic(args.rows, args.new_rows, COLUMNS, inducing, batch_size).save(path)
         return str(path)
 
 
@@ -168,10 +170,12 @@ class Bench:
 
 def steps(bench: Bench) -> list[dict[str, Any]]:
     """Training steps and predictions of all libraries, with matrix products of the same size."""
-    return [found for dtype in bench.args.dtypes for size in bench.args.sizes for found in _steps(bench, size, dtype)]
+    sizes = [(size, dtype) for dtype in bench.args.dtypes for size in bench.args.sizes]
+    return [row for size, dtype in sizes for row in steps_of(bench, size, dtype)]
 
 
-def _steps(bench: Bench, size: int, dtype: str) -> list[dict[str, Any]]:
+def steps_of(bench: Bench, size: int, dtype: str, predictions: bool = True) -> list[dict[str, Any]]:
+    """As :func:`steps`, for one number of inducing points and one dtype."""
     args, file = bench.args, bench.problem(size)
     programs = {
         (program, setting): process
@@ -203,7 +207,9 @@ def _steps(bench: Bench, size: int, dtype: str) -> list[dict[str, Any]]:
         rows["products", ""] = {"program": "products", "setting": "", "inducing": size, "dtype": dtype}
     for key, seconds in interleaved_steps(advance, args.repetitions, args.seconds).items():
         rows[key]["seconds"] = seconds.tolist()
-    for _ in range(3):
+    for key, process in programs.items():
+        rows[key]["device_bytes"] = process.ask("device_memory")  # the most so far, of this and what came before
+    for _ in range(3 if predictions else 0):
         for key, process in programs.items():
             rows[key].setdefault("prediction_seconds", []).extend(process.ask("predict", name=key[0], repetitions=2))
     for process in bench.all().values():
@@ -273,11 +279,24 @@ def readme_example() -> str:
 
 def alone(bench: Bench) -> list[dict[str, Any]]:
     """What else npgp trains, in one process and in turns; float32."""
-    args, process = bench.args, bench.one("npgp")
+    process, table = bench.one("npgp"), kinds(bench)
     if process is None:
         return []
+    for name, options in table.items():
+        process.ask("setup", name=name, dtype="float32", **options)
+    turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
+    seconds = interleaved_steps(turns, bench.args.repetitions, bench.args.seconds)
+    process.ask("drop")
+    return [
+        {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
+    ]
+
+
+def kinds(bench: Bench) -> dict[str, dict[str, Any]]:
+    """What :func:`alone` times: names, and the arguments of ``setup``."""
+    args = bench.args
     middle, largest = args.sizes[min(1, len(args.sizes) - 1)], args.sizes[-1]
-    table: dict[str, dict[str, Any]] = {
+    return {
         f"SVGP, prior, M = {middle}": dict(kind="svgp", file=bench.problem(middle)),
         f"SVGP, tight, M = {middle}": dict(kind="tight", file=bench.problem(middle)),
         f"SVGP, grouped by 64, M = {middle}": dict(kind="grouped", file=bench.problem(middle)),
@@ -293,21 +312,17 @@ def alone(bench: Bench) -> list[dict[str, Any]]:
             kind="VNNGP", rows=args.rows, neighbors=15, batch_size=min(args.batch_size, 100)
         ),
     }
-    for name, options in table.items():
-        process.ask("setup", name=name, dtype="float32", **options)
-    turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
-    seconds = interleaved_steps(turns, args.repetitions, args.seconds)
-    process.ask("drop")
-    return [
-        {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
-    ]
 
 
-def kin40k(bench: Bench) -> dict[str, Any]:
-    """Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other."""
+def kin40k(bench: Bench, found: dict[str, Any] | None = None) -> dict[str, Any]:
+    """
+    Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other.
+
+    :param found: where what is found is put at once, which is what is returned.
+    """
     from npgp import datasets
 
-    args, options = bench.args, dict(KIN40K)
+    args, options, found = bench.args, dict(KIN40K), {} if found is None else found
     inducing = options.pop("inducing")
     try:
         data = datasets.uci("kin40k", 0)
@@ -323,7 +338,7 @@ def kin40k(bench: Bench) -> dict[str, Any]:
     options["lengthscale"] *= float(np.sqrt(X.shape[1]))
     file = str(bench.folder / "kin40k.npz")
     np.savez(file, X=X, y=y, X_test=X_test, y_test=y_test, Z=Z)
-    found: dict[str, Any] = {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
+    found |= {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
     for (library, setting), process in bench.all().items():
         if library == "gpytorch":
             # The threads that took its steps faster on this machine, by a few of them.

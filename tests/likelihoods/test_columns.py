@@ -221,7 +221,7 @@ def test_a_gaussian_column_keeps_its_closed_form():
 
 
 def test_the_certificate_is_the_weakest():
-    every = {"gaussian": Gaussian(variance=1.0), "log-concave": Poisson(), "minorant": StudentT(df=3.0, scale=1.0)}
+    every = {"gaussian": Gaussian(variance=1.0), "log-concave": Poisson(), "single-peaked": StudentT(df=3.0, scale=1.0)}
     every["none"] = Factorized(bimodal)
     order = list(every)
     for i, first in enumerate(order):

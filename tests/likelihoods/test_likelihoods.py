@@ -343,7 +343,7 @@ def test_every_likelihood_is_tested():
 def test_certificates():
     t, factorized = likelihoods.StudentT(df=4.0, scale=0.1), likelihoods.Factorized(student)
     assert likelihoods.Gaussian(variance=1.0).proof == "gaussian"
-    assert t.proof == "minorant" and factorized.proof == "none"
+    assert t.proof == "single-peaked" and factorized.proof == "none"
     assert likelihoods.Factorized(weibull, log_concave=True).proof == "log-concave"
     # The curvature of what is not log-concave keeps its sign.
     assert jax.jit(t.expected_curvature)(3.0, 0.0, 0.1) < 0

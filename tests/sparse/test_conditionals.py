@@ -472,7 +472,7 @@ def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
     assert total["pair"] > total["tight"] + 1e-3
     if name in ("gaussian", "probit"):
         np.testing.assert_allclose(found["all"], found["full"], rtol=1e-10)
-    else:  # without its minorant or its least value, which one group of all rows needs not
+    else:  # without its least value, which one group of all rows needs not
         assert total["full"] >= total["all"] - 1e-6
     if name == "gaussian":
         # The formula with determinants; a group's terms are shared among its rows.

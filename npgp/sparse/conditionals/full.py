@@ -29,7 +29,7 @@ class Full(Tight):
         return exact_terms(likelihood, precision, y, mean, variance, residual)
 
     def supposes_own_residuals(self, likelihood):
-        return likelihood.proof == "none"
+        return likelihood.proof in ("none", "single-peaked")
 
     def partition(self, num_rows):
         return single(num_rows)

@@ -29,6 +29,8 @@ CURVATURE_ITERATIONS = 6
 GROUP_ITERATIONS = 3
 #: Quadrature nodes for the curvature. Any precision gives a bound, so an approximate one will do.
 CURVATURE_NODES = 20
+#: Halvings of a bracket of e²⁰ for the precision of likelihoods that are single-peaked.
+HALVINGS, LOG_BRACKET = 9, 20.0
 #: Shares ĉ/d among which the residual's variance is chosen where the likelihood proves nothing, beside 0.
 CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
@@ -39,8 +41,8 @@ CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
     precision = certified_precision(likelihood, y, mean, variance, residual, present)
-    if likelihood.proof == "minorant":
-        return site_terms(likelihood, likelihood.minorant, precision, y, mean, variance, residual)
+    if likelihood.proof == "single-peaked":
+        return _least_at_ends(likelihood.expected_log_prob, precision, y, mean, variance, residual)
     if likelihood.proof == "none" and likelihood.num_latents == 1:
         return _least_site_terms(likelihood.expected_log_prob, precision, y, mean, variance, residual)
     return exact_terms(likelihood, precision, y, mean, variance, residual)
@@ -76,6 +78,13 @@ def _least_site_terms(expected_log_prob, precision, y, mean, variance, residual:
     return jnp.min(lax.map(term, _shares(left.dtype)), axis=0) - cost
 
 
+def _least_at_ends(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
+    """As :func:`_least_site_terms`, where the least value is at an end of [0, ĉ_n]."""
+    left, cost = residual.given(precision)
+    at_most = expected_log_prob(y, mean, variance + left) + 0.5 * precision * left
+    return jnp.minimum(expected_log_prob(y, mean, jnp.broadcast_to(variance, left.shape)), at_most) - cost
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Precisions of likelihoods of one part. Results are (..., N), or (N,) where it is the same for all outputs.
 
@@ -86,8 +95,8 @@ def certified_precision(likelihood: Likelihood, y, mean, variance, residual: Res
         return of_present(likelihood.precision, mean, present)
     if likelihood.proof == "none" and likelihood.num_latents == 1:
         return of_present(_precision_of_least(likelihood, y, mean, variance, residual.variance), mean, present)
-    if likelihood.proof == "minorant":
-        return _fixed_point(partial(likelihood.minorant_precision, y, mean), mean, variance, residual, present)
+    if likelihood.proof == "single-peaked":
+        return of_present(_precision_at_ends(likelihood, y, mean, variance, residual.variance), mean, present)
     certified = None
     if len(likelihood.concave) < likelihood.num_latents:
         certified = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
@@ -161,6 +170,58 @@ def _precision_of_least(likelihood, y, mean, variance, residual: jax.Array) -> j
     best = jnp.argmax(lax.map(certified, jnp.arange(1, len(shares))), axis=0)
     left = residual > jnp.finfo(d.dtype).eps ** 2  # where it can be divided by, twice in the gradient
     return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
+
+
+def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.Array) -> jax.Array:
+    """
+    The precision at which a row by itself has the largest certified term, where the curvature κ is single-peaked.
+
+    It is the largest λ that is neither above κ(ĉ) nor above the mean of κ on [0, ĉ]: up to the first, the term's value
+    at ĉ grows with λ, and the least value is at an end; up to the second, that end is ĉ. Beyond either the term falls.
+    0 where there is no such λ > 0. With its gradient, by the implicit function theorem, for the term is not stationary
+    where the second binds.
+    """
+    coarse = _coarse(likelihood)
+
+    def limits(precision, coarse, mean, variance, d):
+        """How far λ is below each, the second as an integral over [0, ĉ]; and ĉ."""
+        left = d / (1.0 + precision * d)
+        variance = jnp.broadcast_to(variance, left.shape)
+
+        def expected(v):
+            return coarse.expected_log_prob(y, mean, v)
+
+        there, slope = jax.jvp(expected, (variance + left,), (jnp.ones_like(left),))
+        return -2.0 * slope - precision, 2.0 * (expected(variance) - there) - precision * left, left
+
+    given = coarse, mean, variance, residual
+    fixed = jax.tree.map(lax.stop_gradient, given)
+    most = jnp.broadcast_to(fixed[0].greatest_curvature, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
+
+    def halve(_, bracket):
+        low, high = bracket
+        middle = 0.5 * (low + high)
+        at_peak, below_mean, _ = limits(most * jnp.exp(-middle), *fixed)
+        within = (at_peak >= 0.0) & (below_mean >= 0.0)
+        return jnp.where(within, low, middle), jnp.where(within, middle, high)
+
+    none = jnp.full_like(most, LOG_BRACKET)
+    _, small = lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(most), none))
+    precision = jnp.where(small < none, most * jnp.exp(-small), 0.0)
+
+    def newton(precision, *given):
+        """
+        A step upward, to the nearer limit. In −λ the derivative of the second is ĉ (1 + ĉ (κ − λ)); that of the first
+        is about 1, where the term is stationary. Where nothing is left λ does not matter.
+        """
+        at_peak, below_mean, left = limits(precision, *given)
+        slope = lax.stop_gradient(left * (1.0 + left * at_peak))
+        felt = slope > jnp.finfo(precision.dtype).eps
+        move = jnp.minimum(below_mean / jnp.where(felt, slope, 1.0), at_peak)
+        return precision + jnp.where(felt & (precision > 0.0), move, 0.0)
+
+    # What halving has left, and the gradient.
+    return newton(lax.stop_gradient(newton(precision, *fixed)), *given)
 
 
 def _coarse(likelihood: Likelihood) -> Likelihood:

@@ -38,4 +38,7 @@ class Tight(Conditional):
 
     def supposes_own_residuals(self, likelihood):
         # The least value over the residual's variance is found for one output by itself.
-        return likelihood.proof == "none" and len(likelihood.parts) > 1
+        parts = likelihood.parts
+        if likelihood.proof == "single-peaked":
+            return any(part.proof == "log-concave" for part in parts)
+        return likelihood.proof == "none" and len(parts) > 1

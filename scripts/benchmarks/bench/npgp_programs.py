@@ -114,6 +114,11 @@ class Fit:
         )
         self.begin = {"init_state": self.result.state}
 
+    @property
+    def seconds(self) -> float:
+        """Of the last call's steps, without its tracing of them, which each call of ``fit`` does once."""
+        return self.result.seconds.steps
+
 
 class SVGP:
     """Adam on minibatches; also of SOLVE-GP, and with other conditionals."""
@@ -138,6 +143,10 @@ class SVGP:
             self.svi, *device_arrays, init_params=self.q or None, batch_size=batch_size, group_size=group_size
         )
         self.advance = self.fit.advance
+
+    @property
+    def seconds(self) -> float:
+        return self.fit.seconds
 
     def elbo(self) -> float:
         state = self.svi.init(jax.random.key(0), *self.problem.batch, init_params=self.q)

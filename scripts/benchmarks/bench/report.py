@@ -72,7 +72,7 @@ def markdown(found: dict[str, Any]) -> str:
         "first_step": _first_step,
         "example": _example,
         "npgp": _alone,
-        "kin40k": _kin40k,
+        "kin40k": kin40k,
     }.items():
         if found.get(part):
             sections.append(write(found))
@@ -222,7 +222,7 @@ def reached(curve: list[list[float]], target: float) -> float | None:
     return next((seconds for seconds, value in curve if value <= target), None)
 
 
-def _kin40k(found: dict[str, Any]) -> str:
+def kin40k(found: dict[str, Any]) -> str:
     run = found["kin40k"]
     if "missing" in run:
         return f"## Time to a test NLPD on kin40k\n\n{run['missing']}"

@@ -26,6 +26,7 @@ MODULES = {
     "bare": "bare_programs",
     "gpytorch": "gpytorch_programs",
     "gpjax": "gpjax_programs",
+    "checks": "accelerator_programs",
 }
 
 
@@ -33,9 +34,9 @@ class Worker:
     """
     What can be asked of a worker.
 
-    A program has ``advance(steps)``, which returns when the steps are done. Those that are compared between libraries
-    also have ``elbo()``, at the parameters of the start, and ``predictor()``, a function that predicts at
-    ``problem.X_new`` and waits.
+    A program has ``advance(steps)``, which returns when the steps are done; it may have ``seconds``, of the last steps
+    alone. Those that are compared between libraries also have ``elbo()``, at the parameters of the start, and
+    ``predictor()``, a function that predicts at ``problem.X_new`` and waits.
 
     :param module: a library's programs: ``versions()``, ``configure(dtype)``, ``device_memory()``,
         ``make(kind, problem, **options)``, and ``train(file, **options)`` where it takes part in that.
@@ -66,11 +67,11 @@ class Worker:
         return float(self.module.make(kind, Problem.load(file, dtype), **options).elbo())
 
     def steps(self, name: str, count: int) -> float:
-        """Seconds of each of so many steps."""
+        """Seconds of each of so many steps; those that a program says, where a call of it takes more than its steps."""
         program = self.programs[name]
         began = time.perf_counter()
         program.advance(count)
-        return (time.perf_counter() - began) / count
+        return getattr(program, "seconds", time.perf_counter() - began) / count
 
     def predict(self, name: str, repetitions: int) -> list[float]:
         """Seconds of each prediction, the first and slower one left out."""
@@ -86,6 +87,14 @@ class Worker:
     def train(self, **options) -> dict[str, Any]:
         self.module.configure("float32")
         return self.module.train(**options)
+
+    def call(self, function: str, **arguments) -> Any:
+        """What a function of the module returns."""
+        return getattr(self.module, function)(**arguments)
+
+    def figures(self, name: str) -> dict[str, Any]:
+        """Of a program that has something to tell."""
+        return self.programs[name].figures()
 
     def peak_memory(self) -> int:
         """Bytes: the most that this process has held since the last ``setup``."""
