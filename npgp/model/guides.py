@@ -19,7 +19,7 @@ from npgp import checks, linalg
 from npgp.contract import Message, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import SCALE, WHITENED, Followed, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import one_program
 
 __all__ = ["AutoSparseGP"]
@@ -81,10 +81,10 @@ class AutoSparseGP:
         couple: Sequence[str] | None = None,
     ):
         self.model = model
-        checks.one_of(dependence, "dependence", ("coupled", "independent"))
-        if couple is not None and dependence != "coupled":
+        checks.one_of(dependence, "dependence", ("pseudo-data", "coupled", "independent"))
+        if couple is not None and dependence == "independent":
             raise ValueError('couple names sites for q(ε) to follow, which it does with dependence="coupled" alone.')
-        self._coupling = Coupling(couple) if dependence == "coupled" else None
+        self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
         self._covered: set[str] = set()
         self.hidden_model = Hidden(model, self._is_hidden)
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
@@ -140,7 +140,7 @@ class AutoSparseGP:
         if self._whitened is None:
             self._setup(*args, **kwargs)
         rest, known = self._run_parts(*args, **kwargs)
-        coupled = None if self._coupling is None else self._coupling.values(rest, known)
+        t, kernels = (None, set()) if self._coupling is None else self._coupling.values(rest, known)
         samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
         def hidden(msg: Message) -> bool:
@@ -150,7 +150,9 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, coupled)
+        rerun = Rerun(
+            handlers.substitute(self.model, data=samples), rest, lambda site: Followed(t, site in kernels)
+        )
         with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax.typing import ArrayLike
+from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.features import InducingBlock
@@ -23,16 +24,18 @@ from npgp.model.sites import (
     SUBSTITUTED,
     WHITENED,
     Catch,
+    Followed,
     Q,
     approximation,
     check_draw_context,
-    coupled_values,
     fixed_beside,
+    followed,
     in_automatic_guide,
     trained,
 )
 from npgp.sparse.projection import as_blocks, factorize
 from npgp.variational.blocks import (
+    PSEUDO_NAMES,
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
     BlockNormal,
@@ -42,6 +45,7 @@ from npgp.variational.blocks import (
     block_normal,
 )
 from npgp.variational.posterior import Posterior
+from npgp.variational.pseudo import pseudo_posterior
 from npgp.variational.structure import check_covariances
 
 __all__ = ["SparseGP"]
@@ -119,9 +123,9 @@ class SparseGP:
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
         guided = in_automatic_guide(self.sites[0])
-        return self._draw(guided, shared=True, t=coupled_values(self.sites[0]) if guided else None)
+        return self._draw(guided, shared=True, follows=followed(self.sites[0]) if guided else Followed())
 
-    def guide(self, t: ArrayLike | None = None) -> Function:
+    def guide(self, t: ArrayLike | None = None, pseudo_data: bool = False) -> Function:
         """
         In a hand-written guide: sample the whitened sites from q(ε), whose parameters ``name.u.loc`` and
         ``name.u.scale_tril`` (``scale`` if diagonal) it declares. Call it where the model calls :meth:`draw`, in the
@@ -135,7 +139,9 @@ class SparseGP:
         :raises TypeError: if ``t`` is not real.
         :raises ValueError: if ``t`` is no vector.
         """
-        return self._draw(guided=True, shared=False, t=None if t is None else checked_values(t))
+        return self._draw(
+            guided=True, shared=False, follows=Followed(None if t is None else checked_values(t), pseudo_data)
+        )
 
     def posterior(self, params: dict[str, jax.Array], prefix: str = "", t: ArrayLike | None = None) -> Posterior:
         """
@@ -201,12 +207,16 @@ class SparseGP:
                 params[f"{prefix}{site}.scale_tril"] = tril if L is None else linalg.matmul(L, tril)
         return params
 
-    def _draw(self, guided: bool, shared: bool, t: jax.Array | None = None) -> Function:
+    def _draw(self, guided: bool, shared: bool, follows: Followed = Followed()) -> Function:
         values, q, messages, fixed = [], [], [], False
         cache = Cache(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
-            L = cache.projector.factors[i] if guided and not self.whitened else None
-            q_block = _declare_block(site, block, kind, self.init_scale, L, t) if guided else None
+            pseudo = follows.kernel and self.whitened and kind != "mean-only"
+            L = None
+            if guided and (pseudo or not self.whitened):
+                L = (cache.projector.cholesky if pseudo else cache.projector.factors)[i]
+            declare = _declare_pseudo_data if pseudo else _declare_block
+            q_block = declare(site, block, kind, self.init_scale, L, follows.t) if guided else None
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
@@ -274,6 +284,29 @@ def _declare_block(
     if jnp.shape(value)[-prior.ndim :] != prior.shape:
         raise ValueError(f"{site}.{name} has shape {jnp.shape(value)}; it must be {prior.shape}, or a batch of these.")
     return _whitened_block(kind, loc, value, L)
+
+
+def _declare_pseudo_data(
+    site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None
+) -> BlockNormal:
+    """q(ε) of one block given pseudo-data, with their parameters declared, as :func:`_declare_block` does."""
+    dtype, batch = jnp.result_type(float), plate_shape()
+    size = block.size
+
+    deviation = jnp.sqrt(jnp.sum(jnp.square(L)) / size)
+    unit = numpyro.param(
+        f"{site}.unit", jnp.broadcast_to(deviation.astype(dtype), (*batch, 1)), constraint=constraints.positive
+    )
+    values = numpyro.param(f"{site}.pseudo_loc", jnp.zeros((*batch, size), dtype))
+    if t is not None:
+        name = f"{site}.coupling"
+        values = coupled_mean(name, values, numpyro.param(name, jnp.zeros((*batch, size, t.shape[0]), dtype)), t)
+    start = jnp.eye(size, dtype=dtype) if kind == "dense" else jnp.ones(size, dtype)
+    name = PSEUDO_NAMES[kind]
+    root = numpyro.param(
+        f"{site}.{name}", jnp.broadcast_to(start, (*batch, *start.shape)), constraint=SCALE_CONSTRAINTS[name]
+    )
+    return pseudo_posterior(L, unit * values, root / (init_scale * (unit[..., None] if kind == "dense" else unit)))
 
 
 def _stated(site: str, fn: Any, infer: dict[str, Any]) -> jax.Array:
