@@ -10,6 +10,7 @@ Which sites t is made of (:class:`Coupling`), what guides say of them (:func:`sp
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +31,8 @@ from numpyro.infer.autoguide import (
 
 from npgp import checks, linalg
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
-from npgp.model.draw import Function
 from npgp.model.rerun import Hidden, is_latent, name_of
-from npgp.model.sites import FUNCTION, WHITENED, is_gp_site, is_observation
+from npgp.model.sites import WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
 
 #: Where t would have more entries than this,
@@ -81,10 +81,17 @@ class Spread:
     standard: bool = False
 
     def standardized(self, value: jax.Array) -> jax.Array:
-        """The site's part of t."""
+        """The site's part of t, scaled to standard deviations of 1."""
+        return jnp.ravel(self._less_center(value) / self.scale)
+
+    def centered(self, value: jax.Array) -> jax.Array:
+        """The site's part of t where it keeps its scale."""
+        return jnp.ravel(self._less_center(value))
+
+    def _less_center(self, value: jax.Array) -> jax.Array:
         # Not without the gradients of center and scale, which move in training: m + C t would move with them, unseen by
         # the gradient, and training diverges.
-        return jnp.ravel((self.unconstrained(value) - self.center) / self.scale)
+        return self.unconstrained(value) - self.center
 
 
 def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
@@ -190,17 +197,17 @@ class Coupling:
     :raises ValueError: for an empty list.
     """
 
-    def __init__(self, names: Sequence[str] | None, kernels: bool):
+    def __init__(self, names: Sequence[str] | None, pseudo_data: bool = False):
         if names is not None:
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"couple is {names!r}; it must be a list of the names of latent sites.")
             if not names:
                 raise ValueError('couple is empty; name a site, or write dependence="independent".')
         self.names = None if names is None else tuple(names)
-        self._follows_kernels = kernels
+        #: Whether q(ε) is a posterior given pseudo-data, which follows the kernel.
+        self.pseudo_data = pseudo_data
         self._candidates: list[str] = []
-        #: Of each whitened site, the sites that its inducing features' covariance depends on.
-        self._behind: dict[str, set[str]] = {}
+        self._warned = False
         #: Of each site in t, in the model's order: its number of entries.
         self.sizes: dict[str, int] = {}
         #: Sites in t of whose guide no mean and standard deviation are known.
@@ -236,8 +243,6 @@ class Coupling:
             elif self.names is None and any(members[plate] in sizes for plate in around):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
         self._candidates = [name for name in others if name not in wrong]
-        if self._follows_kernels:
-            self._behind = _behind_kernels(model, sites, self._candidates, args, kwargs)
         for name in self.names or ():
             if name in wrong:
                 raise ValueError(f"couple has {name!r}, which {wrong[name]}.")
@@ -245,10 +250,9 @@ class Coupling:
                 what = "belongs to a GP" if name in latent else "is no latent site of the model"
                 raise ValueError(f"couple has {name!r}, which {what}; it may have {self._candidates}.")
 
-    def values(self, rest: dict[str, Message], known: dict[str, Spread]) -> tuple[jax.Array | None, set[str]]:
+    def values(self, rest: dict[str, Message], known: dict[str, Spread]) -> jax.Array | None:
         """
-        t, from the sites that other guides have drawn, ``None`` if there are none to follow; and the whitened sites
-        whose q follows their kernel.
+        t, from the sites that other guides have drawn; ``None`` if there are none to follow.
 
         :param rest: these sites.
         :param known: what their guides say of them.
@@ -259,19 +263,29 @@ class Coupling:
             if name in known:
                 # A handler outside may give the site another value than its guide has drawn.
                 given = given_by(handlers.substitute, name)
-                found[name] = known[name].standardized(rest[name]["value"] if given is None else jnp.asarray(given))
+                value = rest[name]["value"] if given is None else jnp.asarray(given)
+                spread = known[name]
+                found[name] = spread.centered(value) if self.pseudo_data else spread.standardized(value)
             elif self.names is not None and name in rest:
                 raise ValueError(
                     f"couple has {name!r}, to which {name_of(rest[name]['part'])} gives one value: q(ε) follows sites "
                     "whose guide has a spread."
                 )
-        everything = set(found)
         if self.names is None and sum(t.size for t in found.values()) > MANY:
+            left_out = [name for name, t in found.items() if t.size > FEW]
             found = {name: t for name, t in found.items() if t.size <= FEW}
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"q(ε) does not follow {left_out}, of more than {FEW} entries in a model of more than {MANY} "
+                    "beside the GPs: name what it is to follow, AutoSparseGP(model, couple=[...]), or write "
+                    'dependence="independent".',
+                    UserWarning,
+                    stacklevel=2,
+                )
         self.sizes = {name: t.size for name, t in found.items()}
         self.unknown = [name for name in found if not known[name].standard]
-        kernels = {site for site, behind in self._behind.items() if not behind.isdisjoint(everything)}
-        return jnp.concatenate(list(found.values())) if found else None, kernels
+        return jnp.concatenate(list(found.values())) if found else None
 
 
 def _members(sites: dict[str, Message]) -> dict[str, int]:
@@ -321,20 +335,3 @@ def _with_gp_priors(
         if depends:
             found[name] = list(inducing)[min(depends)]
     return found
-
-
-def _behind_kernels(
-    model: Callable, sites: dict[str, Message], names: Sequence[str], args: tuple, kwargs: dict[str, Any]
-) -> dict[str, set[str]]:
-    """Of each component's whitened sites: the latent sites that its inducing features' covariance depends on."""
-    values = [sites[name]["value"] for name in names]
-
-    def factors(*values):
-        given = handlers.substitute(model, data=dict(zip(names, values, strict=True)))
-        with Hidden(), handlers.trace() as traced, handlers.seed(rng_seed=0):
-            given(*args, **kwargs)
-        found = {name: msg["infer"].get(FUNCTION) for name, msg in traced.items() if is_gp_site(msg)}
-        return {name: jax.tree.leaves(f.projector) for name, f in found.items() if isinstance(f, Function)}
-
-    operations = Operations(factors, *(jnp.zeros(value.shape, value.dtype) for value in values))
-    return {site: {names[i] for i in operations.part(site)[0]} for site in operations.names}

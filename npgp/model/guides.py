@@ -19,7 +19,17 @@ from npgp import checks, linalg
 from npgp.contract import Message, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sites import SCALE, WHITENED, Followed, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import (
+    NOTHING,
+    SCALE,
+    WHITENED,
+    Followed,
+    Trained,
+    is_gp_site,
+    is_observation,
+    traced_inside,
+    trained,
+)
 from npgp.programs.compiled import one_program
 
 __all__ = ["AutoSparseGP"]
@@ -140,7 +150,9 @@ class AutoSparseGP:
         if self._whitened is None:
             self._setup(*args, **kwargs)
         rest, known = self._run_parts(*args, **kwargs)
-        t, kernels = (None, set()) if self._coupling is None else self._coupling.values(rest, known)
+        followed = NOTHING
+        if self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
+            followed = Followed(t, self._coupling.pseudo_data)
         samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
         def hidden(msg: Message) -> bool:
@@ -150,9 +162,7 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        rerun = Rerun(
-            handlers.substitute(self.model, data=samples), rest, lambda site: Followed(t, site in kernels)
-        )
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed)
         with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent

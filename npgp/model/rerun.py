@@ -86,10 +86,10 @@ class Rerun(SameRows):
 
     :param fn: the model.
     :param sites: what other guides have sampled.
-    :param followed: of a component's first site, what q(ε) follows.
+    :param followed: what q(ε) follows.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message], followed: Callable[[str], Followed]):
+    def __init__(self, fn: Callable, sites: dict[str, Message], followed: Followed):
         super().__init__(fn, sites)
         self.followed = followed
         self.latent: set[str] = set()  # the sites that others have to cover
@@ -99,7 +99,7 @@ class Rerun(SameRows):
         if msg["type"] == CONTEXT:
             msg["value"] = True
         if msg["type"] == COUPLED:
-            msg["value"] = self.followed(msg["name"])
+            msg["value"] = self.followed
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         site = self.sites.get(msg["name"])

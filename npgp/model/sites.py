@@ -106,16 +106,20 @@ class Followed(NamedTuple):
     What q(ε) follows.
 
     :param t: values of other sites, (T,), that its mean, or that given by pseudo-data, is affine in; ``None`` if none.
-    :param kernel: whether it follows the kernel's hyperparameters, as a posterior given pseudo-data.
+    :param pseudo_data: whether it is a posterior given pseudo-data, which follows the kernel's hyperparameters.
     """
 
     t: jax.Array | None = None
-    kernel: bool = False
+    pseudo_data: bool = False
 
 
-def followed(site: str) -> Followed:
-    """What q(ε) follows in the automatic guide."""
-    return answer(COUPLED, site) or Followed()
+#: q(ε) is independent of all else.
+NOTHING = Followed()
+
+
+def followed(site: str, guided: bool) -> Followed:
+    """What q(ε) follows in the automatic guide, if this is one."""
+    return (answer(COUPLED, site) if guided else None) or NOTHING
 
 
 def approximation(site: str, msg: Message) -> Any:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.features import InducingBlock
@@ -18,8 +17,10 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
+from npgp.model.pseudo_data import declare_pseudo_data, given_pseudo_data, has_pseudo_data
 from npgp.model.sites import (
     FUNCTION,
+    NOTHING,
     SCALE,
     SUBSTITUTED,
     WHITENED,
@@ -35,7 +36,6 @@ from npgp.model.sites import (
 )
 from npgp.sparse.projection import as_blocks, factorize
 from npgp.variational.blocks import (
-    PSEUDO_NAMES,
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
     BlockNormal,
@@ -45,7 +45,6 @@ from npgp.variational.blocks import (
     block_normal,
 )
 from npgp.variational.posterior import Posterior
-from npgp.variational.pseudo import pseudo_posterior
 from npgp.variational.structure import check_covariances
 
 __all__ = ["SparseGP"]
@@ -123,7 +122,7 @@ class SparseGP:
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
         guided = in_automatic_guide(self.sites[0])
-        return self._draw(guided, shared=True, follows=followed(self.sites[0]) if guided else Followed())
+        return self._draw(guided, shared=True, follows=followed(self.sites[0], guided))
 
     def guide(self, t: ArrayLike | None = None, pseudo_data: bool = False) -> Function:
         """
@@ -157,7 +156,11 @@ class SparseGP:
         t = None if t is None else checked_values(t)
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
-        for (site, _, kind), L in zip(self._layout(), projector.factors, strict=True):
+        for i, ((site, _, kind), L) in enumerate(zip(self._layout(), projector.factors, strict=True)):
+            if has_pseudo_data(params, f"{prefix}{site}"):
+                block = given_pseudo_data(f"{prefix}{site}", kind, self.init_scale, projector.cholesky[i], t, params)
+                q.append(without_row_dim(block))
+                continue
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
             names += [] if t is None else [f"{prefix}{site}.coupling"]
             missing = [name for name in names if name not in params]
@@ -207,16 +210,17 @@ class SparseGP:
                 params[f"{prefix}{site}.scale_tril"] = tril if L is None else linalg.matmul(L, tril)
         return params
 
-    def _draw(self, guided: bool, shared: bool, follows: Followed = Followed()) -> Function:
+    def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         values, q, messages, fixed = [], [], [], False
         cache = Cache(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
-            pseudo = follows.kernel and self.whitened and kind != "mean-only"
-            L = None
-            if guided and (pseudo or not self.whitened):
-                L = (cache.projector.cholesky if pseudo else cache.projector.factors)[i]
-            declare = _declare_pseudo_data if pseudo else _declare_block
-            q_block = declare(site, block, kind, self.init_scale, L, follows.t) if guided else None
+            q_block = None
+            if guided and follows.pseudo_data and self.whitened and kind != "mean-only":
+                factor = cache.projector.cholesky[i]
+                q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t)
+            elif guided:
+                L = None if self.whitened else cache.projector.factors[i]
+                q_block = _declare_block(site, block, kind, self.init_scale, L, follows.t)
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
@@ -284,29 +288,6 @@ def _declare_block(
     if jnp.shape(value)[-prior.ndim :] != prior.shape:
         raise ValueError(f"{site}.{name} has shape {jnp.shape(value)}; it must be {prior.shape}, or a batch of these.")
     return _whitened_block(kind, loc, value, L)
-
-
-def _declare_pseudo_data(
-    site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None
-) -> BlockNormal:
-    """q(ε) of one block given pseudo-data, with their parameters declared, as :func:`_declare_block` does."""
-    dtype, batch = jnp.result_type(float), plate_shape()
-    size = block.size
-
-    deviation = jnp.sqrt(jnp.sum(jnp.square(L)) / size)
-    unit = numpyro.param(
-        f"{site}.unit", jnp.broadcast_to(deviation.astype(dtype), (*batch, 1)), constraint=constraints.positive
-    )
-    values = numpyro.param(f"{site}.pseudo_loc", jnp.zeros((*batch, size), dtype))
-    if t is not None:
-        name = f"{site}.coupling"
-        values = coupled_mean(name, values, numpyro.param(name, jnp.zeros((*batch, size, t.shape[0]), dtype)), t)
-    start = jnp.eye(size, dtype=dtype) if kind == "dense" else jnp.ones(size, dtype)
-    name = PSEUDO_NAMES[kind]
-    root = numpyro.param(
-        f"{site}.{name}", jnp.broadcast_to(start, (*batch, *start.shape)), constraint=SCALE_CONSTRAINTS[name]
-    )
-    return pseudo_posterior(L, unit * values, root / (init_scale * (unit[..., None] if kind == "dense" else unit)))
 
 
 def _stated(site: str, fn: Any, infer: dict[str, Any]) -> jax.Array:

@@ -27,11 +27,6 @@ class Operations:
         positions = iter(range(len(self._closed.jaxpr.outvars)))
         self._results = jax.tree.map(lambda _: next(positions), shapes)
 
-    @property
-    def names(self) -> list[Any]:
-        """The results' keys."""
-        return list(self._results)
-
     def part(self, name: Any) -> tuple[set[int], Callable[..., Any]]:
         """
         A result by itself.
