@@ -206,7 +206,7 @@ class Coupling:
         self.names = None if names is None else tuple(names)
         #: Whether q(ε) is a posterior given pseudo-data, which follows the kernel.
         self.pseudo_data = pseudo_data
-        self._candidates: list[str] = []
+        self._candidates: dict[str, int] = {}
         self._warned = False
         #: Of each site in t, in the model's order: its number of entries.
         self.sizes: dict[str, int] = {}
@@ -240,15 +240,27 @@ class Coupling:
                 wrong[name] = (
                     f"has a prior that depends on {after_gp[name]}: q(ε) follows sites that do not depend on the GP"
                 )
-            elif self.names is None and any(members[plate] in sizes for plate in around):
+            elif self.names is None and _like_rows(
+                jnp.shape(latent[name]["value"]), [members[p] for p in around], sizes
+            ):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
-        self._candidates = [name for name in others if name not in wrong]
+        self._candidates = {name: jnp.size(latent[name]["value"]) for name in others if name not in wrong}
         for name in self.names or ():
             if name in wrong:
                 raise ValueError(f"couple has {name!r}, which {wrong[name]}.")
             if name not in others:
                 what = "belongs to a GP" if name in latent else "is no latent site of the model"
-                raise ValueError(f"couple has {name!r}, which {what}; it may have {self._candidates}.")
+                raise ValueError(f"couple has {name!r}, which {what}; it may have {list(self._candidates)}.")
+
+    def together(self) -> set[str]:
+        """Sites that one Gaussian is to be for: the smallest, as long as they have few entries together."""
+        found, size = set(), 0
+        for name in sorted(self._candidates, key=self._candidates.__getitem__):
+            size += self._candidates[name]
+            if size > FEW:
+                break
+            found.add(name)
+        return found
 
     def values(self, rest: dict[str, Message], known: dict[str, Spread]) -> jax.Array | None:
         """
@@ -286,6 +298,11 @@ class Coupling:
         self.sizes = {name: t.size for name, t in found.items()}
         self.unknown = [name for name in found if not known[name].standard]
         return jnp.concatenate(list(found.values())) if found else None
+
+
+def _like_rows(value: jax.Array, members: Sequence[int], sizes: set[int]) -> bool:
+    """Whether a site has as many members as there are rows: in its plates, or, of many, in a scan or an event."""
+    return any(size in sizes for size in members) or any(size in sizes and size > FEW for size in jnp.shape(value))
 
 
 def _members(sites: dict[str, Message]) -> dict[str, int]:

@@ -12,12 +12,20 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+    AutoSemiDAIS,
+)
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.contract import Message, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import (
     NOTHING,
@@ -85,18 +93,23 @@ class AutoSparseGP:
     def __init__(
         self,
         model: Callable,
-        guide: Callable | Sequence[Callable] = AutoNormal,
+        guide: Callable | Sequence[Callable] | None = None,
         *,
-        dependence: str = "independent",
+        dependence: str = "pseudo-data",
         couple: Sequence[str] | None = None,
     ):
         self.model = model
         checks.one_of(dependence, "dependence", ("pseudo-data", "coupled", "independent"))
         if couple is not None and dependence == "independent":
-            raise ValueError('couple names sites for q(ε) to follow, which it does with dependence="coupled" alone.')
+            raise ValueError(
+                'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
+            )
         self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
         self._covered: set[str] = set()
         self.hidden_model = Hidden(model, self._is_hidden)
+        #: Whether to have one Gaussian for as many sites as may share one.
+        self._share = guide is None and self._coupling is not None
+        guide = AutoNormal if guide is None else guide
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
         for i, part in enumerate(parts):
             _check_part(part, last=i + 1 == len(parts))
@@ -129,6 +142,12 @@ class AutoSparseGP:
             self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
 
         jax.eval_shape(look)
+        if self._share and self._coupling is not None and (together := self._coupling.together()):
+
+            def apart(msg: Message) -> bool:
+                return self._is_hidden(msg) or (msg["type"] == "sample" and msg["name"] not in together)
+
+            self._parts.append(_made(AutoMultivariateNormal, Hidden(self.model, apart)))
 
     @property
     def components(self) -> list[str]:
@@ -223,29 +242,52 @@ class AutoSparseGP:
             apart=(self.model,),
         )
 
-    def median(self, params) -> dict[str, jax.Array]:
+    def median(self, params, *args, **kwargs) -> dict[str, jax.Array]:
         """
-        Posterior medians of the latent sites; of the whitened values, these are the means.
+        Posterior medians of the latent sites; of the whitened values, these are the means. Where q(ε) is given by
+        pseudo-data, the means where the other sites have their medians.
 
         :param params: parameters, from ``svi.get_params(state)``.
+        :param args: the model's arguments, which means given by pseudo-data need.
         :raises NotImplementedError: if one of the guides offers none, for unwhitened components, and if q(ε) follows a
             site that is not Gaussian in unconstrained space.
+        :raises TypeError: without the model's arguments where they are needed.
         """
         found = self._of_parts("median", params)
-        return found | {site: params[f"{site}.loc"] for site in self._blocks("median", params)}
+        blocks = self._blocks("median", params)
+        if not self._has_pseudo_data(params):
+            return found | {site: params[f"{site}.loc"] for site in blocks}
+        self._need_arguments("median(params, ...)", args, kwargs)
+        given = trained(params)
 
-    def quantiles(self, params, quantiles: ArrayLike) -> dict[str, jax.Array]:
+        def means() -> dict[str, jax.Array]:
+            guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=found)
+            sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
+            return {site: sites[site]["fn"].mean for site in blocks if f"{site}.loc" not in given}
+
+        of_blocks = one_program(means, keepers=(self,), apart=(self.model,))
+        return found | {site: of_blocks[site] if site in of_blocks else params[f"{site}.loc"] for site in blocks}
+
+    def quantiles(self, params, quantiles: ArrayLike, *args, **kwargs) -> dict[str, jax.Array]:
         """
         Posterior quantiles of the latent sites, along a leading axis. Where q(ε) follows other sites, those of the
-        whitened values are over all values of these: ``N(m, S + C R Cᵀ)`` with R the correlations of t.
+        whitened values are over all values of these: of coupled means ``N(m, S + C R Cᵀ)`` with R the correlations of
+        t; given pseudo-data they are of 1000 draws, always the same.
 
         :param params: parameters, from ``svi.get_params(state)``.
         :param quantiles: numbers between 0 and 1. A block that moves the mean only has the prior's standard deviation,
             1, as in its draws, beside what it follows.
+        :param args: the model's arguments, which draws given pseudo-data need.
         :raises NotImplementedError: as :meth:`median`.
+        :raises TypeError: as :meth:`median`.
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
+        if self._has_pseudo_data(params):
+            blocks = self._blocks("quantiles", params)
+            self._need_arguments("quantiles(params, levels, ...)", args, kwargs)
+            draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)
+            return found | {site: jnp.quantile(draws[site], levels, axis=0) for site in blocks}
         sizes = {} if self._coupling is None else self._coupling.sizes
         R = correlations(self._all_parts(), params, sizes)
         for site in self._blocks("quantiles", params):
@@ -285,6 +327,16 @@ class AutoSparseGP:
         left = self._auto is not None and not self._other_sites <= self._covered
         return [*self._parts, *([self._auto] if left else [])]
 
+    def _has_pseudo_data(self, params) -> bool:
+        return any(has_pseudo_data(params, site) for site in self._whitened or ())
+
+    def _need_arguments(self, call: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not (args or kwargs) and inspect.signature(self.model).parameters:
+            raise TypeError(
+                f"{call} lacks the model's arguments: q(ε) is given by pseudo-data, so that it depends on the kernel, "
+                "which the model says."
+            )
+
     def _blocks(self, method: str, params) -> list[str]:
         sites = self._whitened or {}
         coupled = self._coupling is not None and bool(self._coupling.sizes)
@@ -294,9 +346,10 @@ class AutoSparseGP:
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."
                 )
-            for name in (
-                f"{site}.{suffix}" for suffix in ("loc", self._scales[site], coupled and "coupling") if suffix
-            ):
+            suffixes: list[Any] = ["loc", self._scales[site], coupled and "coupling"]
+            if has_pseudo_data(params, site):
+                suffixes = list(PSEUDO_DATA)
+            for name in (f"{site}.{suffix}" for suffix in suffixes if suffix):
                 if name not in params:
                     raise KeyError(f"{method}: params has no {name!r}.")
         return list(sites)

@@ -13,11 +13,13 @@ from numpyro.distributions import constraints
 from npgp.features import InducingBlock
 from npgp.model.coupling import coupled_mean
 from npgp.model.plates import plate_shape
-from npgp.variational.blocks import PSEUDO_NAMES, SCALE_CONSTRAINTS, BlockNormal
+from npgp.variational.blocks import BlockNormal
 from npgp.variational.pseudo import pseudo_posterior
 
-#: Suffix of the parameter that says that a block has pseudo-data.
-VALUES = "pseudo_loc"
+#: Suffixes of the parameters that all such blocks have, the first of which says so.
+PSEUDO_DATA = VALUES, SCALE, UNIT = ("pseudo_loc", "pseudo_scale", "unit")
+#: Likewise of what dense blocks have.
+LOWER = "pseudo_lower"
 
 
 def declare_pseudo_data(
@@ -35,16 +37,18 @@ def declare_pseudo_data(
     dtype, batch, size = jnp.result_type(float), plate_shape(), block.size
     # The data's scale, so that the other parameters are near 1 whatever the units are. It does not follow the kernel.
     deviation = jnp.sqrt(jnp.sum(jnp.square(L)) / size).astype(dtype)
-    one = jnp.eye(size, dtype=dtype) if kind == "dense" else jnp.ones(size, dtype)
     starts = {
-        "unit": jnp.broadcast_to(deviation, (*batch, 1)),
+        UNIT: jnp.broadcast_to(deviation, (*batch, 1)),
         VALUES: jnp.zeros((*batch, size), dtype),
-        PSEUDO_NAMES[kind]: jnp.broadcast_to(one, (*batch, *one.shape)),
+        SCALE: jnp.broadcast_to(init_scale * deviation, (*batch, size)),
     }
+    if kind == "dense":
+        starts[LOWER] = jnp.zeros((*batch, size, size), dtype)
     if t is not None:
         starts["coupling"] = jnp.zeros((*batch, size, t.shape[0]), dtype)
     real = constraints.real
-    rules = SCALE_CONSTRAINTS | {"unit": constraints.positive, VALUES: real, "coupling": real}
+    positive = constraints.positive
+    rules = {UNIT: positive, VALUES: real, "coupling": real, SCALE: positive, LOWER: real}
 
     def parameter(name: str) -> jax.Array:
         suffix = name.rsplit(".", 1)[1]
@@ -80,10 +84,13 @@ def given_pseudo_data(
 def _block(
     site: str, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None, parameter: Callable[[str], jax.Array]
 ) -> BlockNormal:
-    unit = parameter(f"{site}.unit")
+    unit = parameter(f"{site}.{UNIT}")
     values = unit * parameter(f"{site}.{VALUES}")
     if t is not None:
         # Not in the unit: a level that rises by 1 takes 1 from the values, in whatever units.
         values = coupled_mean(f"{site}.coupling", values, parameter(f"{site}.coupling"), t)
-    root = parameter(f"{site}.{PSEUDO_NAMES[kind]}")
-    return pseudo_posterior(L, values, root / (init_scale * (unit[..., None] if kind == "dense" else unit)))
+    root = 1.0 / parameter(f"{site}.{SCALE}")
+    if kind == "dense":
+        lower = parameter(f"{site}.{LOWER}")
+        root = root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))
+    return pseudo_posterior(L, values, root)

@@ -284,14 +284,7 @@ def _(constraint):
 
 #: Name of the parameter that holds the scale, for each kind of block that has one; and the constraint it is under.
 SCALE_NAMES = {"dense": "scale_tril", "diagonal": "scale"}
-#: Likewise, where q(ε) is the posterior given pseudo-data: that of their noise.
-PSEUDO_NAMES = {"dense": "pseudo_tril", "diagonal": "pseudo_scale"}
-SCALE_CONSTRAINTS = {
-    "scale_tril": square_tril,
-    "scale": constraints.softplus_positive,
-    "pseudo_tril": square_tril,
-    "pseudo_scale": constraints.softplus_positive,
-}
+SCALE_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_positive}
 
 
 # ---------------------------------------------------------------------------------------------------------------
