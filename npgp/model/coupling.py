@@ -240,9 +240,7 @@ class Coupling:
                 wrong[name] = (
                     f"has a prior that depends on {after_gp[name]}: q(ε) follows sites that do not depend on the GP"
                 )
-            elif self.names is None and _like_rows(
-                jnp.shape(latent[name]["value"]), [members[p] for p in around], sizes
-            ):
+            elif self.names is None and _like_rows(latent[name]["value"], [members[p] for p in around], sizes):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
         self._candidates = {name: jnp.size(latent[name]["value"]) for name in others if name not in wrong}
         for name in self.names or ():

@@ -211,7 +211,8 @@ def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[
     if pseudo and (sites is None or any(name.removesuffix(".pseudo_loc") in sites for name in pseudo)):
         raise ValueError(
             "natural_gradient steps in the parameters of q(ε) itself, but that of "
-            f"{pseudo[0].removesuffix('.pseudo_loc')!r} is given by pseudo-data: train by Adam alone, or make the guide follow other sites in its mean only, "
+            f"{pseudo[0].removesuffix('.pseudo_loc')!r} is given by pseudo-data: train by Adam alone, or make the "
+            "guide follow other sites in its mean only, "
             'npgp.AutoSparseGP(model, dependence="coupled").'
         )
     blocks: dict[str, str | None] = {}
