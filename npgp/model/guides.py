@@ -255,18 +255,20 @@ class AutoSparseGP:
         """
         found = self._of_parts("median", params)
         blocks = self._blocks("median", params)
-        if not self._has_pseudo_data(params):
-            return found | {site: params[f"{site}.loc"] for site in blocks}
+        found |= {site: params[f"{site}.loc"] for site in blocks if not has_pseudo_data(params, site)}
+        given_data = [site for site in blocks if has_pseudo_data(params, site)]
+        if not given_data:
+            return found
         self._need_arguments("median(params, ...)", args, kwargs)
         given = trained(params)
 
         def means() -> dict[str, jax.Array]:
-            guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=found)
+            of_others = {name: found[name] for name in self._other_sites}
+            guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=of_others)
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
-            return {site: sites[site]["fn"].mean for site in blocks if f"{site}.loc" not in given}
+            return {site: sites[site]["fn"].mean for site in given_data}
 
-        of_blocks = one_program(means, keepers=(self,), apart=(self.model,))
-        return found | {site: of_blocks[site] if site in of_blocks else params[f"{site}.loc"] for site in blocks}
+        return found | one_program(means, keepers=(self,), apart=(self.model,))
 
     def quantiles(self, params, quantiles: ArrayLike, *args, **kwargs) -> dict[str, jax.Array]:
         """
@@ -283,7 +285,7 @@ class AutoSparseGP:
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
-        if self._has_pseudo_data(params):
+        if self._coupling is not None and self._coupling.pseudo_data and self._coupling.sizes:
             blocks = self._blocks("quantiles", params)
             self._need_arguments("quantiles(params, levels, ...)", args, kwargs)
             draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)
@@ -304,7 +306,8 @@ class AutoSparseGP:
     def _of_parts(self, method: str, *args) -> dict[str, jax.Array]:
         if self._whitened is None:
             raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
-        if self._coupling is not None and self._coupling.unknown:
+        every = all(has_pseudo_data(args[0], site) for site in self._whitened)
+        if self._coupling is not None and self._coupling.unknown and not every:
             raise NotImplementedError(
                 f"{method}: q(ε) follows {self._coupling.unknown[0]!r}, which is not Gaussian in unconstrained space; "
                 "take those of draws from sample_posterior."
@@ -326,9 +329,6 @@ class AutoSparseGP:
         """The guides for other sites that have any."""
         left = self._auto is not None and not self._other_sites <= self._covered
         return [*self._parts, *([self._auto] if left else [])]
-
-    def _has_pseudo_data(self, params) -> bool:
-        return any(has_pseudo_data(params, site) for site in self._whitened or ())
 
     def _need_arguments(self, call: str, args: tuple, kwargs: dict[str, Any]) -> None:
         if not (args or kwargs) and inspect.signature(self.model).parameters:
