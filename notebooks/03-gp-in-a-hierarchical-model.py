@@ -248,7 +248,7 @@ _ = axes[0].set_ylabel("north (km)")
 # compilation of its first step.
 
 # %%
-start = init_to_value(values=guide.median(result.params))
+start = init_to_value(values=guide.median(result.params, *inputs, y))
 num_warmup, num_samples = (15, 15) if SMALL else (250, 400)
 
 

@@ -134,7 +134,7 @@ svi_test, svi_map = predict(svi_draws)
 
 # %%
 def posterior_at_medians(model, guide, params):
-    medians = guide.median(params)
+    medians = guide.median(params, X, y)
     hyperparameters = {name: value for name, value in medians.items() if name != "f.u"}
     return npgp.posterior("f", model, handlers.substitute(guide, data=hyperparameters), params, X)
 
@@ -172,7 +172,7 @@ _ = axes[1].legend(fontsize=8, loc="lower right", facecolor="0.3", labelcolor="w
 # keeps the inducing inputs that SVI found.
 
 # %%
-start = init_to_value(values=guide.median(result.params))
+start = init_to_value(values=guide.median(result.params, X, y))
 num_warmup, num_samples = (15, 30) if SMALL else (300, 500)
 
 
@@ -269,7 +269,9 @@ def robust_model(X, y=None):
 
 y_flipped = np.where(np.random.default_rng(2).uniform(size=num_train) < 0.1, 1 - y, y)
 robust_guide, robust = fit(robust_model, num_steps, X, y_flipped)
-for level, value in zip([5, 50, 95], robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95])["flipped"], strict=True):
+for level, value in zip(
+    [5, 50, 95], robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95], X, y)["flipped"], strict=True
+):
     print(f"share of flipped labels, {level:2} % quantile: {value:.3f}")
 robust_posterior = posterior_at_medians(robust_model, robust_guide, robust.params)
 report("from the flipped labels", probability_of_1(*robust_posterior.mean_and_variance(X_test)))

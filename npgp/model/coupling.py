@@ -1,9 +1,11 @@
 """
-Coupled means: q(ε) follows the other latent sites, ``q(ε_i | t) = N(m_i + C_i t, S_i)``.
+What q(ε) follows of the other latent sites; and coupled means, ``q(ε_i | t) = N(m_i + C_i t, S_i)``.
 
 The guide draws the other sites first. t are their unconstrained values, stacked in one vector, each centered and scaled
 by what its guide says of it: under Gaussian guides t has mean 0 and standard deviations 1. Given t, q(ε) is the same
 distribution as ever with another mean, so all that is in closed form stays so (docs/theory.md, section 11).
+
+Given pseudo-data (pseudo_data.py) t is not scaled.
 
 Which sites t is made of (:class:`Coupling`), what guides say of them (:func:`spreads`), and the mean.
 """

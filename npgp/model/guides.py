@@ -50,29 +50,40 @@ class AutoSparseGP:
         guide = npgp.AutoSparseGP(model)
         svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
 
-    Each component gets its structured q(ε), with parameters ``name.u.loc`` and ``name.u.scale_tril``; all other latent
-    sites are left to other guides::
+    Each component gets its structured q(ε), which follows the other latent sites; these are left to other guides::
 
         AutoSparseGP(model, partial(AutoNormal, init_scale=0.05))               an autoguide, and its options
         AutoSparseGP(model, [hand_written, AutoNormal])                         by hand for the sites that this samples
         AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
 
+    By default one Gaussian, ``AutoMultivariateNormal``, is for the smallest of the sites that q(ε) can follow, as long
+    as these have 50 entries together, and ``AutoNormal`` for the rest; ``AutoNormal`` for all if q(ε) is independent.
     Autoguides start at medians of the prior, unless their ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
-    start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params)))``, with
+    start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params, X, y)))``, with
     ``handlers.substitute(model, params)`` for the model if it has ``numpyro.param`` hyperparameters.
 
-    **Dependence.** With ``dependence="coupled"`` q(ε) follows the other continuous sites, which are drawn first: its
-    mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. t are these sites'
-    unconstrained values, less their guide's mean and divided by its standard deviation where that guide is Gaussian.
-    They are in the model's order. So a level and the mean of f trade off as they do in the posterior, and intervals of
-    both are wider; with ``"independent"`` they are too narrow where there is such a trade-off. Sites that q(ε) does not
-    follow:
+    **Dependence.** A level and the mean of f trade off in the posterior, and so do a kernel's hyperparameters and f's
+    values. Where q(ε) is independent of them, their intervals are far too narrow. So the other continuous sites are
+    drawn first, and q(ε) follows them:
+
+    - ``"pseudo-data"``: q(ε) is the posterior given a value for each inducing value, and these values' noise, under the
+      prior that the hyperparameters drawn make. The values are affine in t, the other sites' unconstrained values less
+      their guide's mean, in the model's order. Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower``
+      (of dense blocks), ``unit`` and ``coupling``. Blocks that move the mean only, unwhitened components and
+      :class:`~npgp.VNNGP` have coupled means instead.
+    - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
+      ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
+      Gaussian. For natural gradients, and where a step may cost no more.
+    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow.
+
+    Sites that q(ε) does not follow:
 
     - those in plates over rows of data: plates at ``dim=-1`` around ``npgp.observe`` and ``npgp.sample``, subsampled
-      ones, and, unless a site is named in ``couple``, plates with as many members as these;
-    - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``;
+      ones, and, unless a site is named in ``couple``, plates with as many members as these, and sites of more than 50
+      entries with as many, such as those of a scan over rows;
+    - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``: a warning says so;
     - discrete sites, those without a spread (``AutoDelta``), and those whose prior depends on a GP.
 
     NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
@@ -83,11 +94,11 @@ class AutoSparseGP:
     :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
         by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
-    :param dependence: whether q(ε) follows the other sites, ``"coupled"``, or not, ``"independent"``.
+    :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"coupled"``, or ``"independent"``.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
     :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; and if ``couple``
         is no list of names.
-    :raises ValueError: for another word for the dependence, and for ``couple`` without ``"coupled"``.
+    :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent.
     """
 
     def __init__(

@@ -135,6 +135,9 @@ class SparseGP:
             parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. Sample these sites before, and make t
             unconstrained, centered and scaled, such as ``jnp.stack([(level - loc) / scale, ...])``. Sites whose prior
             depends on f are not for t.
+        :param pseudo_data: whether q(ε) is the posterior given pseudo-data under this component's kernel, whose values
+            are affine in t, as :class:`npgp.AutoSparseGP` has it by default. The kernel must be that of the model, with
+            the hyperparameters that the guide has drawn; and t is centered, but not scaled.
         :raises TypeError: if ``t`` is not real.
         :raises ValueError: if ``t`` is no vector.
         """
