@@ -269,9 +269,8 @@ def robust_model(X, y=None):
 
 y_flipped = np.where(np.random.default_rng(2).uniform(size=num_train) < 0.1, 1 - y, y)
 robust_guide, robust = fit(robust_model, num_steps, X, y_flipped)
-for level, value in zip(
-    [5, 50, 95], robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95], X, y)["flipped"], strict=True
-):
+flipped = robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95], X, y)["flipped"]
+for level, value in zip([5, 50, 95], flipped, strict=True):
     print(f"share of flipped labels, {level:2} % quantile: {value:.3f}")
 robust_posterior = posterior_at_medians(robust_model, robust_guide, robust.params)
 report("from the flipped labels", probability_of_1(*robust_posterior.mean_and_variance(X_test)))

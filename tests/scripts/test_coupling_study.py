@@ -1,4 +1,4 @@
-"""The study of guides that follow other sites: does it run, is its map the notebook's, and are its intervals counted right?"""
+"""The study of guides that follow other sites: does it run, is its map the notebook's, and does it count right?"""
 
 import json
 import re
