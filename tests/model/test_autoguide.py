@@ -95,7 +95,7 @@ def names(model, guide, *args, **kwargs):
 def normal():
     """The default guide, and parameters."""
     with jax.enable_x64(True):
-        guide = npgp.AutoSparseGP(model)
+        guide = npgp.AutoSparseGP(model, dependence="independent")
         return guide, initialize(model, guide, X, Y) | random_params("odvgp")
 
 

@@ -605,7 +605,7 @@ def test_arguments(float64):
         ValueError, match="dependence is 'copula'; it must be 'pseudo-data', 'coupled' or 'independent'"
     ):
         npgp.AutoSparseGP(model, dependence="copula")
-    with pytest.raises(ValueError, match='dependence="independent" that it is not to'):
+    with pytest.raises(ValueError, match='dependence="independent" says that it is to none'):
         npgp.AutoSparseGP(model, couple=["slope"], dependence="independent")
     with pytest.raises(TypeError, match="couple is 'slope'; it must be a list"):
         coupled(model, couple="slope")

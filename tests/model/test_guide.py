@@ -262,7 +262,7 @@ def test_sites_come_in_the_models_order(float64):
             c = numpyro.sample("c", dist.Normal(value, 1.0))
             npgp.observe("y", g(X) + a + c, npgp.Gaussian(variance=NOISE), obs=y)
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     names = {}
 
@@ -349,7 +349,7 @@ def test_a_gp_of_states_from_a_scan(float64):
         value = npgp.sample("value", f(states[:, None]), joint=False)
         numpyro.sample("y", dist.Normal(value, NOISE**0.5), obs=y)
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(Y))
     params |= random_params() | {"state_auto_loc": jnp.linspace(0.0, 4.0, 8), "state_auto_scale": jnp.full(8, 1e-9)}
 

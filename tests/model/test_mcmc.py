@@ -145,7 +145,7 @@ def fit():
     """The model of counts, its guide and parameters after a little SVI, and a chain that starts where SVI ended."""
     with jax.enable_x64(True):
         model = latent_model(LIKELIHOODS["poisson"][0])
-        guide = npgp.AutoSparseGP(model)
+        guide = npgp.AutoSparseGP(model, dependence="independent")
         params, _ = train(model, guide, 300, jnp.asarray(X), jnp.asarray(COUNTS))
         start = guide.median(params, jnp.asarray(X), jnp.asarray(COUNTS))
 

@@ -18,7 +18,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03-gp-in-a-hierarchical-mo
 def test_coupling_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=models._QUICK))
     path = tmp_path / "report.json"
-    report = loading.script("coupling").main(["--quick", "--nuts", "6", "--json", str(path)])
+    report = loading.script("coupling").main(["--quick", "--nuts", "24", "--json", str(path)])
     assert json.loads(path.read_text()) == report
     assert [(fit["guide"], fit["dependence"]) for fit in report["fits"]] == [
         (guide, dependence)
