@@ -7,7 +7,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoLowRankMultivariateNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from programs import compilations
 
 import npgp
