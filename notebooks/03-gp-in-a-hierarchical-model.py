@@ -257,7 +257,7 @@ for name, fitted, found in [("independent", guide, result), ("coupled", coupled_
 # around the whole run spares the operation-by-operation compilation of its first step.
 
 # %%
-start = init_to_value(values=guide.median(result.params))
+start = init_to_value(values=guide.median(result.params, *inputs, y))
 num_warmup, num_samples = (15, 15) if SMALL else (250, 400)
 
 

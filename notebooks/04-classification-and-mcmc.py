@@ -169,7 +169,7 @@ _ = axes[1].legend(fontsize=8, loc="lower right", facecolor="0.3", labelcolor="w
 # keeps the inducing inputs that SVI found.
 
 # %%
-start = init_to_value(values=guide.median(result.params))
+start = init_to_value(values=guide.median(result.params, X, y))
 num_warmup, num_samples = (15, 30) if SMALL else (300, 500)
 
 
@@ -243,7 +243,7 @@ def probability_of_1(mean, variance):
 
 
 X_later, y_later = X_all[later], y_all[later]
-medians = {name: value for name, value in guide.median(result.params).items() if name != "f.u"}
+medians = {name: value for name, value in guide.median(result.params, X, y).items() if name != "f.u"}
 at_medians = npgp.posterior("f", model, handlers.substitute(guide, data=medians), result.params, X)
 updated = at_medians.update(X_later, y_later, npgp.Bernoulli())
 for name, p in [("SVI", posterior), ("SVI, at the medians", at_medians), ("conditioned on the later rows", updated)]:
@@ -269,7 +269,8 @@ def robust_model(X, y=None):
 
 y_flipped = np.where(np.random.default_rng(2).uniform(size=num_train) < 0.1, 1 - y, y)
 robust_guide, robust = fit(robust_model, num_steps, X, y_flipped)
-for level, value in zip([5, 50, 95], robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95])["flipped"], strict=True):
+flipped = robust_guide.quantiles(robust.params, [0.05, 0.5, 0.95], X, y)["flipped"]
+for level, value in zip([5, 50, 95], flipped, strict=True):
     print(f"share of flipped labels, {level:2} % quantile: {value:.3f}")
 robust_posterior = averaged(robust_model, robust_guide, robust.params)
 report("from the flipped labels", probability_of_1(*robust_posterior.mean_and_variance(X_test)))

@@ -1,15 +1,18 @@
 """
-Coupled means: q(ε) follows the other latent sites, ``q(ε_i | t) = N(m_i + C_i t, S_i)``.
+What q(ε) follows of the other latent sites; and coupled means, ``q(ε_i | t) = N(m_i + C_i t, S_i)``.
 
 The guide draws the other sites first. t are their unconstrained values, stacked in one vector, each centered and scaled
 by what its guide says of it: under Gaussian guides t has mean 0 and standard deviations 1. Given t, q(ε) is the same
 distribution as ever with another mean, so all that is in closed form stays so (docs/theory.md, section 11).
+
+Given pseudo-data (pseudo_data.py) t is not scaled.
 
 Which sites t is made of (:class:`Coupling`), what guides say of them (:func:`spreads`), and the mean.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,10 +83,17 @@ class Spread:
     standard: bool = False
 
     def standardized(self, value: jax.Array) -> jax.Array:
-        """The site's part of t."""
+        """The site's part of t, scaled to standard deviations of 1."""
+        return jnp.ravel(self._less_center(value) / self.scale)
+
+    def centered(self, value: jax.Array) -> jax.Array:
+        """The site's part of t where it keeps its scale."""
+        return jnp.ravel(self._less_center(value))
+
+    def _less_center(self, value: jax.Array) -> jax.Array:
         # Not without the gradients of center and scale, which move in training: m + C t would move with them, unseen by
         # the gradient, and training diverges.
-        return jnp.ravel((self.unconstrained(value) - self.center) / self.scale)
+        return self.unconstrained(value) - self.center
 
 
 def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
@@ -189,14 +199,17 @@ class Coupling:
     :raises ValueError: for an empty list.
     """
 
-    def __init__(self, names: Sequence[str] | None):
+    def __init__(self, names: Sequence[str] | None, pseudo_data: bool = False):
         if names is not None:
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
                 raise TypeError(f"couple is {names!r}; it must be a list of the names of latent sites.")
             if not names:
                 raise ValueError('couple is empty; name a site, or write dependence="independent".')
         self.names = None if names is None else tuple(names)
-        self._candidates: list[str] = []
+        #: Whether q(ε) is a posterior given pseudo-data, which follows the kernel.
+        self.pseudo_data = pseudo_data
+        self._candidates: dict[str, int] = {}
+        self._warned = False
         #: Of each site in t, in the model's order: its number of entries.
         self.sizes: dict[str, int] = {}
         #: Sites in t of whose guide no mean and standard deviation are known.
@@ -229,15 +242,25 @@ class Coupling:
                 wrong[name] = (
                     f"has a prior that depends on {after_gp[name]}: q(ε) follows sites that do not depend on the GP"
                 )
-            elif self.names is None and any(members[plate] in sizes for plate in around):
+            elif self.names is None and _like_rows(latent[name]["value"], [members[p] for p in around], sizes):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
-        self._candidates = [name for name in others if name not in wrong]
+        self._candidates = {name: jnp.size(latent[name]["value"]) for name in others if name not in wrong}
         for name in self.names or ():
             if name in wrong:
                 raise ValueError(f"couple has {name!r}, which {wrong[name]}.")
             if name not in others:
                 what = "belongs to a GP" if name in latent else "is no latent site of the model"
-                raise ValueError(f"couple has {name!r}, which {what}; it may have {self._candidates}.")
+                raise ValueError(f"couple has {name!r}, which {what}; it may have {list(self._candidates)}.")
+
+    def together(self) -> set[str]:
+        """Sites that one Gaussian is to be for: the smallest, as long as they have few entries together."""
+        found, size = set(), 0
+        for name in sorted(self._candidates, key=self._candidates.__getitem__):
+            size += self._candidates[name]
+            if size > FEW:
+                break
+            found.add(name)
+        return found
 
     def values(self, rest: dict[str, Message], known: dict[str, Spread]) -> jax.Array | None:
         """
@@ -252,17 +275,34 @@ class Coupling:
             if name in known:
                 # A handler outside may give the site another value than its guide has drawn.
                 given = given_by(handlers.substitute, name)
-                found[name] = known[name].standardized(rest[name]["value"] if given is None else jnp.asarray(given))
+                value = rest[name]["value"] if given is None else jnp.asarray(given)
+                spread = known[name]
+                found[name] = spread.centered(value) if self.pseudo_data else spread.standardized(value)
             elif self.names is not None and name in rest:
                 raise ValueError(
                     f"couple has {name!r}, to which {name_of(rest[name]['part'])} gives one value: q(ε) follows sites "
                     "whose guide has a spread."
                 )
         if self.names is None and sum(t.size for t in found.values()) > MANY:
+            left_out = [name for name, t in found.items() if t.size > FEW]
             found = {name: t for name, t in found.items() if t.size <= FEW}
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"q(ε) does not follow {left_out}, of more than {FEW} entries in a model of more than {MANY} "
+                    "beside the GPs: name what it is to follow, AutoSparseGP(model, couple=[...]), or write "
+                    'dependence="independent".',
+                    UserWarning,
+                    stacklevel=2,
+                )
         self.sizes = {name: t.size for name, t in found.items()}
         self.unknown = [name for name in found if not known[name].standard]
         return jnp.concatenate(list(found.values())) if found else None
+
+
+def _like_rows(value: jax.Array, members: Sequence[int], sizes: set[int]) -> bool:
+    """Whether a site has as many members as there are rows: in its plates, or, of many, in a scan or an event."""
+    return any(size in sizes for size in members) or any(size in sizes and size > FEW for size in jnp.shape(value))
 
 
 def _members(sites: dict[str, Message]) -> dict[str, int]:

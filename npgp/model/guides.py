@@ -12,14 +12,32 @@ import jax.numpy as jnp
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.infer.autoguide import AutoDAIS, AutoGuide, AutoLaplaceApproximation, AutoNormal, AutoSemiDAIS
+from numpyro.infer.autoguide import (
+    AutoDAIS,
+    AutoGuide,
+    AutoLaplaceApproximation,
+    AutoMultivariateNormal,
+    AutoNormal,
+    AutoSemiDAIS,
+)
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.contract import Message, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
-from npgp.model.sites import SCALE, WHITENED, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import (
+    NOTHING,
+    SCALE,
+    WHITENED,
+    Followed,
+    Trained,
+    is_gp_site,
+    is_observation,
+    traced_inside,
+    trained,
+)
 from npgp.programs.compiled import one_program
 
 __all__ = ["AutoSparseGP"]
@@ -32,29 +50,40 @@ class AutoSparseGP:
         guide = npgp.AutoSparseGP(model)
         svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
 
-    Each component gets its structured q(ε), with parameters ``name.u.loc`` and ``name.u.scale_tril``; all other latent
-    sites are left to other guides::
+    Each component gets its structured q(ε), which follows the other latent sites; these are left to other guides::
 
         AutoSparseGP(model, partial(AutoNormal, init_scale=0.05))               an autoguide, and its options
         AutoSparseGP(model, [hand_written, AutoNormal])                         by hand for the sites that this samples
         AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
 
+    By default one Gaussian, ``AutoMultivariateNormal``, is for the smallest of the sites that q(ε) can follow, as long
+    as these have 50 entries together, and ``AutoNormal`` for the rest; ``AutoNormal`` for all if q(ε) is independent.
     Autoguides start at medians of the prior, unless their ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
-    start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params)))``, with
+    start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params, X, y)))``, with
     ``handlers.substitute(model, params)`` for the model if it has ``numpyro.param`` hyperparameters.
 
-    **Dependence.** With ``dependence="coupled"`` q(ε) follows the other continuous sites, which are drawn first: its
-    mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. t are these sites'
-    unconstrained values, less their guide's mean and divided by its standard deviation where that guide is Gaussian.
-    They are in the model's order. So a level and the mean of f trade off as they do in the posterior, and intervals of
-    both are wider; with ``"independent"`` they are too narrow where there is such a trade-off. Sites that q(ε) does not
-    follow:
+    **Dependence.** A level and the mean of f trade off in the posterior, and so do a kernel's hyperparameters and f's
+    values. Where q(ε) is independent of them, their intervals are far too narrow. So the other continuous sites are
+    drawn first, and q(ε) follows them:
+
+    - ``"pseudo-data"``: q(ε) is the posterior given a value for each inducing value, and these values' noise, under the
+      prior that the hyperparameters drawn make. The values are affine in t, the other sites' unconstrained values less
+      their guide's mean, in the model's order. Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower``
+      (of dense blocks), ``unit`` and ``coupling``. Blocks that move the mean only, unwhitened components and
+      :class:`~npgp.VNNGP` have coupled means instead.
+    - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
+      ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
+      Gaussian. For natural gradients, and where a step may cost no more.
+    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow.
+
+    Sites that q(ε) does not follow:
 
     - those in plates over rows of data: plates at ``dim=-1`` around ``npgp.observe`` and ``npgp.sample``, subsampled
-      ones, and, unless a site is named in ``couple``, plates with as many members as these;
-    - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``;
+      ones, and, unless a site is named in ``couple``, plates with as many members as these, and sites of more than 50
+      entries with as many, such as those of a scan over rows;
+    - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``: a warning says so;
     - discrete sites, those without a spread (``AutoDelta``), and those whose prior depends on a GP.
 
     NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
@@ -65,28 +94,33 @@ class AutoSparseGP:
     :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
         by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
-    :param dependence: whether q(ε) follows the other sites, ``"coupled"``, or not, ``"independent"``.
+    :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"coupled"``, or ``"independent"``.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
     :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; and if ``couple``
         is no list of names.
-    :raises ValueError: for another word for the dependence, and for ``couple`` without ``"coupled"``.
+    :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent.
     """
 
     def __init__(
         self,
         model: Callable,
-        guide: Callable | Sequence[Callable] = AutoNormal,
+        guide: Callable | Sequence[Callable] | None = None,
         *,
-        dependence: str = "independent",
+        dependence: str = "pseudo-data",
         couple: Sequence[str] | None = None,
     ):
         self.model = model
-        checks.one_of(dependence, "dependence", ("coupled", "independent"))
-        if couple is not None and dependence != "coupled":
-            raise ValueError('couple names sites for q(ε) to follow, which it does with dependence="coupled" alone.')
-        self._coupling = Coupling(couple) if dependence == "coupled" else None
+        checks.one_of(dependence, "dependence", ("pseudo-data", "coupled", "independent"))
+        if couple is not None and dependence == "independent":
+            raise ValueError(
+                'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
+            )
+        self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
         self._covered: set[str] = set()
         self.hidden_model = Hidden(model, self._is_hidden)
+        #: Whether to have one Gaussian for as many sites as may share one.
+        self._share = guide is None and self._coupling is not None
+        guide = AutoNormal if guide is None else guide
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
         for i, part in enumerate(parts):
             _check_part(part, last=i + 1 == len(parts))
@@ -119,6 +153,12 @@ class AutoSparseGP:
             self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
 
         jax.eval_shape(look)
+        if self._share and self._coupling is not None and (together := self._coupling.together()):
+
+            def apart(msg: Message) -> bool:
+                return self._is_hidden(msg) or (msg["type"] == "sample" and msg["name"] not in together)
+
+            self._parts.append(_made(AutoMultivariateNormal, Hidden(self.model, apart)))
 
     @property
     def components(self) -> list[str]:
@@ -140,7 +180,9 @@ class AutoSparseGP:
         if self._whitened is None:
             self._setup(*args, **kwargs)
         rest, known = self._run_parts(*args, **kwargs)
-        coupled = None if self._coupling is None else self._coupling.values(rest, known)
+        followed = NOTHING
+        if self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
+            followed = Followed(t, self._coupling.pseudo_data)
         samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
         def hidden(msg: Message) -> bool:
@@ -150,7 +192,7 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, coupled)
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed)
         with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
@@ -211,29 +253,54 @@ class AutoSparseGP:
             apart=(self.model,),
         )
 
-    def median(self, params) -> dict[str, jax.Array]:
+    def median(self, params, *args, **kwargs) -> dict[str, jax.Array]:
         """
-        Posterior medians of the latent sites; of the whitened values, these are the means.
+        Posterior medians of the latent sites; of the whitened values, these are the means. Where q(ε) is given by
+        pseudo-data, the means where the other sites have their medians.
 
         :param params: parameters, from ``svi.get_params(state)``.
+        :param args: the model's arguments, which means given by pseudo-data need.
         :raises NotImplementedError: if one of the guides offers none, for unwhitened components, and if q(ε) follows a
             site that is not Gaussian in unconstrained space.
+        :raises TypeError: without the model's arguments where they are needed.
         """
         found = self._of_parts("median", params)
-        return found | {site: params[f"{site}.loc"] for site in self._blocks("median", params)}
+        blocks = self._blocks("median", params)
+        found |= {site: params[f"{site}.loc"] for site in blocks if not has_pseudo_data(params, site)}
+        given_data = [site for site in blocks if has_pseudo_data(params, site)]
+        if not given_data:
+            return found
+        self._need_arguments("median(params, ...)", args, kwargs)
+        given = trained(params)
 
-    def quantiles(self, params, quantiles: ArrayLike) -> dict[str, jax.Array]:
+        def means() -> dict[str, jax.Array]:
+            of_others = {name: found[name] for name in self._other_sites}
+            guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=of_others)
+            sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
+            return {site: sites[site]["fn"].mean for site in given_data}
+
+        return found | one_program(means, keepers=(self,), apart=(self.model,))
+
+    def quantiles(self, params, quantiles: ArrayLike, *args, **kwargs) -> dict[str, jax.Array]:
         """
         Posterior quantiles of the latent sites, along a leading axis. Where q(ε) follows other sites, those of the
-        whitened values are over all values of these: ``N(m, S + C R Cᵀ)`` with R the correlations of t.
+        whitened values are over all values of these: of coupled means ``N(m, S + C R Cᵀ)`` with R the correlations of
+        t; given pseudo-data they are of 1000 draws, always the same.
 
         :param params: parameters, from ``svi.get_params(state)``.
         :param quantiles: numbers between 0 and 1. A block that moves the mean only has the prior's standard deviation,
             1, as in its draws, beside what it follows.
+        :param args: the model's arguments, which draws given pseudo-data need.
         :raises NotImplementedError: as :meth:`median`.
+        :raises TypeError: as :meth:`median`.
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
+        if self._coupling is not None and self._coupling.pseudo_data and self._coupling.sizes:
+            blocks = self._blocks("quantiles", params)
+            self._need_arguments("quantiles(params, levels, ...)", args, kwargs)
+            draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)
+            return found | {site: jnp.quantile(draws[site], levels, axis=0) for site in blocks}
         sizes = {} if self._coupling is None else self._coupling.sizes
         R = correlations(self._all_parts(), params, sizes)
         for site in self._blocks("quantiles", params):
@@ -250,7 +317,8 @@ class AutoSparseGP:
     def _of_parts(self, method: str, *args) -> dict[str, jax.Array]:
         if self._whitened is None:
             raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
-        if self._coupling is not None and self._coupling.unknown:
+        every = all(has_pseudo_data(args[0], site) for site in self._whitened)
+        if self._coupling is not None and self._coupling.unknown and not every:
             raise NotImplementedError(
                 f"{method}: q(ε) follows {self._coupling.unknown[0]!r}, which is not Gaussian in unconstrained space; "
                 "take those of draws from sample_posterior."
@@ -273,6 +341,13 @@ class AutoSparseGP:
         left = self._auto is not None and not self._other_sites <= self._covered
         return [*self._parts, *([self._auto] if left else [])]
 
+    def _need_arguments(self, call: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        if not (args or kwargs) and inspect.signature(self.model).parameters:
+            raise TypeError(
+                f"{call} lacks the model's arguments: q(ε) is given by pseudo-data, so that it depends on the kernel, "
+                "which the model says."
+            )
+
     def _blocks(self, method: str, params) -> list[str]:
         sites = self._whitened or {}
         coupled = self._coupling is not None and bool(self._coupling.sizes)
@@ -282,9 +357,10 @@ class AutoSparseGP:
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."
                 )
-            for name in (
-                f"{site}.{suffix}" for suffix in ("loc", self._scales[site], coupled and "coupling") if suffix
-            ):
+            suffixes: list[Any] = ["loc", self._scales[site], coupled and "coupling"]
+            if has_pseudo_data(params, site):
+                suffixes = list(PSEUDO_DATA)
+            for name in (f"{site}.{suffix}" for suffix in suffixes if suffix):
                 if name not in params:
                     raise KeyError(f"{method}: params has no {name!r}.")
         return list(sites)

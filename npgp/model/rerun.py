@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from npgp import checks
@@ -19,7 +18,7 @@ from npgp.contract import (
     random_key,
     take_all,
 )
-from npgp.model.sites import CONTEXT, COUPLED, is_gp_site, is_observation
+from npgp.model.sites import CONTEXT, COUPLED, Followed, is_gp_site, is_observation
 
 
 class SameRows(Handler):
@@ -87,12 +86,12 @@ class Rerun(SameRows):
 
     :param fn: the model.
     :param sites: what other guides have sampled.
-    :param coupled: t, what q(ε) follows of it.
+    :param followed: what q(ε) follows.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message], coupled: jax.Array | None = None):
+    def __init__(self, fn: Callable, sites: dict[str, Message], followed: Followed):
         super().__init__(fn, sites)
-        self.coupled = coupled
+        self.followed = followed
         self.latent: set[str] = set()  # the sites that others have to cover
 
     def process_message(self, msg):
@@ -100,7 +99,7 @@ class Rerun(SameRows):
         if msg["type"] == CONTEXT:
             msg["value"] = True
         if msg["type"] == COUPLED:
-            msg["value"] = self.coupled
+            msg["value"] = self.followed
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         site = self.sites.get(msg["name"])

@@ -11,7 +11,7 @@ model, which is complete by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ GATHERED = "npgp.gathered"
 
 #: Is this the automatic guide, which runs the model?
 CONTEXT = "npgp.context"
-#: What are the values t of other sites that the automatic guide's q(ε) follows?
+#: What does the automatic guide's q(ε) follow?
 COUPLED = "npgp.coupled"
 #: Is f to be drawn jointly over rows where observations are simulated?
 JOINT = "npgp.joint"
@@ -101,9 +101,25 @@ def in_automatic_guide(site: str) -> bool:
     return ask(CONTEXT, site)
 
 
-def coupled_values(site: str) -> jax.Array | None:
-    """t, the values of other sites that q(ε) follows in the automatic guide; ``None`` if it follows none."""
-    return answer(COUPLED, site)
+class Followed(NamedTuple):
+    """
+    What q(ε) follows.
+
+    :param t: values of other sites, (T,), that its mean, or that given by pseudo-data, is affine in; ``None`` if none.
+    :param pseudo_data: whether it is a posterior given pseudo-data, which follows the kernel's hyperparameters.
+    """
+
+    t: jax.Array | None = None
+    pseudo_data: bool = False
+
+
+#: q(ε) is independent of all else.
+NOTHING = Followed()
+
+
+def followed(site: str, guided: bool) -> Followed:
+    """What q(ε) follows in the automatic guide, if this is one."""
+    return (answer(COUPLED, site) if guided else None) or NOTHING
 
 
 def approximation(site: str, msg: Message) -> Any:

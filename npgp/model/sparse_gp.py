@@ -17,17 +17,20 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
+from npgp.model.pseudo_data import declare_pseudo_data, given_pseudo_data, has_pseudo_data
 from npgp.model.sites import (
     FUNCTION,
+    NOTHING,
     SCALE,
     SUBSTITUTED,
     WHITENED,
     Catch,
+    Followed,
     Q,
     approximation,
     check_draw_context,
-    coupled_values,
     fixed_beside,
+    followed,
     in_automatic_guide,
     trained,
 )
@@ -119,9 +122,9 @@ class SparseGP:
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
         guided = in_automatic_guide(self.sites[0])
-        return self._draw(guided, shared=True, t=coupled_values(self.sites[0]) if guided else None)
+        return self._draw(guided, shared=True, follows=followed(self.sites[0], guided))
 
-    def guide(self, t: ArrayLike | None = None) -> Function:
+    def guide(self, t: ArrayLike | None = None, pseudo_data: bool = False) -> Function:
         """
         In a hand-written guide: sample the whitened sites from q(ε), whose parameters ``name.u.loc`` and
         ``name.u.scale_tril`` (``scale`` if diagonal) it declares. Call it where the model calls :meth:`draw`, in the
@@ -132,10 +135,15 @@ class SparseGP:
             parameters C, ``name.u.coupling`` of shape (M, T), that start at 0. Sample these sites before, and make t
             unconstrained, centered and scaled, such as ``jnp.stack([(level - loc) / scale, ...])``. Sites whose prior
             depends on f are not for t.
+        :param pseudo_data: whether q(ε) is the posterior given pseudo-data under this component's kernel, whose values
+            are affine in t, as :class:`npgp.AutoSparseGP` has it by default. The kernel must be that of the model, with
+            the hyperparameters that the guide has drawn; and t is centered, but not scaled.
         :raises TypeError: if ``t`` is not real.
         :raises ValueError: if ``t`` is no vector.
         """
-        return self._draw(guided=True, shared=False, t=None if t is None else checked_values(t))
+        return self._draw(
+            guided=True, shared=False, follows=Followed(None if t is None else checked_values(t), pseudo_data)
+        )
 
     def posterior(self, params: dict[str, jax.Array], prefix: str = "", t: ArrayLike | None = None) -> Posterior:
         """
@@ -151,7 +159,11 @@ class SparseGP:
         t = None if t is None else checked_values(t)
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
-        for (site, _, kind), L in zip(self._layout(), projector.factors, strict=True):
+        for i, ((site, _, kind), L) in enumerate(zip(self._layout(), projector.factors, strict=True)):
+            if has_pseudo_data(params, f"{prefix}{site}"):
+                block = given_pseudo_data(f"{prefix}{site}", kind, self.init_scale, projector.cholesky[i], t, params)
+                q.append(without_row_dim(block))
+                continue
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
             names += [] if t is None else [f"{prefix}{site}.coupling"]
             missing = [name for name in names if name not in params]
@@ -201,12 +213,17 @@ class SparseGP:
                 params[f"{prefix}{site}.scale_tril"] = tril if L is None else linalg.matmul(L, tril)
         return params
 
-    def _draw(self, guided: bool, shared: bool, t: jax.Array | None = None) -> Function:
+    def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         values, q, messages, fixed = [], [], [], False
         cache = Cache(self.kernel, self.inducing, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
-            L = cache.projector.factors[i] if guided and not self.whitened else None
-            q_block = _declare_block(site, block, kind, self.init_scale, L, t) if guided else None
+            q_block = None
+            if guided and follows.pseudo_data and self.whitened and kind != "mean-only":
+                factor = cache.projector.cholesky[i]
+                q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t)
+            elif guided:
+                L = None if self.whitened else cache.projector.factors[i]
+                q_block = _declare_block(site, block, kind, self.init_scale, L, follows.t)
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
                 infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}

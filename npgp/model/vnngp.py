@@ -44,7 +44,7 @@ from npgp.model.sites import (
     Q,
     approximation,
     check_draw_context,
-    coupled_values,
+    followed,
     in_automatic_guide,
 )
 from npgp.neighbors.mean_field import MeanFieldNormal
@@ -147,7 +147,7 @@ class VNNGP:
         :raises ValueError: inside a plate, ``handlers.scale`` or ``handlers.mask``.
         """
         guided = in_automatic_guide(self.site)
-        return self._draw(guided, shared=True, t=coupled_values(self.site) if guided else None)
+        return self._draw(guided, shared=True, t=followed(self.site, guided).t)
 
     def guide(self, t: ArrayLike | None = None) -> NeighborFunction:
         """

@@ -95,7 +95,7 @@ def names(model, guide, *args, **kwargs):
 def normal():
     """The default guide, and parameters."""
     with jax.enable_x64(True):
-        guide = npgp.AutoSparseGP(model)
+        guide = npgp.AutoSparseGP(model, dependence="independent")
         return guide, initialize(model, guide, X, Y) | random_params("odvgp")
 
 
@@ -113,7 +113,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_guides_of_other_sites_reach_the_gp(kind, float64):
     """The ELBO's rows are those of dense algebra at what the guide drew, and all parameters have a gradient."""
-    guide = npgp.AutoSparseGP(model, KINDS[kind])
+    guide = npgp.AutoSparseGP(model, KINDS[kind], dependence="independent")
     params = initialize(model, guide, X, Y) | random_params("odvgp")
 
     def loss(params):
@@ -137,11 +137,13 @@ def test_a_list_gives_what_is_left_to_its_last_guide(float64):
     q = {"f.u.loc", "f.u.scale_tril", "f.v.loc"}
     delta = AutoDelta(handlers.block(model, expose=["lengthscale"]))
     normal = {"noise_auto_loc", "noise_auto_scale"}
-    guide = npgp.AutoSparseGP(model, [delta, by_hand, AutoNormal])
+    guide = npgp.AutoSparseGP(model, [delta, by_hand, AutoNormal], dependence="independent")
     assert names(model, guide, X, Y) == q | normal | {"slope.loc", "lengthscale_auto_loc"}
     # Nothing is left.
     guide = npgp.AutoSparseGP(
-        model, [by_hand, AutoNormal(handlers.block(model, expose=["lengthscale", "noise"])), AutoNormal]
+        model,
+        [by_hand, AutoNormal(handlers.block(model, expose=["lengthscale", "noise"])), AutoNormal],
+        dependence="independent",
     )
     hand = {"slope.loc", "lengthscale_auto_loc", "lengthscale_auto_scale"}
     assert names(model, guide, X, Y) == q | normal | hand
@@ -160,7 +162,7 @@ def test_autoguides_of_the_user(float64):
         (AutoMultivariateNormal, {"auto_loc", "auto_scale_tril"}),
         (AutoDelta, {f"{name}_auto_loc" for name in OTHER_SITES}),
     ):
-        guide = npgp.AutoSparseGP(model, rest)
+        guide = npgp.AutoSparseGP(model, rest, dependence="independent")
         params = jax.eval_shape(lambda g=guide: start(model, g, X, Y))
         assert set(params) == q | own
         draws = jax.eval_shape(lambda p, g=guide: g.sample_posterior(jax.random.key(0), p, X, Y), params)
@@ -169,7 +171,9 @@ def test_autoguides_of_the_user(float64):
 
 def test_initial_values_of_other_sites(float64):
     def first_loc(init_loc_fn):
-        guide = npgp.AutoSparseGP(model, partial(AutoNormal, init_loc_fn=init_loc_fn, init_scale=0.05))
+        guide = npgp.AutoSparseGP(
+            model, partial(AutoNormal, init_loc_fn=init_loc_fn, init_scale=0.05), dependence="independent"
+        )
         params = start(model, guide, X, Y)
         return params["lengthscale_auto_loc"], params["noise_auto_scale"], params["f.u.loc"]
 
@@ -209,7 +213,7 @@ def a_by_hand(X, y, size=None):
 @pytest.fixture(scope="module")
 def local():
     with jax.enable_x64(True):
-        guide = npgp.AutoSparseGP(with_local_latents, [a_by_hand, AutoNormal])
+        guide = npgp.AutoSparseGP(with_local_latents, [a_by_hand, AutoNormal], dependence="independent")
         params = initialize(with_local_latents, guide, X, Y, size=2) | random_params()
         return guide, params | {"b_auto_loc": LOCAL["b_auto_loc"].astype(float), "b_auto_scale": jnp.full(6, 0.2)}
 
@@ -284,7 +288,7 @@ def test_draws_keep_rows_that_are_arguments(float64):
         with npgp.plate("data", 6, rows) as index:
             numpyro.sample("a", dist.Normal(1.0 * index, 1e-9))
 
-    guide = npgp.AutoSparseGP(model, rest)
+    guide = npgp.AutoSparseGP(model, rest, dependence="independent")
     draw = compiled(lambda rows: guide.sample_posterior(jax.random.key(0), random_params(), X[:2], Y[:2], rows))
     np.testing.assert_allclose(draw(jnp.array([4, 1]))["a"], [4.0, 1.0], atol=1e-7)
 
@@ -365,7 +369,7 @@ def test_quantiles_of_other_structures(float64):
             f = sparse_gp("mean-field").draw()
         npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     assert names(model, guide, X, np.stack([Y, Y])) == {"s/f.u.loc", "s/f.u.scale"}
     loc, scale = np.arange(6.0).reshape(2, 1, 3), np.linspace(0.1, 0.6, 6).reshape(2, 1, 3)
     found = guide.quantiles({"s/f.u.loc": loc, "s/f.u.scale": scale}, [0.25, 0.5])
@@ -377,7 +381,9 @@ def test_quantiles_of_other_structures(float64):
 
 def test_medians_are_of_latent_sites_alone(float64):
     """Also where an instance made by the user sees deterministic sites."""
-    guide = npgp.AutoSparseGP(model, AutoNormal(handlers.block(model, hide=["f.u", "f.v", "y"])))
+    guide = npgp.AutoSparseGP(
+        model, AutoNormal(handlers.block(model, hide=["f.u", "f.v", "y"])), dependence="independent"
+    )
     median = jax.eval_shape(lambda: guide.median(start(model, guide, X, Y)))
     assert set(median) == {*OTHER_SITES, "f.u", "f.v"}
 
@@ -440,7 +446,7 @@ def test_nuts_starts_at_trained_parameters_if_these_are_substituted(float64):
         f = sparse_gp("odvgp", k=npgp.RBF(lengthscale, variance=VARIANCE), jitter=1e-12).draw()
         npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
-    guide = npgp.AutoSparseGP(with_param)
+    guide = npgp.AutoSparseGP(with_param, dependence="independent")
     names(with_param, guide, X, Y)
     params = random_params("odvgp") | {"lengthscale": jnp.asarray(0.8)}
     values = guide.median(params)
@@ -517,7 +523,7 @@ def test_what_a_guide_does_not_offer_is_named(float64):
         (AutoDelta, "quantiles", ([0.5],)),
         ([by_hand, AutoNormal], "median", ()),
     ):
-        guide = npgp.AutoSparseGP(model, rest)
+        guide = npgp.AutoSparseGP(model, rest, dependence="independent")
         names(model, guide, X, Y)
         with pytest.raises(NotImplementedError, match=rf"{method}: \w+, a guide for other sites.*sample_posterior"):
             getattr(guide, method)({}, *args)

@@ -147,7 +147,7 @@ def test_parameters_are_declared_as_by_hand(float64):
 def test_other_sites_have_the_guide_asked_for(rest, float64):
     """At the hyperparameters that the guide drew, the ELBO is theirs plus the GP's."""
     model = sampled_hyperparameters
-    guide = npgp.AutoSparseGP(model, guide=rest)
+    guide = npgp.AutoSparseGP(model, guide=rest, dependence="independent")
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     assert {"f.u.loc", "f.u.scale_tril"} < set(params)
     params |= random_params()
@@ -177,7 +177,7 @@ def test_the_rest_may_be_written_by_hand(float64):
         numpyro.sample("lengthscale", dist.Delta(numpyro.param("lengthscale.value", 0.1)))
         numpyro.sample("noise", dist.Delta(NOISE))
 
-    guide = npgp.AutoSparseGP(model, guide=rest)
+    guide = npgp.AutoSparseGP(model, guide=rest, dependence="independent")
     params = random_params() | {"lengthscale.value": jnp.asarray(LENGTHSCALE)}
     elbo = make_elbo(model, guide)
     value, gradient = compiled(jax.value_and_grad(elbo, 1))(jax.random.key(0), params, X, Y)
@@ -190,7 +190,7 @@ def test_the_rest_may_be_written_by_hand(float64):
 
 def test_density_of_the_guide_at_given_values(float64):
     """Substituting values in the guide, as importance weighting does, gives their density under q."""
-    guide = npgp.AutoSparseGP(sampled_hyperparameters)
+    guide = npgp.AutoSparseGP(sampled_hyperparameters, dependence="independent")
     params = initialize(sampled_hyperparameters, guide, jnp.asarray(X), jnp.asarray(Y))
     params |= random_params()
     values = {"f.u": jnp.array([0.5, -1.0, 0.2]), "lengthscale": jnp.asarray(0.8), "noise": jnp.asarray(0.3)}
@@ -262,7 +262,7 @@ def test_sites_come_in_the_models_order(float64):
             c = numpyro.sample("c", dist.Normal(value, 1.0))
             npgp.observe("y", g(X) + a + c, npgp.Gaussian(variance=NOISE), obs=y)
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     names = {}
 
@@ -349,7 +349,7 @@ def test_a_gp_of_states_from_a_scan(float64):
         value = npgp.sample("value", f(states[:, None]), joint=False)
         numpyro.sample("y", dist.Normal(value, NOISE**0.5), obs=y)
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(Y))
     params |= random_params() | {"state_auto_loc": jnp.linspace(0.0, 4.0, 8), "state_auto_scale": jnp.full(8, 1e-9)}
 
@@ -375,7 +375,7 @@ def test_a_gp_as_the_transition_of_a_scan(float64):
 
         scan(step, jnp.asarray(0.5), y)
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(Y))
     value, gradient = compiled(jax.value_and_grad(make_elbo(model, guide), 1))(
         jax.random.key(0), params, jnp.asarray(Y)
@@ -447,7 +447,7 @@ def test_outputs_in_a_plate_are_separate_functions(statement, float64):
                 numpyro.sample("y", dist.Normal(value, NOISE**0.5), obs=y)
 
     batch, single = outputs_params()
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     declared = jax.eval_shape(lambda: start(model, guide, jnp.asarray(X), OUTPUTS))
     assert {n: v.shape for n, v in declared.items() if n in batch} == {n: v.shape for n, v in batch.items()}
     dense = [Dense("odvgp", X, params) for params in single]
@@ -848,7 +848,7 @@ def test_posterior_is_that_of_the_parameters(float64):
 
 def test_posterior_at_sampled_hyperparameters(float64):
     model = sampled_hyperparameters
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     params |= random_params()
 
@@ -865,7 +865,7 @@ def test_posterior_at_sampled_hyperparameters(float64):
 
 def test_sample_posterior_draws_from_the_guide(float64):
     model = sampled_hyperparameters
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     params |= random_params()
     draw = compiled(lambda key: guide.sample_posterior(key, params, X, Y, sample_shape=(5, 400)))
@@ -886,7 +886,7 @@ def test_sample_posterior_draws_from_the_guide(float64):
 def test_median_and_quantiles_are_of_latent_sites(statement, float64):
     """Nothing that depends on a draw of f is among them."""
     model = lambda X, y=None: sampled_hyperparameters(X, y, statement)  # noqa: E731
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="independent")
     params = initialize(model, guide, jnp.asarray(X), jnp.asarray(Y))
     median, quantiles = guide.median(params), guide.quantiles(params, [0.1, 0.5])
     np.testing.assert_allclose(median["lengthscale"], np.exp(params["lengthscale_auto_loc"]), rtol=1e-10)

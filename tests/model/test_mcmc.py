@@ -145,9 +145,9 @@ def fit():
     """The model of counts, its guide and parameters after a little SVI, and a chain that starts where SVI ended."""
     with jax.enable_x64(True):
         model = latent_model(LIKELIHOODS["poisson"][0])
-        guide = npgp.AutoSparseGP(model)
+        guide = npgp.AutoSparseGP(model, dependence="independent")
         params, _ = train(model, guide, 300, jnp.asarray(X), jnp.asarray(COUNTS))
-        start = guide.median(params)
+        start = guide.median(params, jnp.asarray(X), jnp.asarray(COUNTS))
 
         def run(X, y):
             kernel = NUTS(model, init_strategy=init_to_value(values=start))
@@ -209,7 +209,7 @@ def test_the_model_alone_is_prior_and_marginal_likelihood(name, float64):
 
 def test_nuts_starts_where_svi_ended(fit, float64):
     model, guide, params, _ = fit
-    strategy = init_to_value(values=guide.median(params))
+    strategy = init_to_value(values=guide.median(params, X, COUNTS))
     info = compiled(lambda key: initialize_model(key, model, init_strategy=strategy, model_args=(X, COUNTS)).param_info)
     start = info(jax.random.key(5)).z
     assert set(start) == {"lengthscale", "f.u"}  # nothing is left to chance

@@ -256,7 +256,8 @@ def check_gap(draws, truth, x, y, mask):
     assert error(own, truth) > 0.8
 
 
-fit_related = fitter(cookbook.two_related_outputs)
+# After 800 steps one Gaussian for all sites is not there yet: an error of .49 in the gap, and .41 after 2000.
+fit_related = fitter(cookbook.two_related_outputs, steps=2000)
 
 
 def test_coregionalization_imputes_what_one_output_lacks():

@@ -1,4 +1,4 @@
-"""The study of coupled means: does it run, is its map the notebook's, and are its intervals counted right?"""
+"""The study of guides that follow other sites: does it run, is its map the notebook's, and does it count right?"""
 
 import json
 import re
@@ -18,16 +18,17 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03-gp-in-a-hierarchical-mo
 def test_coupling_runs(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=models._QUICK))
     path = tmp_path / "report.json"
-    report = loading.script("coupling").main(["--quick", "--json", str(path)])
+    report = loading.script("coupling").main(["--quick", "--nuts", "24", "--json", str(path)])
     assert json.loads(path.read_text()) == report
     assert [(fit["guide"], fit["dependence"]) for fit in report["fits"]] == [
         (guide, dependence)
         for guide in ("AutoNormal", "AutoMultivariateNormal")
-        for dependence in ("independent", "coupled")
+        for dependence in ("independent", "coupled", "pseudo-data")
     ]
     for fit in report["fits"]:
         assert np.isfinite(fit["elbo"]) and fit["error"] > 0
-        assert 0 <= fit["inside"] <= 13 and min(fit["sd_level"], fit["sd_effect"], *fit["seconds"]) > 0
+        assert 0 <= fit["inside"] <= 13 and min(fit["seconds"]) > 0
+        assert all(width > 0 for widths in fit["sd"].values() for width in widths) and len(fit["sd"]["effect"]) == 8
     assert "| AutoMultivariateNormal | coupled" in capsys.readouterr().out
 
 

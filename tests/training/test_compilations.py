@@ -7,7 +7,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDelta, AutoDiagonalNormal, AutoLowRankMultivariateNormal, AutoMultivariateNormal
+from numpyro.infer.autoguide import (
+    AutoDelta,
+    AutoDiagonalNormal,
+    AutoLowRankMultivariateNormal,
+    AutoMultivariateNormal,
+    AutoNormal,
+)
 from programs import compilations
 
 import npgp
@@ -70,7 +76,7 @@ class no_more_than:
 
 @pytest.mark.parametrize("batch_size", [None, 12])
 def test_the_start_is_few_programs(batch_size):
-    svi = make()
+    svi = make(AutoNormal)
     with no_more_than(5):
         fit(svi, 3, batch_size=batch_size)
 

@@ -53,7 +53,13 @@ def regression(structure="svgp", conditional="tight", likelihood=None):
 
 
 def make_svi(model, *args, **static):
-    return SVI(model, npgp.AutoSparseGP(model), natural_gradient(*args), TraceMeanField_ELBO(), **static)
+    return SVI(
+        model,
+        npgp.AutoSparseGP(model, dependence="independent"),
+        natural_gradient(*args),
+        TraceMeanField_ELBO(),
+        **static,
+    )
 
 
 def random_start(params, seed=0):

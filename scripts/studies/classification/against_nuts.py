@@ -62,7 +62,9 @@ def svi_against_nuts(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str
         return mcmc.get_samples(), mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields()
 
     began = time.perf_counter()
-    by_nuts, chains, extra = jax.block_until_ready(run(keys[2], guide.median(params), split.X, split.y))
+    by_nuts, chains, extra = jax.block_until_ready(
+        run(keys[2], guide.median(params, split.X, split.y), split.X, split.y)
+    )
     nuts_seconds = time.perf_counter() - began
 
     low, high = split.X.min(0) - 0.3, split.X.max(0) + 0.3

@@ -1,18 +1,20 @@
 #!/usr/bin/env python
-"""Coupled means against independence in the guide: ELBO, intervals that hold the truth, seconds per step.
+"""A q(ε) that follows the other sites against an independent one: ELBO, intervals, widths, seconds per step.
 
 The model of notebook 03: counts of a disease in areas of a map, with a level, two covariates, effects of eight regions
-and a Matérn-3/2 GP. It is trained four times, with q(ε) independent of the other sites and with coupled means, and with
-AutoNormal and AutoMultivariateNormal for the other sites.
+and a Matérn-3/2 GP. It is trained six times: with q(ε) independent of the other sites, with coupled means, and given
+pseudo-data, each with AutoNormal and AutoMultivariateNormal for the other sites.
 
 - ELBO: over draws of the guide, with its standard error.
 - Intervals: how many of 13 quantities (two covariates, level, spread and amplitude, eight regions) have their true
   value in the 90% interval of the guide's draws. With 13 quantities of one data set this is no measure of coverage.
-- sd: standard deviations of the level and, on average, of the regions' effects.
+- sd: standard deviations of level, covariates and regions' effects (least and greatest), spread, amplitude and
+  lengthscale; with --nuts they are divided by those of NUTS, whose own Monte Carlo error is some 3% to 5%.
 - Time: seconds per step relative to the independent guide with the same autoguide, by turns: median and quartiles.
 
     python scripts/studies/inference/coupling.py                  a simulated map of 60 areas, 500 steps
     python scripts/studies/inference/coupling.py --full           the map of notebook 03, 300 areas, 4000 steps
+    python scripts/studies/inference/coupling.py --full --nuts 1200   with so many draws of NUTS to compare with
     python scripts/studies/inference/coupling.py --quick          a check that it runs
 """
 
@@ -29,7 +31,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import lax
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import npgp
@@ -42,13 +44,16 @@ TRUTH = {"level": 0.2, "beta": np.array([0.25, -0.2]), "spread": 0.3, "lengthsca
 #: In the order of the notebook's picture.
 QUANTITIES = ("beta", "level", "spread", "amplitude", "effect")
 GUIDES = {"AutoNormal": AutoNormal, "AutoMultivariateNormal": AutoMultivariateNormal}
-DEPENDENCES = ("independent", "coupled")
+DEPENDENCES = ("independent", "coupled", "pseudo-data")
+#: Sites whose standard deviations are shown.
+SHOWN = ("level", "beta", "effect", "spread", "amplitude", "lengthscale")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("--areas", type=whole, default=60)
     parser.add_argument("--draws", type=whole, default=1000, help="of each guide, for ELBO and intervals")
+    parser.add_argument("--nuts", type=whole, default=0, help="draws of NUTS, after a third as many to warm up")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of timing")
     parser.shared(
         "quick", "full", "cpu-time", "json", inducing=12, steps=500, learning_rate=0.02, repetitions=5, seed=1
@@ -100,6 +105,30 @@ def flat(values: dict, *draws: int) -> np.ndarray:
     return np.concatenate([np.asarray(values[name]).reshape(*draws, -1) for name in QUANTITIES], axis=-1)
 
 
+def said(draws: dict, truth: dict) -> dict:
+    """How many intervals hold the truth, and standard deviations."""
+    drawn, true = flat(draws, len(draws["level"])), flat(truth)
+    low, high = np.quantile(drawn, [0.05, 0.95], axis=0)
+    return {
+        "inside": int(np.sum((low < true) & (true < high))),
+        "sd": {name: np.atleast_1d(np.asarray(draws[name], np.float64).std(axis=0)).tolist() for name in SHOWN},
+    }
+
+
+def by_nuts(data: tuple, Z: np.ndarray, draws: int, truth: dict) -> dict:
+    """The same of NUTS, which samples the whitened inducing values, too."""
+
+    @jax.jit
+    def run(key):
+        mcmc = MCMC(
+            NUTS(partial(model, Z=jnp.asarray(Z))), num_warmup=draws // 3, num_samples=draws, progress_bar=False
+        )
+        mcmc.run(key, *data)
+        return mcmc.get_samples()
+
+    return said(run(jax.random.key(6)), truth)
+
+
 class Fit:
     """One guide: its training, what it says, and steps for timing."""
 
@@ -127,15 +156,10 @@ class Fit:
 
         losses, draws = measure(params, jax.random.key(2))
         elbos = -np.asarray(losses, np.float64)
-        drawn, true = flat(draws, args.draws), flat(truth)
-        low, high = np.quantile(drawn, [0.05, 0.95], axis=0)
-        deviation = drawn.std(axis=0)
         return {
             "elbo": float(elbos.mean()),
             "error": float(elbos.std(ddof=1) / np.sqrt(len(elbos))),
-            "inside": int(np.sum((low < true) & (true < high))),
-            "sd_level": float(np.asarray(draws["level"]).std()),
-            "sd_effect": float(deviation[-REGIONS:].mean()),
+            **said(draws, truth),
         }
 
     def advance(self):
@@ -155,6 +179,12 @@ class Fit:
         return timed
 
 
+def span(values: np.ndarray) -> str:
+    """A number, or the least and the greatest of several."""
+    ends = [f"{value:.2f}" for value in (values.min(), values.max())]
+    return ends[0] if values.size == 1 else "–".join(ends)
+
+
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
     inputs, y, truth = simulate(args.areas)
@@ -165,6 +195,9 @@ def main(argv: list[str] | None = None) -> dict:
     for (g, d), fit in fits.items():
         figures[g, d] = fit.figures(truth)
         print(f"{g}, {d}: ELBO {figures[g, d]['elbo']:.1f}", flush=True)
+    nuts = by_nuts(data, Z, args.nuts, truth) if args.nuts else None
+    if nuts:
+        print(f"NUTS: {nuts['inside']} of 13 inside")
     seconds = interleaved_steps({name: fit.advance() for name, fit in fits.items()}, args.repetitions, args.seconds)
     rows = []
     for g, d in fits:
@@ -175,15 +208,15 @@ def main(argv: list[str] | None = None) -> dict:
         ratio = "1" if d == "independent" else f"{middle:.2f} ({low:.2f}–{high:.2f})"
         elbo = plus_minus(own["elbo"], own["error"], 1)
         inside = f"{own['inside']} of 13"
-        rows.append([g, d, elbo, inside, f"{own['sd_level']:.3f}", f"{own['sd_effect']:.3f}", ratio])
-    print(
-        table(["other sites", "q(ε)", "ELBO", "inside", "sd level", "sd regions", "time"], rows, (0, 1), markdown=True)
-    )
+        widths = [np.divide(own["sd"][name], nuts["sd"][name] if nuts else 1.0) for name in SHOWN]
+        rows.append([g, d, elbo, inside, *map(span, widths), ratio])
+    print(table(["other sites", "q(ε)", "ELBO", "inside", *SHOWN, "time"], rows, (0, 1), markdown=True))
     report = {
         "command": command(__file__, argv),
         "areas": args.areas,
         "inducing": args.inducing,
         "steps": args.steps,
+        "nuts": nuts,
         "fits": [{"guide": g, "dependence": d} | own for (g, d), own in figures.items()],
     }
     write_json(args.json, report)

@@ -1,0 +1,96 @@
+"""The parameters of a q(ε) that follows the kernel, as the posterior given pseudo-data (npgp/variational/pseudo.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro.distributions import constraints
+
+from npgp.features import InducingBlock
+from npgp.model.coupling import coupled_mean
+from npgp.model.plates import plate_shape
+from npgp.variational.blocks import BlockNormal
+from npgp.variational.pseudo import pseudo_posterior
+
+#: Suffixes of the parameters that all such blocks have, the first of which says so.
+PSEUDO_DATA = VALUES, SCALE, UNIT = ("pseudo_loc", "pseudo_scale", "unit")
+#: Likewise of what dense blocks have.
+LOWER = "pseudo_lower"
+
+
+def declare_pseudo_data(
+    site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None
+) -> BlockNormal:
+    """
+    q(ε) of one block given pseudo-data, whose parameters are declared; their batch is that of the enclosing plates.
+
+    :param site: the whitened site.
+    :param kind: ``"dense"`` or ``"diagonal"``: the precision of the pseudo-data's noise.
+    :param init_scale: the noise's standard deviation at the start, as a share of the prior's.
+    :param L: the factor of the block's residual covariance, or its diagonal.
+    :param t: what the values are affine in.
+    """
+    dtype, batch, size = jnp.result_type(float), plate_shape(), block.size
+    # The data's scale, so that the other parameters are near 1 whatever the units are. It does not follow the kernel.
+    deviation = jnp.sqrt(jnp.sum(jnp.square(L)) / size).astype(dtype)
+    starts = {
+        UNIT: jnp.broadcast_to(deviation, (*batch, 1)),
+        VALUES: jnp.zeros((*batch, size), dtype),
+        SCALE: jnp.broadcast_to(init_scale * deviation, (*batch, size)),
+    }
+    if kind == "dense":
+        starts[LOWER] = jnp.zeros((*batch, size, size), dtype)
+    if t is not None:
+        starts["coupling"] = jnp.zeros((*batch, size, t.shape[0]), dtype)
+    real = constraints.real
+    positive = constraints.positive
+    rules = {UNIT: positive, VALUES: real, "coupling": real, SCALE: positive, LOWER: real}
+
+    def parameter(name: str) -> jax.Array:
+        suffix = name.rsplit(".", 1)[1]
+        value = numpyro.param(name, starts[suffix], constraint=rules[suffix])
+        if jnp.shape(value)[-1:] != starts[suffix].shape[-1:] and suffix != "coupling":
+            raise ValueError(
+                f"{name} has shape {jnp.shape(value)}; it must be {starts[suffix].shape}: parameters of other inducing "
+                "features cannot be used."
+            )
+        return value
+
+    return _block(site, kind, init_scale, L, t, parameter)
+
+
+def has_pseudo_data(params: Mapping[str, Any], site: str) -> bool:
+    """Whether trained parameters of a whitened site are pseudo-data."""
+    return f"{site}.{VALUES}" in params
+
+
+def given_pseudo_data(
+    site: str, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None, params: Mapping[str, Any]
+) -> BlockNormal:
+    """q(ε) of one block at trained parameters; arguments as of :func:`declare_pseudo_data`."""
+
+    def parameter(name: str) -> jax.Array:
+        if name not in params:
+            raise KeyError(f"params has no {name!r}, which the approximate posterior of {site} needs.")
+        return params[name]
+
+    return _block(site, kind, init_scale, L, t, parameter)
+
+
+def _block(
+    site: str, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None, parameter: Callable[[str], jax.Array]
+) -> BlockNormal:
+    unit = parameter(f"{site}.{UNIT}")
+    values = unit * parameter(f"{site}.{VALUES}")
+    if t is not None:
+        # Not in the unit: a level that rises by 1 takes 1 from the values, in whatever units.
+        values = coupled_mean(f"{site}.coupling", values, parameter(f"{site}.coupling"), t)
+    root = 1.0 / parameter(f"{site}.{SCALE}")
+    if kind == "dense":
+        lower = parameter(f"{site}.{LOWER}")
+        root = root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))
+    return pseudo_posterior(L, values, root)

@@ -1,0 +1,66 @@
+"""
+q(ε) that follows the kernel's hyperparameters: the posterior given pseudo-data, ``q(u | θ) ∝ p_θ(u) N(z; u, Σ)``.
+
+What the data say about function values does not depend on the hyperparameters θ. So the parameters are a value z for
+each inducing value u, and the precision ``Λ = Σ⁻¹ = R Rᵀ`` of their noise; and the prior given θ does the rest. With
+``u = L ε``, L the factor of the block's residual covariance at θ, and ``H = Rᵀ L``,
+
+    S = (I + Hᵀ H)⁻¹,        m = S Hᵀ Rᵀ z.
+
+In natural parameters these are the sites ``exp(λᵀu − ½ uᵀ Λ u)``, ``λ = Λ z`` (the dual parameterization of Adam,
+Chang, Khan & Solin 2021). Values are what training finds its way in: they have the scale of the data wherever these
+are many, where λ ranges over orders of magnitude; and a factor of Λ, since the inverse of a triangular factor of Σ
+grows like a power of M while training has it wrong.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from npgp import linalg
+from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
+
+__all__ = ["pseudo_posterior"]
+
+
+def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array) -> BlockNormal:
+    """
+    q(ε) of one block given pseudo-data.
+
+    :param L: the factor of the block's residual covariance, (M, M), or the diagonal of a diagonal one, (M,).
+    :param values: z, (..., M).
+    :param root: R, the lower factor of their precision, (..., M, M), or the roots of precisions (..., M).
+    """
+    if root.ndim == values.ndim:
+        if L.ndim == 1:
+            precision = 1.0 + jnp.square(L * root)
+            return DiagonalNormal(L * jnp.square(root) * values / precision, 1.0 / jnp.sqrt(precision))
+        H, scaled = root[..., None] * L, root * values
+    else:
+        across = jnp.swapaxes(root, -1, -2)
+        H = linalg.matmul(across, jnp.diag(L) if L.ndim == 1 else L)
+        scaled = linalg.matmul(across, values[..., None])[..., 0]
+    transposed = jnp.swapaxes(H, -1, -2)
+    factor = _covariance_factor(linalg.gram(transposed))
+    half = linalg.matmul(jnp.swapaxes(factor, -1, -2), linalg.matmul(transposed, scaled[..., None]))
+    return DenseNormal(linalg.matmul(factor, half)[..., 0], factor)
+
+
+@jax.custom_jvp
+def _covariance_factor(Omega: jax.Array) -> jax.Array:
+    """The lower factor T of ``(I + Ω)⁻¹``, for positive semi-definite Ω (..., M, M)."""
+    identity = jnp.broadcast_to(jnp.eye(Omega.shape[-1], dtype=Omega.dtype), Omega.shape)
+    # Reversing rows and columns turns an upper factor into a lower one. I + Ω has a factor unless rounding is above 1.
+    F, _ = linalg.cholesky(jnp.flip(Omega + identity, (-2, -1)), jitter=0.0)
+    return jnp.flip(jnp.swapaxes(linalg.solve_lower(F, identity), -1, -2), (-2, -1))
+
+
+@_covariance_factor.defjvp
+def _(primals, tangents):
+    # From dS = −S dΩ S: products only, where the gradient by way of F would take four more solves.
+    T, dOmega = _covariance_factor(*primals), tangents[0]
+    dOmega = 0.5 * (dOmega + jnp.swapaxes(dOmega, -1, -2))
+    inner = linalg.transposed_matmul(T, linalg.matmul(dOmega, T))
+    phi = jnp.tril(inner) - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
+    return T, -linalg.matmul(T, phi)
