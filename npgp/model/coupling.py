@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro import handlers
@@ -156,7 +157,9 @@ def _continuous(part: Any) -> list[AutoContinuous]:
 def _gaussian(guide: AutoContinuous, params: dict[str, Any]) -> dist.Distribution | None:
     """The distribution of an autoguide's latent vector, if that is Gaussian."""
     gaussian = (AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal)
-    return guide.get_posterior(params) if isinstance(guide, gaussian) else None
+    # NumPyro would check the factor it has made itself, each operation of it a program.
+    with numpyro.validation_enabled(False):
+        return guide.get_posterior(params) if isinstance(guide, gaussian) else None
 
 
 def correlations(parts: Sequence[Any], params: dict[str, Any], sizes: dict[str, int]) -> jax.Array:

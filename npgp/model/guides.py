@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpyro
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer.autoguide import (
+    AutoContinuous,
     AutoDAIS,
     AutoGuide,
     AutoLaplaceApproximation,
@@ -208,7 +211,9 @@ class AutoSparseGP:
                 self._covered |= {name for name, site in rest.items() if is_latent(site)}
                 if self._other_sites <= self._covered:
                     continue
-            with Hidden(hides=is_restated), handlers.trace() as sites:
+            # NumPyro would check the factors it has made itself, each operation of it a program.
+            unchecked = numpyro.validation_enabled(False) if isinstance(part, AutoContinuous) else nullcontext()
+            with Hidden(hides=is_restated), handlers.trace() as sites, unchecked:
                 SameRows(part, rest)(*args, **kwargs)
             twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
             if twice:
