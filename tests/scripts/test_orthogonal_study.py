@@ -158,7 +158,7 @@ def test_correlation_of_single_points_is_the_kernel():
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="calls of LAPACK are counted on a CPU only")
 def test_operations_of_lapack_are_counted():
-    n, m = 6, 7
+    n, m = 6, 5  # with more columns LAPACK inverts the factor, and the rest is a product
 
     def solve(K, B):
         return linalg.solve_lower(linalg.cholesky(K)[0], B)
