@@ -25,6 +25,8 @@ JITTER_GROWTH = 10.0
 MAX_JITTER = 1e-1
 #: Triangular systems are solved by halves, down to blocks of the diagonal of at most so many rows.
 LARGEST_BLOCK = 64
+#: Systems of at most so many rows are solved by substitution.
+SUBSTITUTED = 32
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -153,14 +155,19 @@ def _(primals, tangents):
     return L, factor_tangent(L, *tangents)
 
 
+def lower_half(A: jax.Array) -> jax.Array:
+    """Φ(A): the lower triangle of A with its diagonal halved."""
+    size = A.shape[-1]
+    return A * (jnp.tri(size, dtype=A.dtype) - 0.5 * jnp.eye(size, dtype=A.dtype))
+
+
 def factor_tangent(L: jax.Array, dK: jax.Array) -> jax.Array:
-    """``dL = L Φ(L⁻¹ dK L⁻ᵀ)``, Φ the lower triangle with its diagonal halved."""
+    """``dL = L Φ(L⁻¹ dK L⁻ᵀ)``, Φ as in :func:`lower_half`."""
     dK = 0.5 * (dK + _swap(dK))
     # A loop of two, as programs are half as large as with both solves written out.
     inner = lax.scan(lambda X, _: (_swap(solve_lower(L, X)), None), dK, length=2)[0]
-    phi = inner * (jnp.tri(inner.shape[-1], dtype=inner.dtype) - 0.5 * jnp.eye(inner.shape[-1], dtype=inner.dtype))
     across = _swap(lax.optimization_barrier(_swap(L)))  # reverse mode multiplies by the transpose
-    return matmul(across, phi)
+    return lower_matmul(across, lower_half(inner))
 
 
 @jax.custom_jvp
@@ -237,7 +244,7 @@ def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.A
 def _solvers(L: jax.Array, columns: int) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
     """``B → L⁻¹ B`` and ``B → L⁻ᵀ B`` for B of so many columns, which share the inverses of blocks of the diagonal."""
     size = L.shape[-1]
-    if size <= LARGEST_BLOCK and columns <= size:  # substitution is as fast, and exact
+    if size <= SUBSTITUTED or (size <= LARGEST_BLOCK and columns <= size):  # as fast, and more accurate
         return functools.partial(_substitute, L), functools.partial(_substitute_transposed, L)
     W = _inverse_blocks(L)
     return functools.partial(_solve, L, W), functools.partial(_solve_transposed, L, W)

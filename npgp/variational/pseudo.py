@@ -38,9 +38,8 @@ def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array) -> BlockN
             return DiagonalNormal(L * jnp.square(root) * values / precision, 1.0 / jnp.sqrt(precision))
         H, scaled = root[..., None] * L, root * values
     else:
-        across = jnp.swapaxes(root, -1, -2)
-        H = linalg.matmul(across, jnp.diag(L) if L.ndim == 1 else L)
-        scaled = linalg.matmul(across, values[..., None])[..., 0]
+        H = linalg.lower_matmul(root, jnp.diag(L) if L.ndim == 1 else L, transpose=True)
+        scaled = linalg.matmul(jnp.swapaxes(root, -1, -2), values[..., None])[..., 0]
     transposed = jnp.swapaxes(H, -1, -2)
     factor = _covariance_factor(linalg.gram(transposed))
     half = linalg.matmul(jnp.swapaxes(factor, -1, -2), linalg.matmul(transposed, scaled[..., None]))
@@ -61,6 +60,5 @@ def _(primals, tangents):
     # From dS = −S dΩ S: products only, where the gradient by way of F would take four more solves.
     T, dOmega = _covariance_factor(*primals), tangents[0]
     dOmega = 0.5 * (dOmega + jnp.swapaxes(dOmega, -1, -2))
-    inner = linalg.transposed_matmul(T, linalg.matmul(dOmega, T))
-    phi = jnp.tril(inner) - 0.5 * inner * jnp.eye(inner.shape[-1], dtype=inner.dtype)
-    return T, -linalg.matmul(T, phi)
+    inner = linalg.lower_matmul(T, linalg.matmul(dOmega, T), transpose=True)
+    return T, -linalg.lower_matmul(T, linalg.lower_half(inner))
