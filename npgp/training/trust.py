@@ -60,8 +60,8 @@ class PosteriorCheck:
         else:
             advice = (
                 "the guide's posterior is not the model's: intervals may be far too narrow. Train longer; let q(ε) "
-                'follow the other sites, AutoSparseGP(model, dependence="coupled"), with AutoMultivariateNormal for '
-                "these; or run NUTS, over hyperparameters alone where the GP is stated as npgp.CollapsedGP"
+                "follow the other sites, and these each other, as npgp.AutoSparseGP(model) does by default; or run "
+                "NUTS, over hyperparameters alone where the GP is stated as npgp.CollapsedGP"
             )
         khat = "−∞" if self.khat == -np.inf else f"{self.khat:.2f}"
         return f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."

@@ -14,6 +14,7 @@ import pytest
 from models import NOISE, VARIANCE, Dense, X, Y, log_normal, rbf
 from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, init_to_value
+from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
 import npgp
@@ -390,7 +391,7 @@ def test_values_of_a_coupled_guides_function_belong_to_its_level(float64):
         "level_auto_scale": deviation,
     }
     params = jax.tree.map(jnp.asarray, params)
-    guide = npgp.AutoSparseGP(level_beside, dependence="coupled")
+    guide = npgp.AutoSparseGP(level_beside, AutoNormal, dependence="coupled")
     draws = guide.sample_posterior(KEY, params, X_LOO, Y_LOO, sample_shape=(4000,))
     given = {"functions": {"f": PLACES}, "log_likelihood": False, "posterior_predictive": False}
     idata = npgp.to_arviz(KEY, level_beside, draws, X_LOO, Y_LOO, params=params, dims={"f.values": ["place"]}, **given)

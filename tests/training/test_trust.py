@@ -94,7 +94,7 @@ def level_params():
 def test_a_level_beside_a_gp_is_right_if_q_follows_it_and_not_otherwise(float64):
     """The tail of a ratio of Gaussians has shape 1 − λ, λ the least eigenvalue of one precision against the other."""
     (independent, coupled), shape = level_params()
-    guide = npgp.AutoSparseGP(level_model, dependence="coupled")
+    guide = npgp.AutoSparseGP(level_model, AutoNormal, dependence="coupled")
     exact = npgp.check_posterior(KEY, level_model, guide, coupled, X, Y, draws=200)
     assert exact.spread < 1e-6
     assert exact.khat == -np.inf
@@ -102,11 +102,12 @@ def test_a_level_beside_a_gp_is_right_if_q_follows_it_and_not_otherwise(float64)
     evidence = dist.MultivariateNormal(jnp.zeros(8), jnp.asarray(covariance)).log_prob(jnp.asarray(Y))
     assert exact.elbo == pytest.approx(float(evidence), abs=1e-6)
 
-    found = npgp.check_posterior(KEY, level_model, npgp.AutoSparseGP(level_model), independent, X, Y, draws=4000)
+    guide = npgp.AutoSparseGP(level_model, AutoNormal, dependence="independent")
+    found = npgp.check_posterior(KEY, level_model, guide, independent, X, Y, draws=4000)
     assert shape > 0.9
     assert found.khat > 0.7
     assert not found.trusted
-    assert 'dependence="coupled"' in str(found)
+    assert "as npgp.AutoSparseGP(model) does by default" in str(found)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -197,9 +198,10 @@ def test_sampled_function_values_and_hyperparameters(float64):
 
     params = random_params() | {"lengthscale_auto_loc": jnp.ones(())}
     wide = params | {"lengthscale_auto_scale": jnp.full((), 0.3)}
-    found = npgp.check_posterior(KEY, model, npgp.AutoSparseGP(model), wide, X, Y, draws=1000)
+    guide = npgp.AutoSparseGP(model, AutoNormal, dependence="independent")
+    found = npgp.check_posterior(KEY, model, guide, wide, X, Y, draws=1000)
     loss = TraceMeanField_ELBO(num_particles=2000)
-    elbo = -float(jax.jit(lambda: loss.loss(KEY, wide, model, npgp.AutoSparseGP(model), X, Y))())
+    elbo = -float(jax.jit(lambda: loss.loss(KEY, wide, model, guide, X, Y))())
     assert abs(found.elbo - elbo) < 4.5 * found.spread * np.sqrt(1 / 1000 + 1 / 2000)
     one = npgp.check_posterior(KEY, model, npgp.AutoSparseGP(model, AutoDelta), params, X, Y, draws=1000)
     assert np.isfinite(one.khat)

@@ -7,6 +7,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from models import NOISE, STRUCTURES, VARIANCE, X_NEW, Dense, X, Y, compiled, keys, random_params, worst_z_of_moments
+from numpyro.infer.autoguide import AutoNormal
 
 import npgp
 from npgp.variational import PosteriorMixture
@@ -39,7 +40,7 @@ def trained(dependence, structure="solve"):
     if dependence == "coupled":
         for site in [name.removesuffix(".loc") for name in params if name.startswith("f.") and name.endswith(".loc")]:
             params[f"{site}.coupling"] = jnp.asarray(0.3 * rng.normal(size=(*params[f"{site}.loc"].shape, 2)))
-    return npgp.AutoSparseGP(model, dependence=dependence), params
+    return npgp.AutoSparseGP(model, AutoNormal, dependence=dependence), params
 
 
 @pytest.fixture(params=["independent", "coupled"])
@@ -150,7 +151,7 @@ def test_outputs_in_a_plate(float64):
             f = npgp.SparseGP("f", npgp.RBF(lengthscale), jnp.asarray(STRUCTURES["svgp"][0][0])).draw()
         npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE))
 
-    guide = npgp.AutoSparseGP(outputs)
+    guide = npgp.AutoSparseGP(outputs, AutoNormal, dependence="independent")
     rng = np.random.default_rng(1)
     params = {"f.u.loc": rng.normal(size=(3, 1, 3)), "f.u.scale_tril": np.broadcast_to(0.3 * np.eye(3), (3, 1, 3, 3))}
     params |= {"lengthscale_auto_loc": np.zeros(()), "lengthscale_auto_scale": np.full((), 0.3)}
@@ -247,7 +248,7 @@ def test_a_collapsed_gp_under_a_guide_for_the_rest(float64):
         numpyro.sample("y", gp(numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))), obs=y)
 
     params = {"lengthscale_auto_loc": jnp.zeros(()), "lengthscale_auto_scale": jnp.full((), 0.3)}
-    guide = npgp.AutoSparseGP(collapsed)  # new: its first call is inside
+    guide = npgp.AutoSparseGP(collapsed, AutoNormal)  # new: its first call is inside
     average = npgp.posterior("y", collapsed, guide, params, inputs, y, draws=4, rng_key=KEY)
     alone = [gp(float(lengthscale)).condition(y) for lengthscale in average.sites["lengthscale"]]
     assert np.std(average.sites["lengthscale"]) > 0.01
