@@ -252,9 +252,9 @@ for name, fitted, found in [("independent", apart, apart_result), ("the default"
     print(f"{name:>11}: ELBO {check.elbo:.1f}, Pareto k {check.khat:.2f}")
 
 # %% [markdown]
-# The default is sixteen nats better, and passes; the other does not. NUTS can tell who is right: the model alone, without
-# a guide, is complete, and NUTS samples all of it, the whitened inducing values too. It starts where SVI ended. `jax.jit`
-# around the whole run spares the operation-by-operation compilation of its first step.
+# The default is sixteen nats better, and passes; the other does not. NUTS can tell who is right: the model alone,
+# without a guide, is complete, and NUTS samples all of it, the whitened inducing values too. It starts where SVI ended.
+# `jax.jit` around the whole run spares the operation-by-operation compilation of its first step.
 
 # %%
 start = init_to_value(values=guide.median(result.params, *inputs, y))
@@ -291,8 +291,8 @@ figure = plots.compare_posteriors(
 # the mean of $f$ over a region trade off, so that NUTS knows the level to ± 0.26 only, as the default does, where the
 # independent guide says ± 0.01. The default's intervals are as wide as those of NUTS, of the amplitude and the
 # lengthscale too. Its lengthscale is longer, though, 33 km on average against 24, where 20 is true: with 80 inducing
-# points the bound is closer to the evidence for smoother functions. More inducing points would narrow that gap. NUTS has
-# a gap of its own: it takes the rows for independent given the inducing values.
+# points the bound is closer to the evidence for smoother functions. More inducing points would narrow that gap. NUTS
+# has a gap of its own: it takes the rows for independent given the inducing values.
 #
 # ## 4. Posterior checks and comparison
 #
