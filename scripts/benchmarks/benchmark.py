@@ -272,9 +272,15 @@ def example(bench: Bench) -> list[dict[str, Any]]:
 
 
 def readme_example() -> str:
-    """The first block of Python in README."""
+    """The first block of Python in README, and a picture of its prediction."""
     text = (BENCH.parents[2] / "README.md").read_text(encoding="utf-8")
-    return text.split("```python\n", 1)[1].split("\n```", 1)[0]
+    picture = """
+import matplotlib.pyplot as plt
+plt.plot(X_new[:, 0], np.asarray(mean))
+plt.fill_between(X_new[:, 0], lower, upper, alpha=0.3)
+plt.savefig("first.png")
+"""
+    return text.split("```python\n", 1)[1].split("\n```", 1)[0] + picture
 
 
 def alone(bench: Bench) -> list[dict[str, Any]]:
