@@ -193,8 +193,8 @@ def _example(found: dict[str, Any]) -> str:
     lines = [[NAMES[name], *(cell(seconds(name, start), 1.0) for start in ("cold", "warm"))] for name in names]
     return (
         "## The first example\n\nREADME's first example, and GPJax's like of it: 120 rows, 20 inducing points, 400 "
-        "steps, a prediction and its picture (npgp's also draws of new observations and of an effect). Seconds of "
-        "a process from its start to its end, without a cache of compiled programs (cold) and with JAX's own (warm).\n\n"
+        "steps, a prediction and its picture (npgp's also draws of new observations and of an effect). Seconds of a "
+        "process from its start to its end, without a cache of compiled programs (cold) and with JAX's own (warm).\n\n"
         + markdown_table(["", "cold", "warm"], lines)
     )
 
