@@ -39,7 +39,7 @@ def squared_distances(
     - derivatives are sums of differences, off by at most (D + 8) u of the sum of their terms' sizes, with up to
       :data:`FEW_COLUMNS` columns, and if not ``smooth`` up to :data:`SHARP_COLUMNS`;
     - else they are matrix products, too: off by at most 8 (D + 9) u R T; in reverse, the gradient of ``Σ G_nm r²_nm``
-      in row n, scaled, by at most 4 (M + 8) u R Σ_m |G_nm|.
+      in row n, scaled, by at most ``4 (M + 8) u R Σ_m |G_nm|``.
 
     A kernel multiplies a derivative by the slope of its correlation in the squared distance. That of a smooth kernel is
     bounded; that of one with a kink, 1/(2r), is not. So where derivatives of these are products, pairs so close that
