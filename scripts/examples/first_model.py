@@ -70,9 +70,9 @@ def main(argv: list[str] | None = None) -> None:
     left.set(xlabel="x", ylabel="f(x)", ylim=(-1.95, 2.45), xlim=(-0.5, 6.5))
     left.legend(frameon=False, ncols=2, loc="upper center", fontsize=8)
     right.hist(effect, bins=40, density=True, color=blue, alpha=0.5, label="posterior")
-    right.axvline(EFFECT, color="k", ls="--", lw=1.0, label="the simulation's")
-    right.set(xlabel="effect of the dose", yticks=[])
-    right.set_ylim(0, 1.4 * right.get_ylim()[1])
+    top = right.get_ylim()[1]
+    right.plot([EFFECT, EFFECT], [0, 1.05 * top], "k--", lw=1.0, label="the simulation's")
+    right.set(xlabel="effect of the dose", yticks=[], ylim=(0, 1.4 * top))
     right.legend(frameon=False, fontsize=8, loc="upper right")
     write_picture(args.out / "first_model.png", figure, dpi=120)
 
