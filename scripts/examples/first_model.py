@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """The README's picture: its first model, fitted to data that are simulated.
 
-    python scripts/examples/first_model.py --out docs/_static
+python scripts/examples/first_model.py --out docs/_static
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from common import Arguments, write_picture
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
+from common import Arguments, write_picture
 
 EFFECT = 0.7
 Z = np.linspace(0.0, 6.0, 20)[:, None]
@@ -54,7 +54,8 @@ def main(argv: list[str] | None = None) -> None:
     key = jax.random.key(args.seed)
     params = npgp.fit(svi, key, args.steps, X, dose, y=y, progress=False).params
     grid = np.linspace(-0.5, 6.5, 200)
-    mean, variance = map(np.asarray, npgp.posterior("f", model, guide, params, X, dose).mean_and_variance(grid[:, None]))
+    f = npgp.posterior("f", model, guide, params, X, dose)
+    mean, variance = map(np.asarray, f.mean_and_variance(grid[:, None]))
     draws = guide.sample_posterior(key, params, X, dose, sample_shape=(4000,))
     effect = np.asarray(draws["effect"])
     print(f"effect {effect.mean():.2f} ± {effect.std():.2f}, the simulation's {EFFECT}")
