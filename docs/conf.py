@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import inspect
 import json
 import re
 import shutil
@@ -42,7 +43,7 @@ nb_merge_streams = True
 # ---------------------------------------------------------------------------------------------------------------
 # Docstrings
 
-autodoc_default_options = {"members": True, "show-inheritance": False}
+autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -144,6 +145,58 @@ def spelled(name: str) -> list[str]:
     return []
 
 
+class AsWritten:
+    """Text that a signature shows as it is."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def as_written(value: Any) -> Any:
+    """An annotation, or a default, as the source has it: ``ArrayLike`` and not the ten types that it stands for."""
+    if value is inspect.Signature.empty or value is None:
+        return value
+    if isinstance(value, str):
+        return AsWritten(value)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return AsWritten(value.__name__)
+    return AsWritten("...") if repr(value).startswith("<") else value
+
+
+def signature_as_written(app: Any, what: str, name: str, found: Any, *rest: Any) -> tuple[str, str] | None:
+    """Also of classes whose arguments go by name, which are called through their metaclass."""
+    if what not in ("class", "exception", "function", "method"):
+        return None
+    by_metaclass = inspect.isclass(found) and type(found).__call__ is not type.__call__
+    try:
+        own = inspect.signature(found.__init__ if by_metaclass else found)
+    except (TypeError, ValueError):
+        return None
+    arguments = [
+        argument.replace(
+            annotation=as_written(argument.annotation),
+            # A default that is text keeps its quotes.
+            default=argument.default if isinstance(argument.default, str) else as_written(argument.default),
+        )
+        for argument in own.parameters.values()
+        if argument.name not in ("self", "cls")
+    ]
+    returns = "" if inspect.isclass(found) else as_written(own.return_annotation)
+    text = str(own.replace(parameters=arguments, return_annotation=inspect.Signature.empty))
+    return text, "" if returns in ("", inspect.Signature.empty) else repr(returns)
+
+
+def skip_defaults(app: Any, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
+    """A class or function that is the default of a field is no member to tell of."""
+    is_default = (inspect.isclass(found) or inspect.isfunction(found)) and found.__name__ not in (name, "<lambda>")
+    return True if is_default else None
+
+
 def setup(app: Any) -> None:
+    app.connect("autodoc-skip-member", skip_defaults)
+    app.connect("autodoc-process-signature", signature_as_written)
     app.connect("source-read", adapt_links)
     app.connect("missing-reference", resolve_by_object)
