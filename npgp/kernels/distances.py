@@ -48,6 +48,10 @@ def squared_distances(
 
     No array of size N × M × D is made, forward or in reverse.
 
+    .. code-block:: python
+
+        np.testing.assert_allclose(npgp.kernels.squared_distances(X, Z), (X - Z.T) ** 2, atol=1e-4)
+
     :param X: shape (N, D).
     :param X2: shape (M, D), or ``None`` for ``X`` itself, with zeros on the diagonal.
     :param lengthscale: ℓ, shape (), (1,) or (D,).
