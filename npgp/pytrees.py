@@ -20,6 +20,18 @@ def pytree(cls: T) -> T:
     Unlike :func:`jax.tree_util.register_dataclass`, rebuilding skips ``__init__`` and its checks: a gradient with
     respect to a kernel is a kernel too, whose lengthscale may be negative.
 
+    .. code-block:: python
+
+        from dataclasses import dataclass
+
+        @npgp.pytree
+        @dataclass(frozen=True)
+        class Pair:
+            first: jax.Array
+            second: jax.Array
+
+        assert len(jax.tree.leaves(Pair(jnp.ones(2), jnp.zeros(3)))) == 2
+
     :raises TypeError: for a field with ``init=False`` and no default, which rebuilding would lose.
     """
     for field in dataclasses.fields(cls):

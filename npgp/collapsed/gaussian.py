@@ -127,6 +127,11 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_varianc
     """
     Log evidence of the exact GP with Gaussian noise, at O(N³): what every bound stays below.
 
+    .. code-block:: python
+
+        evidence = npgp.exact_log_evidence(npgp.RBF(1.0), X, y, 0.01)
+        assert npgp.CollapsedGP(npgp.RBF(1.0), X, Z, 0.01).log_prob(y) < evidence
+
     :param X: inputs (N, D).
     :param y: observations less the offset, (..., N).
     :param noise_variance: σ², a scalar or (N,).

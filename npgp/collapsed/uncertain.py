@@ -45,6 +45,11 @@ def penalty_nodes(rng_key: jax.Array, count: int, rows: int, columns: int) -> np
 
     Row by row their mean is 0 and they are unbiased: the expectation over keys of any average over them is exact.
 
+    .. code-block:: python
+
+        nodes = npgp.collapsed.penalty_nodes(key, 4, rows=30, columns=1)
+        np.testing.assert_allclose(nodes.mean(0), 0.0, atol=1e-12)
+
     :param rng_key: decides the draws.
     :param count: how many S, even.
     :param rows: N.

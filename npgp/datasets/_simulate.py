@@ -66,6 +66,11 @@ def simulate_oil_flow(rng_key: Array, n: int = 1000, *, counts: float | None = 6
     (standard deviation 0.05 to 0.06). The sources, materials and numbers are otherwise plausible
     choices, not those of the paper.
 
+    .. code-block:: python
+
+        oil = npgp.datasets.simulate_oil_flow(key, 30)
+        assert oil.Y.shape == (30, 12)
+
     :param rng_key: JAX PRNG key, of which the seed of a NumPy generator is made: it determines the
         result, up to rounding whatever the default precision of JAX.
     :param n: number of rows.

@@ -112,6 +112,12 @@ class Activations:
     Features have variance 1 (``K_uu`` has ones on its diagonal): only the direction of z_m counts, and no scale of σ.
     K_uu has no more independent rows than there are harmonics at the levels kept.
 
+    .. code-block:: python
+
+        directions = np.random.default_rng(0).normal(size=(8, 2))  # (M, D + 1): also one for the bias
+        units = npgp.features.Activations(directions, npgp.features.ReLU(), levels=range(7))
+        assert units.size == 8
+
     :param directions: z, (M, d), d being the number of input columns and one for the bias; numbers, a
         ``numpyro.param`` or a sampled value. ``kernel.polar(Z)[1]`` gives those of inputs Z.
     :param shape: σ, such as :class:`ReLU`, or any function of an array of cosines, elementwise. It should be analytic,

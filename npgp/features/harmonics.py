@@ -34,6 +34,12 @@ class SphericalHarmonics:
     the same times √λ_ℓ, which changes nothing in a model and lets a level that the kernel lacks (λ_ℓ = 0) be harmless:
     ``K_uu = I`` and ``K_uf = σ √λ_ℓ ‖x̃‖ Y_ℓj(x̃/‖x̃‖)``.
 
+    .. code-block:: python
+
+        kernel = npgp.kernels.ZonalArcCosine(weight_variance=1.0, bias_variance=1.0)
+        block = npgp.features.SphericalHarmonics.within(9, kernel, columns=1)
+        assert block.size <= 9
+
     :param levels: increasing, such as ``(0, 1, 2)``; :meth:`within` chooses them for a kernel.
     :param dimension: d, the number of input columns and one for the bias.
     :raises TypeError: for levels or a dimension that are not whole numbers.

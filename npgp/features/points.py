@@ -20,6 +20,11 @@ class Points:
     """
     The values of f at inducing inputs.
 
+    .. code-block:: python
+
+        block = npgp.features.Points(Z)  # what an array of inducing inputs is taken for
+        assert block.size == 6
+
     :param inputs: Z, shape (M, D); numbers, a ``numpyro.param`` or a sampled value. M may be 0 beside other blocks.
     :param name: what error messages call them.
     :raises TypeError: for inputs that are not floating.

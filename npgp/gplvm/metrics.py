@@ -14,6 +14,11 @@ def nearest_neighbor_errors(points: ArrayLike, labels: ArrayLike) -> int:
     """
     Leave-one-out nearest-neighbor errors: how many points have a nearest other point of another class.
 
+    .. code-block:: python
+
+        latents, labels = np.array([[0.0], [0.1], [5.0], [5.1]]), np.array([0, 0, 1, 1])
+        assert npgp.gplvm.nearest_neighbor_errors(latents, labels) == 0
+
     :param points: (N, Q), scaled as distances should be taken: for a GPLVM, latent means over lengthscales.
     :param labels: classes, (N,).
     :return: a count out of N.

@@ -2,7 +2,9 @@
 Priors of the latent inputs of a GPLVM.
 
 A prior is a callable ``prior(rows, latent_dim)`` that is called once in the model, with the plate over rows, samples
-the site ``x`` of shape (B, Q) inside it, and returns it. To write one's own::
+the site ``x`` of shape (B, Q) inside it, and returns it. To write one's own:
+
+.. code-block:: python
 
     def heavy_tailed(rows, latent_dim):
         with rows as index:

@@ -95,6 +95,10 @@ def effective_dimensions(relevance: ArrayLike, *, threshold: float = RELEVANT) -
     """
     The number of dimensions whose relevance is at least a share of the largest.
 
+    .. code-block:: python
+
+        assert npgp.gplvm.effective_dimensions(np.array([1.0, 0.5, 0.001])) == 2
+
     :param relevance: from :func:`relevance` or :func:`sensitivity`, (Q,), non-negative, of any scale.
     :param threshold: the share, above 0 and at most 1.
     :raises ValueError: for another shape or threshold, or negative relevances.

@@ -96,6 +96,12 @@ def pca_start(
 
     Missing entries are filled in by the components themselves, in rounds.
 
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(20, 4))
+        start = npgp.gplvm.pca_start(key, Y, latent_dim=2, num_inducing=5)
+        assert start.latents.shape == (20, 2)
+
     :param rng_key: a JAX random key, for the subset.
     :param Y: data, (N, D).
     :param latent_dim: Q, at most min(N, D).
@@ -143,6 +149,11 @@ def random_start(
 ) -> Start:
     """
     Start from latent means drawn from N(0, I), inducing inputs at a random subset of them.
+
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(20, 4))
+        start = npgp.gplvm.random_start(key, Y, latent_dim=2, num_inducing=5)
 
     :param rng_key: key of the draw.
     :param Y: data, (N, D); the other arguments are those of :func:`pca_start`.

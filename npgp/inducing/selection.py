@@ -64,6 +64,10 @@ def kmeans(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     With more than 100,000 rows it is the mini-batch algorithm (Sculley 2010), which is faster and a little worse.
     Distances are Euclidean: scale columns alike, or by the lengthscales expected.
 
+    .. code-block:: python
+
+        assert npgp.inducing.kmeans(key, X, 5).shape == (5, 1)
+
     :param rng_key: a JAX random key, for the start and, with many rows, the batches.
     :param X: inputs, (N, D).
     :param size: how many, M.
@@ -122,6 +126,11 @@ def greedy_variance(
     2020, section 4.2.2; Fine & Scheinberg 2001), at O(N M²) time and O(N M) memory. It depends on the kernel's
     hyperparameters, lengthscales above all. A row whose values have been chosen is not chosen again. Nothing is random:
     of equal variances, as all are at first for a stationary kernel, the first row is taken.
+
+    .. code-block:: python
+
+        points = npgp.inducing.greedy_variance(npgp.RBF(1.0), X, 5)
+        assert points.shape == (5, 1)
 
     :param kernel: the kernel.
     :param X: inputs, (N, D).
@@ -240,6 +249,10 @@ def greedy_fit(
     only where rows are. Of 59 candidates the best is among the best 5% of all rows with probability .95. The cost is
     O(candidates N M²) time and O(N M) memory, by rank-one updates. A row whose values have been chosen is not chosen
     again.
+
+    .. code-block:: python
+
+        assert npgp.inducing.greedy_fit(key, npgp.RBF(1.0), X, y, 0.01, 5).shape == (5, 1)
 
     :param rng_key: a JAX random key, for the candidates.
     :param kernel: the kernel.

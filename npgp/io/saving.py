@@ -49,6 +49,10 @@ def save(path: str | os.PathLike, obj: Any) -> None:
     What can be saved: dataclasses such as posteriors, sample paths, kernels, inducing blocks and likelihoods; NumPyro
     distributions; arrays and random keys; numbers, strings, ``None``; and tuples, lists and dictionaries of these.
 
+    .. code-block:: python
+
+        npgp.save("f.npz", {"f": f, "Z": Z})
+
     :param path: of the file; used as it is, without adding a suffix.
     :param obj: the object.
     :raises TypeError: for what cannot be saved, such as a function; the message says where in ``obj`` it is. In place
@@ -80,6 +84,12 @@ def load(path: str | os.PathLike, classes: Sequence[type] = (), *, max_bytes: in
 
     Objects are rebuilt without the checks of their constructors, as JAX does with pytrees. JAX arrays come back on the
     default device.
+
+    .. code-block:: python
+
+        npgp.save("posterior.npz", f)
+        back = npgp.load("posterior.npz")
+        np.testing.assert_array_equal(back.mean(X), f.mean(X))
 
     :param path: of the file.
     :param classes: classes of your own, from outside this package, that may be rebuilt; found by their names.

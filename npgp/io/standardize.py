@@ -30,6 +30,12 @@ class Standardizer:
     with what was trained on its values: ``npgp.save(path, {"posterior": posterior, "inputs": inputs, "targets":
     targets})``.
 
+    .. code-block:: python
+
+        inputs = npgp.Standardizer.of(X)
+        np.testing.assert_allclose(inputs(X).std(), 1.0)
+        np.testing.assert_allclose(inputs.inverse(inputs(X)), X, atol=1e-12)
+
     :param mean: what is subtracted: (D,) for rows of D numbers, () for rows of one.
     :param scale: what the differences are divided by, of the same shape.
     """

@@ -35,6 +35,11 @@ class ArcCosine(Kernel):
     It is ``2σ² E[h(w·x̃) h(w·x̃')]`` with w standard normal and ``h(a) = aⁿ`` for positive a, else 0: the prior of a
     network of one wide hidden layer of steps (n = 0), rectified linear (1) or rectified quadratic units (2).
 
+    .. code-block:: python
+
+        kernel = npgp.kernels.ArcCosine(1, weight_variance=[1.0])
+        assert kernel(X, Z).shape == (30, 6)
+
     :param order: n.
     :param variance: σ².
     :param weight_variance: w, a scalar or one for each input column (ARD).

@@ -125,6 +125,11 @@ def at_outputs(X: ArrayLike, outputs: Sequence[int]) -> jax.Array:
 
     For outputs that are observed at different inputs, join ``at_outputs(X0, [0])``, ``at_outputs(X1, [1])``, ….
 
+    .. code-block:: python
+
+        rows = npgp.kernels.at_outputs(X, [0, 1])  # each row once for each output, whose number is the last column
+        assert rows.shape == (60, 2)
+
     :param X: inputs (N, D).
     :param outputs: numbers of outputs, K of them.
     :return: (K · N, D + 1).

@@ -39,7 +39,7 @@ def squared_distances(
     - derivatives are sums of differences, off by at most (D + 8) u of the sum of their terms' sizes, with up to
       :data:`FEW_COLUMNS` columns, and if not ``smooth`` up to :data:`SHARP_COLUMNS`;
     - else they are matrix products, too: off by at most 8 (D + 9) u R T; in reverse, the gradient of ``Σ G_nm r²_nm``
-      in row n, scaled, by at most 4 (M + 8) u R Σ_m |G_nm|.
+      in row n, scaled, by at most ``4 (M + 8) u R Σ_m |G_nm|``.
 
     A kernel multiplies a derivative by the slope of its correlation in the squared distance. That of a smooth kernel is
     bounded; that of one with a kink, 1/(2r), is not. So where derivatives of these are products, pairs so close that
@@ -47,6 +47,10 @@ def squared_distances(
     values are products, pairs with ``r² ≤ 16 √D u (‖a‖² + ‖b‖²)`` count as equal.
 
     No array of size N × M × D is made, forward or in reverse.
+
+    .. code-block:: python
+
+        np.testing.assert_allclose(npgp.kernels.squared_distances(X, Z), (X - Z.T) ** 2, atol=1e-4)
 
     :param X: shape (N, D).
     :param X2: shape (M, D), or ``None`` for ``X`` itself, with zeros on the diagonal.

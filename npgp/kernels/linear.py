@@ -34,6 +34,10 @@ class Linear(Kernel):
     """
     Linear kernel, ``Σ_d σ_d² x_d x'_d``: the prior of a regression line through the origin.
 
+    .. code-block:: python
+
+        trend = npgp.RBF(1.0) + npgp.kernels.Linear(variance=0.5)
+
     :param variance: prior variance of the slopes, a scalar or one for each input column (ARD).
     :param active_dims: the input columns the kernel sees; all if omitted.
     """
@@ -81,6 +85,10 @@ class Polynomial(Kernel):
 
     Random features are the monomials themselves where there are no more than ``count`` of them, else products of p
     random projections (Kar & Karnick 2012), whose variance grows with p.
+
+    .. code-block:: python
+
+        np.testing.assert_allclose(npgp.kernels.Polynomial(2)(X), npgp.kernels.Polynomial(2)(X).T)
 
     :param degree: p, a whole number of at least 1.
     :param variance: σ², a scalar or one for each input column (ARD).
@@ -147,6 +155,10 @@ class Constant(Kernel):
     """
     Constant kernel: an unknown offset with this prior variance.
 
+    .. code-block:: python
+
+        kernel = npgp.RBF(1.0) + npgp.kernels.Constant(variance=4.0)  # a function with an unknown level
+
     :param variance: prior variance of the offset.
     """
 
@@ -180,6 +192,10 @@ class White(Kernel):
     White noise: variance at every row, no covariance between rows, of two calls' inputs neither.
 
     ``k(X)`` is diagonal and ``k(X, X2)`` zero even where rows coincide, since each evaluation is fresh noise.
+
+    .. code-block:: python
+
+        rough = npgp.RBF(1.0) + npgp.kernels.White(variance=0.1)
 
     :param variance: the noise variance.
     """

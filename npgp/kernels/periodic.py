@@ -35,6 +35,10 @@ class Periodic(Kernel):
 
     It is an RBF kernel of the inputs' places on circles, ``(cos 2πx_d/p_d, sin 2πx_d/p_d)``.
 
+    .. code-block:: python
+
+        season = npgp.kernels.Periodic(1.0, lengthscale=0.7) * npgp.RBF(10.0)  # its shape changes slowly
+
     :param period: p, in the inputs' units: a scalar, or one for each input column.
     :param lengthscale: ℓ, without units: a scalar, or one for each input column.
     :param variance: prior variance σ_f².
@@ -85,6 +89,11 @@ def _circle_waves(kernel: Periodic, frequencies: jax.Array, X: jax.Array) -> jax
 class Cosine(Kernel):
     """
     Cosine kernel, ``σ_f² cos(2π Σ_d (x_d − x'_d)/p_d)``: one plane wave of unknown amplitude and phase.
+
+    .. code-block:: python
+
+        wave = npgp.kernels.Cosine(2.0)
+        np.testing.assert_allclose(wave(np.array([[0.0]]), np.array([[2.0]])), 1.0, rtol=1e-5)
 
     :param period: p, in the inputs' units: a scalar, or one for each input column.
     :param variance: prior variance σ_f².

@@ -93,7 +93,14 @@ def _fourier(kernel: Stationary, frequencies: jax.Array, X: jax.Array) -> jax.Ar
 @pytree
 @dataclass(frozen=True)
 class RBF(Stationary):
-    """Squared-exponential kernel, ``σ_f² exp(−r²/2)``; parameters as :class:`Stationary`."""
+    """
+    Squared-exponential kernel, ``σ_f² exp(−r²/2)``; parameters as :class:`Stationary`.
+
+    .. code-block:: python
+
+        kernel = npgp.RBF([0.5, 2.0], variance=3.0)  # a lengthscale for each column
+        assert kernel(np.zeros((4, 2))).shape == (4, 4)
+    """
 
     def correlation(self, r2):
         return jnp.exp(-0.5 * r2)
@@ -107,6 +114,11 @@ class RBF(Stationary):
 class RationalQuadratic(Stationary):
     """
     Rational-quadratic kernel, ``σ_f² (1 + r²/(2α))^−α``: a gamma mixture of RBF kernels of many lengthscales.
+
+    .. code-block:: python
+
+        kernel = npgp.kernels.RationalQuadratic(1.0, alpha=2.0)
+        assert kernel(X).shape == (30, 30)
 
     :param lengthscale: as :class:`Stationary`.
     :param variance: as :class:`Stationary`.
@@ -184,7 +196,13 @@ def _inverse_gamma_scale(rng_key: jax.Array, nu: float, count: int) -> jax.Array
 @pytree
 @dataclass(frozen=True)
 class Matern12(Stationary):
-    """Matérn-1/2 (exponential) kernel, ``σ_f² exp(−r)``; parameters as :class:`Stationary`."""
+    """
+    Matérn-1/2 (exponential) kernel, ``σ_f² exp(−r)``; parameters as :class:`Stationary`.
+
+    .. code-block:: python
+
+        assert npgp.Matern12(1.0)(X).shape == (30, 30)
+    """
 
     def correlation(self, r2):
         return _matern12(r2)
@@ -200,7 +218,14 @@ class Matern12(Stationary):
 @pytree
 @dataclass(frozen=True)
 class Matern32(Stationary):
-    """Matérn-3/2 kernel, ``σ_f² (1 + √3 r) exp(−√3 r)``; parameters as :class:`Stationary`."""
+    """
+    Matérn-3/2 kernel, ``σ_f² (1 + √3 r) exp(−√3 r)``; parameters as :class:`Stationary`.
+
+    .. code-block:: python
+
+        rough = npgp.Matern32(0.5, active_dims=(0,))  # sees the first column alone
+        assert rough(X, Z).shape == (30, 6)
+    """
 
     def correlation(self, r2):
         return _matern32(3.0 * r2)
@@ -212,7 +237,13 @@ class Matern32(Stationary):
 @pytree
 @dataclass(frozen=True)
 class Matern52(Stationary):
-    """Matérn-5/2 kernel, ``σ_f² (1 + √5 r + 5r²/3) exp(−√5 r)``; parameters as :class:`Stationary`."""
+    """
+    Matérn-5/2 kernel, ``σ_f² (1 + √5 r + 5r²/3) exp(−√5 r)``; parameters as :class:`Stationary`.
+
+    .. code-block:: python
+
+        np.testing.assert_allclose(npgp.Matern52(1.0, variance=2.0).diag(X), 2.0)
+    """
 
     def correlation(self, r2):
         return _matern52(5.0 * r2)

@@ -155,6 +155,11 @@ class ZonalArcCosine(Zonal):
     With order 1 it is :class:`npgp.kernels.ArcCosine`, the prior of a wide layer of rectified linear units; with order
     0 and degree 0 too, of steps. Levels ℓ > n with ℓ − n even are absent from it.
 
+    .. code-block:: python
+
+        kernel = npgp.kernels.ZonalArcCosine(weight_variance=1.0, bias_variance=1.0)
+        assert kernel(X).shape == (30, 30)
+
     :param order: n, 0 or 1.
     :param variance: as :class:`Zonal`.
     :param weight_variance: as :class:`Zonal`.
@@ -331,7 +336,14 @@ class ZonalMatern32(_ZonalMatern):
 @pytree
 @dataclass(frozen=True)
 class ZonalMatern52(_ZonalMatern):
-    """Matérn-5/2 kernel of the chord; parameters as :class:`ZonalStationary`."""
+    """
+    Matérn-5/2 kernel of the chord; parameters as :class:`ZonalStationary`.
+
+    .. code-block:: python
+
+        kernel = npgp.kernels.ZonalMatern52(1.0, weight_variance=1.0, bias_variance=1.0)
+        assert kernel(X).shape == (30, 30)
+    """
 
     nu = 2.5
 

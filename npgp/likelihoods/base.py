@@ -219,6 +219,10 @@ def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, vari
 
     Elementwise, and 0 for closed forms. An estimate: make it where your data and posterior are.
 
+    .. code-block:: python
+
+        errors = npgp.likelihoods.quadrature_error(npgp.Bernoulli(), np.array([0.0, 1.0]), np.zeros(2), np.ones(2))
+
     :param likelihood: the likelihood whose ``num_nodes`` is in question.
     :param y: observations.
     :param mean: mean of f.

@@ -26,6 +26,11 @@ class Bernoulli(Likelihood):
     Log-concave: p is F(f) or F(−f), distribution functions of a log-concave density, which are log-concave themselves
     (Prékopa 1973).
 
+    .. code-block:: python
+
+        probability, _ = npgp.Bernoulli().moments(mean=0.0, variance=4.0)
+        np.testing.assert_allclose(probability, 0.5, rtol=1e-5)
+
     :param link: "logit" or "probit" (averages and moments in closed form).
     :param num_nodes: nodes of the quadrature.
     :raises ValueError: for another link, or no nodes.
@@ -67,6 +72,10 @@ class Ordinal(Likelihood):
     Ordered categories 0, …, K − 1 with ``P(y ≤ k | f) = F(cutpoints_k − f)`` (McCullagh 1980).
 
     Log-concave: p is the integral of a log-concave density over an interval that f shifts (Pratt 1981).
+
+    .. code-block:: python
+
+        npgp.likelihoods.Ordinal(cutpoints=[-1.0, 0.5])  # three categories, 0, 1 and 2
 
     :param cutpoints: increasing numbers, shape (K − 1,).
     :param link: "logit" (F logistic) or "probit" (F normal).

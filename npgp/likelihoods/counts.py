@@ -29,6 +29,11 @@ class Poisson(Likelihood):
     Log-concave: log p is ``y log link(f) − exposure · link(f)``, and either link is convex with a concave logarithm
     (softplus as the integral of the logistic function, whose logarithm is concave; Prékopa 1973).
 
+    .. code-block:: python
+
+        rate, _ = npgp.Poisson().moments(mean=0.0, variance=1.0)  # the mean of eᶠ
+        np.testing.assert_allclose(rate, np.exp(0.5), rtol=1e-5)
+
     :param link: "exp" (expectation and moments in closed form) or "softplus".
     :param exposure: positive multiplier of the rate, such as time observed; None for 1.
     :param num_nodes: nodes of the quadrature.
@@ -84,6 +89,11 @@ class NegativeBinomial(Likelihood):
     Counts with mean eᶠ and variance eᶠ + e²ᶠ/concentration: Poisson with a gamma rate.
 
     Log-concave: log p is linear in f minus the convex ``(y + concentration) softplus(f − log concentration)``.
+
+    .. code-block:: python
+
+        counts = npgp.likelihoods.NegativeBinomial(concentration=2.0)
+        assert counts.log_prob(0.0, 3.0) < 0.0
 
     :param concentration: positive; Poisson in the limit of large values.
     :param num_nodes: nodes of the quadrature.

@@ -35,6 +35,11 @@ class Factorized(Likelihood):
     parametrizations choose that in logits and logarithms. NumPyro's censored distributions have log-probabilities that
     stop at the log of machine epsilon, and are not log-concave for that reason; see :class:`Weibull`.
 
+    .. code-block:: python
+
+        heavy = npgp.likelihoods.Factorized(lambda f: dist.StudentT(4.0, f, 0.1))
+        assert heavy.log_prob(0.0, 1.0) < heavy.log_prob(0.0, 0.1)
+
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
     :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. Of two latent values,
         True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other is.
@@ -183,6 +188,10 @@ def _check_arguments(fn: Callable, num_latents: int) -> None:
 def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: int = 1) -> Likelihood:
     """
     A likelihood from what a user may pass as one.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.likelihoods.as_likelihood(lambda f: dist.Laplace(f, 1.0)), npgp.likelihoods.Likelihood)
 
     :param obj: a :class:`Likelihood`, returned as it is, or a function from latent values, one argument each, to a
         NumPyro distribution, which becomes :class:`Factorized`.

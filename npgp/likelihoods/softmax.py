@@ -38,6 +38,14 @@ class Softmax(Likelihood):
     errors are below 1e-4 for :meth:`expected_log_prob` and 5e-4 for :meth:`log_marginal` of classes of a probability
     above 1e-4; below 1e-6 and 1e-4 with 10 nodes.
 
+    .. code-block:: python
+
+        def classes(X, kind=None):
+            with numpyro.plate("classes", 3, dim=-2):
+                f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
+            with numpyro.plate("data", len(X)):
+                npgp.observe("kind", f(X), npgp.likelihoods.Softmax(3), obs=kind)
+
     :param num_classes: number C of classes, at least 2.
     :param num_nodes: nodes of the rule for each class in the expected log-likelihood, and twice as many in averages;
         the last integral has six times as many.

@@ -28,6 +28,11 @@ class Weibull(Likelihood):
 
     :meth:`moments` and :meth:`sample` are of the uncensored times.
 
+    .. code-block:: python
+
+        times = npgp.likelihoods.Weibull(concentration=1.5, censored=np.array([False, True]))
+        assert times.log_prob(np.zeros(2), np.array([1.0, 2.0])).shape == (2,)
+
     :param concentration: shape of the Weibull distribution, positive; 1 for exponential times.
     :param censored: True for each row whose event came after y, by an unknown time (right censoring); None for no row.
     :param num_nodes: nodes of :meth:`log_marginal`; the rest is in closed form.

@@ -155,6 +155,13 @@ def observe(
 
     Where y is simulated, the values of f that made it are the deterministic site ``name.latent``.
 
+    .. code-block:: python
+
+        def observed(X, y=None, mask=None):
+            f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
+            with numpyro.plate("data", len(X)):
+                npgp.observe("y", f(X) + 2.0, npgp.Gaussian(scale=0.1), obs=y, mask=mask)  # y may be NaN where not mask
+
     :param name: name of the site.
     :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets; for several functions also
         ``W @ f(X)``. For a likelihood of several latent values, a tuple such as ``(f(X), g(X))`` of independent draws,

@@ -15,7 +15,9 @@ __all__ = ["plate"]
 
 def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | None = None) -> numpyro.plate:
     """
-    The plate over rows when minibatches are passed to the model as arguments::
+    The plate over rows when minibatches are passed to the model as arguments:
+
+    .. code-block:: python
 
         def model(X, y=None, *, size):
             with npgp.plate("data", size, rows=X.shape[0]):

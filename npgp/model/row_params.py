@@ -36,7 +36,9 @@ def row_param(
     constraint: constraints.Constraint = constraints.real,
 ) -> jax.Array:
     """
-    Rows of a parameter that has an entry for each data row, or for each of something else::
+    Rows of a parameter that has an entry for each data row, or for each of something else:
+
+    .. code-block:: python
 
         def guide(Y, rows):
             loc = npgp.row_param("x.loc", np.zeros((N, Q)), rows)

@@ -30,6 +30,14 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
     ``Predictive`` with a posterior    a fresh draw at the rows given, whatever rows the posterior was trained on
     =================================  ===========================================================================
 
+    .. code-block:: python
+
+        def downstream(X, y=None):
+            f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
+            value = npgp.sample("value", f(X))  # an array
+            with numpyro.plate("data", len(X)):
+                numpyro.sample("y", dist.Normal(jnp.tanh(value), 0.1), obs=y)
+
     :param name: name of the site.
     :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets. Residuals of separate statements are
         independent.

@@ -53,7 +53,9 @@ __all__ = ["SparseGP"]
 @dataclass(frozen=True)
 class SparseGP:
     """
-    A Gaussian process with inducing features, as a component of a NumPyro model::
+    A Gaussian process with inducing features, as a component of a NumPyro model:
+
+    .. code-block:: python
 
         def model(X, y=None):
             kernel = npgp.RBF(lengthscale=numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0)))

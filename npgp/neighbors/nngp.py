@@ -35,7 +35,9 @@ __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
 class NNGP(JointDensity, dist.Distribution):
     """
-    The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI::
+    The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI:
+
+    .. code-block:: python
 
         neighbors = npgp.neighbors.nearest_before(X, 15)     # once, before the model
 

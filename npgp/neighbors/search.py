@@ -96,6 +96,10 @@ def nearest_before(
     Exact for every order, at O(N log² N) distances where trees help. The approximation is the better the farther the
     first sites of the order are from one another (Guinness 2018), which is what ``"maxmin"`` is for.
 
+    .. code-block:: python
+
+        neighbors = npgp.neighbors.nearest_before(X, 5)  # for NNGP, ResponseNNGP and VNNGP
+
     :param X: sites, (N, D).
     :param size: k, the number of neighbors: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
         exact GP, at its cost.
@@ -132,6 +136,11 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     """
     The nearest k of the sites X for each new site, nearest first.
 
+    .. code-block:: python
+
+        found = npgp.neighbors.nearest(X, Z, 3)  # of each row, the three nearest of Z
+        assert found.shape == (30, 3)
+
     :param X_new: new sites, (N*, D).
     :param X: sites, (N, D).
     :param size: k, at most N.
@@ -164,6 +173,10 @@ def order_sites(
     - ``"random"``.
     - ``"maxmin"``: first the site nearest to the mean, then always the one that is farthest from all before it
       (Guinness 2018), at O(N log² N).
+
+    .. code-block:: python
+
+        assert sorted(npgp.neighbors.order_sites(X)) == list(range(30))
 
     :param X: sites, (N, D).
     :param ordering: which.

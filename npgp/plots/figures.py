@@ -19,7 +19,13 @@ MARKERS = ("o", "^", "s", "D")
 
 
 def subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
-    """A figure and its panels, as ``plt.subplots`` gives them."""
+    """
+    A figure and its panels, as ``plt.subplots`` gives them.
+
+    .. code-block:: python
+
+        figure, axes = npgp.plots.subplots(1, 2)
+    """
     plt = optional("matplotlib.pyplot", extra="plots", what="a picture")
     return plt.subplots(*shape, layout="constrained", **kwargs)
 

@@ -19,6 +19,11 @@ def plot_elbo(traces: Mapping[str, ArrayLike], *, rows: int = 1, window: int = 1
     """
     ELBO traces of one or several fits, averaged over a window of steps.
 
+    .. code-block:: python
+
+        figure = npgp.plots.plot_elbo({"SVGP": np.linspace(-100.0, -10.0, 200)})
+        figure.savefig("elbo.png")
+
     :param traces: for each fit, the ELBO at each step.
     :param rows: number of data rows: the ELBO is shown per row.
     :param window: steps averaged over.
@@ -50,6 +55,11 @@ def plot_fit(
 ) -> Figure:
     """
     Regression on one input: data, predictive mean, two standard deviations with noise, and inducing inputs.
+
+    .. code-block:: python
+
+        mean, variance = f.mean_and_variance(X)
+        figure = npgp.plots.plot_fit(X[:, 0], y, X[:, 0], {"SVGP": (mean, np.sqrt(variance), Z)})
 
     :param x: inputs, (N,).
     :param y: targets, (N,).
@@ -91,6 +101,10 @@ def plot_decomposition(
 ) -> Figure:
     """
     The parts of a posterior of f on one input and their total, a panel for each: mean and two standard deviations.
+
+    .. code-block:: python
+
+        figure = npgp.plots.plot_decomposition(X, f.decompose(X), data=(X, y))
 
     :param X: the inputs of the decomposition, (N, 1) or (N,).
     :param decomposition: from :meth:`npgp.Posterior.decompose`, of one output.

@@ -126,6 +126,10 @@ def plot_relevance(
     """
     Relevance of the latent dimensions, for one or several fits.
 
+    .. code-block:: python
+
+        figure = npgp.plots.plot_relevance({"tight": np.array([1.0, 0.4, 0.01])})
+
     :param relevance: for each fit, relevances (Q,), the largest being 1.
     :param threshold: where a dimension begins to count, drawn as a line; and then how many count of each fit.
     :param label: what the numbers are.

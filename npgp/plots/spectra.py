@@ -24,7 +24,8 @@ def plot_spectra(
     levels: Sequence[int] = range(11),
 ) -> Figure:
     """
-    Which levels zonal kernels and activations have, and how much of each: √λ_ℓ and |ς_ℓ|, the Funk–Hecke coefficients.
+    Which levels zonal kernels and activations have, and how much of each: the Funk–Hecke coefficients ``√λ_ℓ`` and
+    ``|ς_ℓ|``.
 
     Levels that are absent have no mark. An activation serves a kernel as inducing features where the kernel has the
     levels that it has, and more of the low than of the high ones beside the kernel's: ``Σ_ℓ N_ℓ ς_ℓ²/λ_ℓ`` over the

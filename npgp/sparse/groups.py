@@ -240,6 +240,10 @@ def consecutive(num_rows: int, size: int) -> Groups:
     """
     Groups of consecutive rows, for data in an order of their own such as time. The last may be shorter.
 
+    .. code-block:: python
+
+        groups = npgp.sparse.consecutive(30, 10)  # rows 0 to 9, 10 to 19, 20 to 29
+
     :param num_rows: N.
     :param size: rows in a group.
     """
@@ -254,6 +258,10 @@ def median_split(X: ArrayLike, size: int) -> Groups:
     standard deviation: scale columns alike, or by the lengthscales expected. So no group is shorter than half of
     ``size``. Rows that tie at the median are parted by the other columns, those of larger standard deviation over all
     rows first, and duplicates by row number.
+
+    .. code-block:: python
+
+        groups = npgp.median_split(X, 8)  # for conditional=npgp.Grouped(groups)
 
     :param X: inputs, (N, D).
     :param size: the largest number of rows in a group. 1 gives one row to each group, N or more a single group.

@@ -124,6 +124,12 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
     Factorize inducing blocks, in their order: one Cholesky of each block's residual covariance, none of a first block
     whose features are independent.
 
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(npgp.RBF(1.0), [npgp.features.Points(Z)])
+        projection = projector(X)
+        np.testing.assert_array_less(-1e-5, projection.residual_variance())
+
     :param kernel: the kernel.
     :param blocks: the inducing blocks u_1, …, u_K.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).

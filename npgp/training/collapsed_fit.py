@@ -56,7 +56,9 @@ def fit_collapsed(
     **kwargs: Any,
 ) -> CollapsedFit:
     """
-    Maximize the bound of a model whose GPs are collapsed, by L-BFGS::
+    Maximize the bound of a model whose GPs are collapsed, by L-BFGS:
+
+    .. code-block:: python
 
         def model(X, y=None):
             lengthscale = numpyro.param("lengthscale", 1.0, constraint=dist.constraints.positive)

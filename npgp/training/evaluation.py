@@ -37,6 +37,10 @@ def evaluate(
     With ``batch_size``, every evaluation takes a fresh batch, as in :func:`fit`, and the standard
     error includes the choice of rows.
 
+    .. code-block:: python
+
+        elbo = npgp.evaluate(svi, key, svi.init(key, X, y), X, y)
+
     :param svi: the ``SVI`` that was trained.
     :param rng_key: key for the noise and the batches.
     :param result: a :class:`FitResult`, NumPyro's ``SVIRunResult``, or an ``SVIState``.

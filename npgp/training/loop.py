@@ -114,6 +114,11 @@ def fit(
     learning-rate schedule go on where they were, and 60 + 40 steps give the same numbers as 100.
     To continue after the process was killed, give ``checkpoints``, and run the same program again.
 
+    .. code-block:: python
+
+        result = npgp.fit(svi, key, 60, X, y, progress=False)
+        more = npgp.fit(svi, key, 40, X, y, init_state=result.state, progress=False)  # a hundred steps in all
+
     :param svi: NumPyro's ``SVI`` of model, guide, optimizer, loss and static arguments.
     :param rng_key: key for the initial values, the noise and the order of the batches.
     :param num_steps: number of steps to take in this call.

@@ -18,7 +18,12 @@ def adam(
     final: float = 0.02,
     warmup: int = 0,
 ) -> optax.GradientTransformation:
-    """Adam whose learning rate decays along a cosine, for the ``optim`` of NumPyro's ``SVI``.
+    """
+    Adam whose learning rate decays along a cosine, for the ``optim`` of NumPyro's ``SVI``.
+
+    .. code-block:: python
+
+        optimizer = npgp.adam(0.05, 1000)  # the rate falls to zero over a thousand steps
 
     :param learning_rate: the highest learning rate.
     :param num_steps: steps, warm-up included, after which the decay ends; no decay if ``None``.
@@ -50,6 +55,10 @@ def row_adam(
     moves by about the learning rate at a visit, which is once in N / B steps. Adam on the whole table goes on moving a
     row between its visits, by √(N / B) times that in all (for N / B well below 1 / (1 − b2)). So with many more rows
     than in a batch, a higher learning rate is in place for the rows than for the other parameters.
+
+    .. code-block:: python
+
+        optimizer = npgp.training.row_adam(0.05, 1000)  # for npgp.fit(..., row_optim=optimizer)
 
     :param learning_rate: the highest learning rate, or a schedule, in place of the next three.
     :param num_steps: steps, not visits, and otherwise as in :func:`adam`.

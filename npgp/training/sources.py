@@ -61,6 +61,11 @@ class Stream:
     Where training continues at a later batch, the batches before it are drawn and thrown away: those of the first
     epoch, which say how many batches an epoch has, and those of the epoch that it continues in.
 
+    .. code-block:: python
+
+        batches = [{"X": X[:10], "y": y[:10]}, {"X": X[10:20], "y": y[10:20]}]
+        stream = npgp.training.Stream(batches, num_rows=20)  # npgp.fit(svi, key, 100, stream)
+
     :param data: an iterable that gives the same batches each time; a callable ``epoch -> iterable``, for epochs that
         differ, such as shuffles by ``np.random.default_rng([seed, epoch])``, with equally many batches in each; or an
         iterator, which can be gone through once: training ends with an error where it ends, and cannot be continued.

@@ -113,6 +113,11 @@ class DenseNormal(BlockNormal):
     """
     ``N(m, L Lᵀ)``.
 
+    .. code-block:: python
+
+        q = npgp.variational.DenseNormal(np.zeros(3), np.eye(3))
+        assert q.event_shape == (3,)
+
     :param loc: m, shape (..., M).
     :param scale_tril: L, lower triangular with a positive diagonal, shape (..., M, M).
     """
@@ -154,6 +159,11 @@ class DenseNormal(BlockNormal):
 class DiagonalNormal(BlockNormal):
     """
     ``N(m, diag s²)``: mean field.
+
+    .. code-block:: python
+
+        q = npgp.variational.DiagonalNormal(np.zeros(3), np.ones(3))
+        assert q.event_shape == (3,)
 
     :param loc: m, shape (..., M).
     :param scale: s, positive, shape (..., M).

@@ -117,6 +117,11 @@ def exact_variance(
     The posterior with the variance that q says f has at new inputs, the training-point term included (Bui, Ashman &
     Turner 2025, eq. 12). Small data only: O(N³) once, then O(N²) for each new input; the mean is as it was.
 
+    .. code-block:: python
+
+        exact = npgp.variational.exact_variance(f, X, y, npgp.Gaussian(variance=params["noise"] ** 2))
+        mean, variance = exact.mean_and_variance(X)
+
     :param posterior: of f, trained with the ``tight``, ``grouped`` or ``full`` conditional.
     :param X: training inputs, (N, D).
     :param y: training observations, (..., N).

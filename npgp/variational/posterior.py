@@ -41,6 +41,13 @@ class Posterior:
     Predictions use ε alone (Bui, Ashman & Turner 2025): whatever the conditional did to the residual at the
     training rows, the residual at new inputs keeps its prior.
 
+    .. code-block:: python
+
+        mean, variance = f.mean_and_variance(X)
+        draws = f.sample(key, X, (5,))  # jointly over rows, (5, 30)
+        curve = f.draw_functions(key, 3)(X)  # whole functions, to evaluate anywhere
+        slope, _ = f.derivative(X)
+
     :param projector: the factorized inducing blocks.
     :param q: the approximate posterior of each block; a batch of several outputs is allowed.
     """

@@ -1,6 +1,7 @@
 """The scripts run from their arguments to their figures: small settings, and what they write."""
 
 import json
+import re
 
 import loading
 import numpy as np
@@ -36,6 +37,13 @@ def assert_schema(value, schema) -> None:
     else:
         assert type(value) is schema
         assert schema is str or np.isfinite(value)
+
+
+def test_first_model_finds_the_effect_and_draws_it(tmp_path, capsys):
+    loading.script("first_model").main(["--out", str(tmp_path)])
+    assert_pictures(tmp_path, "first_model.png", least=200)
+    mean, sd = map(float, re.match(r"effect (\S+) ± (\S+),", capsys.readouterr().out).groups())
+    assert 0.0 < sd < 0.1 and abs(mean - 0.7) < 3.0 * sd
 
 
 @pytest.mark.slow

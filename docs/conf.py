@@ -1,0 +1,202 @@
+"""Settings of the site, which ``scripts/docs`` builds. Every warning is an error there."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import inspect
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from sphinx.util.nodes import make_refnode
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT))
+
+project = "npgp"
+copyright = "npgp developers"
+author = "npgp developers"
+release = version = importlib.import_module("npgp").__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_design", "myst_nb"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "npgp"
+html_static_path = ["_static"]
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_exclude = ".linenos, .gp"
+
+# ---------------------------------------------------------------------------------------------------------------
+# Pages in Markdown, and notebooks with the outputs that they are committed with
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"
+nb_merge_streams = True
+
+# ---------------------------------------------------------------------------------------------------------------
+# Docstrings
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_maximum_signature_line_length = 88
+python_use_unqualified_type_names = True
+#: Types of others have no pages here.
+OTHERS = "jax|jaxlib|numpy|np|numpyro|dist|optax|matplotlib|collections|typing|pathlib|os|arviz|threading"
+THEIRS = (
+    "Array|ArrayLike|NDArray|Callable|Sequence|Mapping|Iterable|Iterator|Path|PathLike|Figure|Any|Self|Method|SVI|SVIState"
+    "|csr_array"
+)
+nitpick_ignore_regex = [(r"py:.*", rf"({OTHERS})\b.*"), (r"py:.*", f"({THEIRS})$")]
+
+
+def copy_notebooks(app: Any = None) -> None:
+    """Notebooks and tables of results live where they are made; the site's copies are not committed."""
+    gallery, results = HERE / "gallery", HERE / "results"
+    for folder in (gallery, results):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        shutil.copy(path, gallery / path.name)
+        picture = last_picture(path)
+        if picture is not None:
+            (gallery / f"{path.stem}.png").write_bytes(picture)
+    for path in sorted((ROOT / "scripts" / "benchmarks" / "results").glob("*")):
+        if path.suffix in (".md", ".png"):
+            shutil.copy(path, results / path.name)
+
+
+def last_picture(notebook: Path) -> bytes | None:
+    """The last picture that a notebook shows."""
+    cells = json.loads(notebook.read_text())["cells"]
+    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    found = [data["image/png"] for data in outputs if "image/png" in data]
+    return base64.b64decode("".join(found[-1])) if found else None
+
+
+copy_notebooks()
+
+# Links from pages into the repository work where the repository is read. On the site, tables of results are pages,
+# and other files are named without a link.
+_RESULT = re.compile(r"\]\((?:\.\./)*scripts/benchmarks/results/([\w-]+\.md)\)")
+_NOTEBOOK = re.compile(r"\]\((?:\.\./)*notebooks/([\w-]+\.ipynb)\)")
+_FILE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:scripts|tests|npgp|notebooks)/[^)]*\)")
+
+
+def adapt_links(app: Any, name: str, source: list[str]) -> None:
+    text = _RESULT.sub(r"](/results/\1)", source[0])
+    text = _NOTEBOOK.sub(r"](/gallery/\1)", text)
+    source[0] = _FILE.sub(r"\1", text)
+
+
+# Docstrings say ``:class:`Prior``` or ``:func:`npgp.sample```, as their file knows an object. Whatever name it goes by,
+# its page is found. What exists but is no public object is named without a link, and what does not exist is a warning.
+def resolve_by_object(app: Any, env: Any, node: Any, contnode: Any) -> Any:
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target:
+        return None
+    module, cls = node.get("py:module") or "npgp", node.get("py:class")
+    found = False
+    for name in (f"{module}.{cls}.{target}", f"{module}.{target}", f"npgp.{target}", target, *anywhere(target)):
+        names = spelled(name)
+        found = found or bool(names)
+        for documented in names:
+            entry = env.get_domain("py").objects.get(documented)
+            if entry is not None:
+                return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, documented)
+    return contnode if found else None
+
+
+def anywhere(name: str) -> list[str]:
+    """A name without a module, in each file that has it."""
+    first = name.split(".")[0]
+    modules = [module for key, module in sys.modules.items() if key.startswith("npgp.") and hasattr(module, first)]
+    return [f"{module.__name__}.{name}" for module in modules]
+
+
+def spelled(name: str) -> list[str]:
+    """Names under which the object of this name may be documented, none if there is no such object."""
+    parts = name.split(".")
+    if parts[0] != "npgp":
+        return []
+    for k in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:k]))
+        except ImportError:
+            continue
+        for part in parts[k:]:
+            fields = getattr(found, "__dataclass_fields__", {})
+            if not hasattr(found, part) and part not in fields:
+                return []
+            found = getattr(found, part, fields.get(part))
+        module, qualified = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
+        if not (isinstance(module, str) and isinstance(qualified, str) and module.startswith("npgp")):
+            return [name]
+        return [f"{module}.{qualified}", f"npgp.{qualified}", f"{'.'.join(module.split('.')[:2])}.{qualified}"]
+    return []
+
+
+class AsWritten:
+    """Text that a signature shows as it is."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def as_written(value: Any) -> Any:
+    """An annotation, or a default, as the source has it: ``ArrayLike`` and not the ten types that it stands for."""
+    if value is inspect.Signature.empty or value is None:
+        return value
+    if isinstance(value, str):
+        return AsWritten(value)
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return AsWritten(value.__name__)
+    return AsWritten("...") if repr(value).startswith("<") else value
+
+
+def signature_as_written(app: Any, what: str, name: str, found: Any, *rest: Any) -> tuple[str, str] | None:
+    """Also of classes whose arguments go by name, which are called through their metaclass."""
+    if what not in ("class", "exception", "function", "method"):
+        return None
+    by_metaclass = inspect.isclass(found) and type(found).__call__ is not type.__call__
+    try:
+        own = inspect.signature(found.__init__ if by_metaclass else found)
+    except (TypeError, ValueError):
+        return None
+    arguments = [
+        argument.replace(
+            annotation=as_written(argument.annotation),
+            # A default that is text keeps its quotes.
+            default=argument.default if isinstance(argument.default, str) else as_written(argument.default),
+        )
+        for argument in own.parameters.values()
+        if argument.name not in ("self", "cls")
+    ]
+    returns = "" if inspect.isclass(found) else as_written(own.return_annotation)
+    text = str(own.replace(parameters=arguments, return_annotation=inspect.Signature.empty))
+    return text, "" if returns in ("", inspect.Signature.empty) else repr(returns)
+
+
+def skip_defaults(app: Any, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
+    """A class or function that is the default of a field is no member to tell of."""
+    is_default = (inspect.isclass(found) or inspect.isfunction(found)) and found.__name__ not in (name, "<lambda>")
+    return True if is_default else None
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-skip-member", skip_defaults)
+    app.connect("autodoc-process-signature", signature_as_written)
+    app.connect("source-read", adapt_links)
+    app.connect("missing-reference", resolve_by_object)
