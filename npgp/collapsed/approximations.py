@@ -47,7 +47,9 @@ class ApproximateGP(JointDensity, dist.Distribution):
     """
     Gaussian-noise observations of a GP under a classical approximation: ``log_prob(y)`` is the exact log density of an
     approximate model, **not a bound** on the GP's evidence. For NUTS, L-BFGS or SVI over hyperparameters and inducing
-    inputs::
+    inputs:
+
+    .. code-block:: python
 
         numpyro.sample("y", npgp.ApproximateGP(kernel, X, Z, noise_variance, method="fitc"), obs=y)
 

@@ -103,7 +103,9 @@ def certificate(
     exact_rows: int = EXACT_ROWS,
 ) -> Certificate:
     """
-    Bounds on the log evidence of a GP with Gaussian noise, from below and above, and what would narrow them::
+    Bounds on the log evidence of a GP with Gaussian noise, from below and above, and what would narrow them:
+
+    .. code-block:: python
 
         print(npgp.certificate(kernel, X, y, Z, noise_variance))
 

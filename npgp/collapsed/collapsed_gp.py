@@ -35,10 +35,13 @@ WORTH_A_WORD = 1e-2
 class CollapsedGP(JointDensity, dist.Distribution):
     """
     Observations of a sparse GP, with q(ε) collapsed: ``log_prob(y)`` is a lower bound on the log evidence, the ELBO at
-    the best q(ε). For NUTS, L-BFGS or SVI over hyperparameters and all else of a model::
+    the best q(ε). For NUTS, L-BFGS or SVI over hyperparameters and all else of a model:
+
+    .. code-block:: python
 
         numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, noise_variance), obs=y)
-        numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Poisson(), offset=level + X @ effects), obs=y)
+        counts, slope = np.round(3.0 * np.exp(y)), np.array([0.1])
+        numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Poisson(), offset=1.0 + X @ slope), obs=counts)
 
     For Gaussian noise it is in closed form. For other likelihoods each evaluation finds q(ε) by a few steps that cost
     what the closed form costs; its gradient is that of the ELBO at this q (the envelope theorem). What the search

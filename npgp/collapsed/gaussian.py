@@ -71,7 +71,9 @@ def upper_bound(
     jitter: float | None = None,
 ) -> jax.Array:
     """
-    Titsias' (2014) upper bound on the log evidence for Gaussian noise, at O(NM²)::
+    Titsias' (2014) upper bound on the log evidence for Gaussian noise, at O(NM²):
+
+    .. code-block:: python
 
         lower = npgp.CollapsedGP(kernel, X, Z, noise_variance).log_prob(y)
         upper = npgp.upper_bound(kernel, X, y, Z, noise_variance)

@@ -69,9 +69,11 @@ class UncertainInputGP(JointDensity, dist.Distribution):
 
     ``log_prob(y)`` is ``E_{q(x)}`` of the collapsed bound at the q(ε) that is best for it. If the inputs have that
     distribution a priori, independently of each other, it is a lower bound on ``log ∫ p(y | x) p(x) dx``: regression
-    with inputs that were measured with known errors::
+    with inputs that were measured with known errors:
 
-        numpyro.sample("y", npgp.collapsed.UncertainInputGP(kernel, x_measured, x_error, Z, noise_variance), obs=y)
+    .. code-block:: python
+
+        numpyro.sample("y", npgp.collapsed.UncertainInputGP(kernel, X, 0.1, Z, noise_variance), obs=y)
 
     If they are latent with another prior, subtract the Kullback-Leibler divergence of q(x) from it, which belongs to
     the model (:class:`npgp.gplvm.CollapsedGPLVM`). Several outputs that share the GP's hyperparameters are rows of y:

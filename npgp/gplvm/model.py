@@ -43,11 +43,14 @@ _ALSO = {"likelihood": ", a likelihood or None", "kl_weight": " or None"}
 @dataclass(frozen=True)
 class BayesianGPLVM:
     """
-    A Bayesian GPLVM as a model/guide pair::
+    A Bayesian GPLVM as a model/guide pair, tiny here:
 
-        gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(key, Y, latent_dim=10, num_inducing=50))
-        svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.01, 20_000), TraceMeanField_ELBO())
-        result = npgp.fit(svi, jax.random.key(0), 20_000, Y)
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(20, 4))
+        gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(key, Y, latent_dim=2, num_inducing=5))
+        latent = SVI(gplvm.model, gplvm.guide, npgp.adam(0.01, 100), TraceMeanField_ELBO())
+        trained = npgp.fit(latent, key, 100, Y)
 
     For minibatches, give row numbers along with the rows: ``npgp.fit(..., Y, batch_size=100, indices="rows")``.
     For several draws of x per step: ``TraceMeanField_ELBO(num_particles=10)``.

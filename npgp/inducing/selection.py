@@ -37,9 +37,15 @@ def _check_size(size: int, rows: int) -> int:
 
 def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     """
-    Different rows of X, all sets of them equally likely. An initial value in a model::
+    Different rows of X, all sets of them equally likely. An initial value in a model:
 
-        Z = numpyro.param("Z", lambda key: npgp.inducing.random_subset(key, X, 20))
+    .. code-block:: python
+
+        def function(X):
+            points = numpyro.param("Z", lambda key: npgp.inducing.random_subset(key, X, 20))
+            return npgp.SparseGP("f", kernel, points).draw()
+
+        assert npgp.inducing.random_subset(key, X, 20).shape == (20, 1)
 
     :param rng_key: a JAX random key.
     :param X: inputs, (N, D).

@@ -51,7 +51,7 @@ def save(path: str | os.PathLike, obj: Any) -> None:
 
     .. code-block:: python
 
-        npgp.save("f.npz", {"f": f, "Z": Z})
+        npgp.save("f.npz", {"f": posterior, "Z": Z})
 
     :param path: of the file; used as it is, without adding a suffix.
     :param obj: the object.
@@ -87,9 +87,9 @@ def load(path: str | os.PathLike, classes: Sequence[type] = (), *, max_bytes: in
 
     .. code-block:: python
 
-        npgp.save("posterior.npz", f)
+        npgp.save("posterior.npz", posterior)
         back = npgp.load("posterior.npz")
-        np.testing.assert_array_equal(back.mean(X), f.mean(X))
+        np.testing.assert_array_equal(back.mean(X), posterior.mean(X))
 
     :param path: of the file.
     :param classes: classes of your own, from outside this package, that may be rebuilt; found by their names.

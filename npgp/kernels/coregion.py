@@ -23,11 +23,18 @@ from npgp.pytrees import pytree, static
 @dataclass(frozen=True)
 class Coregion(Kernel):
     """
-    Intrinsic coregionalization: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``::
+    Intrinsic coregionalization: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``:
 
-        kernel = npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa)     # W (P, R), kappa (P,): sampled, learned
-        f = npgp.SparseGP("f", kernel, inducing=npgp.kernels.at_outputs(Z, [0, 1])).draw()
-        npgp.observe("y", f(npgp.kernels.at_outputs(X, [0, 1])), npgp.Gaussian(variance=noise), obs=y)      # y: (2 N,)
+    .. code-block:: python
+
+        def two_outputs(X, y=None):  # X has a last column, the number of the output, 0 or 1
+            W = numpyro.sample("W", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+            kernel = npgp.kernels.Coregion(npgp.RBF(1.0), W, kappa=np.full(2, 0.1))
+            f = npgp.SparseGP("f", kernel, inducing=npgp.kernels.at_outputs(Z, [0, 1])).draw()
+            with numpyro.plate("data", len(X)):
+                npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
+
+        both = Predictive(two_outputs, num_samples=3)(key, npgp.kernels.at_outputs(X, [0, 1]))["y"]  # (3, 60)
 
     f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
     has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model

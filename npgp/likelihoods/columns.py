@@ -21,10 +21,13 @@ from npgp.pytrees import pytree, static
 @dataclass(frozen=True, eq=False)
 class Columns(Likelihood):
     """
-    A likelihood for each column of the data, for the values (..., D, N) of D functions drawn in a plate at dim −2::
+    A likelihood for each column of the data, for the values (..., D, N) of D functions drawn in a plate at dim −2:
 
-        npgp.likelihoods.Columns([Gaussian(variance=noise), Bernoulli(), Poisson()], [[0, 1, 2], [3, 4], [5]])
-        npgp.likelihoods.Columns([Gaussian(variance=noise), Bernoulli()])              # one column each
+    .. code-block:: python
+
+        parts = [npgp.Gaussian(variance=0.1), npgp.Bernoulli(), npgp.Poisson()]
+        npgp.likelihoods.Columns(parts, [[0, 1, 2], [3, 4], [5]])
+        npgp.likelihoods.Columns(parts)  # one column each
 
     Arrays are split along axis −2, each part is asked once for all of its columns, and the results are put back in the
     order of the columns, in one floating dtype. So a part's parameters broadcast with its own columns: (columns, N).

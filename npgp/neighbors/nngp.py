@@ -142,8 +142,11 @@ class NNGP(JointDensity, dist.Distribution):
 class ResponseNNGP(NNGP):
     """
     Gaussian-noise observations of a GP, with Vecchia's approximation made of their own covariance ``K + σ² I`` (Finley
-    et al. 2019): ``log_prob(y)`` is a density for NUTS, L-BFGS or SVI over hyperparameters, f integrated out::
+    et al. 2019): ``log_prob(y)`` is a density for NUTS, L-BFGS or SVI over hyperparameters, f integrated out:
 
+    .. code-block:: python
+
+        neighbors = npgp.neighbors.nearest_before(X, 5)
         numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain

@@ -58,7 +58,7 @@ def plot_fit(
 
     .. code-block:: python
 
-        mean, variance = f.mean_and_variance(X)
+        mean, variance = posterior.mean_and_variance(X)
         figure = npgp.plots.plot_fit(X[:, 0], y, X[:, 0], {"SVGP": (mean, np.sqrt(variance), Z)})
 
     :param x: inputs, (N,).
@@ -104,7 +104,7 @@ def plot_decomposition(
 
     .. code-block:: python
 
-        figure = npgp.plots.plot_decomposition(X, f.decompose(X), data=(X, y))
+        figure = npgp.plots.plot_decomposition(X, posterior.decompose(X), data=(X, y))
 
     :param X: the inputs of the decomposition, (N, 1) or (N,).
     :param decomposition: from :meth:`npgp.Posterior.decompose`, of one output.

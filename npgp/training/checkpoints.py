@@ -46,9 +46,11 @@ class Saved(NamedTuple):
 
 class Checkpoints:
     """
-    A folder of checkpoints, for :func:`npgp.fit`, which goes on from the newest one::
+    A folder of checkpoints, for :func:`npgp.fit`, which goes on from the newest one:
 
-        result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, checkpoints=npgp.training.Checkpoints("run1"))
+    .. code-block:: python
+
+        result = npgp.fit(svi, key, 100, X, y, checkpoints=npgp.training.Checkpoints("run1"))
 
     Run the same program again after it was interrupted, or killed, and it takes the same steps, with the same numbers,
     as if nothing had happened. A program with other data or another model is refused; one with another optimizer or

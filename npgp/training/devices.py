@@ -26,9 +26,11 @@ def _all_devices() -> Mesh:
 @dataclass(frozen=True, eq=False)
 class Sharding:
     """
-    How :func:`npgp.fit` shares its work among devices, those of other processes included (``jax.distributed``)::
+    How :func:`npgp.fit` shares its work among devices, those of other processes included (``jax.distributed``):
 
-        npgp.fit(svi, key, 10_000, X, y=y, batch_size=1024, sharding=npgp.training.Sharding())
+    .. code-block:: python
+
+        npgp.fit(svi, key, 100, X, y=y, sharding=npgp.training.Sharding())
 
     The rows of each batch are divided evenly along the mesh's axis ``"rows"``; without ``batch_size``, all rows are, if
     they can be divided evenly. Parameters, and the optimizer's state with them, are held by all devices alike, except

@@ -27,13 +27,16 @@ class Best(NamedTuple):
 class Monitor:
     """
     Evaluates a model every so many steps of :func:`npgp.fit`, remembers the best parameters, and stops the training
-    when they no longer get better::
+    when they no longer get better:
+
+    .. code-block:: python
 
         def error(params):
-            return float(jnp.mean(jnp.square(y_valid - predict(params, X_valid))))
+            predicted = npgp.posterior("f", model, guide, params, X).mean(X)
+            return float(jnp.mean(jnp.square(y - predicted)))  # of rows held out, in earnest
 
-        monitor = npgp.training.Monitor(error, every=500, patience=10)
-        result = npgp.fit(svi, key, 100_000, X, y, batch_size=1024, monitor=monitor)
+        monitor = npgp.training.Monitor(error, every=50, patience=10)
+        result = npgp.fit(svi, key, 100, X, y, monitor=monitor)
         monitor.history, monitor.best.step, monitor.best.params
 
     Each fit starts it afresh, unless the fit goes on from a checkpoint or from ``init_state``.

@@ -119,7 +119,7 @@ def exact_variance(
 
     .. code-block:: python
 
-        exact = npgp.variational.exact_variance(f, X, y, npgp.Gaussian(variance=params["noise"] ** 2))
+        exact = npgp.variational.exact_variance(posterior, X, y, npgp.Gaussian(variance=params["noise"] ** 2))
         mean, variance = exact.mean_and_variance(X)
 
     :param posterior: of f, trained with the ``tight``, ``grouped`` or ``full`` conditional.

@@ -56,9 +56,11 @@ def natural_gradient(
     max_iterations: int = 20,
 ) -> Optimizer:
     """
-    Natural gradients for q(ε), and another optimizer for all other parameters, for the ``optim`` of NumPyro's ``SVI``::
+    Natural gradients for q(ε), and another optimizer for all other parameters, for the ``optim`` of NumPyro's ``SVI``:
 
-        svi = SVI(model, guide, npgp.natural_gradient(0.1, optax.adam(0.01)), TraceMeanField_ELBO())
+    .. code-block:: python
+
+        svi = SVI(model, guide, npgp.natural_gradient(0.1, npgp.adam(0.01)), TraceMeanField_ELBO())
 
     With Gaussian noise and all rows a rate of 1 is right: each step takes q(ε) to its optimum for the present
     hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches let a schedule end low, to average over batches. A

@@ -43,10 +43,10 @@ class Posterior:
 
     .. code-block:: python
 
-        mean, variance = f.mean_and_variance(X)
-        draws = f.sample(key, X, (5,))  # jointly over rows, (5, 30)
-        curve = f.draw_functions(key, 3)(X)  # whole functions, to evaluate anywhere
-        slope, _ = f.derivative(X)
+        mean, variance = posterior.mean_and_variance(X)
+        draws = posterior.sample(key, X, (5,))  # jointly over rows, (5, 30)
+        curve = posterior.draw_functions(key, 3)(X)  # whole functions, to evaluate anywhere
+        slope, _ = posterior.derivative(X)
 
     :param projector: the factorized inducing blocks.
     :param q: the approximate posterior of each block; a batch of several outputs is allowed.
@@ -176,9 +176,11 @@ class Posterior:
         tolerance: float = 1e-6,
     ) -> Posterior:
         """
-        The posterior given further rows, with hyperparameters and inducing features as they are::
+        The posterior given further rows, with hyperparameters and inducing features as they are:
 
-            posterior = posterior.update(X_new, y_new, npgp.Gaussian(variance=noise_variance))
+        .. code-block:: python
+
+            posterior = posterior.update(X[:3] + 0.1, y[:3], npgp.Gaussian(variance=noise_variance))
 
         The present q(ε) is the prior of what follows, so give each row once. For Gaussian noise the result is the
         optimum, in closed form. For one dense block it is then no matter whether rows come at once or in parts. With

@@ -19,6 +19,13 @@ class Full(Tight):
 
         npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Full())      # or conditional="full"
 
+    .. code-block:: python
+
+        def bound(conditional):
+            return npgp.CollapsedGP(kernel, X, X[::10], noise_variance, conditional=conditional).log_prob(y)
+
+        assert bound(npgp.Tight()) < bound(npgp.Full())
+
     Source: Bui, Ashman & Turner 2025, appendix A.
     """
 

@@ -34,6 +34,13 @@ class Grouped(Tight):
         groups = npgp.median_split(X, 32)                     # once, before training
         npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Grouped(groups))
 
+    .. code-block:: python
+
+        def bound(conditional):
+            return npgp.CollapsedGP(kernel, X, X[::10], noise_variance, conditional=conditional).log_prob(y)
+
+        assert bound(npgp.Tight()) < bound(npgp.Grouped(npgp.median_split(X, 8)))
+
     A minibatch consists of whole groups: lay the data out once by :meth:`npgp.sparse.Groups.arrange`, say
     ``npgp.Grouped(g)`` where each g consecutive rows are a group, and give ``fit`` the same ``group_size``.
 

@@ -18,6 +18,13 @@ class Prior(Conditional):
 
         npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Prior())      # or conditional="prior"
 
+    .. code-block:: python
+
+        def bound(conditional):
+            return npgp.CollapsedGP(kernel, X, X[::10], noise_variance, conditional=conditional).log_prob(y)
+
+        assert bound(npgp.Prior()) < bound(npgp.Tight())
+
     Source: Titsias 2009; Hensman, Fusi & Lawrence 2013.
     """
 

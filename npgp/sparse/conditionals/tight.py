@@ -20,6 +20,13 @@ class Tight(Conditional):
 
         npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Tight())      # or conditional="tight"
 
+    .. code-block:: python
+
+        def bound(conditional):
+            return npgp.CollapsedGP(kernel, X, X[::10], noise_variance, conditional=conditional).log_prob(y)
+
+        assert bound(npgp.Prior()) < bound(npgp.Tight())
+
     λ_n is 1/σ_n² for Gaussian noise, the expected negative curvature of the log likelihood where that is log-concave,
     and what certifies the bound for other likelihoods (:attr:`Likelihood.proof <npgp.likelihoods.Likelihood>`).
 
