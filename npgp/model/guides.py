@@ -27,10 +27,12 @@ __all__ = ["AutoSparseGP"]
 
 class AutoSparseGP:
     """
-    A guide derived from a model with :class:`~npgp.SparseGP` components::
+    A guide derived from a model with :class:`~npgp.SparseGP` components:
+
+    .. code-block:: python
 
         guide = npgp.AutoSparseGP(model)
-        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        svi = SVI(model, guide, npgp.adam(0.01), TraceMeanField_ELBO())
 
     Each component gets its structured q(ε), with parameters ``name.u.loc`` and ``name.u.scale_tril``; all other latent
     sites are left to other guides::

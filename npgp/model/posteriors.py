@@ -19,6 +19,10 @@ def posterior(name: str, model: Callable, guide: Callable, params, *args, rng_ke
     """
     The posterior of a component's function: mean, variance, covariance and joint draws at any inputs.
 
+    .. code-block:: python
+
+        mean, variance = npgp.posterior("f", model, guide, params, X).mean_and_variance(X + 0.1)
+
     :param name: the component's name, with its scope if it has one.
     :param model: the model.
     :param guide: its guide, automatic or written by hand.
