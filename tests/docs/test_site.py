@@ -66,7 +66,7 @@ def test_every_block_of_pages_and_docstrings_is_collected():
     pages = [root / "README.md", *(page for page in DOCS.rglob("*.md") if page.parent.name not in GENERATED)]
     blocks = {page: len(re.findall(r"^```python$", page.read_text(), re.MULTILINE)) for page in pages}
     files = (root / "npgp").rglob("*.py")
-    blocks |= {file: len(re.findall(r"^ +\.\. code-block:: python$", file.read_text(), re.MULTILINE)) for file in files}
+    blocks |= {file: len(re.findall(r"^ *\.\. code-block:: python$", file.read_text(), re.MULTILINE)) for file in files}
     listed = [
         sys.executable,
         "-m",
