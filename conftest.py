@@ -63,6 +63,9 @@ _pages = Sybil(
     teardown=_leave,
 )
 _docstrings = Sybil(
-    parsers=[DocstringBlockParser()], patterns=["npgp/**/*.py"], setup=_enter_docstrings, teardown=_leave
+    parsers=[DocstringBlockParser()],
+    patterns=["npgp/*.py", "npgp/*/*.py", "npgp/*/*/*.py"],
+    setup=_enter_docstrings,
+    teardown=_leave,
 )
 pytest_collect_file = SybilCollection([_pages, _docstrings]).pytest()

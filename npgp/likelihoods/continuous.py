@@ -38,6 +38,10 @@ class Gaussian(Likelihood):
 
     Log-concave: log p is a quadratic in f, −½ (y − f)²/variance. Its proof gives more than that alone.
 
+    .. code-block:: python
+
+        np.testing.assert_allclose(npgp.Gaussian(scale=0.3).variance, npgp.Gaussian(variance=0.09).variance)
+
     :param variance: noise variance, positive; a number or one value per row.
     :param scale: the noise's standard deviation instead, likewise.
     :raises TypeError: unless one of the two is given, by its name.
@@ -96,6 +100,11 @@ class StudentT(Likelihood):
 
     It is a mixture of Gaussians over their precision. The integrals over the logarithm of that precision have smooth
     integrands however narrow the likelihood is.
+
+    .. code-block:: python
+
+        far = np.array(10.0)  # an outlier costs less than with normal noise
+        assert npgp.StudentT(df=4.0, scale=1.0).log_prob(0.0, far) > npgp.Gaussian(scale=1.0).log_prob(0.0, far)
 
     :param df: degrees of freedom, positive.
     :param scale: scale, positive.

@@ -48,10 +48,12 @@ __all__ = ["AutoSparseGP"]
 
 class AutoSparseGP:
     """
-    A guide derived from a model with :class:`~npgp.SparseGP` components::
+    A guide derived from a model with :class:`~npgp.SparseGP` components:
+
+    .. code-block:: python
 
         guide = npgp.AutoSparseGP(model)
-        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        svi = SVI(model, guide, npgp.adam(0.01), TraceMeanField_ELBO())
 
     Each component gets its structured q(ε), which follows the other latent sites; these are left to other guides::
 

@@ -125,6 +125,10 @@ class joint(Handler):
 
         Predictive(npgp.joint(model), mcmc.get_samples())(rng_key, X_new)["y.latent"]  # draws of whole functions
 
+    .. code-block:: python
+
+        draws = Predictive(npgp.joint(model), num_samples=3, params=params)(key, X)["y.latent"]  # from the prior
+
     It costs O(N³) for N rows, and matters where rows are closer to each other than to the inducing points.
     """
 

@@ -50,6 +50,10 @@ def posterior(name, model, guide, params, *args, draws=None, rng_key=None, **kwa
     Where a GP is stated as :class:`npgp.CollapsedGP`, or :class:`npgp.ApproximateGP`, the name is that of the observed
     site, and the posterior is its ``condition(y)``, without the offset.
 
+    .. code-block:: python
+
+        mean, variance = npgp.posterior("f", model, guide, params, X).mean_and_variance(X + 0.1)
+
     :param name: the component's name, with its scope if it has one; or that of the site of a collapsed GP.
     :param model: the model.
     :param guide: its guide, automatic or written by hand; or draws of all latent sites by name, draws first, as

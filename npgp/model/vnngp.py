@@ -60,18 +60,22 @@ __all__ = ["VNNGP", "NeighborFunction"]
 class VNNGP:
     """
     A GP with neighbors among many inducing points, as a component of a NumPyro model. Where lengthscales are short, or
-    sites are many, it keeps detail that :class:`npgp.SparseGP` must smooth away::
+    sites are many, it keeps detail that :class:`npgp.SparseGP` must smooth away. Tiny here; in earnest with 15
+    neighbors, and batches of a thousand:
 
-        before = npgp.neighbors.nearest_before(Z, 15)         # once, before the model
-        neighbors = npgp.neighbors.nearest(X, Z, 15)
+    .. code-block:: python
 
-        def model(X, neighbors, y=None, *, size):
-            f = npgp.VNNGP("f", kernel, Z, before, batch_size=1024).draw()
+        before = npgp.neighbors.nearest_before(Z, 5)  # once, before the model
+        neighbors = npgp.neighbors.nearest(X, Z, 5)
+
+        def near(X, neighbors, y=None, *, size):
+            f = npgp.VNNGP("f", kernel, Z, before, batch_size=4).draw()
             with npgp.plate("data", size, rows=X.shape[0]):
-                npgp.observe("y", f(X, neighbors), npgp.Gaussian(variance=0.1), obs=y)
+                npgp.observe("y", f(X, neighbors=neighbors), npgp.Gaussian(variance=0.1), obs=y)
 
-        svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
-        npgp.fit(svi, key, 10_000, X, neighbors, y, batch_size=1024, row_optim=npgp.training.row_adam(0.01, 10_000))
+        simulated = Predictive(near, num_samples=2)(key, X, neighbors, size=len(X))["y"]
+        nearby = SVI(near, npgp.AutoSparseGP(near), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
+        # npgp.fit(nearby, key, 10_000, X, neighbors, y, batch_size=10, row_optim=npgp.training.row_adam(0.01, 10_000))
 
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
     with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site

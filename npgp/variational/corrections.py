@@ -146,6 +146,12 @@ def local_correction(
     The posterior with mean and variance corrected by the training rows of the group that a new input falls in. An
     approximation, of either sign in the mean; jumps where one group ends and the next begins.
 
+    .. code-block:: python
+
+        groups = npgp.median_split(X, 8)
+        corrected = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=noise_variance), groups)
+        assert np.mean((corrected.mean(X) - y) ** 2) < np.mean((posterior.mean(X) - y) ** 2)
+
     :param posterior: of f, trained with any conditional.
     :param X: training inputs, (N, D).
     :param y: training observations, (..., N).

@@ -42,7 +42,12 @@ class Conditional:
     What q does to the residual, as an object for ``conditional=``: :class:`npgp.Tight`, :class:`npgp.Grouped`, ….
 
     One of one's own is a frozen dataclass decorated with :func:`npgp.pytree` that subclasses this and gives
-    :meth:`row_terms`, and :meth:`penalty` if it is for collapsed bounds too; the other methods have defaults::
+    :meth:`row_terms`, and :meth:`penalty` if it is for collapsed bounds too; the other methods have defaults:
+
+    .. code-block:: python
+
+        import math
+        from dataclasses import dataclass
 
         @npgp.pytree
         @dataclass(frozen=True)

@@ -22,6 +22,11 @@ class Published(Tight):
     likelihoods only (docs/theory.md, section 2, has the counterexample)::
 
         npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Published())      # or conditional="published"
+
+    .. code-block:: python
+
+        assert npgp.Published().is_bound(npgp.Poisson())
+        assert not npgp.Published().is_bound(npgp.StudentT(df=4.0, scale=1.0))
     """
 
     parameter: ClassVar[Parameter] = Parameter("residual_precision", 1.0, constraints.softplus_positive)
