@@ -77,10 +77,11 @@ def check_posterior(
     **kwargs,
 ) -> PosteriorCheck:
     """
-    Whether a guide's posterior is to be trusted::
+    Whether a guide's posterior is to be trusted.
 
-        result = npgp.fit(svi, key, 2000, X, y)
-        print(npgp.check_posterior(key, model, guide, result.params, X, y))
+    .. code-block:: python
+
+        print(npgp.check_posterior(key, model, guide, params, X, y, draws=200))
 
     Draws of all latent sites, inducing values ε among them, are weighted by ``p(y, z) / q(z)``. If q were the
     posterior, all weights were the same; the heavier their tail is, the less q covers of what model and data leave
