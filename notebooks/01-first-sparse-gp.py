@@ -273,8 +273,8 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 
 # %% [markdown]
 # The two agree about the effect, and nearly about the lengthscale, whose posterior is two thirds as wide by SVI as by
-# NUTS. The guide can follow because $q$ of the function's values does: with `dependence="independent"` the function that
-# it holds fits one lengthscale only, and that posterior is ten times too narrow.
+# NUTS. The guide can follow because $q$ of the function's values does: with `dependence="independent"` the function
+# that it holds fits one lengthscale only, and that posterior is ten times too narrow.
 #
 # The guide of part 2 takes minibatches, and likelihoods of all kinds; `npgp.check_posterior` says whether its draws are
 # to be trusted. For data that fit in memory the collapsed model is the reference, with NUTS.
