@@ -30,6 +30,8 @@ import jax, numpyro, sys
 print(f"jax {jax.__version__}, numpyro {numpyro.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}")')"
   # By itself: the settings and fixtures of all other tests want packages that are not here.
   JAX_PLATFORMS=cpu "$folder/bin/python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/ground/test_contract.py
+  echo "== README's first model"
+  sed -n '/^```python$/,/^```$/p' README.md | sed '1d;/^```$/,$d' | JAX_PLATFORMS=cpu "$folder/bin/python" -
 }
 
 oldest=$(sed -n 's/^dependencies = .*"jax>=\([0-9.]*\)", "numpyro>=\([0-9.]*\)".*/jax==\1.0 numpyro==\2.0/p' pyproject.toml)

@@ -9,6 +9,7 @@ what a model reads beside its arguments may change in the meantime.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -39,6 +40,8 @@ STEPS = {"xla_cpu_use_fusion_emitters": False}
 _MOST = 64
 _programs: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
 _lock = threading.Lock()
+#: Names of compiler options that XLA turned out not to have.
+_unknown: set[str] = set()
 
 
 class Program:
@@ -95,7 +98,7 @@ def _compiled(
         if run is not None:
             _programs.move_to_end(key)
     if run is None:
-        run = lowered.compile(options)
+        run = _compiled_with(options, lowered)
         if not calls_python(text):  # whose functions the text does not tell apart
             with _lock:
                 _programs[key] = run
@@ -103,6 +106,18 @@ def _compiled(
                     _programs.popitem(last=False)
 
     return run, returned
+
+
+def _compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    """Compiled with those of some options that this version of XLA has: they come and go."""
+    try:
+        return lowered.compile({name: value for name, value in options.items() if name not in _unknown})
+    except jax.errors.JaxRuntimeError as error:
+        name = re.search("No such compile option: '([^']+)'", str(error))
+        if name is None or name[1] in _unknown:
+            raise
+        _unknown.add(name[1])
+        return _compiled_with(options, lowered)
 
 
 #: What a function raises that looks at the values of traced arrays.

@@ -308,3 +308,8 @@ def test_grids_in_transformations_and_without_rows():
     slope = jax.grad(lambda w: on_grid(moments, {"w": w}, X)[0].sum())(owner["w"])
     np.testing.assert_allclose(slope, 5.0)
     assert on_grid(moments, owner, X[:0])[0].shape == (4, 0)
+
+
+def test_options_that_xla_does_not_have_are_left_out():
+    program = Program(scaled(7.0), options={"xla_no_such_option": True, **QUICK})
+    np.testing.assert_allclose(program(given())["sum"], 7.0 * np.sum(X**2))
