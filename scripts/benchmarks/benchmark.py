@@ -251,7 +251,7 @@ def example(bench: Bench) -> list[dict[str, Any]]:
     programs = {"npgp": readme_example(), "gpjax": (BENCH / "gpjax_example.py").read_text()}
     present = [name for name in programs if name in args.libraries and name not in bench.missing]
     for name in list(present):
-        (bench.folder / f"{name}.py").write_text(programs[name])
+        (bench.folder / f"{name}_example.py").write_text(programs[name])
         check = [args.interpreters[name], "-c", f"import matplotlib, {name}"]
         if subprocess.run(check, stderr=subprocess.DEVNULL).returncode:
             bench.missing.setdefault(name, "not installed, or no matplotlib: pip install npgp[bench]")
@@ -263,7 +263,7 @@ def example(bench: Bench) -> list[dict[str, Any]]:
                 own = os.environ | threads(1) | {"JAX_COMPILATION_CACHE_DIR": str(cache), "MPLBACKEND": "Agg"}
                 began = time.perf_counter()
                 done = subprocess.run(
-                    [args.interpreters[name], f"{name}.py"], cwd=bench.folder, env=own, capture_output=True, text=True
+                    [args.interpreters[name], f"{name}_example.py"], cwd=bench.folder, env=own, capture_output=True, text=True
                 )
                 if done.returncode:
                     raise Failed(f"{name}'s example: {done.stderr[-2000:]}")
