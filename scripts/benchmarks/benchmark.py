@@ -262,9 +262,8 @@ def example(bench: Bench) -> list[dict[str, Any]]:
             for start in ("cold", "warm"):  # the second finds what the first has compiled
                 own = os.environ | threads(1) | {"JAX_COMPILATION_CACHE_DIR": str(cache), "MPLBACKEND": "Agg"}
                 began = time.perf_counter()
-                done = subprocess.run(
-                    [args.interpreters[name], f"{name}_example.py"], cwd=bench.folder, env=own, capture_output=True, text=True
-                )
+                line = [args.interpreters[name], f"{name}_example.py"]
+                done = subprocess.run(line, cwd=bench.folder, env=own, capture_output=True, text=True)
                 if done.returncode:
                     raise Failed(f"{name}'s example: {done.stderr[-2000:]}")
                 found.append({"program": name, "start": start, "seconds": time.perf_counter() - began})
