@@ -101,7 +101,8 @@ class PosteriorMixture:
         means (law of total variance).
 
         :param X: inputs (N, D).
-        :param batch_size: rows taken at a time, so that memory does not grow with N·M; all if omitted.
+        :param batch_size: rows taken at a time, so that memory does not grow with N·M; by default as many
+            as are fast.
         :param neighbors: of a :class:`npgp.VNNGP`, whose rows are taken at once: numbers of the rows' nearest inducing
             points, (N, k), if they have been found before.
         :return: each batch + (N,).

@@ -93,7 +93,7 @@ class MixedPosterior:
         Posterior mean and variance of each output.
 
         :param X: inputs (N, D).
-        :param batch_size: rows taken at a time; all if omitted.
+        :param batch_size: rows taken at a time; by default as many as are fast.
         :return: each (P, N).
         """
         mean, variance = self._moments(X, batch_size)
