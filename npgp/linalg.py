@@ -378,9 +378,12 @@ def inverse_factor(L: jax.Array) -> jax.Array:
     the upper factor ``L⁻ᵀ`` into one without. With P the reversal, ``P (L Lᵀ) P = F Fᵀ`` gives
     ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular.
     """
-    A = matmul(L, _swap(L))
-    F = plain_cholesky(jnp.flip(A, (-2, -1)))
-    identity = jnp.broadcast_to(jnp.eye(L.shape[-1], dtype=L.dtype), L.shape)
+    return inverse_of_reversed(plain_cholesky(jnp.flip(matmul(L, _swap(L)), (-2, -1))))
+
+
+def inverse_of_reversed(F: jax.Array) -> jax.Array:
+    """Lower Cholesky factor of A⁻¹, ``P F⁻ᵀ P``, from that of ``P A P``, P the reversal: see :func:`inverse_factor`."""
+    identity = jnp.broadcast_to(jnp.eye(F.shape[-1], dtype=F.dtype), F.shape)
     return jnp.flip(_swap(solve_lower(F, identity)), (-2, -1))
 
 

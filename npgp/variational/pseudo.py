@@ -49,10 +49,9 @@ def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array) -> BlockN
 @jax.custom_jvp
 def _covariance_factor(Omega: jax.Array) -> jax.Array:
     """The lower factor T of ``(I + Ω)⁻¹``, for positive semi-definite Ω (..., M, M)."""
-    identity = jnp.broadcast_to(jnp.eye(Omega.shape[-1], dtype=Omega.dtype), Omega.shape)
-    # Reversing rows and columns turns an upper factor into a lower one. I + Ω has a factor unless rounding is above 1.
-    F, _ = linalg.cholesky(jnp.flip(Omega + identity, (-2, -1)), jitter=0.0)
-    return jnp.flip(jnp.swapaxes(linalg.solve_lower(F, identity), -1, -2), (-2, -1))
+    identity = jnp.eye(Omega.shape[-1], dtype=Omega.dtype)
+    # I + Ω has a factor unless rounding is above 1.
+    return linalg.inverse_of_reversed(linalg.cholesky(jnp.flip(Omega + identity, (-2, -1)), jitter=0.0)[0])
 
 
 @_covariance_factor.defjvp

@@ -42,9 +42,9 @@ def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residua
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
     precision = certified_precision(likelihood, y, mean, variance, residual, present)
     if likelihood.proof == "single-peaked":
-        return _least_at_ends(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+        return _least_at_ends(likelihood, precision, y, mean, variance, residual)
     if likelihood.proof == "none" and likelihood.num_latents == 1:
-        return _least_site_terms(likelihood.expected_log_prob, precision, y, mean, variance, residual)
+        return _least_site_terms(likelihood, precision, y, mean, variance, residual)
     return exact_terms(likelihood, precision, y, mean, variance, residual)
 
 
@@ -53,19 +53,19 @@ def exact_terms(likelihood: Likelihood, precision, y, mean, variance, residual: 
     if likelihood.proof == "gaussian":
         # ½ λ ĉ cancels what ĉ adds to the expected square.
         return likelihood.expected_log_prob(y, mean, variance) - residual.cost(precision)
-    return site_terms(likelihood, likelihood.expected_log_prob, precision, y, mean, variance, residual)
+    return site_terms(likelihood, precision, y, mean, variance, residual)
 
 
-def site_terms(likelihood: Likelihood, expected_log_prob, precision, y, mean, variance, residual: Residual):
-    """``E[log p] + ½ λ ĉ − cost``, with the expectation, or a bound on it, that is given."""
+def site_terms(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
+    """``E[log p] + ½ λ ĉ − cost``."""
     left, cost = residual.given(precision)
     terms = 0.5 * precision * left - cost
     if likelihood.num_latents > 1:
         terms = jnp.sum(terms, axis=0)
-    return expected_log_prob(y, mean, variance + left) + terms
+    return likelihood.expected_log_prob(y, mean, variance + left) + terms
 
 
-def _least_site_terms(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
+def _least_site_terms(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
     """
     Where the likelihood proves nothing: the residual's variance given the data may be anything in [0, ĉ_n], and the
     row's term is its least value there, on a grid.
@@ -73,16 +73,17 @@ def _least_site_terms(expected_log_prob, precision, y, mean, variance, residual:
     left, cost = residual.given(precision)
 
     def term(share):
-        return expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left
+        return likelihood.expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left
 
     return jnp.min(lax.map(term, _shares(left.dtype)), axis=0) - cost
 
 
-def _least_at_ends(expected_log_prob, precision, y, mean, variance, residual: Residual) -> jax.Array:
+def _least_at_ends(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
     """As :func:`_least_site_terms`, where the least value is at an end of [0, ĉ_n]."""
     left, cost = residual.given(precision)
-    at_most = expected_log_prob(y, mean, variance + left) + 0.5 * precision * left
-    return jnp.minimum(expected_log_prob(y, mean, jnp.broadcast_to(variance, left.shape)), at_most) - cost
+    at_most = likelihood.expected_log_prob(y, mean, variance + left) + 0.5 * precision * left
+    at_least = likelihood.expected_log_prob(y, mean, jnp.broadcast_to(variance, left.shape))
+    return jnp.minimum(at_least, at_most) - cost
 
 
 # ---------------------------------------------------------------------------------------------------------------

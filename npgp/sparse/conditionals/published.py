@@ -35,7 +35,7 @@ class Published(Tight):
         assert parameter is not None
         shape = jnp.shape(parameter) if likelihood.num_latents == 1 else mean.shape
         precision = of_present(jnp.broadcast_to(parameter, shape), mean, present)
-        return site_terms(likelihood, likelihood.expected_log_prob, precision, y, mean, variance, residual)
+        return site_terms(likelihood, precision, y, mean, variance, residual)
 
     def is_bound(self, likelihood):
         return likelihood.proof in ("gaussian", "log-concave")
