@@ -149,16 +149,28 @@ def require_finite(x: ArrayLike, name: str) -> None:
     if is_traced(x):
         see_later(partial(require_finite, name=name), x)
     elif not np.all(np.isfinite(np.asarray(x))):
-        raise ValueError(f"{name} has NaN or infinite entries; remove these rows or, for observations, mask them.")
+        raise ValueError(
+            f'{name} has NaN or infinite entries; remove these rows or, for observations, mask them, as by mask="nan".'
+        )
 
 
-def mask(value: Any, name: str = "mask") -> np.ndarray | jax.Array:
-    """A mask as an array; ``TypeError`` unless it is boolean, for numbers may mean present or missing."""
-    value = array(value, name)
-    if not jnp.issubdtype(value.dtype, jnp.bool_):
+def mask(value: Any, name: str = "mask", *, of: Any = None) -> np.ndarray | jax.Array:
+    """
+    A mask as an array.
+
+    :param value: boolean, for numbers may mean present or missing; or ``"nan"``: NaN are missing.
+    :param name: what the error calls it.
+    :param of: what is masked.
+    :raises TypeError: for another type.
+    """
+    if isinstance(value, str) and value == "nan" and of is not None:
+        return ~(jnp if is_traced(of) else np).isnan(of)
+    shown = repr(value) if isinstance(value, str) else None
+    value = value if shown else array(value, name)
+    if shown or not jnp.issubdtype(value.dtype, jnp.bool_):
         raise TypeError(
-            f"{name} has dtype {value.dtype}; it must be boolean, True where an observation is present: "
-            "mask.astype(bool), if 1 means that, or ~np.isnan(y)."
+            f"{name} {f'is {shown}' if shown else f'has dtype {value.dtype}'}; it must be boolean, True where an "
+            'observation is present (mask.astype(bool), if 1 means that), or "nan" if those that are NaN are missing.'
         )
     return value
 

@@ -64,7 +64,10 @@ class CollapsedGP(JointDensity, dist.Distribution):
         or a word for one.
     :param covariances: for each block ``"dense"``, ``"diagonal"`` (mean field) or ``"mean-only"`` (the block moves the
         mean only; such blocks come last). Dense throughout if omitted.
-    :param mask: True where an observation is present, (N,) or of y's shape; the others may be NaN.
+    :param mask: True where an observation is present, (N,) or of y's shape; the others may be NaN. Or ``"nan"``:
+        those that are NaN are missing.
+    :param weights: how often each row counts, (N,), not below 0: as so many rows like it, if they are whole numbers.
+        Not for conditionals of groups.
     :param jitter: relative jitter tried first.
     :param max_steps: most steps of the search.
     :raises TypeError: for what is no likelihood.
@@ -77,8 +80,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
-    pytree_data_fields = ("kernel", "X", "blocks", "likelihood", "offset", "conditional", "present")
-    pytree_aux_fields = ("covariances", "jitter", "max_steps")
+    pytree_data_fields = ("kernel", "X", "blocks", "likelihood", "offset", "conditional", "present", "weights")
+    pytree_aux_fields = ("covariances", "jitter", "max_steps", "nan_is_missing")
 
     def __init__(
         self,
@@ -90,7 +93,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         offset: ArrayLike = 0.0,
         conditional: Conditional | str = "tight",
         covariances: Sequence[str] | str | None = None,
-        mask: ArrayLike | None = None,
+        mask: ArrayLike | str | None = None,
+        weights: ArrayLike | None = None,
         jitter: float | None = None,
         max_steps: int = MAX_STEPS,
         validate_args=None,
@@ -104,13 +108,22 @@ class CollapsedGP(JointDensity, dist.Distribution):
         rows = self.X.shape[0]
         self.conditional = conditional.for_inputs(X, sum(block.size for block in self.blocks))
         self.conditional.partition(rows)  # which checks the groups
-        self.present = None if mask is None else checks.mask(mask, "mask")
+        self.nan_is_missing = isinstance(mask, str)
+        self.present = None if mask is None else checks.mask(mask, "mask", of=np.zeros(rows))
+        self.weights = None if weights is None else checks.require_per_row(weights, "weights", rows)
+        if weights is not None and not checks.is_traced(weights) and not np.all(np.asarray(weights) >= 0):
+            raise ValueError("weights has negative or NaN entries; each says how often a row counts.")
+        if weights is not None and self.conditional.partition(rows) is not None:
+            raise ValueError(
+                f"weights are given and conditional is {self.conditional!r}, which takes rows together: "
+                "take 'tight' or 'prior'."
+            )
         if self.closed_form:
             checks.require_per_row(self.noise_variance, "noise_variance", rows)
         elif self.conditional.parameter is not None:
             raise ValueError(
                 f"conditional is {self.conditional!r}, which learns a parameter; its best value is known for Gaussian "
-                "noise without a mask alone: take 'tight', 'grouped' or 'prior'."
+                "noise without a mask or weights alone: take 'tight', 'grouped' or 'prior'."
             )
         several = self.likelihood.num_latents > 1
         self.offset = checks.real(offset, "offset") if several else checks.require_per_row(offset, "offset", rows)
@@ -122,7 +135,12 @@ class CollapsedGP(JointDensity, dist.Distribution):
     @property
     def closed_form(self) -> bool:
         """Whether q(ε) needs no search: for Gaussian noise."""
-        return isinstance(self.likelihood, Gaussian) and self.present is None
+        return isinstance(self.likelihood, Gaussian) and self.present is None and self.weights is None
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether observations may be missing, and NaN there."""
+        return self.present is not None
 
     @property
     def noise_variance(self) -> ArrayLike:
@@ -203,23 +221,30 @@ class CollapsedGP(JointDensity, dist.Distribution):
 
     def _search(self, y: jax.Array) -> tuple[Projector, Projection, Searched]:
         projector, projection, residual = self._parts()
-        present = None if self.present is None else jnp.asarray(self.present)
-        rows = Rows(y, self.likelihood, jnp.asarray(self.offset, self.X.dtype), present)
+        present = self._present(y)
+        present = None if present is None else jnp.asarray(present)
+        weights = None if self.weights is None else jnp.asarray(self.weights, self.X.dtype)
+        rows = Rows(y, self.likelihood, jnp.asarray(self.offset, self.X.dtype), present, weights)
         found = searched_bound(projection, residual, rows, self.covariances, self.conditional, max_steps=self.max_steps)
         return projector, projection, found
 
     def _observations(self, y: Any) -> jax.Array:
         """Observations, checked where they can be seen."""
-        if self.present is None:
+        present = self._present(y)
+        if present is None:
             y = checks.observations(y, self.event_shape[0], self.X.dtype)
         else:
             checks.require_rows(y, self.event_shape[0])
-        if not checks.is_traced(y) and not checks.is_traced(self.present):
-            seen = np.asarray(y) if self.present is None else np.where(self.present, np.asarray(y), np.nan)
-            if self.present is not None:
-                checks.require_finite(np.asarray(y)[np.broadcast_to(self.present, np.shape(y))], "y")
+        if not checks.is_traced(y) and not checks.is_traced(present):
+            seen = np.asarray(y) if present is None else np.where(present, np.asarray(y), np.nan)
+            if present is not None:
+                checks.require_finite(np.asarray(y)[np.broadcast_to(present, np.shape(y))], "y")
             self.likelihood.check(seen)
         return checks.to_device(y, "y", self.X.dtype)
+
+    def _present(self, y: Any) -> Any:
+        """Where there is an observation; ``None`` for everywhere."""
+        return checks.mask("nan", of=checks.array(y, "y")) if self.nan_is_missing else self.present
 
 
 def _noise(variance: Any) -> Gaussian:

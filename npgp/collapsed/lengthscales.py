@@ -99,7 +99,7 @@ def shorter_lengthscales(
     likelihood: Likelihood | Any,
     *,
     offset: ArrayLike = 0.0,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
 ) -> ShorterLengthscales:
     """
     Whether the data ask for shorter lengthscales than the trained ones, and whether the inducing features could follow.
@@ -120,7 +120,8 @@ def shorter_lengthscales(
     :param likelihood: p(y_n | f_n), of one latent value, an ``npgp`` likelihood or a function from f to a NumPyro
         distribution.
     :param offset: what is added to f; a scalar or (N,).
-    :param mask: True where an observation is present, (N,); the others may be NaN.
+    :param mask: True where an observation is present, (N,); the others may be NaN. Or ``"nan"``:
+        those that are NaN are missing.
     :raises TypeError: for traced arrays, and for a mask that is not boolean.
     :raises ValueError: for observations of another shape, outside the likelihood's support, or NaN without mask; for a
         posterior of several functions, a likelihood of several latent values, and a kernel without a lengthscale.
@@ -137,7 +138,7 @@ def shorter_lengthscales(
     if not has_lengthscale(kernel):
         raise ValueError(f"{type(kernel).__name__} has no lengthscale.")
     checks.require_per_row(offset, "offset", rows)
-    present = np.ones(rows, bool) if mask is None else np.asarray(checks.mask(mask))
+    present = np.ones(rows, bool) if mask is None else np.asarray(checks.mask(mask, of=y))
     checks.require_finite(y[present], "y")
     likelihood.check(y[present])
     mean, variance = posterior.mean_and_variance(X, batch_size=min(rows, MOST_ROWS))

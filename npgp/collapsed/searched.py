@@ -56,12 +56,14 @@ class Rows(NamedTuple):
     :param likelihood: p(y_n | f_n); with C latent values, of C functions of the same kernel.
     :param offset: what is added to f, (..., N) or fewer.
     :param present: where there is an observation, (..., N) or fewer; ``None`` for everywhere.
+    :param weights: how often each row counts, (N,); ``None`` for once.
     """
 
     y: jax.Array
     likelihood: Likelihood
     offset: jax.Array
     present: jax.Array | None = None
+    weights: jax.Array | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,7 +76,8 @@ class Rows(NamedTuple):
         present = None if self.present is None else jnp.broadcast_to(self.present, self.y.shape)
         mean = mean + self.offset
         terms = row_elbo(conditional, self.likelihood, self.possible, mean, variance, residual, present=present)
-        return terms if present is None else jnp.where(present, terms, 0.0)
+        terms = terms if present is None else jnp.where(present, terms, 0.0)
+        return terms if self.weights is None else self.weights * terms
 
     @property
     def possible(self) -> jax.Array:
@@ -125,6 +128,8 @@ def _best(projection, residual, rows: Rows, conditional, covariances, max_steps,
         ahead = working_sites(rows.likelihood, rows.possible, zero + rows.offset, prior, rows.offset)
         if rows.present is not None:
             ahead = Sites(*(jnp.where(rows.present, value, 0.0) for value in ahead))
+        if rows.weights is not None:
+            ahead = Sites(*(rows.weights * value for value in ahead))
     else:
         slope, by_variance = jax.grad(expected, argnums=(0, 1))(zero, zero)
         ahead = Sites(-2.0 * by_variance, slope)

@@ -112,7 +112,7 @@ class BayesianGPLVM:
         self,
         Y: ArrayLike | None = None,
         rows: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        mask: ArrayLike | str | None = None,
         step: ArrayLike | None = None,
     ) -> None:
         """
@@ -120,13 +120,14 @@ class BayesianGPLVM:
 
         :param Y: the rows at hand, (B, D); simulated if omitted.
         :param rows: their numbers in the whole data, (B,); all rows, in order, if omitted.
-        :param mask: True where an entry of Y is present, (B, D); the others may be NaN.
+        :param mask: True where an entry of Y is present, (B, D); the others may be NaN. Or ``"nan"``:
+            those that are NaN are missing.
         :param step: the step of training, for ``kl_weight``.
         :raises ValueError: for Y or mask of another shape.
         """
         start = self.start
         latent_dim, columns = start.latents.shape[1], start.offset.shape[0]
-        self._check(Y, rows, mask)
+        mask = self._check(Y, rows, mask)
         outputs = numpyro.plate("outputs", columns, dim=-2)
         gp, likelihood = self._gp(), self._likelihood()
         with outputs:
@@ -148,12 +149,12 @@ class BayesianGPLVM:
         self,
         Y: ArrayLike | None = None,
         rows: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        mask: ArrayLike | str | None = None,
         step: ArrayLike | None = None,
     ) -> None:
         """The guide of the latents alone; arguments are those of :meth:`model`."""
         with self._weight(step):
-            self.latents(self.start, self._rows(rows), Y, mask)
+            self.latents(self.start, self._rows(rows), Y, self._check(Y, rows, mask))
 
     def _rows(self, rows: ArrayLike | None) -> numpyro.plate:
         return plates.plate("rows", self.start.latents.shape[0], rows, dim=-1)
@@ -184,13 +185,18 @@ class BayesianGPLVM:
         noise = numpyro.param("noise_variance", noise, constraint=self.positive)
         return Gaussian(variance=noise if jnp.ndim(noise) == 0 else noise[:, None])
 
-    def _check(self, Y, rows, mask) -> None:
+    def _check(self, Y, rows, mask) -> Any:
+        """The mask, if all shapes are right."""
         batch = self.start.latents.shape[0] if rows is None else jnp.shape(rows)[0]
         expected = (batch, self.start.offset.shape[0])
         if Y is not None and checks.array(Y, "Y").shape != expected:
             raise ValueError(f"Y has shape {jnp.shape(Y)}; with these row numbers it must be {expected}.")
-        if mask is not None and checks.mask(mask).shape != expected:
-            raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {expected}.")
+        if mask is None or (Y is None and isinstance(mask, str)):
+            return None
+        mask = checks.mask(mask, of=Y)
+        if mask.shape != expected:
+            raise ValueError(f"mask has shape {mask.shape}; it must be that of Y, {expected}.")
+        return mask
 
     # -----------------------------------------------------------------------------------------------------------------
     # At trained parameters
@@ -216,7 +222,7 @@ class BayesianGPLVM:
         params: dict[str, jax.Array],
         Y: ArrayLike | None = None,
         rows: ArrayLike | None = None,
-        mask: ArrayLike | None = None,
+        mask: ArrayLike | str | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """
         Mean and standard deviation of q(x) at trained parameters, each (B, Q).
@@ -224,7 +230,8 @@ class BayesianGPLVM:
         :param params: trained parameters.
         :param Y: data rows (B, D), which an encoder needs; any rows, where no parameters belong to them.
         :param rows: row numbers (B,) for the parameters that do; all rows if omitted.
-        :param mask: True where an entry of Y is present.
+        :param mask: True where an entry of Y is present. Or ``"nan"``:
+            those that are NaN are missing.
         """
         plate = self._rows(rows)
         if Y is not None and rows is None and jnp.shape(Y)[0] != plate.size:

@@ -128,7 +128,7 @@ class NewRows:
         likelihood: Likelihood | Callable[..., dist.Distribution],
         Y: ArrayLike,
         *,
-        mask: ArrayLike,
+        mask: ArrayLike | str,
         offset: ArrayLike = 0.0,
         num_nodes: int = 256,
     ) -> tuple[jax.Array, jax.Array]:
@@ -137,15 +137,17 @@ class NewRows:
         which are 0 where they are present.
 
         :param Y: the rows' data, batch + (D,).
-        :param mask: True where an entry of Y is present, of Y's shape.
+        :param mask: True where an entry of Y is present, of Y's shape. Or ``"nan"``:
+            those that are NaN are missing.
         :return: each batch + (D,). Other arguments as for :meth:`predict`.
         :raises ValueError: for Y or mask of another shape.
         """
         mean, variance = self.predict(posterior, likelihood, offset=offset, num_nodes=num_nodes)
+        mask = checks.mask(mask, of=Y)
         for name, value in (("Y", Y), ("mask", mask)):
             if jnp.shape(value) != mean.shape:
                 raise ValueError(f"{name} has shape {jnp.shape(value)}; for these rows it must be {mean.shape}.")
-        present = jnp.asarray(checks.mask(mask))
+        present = jnp.asarray(mask)
         return jnp.where(present, jnp.asarray(Y, mean.dtype), mean), jnp.where(present, 0.0, jnp.sqrt(variance))
 
     def _mixture(self) -> Modes:
@@ -165,7 +167,7 @@ def infer_latents(
     likelihood: Likelihood | Callable[..., dist.Distribution],
     Y: ArrayLike,
     *,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
     offset: ArrayLike = 0.0,
     prior: dist.Distribution | None = None,
     candidates: ArrayLike | None = None,
@@ -194,7 +196,8 @@ def infer_latents(
     :param likelihood: p(y | f) for f of shape (D, rows), of one latent value. Its parameters are shared or one per
         column, (D, 1); :class:`npgp.likelihoods.Columns` for columns of several kinds.
     :param Y: the rows, (B, D), or (D,) for one.
-    :param mask: True where an entry of Y is present, of Y's shape; the others may be NaN.
+    :param mask: True where an entry of Y is present, of Y's shape; the others may be NaN. Or ``"nan"``:
+        those that are NaN are missing.
     :param offset: what is added to f, broadcasting to Y's shape: the offset of the columns, (D,).
     :param prior: p(x*), a NumPyro distribution over vectors (Q,) with one for all rows or a batch (B,) of them, such as
         ``dist.Normal(means, scales).to_event(1)``; N(0, I) if omitted.
@@ -272,7 +275,8 @@ def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
 
 def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[jax.Array, jax.Array]:
     """Data, with a possible value where an entry is missing, and which are present; each (D, B)."""
-    Y, mask = checks.array(Y, "Y"), None if mask is None else checks.mask(mask)
+    Y = checks.array(Y, "Y")
+    mask = None if mask is None else checks.mask(mask, of=Y)
     shape = jnp.shape(Y)
     if len(shape) not in (1, 2) or shape[-1] != columns or 0 in shape:
         raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")

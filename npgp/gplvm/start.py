@@ -88,7 +88,7 @@ def pca_start(
     latent_dim: int,
     num_inducing: int | tuple[int, ...],
     *,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
     offset: ArrayLike | None = None,
 ) -> Start:
     """
@@ -106,7 +106,8 @@ def pca_start(
     :param Y: data, (N, D).
     :param latent_dim: Q, at most min(N, D).
     :param num_inducing: M, at most N; or the sizes of orthogonal blocks.
-    :param mask: True where an entry of Y is present, (N, D); the others may be NaN.
+    :param mask: True where an entry of Y is present, (N, D); the others may be NaN. Or ``"nan"``:
+        those that are NaN are missing.
     :param offset: constant mean of the latent functions, (D,); the columns' means if omitted. Where f enters through a
         link function it is on f's scale: zero, say.
     :raises ValueError: for data that is not a finite (N, D) array, for Q or M out of range, and for a column without
@@ -144,7 +145,7 @@ def random_start(
     latent_dim: int,
     num_inducing: int | tuple[int, ...],
     *,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
     offset: ArrayLike | None = None,
 ) -> Start:
     """
@@ -169,7 +170,7 @@ def random_start(
 def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Y with zeros where nothing is present, the mask, and the offset."""
     Y = np.asarray(checks.array(Y, "Y"))
-    present = np.ones(Y.shape, bool) if mask is None else np.asarray(checks.mask(mask))
+    present = np.ones(Y.shape, bool) if mask is None else np.asarray(checks.mask(mask, of=Y))
     if present.shape != Y.shape:
         raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {Y.shape}.")
     data = np.where(present, Y, np.zeros((), Y.dtype))

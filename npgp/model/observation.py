@@ -72,6 +72,11 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
         """Whether the ELBO is known to lie below the log evidence; true of a model that runs without a guide."""
         return self.conditional is None or self.conditional.is_bound(self.likelihood)
 
+    @property
+    def has_mask(self) -> bool:
+        """Whether observations may be missing, and NaN there."""
+        return self.mask_ is not None
+
     def mask(self, mask):
         """As ``Distribution.mask``; rows that are left out tell nothing about others of their group."""
         if isinstance(mask, bool):
@@ -144,7 +149,7 @@ def observe(
     obs: ArrayLike | None = None,
     *,
     conditional: Conditional | str = "tight",
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
     joint: bool = False,
 ) -> jax.Array:
     """
@@ -175,10 +180,10 @@ def observe(
     :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`): :class:`npgp.Tight`,
         :class:`npgp.Grouped`, :class:`npgp.Prior`, :class:`npgp.Full`, :class:`npgp.Shared` or :class:`npgp.Published`,
         or a word for one that needs no arguments, such as ``"tight"``.
-    :param mask: True where an observation is present, of the same shape; the others may be NaN.
+    :param mask: True where an observation is present, of the same shape; the others may be NaN. Or ``"nan"``:
+        observations that are NaN are missing.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row; see :class:`joint`.
-    :raises TypeError: if ``latent`` is not GP values, for observations that are no real numbers, and for a mask that is
-        not boolean.
+    :raises TypeError: if ``latent`` is not GP values, for observations that are no real numbers, and for another mask.
     :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask, or
         a NumPy masked array; for a plate of another size; for parameters of the likelihood that are not of the values'
         shape; and under a loss that is no expectation of log densities, such as ``RenyiELBO``.
@@ -190,7 +195,7 @@ def observe(
     obs = obs if given is None else given
     check_plates(name, latents.shape, repeated=obs is None)
     if obs is not None:
-        obs = _check_observations(name, obs, mask, latents, likelihood)
+        obs, mask = _check_observations(name, obs, mask, latents, likelihood)
     # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
     groups = None if obs is None else conditional.partition(latents.shape[-1])
     if conditional.supposes_own_residuals(likelihood):
@@ -208,14 +213,14 @@ def observe(
         latents.moments(),
         conditional if latents.variational else None,
         parameter,
-        None if mask is None else jnp.asarray(mask),
+        None if mask is None or isinstance(mask, str) else jnp.asarray(mask),
         latents.group_residual(groups) if groups is not None and latents.variational else None,
         lambda key, shape: latents.simulate(key, jointly, shape),
     )
     with (catch := Catch("sample")):
         value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
     if obs is None and catch.message["is_observed"]:
-        _check_observations(name, value, mask, latents, likelihood)
+        _check_observations(name, value, None if isinstance(mask, str) else mask, latents, likelihood)
         if conditional.partition(latents.shape[-1]) is not None:
             raise ValueError(f"{name}: {conditional!r} must know of observations: pass obs=y, or condition by data=…")
     if groups is not None and isinstance(catch.message["fn"], dist.MaskedDistribution):
@@ -269,9 +274,10 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
         return False
 
 
-def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihood) -> jax.Array:
+def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihood) -> tuple[jax.Array, Any]:
     observations = f"the observations of {name}"
-    obs, mask = checks.array(obs, observations), None if mask is None else checks.mask(mask, f"the mask of {name}")
+    obs = checks.array(obs, observations)
+    mask = None if mask is None else checks.mask(mask, f"the mask of {name}", of=obs)
     for what, value in (("observations", obs), ("mask", mask)):
         if value is not None and jnp.shape(value) != latents.shape:
             raise ValueError(
@@ -285,4 +291,4 @@ def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihoo
         present = np.asarray(mask)
         checks.require_finite(np.asarray(obs)[present], observations)
         likelihood.check(np.where(present, obs, np.nan))
-    return checks.to_device(obs, observations, axis=-1)
+    return checks.to_device(obs, observations, axis=-1), mask

@@ -19,8 +19,9 @@ from npgp.keys import host_generator
 from npgp.model.guides import AutoSparseGP
 from npgp.programs.compiled import QUICK, Program, one_program
 from npgp.training.convergence import TrainingWarning
-from npgp.training.inputs import Inputs, refuse_nan, refuse_traced
+from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.lbfgs import CONVERGED, MESSAGES, STALLED, LBFGSResult, minimize
+from npgp.training.observed import check_of_rows
 from npgp.training.start import start
 
 __all__ = ["CollapsedFit", "fit_collapsed"]
@@ -92,6 +93,7 @@ def fit_collapsed(
     :raises FloatingPointError: if the bound or its gradient is not finite at the first start.
     """
     refuse_traced("fit_collapsed", (rng_key, args, kwargs))
+    checks.random_key(rng_key)
     restarts = checks.whole_number(restarts, "restarts", least=0)
     several = isinstance(init_params, (list, tuple)) and len(init_params) > 0
     given: list[Any] = list(init_params) if several else [init_params]  # type: ignore[arg-type]
@@ -99,14 +101,19 @@ def fit_collapsed(
         raise TypeError(
             f"init_params is {init_params!r:.80}; it must be a dict of values by site name, or a list of such."
         )
-    refuse_nan(args, kwargs)
-    inputs = Inputs(args, kwargs, rng_key, None, None, allow_nan=False)
+    inputs = Inputs(args, kwargs, rng_key, None, None, allow_nan=None)
     call, arrays = inputs.layout.call, inputs.arrays
     guide = AutoSparseGP(model, AutoDelta)
     svi = SVI(model, guide, optax.sgd(1.0), Trace_ELBO())  # whose steps are not taken
 
     first_args, first_kwargs = inputs.first_call()
-    states = [start(svi, rng_key, first_args, first_kwargs, values) for values in given]
+    try:
+        states = [start(svi, rng_key, first_args, first_kwargs, values) for values in given]
+    except Exception:
+        inputs.refuse_nan()  # which says where they came from
+        raise
+    if inputs.has_nan:
+        check_of_rows(svi, one_program(lambda: svi.get_params(states[0])), inputs, 0)
     if guide.components:
         raise ValueError(
             f"the model draws the GP {guide.components[0]!r}, whose q(ε) is to be trained: npgp.fit does that. "

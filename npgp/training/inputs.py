@@ -18,11 +18,25 @@ from npgp.training.sources import Source
 
 #: What the batches of one device call may take when they are read on the host, in bytes.
 MAX_BYTES_PER_CALL = 2**25
+_REMOVE = 'Remove them; or mask them, if they are of npgp.observe, as by mask="nan"; or pass allow_nan=True.'
 
 
 def is_array(x) -> bool:
     """Whether training passes an argument to the device: arrays of numbers, and no NumPy array of objects or text."""
     return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufc")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """
+    Where an array of a call is from.
+
+    :param number: which of the arguments' arrays it is; −1 for what is none of them.
+    :param of_source: whether it is of a source's batches.
+    """
+
+    number: int
+    of_source: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,7 +87,25 @@ class Layout:
             return x[rows] if isinstance(x, np.ndarray) else x.at[rows].get(mode="promise_in_bounds")
 
         remaining = map(argument, self.host)
-        leaves = [next(remaining) if x is None else x for x in self.static]
+        args, kwargs = self._assembled([next(remaining) if x is None else x for x in self.static], batch)
+        if self.indices is not None:
+            all_rows = np.arange(self.num_rows, dtype=np.int32)
+            kwargs[self.indices] = jnp.asarray(all_rows if rows is None else rows)
+        if self.steps is not None:
+            kwargs[self.steps] = jnp.asarray(step)
+        return args, kwargs
+
+    def origins(self, batch: Any) -> list[Origin]:
+        """Where each array of a call is from, in the order of the call's leaves; given a source's batch."""
+        leaves, structure = jax.tree.flatten(batch if self.has_source else ())
+        batch = jax.tree.unflatten(structure, [Origin(i, of_source=True) for i in range(len(leaves))])
+        numbers = iter(range(len(self.host)))
+        args, kwargs = self._assembled([Origin(next(numbers)) if x is None else x for x in self.static], batch)
+        kwargs |= {name: Origin(-1) for name in (self.indices, self.steps) if name is not None}
+        return [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, Origin)]
+
+    def _assembled(self, leaves: list, batch: Any) -> tuple[tuple, dict[str, Any]]:
+        """Positional and keyword arguments of leaves and of a source's batch."""
         values = jax.tree.unflatten(self.treedef, leaves)
         kwargs = dict(zip(self.keywords, values[self.num_args :], strict=True))
         args = tuple(values[: self.num_args])
@@ -84,11 +116,6 @@ class Layout:
             kwargs |= batch
         else:
             args = (*batch, *args)
-        if self.indices is not None:
-            all_rows = np.arange(self.num_rows, dtype=np.int32)
-            kwargs[self.indices] = jnp.asarray(all_rows if rows is None else rows)
-        if self.steps is not None:
-            kwargs[self.steps] = jnp.asarray(step)
         return args, kwargs
 
 
@@ -108,7 +135,7 @@ class Inputs:
     :param steps: keyword of the step's number.
     :param on_host: whether all arrays that are cut stay where they are; maps of files always do.
     :param sharding: the devices that share the rows.
-    :param allow_nan: accept NaN and infinities.
+    :param allow_nan: accept NaN and infinities: everywhere, nowhere, or ``None``: where :meth:`allow_nan_of` says so.
     """
 
     def __init__(
@@ -122,7 +149,7 @@ class Inputs:
         steps: str | None = None,
         on_host: bool = False,
         sharding: Sharding | None = None,
-        allow_nan: bool = True,
+        allow_nan: bool | None = True,
     ):
         group_size = checks.whole_number(group_size, "group_size")
         if batch_size is not None:
@@ -150,7 +177,13 @@ class Inputs:
         for what, number in (("rows", self.num_rows), ("batch_size", batch_size)):
             if number is not None and number % group_size:
                 raise ValueError(f"group_size is {group_size}, which does not divide {what}, {number}.")
-        self.batch_size, self.group_size, self.sharding, self.allow_nan = batch_size, group_size, sharding, allow_nan
+        self.batch_size, self.group_size, self.sharding = batch_size, group_size, sharding
+        self._allow_nan = allow_nan
+        self._suspects = {} if allow_nan else _with_nan(args, kwargs, maps=batch_size is None)
+        #: Arrays that may hold NaN, of those that are read; ``None`` for all.
+        self._may_be_nan: set[Origin] | None = set() if allow_nan is False else None
+        if allow_nan is False:
+            self.refuse_nan()
         if sharding is not None and batch_size is not None:
             sharding.check(batch_size, "batch_size")
 
@@ -257,10 +290,11 @@ class Inputs:
         if self.sharding is not None:  # of the rows of this process
             rows = rows[:, self.sharding.local_rows(rows.shape[1])]
         chunk = [_filled_up(rows, length)]
-        for file in self._files:
+        numbers = [i for i, on_host in enumerate(self.layout.host) if on_host]
+        for number, file in zip(numbers, self._files, strict=True):
             values = file.read(rows)
             values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
-            self._refuse_nan(values, f"rows of steps {step} to {step + num_steps - 1}")
+            self._refuse_nan(values, Origin(number), f"rows of steps {step} to {step + num_steps - 1}")
             chunk.append(_filled_up(values, length))
         return chunk
 
@@ -274,23 +308,47 @@ class Inputs:
         batches += [next(self._stream) for _ in range(num_steps - len(batches))]
         self._position, self._last = step + num_steps, batches[-1]
 
+        numbers = iter(range(len(jax.tree.leaves(self._last))))
+
         def stack(*values):
+            origin = Origin(next(numbers), of_source=True)
             stacked = np.stack([np.asarray(value) for value in values])
             stacked = stacked.astype(jax.dtypes.canonicalize_dtype(stacked.dtype), copy=False)
-            self._refuse_nan(stacked, f"batches {step} to {step + num_steps - 1} of the source")
+            self._refuse_nan(stacked, origin, f"batches {step} to {step + num_steps - 1} of the source")
             if self.sharding is not None and stacked.ndim > 1:
                 stacked = stacked[:, self.sharding.local_rows(stacked.shape[1])]
             return _filled_up(stacked, length)
 
         return jax.tree.map(stack, *batches)
 
-    def _refuse_nan(self, values: np.ndarray, where: str) -> None:
-        if not self.allow_nan and values.dtype.kind in "fc" and not np.isfinite(values).all():
+    def allow_nan_of(self, masked: set[int]) -> None:
+        """
+        Accept NaN in the observations that the model masks, and nowhere else.
+
+        :param masked: which of the arrays of a call these are, in the order of its leaves.
+        :raises ValueError: for others that have NaN or infinities; of those that are read, when they are.
+        """
+        if self._allow_nan is None:
+            origins = [] if not masked else self.layout.origins(self._last)
+            self._may_be_nan = {origins[i] for i in masked}
+            self.refuse_nan()
+
+    def refuse_nan(self) -> None:
+        """Raise ``ValueError`` for the first argument in memory with NaN or infinities that may not have them."""
+        for number, sentence in self._suspects.items():
+            if self._may_be_nan is None or Origin(number) not in self._may_be_nan:
+                raise ValueError(sentence)
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether arguments in memory have NaN or infinities that are not accepted everywhere."""
+        return bool(self._suspects)
+
+    def _refuse_nan(self, values: np.ndarray, origin: Origin, where: str) -> None:
+        allowed = self._may_be_nan is None or origin in self._may_be_nan
+        if not allowed and values.dtype.kind in "fc" and not np.isfinite(values).all():
             bad = int(np.sum(~np.isfinite(values)))
-            raise ValueError(
-                f"{bad} values in the {where} are NaN or infinite. "
-                "Remove them, or pass allow_nan=True if the model masks them."
-            )
+            raise ValueError(f"{bad} values in the {where} are NaN or infinite. {_REMOVE}")
 
     def place(self, chunk: Any) -> Any:
         """A chunk on the device, or on those that share the rows."""
@@ -334,25 +392,24 @@ def refuse_traced(name: str, values: Any) -> None:
         )
 
 
-def refuse_nan(args, kwargs, maps: bool = False) -> None:
+def _with_nan(args, kwargs, maps: bool) -> dict[int, str]:
     """
-    Raise for the first argument that holds NaN or an infinity.
+    For each array that holds NaN or an infinity, by its number, a sentence that says so; −2 for what is no array.
 
     :param maps: look at maps of files too; otherwise their rows are looked at as they are read.
     """
+    found, number = {}, -1
     for name, value in _named(args, kwargs):
-        if isinstance(value, Source):
-            continue
         for x in jax.tree.leaves(value):
+            number += is_array(x)
             looked_at = is_array(x) and (maps or map_of(x) is None)
             if isinstance(x, float) or (looked_at and jnp.issubdtype(x.dtype, jnp.inexact)):
                 xp: Any = jnp if isinstance(x, jax.Array) else np
                 bad = int(xp.sum(~xp.isfinite(x)))
                 if bad:
-                    raise ValueError(
-                        f"{bad} of {np.size(x)} values in {name} are NaN or infinite. "
-                        "Remove them, or pass allow_nan=True if the model masks them."
-                    )
+                    sentence = f"{bad} of {np.size(x)} values in {name} are NaN or infinite. {_REMOVE}"
+                    found[number if is_array(x) else -2] = sentence
+    return found
 
 
 def _filled_up(x: np.ndarray, length: int) -> np.ndarray:

@@ -31,7 +31,7 @@ from npgp.training.convergence import TrainingWarning, verdict
 from npgp.training.devices import Sharding
 from npgp.training.files import require_whole
 from npgp.training.fingerprint import of_data, of_model, of_optimization
-from npgp.training.inputs import Inputs, refuse_nan, refuse_traced
+from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
 from npgp.training.observed import check_of_rows
@@ -79,7 +79,7 @@ def fit(
     checkpoints: Checkpoints | None = None,
     progress: bool = True,
     steps_per_call: int | None = None,
-    allow_nan: bool = False,
+    allow_nan: bool | None = None,
     **kwargs,
 ) -> FitResult:
     """Train for ``num_steps`` steps of ``svi.update``.
@@ -145,7 +145,8 @@ def fit(
         is that of a call that was never interrupted, bit for bit.
     :param progress: show a progress bar with the ELBO (mean of the last hundred steps), the rate and the time left.
     :param steps_per_call: steps per device call; by default as many as take about a second.
-    :param allow_nan: accept NaN and infinities in the arguments, for models that mask them.
+    :param allow_nan: accept NaN and infinities in the arguments: all, none, or, if omitted, those of observations that
+        ``npgp.observe`` or :class:`npgp.CollapsedGP` is given a mask for.
     :param kwargs: keyword arguments of model and guide.
     :raises TypeError: inside ``jit`` and other transformations, and for options of another type.
     :raises ValueError: for options and data as said above, a batch that does not stand for all rows among them.
@@ -172,8 +173,6 @@ def fit(
         )
     for x in jax.tree.leaves((args, kwargs)):
         require_whole(x)
-    if not allow_nan:
-        refuse_nan(args, kwargs, maps=batch_size is None)
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size, steps, on_host, sharding, allow_nan)
     lazy = None if row_optim is None else LazySVI(svi, row_optim)
     if init_state is None:
@@ -185,7 +184,11 @@ def fit(
     if init_state is None or not is_initialized(svi):
         # A restored state needs this too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call(first)
-        state = start(lazy or svi, rng_key, first_args, first_kwargs, init_params)
+        try:
+            state = start(lazy or svi, rng_key, first_args, first_kwargs, init_params)
+        except Exception:
+            inputs.refuse_nan()  # which says where they came from
+            raise
         names = jax.eval_shape(lambda: (lazy or svi).get_params(state))
         _check_names(names, init_params, "init_params")
         if init_state is not None:
@@ -198,6 +201,8 @@ def fit(
         params = one_program(lambda: (lazy or svi).get_params(state))
         with one_model_at_a_time:
             check = check_of_rows(svi, params, inputs, first)
+    else:
+        inputs.refuse_nan()
 
     losses = np.zeros(num_steps, jnp.result_type(float))
     done = 0

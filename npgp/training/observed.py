@@ -130,6 +130,8 @@ class Observed:
             for name, (message, _) in seen.found.items():
                 fn, y = message["fn"], message["value"]
                 results[name, "scale"] = jnp.asarray(1.0 if message["scale"] is None else message["scale"])
+                if getattr(base_of(fn), "has_mask", False):
+                    results[name, "masked"] = jnp.asarray(y)
                 results[name, "given"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves((y, fn))]
                 if isinstance(base_of(fn), LatentObservation):
                     results[name, "wrong"], self._words[name] = _first_impossible(base_of(fn), y)
@@ -139,6 +141,8 @@ class Observed:
         operations = Operations(run, *everything)
         of_rows = {first + i for i, array in enumerate(arrays) if array.shape[:1] == (rows,)}
         self._first = first
+        #: Which of the arrays of ``args`` and ``kwargs`` are observations under a mask.
+        self.masked: set[int] = set()
         #: For each statement of GP values: where is a value that it cannot have. What draws have a part in is left out.
         self._wrong: dict[str, Callable] = {}
         for name, statement in seen.found.items():
@@ -147,6 +151,8 @@ class Observed:
             sentence = wrong_scale(statement, scale, rows, size)
             if sentence and operations.part((name, "given"))[0] & of_rows:
                 raise ValueError(sentence)
+            if getattr(base_of(statement.message["fn"]), "has_mask", False):
+                self.masked |= {i - first for i in operations.part((name, "masked"))[0] if i >= first}
             if name in self._words:
                 needs, compute = operations.part((name, "wrong"))
                 if needs & of_rows and min(needs) >= first:
@@ -205,6 +211,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], inputs: Inputs, step: int) -
     """
     args, kwargs = inputs.first_call(step)
     if not inputs.step_rows:
+        inputs.refuse_nan()
         return None
 
     def make():
@@ -213,6 +220,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], inputs: Inputs, step: int) -
         return observed, observed.program(inputs.layout, sharding)
 
     observed, program = kept(svi, ("observed", inputs.layout, inputs.step_rows, inputs.sharding), make)
+    inputs.allow_nan_of(observed.masked)
     if program is None or jax.process_count() > 1:  # there each step's answer would be a message between processes
         return None
 

@@ -111,7 +111,7 @@ def exact_variance(
     likelihood: Likelihood,
     *,
     offset: ArrayLike = 0.0,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
 ) -> CorrectedPosterior:
     """
     The posterior with the variance that q says f has at new inputs, the training-point term included (Bui, Ashman &
@@ -127,7 +127,8 @@ def exact_variance(
     :param y: training observations, (..., N).
     :param likelihood: p(y_n | f_n).
     :param offset: what was added to f at the training rows, a scalar or (N,).
-    :param mask: True where an observation is present, of y's shape.
+    :param mask: True where an observation is present, of y's shape. Or ``"nan"``:
+        those that are NaN are missing.
     """
     return _correct(posterior, X, y, likelihood, single(jnp.shape(X)[0]), offset, mask, shift=False)
 
@@ -140,7 +141,7 @@ def local_correction(
     groups: Groups,
     *,
     offset: ArrayLike = 0.0,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
 ) -> CorrectedPosterior:
     """
     The posterior with mean and variance corrected by the training rows of the group that a new input falls in. An
@@ -158,7 +159,8 @@ def local_correction(
     :param likelihood: p(y_n | f_n).
     :param groups: a partition of the training rows that assigns new inputs (:func:`npgp.median_split`).
     :param offset: what was added to f at the training rows, a scalar or (N,).
-    :param mask: True where an observation is present, of y's shape.
+    :param mask: True where an observation is present, of y's shape. Or ``"nan"``:
+        those that are NaN are missing.
     """
     return _correct(posterior, X, y, likelihood, groups, offset, mask, shift=True)
 
@@ -178,7 +180,7 @@ def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> Correc
     checks.require_rows(y, X.shape[0])
     if mask is None:
         checks.require_finite(y, "y")
-    present = None if mask is None else jnp.asarray(checks.mask(mask))
+    present = None if mask is None else jnp.asarray(checks.mask(mask, of=y))
     y = jnp.asarray(y) if present is None else jnp.where(present, y, 1)
     likelihood.check(y)
     return _corrected(posterior, X, y, likelihood, groups, offset, present, shift)

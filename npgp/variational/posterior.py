@@ -170,7 +170,7 @@ class Posterior:
         likelihood: Likelihood,
         *,
         offset: ArrayLike = 0.0,
-        mask: ArrayLike | None = None,
+        mask: ArrayLike | str | None = None,
         conditional: Conditional | str = "tight",
         max_iterations: int = 100,
         tolerance: float = 1e-6,
@@ -199,7 +199,8 @@ class Posterior:
             (..., N): it becomes a batch.
         :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
         :param offset: what is added to f at these rows, a mean function or other effects; broadcasts to y's shape.
-        :param mask: True where an observation is present, of y's shape; the others may be NaN.
+        :param mask: True where an observation is present, of y's shape; the others may be NaN. Or ``"nan"``:
+            those that are NaN are missing.
         :param conditional: what q does to the residual at the new rows, as for :func:`npgp.observe`, but none that
             learns a parameter; for Gaussian noise the result is the same.
         :param max_iterations: most natural-gradient steps, for likelihoods that are not Gaussian.

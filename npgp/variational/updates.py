@@ -49,7 +49,7 @@ def update(
     likelihood: Likelihood,
     *,
     offset: ArrayLike = 0.0,
-    mask: ArrayLike | None = None,
+    mask: ArrayLike | str | None = None,
     conditional: Conditional | str = "tight",
     max_iterations: int = 100,
     tolerance: float = 1e-6,
@@ -96,7 +96,8 @@ def update(
 
 def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Observations with a possible value where there is none, the offset, and which are present."""
-    y, mask = checks.array(y, "y"), None if mask is None else checks.mask(mask)
+    y = checks.array(y, "y")
+    mask = None if mask is None else checks.mask(mask, of=y)
     shape = jnp.shape(y)
     if shape[-1:] != X.shape[:1] or (batch and shape[:-1] != batch):
         expected = (*batch, X.shape[0]) if batch else f"(..., {X.shape[0]})"

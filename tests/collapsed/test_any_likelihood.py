@@ -180,6 +180,20 @@ def test_rows_without_an_observation_are_left_out(float64):
     one, other = models.compiled(lambda a, b: (whole.log_prob(a), part.log_prob(b)))(y, COUNTS[present])
     np.testing.assert_allclose(one, other, rtol=1e-10)
 
+    marked = collapsed(npgp.Poisson(), mask="nan")
+    np.testing.assert_allclose(models.compiled(lambda y: marked.log_prob(y))(y), other, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["Poisson", "Gaussian"])
+def test_a_weight_is_as_many_rows(name, float64):
+    likelihood = npgp.Poisson() if name == "Poisson" else npgp.Gaussian(variance=0.3)
+    weights = np.array([1, 2, 0, 1, 3, 1, 1, 2])
+    repeated = np.repeat(np.arange(8), weights)
+    weighted = collapsed(likelihood, weights=weights)
+    rows = collapsed(likelihood, X=models.X[repeated])
+    one, other = models.compiled(lambda a, b: (weighted.log_prob(a), rows.log_prob(b)))(COUNTS, COUNTS[repeated])
+    np.testing.assert_allclose(one, other, rtol=1e-9)
+
 
 def test_outputs_are_independent(float64):
     """Several rows of counts have the bounds that each has by itself."""
@@ -223,6 +237,12 @@ def test_what_cannot_be_is_said():
         CollapsedGP(models.kernel(), X, Z, npgp.Poisson()).log_prob(COUNTS - 0.5)
     with pytest.raises(TypeError, match="likelihood is .*; it must be"):
         CollapsedGP(models.kernel(), X, Z, npgp.Poisson)
+    with pytest.raises(ValueError, match="weights has negative or NaN"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), weights=-np.ones(8))
+    with pytest.raises(ValueError, match="weights are given and conditional is Grouped"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), weights=np.ones(8), conditional=npgp.Grouped(GROUPS))
+    with pytest.raises(TypeError, match="mask is 'missing'; it must be boolean"):
+        CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), mask="missing")
     with pytest.raises(AttributeError, match="Poisson, not Gaussian"):
         _ = CollapsedGP(models.kernel(), X, Z, npgp.Poisson()).noise_variance
     with pytest.warns(RuntimeWarning, match="after 1 steps another would move"):

@@ -11,7 +11,7 @@ import optax
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import npgp
 from npgp.likelihoods import Columns, Factorized
@@ -307,3 +307,64 @@ def test_what_results_depend_on_and_each_alone(capfd):
             np.testing.assert_allclose(got, wanted, rtol=1e-6)
     jax.effects_barrier()
     assert "printed" not in capfd.readouterr().out
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Missing observations
+
+
+def missing(X, y, mask="nan"):
+    f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
+    with npgp.plate("data", N, rows=len(X)):
+        npgp.observe("y", f(X), npgp.Poisson(), obs=y, mask=mask)
+
+
+def guide_of_missing(X, y, mask="nan"):
+    npgp.SparseGP("f", npgp.RBF(1.0), Z).guide()
+
+
+SEEN = np.arange(N) % 3 != 1
+HOLES = np.where(SEEN, Y, np.nan).astype(np.float32)
+
+
+@pytest.mark.parametrize("how", ["in memory", "on the host", "from a stream"])
+def test_nan_are_missing_observations(how):
+    """No word to ``fit`` is needed, and the numbers are those of a mask; NaN elsewhere are refused all the same."""
+    svi = SVI(missing, guide_of_missing, optax.sgd(0.001), TraceMeanField_ELBO())
+    options = {"batch_size": B, "progress": False, "steps_per_call": 2, "on_host": how == "on the host"}
+
+    def run(X, *data):
+        if how != "from a stream":
+            return fit(svi, KEY, 4, X, *data, **options).losses
+        batches = [tuple(array[i : i + B] for array in (X, *data)) for i in range(0, N, B)]
+        return fit(svi, KEY, 4, Stream(batches, num_rows=N), progress=False, steps_per_call=2).losses
+
+    losses = run(X, HOLES)
+    assert np.isfinite(losses).all()
+    np.testing.assert_array_equal(losses, run(X, HOLES, SEEN))
+    with pytest.raises(ValueError, match="NaN or infinite|value nan in row 4"):
+        run(X, HOLES, np.where(np.arange(N) == 4, True, SEEN))
+    with pytest.raises(ValueError, match="1 of 60 values in args.0. are NaN|1 values in the .* are NaN"):
+        run(np.where(np.arange(N)[:, None] == 31, np.nan, X).astype(np.float32), HOLES)
+    with pytest.raises(ValueError, match="y has the value inf|NaN or infinite"):
+        run(X, np.where(np.arange(N) == 31, np.inf, HOLES).astype(np.float32))
+
+
+def test_nan_without_a_mask_are_refused():
+    svi = SVI(counts, guide_of_missing, optax.sgd(0.001), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match='20 of 60 values in args.1. are NaN .*mask="nan"'):
+        fit(svi, KEY, 2, X, HOLES, progress=False)
+    svi = SVI(missing, guide_of_missing, optax.sgd(0.001), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match="20 of 60 values in args.1. are NaN"):
+        fit(svi, KEY, 2, X, HOLES, progress=False, allow_nan=False)
+
+
+def test_nan_are_missing_in_collapsed_bounds_too():
+    def model(X, y, mask):
+        lengthscale = numpyro.param("lengthscale", 1.0, constraint=dist.constraints.positive)
+        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, npgp.Poisson(), mask=mask), obs=y)
+
+    one, other = (npgp.fit_collapsed(KEY, model, X, HOLES, m, progress=False) for m in ("nan", SEEN))
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-6)
+    with pytest.raises(ValueError, match="20 of 60 values in args.1. are NaN"):
+        npgp.fit_collapsed(KEY, model, X, HOLES, None, progress=False)

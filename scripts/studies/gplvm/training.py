@@ -97,7 +97,7 @@ class Trainer:
     def fit(self):
         """The result of ``npgp.fit``."""
         how = self.batches | ({} if self.row_optim is None else {"row_optim": self.row_optim})
-        how |= {"indices": "rows", "progress": False, "allow_nan": bool(self.data)}
+        how |= {"indices": "rows", "progress": False}
         return npgp.fit(self.svi, self.key, self.steps, self.Y, **how, **self.data)
 
     def elbo(self, result, **batches: int) -> float:
