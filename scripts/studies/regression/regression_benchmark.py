@@ -20,6 +20,8 @@ on q alone could win.
 The first takes half an hour on two cores; the second is for an accelerator. What stands in scripts/benchmarks/results
 was written with ``--out scripts/benchmarks/results --markdown scripts/benchmarks/results/regression.md``.
 
+``--data FILE.npz`` is for a set of your own, arrays X (N, D) and y (N,).
+
 With ``--json`` every fit is written when it ends, and a later run with the same file and settings does those that are
 missing. A method with M points is compiled once for each set, not for each split: the splits of a set have equally many
 rows.
@@ -42,6 +44,7 @@ from npgp import datasets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, whole
+from studies import own_file
 from studies.regression.four_methods import Cells, Metric, by_cell, draw, print_fit, report
 from studies.regression.minibatch import (
     CHUNK,
@@ -81,6 +84,7 @@ NOTE = (
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("--sets", nargs="+", choices=(*SETS, "simulated"))
+    parser.add_argument("--data", type=Path, help="a file of your own, in place of the sets")
     parser.add_argument("--splits", type=whole, help="how many")
     shared_options(parser)
     parser.set_defaults(batch_size=1024)
@@ -105,12 +109,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         }
     else:
         defaults = {"sets": list(SETS[:3]), "splits": 2, "inducing": [128, 256], "steps": 1500, "learning_rate": 0.05}
+    if args.data is not None:
+        args.sets = [args.data.stem]
     return with_defaults(parser, args, defaults)
 
 
-def load(name: str, split: int, most: int | None) -> Rows:
+def load(name: str, split: int, most: int | None, file: Path | None = None) -> Rows:
     """A random split, standardized by its training rows; with a limit on these."""
-    if name == "simulated":
+    if file is not None:
+        X, y = own_file.rows(file)
+    elif name == "simulated":
         rng = np.random.default_rng(0)
         X = rng.normal(size=(2000, 3))
         y = np.sin(2.0 * X[:, 0]) + 0.5 * np.abs(X[:, 1]) + 0.2 * rng.normal(size=len(X))
@@ -170,7 +178,7 @@ def run(args: argparse.Namespace) -> Records:
             records,
             args,
             name,
-            load=lambda split, name=name: load(name, args.seed + split, args.rows),
+            load=lambda split, name=name: load(name, args.seed + split, args.rows, args.data),
             make_program=lambda method, M, data: Program(make_model(method, M, data.X.shape[1]), len(data.y), args),
             fit=fit,
             say=lambda cell, figures: print_fit(cell, figures, METRICS),
