@@ -19,6 +19,7 @@ from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian, Likelihood
+from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import Residual, residual_of
@@ -165,7 +166,9 @@ class CollapsedGP(JointDensity, dist.Distribution):
         would still move q(ε) by, in nats of KL divergence. A scalar; 0 for Gaussian noise.
         """
         y = self._observations(y)
-        return jnp.zeros((), self.X.dtype) if self.closed_form else self._search(y)[2].to_go
+        if self.closed_form:
+            return jnp.zeros((), self.X.dtype)
+        return one_program(lambda: self._search(y)[2].to_go, options=STEPS)
 
     def condition(self, y: ArrayLike) -> Posterior:
         """
@@ -176,11 +179,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         """
         y = self._observations(y)
         if self.closed_form:
-            projector, projection = self._project()
-            return Posterior(
-                projector, gaussian_optimum(projection, y - self.offset, self.noise_variance, self.covariances)
-            )
-        projector, _, found = self._search(y)
+            return one_program(lambda: self._optimum(y), options=STEPS)
+        projector, found = one_program(lambda: self._search(y)[::2], options=STEPS)
         if not checks.is_traced(found.to_go) and not float(found.to_go) < WORTH_A_WORD:
             warnings.warn(
                 f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(found.to_go):.2g} nats; "
@@ -208,6 +208,11 @@ class CollapsedGP(JointDensity, dist.Distribution):
         shape = (() if count == 1 else (count,)) + sample_shape + self.batch_shape + self.event_shape
         f = linalg.matmul(L, jax.random.normal(f_key, shape, L.dtype)[..., None])[..., 0]
         return self.likelihood.sample(noise_key, self.offset + f)
+
+    def _optimum(self, y: jax.Array) -> Posterior:
+        projector, projection = self._project()
+        q = gaussian_optimum(projection, y - self.offset, self.noise_variance, self.covariances)
+        return Posterior(projector, q)
 
     def _project(self) -> tuple[Projector, Projection]:
         projector = factorize(self.kernel, self.blocks, self.jitter)

@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.kernels import Kernel, as_kernel
+from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import Projection, as_blocks, factorize
 from npgp.sparse.residuals import Residual
@@ -143,8 +144,12 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_varianc
     y = checks.observations(y, X.shape[0], X.dtype)
     noise_variance = checks.require_positive(noise_variance, "noise_variance")
     checks.require_per_row(noise_variance, "noise_variance", X.shape[0])
-    K = kernel(X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
-    L = linalg.plain_cholesky(K)
-    half = linalg.solve_lower(L, y.reshape(-1, y.shape[-1]).T)
-    square = jnp.sum(jnp.square(half), axis=0).reshape(y.shape[:-1])
-    return -0.5 * (square + linalg.log_determinant(L) + y.shape[-1] * math.log(2.0 * math.pi))
+
+    def evidence() -> jax.Array:
+        K = kernel(X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
+        L = linalg.plain_cholesky(K)
+        half = linalg.solve_lower(L, y.reshape(-1, y.shape[-1]).T)
+        square = jnp.sum(jnp.square(half), axis=0).reshape(y.shape[:-1])
+        return -0.5 * (square + linalg.log_determinant(L) + y.shape[-1] * math.log(2.0 * math.pi))
+
+    return one_program(evidence, options=STEPS)

@@ -129,9 +129,8 @@ def fit_collapsed(
         return svi.evaluate(SVIState(svi.optim.init(params), None, key), *at, **keywords)
 
     keys = jax.random.split(rng_key)
-    once, again = Program(lambda *given: [loss(given[0], key, given[2]) for key in given[1]], options=QUICK)(
-        starts[0], list(keys), arrays
-    )
+    evaluate = Program(loss, options=QUICK)
+    once, again = (evaluate(starts[0], key, arrays) for key in keys)
     if np.isfinite(once) and np.isfinite(again) and not np.isclose(once, again, rtol=1e-4, atol=0.0):
         raise ValueError(
             f"the bound has noise, {-float(once):.6g} and {-float(again):.6g} with two random keys: L-BFGS cannot "

@@ -176,12 +176,15 @@ def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, *a
         curved = jnp.vdot(gradient, search.direction) >= CURVATURE * search.slope
         take = first | (lower & (curved | (search.trials >= MAX_TRIALS)))
         value = jnp.where(first & ~finite, jnp.nan, value)
-        search = lax.cond(
+        given_up = ~take & (search.trials >= MAX_TRIALS)
+        # Either way a new line search begins; written once, as its program is the larger part of all but the loss.
+        begun = lax.cond(
             take,
             lambda: _taken(search, trial, value, gradient, window, tolerance),
-            lambda: lax.cond(search.trials >= MAX_TRIALS, lambda: _given_up(search), lambda: _narrowed(search, lower)),
+            lambda: lax.cond(given_up, lambda: _given_up(search), lambda: _narrowed(search, lower)),
         )
-        return i + 1, search
+        redirect = take | (given_up & (begun.status == RUNNING))
+        return i + 1, lax.cond(redirect, _redirected, lambda search: search, begun)
 
     def going(carry):
         i, search = carry
@@ -196,8 +199,7 @@ def _taken(search: _Search, x, value, gradient, window: int, tolerance: float) -
     gained = values[jnp.maximum(steps - window, 0)] - value
     ended = ((steps >= window) & (gained < tolerance)) | jnp.all(gradient == 0.0)
     status = jnp.where(ended, CONVERGED, RUNNING).astype(search.status.dtype)
-    taken = search._replace(x=x, value=value, gradient=gradient, steps=steps, values=values, status=status)
-    return _redirected(taken)
+    return search._replace(x=x, value=value, gradient=gradient, steps=steps, values=values, status=status)
 
 
 def _redirected(search: _Search) -> _Search:
@@ -223,8 +225,7 @@ def _narrowed(search: _Search, lower) -> _Search:
 
 
 def _given_up(search: _Search) -> _Search:
-    """Begin again along the gradient; or end, if that was the direction."""
-    fresh = optax.scale_by_lbfgs(MEMORY).init(search.x)
-    again = _redirected(search._replace(memory=fresh))
+    """Without memory, to begin again along the gradient; or at the end, if that was the direction."""
+    fresh = search._replace(memory=optax.scale_by_lbfgs(MEMORY).init(search.x))
     stalled = search._replace(status=jnp.full_like(search.status, STALLED))
-    return jax.tree.map(lambda a, b: jnp.where(search.memory.count > 1, a, b), again, stalled)
+    return jax.tree.map(lambda a, b: jnp.where(search.memory.count > 1, a, b), fresh, stalled)

@@ -24,6 +24,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import best_site_precision, certified_site_precision
 from npgp.sparse.groups import Groups, single
@@ -72,6 +73,9 @@ class CorrectedPosterior:
     def mean_and_variance(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Posterior mean and variance of f at inputs X (N, D); each batch + (N,)."""
         X = checks.inputs(X)
+        return on_grid(CorrectedPosterior._moments, self, X)
+
+    def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
         mean, variance = self.posterior.mean_and_variance(X)
         projector = self.posterior.projector
         learned = learned_blocks(self.posterior.q)

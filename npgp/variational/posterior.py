@@ -273,7 +273,10 @@ class Posterior:
 
         :param X: inputs (N, D).
         """
-        projection = self.projector(checks.inputs(X))
+        return on_grid(Posterior._decomposition, self, checks.inputs(X))
+
+    def _decomposition(self, X: jax.Array) -> Decomposition:
+        projection = self.projector(X)
         means = [linalg.matmul(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
         shape = self.batch_shape + projection.prior_variance.shape
         none = jnp.zeros_like(projection.prior_variance)
