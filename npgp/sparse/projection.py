@@ -36,8 +36,8 @@ class Projection:
     """
     Whitened projections of N inputs.
 
-    :param A: for each block, A_i, (M_i, N).
-    :param prior_variance: k(x_n, x_n), (N,).
+    :param A: for each block, A_i, (M_i, N); batch + (M_i, N) for functions with a kernel each.
+    :param prior_variance: k(x_n, x_n), (N,), or batch + (N,).
     """
 
     A: tuple[jax.Array, ...]
@@ -45,12 +45,13 @@ class Projection:
 
     def residual_variance(self, blocks: Sequence[bool] | None = None) -> jax.Array:
         """
-        d_n, the variance left over once blocks are projected out, clipped at 0; (N,).
+        d_n, the variance left over once blocks are projected out, clipped at 0; of the shape of
+        the prior variance.
 
         :param blocks: which blocks to project out; all if omitted.
         """
         kept = _projected_out(self.A, blocks)
-        explained = sum((jnp.sum(jnp.square(A), axis=0) for A in kept), jnp.zeros_like(self.prior_variance))
+        explained = sum((jnp.sum(jnp.square(A), axis=-2) for A in kept), jnp.zeros_like(self.prior_variance))
         return jnp.maximum(self.prior_variance - explained, 0.0)
 
 
@@ -81,6 +82,10 @@ class Projector:
     def __call__(self, X: jax.Array) -> Projection:
         """Project inputs (N, D) on every block."""
         return Projection(self.whiten([b.cross(self.kernel, X) for b in self.blocks]), self.kernel.diag(X))
+
+    def prior_covariance(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+        """k(X, X2), (N, N2); of X with itself if X2 is omitted."""
+        return self.kernel(X, X2)
 
     def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """
