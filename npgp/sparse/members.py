@@ -49,6 +49,13 @@ class Members:
     varies: tuple[bool, ...] = static(())
     batch_shape: Shape = static(())
 
+    @classmethod
+    def of(cls, projector: Projector | Members, batch_shape: Shape) -> Members:
+        """The same for each function of a batch, be it one projector or several."""
+        if not isinstance(projector, Members):
+            projector = cls(projector, (False,) * len(jax.tree.leaves(projector)), ())
+        return projector.expand(batch_shape)
+
     def each(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """
         A function of each one's projector.
@@ -69,6 +76,21 @@ class Members:
         first = len(self.batch_shape)
         flat = jax.tree.map(lambda x: jnp.reshape(x, (count, *jnp.shape(x)[first:])), arrays)
         return jax.tree.map(self._unflat, jax.vmap(of_one)(own, flat))
+
+    def expand(self, batch_shape: Shape) -> Members:
+        """The same for a larger batch of functions, to whose shape this one's broadcasts."""
+        if batch_shape == self.batch_shape:
+            return self
+        leaves, structure = jax.tree.flatten(self.projectors)
+        count = math.prod(batch_shape)
+
+        def wider(x):
+            x = self._unflat(x)
+            own = x.shape[len(self.batch_shape) :]
+            return jnp.broadcast_to(x, (*batch_shape, *own)).reshape(count, *own)
+
+        leaves = [wider(x) if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
+        return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=batch_shape)
 
     def _unflat(self, x: jax.Array) -> jax.Array:
         return x.reshape(*self.batch_shape, *x.shape[1:])
@@ -108,10 +130,6 @@ class Members:
     def __call__(self, X: jax.Array) -> Projection:
         """Project inputs (N, D) on every block."""
         return self.each(lambda projector: projector(X))
-
-    def prior_covariance(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
-        """As of :class:`~npgp.sparse.Projector`: batch + (N, N2)."""
-        return self.each(lambda projector: projector.prior_covariance(X, X2))
 
     def residual_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None

@@ -12,8 +12,9 @@ al. 2015); two are the orthogonal decomposition of Salimbeni et al. 2018 and Shi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,10 @@ class Projector:
     cross: tuple[tuple[jax.Array, ...], ...]
     jitter: tuple[jax.Array, ...]
 
+    def each(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """A function of this projector and arrays: the one kernel's share of :meth:`npgp.sparse.Members.each`."""
+        return function(self, *arrays)
+
     @property
     def factors(self) -> tuple[jax.Array, ...]:
         """L_i as matrices, (M_i, M_i)."""
@@ -82,10 +87,6 @@ class Projector:
     def __call__(self, X: jax.Array) -> Projection:
         """Project inputs (N, D) on every block."""
         return Projection(self.whiten([b.cross(self.kernel, X) for b in self.blocks]), self.kernel.diag(X))
-
-    def prior_covariance(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
-        """k(X, X2), (N, N2); of X with itself if X2 is omitted."""
-        return self.kernel(X, X2)
 
     def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """

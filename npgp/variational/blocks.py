@@ -249,6 +249,14 @@ def block_normal(kind: str, loc: jax.Array, scale: jax.Array | None) -> BlockNor
     return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
 
 
+def of_each(block: BlockNormal, batch: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
+    """The arrays that :func:`block_normal` makes a block of, for each function of a batch."""
+    loc = jnp.broadcast_to(block.loc, batch + block.event_shape)
+    if isinstance(block, DenseNormal):
+        return loc, jnp.broadcast_to(block.scale_tril, batch + block.scale_tril.shape[-2:])
+    return loc, jnp.broadcast_to(block.scale, loc.shape) if isinstance(block, DiagonalNormal) else None
+
+
 class SquareTril(FixedConstraint):
     """Lower-triangular square arrays with a positive diagonal."""
 
@@ -310,6 +318,11 @@ def learned_blocks(q: Sequence[BlockNormal]) -> tuple[bool, ...]:
     return tuple(block.learned for block in q)
 
 
+def along_rows(weights: jax.Array, A: jax.Array) -> jax.Array:
+    """``Aᵀ w`` for weights batch + (M,), and A of shape (M, N) or batch + (M, N); batch + (N,)."""
+    return linalg.matmul(weights, A) if A.ndim == 2 else linalg.matmul(weights[..., None, :], A)[..., 0, :]
+
+
 def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Array:
     """
     ``Σ_i A_iᵀ m_i``.
@@ -318,11 +331,7 @@ def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Arr
     :param means: for each block, shape batch + (M_i,).
     :return: shape batch + (N,).
     """
-
-    def part(m: jax.Array, A: jax.Array) -> jax.Array:
-        return linalg.matmul(m, A) if A.ndim == 2 else linalg.matmul(m[..., None, :], A)[..., 0, :]
-
-    return sum(part(m, A) for m, A in zip(means, projection.A, strict=True))  # type: ignore[return-value]
+    return sum(along_rows(m, A) for m, A in zip(means, projection.A, strict=True))  # type: ignore[return-value]
 
 
 def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.Array:
