@@ -80,8 +80,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         members; parameters of the likelihood, offset and mask may be (Q, 1) or (Q, N). ``None`` for one function, or
         outputs that share all.
     :raises TypeError: for what is no likelihood.
-    :raises ValueError: for inputs of the wrong shape, hyperparameters of another number of outputs, for a noise variance known not to be positive, and for a
-        conditional that learns a parameter where the likelihood is not Gaussian.
+    :raises ValueError: for inputs of the wrong shape, hyperparameters of another number of outputs, a noise variance
+        known not to be positive, and a conditional that learns a parameter where the likelihood is not Gaussian.
 
     Source: the best q(ε) by pseudo-observations: Opper & Archambeau 2009; Khan & Lin 2017. Hyperparameters alone:
     Rue, Martino & Chopin 2009 (INLA), with Laplace's approximation where this has a bound.
@@ -122,8 +122,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         several = self.likelihood.num_latents > 1
         if several and self.outputs:
             raise ValueError(
-                f"outputs is {self.outputs}, but {type(self.likelihood).__name__} mixes its {self.likelihood.num_latents} "
-                "latent values in one observation: for a kernel each take npgp.observe."
+                f"outputs is {self.outputs}, but {type(self.likelihood).__name__} mixes several latent values in one "
+                "observation: for a kernel each take npgp.observe."
             )
         if self.closed_form:
             self._require_per_row(self.noise_variance, "noise_variance")
@@ -289,10 +289,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
             y = checks.observations(y, self.event_shape[0], self.X.dtype)
         else:
             checks.require_rows(y, self.event_shape[0])
-        if self.outputs and jnp.shape(y)[-2:] != (self.outputs, self.event_shape[0]):
-            raise ValueError(
-                f"y has shape {jnp.shape(y)}; it must end with ({self.outputs}, {self.event_shape[0]}), outputs and rows."
-            )
+        if self.outputs and jnp.shape(y)[-2:] != (shape := (self.outputs, *self.event_shape)):
+            raise ValueError(f"y has shape {jnp.shape(y)}; it must end with {shape}, outputs and rows.")
         if not checks.is_traced(y) and not checks.is_traced(self.present):
             seen = np.asarray(y) if self.present is None else np.where(self.present, np.asarray(y), np.nan)
             if self.present is not None:

@@ -34,6 +34,8 @@ class Kernel(ByName):
     """
 
     matrix_fields: ClassVar[tuple[str, ...]] = ()
+    #: An array of NumPy on the left leaves the product to the kernel, and does not multiply entry by entry.
+    __array_ufunc__ = None
 
     def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         """

@@ -26,8 +26,8 @@ NO_ARRAY = (
 
 class Moments(NamedTuple):
     """
-    Row by row: mean, variance that comes from ε, and the residual's prior variance; shapes (..., N), or (N,) for what is
-    the same for all functions.
+    Row by row: mean, variance that comes from ε, and the residual's prior variance; (..., N), or (N,) for what is the
+    same for all functions.
     """
 
     mean: jax.Array

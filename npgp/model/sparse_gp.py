@@ -279,8 +279,8 @@ class SparseGP:
 
 def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> tuple[jax.Array, bool]:
     """
-    The factor of block i, and whether it is a diagonal. Where functions have one each, it has the plates' axes in front,
-    with that of rows.
+    The factor of block i, and whether it is a diagonal. Where functions have one each, it has the plates' axes in
+    front, with that of rows.
     """
     L = projector.cholesky[i]
     if not isinstance(projector, Members):

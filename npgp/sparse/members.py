@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ import numpy as np
 
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel
-from npgp.pytrees import pytree, static
+from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Projection, Projector, factorize
 
@@ -46,8 +46,8 @@ class Members:
     """
 
     projectors: Projector
-    varies: tuple[bool, ...] = static(())
-    batch_shape: Shape = static(())
+    varies: tuple[bool, ...] = field(metadata={"static": True})
+    batch_shape: Shape = field(metadata={"static": True})
 
     @classmethod
     def of(cls, projector: Projector | Members, batch_shape: Shape) -> Members:
@@ -199,16 +199,16 @@ def _kernel_batches(kernel: Kernel, plates: Shape) -> list[Parted | None]:
     """How each of the kernel's arrays is parted among the functions; ``None`` where they share it."""
     found: list[Parted | None] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(kernel)[0]:
-        owner, field = _owner(kernel, path)
+        owner, name = _owner(kernel, path)
         shape, count = np.shape(leaf), len(plates)
-        matrix = field in owner.matrix_fields
+        matrix = name in owner.matrix_fields
         if count < 2 or plates[-1] != 1 or len(shape) < count or (matrix and len(shape) <= 2):
             found.append(None)
         elif _fits(shape, plates):
             found.append((shape[: count - 1], shape[count:]))
         elif shape[count - 1] == 1 and not matrix:
             raise ValueError(
-                f"{type(owner).__name__} {field} has shape {shape}, but the functions are in plates of shape {plates}: "
+                f"{type(owner).__name__} {name} has shape {shape}, but the functions are in plates of shape {plates}: "
                 f"what differs between them has {plates} in front, and an axis of 1 where it does not. (Fields that "
                 "hold matrices are named in the kernel's matrix_fields.)"
             )
@@ -219,19 +219,22 @@ def _kernel_batches(kernel: Kernel, plates: Shape) -> list[Parted | None]:
 
 def _owner(kernel: Kernel, path: Sequence[Any]) -> tuple[Kernel, str]:
     """The kernel that has an array, which may be a part of another; and the name of its field."""
-    owner, field, at = kernel, "", kernel
+    owner, named, at = kernel, "", kernel
     for key in path:
         name = getattr(key, "name", None)
         if isinstance(at, Kernel):
-            owner, field = at, str(name)
-        if name is not None:
-            at = getattr(at, name, None)
-        else:
-            try:
-                at = at[getattr(key, "idx", getattr(key, "key", None))]
-            except (TypeError, KeyError, IndexError):
-                at = None
-    return owner, field
+            owner, named = at, str(name)
+        at = getattr(at, name, None) if name is not None else _entry(at, key)
+    return owner, named
+
+
+def _entry(container: Any, key: Any) -> Any:
+    """An entry of a tuple, list or dictionary; of other pytrees, where no kernel is looked for, nothing."""
+    return (
+        container[getattr(key, "idx", getattr(key, "key", None))]
+        if isinstance(container, (tuple, list, dict))
+        else None
+    )
 
 
 def _block_batches(block: InducingBlock, plates: Shape) -> list[Parted | None]:
