@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, Predictive, TraceMeanField_ELBO
+from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
 
@@ -106,19 +106,14 @@ CASES = [
     {"conditional": npgp.Grouped(4), "covariances": ["dense", "diagonal"]},
     {"conditional": "full", "covariances": ["dense", "mean-only"]},
     {"conditional": "shared", "covariances": "diagonal"},
-    {"mixed": True},
     {"conditional": npgp.Grouped(4), "mixed": True},
-    {"likelihood": npgp.likelihoods.Softmax(Q)},
     {"conditional": npgp.Grouped(4), "likelihood": npgp.likelihoods.HeteroscedasticGaussian()},
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bound_and_gradient_are_those_of_components(case, float64):
-    if "likelihood" in case:
-        y = Y[0] if "Hetero" in repr(case) else np.arange(N) % Q
-    else:
-        y = jnp.asarray(Y if case.get("mixed") else Y[:Q])
+    y = jnp.asarray(Y[0] if "likelihood" in case else Y if case.get("mixed") else Y[:Q])
     dependence = "independent" if case.get("conditional") == "prior" else "pseudo-data"
     params = some_params(together(**case), dependence, y)
     one, gradient = value_and_gradient(together(**case), dependence, params, y)
@@ -132,18 +127,14 @@ def test_bound_and_gradient_are_those_of_components(case, float64):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), split(gradient), expected)
 
 
-def sampled(batch: tuple[int, ...]):
-    """A model that samples its kernel, and GP values."""
-
-    def model(X, y=None):
-        with numpyro.plate("functions", Q, dim=-2):
-            l = numpyro.sample("l", dist.LogNormal(jnp.zeros((*batch, 2)), 0.1).to_event(1))
-            g = npgp.SparseGP("g", npgp.RBF(l), Z).draw()
-        with numpyro.plate("functions", Q, dim=-2), numpyro.plate("rows", N):
-            value = npgp.sample("value", g(X))
-            numpyro.sample("y", dist.Normal(value, 0.3), obs=y)
-
-    return model
+def sampled(X, y=None):
+    """A model that samples its kernels, and GP values."""
+    with numpyro.plate("functions", Q, dim=-2):
+        lengthscale = numpyro.sample("l", dist.LogNormal(jnp.zeros(2), 0.1).to_event(1))
+        g = npgp.SparseGP("g", npgp.RBF(lengthscale), Z).draw()
+    with numpyro.plate("functions", Q, dim=-2), numpyro.plate("rows", N):
+        value = npgp.sample("value", g(X))
+        numpyro.sample("y", dist.Normal(value, 0.3), obs=y)
 
 
 @pytest.mark.parametrize("dependence", ["pseudo-data", "coupled"])
@@ -159,7 +150,7 @@ def test_equal_kernels_are_one_kernel(dependence, float64):
         return of_plate
 
     y = jnp.asarray(Y[:Q])
-    own, shared = (model(l) for l in (0.5 * np.ones((Q, 1)), 0.5))
+    own, shared = (model(of_each) for of_each in (0.5 * np.ones((Q, 1)), 0.5))
     params = some_params(own, dependence, y)
     values = [value_and_gradient(m, dependence, params, y) for m in (own, shared)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9), *values)
@@ -169,7 +160,7 @@ def test_draws_and_posteriors_are_those_of_components(float64, tmp_path):
     model, y = together(), jnp.asarray(Y[:Q])
     guide = npgp.AutoSparseGP(model)
     params = some_params(model, "pseudo-data", y)
-    guide(X, y) if False else handlers.seed(guide, 0)(X, y)
+    handlers.seed(guide, 0)(X, y)
     posterior = npgp.posterior("g", model, guide, params, X, y)
     npgp.save(tmp_path / "g.npz", posterior)
     components = apart()
@@ -212,9 +203,10 @@ def test_whole_functions_have_the_posteriors_moments(float64):
 
 
 def test_kernels_sampled_in_the_plate_by_svi_nuts_and_predictive():
-    model, y = sampled(()), jnp.asarray(Y[:Q], jnp.float32)
+    model, y = sampled, jnp.asarray(Y[:Q], jnp.float32)
     guide = npgp.AutoSparseGP(model)
-    params = npgp.fit(npgp_svi(model, guide), jax.random.key(0), 2, X, y).params
+    svi = SVI(model, guide, npgp.adam(0.01, 2), TraceMeanField_ELBO())
+    params = npgp.fit(svi, jax.random.key(0), 2, X, y).params
     f = npgp.posterior("g", model, guide, params, X, y, draws=3)
     assert f.sites["l"].shape == (3, Q, 1, 2) and f.mean(X).shape == (Q, N)
     draws = Predictive(model, guide=guide, params=params, num_samples=3)(jax.random.key(1), X)
@@ -222,12 +214,6 @@ def test_kernels_sampled_in_the_plate_by_svi_nuts_and_predictive():
     mcmc = MCMC(NUTS(model, max_tree_depth=2), num_warmup=2, num_samples=2, progress_bar=False)
     mcmc.run(jax.random.key(2), X, y)
     assert np.all(np.isfinite(mcmc.get_samples()["value"]))
-
-
-def npgp_svi(model, guide):
-    from numpyro.infer import SVI
-
-    return SVI(model, guide, npgp.adam(0.01, 2), TraceMeanField_ELBO())
 
 
 def test_a_plate_of_another_size_is_an_error_by_name():

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Several outputs as mixtures of functions with a kernel each: are the kernels found, and what do they cost?
 
-Outputs ``h = W g(x) + noise`` of two functions whose lengthscales are a factor of 10 apart. The functions are drawn in a
-plate, with a lengthscale each; mixing matrix, lengthscales and noise are learned. Beside it are the same with one
+Outputs ``h = W g(x) + noise`` of two functions whose lengthscales are a factor of 10 apart. The functions are drawn in
+a plate, with a lengthscale each; mixing matrix, lengthscales and noise are learned. Beside it are the same with one
 lengthscale for both, and the time of a training step: of Q functions in a plate against one function, and against Q
 components, by turns.
 
