@@ -172,8 +172,8 @@ class SparseGP:
         q = []
         for i, (site, _, kind) in enumerate(self._layout()):
             if has_pseudo_data(params, f"{prefix}{site}"):
-                L, diagonal = _in_plates(projector, i, plates)
-                q.append(without_row_dim(given_pseudo_data(f"{prefix}{site}", kind, L, t, params, diagonal)))
+                factor, diagonal = _in_plates(projector, i, plates)
+                q.append(without_row_dim(given_pseudo_data(f"{prefix}{site}", kind, factor, t, params, diagonal)))
                 continue
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
             names += [] if t is None else [f"{prefix}{site}.coupling"]
@@ -192,7 +192,7 @@ class SparseGP:
         """Shape of the plates that f is drawn in, from its parameters."""
         first = f"{prefix}{self.sites[0]}"
         values = params.get(f"{first}.{PSEUDO_DATA[0]}", params.get(f"{first}.loc"))
-        return jnp.shape(values)[:-1]
+        return () if values is None else jnp.shape(values)[:-1]
 
     def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
         """
@@ -241,8 +241,8 @@ class SparseGP:
         for i, (site, block, kind) in enumerate(self._layout()):
             q_block = None
             if guided and follows.pseudo_data and self.whitened and kind != "mean-only":
-                L, diagonal = _in_plates(cache.projector, i, plates)
-                q_block = declare_pseudo_data(site, block, kind, self.init_scale, L, follows.t, diagonal)
+                factor, diagonal = _in_plates(cache.projector, i, plates)
+                q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t, diagonal)
             elif guided:
                 L = None if self.whitened else _matrix_in_plates(cache.projector, i, plates)
                 q_block = _declare_block(site, block, kind, self.init_scale, L, follows.t)

@@ -176,8 +176,8 @@ def factorize_members(
             batch, own = part
             leaf = jnp.broadcast_to(jnp.reshape(leaf, (*batch, *own)), (*shape, *own)).reshape(math.prod(shape), *own)
         together.append(leaf)
-    kernel, blocks = jax.tree.unflatten(structure, together)
-    unfactorized = Members(Projector(kernel, blocks, (), (), ()), tuple(varies), shape)
+    merged: tuple[Kernel, tuple[InducingBlock, ...]] = jax.tree.unflatten(structure, together)
+    unfactorized = Members(Projector(*merged, (), (), ()), tuple(varies), shape)
 
     def arrays(projector: Projector):
         made = factorize(projector.kernel, projector.blocks, jitter)
@@ -186,7 +186,7 @@ def factorize_members(
     flat = replace(unfactorized, batch_shape=(math.prod(shape),))
     made = flat.each(arrays)
     number = len(jax.tree.leaves(made))
-    return Members(Projector(kernel, blocks, *made), (*varies, *(True,) * number), shape)
+    return Members(Projector(*merged, *made), (*varies, *(True,) * number), shape)
 
 
 def _fits(shape: Shape, plates: Shape) -> bool:
@@ -219,7 +219,8 @@ def _kernel_batches(kernel: Kernel, plates: Shape) -> list[Parted | None]:
 
 def _owner(kernel: Kernel, path: Sequence[Any]) -> tuple[Kernel, str]:
     """The kernel that has an array, which may be a part of another; and the name of its field."""
-    owner, named, at = kernel, "", kernel
+    owner, named = kernel, ""
+    at: Any = kernel
     for key in path:
         name = getattr(key, "name", None)
         if isinstance(at, Kernel):
@@ -230,11 +231,8 @@ def _owner(kernel: Kernel, path: Sequence[Any]) -> tuple[Kernel, str]:
 
 def _entry(container: Any, key: Any) -> Any:
     """An entry of a tuple, list or dictionary; of other pytrees, where no kernel is looked for, nothing."""
-    return (
-        container[getattr(key, "idx", getattr(key, "key", None))]
-        if isinstance(container, (tuple, list, dict))
-        else None
-    )
+    place: Any = getattr(key, "idx", getattr(key, "key", None))
+    return container[place] if isinstance(container, (tuple, list, dict)) else None
 
 
 def _block_batches(block: InducingBlock, plates: Shape) -> list[Parted | None]:

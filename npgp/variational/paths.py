@@ -47,11 +47,12 @@ class Paths:
         X = checks.inputs(X)
         if isinstance(self.projector, Members):
             batch = len(self.projector.batch_shape)
-            weights = self.feature_weights, self.block_weights
+            w, blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 0, batch), (self.feature_weights, self.block_weights))
             values = self.projector.each(
-                lambda projector, arrays, weights: Paths(projector, arrays, *weights, self.num_features)(X),
+                lambda projector, arrays, w, blocks: Paths(projector, arrays, w, blocks, self.num_features)(X),
                 self.feature_arrays,
-                jax.tree.map(lambda w: jnp.moveaxis(w, 0, batch), weights),
+                w,
+                blocks,
             )
             return jnp.moveaxis(values, batch, 0)
         update = whitened_mean(self.projector(X), self.block_weights)
@@ -116,6 +117,6 @@ def _of_members(
         return paths.feature_arrays, paths.feature_weights, paths.block_weights
 
     keys = jax.random.split(rng_key, batch)
-    found, *weights = members.each(of_one, keys, tuple(of_each(block, batch) for block in q))
-    weights = jax.tree.map(lambda w: jnp.moveaxis(w, len(batch), 0), tuple(weights))
-    return Paths(members, found, *weights, num_features)
+    found, w, weights = members.each(of_one, keys, tuple(of_each(block, batch) for block in q))
+    w, weights = jax.tree.map(lambda x: jnp.moveaxis(x, len(batch), 0), (w, weights))
+    return Paths(members, found, w, weights, num_features)
