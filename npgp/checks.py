@@ -121,26 +121,27 @@ def warn_if_merged(x: Any, name: str, axis: int = 0) -> None:
             )
 
 
-def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False) -> jax.Array:
+def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False, members: bool = False) -> jax.Array:
     """
     Check an input array: floating, shape (N, D), at least one row and one column, finite where that can be seen.
 
     :param x: inputs of shape (N, D); a vector (N,) is refused rather than guessed at.
     :param name: what the error calls the array.
     :param allow_empty: accept arrays without rows.
+    :param members: accept further axes in front, (..., N, D): inputs of each of several functions.
     :raises TypeError: if the array is not floating.
     :raises ValueError: if its shape is wrong, it has no rows, or (when concrete) has NaN or infinities.
     """
     x = array(x, name)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} has dtype {x.dtype}; GP inputs must be floating point, as {name}.astype(float).")
-    if x.ndim != 2:
+    if x.ndim != 2 and not (members and x.ndim > 2):
         hint = f"; a single input column is {name}[:, None]" if x.ndim == 1 else ""
         raise ValueError(f"{name} has shape {x.shape}; inputs are (rows, input dimensions){hint}.")
-    if 0 in x.shape[allow_empty:]:
+    if 0 in x.shape[:-2] + x.shape[x.ndim - 2 + allow_empty :]:
         raise ValueError(f"{name} has shape {x.shape}; it needs at least one row and one column.")
     require_finite(x, name)
-    return to_device(x, name)
+    return to_device(x, name, axis=-2)
 
 
 def require_finite(x: ArrayLike, name: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,9 +22,10 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, as_conditional
+from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import Residual, residual_of
-from npgp.variational.blocks import gaussian_optimum
+from npgp.variational.blocks import block_normal, gaussian_optimum
 from npgp.variational.posterior import Posterior
 from npgp.variational.structure import check_covariances
 
@@ -49,7 +51,13 @@ class CollapsedGP(JointDensity, dist.Distribution):
     leaves undone, :meth:`shortfall` says; :meth:`condition` warns if it is much.
 
     Several outputs that share the GP's hyperparameters are rows of y: ``log_prob`` maps (..., N) to (...). State it
-    outside the plate over rows, whose density it is together; a plate over outputs is right.
+    outside the plate over rows, whose density it is together; a plate over outputs is right. Outputs with
+    hyperparameters of their own are ``outputs`` in number, and the density maps (..., Q, N) to (..., Q)::
+
+        with numpyro.plate("functions", Q, dim=-2):
+            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))                       # (Q, 1)
+        with numpyro.plate("outputs", Q):
+            numpyro.sample("Y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, 0.1, outputs=Q), obs=Y)   # (Q, N)
 
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D).
@@ -71,9 +79,13 @@ class CollapsedGP(JointDensity, dist.Distribution):
         Not for conditionals of groups.
     :param jitter: relative jitter tried first.
     :param max_steps: most steps of the search.
+    :param outputs: the number Q of outputs, where they have a kernel, inducing inputs or noise each: hyperparameters of
+        shape (Q, 1), or (Q, 1, D), and inducing inputs (Q, M, D), as :class:`npgp.SparseGP` takes them in a plate of Q
+        members; parameters of the likelihood, offset and mask may be (Q, 1) or (Q, N). ``None`` for one function, or
+        outputs that share all.
     :raises TypeError: for what is no likelihood.
-    :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, and for a
-        conditional that learns a parameter where the likelihood is not Gaussian.
+    :raises ValueError: for inputs of the wrong shape, hyperparameters of another number of outputs, a noise variance
+        known not to be positive, and a conditional that learns a parameter where the likelihood is not Gaussian.
 
     Source: the best q(ε) by pseudo-observations: Opper & Archambeau 2009; Khan & Lin 2017. Hyperparameters alone:
     Rue, Martino & Chopin 2009 (INLA), with Laplace's approximation where this has a bound.
@@ -82,7 +94,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
     support = constraints.real_vector
     reparametrized_params: list[str] = []
     pytree_data_fields = ("kernel", "X", "blocks", "likelihood", "offset", "conditional", "present", "weights")
-    pytree_aux_fields = ("covariances", "jitter", "max_steps", "nan_is_missing")
+    pytree_aux_fields = ("covariances", "jitter", "max_steps", "outputs", "nan_is_missing")
 
     def __init__(
         self,
@@ -98,8 +110,10 @@ class CollapsedGP(JointDensity, dist.Distribution):
         weights: ArrayLike | None = None,
         jitter: float | None = None,
         max_steps: int = MAX_STEPS,
+        outputs: int | None = None,
         validate_args=None,
     ):
+        self.outputs = None if outputs is None else checks.whole_number(outputs, "outputs")
         conditional = as_conditional(conditional)
         self.likelihood: Likelihood = likelihood if isinstance(likelihood, Likelihood) else _noise(likelihood)
         self.kernel = as_kernel(kernel)
@@ -119,19 +133,36 @@ class CollapsedGP(JointDensity, dist.Distribution):
                 f"weights are given and conditional is {self.conditional!r}, which takes rows together: "
                 "take 'tight' or 'prior'."
             )
+        several = self.likelihood.num_latents > 1
+        if several and self.outputs:
+            raise ValueError(
+                f"outputs is {self.outputs}, but {type(self.likelihood).__name__} mixes several latent values in one "
+                "observation: for a kernel each take npgp.observe."
+            )
         if self.closed_form:
-            checks.require_per_row(self.noise_variance, "noise_variance", rows)
+            self._require_per_row(self.noise_variance, "noise_variance")
         elif self.conditional.parameter is not None:
             raise ValueError(
                 f"conditional is {self.conditional!r}, which learns a parameter; its best value is known for Gaussian "
                 "noise without a mask or weights alone: take 'tight', 'grouped' or 'prior'."
             )
-        several = self.likelihood.num_latents > 1
-        self.offset = checks.real(offset, "offset") if several else checks.require_per_row(offset, "offset", rows)
+        self.offset = checks.real(offset, "offset") if several else self._require_per_row(offset, "offset")
         checks.require_finite(self.offset, "offset")
         self.jitter = jitter
         self.max_steps = checks.whole_number(max_steps, "max_steps")
-        super().__init__((), (rows,), validate_args=validate_args)
+        if self.outputs:
+            self._projector()  # which checks the shapes; unused, the compiler drops it
+        super().__init__((self.outputs,) if self.outputs else (), (rows,), validate_args=validate_args)
+
+    def _require_per_row(self, value: Any, name: str) -> Any:
+        rows, Q = self.X.shape[0], self.outputs
+        if Q is None or jnp.ndim(value) < 2:
+            return checks.require_per_row(value, name, rows)
+        if jnp.shape(value) not in ((Q, 1), (Q, rows)):
+            raise ValueError(
+                f"{name} has shape {jnp.shape(value)}; it must be (), ({rows},), ({Q}, 1) or ({Q}, {rows})."
+            )
+        return checks.real(value, name)
 
     @property
     def closed_form(self) -> bool:
@@ -153,9 +184,12 @@ class CollapsedGP(JointDensity, dist.Distribution):
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
         y = self._observations(value)
+        return self._each(CollapsedGP._bound, y)
+
+    def _bound(self, projector: Projector, y: jax.Array) -> jax.Array:
         if not self.closed_form:
-            return self._search(y)[2].bound
-        _, projection, residual = self._parts()
+            return self._search(projector, y).bound
+        projection, residual = self._parts(projector)
         return collapsed_bound(
             projection, residual, y - self.offset, self.noise_variance, self.covariances, self.conditional
         )
@@ -168,27 +202,44 @@ class CollapsedGP(JointDensity, dist.Distribution):
         y = self._observations(y)
         if self.closed_form:
             return jnp.zeros((), self.X.dtype)
-        return one_program(lambda: self._search(y)[2].to_go, options=STEPS)
+        to_go = one_program(lambda: self._each(CollapsedGP._optimum, y)[1], options=STEPS)
+        return jnp.sum(to_go)
 
     def condition(self, y: ArrayLike) -> Posterior:
         """
-        The posterior of f, without the offset, given observations y of shape (..., N). For C latent values it has C
-        functions, (C, ...).
+        The posterior of f, without the offset, given observations y of shape (..., N), or (outputs, N). For C latent
+        values it has C functions, (C, ...).
 
         :raises ValueError: if y has NaN or another number of rows, or is not possible for the likelihood.
         """
         y = self._observations(y)
-        if self.closed_form:
-            return one_program(lambda: self._optimum(y), options=STEPS)
-        projector, found = one_program(lambda: self._search(y)[::2], options=STEPS)
-        if not checks.is_traced(found.to_go) and not float(found.to_go) < WORTH_A_WORD:
+        if self.outputs and y.ndim > 2:
+            raise ValueError(f"y has shape {y.shape}; condition takes one of ({self.outputs}, {y.shape[-1]}).")
+        posterior, to_go = one_program(lambda: self._conditioned(y), options=STEPS)
+        if not checks.is_traced(to_go) and not float(to_go) < WORTH_A_WORD:
             warnings.warn(
-                f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(found.to_go):.2g} nats; "
+                f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(to_go):.2g} nats; "
                 "raise max_steps, or use float64.",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return Posterior(projector, found.q)
+        return posterior
+
+    def _conditioned(self, y: jax.Array) -> tuple[Posterior, jax.Array]:
+        arrays, to_go = self._each(CollapsedGP._optimum, y)
+        q = (block_normal(kind, *values) for kind, values in zip(self.covariances, arrays, strict=True))
+        return Posterior(self._projector(), tuple(q)), jnp.sum(to_go)
+
+    def _optimum(self, projector: Projector, y: jax.Array):
+        """The arrays of the best q(ε), and what the search leaves to go."""
+        if self.closed_form:
+            q = gaussian_optimum(projector(self.X), y - self.offset, self.noise_variance, self.covariances)
+            to_go = jnp.zeros((), self.X.dtype)
+        else:
+            _, q, to_go = self._search(projector, y)
+        # A Gaussian's S is one for all rows of y.
+        scales = (getattr(block, "scale_tril", getattr(block, "scale", None)) for block in q)
+        return tuple((block.loc, scale) for block, scale in zip(q, scales, strict=True)), to_go
 
     def log_likelihood(self, y: ArrayLike) -> jax.Array:
         """
@@ -202,36 +253,60 @@ class CollapsedGP(JointDensity, dist.Distribution):
     def sample(self, key, sample_shape=()):
         """Joint draws from the prior with noise, at O(N³)."""
         checks.random_key(key, advice=checks.WITHOUT_SEED)
-        L, _ = linalg.cholesky(self.kernel(self.X), self.jitter)
+        K = self._projector().each(lambda projector: projector.kernel(self.X))
+        L, _ = linalg.cholesky(K, self.jitter)
         f_key, noise_key = jax.random.split(key)
         count = self.likelihood.num_latents
         shape = (() if count == 1 else (count,)) + sample_shape + self.batch_shape + self.event_shape
         f = linalg.matmul(L, jax.random.normal(f_key, shape, L.dtype)[..., None])[..., 0]
         return self.likelihood.sample(noise_key, self.offset + f)
 
-    def _optimum(self, y: jax.Array) -> Posterior:
-        projector, projection = self._project()
-        q = gaussian_optimum(projection, y - self.offset, self.noise_variance, self.covariances)
-        return Posterior(projector, q)
+    def _projector(self) -> Projector | Members:
+        if self.outputs is None:
+            return factorize(self.kernel, self.blocks, self.jitter)
+        made = factorize_members(self.kernel, self.blocks, (self.outputs, 1), self.jitter)
+        return Members.of(made, (self.outputs,))
 
-    def _project(self) -> tuple[Projector, Projection]:
-        projector = factorize(self.kernel, self.blocks, self.jitter)
-        return projector, projector(self.X)
+    def _each(self, function: Callable[..., Any], y: jax.Array) -> Any:
+        """
+        A function of this, the projector, and y; with outputs of one each, of each of these by itself.
 
-    def _parts(self) -> tuple[Projector, Projection, Residual]:
-        projector, projection = self._project()
+        :param y: observations, (..., N) or (..., Q, N).
+        :return: what it returns; for several outputs with theirs as the last axis of numbers, the first of all else.
+        """
+        projector = self._projector()
+        if self.outputs is None:
+            return function(self, projector, y)
+        assert isinstance(projector, Members)
+
+        def per_output(x: Any) -> Any:
+            if jnp.ndim(x) < 2 or jnp.shape(x)[0] != self.outputs:
+                return jnp.broadcast_to(x, (self.outputs, *jnp.shape(x)))
+            return x[:, 0] if jnp.shape(x)[1:] == (1,) else x
+
+        def of_one(projector, others, y):
+            gp = copy.copy(self)
+            gp.likelihood, gp.offset, gp.present, gp.weights = others
+            gp.outputs, gp._batch_shape = None, ()
+            return function(gp, projector, y)
+
+        others = jax.tree.map(per_output, (self.likelihood, self.offset, self.present, self.weights))
+        found = projector.each(of_one, others, jnp.moveaxis(y, -2, 0))
+        return jnp.moveaxis(found, 0, -1) if isinstance(found, jax.Array) else found
+
+    def _parts(self, projector: Projector) -> tuple[Projection, Residual]:
+        projection = projector(self.X)
         learned = [kind != "mean-only" for kind in self.covariances]
         groups = self.conditional.partition(self.X.shape[0])
-        return projector, projection, residual_of(projector, self.X, projection, learned, groups)
+        return projection, residual_of(projector, self.X, projection, learned, groups)
 
-    def _search(self, y: jax.Array) -> tuple[Projector, Projection, Searched]:
-        projector, projection, residual = self._parts()
+    def _search(self, projector: Projector, y: jax.Array) -> Searched:
+        projection, residual = self._parts(projector)
         present = self._present(y)
         present = None if present is None else jnp.asarray(present)
         weights = None if self.weights is None else jnp.asarray(self.weights, self.X.dtype)
         rows = Rows(y, self.likelihood, jnp.asarray(self.offset, self.X.dtype), present, weights)
-        found = searched_bound(projection, residual, rows, self.covariances, self.conditional, max_steps=self.max_steps)
-        return projector, projection, found
+        return searched_bound(projection, residual, rows, self.covariances, self.conditional, max_steps=self.max_steps)
 
     def _observations(self, y: Any) -> jax.Array:
         """Observations, checked where they can be seen."""
@@ -240,6 +315,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
             y = checks.observations(y, self.event_shape[0], self.X.dtype)
         else:
             checks.require_rows(y, self.event_shape[0])
+        if self.outputs and jnp.shape(y)[-2:] != (shape := (self.outputs, *self.event_shape)):
+            raise ValueError(f"y has shape {jnp.shape(y)}; it must end with {shape}, outputs and rows.")
         if not checks.is_traced(y) and not checks.is_traced(present):
             seen = np.asarray(y) if present is None else np.where(present, np.asarray(y), np.nan)
             if present is not None:

@@ -25,7 +25,8 @@ class Points:
         block = npgp.features.Points(Z)  # what an array of inducing inputs is taken for
         assert block.size == 6
 
-    :param inputs: Z, shape (M, D); numbers, a ``numpyro.param`` or a sampled value. M may be 0 beside other blocks.
+    :param inputs: Z, shape (M, D); numbers, a ``numpyro.param`` or a sampled value. M may be 0 beside other blocks. For
+        functions drawn in a plate of Q members at dim −2 also (Q, M, D), each function's own.
     :param name: what error messages call them.
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, or with NaN.
@@ -35,15 +36,20 @@ class Points:
     name: str = static("inducing", kw_only=True)
 
     def __post_init__(self):
-        object.__setattr__(self, "inputs", checks.inputs(self.inputs, self.name, allow_empty=True))
+        object.__setattr__(self, "inputs", checks.inputs(self.inputs, self.name, allow_empty=True, members=True))
 
     @property
     def size(self) -> int:
         """Number of inducing points M."""
-        return self.inputs.shape[0]
+        return self.inputs.shape[-2]
 
     def gram(self, kernel: Kernel) -> jax.Array:
         """``k(Z, Z)``, (M, M)."""
+        if self.inputs.ndim != 2:
+            raise ValueError(
+                f"{self.name} has shape {self.inputs.shape}; inducing inputs (Q, M, D) are for Q functions drawn in a "
+                "plate, and elsewhere they are (M, D)."
+            )
         return kernel(self.inputs) if self.size else jnp.zeros((0, 0), self.inputs.dtype)
 
     def cross(self, kernel: Kernel, X: ArrayLike) -> jax.Array:

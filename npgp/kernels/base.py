@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,17 @@ class Kernel(ByName):
     A kernel of one's own subclasses this, as a frozen dataclass registered with
     :func:`npgp.pytrees.pytree`, and defines :meth:`__call__` and :meth:`diag`; also :meth:`feature_draws` if random
     features are wanted, and ``differentiable = False`` if its sample paths have no derivative.
+
+    It computes the covariances of one function. For functions drawn in a plate of Q members at dim −2, hyperparameters
+    of shape (Q, 1), or (Q, 1, D), as sampled in that plate, are one for each: the kernel is mapped over them.
+
+    :cvar matrix_fields: names of fields that hold matrices, or trees of these such as a network's weights: an array
+        of two axes in them is one function's.
     """
+
+    matrix_fields: ClassVar[tuple[str, ...]] = ()
+    #: An array of NumPy on the left leaves the product to the kernel, and does not multiply entry by entry.
+    __array_ufunc__ = None
 
     def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         """
@@ -223,7 +233,8 @@ def check_ard(value: ArrayLike, columns: int, name: str) -> None:
     shape = jnp.shape(value)
     if shape not in ((), (1,), (columns,)):
         raise ValueError(
-            f"{name} has shape {shape} but the kernel sees {columns} input columns; it must be () or ({columns},)."
+            f"{name} has shape {shape} but the kernel sees {columns} input columns; it must be () or ({columns},), "
+            f"or, for functions drawn in a plate of Q members at dim=-2, (Q, 1) or (Q, 1, {columns})."
         )
 
 

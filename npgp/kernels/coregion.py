@@ -52,6 +52,8 @@ class Coregion(Kernel):
     Source: Álvarez, Rosasco & Lawrence 2012, section 4.2; B as in Bonilla, Chai & Williams 2008 and GPflow.
     """
 
+    matrix_fields = ("W",)
+
     kernel: Kernel
     W: ArrayLike
     _: KW_ONLY
@@ -62,12 +64,12 @@ class Coregion(Kernel):
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
         object.__setattr__(self, "W", checks.array(self.W, "Coregion W"))
         shape = jnp.shape(self.W)
-        if len(shape) != 2 or 0 in shape:
+        if len(shape) < 2 or 0 in shape:
             raise ValueError(f"Coregion W has shape {shape}; it must be (P, R), a row for each of P outputs.")
         if self.kappa is not None:
             checks.positive_fields(self, "kappa")
-            if jnp.shape(self.kappa) not in ((), shape[:1]):
-                raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[:1]}.")
+            if jnp.ndim(self.kappa) < 2 and jnp.shape(self.kappa) not in ((), shape[-2:-1]):
+                raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[-2:-1]}.")
         checks.whole_number(self.column, "Coregion column", least=None)
 
     def output_covariance(self) -> jax.Array:
@@ -101,6 +103,11 @@ class Coregion(Kernel):
     def _loadings(self, dtype) -> jax.Array:
         """A root of B: (P, R), or (P, R + P)."""
         W = jnp.asarray(self.W, dtype)
+        if W.ndim != 2:
+            raise ValueError(
+                f"Coregion W has shape {W.shape}; it must be (P, R) or, for functions drawn in a plate of Q members at "
+                "dim=-2, (Q, 1, P, R)."
+            )
         if self.kappa is None:
             return W
         own = jnp.sqrt(jnp.asarray(self.kappa, dtype)) * jnp.eye(W.shape[0], dtype=dtype)

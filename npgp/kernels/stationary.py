@@ -71,7 +71,7 @@ class Stationary(Kernel):
         if jnp.size(self.variance) != 1:
             raise ValueError(
                 f"{type(self).__name__} variance has shape {jnp.shape(self.variance)}; it must be a "
-                "scalar. For several outputs take a kernel for each, or W @ f(X)."
+                "scalar or, for functions drawn in a plate of Q members at dim=-2, (Q, 1)."
             )
         return self.variance * self.correlation(squared_distances(X, X2, self.lengthscale, smooth=self.differentiable))
 

@@ -231,7 +231,7 @@ class ZonalStationary(Zonal):
     def __post_init__(self):
         super().__post_init__()
         positive_fields(self, "lengthscale")
-        if jnp.shape(self.lengthscale) != ():
+        if jnp.ndim(self.lengthscale) == 1 or jnp.shape(self.lengthscale)[-1:] not in ((), (1,)):
             raise ValueError(
                 f"{type(self).__name__} lengthscale has shape {jnp.shape(self.lengthscale)}; it must be a scalar: a "
                 "zonal kernel's ARD is by weight_variance."

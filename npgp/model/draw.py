@@ -13,7 +13,8 @@ from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.model.latent import Given, Latent, Moments, NoArray, Term
 from npgp.sparse.groups import Groups
-from npgp.sparse.projection import Projection, Projector, factorize
+from npgp.sparse.members import Members, factorize_members
+from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
 
@@ -26,19 +27,22 @@ class Cache:
 
     :param kernel: the kernel.
     :param inducing: the blocks of inducing features.
+    :param plates: shape of the plates that f is drawn in, with that of rows.
     :param jitter: relative jitter tried first.
     """
 
-    def __init__(self, kernel: Kernel, inducing: Sequence[InducingBlock], jitter: float | None):
-        self._prior = kernel, inducing, jitter
-        self._projector: Projector | None = None
+    def __init__(
+        self, kernel: Kernel, inducing: Sequence[InducingBlock], plates: tuple[int, ...], jitter: float | None
+    ):
+        self._prior = kernel, inducing, plates, jitter
+        self._projector: Projector | Members | None = None
         self._projections: list[tuple[jax.Array, Projection]] = []
 
     @property
-    def projector(self) -> Projector:
+    def projector(self) -> Projector | Members:
         """The factorized covariance of the inducing features."""
         if self._projector is None:
-            self._projector = factorize(*self._prior)
+            self._projector = factorize_members(*self._prior)
         return self._projector
 
     def prepare(self) -> None:
@@ -100,40 +104,41 @@ class Function(NoArray):
         return self.q is not None
 
     @property
-    def projector(self) -> Projector:
+    def projector(self) -> Projector | Members:
         """The factorized covariance of the inducing features."""
         return self.cache.projector
 
-    def _rows(self, value: jax.Array, projection: Projection) -> jax.Array:
-        # ε carries a dimension of size 1 where rows go.
-        return value.reshape(self.batch_shape + projection.prior_variance.shape)
+    @property
+    def _values(self) -> list[jax.Array]:
+        """ε of each block; batch + (M_i,), without the dimension of size 1 where rows go."""
+        return [jnp.reshape(value, (*self.batch_shape, jnp.shape(value)[-1])) for value in self.values]
+
+    @property
+    def _q(self) -> tuple[BlockNormal, ...] | None:
+        """q(ε), likewise."""
+        return None if self.q is None else tuple(without_row_dim(block) for block in self.q)
 
     def moments(self, X: jax.Array) -> Moments:
         """Mean, variance from ε, and residual variance at each row."""
-        projection = self.cache.project(X)
-        if self.q is None:
-            mean = whitened_mean(projection, self.values)
-            return Moments(
-                self._rows(mean, projection), jnp.zeros_like(projection.prior_variance), projection.residual_variance()
-            )
-        mean = whitened_mean(projection, [block.loc for block in self.q])
-        variance = whitened_variance(projection, self.q)
-        if variance.ndim > 1:
-            variance = self._rows(variance, projection)
-        return Moments(self._rows(mean, projection), variance, projection.residual_variance(learned_blocks(self.q)))
+        projection, q = self.cache.project(X), self._q
+        if q is None:
+            mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
+            return Moments(mean, none, projection.residual_variance())
+        mean = whitened_mean(projection, [block.loc for block in q])
+        return Moments(mean, whitened_variance(projection, q), projection.residual_variance(learned_blocks(q)))
 
     def group_covariance(self, X: jax.Array, groups: Groups) -> jax.Array:
-        """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
+        """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
         assert self.q is not None
         return self.projector.group_covariance(X, self.cache.project(X).A, groups, learned_blocks(self.q))
 
     def given(self, X: jax.Array, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
         """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what the blocks leave of the prior."""
-        projection, blocks, values = self.cache.project(X), [True] * len(self.values), list(self.values)
-        if mean_only_in_residual and self.q is not None:
-            blocks = list(learned_blocks(self.q))
-            values = [value if use else q.loc for value, use, q in zip(values, blocks, self.q, strict=True)]
-        mean = self._rows(whitened_mean(projection, values), projection)
+        projection, blocks, values = self.cache.project(X), [True] * len(self.values), self._values
+        if mean_only_in_residual and (q := self._q) is not None:
+            blocks = list(learned_blocks(q))
+            values = [value if use else block.loc for value, use, block in zip(values, blocks, q, strict=True)]
+        mean = whitened_mean(projection, values)
         if joint:
             residual = self.projector.residual_covariance(X, projection.A, blocks)
         else:
@@ -144,12 +149,11 @@ class Function(NoArray):
         """The posterior object of this draw; only where a guide gave q."""
         if self.q is None:
             raise ValueError(f"{self.name} has no approximate posterior here: the model was run without a guide.")
-        return Posterior(self.projector, tuple(without_row_dim(block) for block in self.q))
+        return Posterior(self.projector, self._q or ())
 
     def posterior_given_values(self) -> Posterior:
         """That of f given the drawn inducing values: q is at them."""
-        q = (DiagonalNormal(jnp.asarray(value), jnp.zeros_like(value)) for value in self.values)
-        return Posterior(self.projector, tuple(without_row_dim(block) for block in q))
+        return Posterior(self.projector, tuple(DiagonalNormal(value, jnp.zeros_like(value)) for value in self._values))
 
 
 def without_row_dim(block: BlockNormal) -> BlockNormal:

@@ -25,7 +25,10 @@ NO_ARRAY = (
 
 
 class Moments(NamedTuple):
-    """Row by row: mean, variance that comes from ε, and the residual's prior variance; shapes (..., N)."""
+    """
+    Row by row: mean, variance that comes from ε, and the residual's prior variance; (..., N), or (N,) for what is the
+    same for all functions.
+    """
 
     mean: jax.Array
     variance: jax.Array
@@ -37,8 +40,9 @@ class Given(NamedTuple):
     f at rows, given its drawn inducing values.
 
     :param mean: the mean, (..., N).
-    :param residual: what is left: variances (N,), or the covariance (N, N) if it is wanted jointly over rows.
-    :param prior: f's own variance, (N,).
+    :param residual: what is left: variances (N,), or the covariance (N, N) if it is wanted jointly over rows; batch +
+        that for functions with a kernel each.
+    :param prior: f's own variance, (N,), likewise.
     """
 
     mean: jax.Array
@@ -88,7 +92,7 @@ class Draw(Protocol):
         ...
 
     def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
-        """The residual's prior covariance within groups of rows, (G, g, g); only where a guide gave q."""
+        """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
         ...
 
     def given(self, rows: Any, /, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
@@ -159,12 +163,26 @@ class Term:
                 variance = linalg.matmul(squares, variance)
         return jnp.square(self.scale) * variance
 
-    @property
-    def spread(self) -> jax.Array:
-        """Standard deviation of the term where f, which shares one prior, has 1; scalar or (..., N)."""
-        if self.mixing is None:
-            return self.scale
-        return self.scale * jnp.sqrt(jnp.sum(jnp.square(self.mixing), 1))[:, None]
+    def covariance(self, D: jax.Array, groups: Groups | None = None) -> jax.Array:
+        """
+        The term's covariance between rows, from that of f.
+
+        :param D: (N, N), or (G, g, g) within groups; batch + that if it is not the same for all functions.
+        :param groups: these.
+        """
+        own = 2 if groups is None else 3
+        if self.mixing is not None:
+            squares, rows = jnp.square(self.mixing), D.shape[D.ndim - own :]
+            if D.ndim == own:
+                D = jnp.sum(squares, 1).reshape(-1, *[1] * own) * D
+            else:
+                D = linalg.matmul(squares, D.reshape(*D.shape[:-own], -1)).reshape(*D.shape[: -own - 1], -1, *rows)
+        a = self.scale
+        if not a.ndim:
+            return jnp.square(a) * D
+        a = jnp.broadcast_to(a, (*a.shape[:-1], self.X.shape[0]))
+        a = a if groups is None else groups.gather(a)
+        return a[..., :, None] * D * a[..., None, :]
 
 
 class _NoArray(type):
@@ -318,15 +336,7 @@ class Latent(NoArray):
 
     def group_covariance(self, groups: Groups) -> jax.Array:
         """The residual's prior covariance within groups of rows, (..., G, g, g), where guides gave q for all draws."""
-        parts = []
-        for term in self.terms:
-            D, a = term.function.group_covariance(term.X, groups), term.spread
-            if a.ndim:
-                scale = groups.gather(jnp.broadcast_to(a, (*a.shape[:-1], term.X.shape[0])))
-                D = scale[..., :, None] * D * scale[..., None, :]
-            else:
-                D = jnp.square(a) * D
-            parts.append(D)
+        parts = [term.covariance(term.function.group_covariance(term.X, groups), groups) for term in self.terms]
         return sum(parts[1:], parts[0])
 
     def given(self, joint: bool, mean_only_in_residual: bool = False) -> tuple[jax.Array, jax.Array]:
@@ -339,13 +349,10 @@ class Latent(NoArray):
         mean, parts, prior = self.offset, [], jnp.zeros(())
         for term in self.terms:
             f = term.function.given(term.X, joint=joint, mean_only_in_residual=mean_only_in_residual)
-            mean, a = mean + term.values(f.mean), term.spread
-            if joint:
-                scale = jnp.broadcast_to(a, (*jnp.shape(a)[:-1], term.X.shape[0]))
-                parts.append(scale[..., :, None] * f.residual * scale[..., None, :])
-                prior = prior + jnp.mean(jnp.square(a) * f.prior)
-            else:
-                parts.append(jnp.square(a) * f.residual)
+            mean = mean + term.values(f.mean)
+            parts.append(term.covariance(f.residual) if joint else term.variance(f.residual))
+            variance = term.variance(f.prior)
+            prior = prior + (jnp.mean(variance) if f.prior.ndim == 1 else jnp.mean(variance, axis=-1))
         return mean, _square_root(sum(parts[1:], parts[0]), prior, joint)
 
     def simulate(self, rng_key: jax.Array, joint: bool, sample_shape: tuple[int, ...] = ()) -> jax.Array:
@@ -359,7 +366,7 @@ class Latent(NoArray):
             # Of the function by itself: outputs that are mixed of it share its residual.
             f = term.function.given(term.X, joint=joint)
             z = jax.random.normal(key, (*sample_shape, *f.mean.shape), f.mean.dtype)
-            root = _square_root(f.residual, jnp.mean(f.prior), joint)
+            root = _square_root(f.residual, jnp.mean(f.prior, axis=-1), joint)
             value = value + term.values(f.mean + times_root(root, z, joint))
         return jnp.broadcast_to(value, (*sample_shape, *self.shape))
 

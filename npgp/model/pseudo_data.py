@@ -23,7 +23,13 @@ LOWER = "pseudo_lower"
 
 
 def declare_pseudo_data(
-    site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None
+    site: str,
+    block: InducingBlock,
+    kind: str,
+    init_scale: float,
+    L: jax.Array,
+    t: jax.Array | None,
+    diagonal: bool = False,
 ) -> BlockNormal:
     """
     q(ε) of one block given pseudo-data, whose parameters are declared; their batch is that of the enclosing plates.
@@ -31,12 +37,13 @@ def declare_pseudo_data(
     :param site: the whitened site.
     :param kind: ``"dense"`` or ``"diagonal"``: the precision of the pseudo-data's noise.
     :param init_scale: the noise's standard deviation at the start, as a share of the prior's.
-    :param L: the factor of the block's residual covariance, or its diagonal.
+    :param L: the factor of the block's residual covariance; or its diagonal, if ``diagonal``. For functions with a
+        kernel each these have the axes of the parameters' batch in front.
     :param t: what the values are affine in.
     """
     dtype, batch, size = jnp.result_type(float), plate_shape(), block.size
     # The data's scale, so that the other parameters are near 1 whatever the units are. It does not follow the kernel.
-    deviation = jnp.sqrt(jnp.sum(jnp.square(L)) / size).astype(dtype)
+    deviation = jnp.sqrt(jnp.sum(jnp.square(L), axis=-1 if diagonal else (-2, -1)) / size).astype(dtype)[..., None]
     starts = {
         UNIT: jnp.broadcast_to(deviation, (*batch, 1)),
         VALUES: jnp.zeros((*batch, size), dtype),
@@ -60,7 +67,7 @@ def declare_pseudo_data(
             )
         return value
 
-    return _block(site, kind, init_scale, L, t, parameter)
+    return _block(site, kind, L, t, diagonal, parameter)
 
 
 def has_pseudo_data(params: Mapping[str, Any], site: str) -> bool:
@@ -69,7 +76,7 @@ def has_pseudo_data(params: Mapping[str, Any], site: str) -> bool:
 
 
 def given_pseudo_data(
-    site: str, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None, params: Mapping[str, Any]
+    site: str, kind: str, L: jax.Array, t: jax.Array | None, params: Mapping[str, Any], diagonal: bool = False
 ) -> BlockNormal:
     """q(ε) of one block at trained parameters; arguments as of :func:`declare_pseudo_data`."""
 
@@ -78,11 +85,11 @@ def given_pseudo_data(
             raise KeyError(f"params has no {name!r}, which the approximate posterior of {site} needs.")
         return params[name]
 
-    return _block(site, kind, init_scale, L, t, parameter)
+    return _block(site, kind, L, t, diagonal, parameter)
 
 
 def _block(
-    site: str, kind: str, init_scale: float, L: jax.Array, t: jax.Array | None, parameter: Callable[[str], jax.Array]
+    site: str, kind: str, L: jax.Array, t: jax.Array | None, diagonal: bool, parameter: Callable[[str], jax.Array]
 ) -> BlockNormal:
     unit = parameter(f"{site}.{UNIT}")
     values = unit * parameter(f"{site}.{VALUES}")
@@ -93,4 +100,4 @@ def _block(
     if kind == "dense":
         lower = parameter(f"{site}.{LOWER}")
         root = root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))
-    return pseudo_posterior(L, values, root)
+    return pseudo_posterior(L, values, root, diagonal)

@@ -17,7 +17,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
-from npgp.model.pseudo_data import declare_pseudo_data, given_pseudo_data, has_pseudo_data
+from npgp.model.pseudo_data import PSEUDO_DATA, declare_pseudo_data, given_pseudo_data, has_pseudo_data
 from npgp.model.sites import (
     FUNCTION,
     NOTHING,
@@ -34,7 +34,8 @@ from npgp.model.sites import (
     in_automatic_guide,
     trained,
 )
-from npgp.sparse.projection import as_blocks, factorize
+from npgp.sparse.members import Members, factorize_members
+from npgp.sparse.projection import Projector, as_blocks
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
@@ -63,14 +64,20 @@ class SparseGP:
             with numpyro.plate("data", X.shape[0]):
                 npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
 
-    Draw f outside the plate over rows; inside plates at dim −2 and below there is one function for each member, and
-    all share kernel and inducing features.
+    Draw f outside the plate over rows; inside plates at dim −2 and below there is one function for each member. They
+    share kernel and inducing features, but for hyperparameters that begin with the plates' axes, as they have if they
+    are sampled in the same plates: a variance (Q, 1), a lengthscale (Q, 1) or, for D input columns, (Q, 1, D); and for
+    inducing inputs (Q, M, D)::
+
+        with numpyro.plate("functions", Q, dim=-2):
+            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+            g = npgp.SparseGP("g", npgp.RBF(lengthscale), inducing=Z).draw()
 
     :param name: prefix of the sites and parameters; unique in the model.
     :param kernel: the kernel, npgp's or tinygp's; its hyperparameters are numbers, ``numpyro.param`` or
         ``numpyro.sample`` values.
     :param inducing: Z of shape (M, D), a block of features, or a list of these: the blocks of the orthogonal
-        decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value.
+        decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value. Each function's own: (Q, M, D).
     :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (the block moves the
         mean only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense",
         "mean-only"]`` is ODVGP, ``["dense", "dense"]`` SOLVE-GP.
@@ -81,7 +88,8 @@ class SparseGP:
         the blocks before explain of them, ``m_u = L m`` and ``S_u = L S Lᵀ``, which do not move with the kernel's
         hyperparameters. Dense and mean-only blocks have the same family either way; a diagonal S_u is another one.
     :raises TypeError: for inducing inputs that are not floating.
-    :raises ValueError: for inducing inputs of another shape, without rows or with NaN.
+    :raises ValueError: for inducing inputs of another shape, without rows or with NaN; and, in :meth:`draw`, for
+        hyperparameters or inducing inputs of another number of functions than the plates have.
     """
 
     name: str
@@ -159,12 +167,13 @@ class SparseGP:
         """
         trained(params)
         t = None if t is None else checked_values(t)
-        projector = factorize(self.kernel, self.inducing, self.jitter)
+        plates = self._plates(params, prefix)
+        projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
         q = []
-        for i, ((site, _, kind), L) in enumerate(zip(self._layout(), projector.factors, strict=True)):
+        for i, (site, _, kind) in enumerate(self._layout()):
             if has_pseudo_data(params, f"{prefix}{site}"):
-                block = given_pseudo_data(f"{prefix}{site}", kind, self.init_scale, projector.cholesky[i], t, params)
-                q.append(without_row_dim(block))
+                factor, diagonal = _in_plates(projector, i, plates)
+                q.append(without_row_dim(given_pseudo_data(f"{prefix}{site}", kind, factor, t, params, diagonal)))
                 continue
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
             names += [] if t is None else [f"{prefix}{site}.coupling"]
@@ -175,8 +184,15 @@ class SparseGP:
             loc, scale = arrays[0], arrays[1] if kind in SCALE_NAMES else None
             if t is not None:
                 loc = coupled_mean(names[-1], loc, arrays[-1], t)
-            q.append(without_row_dim(_whitened_block(kind, loc, scale, None if self.whitened else L)))
+            L = None if self.whitened else _matrix_in_plates(projector, i, plates)
+            q.append(without_row_dim(_whitened_block(kind, loc, scale, L)))
         return Posterior(projector, tuple(q))
+
+    def _plates(self, params: dict[str, jax.Array], prefix: str) -> tuple[int, ...]:
+        """Shape of the plates that f is drawn in, from its parameters."""
+        first = f"{prefix}{self.sites[0]}"
+        values = params.get(f"{first}.{PSEUDO_DATA[0]}", params.get(f"{first}.loc"))
+        return () if values is None else jnp.shape(values)[:-1]
 
     def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
         """
@@ -190,9 +206,12 @@ class SparseGP:
         :raises ValueError: for another structure.
         """
         params: dict[str, jax.Array] = {}
+        shape = jnp.broadcast_shapes(*(block.batch_shape for block in q))
+        plates = (*shape, 1) if shape else ()
         factors: Sequence[jax.Array | None] = [None] * len(self.inducing)
         if not self.whitened:
-            factors = factorize(self.kernel, self.inducing, self.jitter).factors
+            projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
+            factors = [_matrix_in_plates(projector, i, plates) for i in range(len(self.inducing))]
         kinds = [block.kind for block in q]
         sizes = [block.event_shape[0] for block in q]
         if kinds != list(self.covariances or ()) or sizes != [block.size for block in self.inducing]:
@@ -217,14 +236,15 @@ class SparseGP:
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         values, q, messages, fixed = [], [], [], False
-        cache = Cache(self.kernel, self.inducing, self.jitter)
+        plates = plate_shape()
+        cache = Cache(self.kernel, self.inducing, plates, self.jitter)
         for i, (site, block, kind) in enumerate(self._layout()):
             q_block = None
             if guided and follows.pseudo_data and self.whitened and kind != "mean-only":
-                factor = cache.projector.cholesky[i]
-                q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t)
+                factor, diagonal = _in_plates(cache.projector, i, plates)
+                q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t, diagonal)
             elif guided:
-                L = None if self.whitened else cache.projector.factors[i]
+                L = None if self.whitened else _matrix_in_plates(cache.projector, i, plates)
                 q_block = _declare_block(site, block, kind, self.init_scale, L, follows.t)
             with (catch := Catch("sample")):
                 fn = WhitenedPrior(block.size) if q_block is None else q_block
@@ -257,6 +277,23 @@ class SparseGP:
         return function
 
 
+def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> tuple[jax.Array, bool]:
+    """
+    The factor of block i, and whether it is a diagonal. Where functions have one each, it has the plates' axes in
+    front, with that of rows.
+    """
+    L = projector.cholesky[i]
+    if not isinstance(projector, Members):
+        return L, L.ndim == 1
+    own = L.shape[len(projector.batch_shape) :]
+    return jnp.broadcast_to(L.reshape(*projector.batch_shape, 1, *own), (*plates, *own)), len(own) == 1
+
+
+def _matrix_in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> jax.Array:
+    L, diagonal = _in_plates(projector, i, plates)
+    return L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
+
+
 def _whitened_block(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Array | None) -> BlockNormal:
     """q(ε) of one block; parameters are unwhitened if its Cholesky factor L is given."""
     if L is not None:
@@ -287,11 +324,12 @@ def _declare_block(
         return _whitened_block(kind, loc, None, L)
     prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
     prior = prior if kind == "dense" else linalg.diagonal(prior)
-    scale = init_scale * jnp.broadcast_to(prior, (*shape[:-1], *prior.shape))
+    own = prior.shape[-2:] if kind == "dense" else prior.shape[-1:]
+    scale = init_scale * jnp.broadcast_to(prior, (*shape[:-1], *own))
     name = SCALE_NAMES[kind]
     value = numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name])
-    if jnp.shape(value)[-prior.ndim :] != prior.shape:
-        raise ValueError(f"{site}.{name} has shape {jnp.shape(value)}; it must be {prior.shape}, or a batch of these.")
+    if jnp.shape(value)[-len(own) :] != own:
+        raise ValueError(f"{site}.{name} has shape {jnp.shape(value)}; it must be {own}, or a batch of these.")
     return _whitened_block(kind, loc, value, L)
 
 

@@ -2,6 +2,7 @@
 
 from npgp.sparse.conditionals import Conditional, Consecutive, Full, Grouped, Prior, Published, Shared, Tight
 from npgp.sparse.groups import Groups, Tree, consecutive, default_size, kmeans_groups, median_split, single
+from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import GroupResidual, Residual, RowResidual, residual_of
 
@@ -12,6 +13,7 @@ __all__ = [
     "GroupResidual",
     "Grouped",
     "Groups",
+    "Members",
     "Prior",
     "Projection",
     "Projector",
@@ -24,6 +26,7 @@ __all__ = [
     "consecutive",
     "default_size",
     "factorize",
+    "factorize_members",
     "kmeans_groups",
     "median_split",
     "residual_of",

@@ -12,8 +12,9 @@ al. 2015); two are the orthogonal decomposition of Salimbeni et al. 2018 and Shi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,8 @@ class Projection:
     """
     Whitened projections of N inputs.
 
-    :param A: for each block, A_i, (M_i, N).
-    :param prior_variance: k(x_n, x_n), (N,).
+    :param A: for each block, A_i, (M_i, N); batch + (M_i, N) for functions with a kernel each.
+    :param prior_variance: k(x_n, x_n), (N,), or batch + (N,).
     """
 
     A: tuple[jax.Array, ...]
@@ -45,12 +46,13 @@ class Projection:
 
     def residual_variance(self, blocks: Sequence[bool] | None = None) -> jax.Array:
         """
-        d_n, the variance left over once blocks are projected out, clipped at 0; (N,).
+        d_n, the variance left over once blocks are projected out, clipped at 0; of the shape of
+        the prior variance.
 
         :param blocks: which blocks to project out; all if omitted.
         """
         kept = _projected_out(self.A, blocks)
-        explained = sum((jnp.sum(jnp.square(A), axis=0) for A in kept), jnp.zeros_like(self.prior_variance))
+        explained = sum((jnp.sum(jnp.square(A), axis=-2) for A in kept), jnp.zeros_like(self.prior_variance))
         return jnp.maximum(self.prior_variance - explained, 0.0)
 
 
@@ -72,6 +74,10 @@ class Projector:
     cholesky: tuple[jax.Array, ...]
     cross: tuple[tuple[jax.Array, ...], ...]
     jitter: tuple[jax.Array, ...]
+
+    def each(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """A function of this projector and arrays: the one kernel's share of :meth:`npgp.sparse.Members.each`."""
+        return function(self, *arrays)
 
     @property
     def factors(self) -> tuple[jax.Array, ...]:

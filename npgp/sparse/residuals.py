@@ -19,6 +19,7 @@ from jax import lax
 from npgp import linalg
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
+from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
 
 
@@ -59,7 +60,7 @@ class Residual(Protocol):
 
 
 def residual_of(
-    projector: Projector, X: jax.Array, projection: Projection, learned: Sequence[bool], groups: Groups | None
+    projector: Projector | Members, X: jax.Array, projection: Projection, learned: Sequence[bool], groups: Groups | None
 ) -> Residual:
     """
     The residual at rows X (N, D) that the learned blocks leave: row by row, or within groups.

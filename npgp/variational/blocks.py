@@ -83,7 +83,10 @@ class BlockNormal(dist.Distribution):
         raise NotImplementedError
 
     def factor_times(self, A: jax.Array) -> jax.Array:
-        """``L_Sᵀ A`` for A of shape (M, N): batch shape + (M, N). Its columns' squared norms are variances."""
+        """
+        ``L_Sᵀ A`` for A of shape (M, N), or batch + (M, N): batch shape + (M, N). Its columns' squared norms are
+        variances.
+        """
         raise NotImplementedError
 
     def without_last_batch_dim(self) -> BlockNormal:
@@ -132,7 +135,8 @@ class DenseNormal(BlockNormal):
         super().__init__(batch, jnp.shape(loc)[-1:], validate_args=validate_args)
 
     def without_last_batch_dim(self):
-        return DenseNormal(self.loc[..., 0, :], self.scale_tril[..., 0, :, :])
+        tril = self.scale_tril if self.scale_tril.ndim == 2 else self.scale_tril[..., 0, :, :]
+        return DenseNormal(self.loc[..., 0, :], tril)
 
     def _color(self, z):
         return linalg.matmul(self.scale_tril, z[..., None])[..., 0]
@@ -148,7 +152,7 @@ class DenseNormal(BlockNormal):
         return jnp.broadcast_to(jnp.sum(jnp.square(self.scale_tril), (-2, -1)), self.batch_shape)
 
     def factor_times(self, A):
-        if self.scale_tril.ndim == 2:
+        if self.scale_tril.ndim == 2 or A.ndim > 2:
             return linalg.lower_matmul(self.scale_tril, A, transpose=True)
         # One product for the whole batch: (… M, M) stacked as rows.
         LT = jnp.swapaxes(self.scale_tril, -1, -2)
@@ -227,7 +231,7 @@ class MeanOnlyNormal(BlockNormal):
         return jnp.full(self.batch_shape, self.event_shape[0], self.loc.dtype)
 
     def factor_times(self, A):
-        return jnp.broadcast_to(A, self.batch_shape + A.shape)
+        return jnp.broadcast_to(A, jnp.broadcast_shapes(self.batch_shape, A.shape[:-2]) + A.shape[-2:])
 
 
 # Dispatch follows subclasses, so each class registers its own rule.
@@ -243,6 +247,14 @@ def block_normal(kind: str, loc: jax.Array, scale: jax.Array | None) -> BlockNor
     if kind == "mean-only":
         return MeanOnlyNormal(loc)
     return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
+
+
+def of_each(block: BlockNormal, batch: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
+    """The arrays that :func:`block_normal` makes a block of, for each function of a batch."""
+    loc = jnp.broadcast_to(block.loc, batch + block.event_shape)
+    if isinstance(block, DenseNormal):
+        return loc, jnp.broadcast_to(block.scale_tril, batch + block.scale_tril.shape[-2:])
+    return loc, jnp.broadcast_to(block.scale, loc.shape) if isinstance(block, DiagonalNormal) else None
 
 
 class SquareTril(FixedConstraint):
@@ -306,6 +318,11 @@ def learned_blocks(q: Sequence[BlockNormal]) -> tuple[bool, ...]:
     return tuple(block.learned for block in q)
 
 
+def along_rows(weights: jax.Array, A: jax.Array) -> jax.Array:
+    """``Aᵀ w`` for weights batch + (M,), and A of shape (M, N) or batch + (M, N); batch + (N,)."""
+    return linalg.matmul(weights, A) if A.ndim == 2 else linalg.matmul(weights[..., None, :], A)[..., 0, :]
+
+
 def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Array:
     """
     ``Σ_i A_iᵀ m_i``.
@@ -314,7 +331,7 @@ def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Arr
     :param means: for each block, shape batch + (M_i,).
     :return: shape batch + (N,).
     """
-    return sum(linalg.matmul(m, A) for m, A in zip(means, projection.A, strict=True))  # type: ignore[return-value]
+    return sum(along_rows(m, A) for m, A in zip(means, projection.A, strict=True))  # type: ignore[return-value]
 
 
 def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.Array:

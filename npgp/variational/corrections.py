@@ -29,7 +29,7 @@ from npgp.pytrees import pytree
 from npgp.sparse.conditionals import best_site_precision, certified_site_precision
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.residuals import GroupResidual
-from npgp.variational.blocks import learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.blocks import along_rows, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
 
 __all__ = ["CorrectedPosterior", "exact_variance", "local_correction"]
@@ -48,7 +48,7 @@ class CorrectedPosterior:
     :param posterior: the posterior of f from ε alone.
     :param groups: which training rows are together.
     :param inputs: of the training rows, (G, g, D).
-    :param A: their projections, for each block (M_i, G, g).
+    :param A: their projections, for each block (M_i, G, g), or batch + that.
     :param root: ``λ_n^½``, (..., G, g).
     :param factor: Cholesky factors of ``I + Λ^½ D Λ^½``, (..., G, g, g).
     :param weights: ``(I + ΛD)⁻¹ g``, (..., G, g); ``None`` if the mean is left as it is.
@@ -83,17 +83,18 @@ class CorrectedPosterior:
 
         def correct(x, A_x, group):
             """Corrections for rows x (n, D) of one group: each (..., n)."""
-            covariance = projector.kernel(x, self.inputs[group])  # (n, g)
-            explained = [linalg.matmul(a.T, A[:, group]) for a, A in zip(A_x, self.A, strict=True)]
+            near = self.inputs[group]
+            covariance = projector.each(lambda p: p.kernel(x, near))  # (..., n, g)
+            explained = [linalg.matmul(_swap(a), A[..., group, :]) for a, A in zip(A_x, self.A, strict=True)]
             c = covariance - sum(e for e, use in zip(explained, learned, strict=True) if use)
             factor, root = self.factor[..., group, :, :], self.root[..., group, :]
-            half = linalg.solve_lower(factor, root[..., :, None] * c.T)
+            half = linalg.solve_lower(factor, root[..., :, None] * _swap(c))
             less = jnp.sum(jnp.square(half), axis=-2)
             if self.weights is None:
                 return jnp.zeros_like(less), less
             # Given ε, what is left of f has mean zero once mean-only blocks are taken out as well.
             c = c - sum((e for e, use in zip(explained, learned, strict=True) if not use), jnp.zeros_like(c))
-            return linalg.matmul(self.weights[..., group, :], c.T), less
+            return along_rows(self.weights[..., group, :], _swap(c)), less
 
         if self.groups.count == 1:
             more, less = correct(X, A_new, 0)
@@ -101,11 +102,15 @@ class CorrectedPosterior:
 
             def one(row):
                 x, A_x, group = row
-                return jax.tree.map(lambda v: v[..., 0], correct(x[None], [a[:, None] for a in A_x], group))
+                return jax.tree.map(lambda v: v[..., 0], correct(x[None], [a[..., None] for a in A_x], group))
 
-            rows = (X, [A.T for A in A_new], self.groups.assign(X))
+            rows = (X, [jnp.moveaxis(A, -1, 0) for A in A_new], self.groups.assign(X))
             more, less = (jnp.moveaxis(v, 0, -1) for v in lax.map(one, rows, batch_size=BATCH))
         return mean + more, jnp.maximum(variance - less, 0.0)
+
+
+def _swap(A: jax.Array) -> jax.Array:
+    return jnp.swapaxes(A, -1, -2)
 
 
 def exact_variance(

@@ -43,8 +43,8 @@ class MixedPosterior:
     """
     The posterior of ``h = W g``: P outputs that mix Q functions, which are independent under q.
 
-    :meth:`npgp.Posterior.mixed` makes one of functions that share a kernel. For functions
-    of several kernels, give their posteriors in the order of W's columns::
+    :meth:`npgp.Posterior.mixed` makes one of functions drawn in a plate, which may have
+    a kernel each. For functions of several components, give their posteriors in the order of W's columns::
 
         h = npgp.variational.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns for batches
 

@@ -13,8 +13,9 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.features import Points
 from npgp.pytrees import pytree
+from npgp.sparse.members import Members
 from npgp.sparse.projection import Projector
-from npgp.variational.blocks import BlockNormal, whitened_mean
+from npgp.variational.blocks import BlockNormal, block_normal, of_each, whitened_mean
 
 __all__ = ["Paths", "draw_functions"]
 
@@ -28,13 +29,14 @@ class Paths:
     ``paths(X)`` evaluates them at any inputs, at O(M² + M F) work a row, and ``jax.grad`` differentiates them.
 
     :param projector: the factorized inducing blocks.
-    :param feature_arrays: the arrays in φ, of which the kernel knows the rest.
+    :param feature_arrays: the arrays in φ, of which the kernel knows the rest; of functions with a kernel each batch +
+        (...).
     :param feature_weights: w, (draws,) + batch + (F,).
     :param block_weights: for each block ``ε_i − ε⁰_i``, (draws,) + batch + (M_i,).
     :param num_features: as for :meth:`Posterior.draw_functions`.
     """
 
-    projector: Projector
+    projector: Projector | Members
     feature_arrays: tuple[jax.Array, ...]
     feature_weights: jax.Array
     block_weights: tuple[jax.Array, ...]
@@ -43,6 +45,16 @@ class Paths:
     def __call__(self, X: ArrayLike) -> jax.Array:
         """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
         X = checks.inputs(X)
+        if isinstance(self.projector, Members):
+            batch = len(self.projector.batch_shape)
+            w, blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 0, batch), (self.feature_weights, self.block_weights))
+            values = self.projector.each(
+                lambda projector, arrays, w, blocks: Paths(projector, arrays, w, blocks, self.num_features)(X),
+                self.feature_arrays,
+                w,
+                blocks,
+            )
+            return jnp.moveaxis(values, batch, 0)
         update = whitened_mean(self.projector(X), self.block_weights)
         # φ is a function with arrays. Drawing them again might give others, on another day with another JAX.
         draw = functools.partial(self.projector.kernel.random_features, columns=X.shape[1], count=self.num_features)
@@ -52,7 +64,7 @@ class Paths:
 
 
 def draw_functions(
-    projector: Projector,
+    projector: Projector | Members,
     q: tuple[BlockNormal, ...],
     batch_shape: tuple[int, ...],
     rng_key: jax.Array,
@@ -66,6 +78,8 @@ def draw_functions(
                 "draw_functions needs the values of prior draws at inducing points, and "
                 f"{type(block).__name__} features are no points: use Posterior.sample."
             )
+    if isinstance(projector, Members):
+        return _of_members(projector.expand(batch_shape), q, rng_key, num_draws, num_features)
     inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
     phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
     phi = projector.kernel.random_features(phi_key, inputs[0].shape[1], num_features)
@@ -89,3 +103,20 @@ def draw_functions(
         else:
             weights.append(jnp.broadcast_to(block.loc, (*shape, *block.event_shape)))
     return Paths(projector, tuple(jax.tree.leaves(phi)), w, tuple(weights), num_features)
+
+
+def _of_members(
+    members: Members, q: tuple[BlockNormal, ...], rng_key: jax.Array, num_draws: int, num_features: int
+) -> Paths:
+    """Functions with a kernel each: with random features each."""
+    batch = members.batch_shape
+
+    def of_one(projector: Projector, key: jax.Array, arrays: tuple[tuple[jax.Array, jax.Array | None], ...]):
+        blocks = tuple(block_normal(block.kind, *values) for block, values in zip(q, arrays, strict=True))
+        paths = draw_functions(projector, blocks, (), key, num_draws, num_features)
+        return paths.feature_arrays, paths.feature_weights, paths.block_weights
+
+    keys = jax.random.split(rng_key, batch)
+    found, w, weights = members.each(of_one, keys, tuple(of_each(block, batch) for block in q))
+    w, weights = jax.tree.map(lambda x: jnp.moveaxis(x, len(batch), 0), (w, weights))
+    return Paths(members, found, w, weights, num_features)

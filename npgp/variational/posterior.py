@@ -18,8 +18,9 @@ from npgp.programs.compiled import one_program
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional
+from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
-from npgp.variational.blocks import BlockNormal, learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
@@ -48,11 +49,11 @@ class Posterior:
         curve = posterior.draw_functions(key, 3)(X)  # whole functions, to evaluate anywhere
         slope, _ = posterior.derivative(X)
 
-    :param projector: the factorized inducing blocks.
+    :param projector: the factorized inducing blocks; of functions with a kernel each :class:`npgp.sparse.Members`.
     :param q: the approximate posterior of each block; a batch of several outputs is allowed.
     """
 
-    projector: Projector
+    projector: Projector | Members
     q: tuple[BlockNormal, ...]
 
     @property
@@ -260,7 +261,7 @@ class Posterior:
         direction = jnp.zeros_like(X).at[:, dim].set(1.0)
         _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
         # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
-        projection = Projection(slopes, _slope_variance(kernel, X, direction[0]))
+        projection = Projection(slopes, self.projector.each(lambda p: _slope_variance(p.kernel, X, direction[0])))
         mean = whitened_mean(projection, [block.loc for block in self.q])
         variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
         return mean, jnp.broadcast_to(variance, mean.shape)
@@ -277,8 +278,8 @@ class Posterior:
 
     def _decomposition(self, X: jax.Array) -> Decomposition:
         projection = self.projector(X)
-        means = [linalg.matmul(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
-        shape = self.batch_shape + projection.prior_variance.shape
+        means = [along_rows(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
+        shape = self.batch_shape + projection.prior_variance.shape[-1:]
         none = jnp.zeros_like(projection.prior_variance)
         variances = [
             jnp.sum(jnp.square(block.factor_times(A)), axis=-2) if block.learned else none

@@ -24,21 +24,23 @@ from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 __all__ = ["pseudo_posterior"]
 
 
-def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array) -> BlockNormal:
+def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal: bool = False) -> BlockNormal:
     """
     q(ε) of one block given pseudo-data.
 
-    :param L: the factor of the block's residual covariance, (M, M), or the diagonal of a diagonal one, (M,).
+    :param L: the factor of the block's residual covariance, (M, M) or, with leading axes as z has, (..., M, M).
     :param values: z, (..., M).
     :param root: R, the lower factor of their precision, (..., M, M), or the roots of precisions (..., M).
+    :param diagonal: whether L is the diagonal of a diagonal factor, (M,) or (..., M).
     """
     if root.ndim == values.ndim:
-        if L.ndim == 1:
+        if diagonal:
             precision = 1.0 + jnp.square(L * root)
             return DiagonalNormal(L * jnp.square(root) * values / precision, 1.0 / jnp.sqrt(precision))
         H, scaled = root[..., None] * L, root * values
     else:
-        H = linalg.lower_matmul(root, jnp.diag(L) if L.ndim == 1 else L, transpose=True)
+        L = L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
+        H = linalg.lower_matmul(root, L, transpose=True)
         scaled = linalg.matmul(jnp.swapaxes(root, -1, -2), values[..., None])[..., 0]
     transposed = jnp.swapaxes(H, -1, -2)
     factor = _covariance_factor(linalg.gram(transposed))

@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
+from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.residuals import residual_of
 from npgp.variational.blocks import (
@@ -42,7 +43,7 @@ __all__ = ["update"]
 
 
 def update(
-    projector: Projector,
+    projector: Projector | Members,
     q: Sequence[BlockNormal],
     X: ArrayLike,
     y: ArrayLike,

@@ -1,0 +1,95 @@
+"""Collapsed GPs of outputs with a kernel each: as many collapsed GPs."""
+
+from __future__ import annotations
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from hypothesis import strategies as st
+from numpyro import handlers
+
+import npgp
+
+RNG = np.random.default_rng(0)
+N, Q = 8, 2
+X, Z, OWN = RNG.uniform(size=(N, 2)), RNG.uniform(size=(3, 2)), RNG.uniform(size=(Q, 2, 2))
+Y, COUNTS = RNG.normal(size=(Q, N)), RNG.poisson(2.0, size=(Q, N))
+LENGTHSCALE, VARIANCE = np.array([[[0.3, 0.9]], [[1.2, 0.5]]]), np.array([[1.5], [0.4]])
+KERNEL = npgp.Matern32(LENGTHSCALE, variance=VARIANCE)
+NOISE = np.array([[0.1], [0.3]])
+
+
+def of(q: int) -> npgp.Matern32:
+    return npgp.Matern32(LENGTHSCALE[q, 0], variance=VARIANCE[q, 0])
+
+
+@pytest.mark.parametrize("conditional", ["tight", "shared", "grouped"])
+def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
+    gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], NOISE, outputs=Q, conditional=conditional)
+    bound, posterior = gp.log_prob(np.stack([Y, -2.0 * Y])), gp.condition(Y)
+    corrected = npgp.local_correction(posterior, X, Y, npgp.Gaussian(variance=0.2), npgp.median_split(X, 4))
+    draws = gp.sample(jax.random.key(0), (3,))
+    assert bound.shape == (2, Q) and draws.shape == (3, Q, N)
+    for q in range(Q):
+        one = npgp.CollapsedGP(of(q), X, [Z, OWN[q]], NOISE[q, 0], conditional=conditional)
+        np.testing.assert_allclose(bound[:, q], one.log_prob(np.stack([Y[q], -2.0 * Y[q]])), rtol=1e-9)
+        wanted = one.condition(Y[q])
+        np.testing.assert_allclose(posterior.covariance(X)[q], wanted.covariance(X), rtol=1e-7, atol=1e-10)
+        near = npgp.local_correction(wanted, X, Y[q], npgp.Gaussian(variance=0.2), npgp.median_split(X, 4))
+        for value, expected in zip(corrected.mean_and_variance(X), near.mean_and_variance(X), strict=True):
+            np.testing.assert_allclose(value[q], expected, rtol=1e-7, atol=1e-10)
+
+
+def test_counts_are_as_many_collapsed_gps_and_are_updated_likewise(float64):
+    offset, mask = np.array([[0.0], [1.0]]), RNG.uniform(size=(Q, N)) > 0.2
+    y = np.where(mask, COUNTS, 0.0)
+    gp = npgp.CollapsedGP(KERNEL, X, Z, npgp.Poisson(), outputs=Q, offset=offset, mask=mask)
+    value, posterior = gp.log_prob(y), gp.condition(y)
+    later = posterior.update(X, COUNTS, npgp.Poisson()).mean(X)
+    for q in range(Q):
+        one = npgp.CollapsedGP(of(q), X, Z, npgp.Poisson(), offset=float(offset[q, 0]), mask=mask[q])
+        np.testing.assert_allclose(value[q], one.log_prob(y[q]), rtol=1e-8)
+        wanted = one.condition(y[q])
+        np.testing.assert_allclose(posterior.mean(X)[q], wanted.mean(X), rtol=1e-4, atol=1e-6)
+        # The search ends for all together, so that one may go further than it would alone.
+        wanted = wanted.update(X, COUNTS[q], npgp.Poisson()).mean(X)
+        np.testing.assert_allclose(later[q], wanted, rtol=1e-2, atol=1e-3)
+
+
+@hypothesis.settings(max_examples=8)
+@hypothesis.given(st.integers(0, 10**6), st.floats(0.05, 2.0), st.floats(0.01, 1.0))
+def test_bounds_are_below_the_evidence_of_each(seed, lengthscale, noise):
+    rng = np.random.default_rng(seed)
+    lengthscales = lengthscale * np.array([[1.0], [5.0]])
+    y = rng.normal(size=(Q, N))
+    bound = npgp.CollapsedGP(npgp.RBF(lengthscales), X, Z, noise, outputs=Q).log_prob(y)
+    for q in range(Q):
+        evidence = npgp.exact_log_evidence(npgp.RBF(lengthscales[q, 0]), X, y[q], noise)
+        assert bound[q] <= evidence + 1e-3 * abs(evidence)  # float32
+
+
+def test_in_a_model_with_kernels_sampled_in_a_plate():
+    def model(y):
+        with numpyro.plate("functions", Q, dim=-2):
+            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("outputs", Q):
+            numpyro.sample("Y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, 0.1, outputs=Q), obs=y)
+
+    with handlers.trace() as trace, handlers.seed(rng_seed=0):
+        model(jnp.asarray(Y))
+    assert trace["Y"]["fn"].log_prob(Y).shape == (Q,)
+
+
+def test_wrong_shapes_are_errors_by_name():
+    with pytest.raises(ValueError, match=r"RBF lengthscale has shape \(3, 1\).*plates of shape \(2, 1\)"):
+        npgp.CollapsedGP(npgp.RBF(np.ones((3, 1))), X, Z, 0.1, outputs=Q)
+    with pytest.raises(ValueError, match=r"noise_variance has shape \(3, 1\); it must be"):
+        npgp.CollapsedGP(KERNEL, X, Z, np.ones((3, 1)), outputs=Q)
+    with pytest.raises(ValueError, match=r"y has shape \(8,\); it must end with \(2, 8\)"):
+        npgp.CollapsedGP(KERNEL, X, Z, 0.1, outputs=Q).log_prob(Y[0])
+    with pytest.raises(ValueError, match="outputs is 2, but Softmax mixes"):
+        npgp.CollapsedGP(KERNEL, X, Z, npgp.likelihoods.Softmax(Q), outputs=Q)
