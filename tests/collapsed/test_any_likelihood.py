@@ -40,9 +40,9 @@ def collapsed(likelihood, structure="svgp", kernel=None, X=models.X, **options):
 
 def elbo(gp, y, q):
     """The ELBO of a q(ε), from its definition."""
-    posterior = npgp.Posterior(gp._project()[0], q)
-    mean, _ = posterior.mean_and_variance(gp.X)
-    _, projection, residual = gp._parts()
+    projector = gp._projector()
+    mean, _ = npgp.Posterior(projector, q).mean_and_variance(gp.X)
+    projection, residual = gp._parts(projector)
     variance = npgp.variational.blocks.whitened_variance(projection, q)
     terms = npgp.sparse.conditionals.row_elbo(gp.conditional, gp.likelihood, y, mean + gp.offset, variance, residual)
     return jnp.sum(terms) - sum(jnp.sum(block.kl()) for block in q)
