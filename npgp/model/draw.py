@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from npgp.model.latent import Given, Latent, Moments, NoArray, Term
 from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Function"]
@@ -74,6 +76,8 @@ class Function(NoArray):
     ):
         self.name, self.values, self.q, self.guided, self.cache = name, values, q, guided, cache
         self.fixed = False
+        #: The component; not of its draws in guides written by hand.
+        self.component: Any = None
         self.substituted: str | None = None
 
     def __repr__(self):
@@ -108,7 +112,12 @@ class Function(NoArray):
         # ε carries a dimension of size 1 where rows go.
         return value.reshape(self.batch_shape + projection.prior_variance.shape)
 
-    def moments(self, X: jax.Array) -> Moments:
+    def shared(self, X: jax.Array) -> jax.Array | None:
+        """See :meth:`npgp.model.latent.Draw.shared`."""
+        block = None if self.q is None else self.q[0]
+        return block.factor_times(self.cache.project(X).A[0]) if isinstance(block, JointBlock) else None
+
+    def moments(self, X: jax.Array, shared: bool = True) -> Moments:
         """Mean, variance from ε, and residual variance at each row."""
         projection = self.cache.project(X)
         if self.q is None:
@@ -117,7 +126,12 @@ class Function(NoArray):
                 self._rows(mean, projection), jnp.zeros_like(projection.prior_variance), projection.residual_variance()
             )
         mean = whitened_mean(projection, [block.loc for block in self.q])
-        variance = whitened_variance(projection, self.q)
+        if shared:
+            variance = whitened_variance(projection, self.q)
+        else:
+            own = [i for i, block in enumerate(self.q) if not isinstance(block, JointBlock)]
+            parts = Projection(tuple(projection.A[i] for i in own), projection.prior_variance)
+            variance = whitened_variance(parts, [self.q[i] for i in own])
         if variance.ndim > 1:
             variance = self._rows(variance, projection)
         return Moments(self._rows(mean, projection), variance, projection.residual_variance(learned_blocks(self.q)))
@@ -144,7 +158,7 @@ class Function(NoArray):
         """The posterior object of this draw; only where a guide gave q."""
         if self.q is None:
             raise ValueError(f"{self.name} has no approximate posterior here: the model was run without a guide.")
-        return Posterior(self.projector, tuple(without_row_dim(block) for block in self.q))
+        return Posterior(self.projector, tuple(without_row_dim(block.marginal()) for block in self.q))
 
     def posterior_given_values(self) -> Posterior:
         """That of f given the drawn inducing values: q is at them."""

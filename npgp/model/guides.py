@@ -26,8 +26,9 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.contract import Message, under_predictive
+from npgp.contract import Message, base_of, under_predictive
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.joint import JointPseudoData, joined, survey
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import (
@@ -113,6 +114,7 @@ class AutoSparseGP:
         *,
         dependence: str = "pseudo-data",
         couple: Sequence[str] | None = None,
+        joint: bool = True,
     ):
         self.model = model
         checks.one_of(dependence, "dependence", ("pseudo-data", "coupled", "independent"))
@@ -121,6 +123,9 @@ class AutoSparseGP:
                 'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
             )
         self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
+        self._join = joint and dependence == "pseudo-data"
+        #: The components that share one q(ε).
+        self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
         self.hidden_model = Hidden(model, self._is_hidden)
         #: Whether to have one Gaussian for as many sites as may share one.
@@ -152,6 +157,8 @@ class AutoSparseGP:
                 self.model(*args, **kwargs)
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
+            if self._join:
+                self._groups = joined(self.model, sites, args, kwargs)
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
             self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
@@ -197,7 +204,12 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed)
+        joint: dict[str, Any] = {}
+        if self._groups:
+            seen = survey(self.model, samples, args, kwargs)
+            for group in self._groups:
+                joint |= JointPseudoData(group, seen, followed.t).parts()
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed, joint)
         with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
@@ -284,7 +296,7 @@ class AutoSparseGP:
             of_others = {name: found[name] for name in self._other_sites}
             guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=of_others)
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
-            return {site: sites[site]["fn"].mean for site in given_data}
+            return {site: base_of(sites[site]["fn"]).loc for site in given_data}
 
         return found | one_program(means, keepers=(self,), apart=(self.model,))
 
@@ -303,7 +315,7 @@ class AutoSparseGP:
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
-        if self._coupling is not None and self._coupling.pseudo_data and self._coupling.sizes:
+        if any(has_pseudo_data(params, site) for site in self._whitened or ()):
             blocks = self._blocks("quantiles", params)
             self._need_arguments("quantiles(params, levels, ...)", args, kwargs)
             draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)

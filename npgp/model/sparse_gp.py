@@ -17,7 +17,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
-from npgp.model.pseudo_data import declare_pseudo_data, given_pseudo_data, has_pseudo_data
+from npgp.model.pseudo_data import declare_pseudo_data, given_pseudo_data, has_pseudo_data, joined_with
 from npgp.model.sites import (
     FUNCTION,
     NOTHING,
@@ -156,14 +156,21 @@ class SparseGP:
         :param t: the values of other sites that q(ε) follows, if it follows any (:class:`npgp.AutoSparseGP`); 0 if
             omitted, which with Gaussian guides is where these sites have their medians.
         :raises KeyError: if the parameters of q(ε) are not among them.
+        :raises ValueError: if f shares its q with other components, whose kernels are not this object's.
         """
         trained(params)
         t = None if t is None else checked_values(t)
         projector = factorize(self.kernel, self.inducing, self.jitter)
         q = []
         for i, ((site, _, kind), L) in enumerate(zip(self._layout(), projector.factors, strict=True)):
+            others = joined_with(params, f"{prefix}{site}")
+            if others:
+                raise ValueError(
+                    f"{prefix}{site} is jointly Gaussian with {others}, whose kernels its posterior depends on too: "
+                    "take npgp.posterior(name, model, guide, params, ...)."
+                )
             if has_pseudo_data(params, f"{prefix}{site}"):
-                block = given_pseudo_data(f"{prefix}{site}", kind, self.init_scale, projector.cholesky[i], t, params)
+                block = given_pseudo_data(f"{prefix}{site}", kind, projector.cholesky[i], t, params)
                 q.append(without_row_dim(block))
                 continue
             names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
@@ -217,10 +224,13 @@ class SparseGP:
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         values, q, messages, fixed = [], [], [], False
-        cache = Cache(self.kernel, self.inducing, self.jitter)
+        joint = follows.joint
+        cache = Cache(self.kernel, self.inducing, self.jitter) if joint is None else joint.cache
         for i, (site, block, kind) in enumerate(self._layout()):
             q_block = None
-            if guided and follows.pseudo_data and self.whitened and kind != "mean-only":
+            if joint is not None and i == 0:
+                q_block = joint.q()
+            elif guided and follows.pseudo_data and self.whitened and kind != "mean-only":
                 factor = cache.projector.cholesky[i]
                 q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t)
             elif guided:
@@ -233,6 +243,8 @@ class SparseGP:
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
+            if joint is not None and i == 0:
+                joint.drawn(value)
             q.append(approximation(site, catch.message))
             fixed = fixed or fixed_beside(site, catch.message)
         if guided or fixed or any(block is not None for block in q):
@@ -249,7 +261,7 @@ class SparseGP:
             # Here and not where f is first evaluated, which may be inside a scan, from which nothing may be kept.
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
-        function.fixed = fixed
+        function.fixed, function.component = fixed, self
         function.substituted = next((m["name"] for m in messages if m["infer"].get(SUBSTITUTED)), None)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorization.
