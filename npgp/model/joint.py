@@ -45,9 +45,7 @@ def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs
     return sites
 
 
-def joined(
-    model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]
-) -> list[tuple[str, ...]]:
+def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, ...]]:
     """
     The groups of components that share a q, each as the sites of its members' first blocks, the largest first.
 
@@ -106,9 +104,7 @@ def _apart(latents: Latents, names: dict[int, str], members: set[str]) -> bool:
     return sum(any(names.get(id(f)) in members for f in part.functions) for part in latents.parts) > 1
 
 
-def _dependent(
-    model: Callable, functions: dict[str, Function], args: tuple, kwargs: dict[str, Any]
-) -> set[str]:
+def _dependent(model: Callable, functions: dict[str, Function], args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """The components whose kernel, or inducing features, depend on inducing values: a survey does not know these."""
 
     def priors(*values):
@@ -169,7 +165,7 @@ class JointPseudoData:
     def q(self, name: str) -> JointBlock:
         """A member's block, given those drawn before."""
         end = self._ends[name]
-        mean = self._mean[: end][-self.caches[name].projector.cholesky[0].shape[0] :]
+        mean = self._mean[:end][-self.caches[name].projector.cholesky[0].shape[0] :]
         before = jnp.concatenate([jnp.zeros(0, mean.dtype), *self._noise])
         return JointBlock(mean, self._factor[end - mean.shape[0] : end, :end], before)
 

@@ -312,7 +312,9 @@ class Latent(NoArray):
         for term in self.terms:
             half = term.function.shared(term.X)
             # Functions that share a q are in no plate, and so not mixed; a factor may differ between outputs.
-            halves.append(None if half is None else (term.scale[..., None, :] if term.scale.ndim else term.scale) * half)
+            halves.append(
+                None if half is None else (term.scale[..., None, :] if term.scale.ndim else term.scale) * half
+            )
         return halves if sum(half is not None for half in halves) > 1 else [None] * len(halves)
 
     def check_unshared(self) -> None:

@@ -117,7 +117,9 @@ def sum_of_squares(halves: Sequence[jax.Array]) -> jax.Array:
     """
     most = max(half.shape[-2] for half in halves)
     padded = [
-        jnp.pad(half, [(0, 0)] * (half.ndim - 2) + [(0, most - half.shape[-2]), (0, 0)]) if half.shape[-2] < most else half
+        jnp.pad(half, [(0, 0)] * (half.ndim - 2) + [(0, most - half.shape[-2]), (0, 0)])
+        if half.shape[-2] < most
+        else half
         for half in halves
     ]
     return jnp.sum(jnp.square(sum(padded[1:], padded[0])), axis=-2)
