@@ -82,7 +82,16 @@ class AutoSparseGP:
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
       Gaussian. For natural gradients, and where a step may cost no more.
-    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow.
+    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow, and
+      no component to share q(ε) with.
+
+    **Several components** whose values are summed in one statement, ``observe("y", f(X) + g(X), …)``, share one q(ε):
+    they are jointly Gaussian given t, for the data say little about how the sum is split. It is given by pseudo-data
+    about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g. So it is
+    under ``dependence="pseudo-data"``, for whitened :class:`~npgp.SparseGP` components drawn outside plates, and their
+    first block if that is dense; as long as they have 1000 inducing features together (beyond, the largest components
+    keep a q of their own), and if no observation has two of them as different latent values. Others have a q(ε) of their
+    own, given t independent of all components.
 
     Sites that q(ε) does not follow:
 
@@ -102,8 +111,9 @@ class AutoSparseGP:
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
     :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"coupled"``, or ``"independent"``.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
-    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; and if ``couple``
-        is no list of names.
+    :param joint: whether components that meet in one sum share one q(ε).
+    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; if ``couple``
+        is no list of names; and if ``joint`` is neither true nor false.
     :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent.
     """
 
@@ -123,6 +133,8 @@ class AutoSparseGP:
                 'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
             )
         self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
+        if not isinstance(joint, bool):
+            raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
         self._join = joint and dependence == "pseudo-data"
         #: The components that share one q(ε).
         self._groups: list[tuple[str, ...]] = []

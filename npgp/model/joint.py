@@ -49,10 +49,11 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     """
     The groups of components that share a q, each as the sites of its members' first blocks, the largest first.
 
-    Members are :class:`~npgp.SparseGP` components drawn outside plates and control flow, whose first block is dense and
-    whose parameters are whitened, and whose kernel and inducing features do not depend on a GP. Those that meet in one
-    sum belong together. Of more than :data:`MOST` features together, the largest components are left out. A group two of
-    whose members are different latent values of one observation is none: likelihoods take these to be independent.
+    Members are :class:`~npgp.SparseGP` components drawn outside plates and control flow, whose first block is dense
+    and whose parameters are whitened, and whose kernel and inducing features do not depend on a GP. Those that meet in
+    one sum belong together. Of more than :data:`MOST` features together, the largest components are left out. A group
+    two of whose members are different latent values of one observation is none: likelihoods take these to be
+    independent.
 
     :param model: the model.
     :param sites: its trace.
@@ -123,8 +124,8 @@ class JointPseudoData:
     """
     The q(ε) of a group, whose parameters are declared; their names have no scope but the sites' own.
 
-    :param group: the members' sites, the largest first. Its pseudo-data are about sums of all components at its inducing
-        points, the next one's about those of all but the first, and so on.
+    :param group: the members' sites, the largest first. Its pseudo-data are about sums of all components at its
+        inducing points, the next one's about those of all but the first, and so on.
     :param sites: of the survey.
     :param t: what the values are affine in.
     """
@@ -204,8 +205,8 @@ class Start:
     """
     What rows of data see of the components: the start of training; computed only when it is wanted.
 
-    A row sees ``Σ_c a_c w_cᵀ u_c`` with w the weights that interpolate between inducing values. The row of pseudo-data at
-    an inducing point of the first component takes the average of the rows of data around it, those that weigh its value.
+    A row sees ``Σ_c a_c w_cᵀ u_c``, w the weights that interpolate between inducing values. The pseudo-data at an
+    inducing point of the first component take the average of the rows around it, those that weigh its value.
     What is then left of a later component's weights is what its own pseudo-data see.
 
     :param group: the members' sites, the largest first.

@@ -94,8 +94,8 @@ class Draw(Protocol):
 
     def shared(self, rows: Any, /) -> jax.Array | None:
         """
-        A root of f's covariance with others whose q is the same one, (K, N): its columns' products with those of another
-        draw's are covariances. ``None`` if q is f's own.
+        A root of f's covariance with others whose q is the same one, (K, N): products of its columns with those of
+        another draw's are covariances. ``None`` if q is f's own.
         """
         ...
 

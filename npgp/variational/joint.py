@@ -1,9 +1,9 @@
 """
 A joint q(ε) of several components, which an observation is the sum of: one Gaussian, site by site.
 
-Data about ``y = f(x) + g(x)`` say little about how y is split, so that f and g are far from independent given y. Stacked
-over components, ε = (ε_1, …, ε_C) has the prior N(0, I), and given pseudo-data about the stacked inducing values
-``u = blockdiag(L_1, …, L_C) ε``, of precision ``R Rᵀ``,
+Data about ``y = f(x) + g(x)`` say little about how y is split, so that f and g are far from independent given y.
+Stacked over components, ε = (ε_1, …, ε_C) has the prior N(0, I), and given pseudo-data about the stacked inducing
+values ``u = blockdiag(L_1, …, L_C) ε``, of precision ``R Rᵀ``,
 
     S = T Tᵀ = (I + Hᵀ H)⁻¹,        m = S Hᵀ Rᵀ z,        H = Rᵀ blockdiag(L_1, …, L_C).
 

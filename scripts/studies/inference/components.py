@@ -119,9 +119,7 @@ def main(argv: list[str] | None = None) -> dict:
     train, test, y_train, y_test = X[:count], X[count:], y[:count], y[count:]
     rng, end = np.random.default_rng(args.seed), float(X[count - 1, 0])
     # The season's are spread at random: evenly, they would see one month of the year alone.
-    places = [
-        np.linspace(0, end, m) if i != 1 else np.sort(rng.uniform(0, end, m)) for i, m in enumerate(args.points)
-    ]
+    places = [np.linspace(0, end, m) if i != 1 else np.sort(rng.uniform(0, end, m)) for i, m in enumerate(args.points)]
     inducing = [Z[:, None].astype(np.float32) for Z in places]
 
     def model(X, y=None):
