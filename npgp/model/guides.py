@@ -27,8 +27,8 @@ from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.contract import Message, base_of, under_predictive
+from npgp.model.components import JointPseudoData, joined, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
-from npgp.model.joint import JointPseudoData, joined, survey
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import (
@@ -90,8 +90,8 @@ class AutoSparseGP:
     about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g. So it is
     under ``dependence="pseudo-data"``, for whitened :class:`~npgp.SparseGP` components drawn outside plates, and their
     first block if that is dense; as long as they have 1000 inducing features together (beyond, the largest components
-    keep a q of their own), and if no observation has two of them as different latent values. Others have their own q(ε),
-    given t independent of all components.
+    keep a q of their own), and if no observation has two of them as different latent values. Others have a q(ε) of
+    their own, given t independent of all components.
 
     Sites that q(ε) does not follow:
 

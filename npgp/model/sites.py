@@ -109,7 +109,7 @@ class Followed(NamedTuple):
 
     :param t: values of other sites, (T,), that its mean, or that given by pseudo-data, is affine in; ``None`` if none.
     :param pseudo_data: whether it is a posterior given pseudo-data, which follows the kernel's hyperparameters.
-    :param joint: the component's part of a q that it shares with others (npgp/model/joint.py).
+    :param joint: the component's part of a q that it shares with others (npgp/model/components.py).
     """
 
     t: jax.Array | None = None

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import NOISE, STRUCTURES, X_NEW, X, Y, compiled, make_elbo, rbf, traces
+from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from oracles import log_normal
 
 import npgp
-from npgp.model import joint as joint_module
+from npgp.model import components
 
 #: Lengthscales and variances of f and g.
 F, G = (2.0, 1.5), (0.4, 0.6)
@@ -282,9 +283,20 @@ def test_which_components_share(monkeypatch):
         assert groups(chain, **options) == []
     with pytest.raises(TypeError, match="joint is 'yes'"):
         npgp.AutoSparseGP(chain, joint="yes")
-    monkeypatch.setattr(joint_module, "MOST", 6)
+    monkeypatch.setattr(components, "MOST", 6)
     assert groups(chain) == [{"f.u", "g.u"}]
     monkeypatch.undo()
+
+    def scoped(X, y):
+        with handlers.scope(prefix="a"):
+            f = component("f").draw()
+            with handlers.scope(prefix="b"):
+                g = component("f").draw()
+        npgp.observe("y", f(X) - g(X), noise, obs=y)
+
+    assert groups(scoped) == [{"a/f.u", "a/b/f.u"}]
+    names = start(scoped, npgp.AutoSparseGP(scoped), jnp.asarray(X), jnp.asarray(Y))
+    assert "a/b/f.u.with.a/f.u" in names and not [n for n in names if not n.startswith("a/")]
 
     def others(X, y):
         """Diagonal, unwhitened, in a plate, and with a kernel that depends on another: each beside f."""
