@@ -103,7 +103,7 @@ def joint_posterior(
     H = jnp.concatenate(
         [R.T * L if L.ndim == 1 else linalg.matmul(R.T, L) for R, L in zip(roots, factors, strict=True)], axis=1
     )
-    scaled = sum(linalg.matmul(R.T, z[:, None]) for R, z in zip(roots, values, strict=True))
+    scaled = linalg.matmul(jnp.concatenate(roots).T, jnp.concatenate(values)[:, None])
     T = covariance_factor(linalg.gram(H.T))
     half = linalg.matmul(T.T, linalg.matmul(H.T, scaled))
     return linalg.matmul(T, half)[:, 0], T
