@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from npgp.sparse.groups import Groups
 from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Function"]
@@ -78,6 +80,8 @@ class Function(NoArray):
     ):
         self.name, self.values, self.q, self.guided, self.cache = name, values, q, guided, cache
         self.fixed = False
+        #: The component; not of its draws in guides written by hand.
+        self.component: Any = None
         self.substituted: str | None = None
 
     def __repr__(self):
@@ -118,14 +122,22 @@ class Function(NoArray):
         """q(ε), likewise."""
         return None if self.q is None else tuple(without_row_dim(block) for block in self.q)
 
-    def moments(self, X: jax.Array) -> Moments:
+    def shared(self, X: jax.Array) -> jax.Array | None:
+        """See :meth:`npgp.model.latent.Draw.shared`."""
+        block = None if self.q is None else self.q[0]
+        return block.factor_times(self.cache.project(X).A[0]) if isinstance(block, JointBlock) else None
+
+    def moments(self, X: jax.Array, shared: bool = True) -> Moments:
         """Mean, variance from ε, and residual variance at each row."""
         projection, q = self.cache.project(X), self._q
         if q is None:
             mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
             return Moments(mean, none, projection.residual_variance())
         mean = whitened_mean(projection, [block.loc for block in q])
-        return Moments(mean, whitened_variance(projection, q), projection.residual_variance(learned_blocks(q)))
+        own = [i for i, block in enumerate(q) if shared or not isinstance(block, JointBlock)]
+        parts = Projection(tuple(projection.A[i] for i in own), projection.prior_variance)
+        variance = whitened_variance(parts, [q[i] for i in own])
+        return Moments(mean, variance, projection.residual_variance(learned_blocks(q)))
 
     def group_covariance(self, X: jax.Array, groups: Groups) -> jax.Array:
         """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
@@ -149,7 +161,7 @@ class Function(NoArray):
         """The posterior object of this draw; only where a guide gave q."""
         if self.q is None:
             raise ValueError(f"{self.name} has no approximate posterior here: the model was run without a guide.")
-        return Posterior(self.projector, self._q or ())
+        return Posterior(self.projector, tuple(block.marginal() for block in self._q or ()))
 
     def posterior_given_values(self) -> Posterior:
         """That of f given the drawn inducing values: q is at them."""

@@ -26,7 +26,8 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.contract import Message, under_predictive
+from npgp.contract import Message, base_of, under_predictive
+from npgp.model.components import JointPseudoData, joined, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
@@ -81,7 +82,16 @@ class AutoSparseGP:
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
       Gaussian. For natural gradients, and where a step may cost no more.
-    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow.
+    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow, and
+      no component to share q(ε) with.
+
+    **Several components** whose values are summed in one statement, ``observe("y", f(X) + g(X), …)``, share one q(ε):
+    they are jointly Gaussian given t, for the data say little about how the sum is split. It is given by pseudo-data
+    about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g. So it is
+    under ``dependence="pseudo-data"``, for whitened :class:`~npgp.SparseGP` components drawn outside plates, and their
+    first block if that is dense; as long as they have 1000 inducing features together (beyond, the largest components
+    keep a q of their own), and if no observation has two of them as different latent values. Others have a q(ε) of
+    their own, given t independent of all components.
 
     Sites that q(ε) does not follow:
 
@@ -101,8 +111,9 @@ class AutoSparseGP:
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
     :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"coupled"``, or ``"independent"``.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
-    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; and if ``couple``
-        is no list of names.
+    :param joint: whether components that meet in one sum share one q(ε).
+    :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; if ``couple``
+        is no list of names; and if ``joint`` is neither true nor false.
     :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent.
     """
 
@@ -113,6 +124,7 @@ class AutoSparseGP:
         *,
         dependence: str = "pseudo-data",
         couple: Sequence[str] | None = None,
+        joint: bool = True,
     ):
         self.model = model
         checks.one_of(dependence, "dependence", ("pseudo-data", "coupled", "independent"))
@@ -121,6 +133,11 @@ class AutoSparseGP:
                 'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
             )
         self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
+        if not isinstance(joint, bool):
+            raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
+        self._join = joint and dependence == "pseudo-data"
+        #: The components that share one q(ε).
+        self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
         self.hidden_model = Hidden(model, self._is_hidden)
         #: Whether to have one Gaussian for as many sites as may share one.
@@ -152,6 +169,8 @@ class AutoSparseGP:
                 self.model(*args, **kwargs)
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
+            if self._join:
+                self._groups = joined(self.model, sites, args, kwargs)
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
             self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
@@ -197,7 +216,12 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed)
+        joint: dict[str, Any] = {}
+        if self._groups:
+            seen = survey(self.model, samples, args, kwargs)
+            for group in self._groups:
+                joint |= JointPseudoData(group, seen, followed.t).parts()
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed, joint)
         with Hidden(hides=hidden), handlers.trace() as sites:
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
@@ -284,7 +308,7 @@ class AutoSparseGP:
             of_others = {name: found[name] for name in self._other_sites}
             guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=of_others)
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
-            return {site: sites[site]["fn"].mean for site in given_data}
+            return {site: base_of(sites[site]["fn"]).loc for site in given_data}
 
         return found | one_program(means, keepers=(self,), apart=(self.model,))
 
@@ -303,7 +327,7 @@ class AutoSparseGP:
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         found = self._of_parts("quantiles", params, levels)
-        if self._coupling is not None and self._coupling.pseudo_data and self._coupling.sizes:
+        if any(has_pseudo_data(params, site) for site in self._whitened or ()):
             blocks = self._blocks("quantiles", params)
             self._need_arguments("quantiles(params, levels, ...)", args, kwargs)
             draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)

@@ -13,6 +13,7 @@ import numpy as np
 
 from npgp import checks, linalg
 from npgp.sparse.groups import Groups
+from npgp.variational.joint import sum_of_squares
 
 __all__ = ["Draw", "Given", "Latent", "Moments", "Term", "as_latent", "times_root"]
 
@@ -87,8 +88,19 @@ class Draw(Protocol):
         """The site of inducing values that ``substitute`` gave, if it did."""
         ...
 
-    def moments(self, rows: Any, /) -> Moments:
-        """Mean, variance from the inducing values, and residual variance at each row."""
+    def moments(self, rows: Any, /, shared: bool = True) -> Moments:
+        """
+        Mean, variance from the inducing values, and residual variance at each row.
+
+        :param shared: whether the variance includes that of :meth:`shared`.
+        """
+        ...
+
+    def shared(self, rows: Any, /) -> jax.Array | None:
+        """
+        A root of f's covariance with others whose q is the same one, (K, N): products of its columns with those of
+        another draw's are covariances. ``None`` if q is f's own.
+        """
         ...
 
     def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
@@ -312,6 +324,17 @@ class Latent(NoArray):
         """The draws that occur."""
         return [term.function for term in self.terms]
 
+    def _shared(self) -> list[jax.Array | None]:
+        """Of each term the root of its covariance with other terms; of one that has no other, ``None``."""
+        halves = []
+        for term in self.terms:
+            half = term.function.shared(term.X)
+            # Functions that share a q are in no plate, and so not mixed; a factor may differ between outputs.
+            halves.append(
+                None if half is None else (term.scale[..., None, :] if term.scale.ndim else term.scale) * half
+            )
+        return halves if sum(half is not None for half in halves) > 1 else [None] * len(halves)
+
     def check_unshared(self) -> None:
         """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""
         for term in self.terms:
@@ -324,11 +347,14 @@ class Latent(NoArray):
                 )
 
     def moments(self) -> Moments:
-        """Moments of the combination, the draws being independent; each of shape :attr:`shape`."""
+        """Moments of the combination; each of shape :attr:`shape`."""
         mean = self.offset
-        variance = residual = jnp.zeros((), mean.dtype)
-        for term in self.terms:
-            m = term.function.moments(term.X)
+        residual = jnp.zeros((), mean.dtype)
+        halves = self._shared()
+        together = [half for half in halves if half is not None]
+        variance = sum_of_squares(together) if together else residual
+        for term, half in zip(self.terms, halves, strict=True):
+            m = term.function.moments(term.X) if half is None else term.function.moments(term.X, shared=False)
             mean = mean + term.values(m.mean)
             variance = variance + term.variance(m.variance)
             residual = residual + term.variance(m.residual)

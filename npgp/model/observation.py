@@ -21,7 +21,7 @@ from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.model.latent import Latent, Moments
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
-from npgp.model.sites import JOINT, OBSERVATION, Catch, check_loss, conditional_parameter
+from npgp.model.sites import JOINT, LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual
 
@@ -218,7 +218,7 @@ def observe(
         lambda key, shape: latents.simulate(key, jointly, shape),
     )
     with (catch := Catch("sample")):
-        value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True})
+        value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True, LATENTS: latents})
     if obs is None and catch.message["is_observed"]:
         _check_observations(name, value, None if isinstance(mask, str) else mask, latents, likelihood)
         if conditional.partition(latents.shape[-1]) is not None:

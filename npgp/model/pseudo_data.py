@@ -41,7 +41,28 @@ def declare_pseudo_data(
         kernel each these have the axes of the parameters' batch in front.
     :param t: what the values are affine in.
     """
-    dtype, batch, size = jnp.result_type(float), plate_shape(), block.size
+    parameter = declared(block.size, kind, init_scale, L, t, diagonal, plate_shape())
+    return _block(site, kind, L, t, diagonal, parameter)
+
+
+def declared(
+    size: int,
+    kind: str,
+    init_scale: float,
+    L: jax.Array,
+    t: jax.Array | None,
+    diagonal: bool,
+    batch: tuple[int, ...] = (),
+    noise: Callable[[], jax.Array] | None = None,
+) -> Callable[[str], jax.Array]:
+    """
+    Parameters of pseudo-data, each declared when it is asked for by its name.
+
+    :param size: of the block, M; other arguments as of :func:`declare_pseudo_data`.
+    :param batch: shape of the plates around.
+    :param noise: the noise's standard deviations at the start, where they are to be multiples of the usual ones; (M,).
+    """
+    dtype = jnp.result_type(float)
     # The data's scale, so that the other parameters are near 1 whatever the units are. It does not follow the kernel.
     deviation = jnp.sqrt(jnp.sum(jnp.square(L), axis=-1 if diagonal else (-2, -1)) / size).astype(dtype)[..., None]
     starts = {
@@ -59,7 +80,10 @@ def declare_pseudo_data(
 
     def parameter(name: str) -> jax.Array:
         suffix = name.rsplit(".", 1)[1]
-        value = numpyro.param(name, starts[suffix], constraint=rules[suffix])
+        start: Any = starts[suffix]
+        if suffix == SCALE and noise is not None:
+            start = lambda _: starts[SCALE] * noise()  # noqa: E731
+        value = numpyro.param(name, start, constraint=rules[suffix])
         if jnp.shape(value)[-1:] != starts[suffix].shape[-1:] and suffix != "coupling":
             raise ValueError(
                 f"{name} has shape {jnp.shape(value)}; it must be {starts[suffix].shape}: parameters of other inducing "
@@ -67,7 +91,17 @@ def declare_pseudo_data(
             )
         return value
 
-    return _block(site, kind, L, t, diagonal, parameter)
+    return parameter
+
+
+#: Between the names of two sites: the parameter by which pseudo-data of the second are about the first, too.
+JOINED = ".with."
+
+
+def joined_with(params: Mapping[str, Any], site: str) -> list[str]:
+    """The sites with which a site's q is one, by the names of trained parameters."""
+    pairs = [name.split(JOINED) for name in params if JOINED in name]
+    return [other for pair in pairs if site in pair for other in pair if other != site]
 
 
 def has_pseudo_data(params: Mapping[str, Any], site: str) -> bool:
@@ -91,6 +125,13 @@ def given_pseudo_data(
 def _block(
     site: str, kind: str, L: jax.Array, t: jax.Array | None, diagonal: bool, parameter: Callable[[str], jax.Array]
 ) -> BlockNormal:
+    return pseudo_posterior(L, *values_and_root(site, kind, t, parameter), diagonal)
+
+
+def values_and_root(
+    site: str, kind: str, t: jax.Array | None, parameter: Callable[[str], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """The values z of pseudo-data, and the root R of their precision; its diagonal if that is diagonal."""
     unit = parameter(f"{site}.{UNIT}")
     values = unit * parameter(f"{site}.{VALUES}")
     if t is not None:
@@ -100,4 +141,4 @@ def _block(
     if kind == "dense":
         lower = parameter(f"{site}.{LOWER}")
         root = root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))
-    return pseudo_posterior(L, values, root, diagonal)
+    return values, root

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,11 +87,12 @@ class Rerun(SameRows):
     :param fn: the model.
     :param sites: what other guides have sampled.
     :param followed: what q(ε) follows.
+    :param joint: of components that share one q, their parts of it, by site.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message], followed: Followed):
+    def __init__(self, fn: Callable, sites: dict[str, Message], followed: Followed, joint: Mapping[str, Any]):
         super().__init__(fn, sites)
-        self.followed = followed
+        self.followed, self.joint = followed, joint
         self.latent: set[str] = set()  # the sites that others have to cover
 
     def process_message(self, msg):
@@ -99,7 +100,7 @@ class Rerun(SameRows):
         if msg["type"] == CONTEXT:
             msg["value"] = True
         if msg["type"] == COUPLED:
-            msg["value"] = self.followed
+            msg["value"] = self.followed._replace(joint=self.joint.get(msg["name"]))
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         site = self.sites.get(msg["name"])

@@ -12,7 +12,7 @@ from npgp.contract import random_key, under_predictive
 from npgp.model.latent import Latent, as_latent, times_root
 from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
-from npgp.model.sites import VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
+from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
 from npgp.sparse.conditionals import Conditional, Prior, as_conditional
 
 __all__ = ["sample"]
@@ -72,7 +72,7 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
     prior = dist.Normal(jnp.zeros(shape), 1.0)
     q = dist.Normal(jnp.zeros(shape), scale)
     with (catch := Catch("sample")):
-        z = numpyro.sample(f"{name}.residual", q if latents.guided else prior, infer={Q: None})
+        z = numpyro.sample(f"{name}.residual", q if latents.guided else prior, infer={Q: None, LATENTS: latents})
     infer = catch.message["infer"]
     value = None if latents.fixed else infer.get(VALUE)
     if value is None:

@@ -36,6 +36,8 @@ SCALE = "npgp.scale"
 SUBSTITUTED = "npgp.substituted"
 #: Marks observations of GP values.
 OBSERVATION = "npgp.observation"
+#: The GP values that a statement is about, for the automatic guide to see which components meet.
+LATENTS = "npgp.latents"
 #: Whether the parameters of q are those of whitened values.
 WHITENED = "npgp.whitened"
 #: Of a residual's site: the GP values that the automatic guide has computed from it.
@@ -107,10 +109,12 @@ class Followed(NamedTuple):
 
     :param t: values of other sites, (T,), that its mean, or that given by pseudo-data, is affine in; ``None`` if none.
     :param pseudo_data: whether it is a posterior given pseudo-data, which follows the kernel's hyperparameters.
+    :param joint: the component's part of a q that it shares with others (npgp/model/components.py).
     """
 
     t: jax.Array | None = None
     pseudo_data: bool = False
+    joint: Any = None
 
 
 #: q(ε) is independent of all else.

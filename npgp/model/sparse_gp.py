@@ -17,7 +17,13 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
-from npgp.model.pseudo_data import PSEUDO_DATA, declare_pseudo_data, given_pseudo_data, has_pseudo_data
+from npgp.model.pseudo_data import (
+    PSEUDO_DATA,
+    declare_pseudo_data,
+    given_pseudo_data,
+    has_pseudo_data,
+    joined_with,
+)
 from npgp.model.sites import (
     FUNCTION,
     NOTHING,
@@ -164,6 +170,7 @@ class SparseGP:
         :param t: the values of other sites that q(ε) follows, if it follows any (:class:`npgp.AutoSparseGP`); 0 if
             omitted, which with Gaussian guides is where these sites have their medians.
         :raises KeyError: if the parameters of q(ε) are not among them.
+        :raises ValueError: if f shares its q with other components, whose kernels are not this object's.
         """
         trained(params)
         t = None if t is None else checked_values(t)
@@ -171,6 +178,12 @@ class SparseGP:
         projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
         q = []
         for i, (site, _, kind) in enumerate(self._layout()):
+            others = joined_with(params, f"{prefix}{site}")
+            if others:
+                raise ValueError(
+                    f"{prefix}{site} is jointly Gaussian with {others}, whose kernels its posterior depends on too: "
+                    "take npgp.posterior(name, model, guide, params, ...)."
+                )
             if has_pseudo_data(params, f"{prefix}{site}"):
                 factor, diagonal = _in_plates(projector, i, plates)
                 q.append(without_row_dim(given_pseudo_data(f"{prefix}{site}", kind, factor, t, params, diagonal)))
@@ -236,11 +249,13 @@ class SparseGP:
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         values, q, messages, fixed = [], [], [], False
-        plates = plate_shape()
-        cache = Cache(self.kernel, self.inducing, plates, self.jitter)
+        plates, joint = plate_shape(), follows.joint
+        cache = Cache(self.kernel, self.inducing, plates, self.jitter) if joint is None else joint.cache
         for i, (site, block, kind) in enumerate(self._layout()):
             q_block = None
-            if guided and follows.pseudo_data and self.whitened and kind != "mean-only":
+            if joint is not None and i == 0:
+                q_block = joint.q()
+            elif guided and follows.pseudo_data and self.whitened and kind != "mean-only":
                 factor, diagonal = _in_plates(cache.projector, i, plates)
                 q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t, diagonal)
             elif guided:
@@ -253,6 +268,8 @@ class SparseGP:
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
+            if joint is not None and i == 0:
+                joint.drawn(value)
             q.append(approximation(site, catch.message))
             fixed = fixed or fixed_beside(site, catch.message)
         if guided or fixed or any(block is not None for block in q):
@@ -269,7 +286,7 @@ class SparseGP:
             # Here and not where f is first evaluated, which may be inside a scan, from which nothing may be kept.
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
-        function.fixed = fixed
+        function.fixed, function.component = fixed, self
         function.substituted = next((m["name"] for m in messages if m["infer"].get(SUBSTITUTED)), None)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorization.

@@ -314,6 +314,9 @@ class NeighborFunction(NoArray):
         """Whether a guide gave q."""
         return self.q is not None
 
+    def shared(self, rows: NeighborRows) -> None:
+        """q is f's own."""
+
     @property
     def fixed(self) -> bool:
         """Whether inducing values are fixed, or drawn without a guide."""
@@ -346,7 +349,7 @@ class NeighborFunction(NoArray):
         self._weights.append((rows, rows.regression(self.gp.kernel, self.gp.inducing, self.gp.jitter)))
         return self._weights[-1][1]
 
-    def moments(self, rows: NeighborRows) -> Moments:
+    def moments(self, rows: NeighborRows, shared: bool = True) -> Moments:
         """Mean, variance from the inducing values, and residual variance at each row."""
         b, F = self._regression(rows)
         if self.q is None:

@@ -15,6 +15,7 @@ from npgp.variational.blocks import (
     whitened_variance,
 )
 from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
+from npgp.variational.joint import JointBlock
 from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient
 from npgp.variational.paths import Paths
@@ -27,6 +28,7 @@ __all__ = [
     "Decomposition",
     "DenseNormal",
     "DiagonalNormal",
+    "JointBlock",
     "MeanOnlyNormal",
     "MixedPaths",
     "MixedPosterior",

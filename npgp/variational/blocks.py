@@ -93,6 +93,10 @@ class BlockNormal(dist.Distribution):
         """The same distribution, its last batch dimension (of size 1) dropped."""
         raise NotImplementedError
 
+    def marginal(self) -> BlockNormal:
+        """The block's distribution by itself, where others depend on it (npgp/variational/joint.py)."""
+        return self
+
     def sample(self, key, sample_shape=()):
         checks.random_key(key, advice=checks.WITHOUT_SEED)
         z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 
-__all__ = ["pseudo_posterior"]
+__all__ = ["covariance_factor", "pseudo_posterior"]
 
 
 def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal: bool = False) -> BlockNormal:
@@ -43,23 +43,23 @@ def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal:
         H = linalg.lower_matmul(root, L, transpose=True)
         scaled = linalg.matmul(jnp.swapaxes(root, -1, -2), values[..., None])[..., 0]
     transposed = jnp.swapaxes(H, -1, -2)
-    factor = _covariance_factor(linalg.gram(transposed))
+    factor = covariance_factor(linalg.gram(transposed))
     half = linalg.matmul(jnp.swapaxes(factor, -1, -2), linalg.matmul(transposed, scaled[..., None]))
     return DenseNormal(linalg.matmul(factor, half)[..., 0], factor)
 
 
 @jax.custom_jvp
-def _covariance_factor(Omega: jax.Array) -> jax.Array:
+def covariance_factor(Omega: jax.Array) -> jax.Array:
     """The lower factor T of ``(I + Ω)⁻¹``, for positive semi-definite Ω (..., M, M)."""
     identity = jnp.eye(Omega.shape[-1], dtype=Omega.dtype)
     # I + Ω has a factor unless rounding is above 1.
     return linalg.inverse_of_reversed(linalg.cholesky(jnp.flip(Omega + identity, (-2, -1)), jitter=0.0)[0])
 
 
-@_covariance_factor.defjvp
+@covariance_factor.defjvp
 def _(primals, tangents):
     # From dS = −S dΩ S: products only, where the gradient by way of F would take four more solves.
-    T, dOmega = _covariance_factor(*primals), tangents[0]
+    T, dOmega = covariance_factor(*primals), tangents[0]
     dOmega = 0.5 * (dOmega + jnp.swapaxes(dOmega, -1, -2))
     inner = linalg.lower_matmul(T, linalg.matmul(dOmega, T), transpose=True)
     return T, -linalg.lower_matmul(T, linalg.lower_half(inner))

@@ -1,0 +1,168 @@
+#!/usr/bin/env python
+"""Three components that share a signal, by SVI, against one GP with the summed kernel.
+
+Monthly values like those of CO2 at Mauna Loa, simulated: growth that accelerates, a season that changes slowly,
+deviations over some months, noise. The model has three SparseGPs, trend + season + short, hyperparameters with priors,
+and is trained on all but the last ten years. Compared are the components' q(ε) jointly Gaussian (the default), each by
+itself (joint=False), and independent of everything (dependence="independent"); and exact GP regression with the summed
+kernel at the maximum of the posterior of the same hyperparameters.
+
+- RMSE of the forecast's mean, and the share of the held-out values in their 95% intervals, with the intervals' width.
+- ELBO: mean of the last steps; of the exact GP, the log evidence at its hyperparameters.
+- Sum and parts: the mean over the training months of the standard deviation of trend + season + short, and of trend.
+
+    python scripts/studies/inference/components.py                500 months, 4000 steps
+    python scripts/studies/inference/components.py --quick        a check that it runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from scipy.optimize import minimize
+
+import npgp
+from npgp.kernels import Matern32, Periodic
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, command, table, whole, write_json
+
+#: Medians, and standard deviations of logarithms, of the hyperparameters' priors; values are standardized.
+PRIORS = {
+    "trend": (30.0, 0.5),
+    "trend_scale": (3.0, 0.7),
+    "season": (1.0, 0.4),
+    "season_scale": (0.3, 0.7),
+    "decay": (60.0, 0.5),
+    "short": (1.0, 0.5),
+    "short_scale": (0.1, 0.7),
+    "noise": (0.05, 0.7),
+}
+GUIDES = {
+    "joint": {},
+    "each by itself": {"joint": False},
+    "independent": {"dependence": "independent"},
+}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Arguments(__doc__)
+    parser.add_argument("--months", type=whole, default=500)
+    parser.add_argument("--held-out", type=whole, default=120)
+    parser.add_argument("--draws", type=whole, default=500)
+    parser.add_argument("--guides", nargs="+", choices=list(GUIDES), default=list(GUIDES))
+    parser.add_argument("--points", type=whole, nargs=3, default=[12, 40, 70], help="inducing points of each component")
+    parser.shared("quick", "json", steps=4000, learning_rate=0.02, seed=0)
+    return parser.read(argv, quick={"months": 40, "held_out": 10, "draws": 10, "steps": 3, "points": [3, 4, 4]})
+
+
+def simulate(months: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Years (N, 1), and values."""
+    rng = np.random.default_rng(seed)
+    years = np.arange(months) / 12.0
+    near = np.asarray(Matern32(1.0)(years[:, None])) + 1e-5 * np.eye(months)
+    season = 2.8 * np.sin(2 * np.pi * years) + 0.8 * (1 + 0.01 * years) * np.cos(4 * np.pi * years)
+    short = 0.4 * np.linalg.cholesky(near) @ rng.normal(size=months)
+    values = 340 + 0.96 * years + 0.012 * years**2 + season + short + 0.25 * rng.normal(size=months)
+    return years[:, None], values
+
+
+def kernels(v) -> tuple:
+    """Of trend, season and short scale."""
+    return (
+        npgp.RBF(v["trend"], variance=v["trend_scale"] ** 2),
+        Periodic(1.0, lengthscale=v["season"], variance=v["season_scale"] ** 2) * npgp.RBF(v["decay"]),
+        Matern32(v["short"], variance=v["short_scale"] ** 2),
+    )
+
+
+def exact(X: np.ndarray, y: np.ndarray, X_new: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Forecasts by one GP with the summed kernel: means, standard deviations, and the log evidence."""
+    middle, width = np.log(np.transpose(list(PRIORS.values()))[0]), np.transpose(list(PRIORS.values()))[1]
+
+    def covariance(z, a, b):
+        return sum(k(a, b) for k in kernels(dict(zip(PRIORS, jnp.exp(z), strict=True))))
+
+    def evidence(z):
+        K = covariance(z, X, X) + (jnp.exp(2 * z[-1]) + 1e-8) * jnp.eye(len(X))
+        return dist.MultivariateNormal(jnp.zeros(len(X)), K).log_prob(y)
+
+    def loss(z):
+        return 0.5 * jnp.sum(jnp.square((z - middle) / width)) - evidence(z)
+
+    with jax.enable_x64(True):
+        X, y, X_new = (np.asarray(a, np.float64) for a in (X, y, X_new))
+        value = jax.jit(jax.value_and_grad(loss))
+        found = minimize(lambda z: [np.asarray(a, float) for a in value(z)], middle, jac=True, method="L-BFGS-B")
+        z = found.x
+        K = np.asarray(covariance(z, X, X)) + np.exp(2 * z[-1]) * np.eye(len(X))
+        across = np.asarray(covariance(z, X_new, X))
+        mean = across @ np.linalg.solve(K, y)
+        left = np.asarray(covariance(z, X_new, X_new)) - across @ np.linalg.solve(K, across.T)
+        return mean, np.sqrt(np.diag(left) + np.exp(2 * z[-1])), float(evidence(z))
+
+
+def main(argv: list[str] | None = None) -> dict:
+    args = parse(argv)
+    years, values = simulate(args.months, args.seed)
+    count = args.months - args.held_out
+    level, scale = values[:count].mean(), values[:count].std()
+    X, y = years.astype(np.float32), ((values - level) / scale).astype(np.float32)
+    train, test, y_train, y_test = X[:count], X[count:], y[:count], y[count:]
+    rng, end = np.random.default_rng(args.seed), float(X[count - 1, 0])
+    # The season's are spread at random: evenly, they would see one month of the year alone.
+    places = [np.linspace(0, end, m) if i != 1 else np.sort(rng.uniform(0, end, m)) for i, m in enumerate(args.points)]
+    inducing = [Z[:, None].astype(np.float32) for Z in places]
+
+    def model(X, y=None):
+        v = {name: numpyro.sample(name, dist.LogNormal(np.log(m), s)) for name, (m, s) in PRIORS.items()}
+        names = ("f.trend", "f.season", "f.short")
+        drawn = [npgp.SparseGP(n, k, Z).draw() for n, k, Z in zip(names, kernels(v), inducing, strict=True)]
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", drawn[0](X) + drawn[1](X) + drawn[2](X), npgp.Gaussian(scale=v["noise"]), obs=y)
+
+    rows = []
+
+    def report(name, mean, lower, upper, bound, of_sum=None, of_trend=None):
+        rmse = float(np.sqrt(np.mean((mean - y_test) ** 2)) * scale)
+        inside = float(np.mean((lower < y_test) & (y_test < upper)))
+        row = {"q": name, "rmse": rmse, "inside": inside, "width": float(np.mean(upper - lower) * scale)}
+        rows.append(row | {"bound": bound, "sum": of_sum, "trend": of_trend})
+        print(f"{name}: RMSE {rmse:.2f}, {inside:.0%} inside, {bound:.1f} nats", flush=True)
+
+    mean, deviation, evidence = exact(train, y_train, test)
+    report("exact GP", mean, mean - 1.96 * deviation, mean + 1.96 * deviation, evidence)
+    for name in args.guides:
+        guide = npgp.AutoSparseGP(model, **GUIDES[name])
+        svi = SVI(model, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
+        fit = npgp.fit(svi, jax.random.key(args.seed), args.steps, train, y_train, progress=False)
+        forecast = Predictive(model, guide=guide, params=fit.params, num_samples=args.draws)
+        draws = np.asarray(forecast(jax.random.key(1), test)["y"])
+        lower, upper = np.quantile(draws, [0.025, 0.975], axis=0)
+        here = np.asarray(forecast(jax.random.key(2), train)["y.latent"])
+        of_trend = npgp.posterior("f.trend", model, guide, fit.params, train, y_train, draws=20)
+        spread = float(np.mean(np.sqrt(of_trend.mean_and_variance(train)[1])) * scale)
+        elbo = -float(np.mean(np.asarray(fit.losses)[-args.steps // 20 :]))
+        report(name, draws.mean(0), lower, upper, elbo, float(here.std(0).mean() * scale), spread)
+    cells = [
+        [r["q"], f"{r['rmse']:.2f}", f"{r['inside']:.0%}", f"{r['width']:.2f}", f"{r['bound']:.1f}"]
+        + [None if r[key] is None else f"{r[key]:.3f}" for key in ("sum", "trend")]
+        for r in rows
+    ]
+    titles = ["q(ε)", "RMSE", "in 95% intervals", "their width", "ELBO", "sd of the sum", "sd of trend"]
+    print(table(titles, cells, (0,), markdown=True))
+    found = {"command": command(__file__, argv), "steps": args.steps, "fits": rows}
+    write_json(args.json, found)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""Components that share one q(ε): exactness, bounds, the chain rule of divergences, which components share, draws."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import NOISE, STRUCTURES, X_NEW, X, Y, compiled, make_elbo, rbf, traces
+from numpyro import handlers
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from oracles import log_normal
+
+import npgp
+from npgp.model import components
+
+#: Lengthscales and variances of f and g.
+F, G = (2.0, 1.5), (0.4, 0.6)
+SLOPE = 1.5
+SITES = ["f.u", "g.u"]
+EVERY = ("svgp", "odvgp", "solve")
+CONDITIONALS = {"prior": "prior", "tight": "tight", "grouped": npgp.Grouped(4), "full": "full"}
+
+
+def two(X, y=None, structure=None, conditional="tight", first=None):
+    """A slope and two GPs, all hyperparameters known; inducing points at all inputs if no structure is named."""
+    slope = numpyro.sample("slope", dist.Normal(0.0, SLOPE))
+    blocks, kinds = ([X if first is None else first], None) if structure is None else STRUCTURES[structure]
+    f = npgp.SparseGP("f", npgp.RBF(F[0], variance=F[1]), [jnp.asarray(b) for b in blocks], kinds, jitter=1e-13).draw()
+    g = npgp.SparseGP("g", npgp.RBF(G[0], variance=G[1]), X if structure is None else X[:3], jitter=1e-13).draw()
+    with numpyro.plate("data", len(X)):
+        mean = f(X) + X[:, 0] * g(X) + slope * X[:, 0]
+        npgp.observe("y", mean, npgp.Gaussian(variance=NOISE), obs=y, conditional=conditional)
+
+
+def start(model, guide, *args):
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    return compiled(lambda *args: svi.get_params(svi.init(jax.random.key(0), *args)))(*args)
+
+
+def random_params(params, seed):
+    rng = np.random.default_rng(seed)
+    return {n: jnp.asarray(v + 0.5 * rng.uniform(0 if "scale" in n else -1, 1, np.shape(v))) for n, v in params.items()}
+
+
+def stacked(guide_trace):
+    """m and T of q(ε_f, ε_g), from the sites' distributions."""
+    f, g = (guide_trace[name]["fn"] for name in SITES)
+    T = jnp.concatenate([jnp.pad(f.rows, [(0, 0), (0, g.rows.shape[1] - f.rows.shape[1])]), g.rows])
+    return jnp.concatenate([f.loc, g.loc]), T
+
+
+def oracle():
+    """Covariances of y − slope x, and of f and x g with it and each other, at the rows."""
+    x = X[:, 0]
+    of_f, of_g = rbf(X, X, *F), x[:, None] * rbf(X, X, *G) * x
+    return of_f, of_g, of_f + of_g + NOISE * np.eye(len(X))
+
+
+def exact_params(params):
+    """Λ = (1, x)(1, x)ᵀ/σ² of each row, all of it among the first component's pseudo-data; the second's say nothing."""
+    x, (_, _, C) = X[:, 0], oracle()
+    variance = 1 / (1 / SLOPE**2 + x @ np.linalg.solve(C, x))
+    slope = variance * x @ np.linalg.solve(C, Y)
+    none = np.zeros((8, 8))
+    exact = {
+        "auto_loc": np.array([slope]),
+        "auto_scale_tril": np.array([[np.sqrt(variance)]]),
+        "f.u.unit": np.ones(1),
+        "f.u.pseudo_loc": Y - slope * x,
+        "f.u.pseudo_scale": np.full(8, np.sqrt(NOISE)),
+        "f.u.pseudo_lower": none,
+        "f.u.coupling": -x[:, None],
+        "g.u.unit": np.ones(1),
+        "g.u.pseudo_loc": np.zeros(8),
+        "g.u.pseudo_scale": np.full(8, 1e8),
+        "g.u.pseudo_lower": none,
+        "g.u.coupling": np.zeros((8, 1)),
+        "g.u.with.f.u": np.diag(x),
+    }
+    assert {n: np.shape(v) for n, v in exact.items()} == {n: np.shape(v) for n, v in params.items()}
+    return jax.tree.map(jnp.asarray, exact)
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """The guide of the exact posterior, its parameters, and what it does at a slope."""
+    with jax.enable_x64(True):
+        guide = npgp.AutoSparseGP(two)
+        params = exact_params(start(two, guide, X, Y))
+
+        def run(slope, key):
+            guide_trace, trace = traces(two, guide, params, jnp.asarray(X), jnp.asarray(Y), values={"slope": slope})
+            kls = [dist.kl_divergence(guide_trace[n]["fn"], trace[n]["fn"]) for n in SITES]
+            drawn = {n: guide_trace[n]["value"] for n in SITES}
+            log_q = sum(guide_trace[n]["fn"].log_prob(drawn[n]) for n in SITES)
+            moments = trace["y"]["fn"].moments
+            elbo = make_elbo(two, guide)(key, params, jnp.asarray(X), jnp.asarray(Y))
+            return stacked(guide_trace), moments, kls, drawn, log_q, elbo
+
+        return guide, params, compiled(run)
+
+
+@pytest.mark.parametrize("slope", [-0.4, 1.3])
+def test_the_exact_posterior_is_in_the_family(exact, slope, float64):
+    """Given each slope, of f and g jointly; with the slope's own posterior, that of the three, and the evidence."""
+    (m, T), moments, _, _, _, elbo = exact[2](jnp.asarray(slope), jax.random.key(3))
+    x, (of_f, of_g, C) = X[:, 0], oracle()
+    both = np.concatenate([of_f, of_g])
+    left = Y - slope * x
+    mean = both @ np.linalg.solve(C, left)
+    zero = np.zeros((8, 8))
+    covariance = np.block([[of_f, zero], [zero, of_g]]) - both @ np.linalg.solve(C, both.T)
+    factors = [np.linalg.cholesky(rbf(X, X, *F)), x[:, None] * np.linalg.cholesky(rbf(X, X, *G))]
+    L = np.block([[factors[0], zero], [zero, factors[1]]])
+    np.testing.assert_allclose(L @ m, mean, atol=1e-6)
+    np.testing.assert_allclose(L @ T @ T.T @ L.T, covariance, atol=1e-6)  # among them those of f with g
+    assert np.abs(covariance[:8, 8:]).max() > 0.05
+    sums = np.hstack([np.eye(8), np.eye(8)])
+    np.testing.assert_allclose(moments.mean, sums @ mean + slope * x, atol=1e-6)
+    np.testing.assert_allclose(moments.variance, np.diag(sums @ covariance @ sums.T), atol=1e-6)
+    evidence = log_normal(Y, C + SLOPE**2 * np.outer(x, x))
+    np.testing.assert_allclose(elbo, evidence, atol=1e-6)  # at a draw of the slope from its posterior
+
+
+def test_divergences_and_densities_of_sites_add_up(exact, float64):
+    """The chain rule: to the divergence, and at draws the density, of the joint Gaussian."""
+    (m, T), _, kls, drawn, log_q, _ = exact[2](jnp.asarray(0.7), jax.random.key(3))
+    S = np.asarray(T @ T.T)
+    kl = 0.5 * (np.trace(S) + m @ m - len(m) - np.linalg.slogdet(S)[1])
+    np.testing.assert_allclose(sum(kls), kl, rtol=1e-9)
+    dets = [np.linalg.slogdet(B)[1] for B in (S, S[:8, :8], S[8:, 8:])]
+    assert dets[1] + dets[2] - dets[0] > 1.0  # what the two have in common, twice
+    np.testing.assert_allclose(log_q, log_normal(np.concatenate([drawn[n] for n in SITES]) - m, S), rtol=1e-8)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Bounds
+
+
+@functools.cache
+def bound(structure, conditional):
+    model = functools.partial(two, structure=structure, conditional=CONDITIONALS[conditional])
+    guide = npgp.AutoSparseGP(model)
+
+    def value(params, slope):
+        guide_trace, trace = traces(model, guide, params, jnp.asarray(X), jnp.asarray(Y), values={"slope": slope})
+        latent = [n for n in guide_trace if n[:2] in ("f.", "g.") and guide_trace[n]["type"] == "sample"]
+        kl = sum(jnp.sum(dist.kl_divergence(guide_trace[n]["fn"], trace[n]["fn"])) for n in latent)
+        return jnp.sum(trace["y"]["fn"].log_prob(Y)) - kl
+
+    return compiled(value), start(model, guide, X, Y)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**20),
+    structure=st.sampled_from(EVERY),
+    conditional=st.sampled_from(list(CONDITIONALS)),
+    width=st.floats(0.01, 3.0),
+)
+def test_never_above_the_evidence(seed, structure, conditional, width):
+    with jax.enable_x64(True):
+        value, params = bound(structure, conditional)
+        params = random_params(params, seed)
+        params |= {n: width * v for n, v in params.items() if n.endswith("pseudo_scale")}
+        slope = np.random.default_rng(seed).normal()
+        found = float(value(params, jnp.asarray(slope)))
+    assert found <= log_normal(Y - slope * X[:, 0], oracle()[2]) + 1e-8
+
+
+def test_components_by_themselves_are_in_the_family(float64):
+    """Without what pseudo-data of one see of the other."""
+    model = functools.partial(two, structure="odvgp")
+    together, apart = npgp.AutoSparseGP(model), npgp.AutoSparseGP(model, joint=False)
+    params = random_params(start(model, together, X, Y), 2)
+    none = params | {"g.u.with.f.u": jnp.zeros((3, 3))}
+    assert set(start(model, apart, X, Y)) == set(params) - {"g.u.with.f.u"}
+    given_params = {n: v for n, v in params.items() if n != "g.u.with.f.u"}
+    args = jnp.asarray(X), jnp.asarray(Y)
+    one = compiled(make_elbo(model, together))
+    other = compiled(make_elbo(model, apart))(jax.random.key(1), given_params, *args)
+    np.testing.assert_allclose(one(jax.random.key(1), none, *args), other, rtol=1e-12)
+    assert abs(one(jax.random.key(1), params, *args) - other) > 0.1
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# In use
+
+
+def test_draws_posteriors_and_saving(tmp_path, float64):
+    model = functools.partial(two, structure="odvgp")
+    guide, fewer = npgp.AutoSparseGP(model), (X, Y)
+    params = random_params(start(model, guide, *fewer), 5)
+    count = 3000
+    draws = guide.sample_posterior(jax.random.key(1), params, *fewer, sample_shape=(count,))
+    median = guide.median(params, *fewer)
+    guide_trace, _ = compiled(
+        lambda: tuple(
+            {n: {"fn": m["fn"]} for n, m in t.items() if n in SITES}
+            for t in traces(model, guide, params, *map(jnp.asarray, fewer), values={"slope": median["slope"]})
+        )
+    )()
+    m, T = stacked(guide_trace)
+    np.testing.assert_allclose(np.concatenate([median[n] for n in SITES]), m, rtol=1e-10)
+    # Of coupled pseudo-data the draws have the slope's part, too: draws less their regression on it.
+    both = np.concatenate([draws[n] for n in SITES], axis=1)
+    t = np.asarray(draws["slope"] - median["slope"])[:, None]
+    left = both - m - t * np.linalg.lstsq(t, both - m, rcond=None)[0]
+    S, sample = np.asarray(T @ T.T), left.T @ left / count
+    error = np.sqrt((np.outer(np.diag(S), np.diag(S)) + S**2) / count)
+    assert np.abs((sample - S) / error).max() < 4.5
+    assert np.abs(S[:3, 3:] / error[:3, 3:]).max() > 6  # the test would see their covariance missing
+    quantiles = guide.quantiles(params, [0.5], *fewer)
+    np.testing.assert_allclose(quantiles["g.u"][0], np.median(draws["g.u"], 0), atol=0.2)
+    # One component by itself: its marginal.
+    posterior = npgp.posterior("g", model, guide, params, *fewer)
+    assert posterior.q[0].kind == "dense"
+    factor = np.asarray(posterior.q[0].scale_tril)
+    np.testing.assert_allclose(factor @ factor.T, S[3:, 3:], atol=1e-10)
+    assert np.all(np.diag(factor) > 0) and np.all(np.triu(factor, 1) == 0)
+    npgp.save(tmp_path / "posterior.npz", posterior)
+    again = npgp.load(tmp_path / "posterior.npz")
+    np.testing.assert_array_equal(again.mean_and_variance(X)[1], posterior.mean_and_variance(X)[1])
+    # Rows that were not seen, and a guide that does not know the model yet.
+    new = npgp.AutoSparseGP(model)
+    drawn = Predictive(model, guide=new, params=params, num_samples=5)(jax.random.key(0), jnp.asarray(X_NEW))
+    assert drawn["y"].shape == (5, 8) and np.all(np.isfinite(drawn["y"]))
+    gp = npgp.SparseGP("g", npgp.RBF(G[0], variance=G[1]), X[:3])
+    with pytest.raises(ValueError, match=r"g.u is jointly Gaussian with \['f.u'\].*npgp.posterior"):
+        gp.posterior(params)
+
+
+def test_minibatches(float64):
+    """The mean over batches is the ELBO of all rows, whichever rows the start has seen."""
+
+    def model(X, y, rows):
+        f = npgp.SparseGP("f", npgp.RBF(2.0), ALL[:3], jitter=1e-12).draw()
+        g = npgp.SparseGP("g", npgp.RBF(0.4), ALL[2:4], jitter=1e-12).draw()
+        with npgp.plate("data", 8, rows):
+            npgp.observe("y", f(X) - g(X), npgp.Gaussian(variance=NOISE), obs=y)
+
+    ALL, y = jnp.asarray(X), jnp.asarray(Y)
+    guide = npgp.AutoSparseGP(model)
+    params = random_params(start(model, guide, ALL[:2], y[:2], jnp.arange(2)), 1)
+    assert "g.u.with.f.u" in params and "f.u.coupling" not in params  # with nothing else to follow
+    elbo = compiled(make_elbo(model, guide))
+    parts = [elbo(jax.random.key(i), params, ALL[i : i + 2], y[i : i + 2], jnp.arange(i, i + 2)) for i in (0, 2, 4, 6)]
+    whole = elbo(jax.random.key(3), params, ALL, y, jnp.arange(8))
+    assert np.std(parts) > 0.1
+    np.testing.assert_allclose(np.mean(parts), whole, rtol=1e-10)
+
+
+def groups(model, **options):
+    guide = npgp.AutoSparseGP(model, **options)
+    guide._setup(jnp.asarray(X), jnp.asarray(Y))
+    return [set(group) for group in guide._groups]
+
+
+def component(name, kernel=None, **more):
+    return npgp.SparseGP(name, npgp.RBF(1.0) if kernel is None else kernel, X[:3], **more)
+
+
+def test_which_components_share(monkeypatch):
+    noise = npgp.Gaussian(variance=NOISE)
+
+    def chain(X, y):
+        f, g, h, alone = (component(n).draw() for n in ("f", "g", "h", "alone"))
+        npgp.observe("y", f(X) + g(X), noise, obs=y)
+        npgp.observe("y2", 2.0 * g(X) + npgp_offset(X) + h(X), noise, obs=y)
+        npgp.observe("y3", alone(X), noise, obs=y)
+
+    def npgp_offset(X):
+        return numpyro.sample("offset", dist.Normal(0.0, 1.0))
+
+    assert groups(chain) == [{"f.u", "g.u", "h.u"}]
+    for options in ({"joint": False}, {"dependence": "coupled"}, {"dependence": "independent"}):
+        assert groups(chain, **options) == []
+    with pytest.raises(TypeError, match="joint is 'yes'"):
+        npgp.AutoSparseGP(chain, joint="yes")
+    monkeypatch.setattr(components, "MOST", 6)
+    assert groups(chain) == [{"f.u", "g.u"}]
+    monkeypatch.undo()
+
+    def scoped(X, y):
+        with handlers.scope(prefix="a"):
+            f = component("f").draw()
+            with handlers.scope(prefix="b"):
+                g = component("f").draw()
+        npgp.observe("y", f(X) - g(X), noise, obs=y)
+
+    assert groups(scoped) == [{"a/f.u", "a/b/f.u"}]
+    names = start(scoped, npgp.AutoSparseGP(scoped), jnp.asarray(X), jnp.asarray(Y))
+    assert "a/b/f.u.with.a/f.u" in names and not [n for n in names if not n.startswith("a/")]
+
+    def others(X, y):
+        """Diagonal, unwhitened, in a plate, and with a kernel that depends on another: each beside f."""
+        f = component("f").draw()
+        diagonal, unwhitened = component("a", covariances="diagonal").draw(), component("b", whitened=False).draw()
+        with numpyro.plate("two", 2, dim=-2):
+            several = component("c").draw()
+        npgp.observe("y", f(X) + diagonal(X) + unwhitened(X), noise, obs=y)
+        npgp.observe("y2", f(X) + several(X), noise, obs=jnp.stack([y, y]))
+        scale = npgp.sample("scale", component("d").draw()(X))
+        npgp.observe("y3", f(X) + component("e", npgp.RBF(jnp.exp(scale[0]))).draw()(X), noise, obs=y)
+
+    assert groups(others) == []
+
+    def latents(X, y):
+        """Mean and log-scale, which the likelihood takes to be independent."""
+        f, g, h = (component(n).draw() for n in "fgh")
+        npgp.observe("y", (f(X) + g(X), h(X)), lambda m, s: dist.Normal(m, jnp.exp(s)), obs=y)
+        npgp.observe("y2", g(X) + h(X), noise, obs=y)
+
+    assert groups(latents) == []
