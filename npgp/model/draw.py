@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +76,10 @@ class Function(NoArray):
         self.name, self.values, self.q, self.guided, self.cache = name, values, q, guided, cache
         self.fixed = False
         self.substituted: str | None = None
+        #: The deep GP whose last layer this is.
+        self.whole: Any = None
+        #: Whether its inputs are draws from their marginals, row by row.
+        self.marginal_inputs = False
 
     def __repr__(self):
         return f"<draw of SparseGP {self.name!r}>"
