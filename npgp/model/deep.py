@@ -26,7 +26,7 @@ from npgp.variational.deep import DeepPosterior, layer_inputs, mean_values
 __all__ = ["DeepFunction", "DeepGP", "Layer", "linear_mean"]
 
 #: Initial standard deviation of q(ε) of inner layers, as a share of the prior's: they start as their mean functions.
-_INNER_SCALE = 1e-5
+_INNER_SCALE = 0.01
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,15 @@ class Layer(ByName):
     :param inducing: inducing inputs, a block of features or a list of these, as for :class:`npgp.SparseGP`. They are in
         the space of what comes into the layer: X, or the values of the layer before, with X beside if ``skip``.
     :param width: how many functions; of an inner layer, how many columns the next one gets.
-    :param mean: the layer's mean function: a number, a matrix (columns that come in, width), a function from (N, columns)
-        to (N, width), or ``None``: the identity for inner layers, and 0 for the last. Deep GPs without a mean function
-        between layers forget their inputs (Duvenaud et al. 2014); :func:`npgp.model.linear_mean` has projections.
+    :param mean: the layer's mean function: a number, a matrix (columns that come in, width), a function from
+        (N, columns) to (N, width), or ``None``: the identity for inner layers, and 0 for the last. Deep GPs without a
+        mean function between layers forget their inputs (Duvenaud et al. 2014); :func:`npgp.model.linear_mean` has
+        projections.
     :param skip: whether X comes into the layer too, in columns after those of the layer before.
     :param conditional: of an inner layer, what q does to its residual: ``"prior"`` or ``"shared"``, the two that are
         bounds whatever follows. That of the last layer is said where it is observed.
     :param covariances: as for :class:`npgp.SparseGP`.
-    :param init_scale: likewise; by default 1e-5 for inner layers, so that training starts from the mean functions, with
+    :param init_scale: likewise; by default .01 for inner layers, so that training starts from the mean functions, with
         as little noise between layers as the inducing features allow, and .1 for the last.
     :param jitter: likewise.
     :param whitened: likewise.
@@ -136,16 +137,8 @@ class DeepGP:
             scale = layer.init_scale
             if scale is None:
                 scale = _INNER_SCALE if number < len(self.layers) else 0.1
-            gp = SparseGP(
-                f"{self.name}.{number}",
-                layer.kernel,
-                layer.inducing,
-                layer.covariances,
-                scale,
-                layer.jitter,
-                layer.whitened,
-            )
-            found.append(gp)
+            name, more = f"{self.name}.{number}", (layer.covariances, scale, layer.jitter, layer.whitened)
+            found.append(SparseGP(name, layer.kernel, layer.inducing, *more))
         return tuple(found)
 
     @property
@@ -172,14 +165,15 @@ class DeepGP:
         return self._drawn(SparseGP.guide)
 
     def _drawn(self, draw: Callable[[SparseGP], Function]) -> DeepFunction:
-        functions, last = [], len(self.layers) - 1
-        for i, (layer, gp) in enumerate(zip(self.layers, self.components, strict=True)):
+        functions: list[Function] = []
+        plates: list[Any] = []
+        for layer, gp in zip(self.layers, self.components, strict=True):
             # One function at the end is no batch of one: its values are those of the rows.
-            with (
-                numpyro.plate(f"{gp.name}.width", layer.width, dim=-2) if i < last or layer.width > 1 else nullcontext()
-            ):
+            one = len(functions) + 1 == len(self.layers) and layer.width == 1
+            plates.append(nullcontext() if one else numpyro.plate(f"{gp.name}.width", layer.width, dim=-2))
+            with plates[-1]:
                 functions.append(draw(gp))
-        return DeepFunction(self, tuple(functions))
+        return DeepFunction(self, tuple(functions), tuple(plates))
 
 
 class DeepFunction(NoArray):
@@ -188,12 +182,13 @@ class DeepFunction(NoArray):
 
     :param gp: what was drawn.
     :param functions: the draws of the layers.
+    :param plates: the plates over their functions.
     """
 
     meant = "a function, whose values at rows are f(X)"
 
-    def __init__(self, gp: DeepGP, functions: tuple[Function, ...]):
-        self.gp, self.functions = gp, functions
+    def __init__(self, gp: DeepGP, functions: tuple[Function, ...], plates: tuple[Any, ...]):
+        self.gp, self.functions, self.plates = gp, functions, plates
         self._evaluated = False
         functions[-1].whole = self
         functions[-1].marginal_inputs = len(functions) > 1 and not gp.joint
@@ -213,17 +208,16 @@ class DeepFunction(NoArray):
         X, name = checks.inputs(X), self.gp.name
         if self._evaluated and len(self.functions) > 1:
             raise ValueError(
-                f"{name} is evaluated twice, and the values between its layers have one site each: evaluate it once, at "
-                "all rows."
+                f"{name} is evaluated twice, and the values between its layers have one site each: evaluate it once, "
+                "at all rows."
             )
         self._evaluated, below = True, None
-        *inner, last = zip(self.functions, self.gp.layers, strict=True)
-        for f, layer in inner:
-            H = layer_inputs(below, X, layer.skip)
-            with numpyro.plate(f"{f.name}.rows_width", layer.width, dim=-2):
-                values = f(H) + mean_values(layer.mean, H, (layer.width,))
-                below = sample(f.name, values, joint=self.gp.joint, conditional=layer.conditional).T
-        f, layer = last
+        *inner, (f, layer, _) = zip(self.functions, self.gp.layers, self.plates, strict=True)
+        for g, under, plate in inner:
+            H = layer_inputs(below, X, under.skip)
+            with plate:
+                values = g(H) + mean_values(under.mean, H, (under.width,))
+                below = sample(g.name, values, joint=self.gp.joint, conditional=under.conditional).T
         H = layer_inputs(below, X, layer.skip)
         return f(H) if layer.mean is None else f(H) + mean_values(layer.mean, H, f.batch_shape)
 

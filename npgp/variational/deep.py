@@ -57,8 +57,8 @@ def mean_values(mean: Any, H: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if jnp.shape(values) != (H.shape[0], width):
         what = "the identity" if mean is None else "the mean function"
         raise ValueError(
-            f"{what} of a layer of width {width} has values of shape {jnp.shape(values)} for inputs of shape {H.shape}: "
-            "give the layer mean=npgp.model.linear_mean(X, width), a projection, or mean=0.0 for none."
+            f"{what} of a layer of width {width} has values of shape {jnp.shape(values)} for inputs of shape "
+            f"{H.shape}: give the layer mean=npgp.model.linear_mean(X, width), a projection, or mean=0.0 for none."
         )
     return values.T.reshape(*shape, H.shape[0])
 
@@ -184,11 +184,9 @@ class DeepPosterior:
         def one(key):
             below = None
             *inner, last = jax.random.split(key, len(self.layers))
-            for i, layer_key in enumerate(inner):
-                H = layer_inputs(below, X, self._skips[i])
-                below = (
-                    self.layers[i].sample(layer_key, H) + mean_values(self.means[i], H, self.layers[i].batch_shape)
-                ).T
+            for layer, mean, skip, layer_key in zip(self.layers, self.means, self._skips, inner, strict=False):
+                H = layer_inputs(below, X, skip)
+                below = (layer.sample(layer_key, H) + mean_values(mean, H, layer.batch_shape)).T
             H = layer_inputs(below, X, self._skips[-1])
             return self.layers[-1].sample(last, H) + mean_values(self.means[-1], H, self.batch_shape)
 

@@ -80,7 +80,7 @@ def test_sums_over_patches(name, weighted, monkeypatch):
 
 def test_gradients_are_those_of_finite_differences(monkeypatch):
     monkeypatch.setattr(convolutional, "entries_at_once", lambda: 100)  # several chunks
-    kernel, X, w, _, Z = case("channels apart")
+    _, X, w, _, Z = case("channels apart")
 
     def value(parts):
         k = Convolutional(
