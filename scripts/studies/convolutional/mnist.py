@@ -129,10 +129,7 @@ def fit(data: tuple[np.ndarray, ...], M: int, conditional: str, args: Any) -> tu
 
 def picture(path: Path, params: dict[str, Any]) -> None:
     """Inducing patches with the largest part in some class's mean, and the weights of places."""
-    patches, loc = (
-        np.asarray(params["patches"]),
-        np.asarray(params[next(n for n in params if n in ("f.u.loc", "f.u1.loc"))]),
-    )
+    patches, loc = np.asarray(params["patches"]), np.asarray(params["f.u.loc"])
     order = np.argsort(-np.max(np.abs(loc.reshape(DIGITS, -1)[:, : len(patches)]), axis=0))[:30]
     figure, axes = npgp.plots.subplots(4, 8, figsize=(8.0, 4.2))
     axes = np.ravel(axes)
@@ -166,9 +163,8 @@ def main(argv: list[str] | None = None) -> None:
             records.append(found)
             print({k: round(v, 3) if isinstance(v, float) else v for k, v in found.items()}, flush=True)
     header = ("M", "conditional", "ELBO per row", "errors, %", "NLPD", "seconds")
-    print(
-        table(header, [(r["M"], r["conditional"], *(f"{r[k]:.3f}" for k in list(r)[2:])) for r in records], left=(1,))
-    )
+    rows = [(r["M"], r["conditional"], *(f"{r[k]:.3f}" for k in list(r)[2:])) for r in records]
+    print(table(header, rows, left=(1,)))
     picture(args.out / "convolutional_patches.png", params)
     if args.json:
         write_json(args.json, {"command": command(__file__, argv), "records": records})

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Deep GPs of one to three layers on UCI sets, with the prior's and the tight conditional in the last layer.
 
-After the regression experiments of Salimbeni & Deisenroth (2017), whose settings are those of ``--full``: layers as wide
-as the inputs (at most 30), RBF kernels with a lengthscale for each column, 100 inducing inputs in each layer that start
-at the centers of k-means, identity mean functions between layers, marginal draws row by row, Adam at .01 for 20,000
-steps on batches of up to 10,000 rows. Splits are those of ``npgp.datasets.uci``, and not the paper's, of which only
+After the regression experiments of Salimbeni & Deisenroth (2017), of which ``--full`` has the sizes as we know them:
+layers as wide as the inputs (at most 30), RBF kernels with a lengthscale for each column, 100 inducing inputs in each
+layer that start at the centers of k-means, identity mean functions between layers, marginal draws row by row, Adam at
+.01 for 20,000 steps on batches of up to 10,000 rows. Splits are those of ``npgp.datasets.uci``, and not the paper's, of which only
 the share of test rows (a tenth) is known; its table is not repeated here, as we had no copy of it to check against.
 
     NPGP_DATA=... python scripts/studies/deep/uci.py --sets energy kin8nm --splits 2
@@ -118,9 +118,10 @@ def main(argv: list[str] | None = None) -> None:
         write_json(args.json, {"command": command(__file__, argv), "records": records})
     if args.markdown:
         text = (
-            f"# Deep GPs on UCI sets\n\n`{command(__file__, argv)}`\n\nMeans over {args.splits} splits ± standard errors; "
-            f"M = {args.inducing}, {args.steps} steps of {args.batch_size} rows: far fewer than the published "
-            "experiments have (`--full`). The ELBO is of standardized outputs, test scores are in the outputs' units.\n\n"
+            f"# Deep GPs on UCI sets\n\n`{command(__file__, argv)}`\n\n"
+            f"Splits: {args.splits} (means ± standard errors); M = {args.inducing}, {args.steps} steps of "
+            f"{args.batch_size} rows. Published experiments have far more of each (`--full`). The ELBO is of "
+            "standardized outputs, test scores are in the outputs' units.\n\n"
         )
         args.markdown.write_text(text + table(header, rows, left=(0, 2), markdown=True) + "\n")
 
