@@ -4,8 +4,8 @@
 After the regression experiments of Salimbeni & Deisenroth (2017), of which ``--full`` has the sizes as we know them:
 layers as wide as the inputs (at most 30), RBF kernels with a lengthscale for each column, 100 inducing inputs in each
 layer that start at the centers of k-means, identity mean functions between layers, marginal draws row by row, Adam at
-.01 for 20,000 steps on batches of up to 10,000 rows. Splits are those of ``npgp.datasets.uci``, and not the paper's, of which only
-the share of test rows (a tenth) is known; its table is not repeated here, as we had no copy of it to check against.
+.01 for 20,000 steps on batches of up to 10,000 rows. Splits are those of ``npgp.datasets.uci``, and not the paper's.
+The paper's table is not repeated here: we had no copy of it to check the numbers against.
 
     NPGP_DATA=... python scripts/studies/deep/uci.py --sets energy kin8nm --splits 2
     NPGP_DATA=... python scripts/studies/deep/uci.py --full --layers 1 2 3 --json out/deep_uci.json
