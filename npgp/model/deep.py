@@ -54,7 +54,7 @@ class Layer(ByName):
         as little noise between layers as the inducing features allow, and .1 for the last.
     :param jitter: likewise.
     :param whitened: likewise.
-    :raises TypeError: for a width that is no whole number.
+    :raises TypeError: for a width that is no whole number, and a mean function that is none of these.
     """
 
     kernel: Kernel
@@ -71,6 +71,8 @@ class Layer(ByName):
 
     def __post_init__(self):
         object.__setattr__(self, "width", checks.whole_number(self.width, "width"))
+        if self.mean is not None and not callable(self.mean):
+            object.__setattr__(self, "mean", checks.real(self.mean, "mean", "a number, a matrix, a function or None"))
 
 
 @dataclass(frozen=True)

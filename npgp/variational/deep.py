@@ -157,11 +157,12 @@ class DeepPosterior:
         :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
         :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
         :return: of y's shape.
-        :raises ValueError: for observations of another number of rows.
+        :raises ValueError: for observations of another number of rows, or with NaN.
         """
         X = checks.inputs(X)
         likelihood = as_likelihood(likelihood, 1)
         y = checks.to_device(checks.array(y, "y"), "y", axis=-1)
+        checks.require_finite(y, "y")
         if jnp.shape(y)[-1:] != X.shape[:1]:
             raise ValueError(f"y has shape {jnp.shape(y)}, but X has {X.shape[0]} rows.")
 

@@ -163,6 +163,8 @@ def test_what_is_refused():
         npgp.DeepGP("deep", [])
     with pytest.raises(TypeError, match="width is 1.5"):
         npgp.Layer(npgp.RBF(), Z, width=1.5)
+    with pytest.raises(TypeError, match="mean is 'identity'; it must be a number, a matrix, a function or None"):
+        npgp.Layer(npgp.RBF(), Z, mean="identity")
     with pytest.raises(TypeError, match="deep is a component, and no function yet"):
         npgp.DeepGP("deep", [layer])(X)
     with pytest.raises(ValueError, match=r"the identity of a layer of width 1 has values of shape \(40, 2\)"):
