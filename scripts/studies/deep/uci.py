@@ -119,9 +119,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.markdown:
         text = (
             f"# Deep GPs on UCI sets\n\n`{command(__file__, argv)}`\n\n"
-            f"Splits: {args.splits}{' (means ± standard errors)' * (args.splits > 1)}; M = {args.inducing}, {args.steps} steps of "
-            f"{args.batch_size} rows. Published experiments have far more of each (`--full`). The ELBO is of "
-            "standardized outputs, test scores are in the outputs' units.\n\n"
+            f"Splits: {args.splits}{' (means ± standard errors)' * (args.splits > 1)}; M = {args.inducing}, "
+            f"{args.steps} steps of {args.batch_size} rows. Published experiments have far more of each (`--full`). "
+            "The ELBO is of standardized outputs, test scores are in the outputs' units.\n\n"
         )
         args.markdown.write_text(text + table(header, rows, left=(0, 2), markdown=True) + "\n")
 
