@@ -1,5 +1,6 @@
 """GPs in NumPyro models: components, their draws, the statements that use them, and guides."""
 
+from npgp.model.deep import DeepFunction, DeepGP, Layer, linear_mean
 from npgp.model.draw import Function
 from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
@@ -14,11 +15,15 @@ from npgp.model.vnngp import VNNGP
 __all__ = [
     "VNNGP",
     "AutoSparseGP",
+    "DeepFunction",
+    "DeepGP",
     "Function",
     "Latent",
     "LatentObservation",
+    "Layer",
     "SparseGP",
     "joint",
+    "linear_mean",
     "observe",
     "plate",
     "posterior",

@@ -83,6 +83,10 @@ class Function(NoArray):
         #: The component; not of its draws in guides written by hand.
         self.component: Any = None
         self.substituted: str | None = None
+        #: The deep GP whose last layer this is.
+        self.whole: Any = None
+        #: Whether its inputs are draws from their marginals, row by row.
+        self.marginal_inputs = False
 
     def __repr__(self):
         return f"<draw of SparseGP {self.name!r}>"

@@ -88,6 +88,11 @@ class Draw(Protocol):
         """The site of inducing values that ``substitute`` gave, if it did."""
         ...
 
+    @property
+    def marginal_inputs(self) -> bool:
+        """Whether the inputs of rows are draws from their marginals, row by row."""
+        ...
+
     def moments(self, rows: Any, /, shared: bool = True) -> Moments:
         """
         Mean, variance from the inducing values, and residual variance at each row.

@@ -61,6 +61,15 @@ class Latents:
             if f.variational and not f.guided and f.substituted is not None:
                 raise ValueError(lost(f.substituted))
 
+    def check_grouped(self, conditional: object) -> None:
+        """Raise ``ValueError`` if rows are taken together whose inputs are drawn one by one."""
+        for f in self.functions:
+            if f.variational and f.marginal_inputs:
+                raise ValueError(
+                    f"conditional is {conditional!r}, which takes rows together, but what comes into {f.name} is drawn "
+                    "row by row, and the bound would be none: DeepGP(..., joint=True), or npgp.Tight()."
+                )
+
     def check_independent(self) -> None:
         """Raise ``ValueError`` if one draw occurs twice: its values at two inputs are not independent."""
         functions = self.functions

@@ -198,6 +198,8 @@ def observe(
         obs, mask = _check_observations(name, obs, mask, latents, likelihood)
     # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
     groups = None if obs is None else conditional.partition(latents.shape[-1])
+    if groups is not None:
+        latents.check_grouped(conditional)
     if conditional.supposes_own_residuals(likelihood):
         latents.check_unshared()
     parameter = conditional_parameter(name, conditional) if latents.variational else None

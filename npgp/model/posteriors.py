@@ -128,6 +128,8 @@ def function_in(name: str, sites: dict[str, Message], with_q: bool) -> Any:
     components = {s: msg["infer"][FUNCTION] for s, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
     # The prefix of the site's name is the component's, with its scope.
     functions = {site.rsplit(".", 1)[0]: function for site, function in components.items()}
+    # Likewise that of its last layer's name is a deep GP's.
+    functions |= {n.rsplit(".", 1)[0]: f.whole for n, f in functions.items() if getattr(f, "whole", None) is not None}
     if name in functions:
         return functions[name].posterior() if with_q else functions[name].posterior_given_values()
     sampled = {s: msg for s, msg in sites.items() if msg["type"] == "sample"}

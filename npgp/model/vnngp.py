@@ -302,6 +302,7 @@ class NeighborFunction(NoArray):
     def __init__(self, gp: VNNGP, values: jax.Array, q: Approximation | None, guided: bool):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
         self.substituted: str | None = None
+        self.marginal_inputs = False
         self._weights: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
 
     @property

@@ -15,6 +15,7 @@ from npgp.variational.blocks import (
     whitened_variance,
 )
 from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
+from npgp.variational.deep import DeepPosterior
 from npgp.variational.joint import JointBlock
 from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient
@@ -26,6 +27,7 @@ __all__ = [
     "BlockNormal",
     "CorrectedPosterior",
     "Decomposition",
+    "DeepPosterior",
     "DenseNormal",
     "DiagonalNormal",
     "JointBlock",

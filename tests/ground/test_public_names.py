@@ -20,9 +20,9 @@ FOLDERS = sorted(f"npgp.{path.parent.name}" for path in ROOT.glob("*/__init__.py
 
 #: A change of this list is a change for every user: say so in CHANGELOG.md.
 NAMES = """
-RBF VNNGP ApproximateGP AutoSparseGP BayesianGPLVM Bernoulli CollapsedGP Conditional Full Gaussian Grouped Matern12
-Matern32 Matern52 Poisson Posterior Prior Published Shared SparseGP Standardizer StudentT Tight adam certificate
-check_posterior datasets evaluate exact_log_evidence features fit fit_collapsed gplvm inducing joint kernels
+RBF VNNGP ApproximateGP AutoSparseGP BayesianGPLVM Bernoulli CollapsedGP Conditional DeepGP Full Gaussian Grouped Layer
+Matern12 Matern32 Matern52 Poisson Posterior Prior Published Shared SparseGP Standardizer StudentT Tight adam
+certificate check_posterior datasets evaluate exact_log_evidence features fit fit_collapsed gplvm inducing joint kernels
 likelihoods load local_correction median_split natural_gradient neighbors observe plate plots posterior pytree
 row_param sample save to_arviz training upper_bound
 """.split()

@@ -17,7 +17,7 @@ from studies.regression import minibatch
 @pytest.fixture
 def mnist():
     """The script as a module; the precision that its program sets is taken back."""
-    return script("mnist")
+    return script("mnist", "classification")
 
 
 def test_robust_maximum_of_two(mnist, float64):

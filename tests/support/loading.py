@@ -16,15 +16,15 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))  # where scripts look for one another
 
 
-def path(name: str) -> Path:
-    """Where ``NAME.py`` is among the scripts."""
-    (found,) = SCRIPTS.rglob(f"{name}.py")
+def path(name: str, folder: str = "") -> Path:
+    """Where ``NAME.py`` is among the scripts, or among those in folders of a name."""
+    (found,) = (file for file in SCRIPTS.rglob(f"{name}.py") if folder in ("", file.parent.name))
     return found
 
 
-def script(name: str) -> ModuleType:
+def script(name: str, folder: str = "") -> ModuleType:
     """The script ``NAME.py``, run anew but for what it does as a program."""
-    spec = importlib.util.spec_from_file_location(name, path(name))
+    spec = importlib.util.spec_from_file_location(name, path(name, folder))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look for it

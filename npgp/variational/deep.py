@@ -1,0 +1,236 @@
+"""What q says about a deep GP: mixtures over draws of what is between its layers; and how layers are joined."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import logsumexp
+from jax.typing import ArrayLike
+
+from npgp import checks, linalg
+from npgp.chunks import map_chunks, rows_within
+from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.programs.compiled import STEPS, one_program
+from npgp.programs.grids import on_grid
+from npgp.pytrees import pytree, static
+from npgp.variational.posterior import Posterior
+
+__all__ = ["DeepPosterior", "layer_inputs", "mean_values"]
+
+#: Draws times rows that are taken at a time.
+_ROWS_AT_ONCE = 2**17
+
+
+def layer_inputs(below: jax.Array | None, X: jax.Array, skip: bool) -> jax.Array:
+    """
+    What a layer takes: the values (N, width) of the layer below, beside X (N, D) if it has a skip connection.
+
+    :param below: ``None`` for the first layer, which takes X.
+    """
+    if below is None:
+        return X
+    return jnp.concatenate([below, X], axis=1) if skip else below
+
+
+def mean_values(mean: Any, H: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """
+    A mean function at a layer's inputs H (N, D), for functions of a shape: shape + (N,), or what broadcasts to it.
+
+    :param mean: ``None`` for the identity, a number, a matrix (D, width), or a function from (N, D) to (N, width).
+    :param shape: ``(width,)``, or ``()`` for one function by itself.
+    :raises ValueError: for a mean function of another width.
+    """
+    if mean is not None and not callable(mean) and jnp.ndim(mean) < 2:
+        return jnp.asarray(mean, H.dtype)
+    if mean is None or callable(mean):
+        values = H if mean is None else mean(H)
+    elif jnp.shape(mean)[0] != H.shape[1]:
+        raise ValueError(f"mean has shape {jnp.shape(mean)}, but the layer's inputs have {H.shape[1]} columns.")
+    else:
+        values = linalg.matmul(H, mean)
+    width = math.prod(shape)
+    if jnp.shape(values) != (H.shape[0], width):
+        what = "the identity" if mean is None else "the mean function"
+        raise ValueError(
+            f"{what} of a layer of width {width} has values of shape {jnp.shape(values)} for inputs of shape "
+            f"{H.shape}: give the layer mean=npgp.model.linear_mean(X, width), a projection, or mean=0.0 for none."
+        )
+    return values.T.reshape(*shape, H.shape[0])
+
+
+@pytree
+@dataclass(frozen=True)
+class DeepPosterior:
+    """
+    The approximate posterior of a deep GP's function: a mixture, in equal parts, over draws of what is between its
+    layers. Made by :func:`npgp.posterior`, under the name of the :class:`npgp.DeepGP`.
+
+    Given what comes into the last layer, f is Gaussian in each row, and integrated out; what comes in is drawn row by
+    row from q, layer by layer. A row's draws depend on its number and the seed alone: the same call has the same
+    result. Errors fall as ``draws^−½``.
+
+    .. code-block:: python
+
+        from dataclasses import replace
+
+        def deep_model(X, y=None):
+            deep = npgp.DeepGP("deep", [npgp.Layer(npgp.RBF(1.0), Z), npgp.Layer(npgp.RBF(1.0), Z)]).draw()
+            with numpyro.plate("data", len(X)):
+                npgp.observe("y", deep(X), npgp.Gaussian(variance=noise_variance), obs=y)
+
+        deep_guide = npgp.AutoSparseGP(deep_model)
+        deep_svi = SVI(deep_model, deep_guide, npgp.adam(0.05), TraceMeanField_ELBO())
+        trained = npgp.fit(deep_svi, key, 20, X, y, progress=False).params
+        f = npgp.posterior("deep", deep_model, deep_guide, trained, X)
+        mean, variance = replace(f, draws=50).mean_and_variance(X)
+        density = f.log_density(X, y, npgp.Gaussian(variance=noise_variance))  # (30,)
+        together = f.sample(key, X[:5], (3,))  # joint over rows
+
+    :param layers: the posteriors of the layers' functions, the first layer first; those of the first layers, whose
+        values are the next layer's columns, may be batches of several outputs. ``layers[0].sample`` and the like draw
+        from one layer by itself.
+    :param means: the layers' mean functions, as :class:`npgp.Layer` has them; ``None`` for the identity.
+    :param skips: which layers take X beside what the layer below gives.
+    :param draws: how many draws the mixture is of.
+    :param seed: of these draws.
+    """
+
+    layers: tuple[Posterior, ...]
+    means: tuple[Any, ...]
+    skips: tuple[bool, ...] = static(())
+    draws: int = static(100)
+    seed: int = static(0)
+
+    def __post_init__(self):
+        object.__setattr__(self, "layers", tuple(self.layers))
+        means = (jax.tree_util.Partial(mean) if callable(mean) else mean for mean in self.means)
+        object.__setattr__(self, "means", tuple(means))
+        object.__setattr__(self, "draws", checks.whole_number(self.draws, "draws"))
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of outputs, those of the last layer."""
+        return self.layers[-1].batch_shape
+
+    def mean(self, X: ArrayLike) -> jax.Array:
+        """Posterior mean of f at inputs X (N, D): batch + (N,)."""
+        return self.mean_and_variance(X)[0]
+
+    def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
+        """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
+        return self.mean_and_variance(X, batch_size)[1]
+
+    def mean_and_variance(self, X: ArrayLike, batch_size: int | None = None) -> tuple[jax.Array, jax.Array]:
+        """
+        Mean and variance of the mixture: the draws' average mean; and their average variance plus the variance of their
+        means (law of total variance).
+
+        :param X: inputs (N, D).
+        :param batch_size: rows taken at a time; by default as many as are fast.
+        :return: each batch + (N,).
+        """
+        X = checks.inputs(X)
+        if batch_size is not None:
+            size = checks.whole_number(batch_size, "batch_size")
+            return one_program(lambda: _total(self._by_chunks(X, size)), options=STEPS)
+        return on_grid(DeepPosterior._total, self, X)
+
+    def components(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        """
+        The mixture's parts: f's mean and variance at inputs X (N, D) given each draw of what comes into the last layer.
+
+        :return: each (draws,) + batch + (N,).
+        """
+        return on_grid(DeepPosterior._components, self, checks.inputs(X))
+
+    def log_density(self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Any) -> jax.Array:
+        """
+        Log predictive density of observations, row by row: the logarithm of the average over draws of
+        ``∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
+
+        :param X: inputs (N, D).
+        :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
+        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
+        :return: of y's shape.
+        :raises ValueError: for observations of another number of rows, or with NaN.
+        """
+        X = checks.inputs(X)
+        likelihood = as_likelihood(likelihood, 1)
+        y = checks.to_device(checks.array(y, "y"), "y", axis=-1)
+        checks.require_finite(y, "y")
+        if jnp.shape(y)[-1:] != X.shape[:1]:
+            raise ValueError(f"y has shape {jnp.shape(y)}, but X has {X.shape[0]} rows.")
+
+        def density():
+            mean, variance = self._components(X)
+            terms = lax.map(lambda part: likelihood.log_marginal(y, *part), (mean, variance))
+            return logsumexp(terms, axis=0) - math.log(terms.shape[0])
+
+        return one_program(density, options=STEPS)
+
+    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        """
+        Draws of f at inputs X (N, D), joint over rows, in all layers: O(N³) for each draw and layer.
+
+        :return: sample_shape + batch + (N,).
+        """
+        X = checks.inputs(X)
+        checks.random_key(rng_key)
+
+        def one(key):
+            below = None
+            *inner, last = jax.random.split(key, len(self.layers))
+            for layer, mean, skip, layer_key in zip(self.layers, self.means, self._skips, inner, strict=False):
+                H = layer_inputs(below, X, skip)
+                below = (layer.sample(layer_key, H) + mean_values(mean, H, layer.batch_shape)).T
+            H = layer_inputs(below, X, self._skips[-1])
+            return self.layers[-1].sample(last, H) + mean_values(self.means[-1], H, self.batch_shape)
+
+        def drawn():
+            draws = lax.map(one, jax.random.split(rng_key, math.prod(sample_shape)))
+            return draws.reshape(*sample_shape, *draws.shape[1:])
+
+        return one_program(drawn, options=STEPS)
+
+    @property
+    def _skips(self) -> tuple[bool, ...]:
+        return self.skips or (False,) * len(self.layers)
+
+    def _total(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return _total(self._components(X))
+
+    def _components(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._by_chunks(X, rows_within(_ROWS_AT_ONCE, self.draws))
+
+    def _by_chunks(self, X: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+        return map_chunks(self._of_rows, size, X, jnp.arange(X.shape[0]), axis=-1)
+
+    def _of_rows(self, X: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Means and variances given each draw, of rows with these numbers."""
+        N, S = X.shape[0], self.draws if len(self.layers) > 1 else 1
+        below, repeated = None, X
+        key = jax.random.key(self.seed)
+        for i, layer in enumerate(self.layers[:-1]):
+            H = layer_inputs(below, repeated, self._skips[i])
+            mean, variance = layer.mean_and_variance(H)
+            width = mean.shape[0]
+            mean = jnp.broadcast_to(mean + mean_values(self.means[i], H, self.layers[i].batch_shape), mean.shape)
+            keys = jax.vmap(lambda row, i=i: jax.random.fold_in(jax.random.fold_in(key, i), row))(rows)
+            z = jax.vmap(lambda key, width=width: jax.random.normal(key, (width, S), X.dtype), out_axes=-1)(keys)
+            shape = (width, S if i else 1, N)
+            drawn = mean.reshape(shape) + jnp.sqrt(jnp.maximum(variance, 0.0)).reshape(shape) * z
+            below, repeated = drawn.reshape(width, S * N).T, jnp.broadcast_to(X, (S, *X.shape)).reshape(S * N, -1)
+        H = layer_inputs(below, repeated, self._skips[-1])
+        mean, variance = self.layers[-1].mean_and_variance(H)
+        mean = jnp.broadcast_to(mean + mean_values(self.means[-1], H, self.batch_shape), variance.shape)
+        return tuple(jnp.moveaxis(x.reshape(*self.batch_shape, S, N), -2, 0) for x in (mean, variance))  # type: ignore[return-value]
+
+
+def _total(parts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    means, variances = parts
+    return jnp.mean(means, axis=0), jnp.mean(variances, axis=0) + jnp.var(means, axis=0)

@@ -1,0 +1,179 @@
+"""A deep GP in use: trained on batches in single precision, with hyperparameters that are learned; and its errors."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpy.polynomial.hermite_e import hermegauss
+from numpyro import handlers
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+
+import npgp
+from npgp.model import linear_mean
+
+RNG = np.random.default_rng(2)
+X = RNG.uniform(-1.0, 1.0, (40, 2)).astype(np.float32)
+Y = np.where(X[:, 0] > 0, 1.0, -1.0).astype(np.float32)
+Z = X[:8]
+W = np.array([[1.0], [0.5]], np.float32)
+
+
+def model(X, y=None, *, size=40):
+    """Two layers; the first has an orthogonal block, the second X beside, and a sampled lengthscale."""
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
+    noise = numpyro.param("noise", 0.3, constraint=dist.constraints.positive)
+    first = npgp.Layer(npgp.RBF(1.0), [Z, Z[:3] + 0.1], mean=W, covariances=["dense", "mean-only"])
+    last = npgp.Layer(npgp.RBF(lengthscale), numpyro.param("Z", np.hstack([Z @ W, Z])), skip=True)
+    deep = npgp.DeepGP("deep", [first, last]).draw()
+    with npgp.plate("data", size, rows=len(X)):
+        npgp.observe("y", deep(X), npgp.Gaussian(scale=noise), obs=y)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, npgp.adam(0.03), TraceMeanField_ELBO(num_particles=2))
+    result = npgp.fit(svi, jax.random.key(0), 150, X, Y, batch_size=20, progress=False)
+    return guide, result
+
+
+def test_it_trains(trained):
+    guide, result = trained
+    assert np.mean(result.losses[-10:]) < np.mean(result.losses[:10]) - 5.0
+    assert guide.components == ["deep.1", "deep.2"]
+    # q(ε) of both layers follows the lengthscale that is sampled, and is independent between layers.
+    assert {"deep.1.v.loc", "deep.2.u.coupling"} <= set(result.params)
+
+
+def test_predictions_are_mixtures(trained):
+    """Against quadrature over the one value between layers."""
+    guide, result = trained
+    whole = npgp.posterior("deep", model, guide, result.params, X)
+    first, last = whole.layers
+    inputs = X[:5]
+    mean, variance = first.mean_and_variance(inputs)
+    z, w = hermegauss(30)
+    w = w / w.sum()
+    between = np.asarray(inputs @ W).T + mean + np.sqrt(variance) * z[:, None]  # (nodes, rows)
+    parts = [last.mean_and_variance(np.column_stack([h, inputs]).astype(np.float32)) for h in between]
+    means, variances = (np.asarray([part[i] for part in parts], np.float64) for i in (0, 1))
+    expected_mean = w @ means
+    expected_variance = w @ (variances + means**2) - expected_mean**2
+    many = replace(whole, draws=4000)
+    found_mean, found_variance = many.mean_and_variance(inputs)
+    np.testing.assert_allclose(found_mean, expected_mean, atol=0.05)
+    np.testing.assert_allclose(found_variance, expected_variance, atol=0.05)
+    noise = float(result.params["noise"])
+    densities = np.exp(-0.5 * (Y[:5] - means) ** 2 / (variances + noise**2)) / np.sqrt(variances + noise**2)
+    expected = np.log(w @ densities) - 0.5 * np.log(2 * np.pi)
+    found = many.log_density(inputs, Y[:5], npgp.Gaussian(scale=noise))
+    np.testing.assert_allclose(found, expected, atol=0.05)
+    # A row's draws are the same whatever rows are beside it, and however many are taken at a time.
+    for part in (whole.mean_and_variance(X)[0][:5], whole.mean_and_variance(inputs, 2)[0]):
+        np.testing.assert_allclose(part, whole.mean_and_variance(inputs)[0], atol=1e-4)
+    joint = whole.sample(jax.random.key(1), inputs, (400,))
+    np.testing.assert_allclose(joint.mean(0), expected_mean, atol=5 * np.sqrt(expected_variance / 400).max())
+
+
+def test_what_else_is_made_of_it(trained, tmp_path):
+    guide, result = trained
+    whole = npgp.posterior("deep", model, guide, result.params, X)
+    npgp.save(tmp_path / "deep.npz", whole)
+    np.testing.assert_array_equal(npgp.load(tmp_path / "deep.npz").mean(X[:3]), whole.mean(X[:3]))
+    mixture = npgp.posterior("deep", model, guide, result.params, X, draws=3)
+    mean, variance = mixture.mean_and_variance(X[:4])
+    assert mixture.sites["lengthscale"].shape == (3,) and mean.shape == variance.shape == (4,)
+    draws = Predictive(model, guide=guide, params=result.params, num_samples=200)(jax.random.key(2), X[:4], size=4)
+    assert draws["deep.1"].shape == (200, 1, 4)
+    np.testing.assert_allclose(draws["y"].mean(0), whole.mean(X[:4]), atol=0.5)
+    samples = guide.sample_posterior(jax.random.key(3), result.params, X, sample_shape=(5,))
+    data = npgp.to_arviz(jax.random.key(4), model, samples, X, Y, params=result.params)
+    assert data.posterior["deep.1"].shape == (1, 5, 1, 40)
+
+
+def test_natural_gradients_for_the_last_layer():
+    def fixed(X, y=None):
+        layers = [npgp.Layer(npgp.RBF(1.0), Z, mean=W), npgp.Layer(npgp.RBF(0.5), Z @ W)]
+        deep = npgp.DeepGP("deep", layers).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", deep(X), npgp.Gaussian(scale=0.3), obs=y)
+
+    optim = npgp.natural_gradient(0.5, npgp.adam(0.02), sites=["deep.2.u"])
+    svi = SVI(fixed, npgp.AutoSparseGP(fixed), optim, TraceMeanField_ELBO())
+    natural = npgp.fit(svi, jax.random.key(0), 15, X, Y, progress=False).losses
+    svi = SVI(fixed, npgp.AutoSparseGP(fixed), npgp.adam(0.02), TraceMeanField_ELBO())
+    adam = npgp.fit(svi, jax.random.key(0), 15, X, Y, progress=False).losses
+    assert natural[-1] < adam[-1] - 5.0
+
+
+def test_classes_and_a_model_without_a_guide():
+    """Three functions at the end; without a guide it is a model for NUTS, here with four rows."""
+    labels = np.array([0, 1, 2, 1])
+
+    def classes(X, y=None):
+        layers = [npgp.Layer(npgp.RBF(1.0), Z[:2], width=2), npgp.Layer(npgp.RBF(1.0), Z[:2], width=3, mean=0.5)]
+        deep = npgp.DeepGP("deep", layers).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", deep(X), npgp.likelihoods.Softmax(3), obs=y)
+
+    guide = npgp.AutoSparseGP(classes)
+    svi = SVI(classes, guide, npgp.adam(0.02), TraceMeanField_ELBO())
+    params = npgp.fit(svi, jax.random.key(0), 5, X[:4], labels, progress=False).params
+    whole = npgp.posterior("deep", classes, guide, params, X[:4])
+    assert whole.batch_shape == (3,) and whole.components(X[:4])[0].shape == (100, 3, 4)
+    density = whole.log_density(X[:4], labels, npgp.likelihoods.Softmax(3))
+    assert density.shape == (4,) and np.all(density < 0)
+    with handlers.trace() as sites, handlers.seed(rng_seed=0):
+        classes(X[:4], labels)
+    assert sites["deep.1.residual"]["value"].shape == (2, 4)  # latent, as all that NUTS would draw
+    assert np.isfinite(sites["y"]["fn"].log_prob(labels)).all()
+    draws = {name: sites[name]["value"][None] for name in ("deep.1.u", "deep.1.residual", "deep.2.u")}
+    given = npgp.posterior("deep", classes, draws, {}, X[:4])
+    assert given.mean_and_variance(X[:4])[0].shape == (3, 4)
+
+
+def test_linear_means():
+    centered = X - X.mean(0)
+    component = linear_mean(centered, 1)
+    direction = np.linalg.eigh(centered.T @ centered)[1][:, -1]
+    np.testing.assert_allclose(abs(component[:, 0] @ direction), 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(linear_mean(X, 2), np.eye(2))
+    np.testing.assert_array_equal(linear_mean(X, 3), np.eye(2, 3))
+
+
+def evaluated(*layers, times=1, **more):
+    def run():
+        deep = npgp.DeepGP("deep", list(layers), **more).draw()
+        return [deep(X) for _ in range(times)]
+
+    return handlers.seed(run, 0)()
+
+
+def test_what_is_refused():
+    layer = npgp.Layer(npgp.RBF(), Z)
+    with pytest.raises(TypeError, match="name is ''; it must be a non-empty string"):
+        npgp.DeepGP("", [layer])
+    with pytest.raises(TypeError, match=r"it must be a list of npgp.Layer\(kernel, inducing\)"):
+        npgp.DeepGP("deep", [npgp.SparseGP("f", npgp.RBF(), Z)])
+    with pytest.raises(ValueError, match="layers is empty"):
+        npgp.DeepGP("deep", [])
+    with pytest.raises(TypeError, match="width is 1.5"):
+        npgp.Layer(npgp.RBF(), Z, width=1.5)
+    with pytest.raises(TypeError, match="mean is 'identity'; it must be a number, a matrix, a function or None"):
+        npgp.Layer(npgp.RBF(), Z, mean="identity")
+    with pytest.raises(TypeError, match="deep is a component, and no function yet"):
+        npgp.DeepGP("deep", [layer])(X)
+    with pytest.raises(ValueError, match=r"the identity of a layer of width 1 has values of shape \(40, 2\)"):
+        evaluated(layer, layer)
+    with pytest.raises(ValueError, match=r"mean has shape \(3, 1\), but the layer's inputs have 2 columns"):
+        evaluated(replace(layer, mean=np.ones((3, 1))), layer)
+    with pytest.raises(ValueError, match="deep is evaluated twice"):
+        evaluated(replace(layer, width=2), layer, times=2)
+    with pytest.raises(ValueError, match="npgp.sample takes 'prior' and 'shared': bounds whatever follows"):
+        evaluated(replace(layer, width=2, conditional="tight"), layer)
+    with pytest.raises(TypeError, match="a function, whose values at rows are f"):
+        jnp.sin(handlers.seed(npgp.DeepGP("deep", [layer]).draw, 0)())
