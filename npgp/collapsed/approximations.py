@@ -73,7 +73,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
         inputs to predictions.
     :param method: which of the four.
     :param groups: for ``"pitc"``, its blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`). If they
-        are left out they are made of X by k-means, with at most M rows each, which takes scikit-learn.
+        are left out they are made of X by k-means, with at most M rows each.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
         features other than points in a list, and for groups of other rows or with a method that has none.

@@ -9,9 +9,7 @@ k-d tree's: halve the rows at the median of the column in which they spread most
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,17 +20,15 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks
-from npgp.keys import host_seed
-from npgp.optional import optional
+from npgp.keys import host_generator
 from npgp.pytrees import pytree
+from npgp.sparse.kmeans import kmeans_centers
 
 __all__ = ["Groups", "consecutive", "default_size", "kmeans_groups", "median_split", "single"]
 
 #: Sizes that :func:`default_size` chooses from, and the number of inducing features for which the largest is chosen.
 SIZES, LARGE = range(4, 65, 4), 512
 
-#: k-means looks at all rows at each step up to this many; with more, at small batches of them.
-FULL_KMEANS_ROWS = 100_000
 #: :func:`kmeans_groups` makes at most this many cells, as each costs time for every row; median splits do the rest.
 MAX_CELLS = 256
 
@@ -279,32 +275,22 @@ def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
     Cells follow the clusters of the data, but are of unequal lengths: there are more places to pad than with
     :func:`median_split`. There are N / size cells, but at most 256.
 
-    :param rng_key: a JAX random key, of which the seed of scikit-learn's k-means is made.
+    .. code-block:: python
+
+        groups = npgp.sparse.kmeans_groups(key, X, 8)  # for conditional=npgp.Grouped(groups)
+
+    :param rng_key: a JAX random key, for the start of k-means.
     :param X: inputs, (N, D).
     :param size: the largest number of rows in a group.
-    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
     size = checks.whole_number(size, "size")
-    centers = kmeans_centers(X, min(-(-len(X) // size), MAX_CELLS), host_seed(rng_key))
-    # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
+    centers = kmeans_centers(X, min(-(-len(X) // size), MAX_CELLS), host_generator(rng_key))
+    # By the function that ``assign`` uses, as k-means may round near ties otherwise.
     used, cells = np.unique(np.asarray(_nearest(centers, X)), return_inverse=True)
     return _split_cells(X, cells, centers[used], size)
-
-
-def kmeans_centers(X: NDArray[Any], size: int, seed: int) -> NDArray[Any]:
-    """The different centers of k-means, at most ``size``: fewer where X has fewer different rows."""
-    cluster = optional("sklearn.cluster", extra="data", what="k-means")
-    unconverged = optional("sklearn.exceptions", extra="data", what="k-means").ConvergenceWarning
-    method: Any = partial(cluster.KMeans, n_init=1)
-    if len(X) > FULL_KMEANS_ROWS:
-        method = partial(cluster.MiniBatchKMeans, n_init=1, batch_size=max(1024, 4 * size))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", unconverged)  # fewer clusters than asked for
-        fitted = method(n_clusters=size, random_state=seed).fit(X)
-    return np.unique(fitted.cluster_centers_.astype(X.dtype), axis=0)
 
 
 def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:
