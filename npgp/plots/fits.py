@@ -92,7 +92,8 @@ def plot_fit(
         ax.set_title(name, fontsize=10)
         ax.set_ylabel("y")
     axes[-1, 0].set_xlabel("x")
-    axes[0, 0].legend(frameon=False, fontsize=8, ncols=2)
+    # Above the first panel's title: within a panel it would cover data, wherever it were.
+    axes[0, 0].legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.08))
     return figure
 
 

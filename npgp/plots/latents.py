@@ -72,9 +72,10 @@ def plot_latents(
     names = dimension_names or [f"latent dimension {k + 1}" for k in range(mean.shape[1])]
     unit = "" if units is None else f", in {units}"
     ax.set_xlabel(f"{names[across]} (most relevant){unit}")
-    ax.set_ylabel(f"{names[up]}{unit}")
+    ax.set_ylabel(f"{names[up]} (second most relevant){unit}")
     if labels is not None:
-        ax.legend(frameon=background is not None, markerscale=2, framealpha=0.8)
+        # Below the panel: within, it would cover points.
+        ax.legend(frameon=False, markerscale=2, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.1))
     if title:
         ax.set_title(title)
     return figure

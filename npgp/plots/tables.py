@@ -36,8 +36,8 @@ def plot_reconstruction(
     panels = [(d, np.isfinite(measured[:, d])) for d in range(measured.shape[1])]
     figure, _ = _scatter_panels(panels, measured, mean, scale, column_names)
     unit = "" if units is None else f" ({units})"
-    figure.supxlabel(f"measured{unit}")
-    figure.supylabel(f"reconstructed{unit}, ± 2 standard deviations")
+    figure.supxlabel(f"measured{unit}", fontsize=9)
+    figure.supylabel(f"reconstructed{unit}, ± 2 standard deviations", fontsize=9)
     return figure
 
 
@@ -74,8 +74,8 @@ def plot_imputation(
             level = np.mean(truth[present[:, d], d])
             ax.axhline(level, color=COLORS[1], lw=0.9, ls="--", label="mean of the column's present values")
     unit = "" if units is None else f" ({units})"
-    figure.supxlabel(f"true value{unit}")
-    figure.supylabel(f"imputed{unit}, ± 2 standard deviations")
+    figure.supxlabel(f"true value{unit}", fontsize=9)
+    figure.supylabel(f"imputed{unit}, ± 2 standard deviations", fontsize=9)
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return figure
