@@ -204,6 +204,11 @@ class DegeneratePosterior:
     """
     The posterior under SoR: of functions ``f(x) = A(x)ᵀ ε``, which the whitened inducing values ε determine.
 
+    .. code-block:: python
+
+        gp = npgp.ApproximateGP(kernel, X, Z, noise_variance, method="sor")
+        mean, variance = gp.condition(y).mean_and_variance(X)
+
     :param projector: the factorized inducing features.
     :param q: the posterior of ε; a batch of several outputs is allowed.
     """
@@ -262,6 +267,10 @@ class Noise(Protocol):
 class RowNoise:
     """
     Rows one by one.
+
+    .. code-block:: python
+
+        noise = npgp.collapsed.RowNoise(jnp.full(30, 0.1))  # the standard deviation of each row
 
     :param scale: the root of Λ's diagonal, (N,).
     """

@@ -25,6 +25,11 @@ class Kernel(ByName):
     A kernel of one's own subclasses this, as a frozen dataclass registered with
     :func:`npgp.pytrees.pytree`, and defines :meth:`__call__` and :meth:`diag`; also :meth:`feature_draws` if random
     features are wanted, and ``differentiable = False`` if its sample paths have no derivative.
+
+    .. code-block:: python
+
+        total = npgp.RBF(1.0) + 0.5 * npgp.Matern32(2.0) * npgp.kernels.Periodic(1.0)
+        assert total(X, Z).shape == (30, 6) and total.diag(X).shape == (30,)
     """
 
     def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
@@ -104,7 +109,13 @@ class Kernel(ByName):
 @pytree
 @dataclass(frozen=True)
 class Sum(Kernel):
-    """Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``."""
+    """
+    Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.RBF(1.0) + npgp.Matern32(2.0), npgp.kernels.Sum)
+    """
 
     kernels: tuple[Kernel, ...]
 
@@ -130,7 +141,13 @@ class Sum(Kernel):
 @pytree
 @dataclass(frozen=True)
 class Product(Kernel):
-    """Product of kernels. Written ``k1 * k2``."""
+    """
+    Product of kernels. Written ``k1 * k2``.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.RBF(1.0) * npgp.Matern32(2.0), npgp.kernels.Product)
+    """
 
     kernels: tuple[Kernel, ...]
 
@@ -158,6 +175,10 @@ def _parts(kernels, rng_key, columns, count) -> tuple[FeatureMap, ...]:
 class Scaled(Kernel):
     """
     A kernel times a non-negative number. Written ``scale * k``.
+
+    .. code-block:: python
+
+        assert np.allclose((2.0 * kernel).diag(X), 2.0)
 
     :param kernel: the kernel.
     :param scale: the factor, a scalar.

@@ -142,6 +142,10 @@ def plot_variance(
     as a stack: what q(ε) leaves of each block's, and the residual's, of which predictions keep all. A large residual
     amid the data is variance that no data can take away from these features.
 
+    .. code-block:: python
+
+        figure = npgp.plots.plot_variance(X, {"SVGP": posterior.decompose(X)}, data=(X, y))
+
     :param X: the inputs of the decompositions, (N, 1) or (N,).
     :param decompositions: from :meth:`npgp.Posterior.decompose`, of one output each, by name.
     :param data: inputs and targets, drawn with the posterior.

@@ -39,6 +39,11 @@ def plot_latents(
         plot_latents(c.loc, c.scale, c.relevance, labels, units="lengthscales", dimension_names=c.names,
                      background=predictive_variance(posterior, c))
 
+    .. code-block:: python
+
+        loc = np.random.default_rng(0).normal(size=(20, 3))
+        figure = npgp.plots.plot_latents(loc, None, np.array([1.0, 0.5, 0.1]), np.repeat([0, 1], 10))
+
     :param mean: latent means, (N, Q), Q at least 2.
     :param scale: their standard deviations, (N, Q); ``None`` for no bars.
     :param relevance: of each dimension, (Q,); the two largest are shown, the largest across.

@@ -25,6 +25,12 @@ def plot_reconstruction(
     """
     Measured against reconstructed values, one panel per column, with bars of two standard deviations.
 
+    .. code-block:: python
+
+        table = np.random.default_rng(0).normal(size=(20, 3))
+
+        figure = npgp.plots.plot_reconstruction(table, table + 0.1, np.full((20, 3), 0.1))
+
     :param measured: (N, D); NaN, where nothing was measured, is left out.
     :param mean: reconstruction, (N, D).
     :param scale: its standard deviation with noise, (N, D).
@@ -53,6 +59,12 @@ def plot_imputation(
     """
     True against imputed values of the missing entries, one panel per column that has any, with bars of two standard
     deviations, and the mean of the column's present values for comparison.
+
+    .. code-block:: python
+
+        table = np.random.default_rng(0).normal(size=(20, 3))
+
+        figure = npgp.plots.plot_imputation(table, table + 0.1, np.full((20, 3), 0.1), table > 0.0)
 
     :param truth: all values, (N, D); NaN, where the truth is not known, is left out.
     :param mean: the imputed ones, (N, D); what it holds for present entries is not shown.

@@ -46,6 +46,10 @@ def default_size(num_inducing: int) -> int:
     batches of 1024): 1.16 to 1.23 for M = 512 and g = 64. Larger groups give tighter bounds: where time is no concern
     take 64.
 
+    .. code-block:: python
+
+        assert npgp.sparse.default_size(512) == 64
+
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
     """
@@ -65,6 +69,10 @@ class Tree:
 
     A node sends an input left if it comes before or at the pivot in the order by the node's column, ties resolved by
     the other columns in a fixed order.
+
+    .. code-block:: python
+
+        assert npgp.median_split(X, 8).tree.pivot.ndim >= 1
 
     :param centers: (C, D), or ``None`` for one tree.
     :param roots: the node where each center's tree begins, (C,). A group g stands in the place of a node as −1 − g.
@@ -92,6 +100,11 @@ class Groups:
     A minibatch is made of whole groups: ``groups.rows[b]`` and ``groups.mask[b]``, for group numbers b. To spare the
     lookup, lay the data out once, ``groups.arrange(X)``, ``groups.arrange(y)`` and ``groups.mask.ravel()``, and take
     g consecutive rows for each group.
+
+    .. code-block:: python
+
+        groups = npgp.median_split(X, 8)
+        assert groups.gather(y).shape == (groups.count, groups.size)
 
     :param rows: row numbers, (G, g) int32, ascending in each group; places beyond a group's length repeat its first.
     :param mask: False at those places, (G, g).
@@ -226,6 +239,10 @@ def _partition(labels: NDArray[Any], tree: Tree | None = None) -> Groups:
 def single(num_rows: int) -> Groups:
     """
     One group of all rows.
+
+    .. code-block:: python
+
+        assert npgp.sparse.single(30).count == 1
 
     :param num_rows: N.
     """

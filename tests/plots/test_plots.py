@@ -68,7 +68,10 @@ def test_latents_without_classes_or_bars():
     (ax,) = check(
         plots.plot_latents(mean, None, [1.0, 0.1, 0.5], units="lengthscales", dimension_names=["a", "b", "c"])
     )
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("a (most relevant), in lengthscales", "c (second most relevant), in lengthscales")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (
+        "a (most relevant), in lengthscales",
+        "c (second most relevant), in lengthscales",
+    )
     assert ax.get_legend() is None and not [c for c in ax.collections if isinstance(c, LineCollection)]
     np.testing.assert_allclose(points_of(ax), mean[:, [0, 2]])
 
