@@ -28,6 +28,7 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "npgp"
 html_static_path = ["_static"]
+html_css_files = ["npgp.css"]
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp"
