@@ -29,6 +29,7 @@ html_theme = "furo"
 html_title = "npgp"
 html_static_path = ["_static"]
 html_css_files = ["npgp.css"]
+pygments_dark_style = "monokai"  # the theme's own underlines imports like links
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp"
