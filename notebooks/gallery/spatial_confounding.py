@@ -67,8 +67,8 @@ draws["independent"] = apart.sample_posterior(jax.random.key(1), alone, *data, s
 # The exact GP, with its hyperparameters at NUTS's means, says the coefficient in closed form, by generalized least
 # squares. What the table shows: the map takes away most of the bias, not all; the guide whose q(f) does not follow the
 # coefficient has an interval half as wide as it should be, the default's width is right. SVI's lengthscale is longer
-# and its noise larger than those of NUTS, for 36 inducing points are few for a lengthscale of .3, and the bound avoids what
-# they cannot follow; its coefficient is one standard deviation higher for that.
+# and its noise larger than those of NUTS, for 36 inducing points are few for a lengthscale of .3, and the bound avoids
+# what they cannot follow; its coefficient is one standard deviation higher for that.
 
 
 # %%
