@@ -28,6 +28,8 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "npgp"
 html_static_path = ["_static"]
+html_css_files = ["npgp.css"]
+pygments_dark_style = "monokai"  # the theme's own underlines imports like links
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp"
@@ -65,7 +67,7 @@ def copy_notebooks(app: Any = None) -> None:
     for folder in (gallery, results):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in sorted((ROOT / "notebooks").rglob("*.ipynb")):
         shutil.copy(path, gallery / path.name)
         picture = last_picture(path)
         if picture is not None:
@@ -88,7 +90,7 @@ copy_notebooks()
 # Links from pages into the repository work where the repository is read. On the site, tables of results are pages,
 # and other files are named without a link.
 _RESULT = re.compile(r"\]\((?:\.\./)*scripts/benchmarks/results/([\w-]+\.md)\)")
-_NOTEBOOK = re.compile(r"\]\((?:\.\./)*notebooks/([\w-]+\.ipynb)\)")
+_NOTEBOOK = re.compile(r"\]\((?:\.\./)*notebooks/(?:gallery/)?([\w-]+\.ipynb)\)")
 _FILE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:scripts|tests|npgp|notebooks)/[^)]*\)")
 
 

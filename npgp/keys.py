@@ -32,8 +32,3 @@ def known_key() -> jax.Array:
     """The key 0 with numbers that can be seen, inside ``jit`` too: for choices that are not the user's."""
     with jax.ensure_compile_time_eval():
         return jax.random.key(0)
-
-
-def host_seed(rng_key: jax.Array) -> int:
-    """A seed below 2³², for libraries that take nothing else, such as scikit-learn; as :func:`host_generator`."""
-    return int(host_generator(rng_key).integers(2**32))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What npgp relies on in NumPyro and JAX beyond their documentation (npgp/contract.py), tested with the oldest versions
-# that pyproject.toml allows and with the newest that are to be had. CI runs this; each pair has an environment of its own.
+# that pyproject.toml allows, of every dependency, and with the newest that are to be had: _contract.sh [oldest|newest],
+# both if neither is said. CI runs this; each has an environment of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/_env.sh
@@ -31,11 +32,27 @@ print(f"jax {jax.__version__}, numpyro {numpyro.__version__}, Python {sys.versio
   # By itself: the settings and fixtures of all other tests want packages that are not here.
   JAX_PLATFORMS=cpu "$folder/bin/python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/ground/test_contract.py
   echo "== README's first model"
-  sed -n '/^```python$/,/^```$/p' README.md | sed '1d;/^```$/,$d' | JAX_PLATFORMS=cpu "$folder/bin/python" -
+  first_model | JAX_PLATFORMS=cpu "$folder/bin/python" -
 }
 
-oldest=$(sed -n 's/^dependencies = .*"jax>=\([0-9.]*\)", "numpyro>=\([0-9.]*\)".*/jax==\1.0 numpyro==\2.0/p' pyproject.toml)
-[ -n "$oldest" ] || { echo "pyproject.toml names no oldest versions of jax and numpyro" >&2; exit 1; }
-read -r -a oldest <<<"$oldest"
-contract oldest "$(find_python)" "${oldest[@]}"
-contract newest "$(newest_python)"
+lowest() { # each dependency, and each of the extras, at its lowest version
+  "$1" -c '
+import tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = ("arviz", "plots", "data", "checkpoint", "parquet", "encoder", "tinygp")
+every = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
+for requirement in every:
+    print(requirement.replace(">=", "=="))
+'
+}
+
+case ${1:-both} in oldest | newest | both) ;; *) echo "usage: $0 [oldest|newest]" >&2 && exit 2 ;; esac
+if [ "${1:-both}" != newest ]; then
+  python=$(find_python)
+  mapfile -t oldest < <(lowest "$python")
+  [ ${#oldest[@]} -gt 0 ] || exit 1
+  contract oldest "$python" "${oldest[@]}"
+fi
+if [ "${1:-both}" != oldest ]; then
+  contract newest "$(newest_python)"
+fi

@@ -37,3 +37,7 @@ ensure_env() {
     echo "$extra $key" >>"$stamp"
   done
 }
+
+first_model() { # the first program of README.md
+  sed -n '/^```python$/,/^```$/p' README.md | sed '1d;/^```$/,$d'
+}

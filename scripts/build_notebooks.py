@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Make notebooks/*.ipynb from the .py beside them: run each from top to bottom and keep its outputs.
+"""Make notebooks/**/*.ipynb from the .py beside them: run each from top to bottom and keep its outputs.
 
 The .py files, in jupytext's percent format, are the source; edit those, not the .ipynb.
 
     .venv/bin/python scripts/build_notebooks.py            all notebooks
     .venv/bin/python scripts/build_notebooks.py 01         those whose name contains 01
+    .venv/bin/python scripts/build_notebooks.py gallery    those of the gallery
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ def main() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("name", nargs="?", default="", help="part of a notebook's name; all notebooks if omitted")
     name = parser.parse_args().name
-    sources = [path for path in sorted(FOLDER.glob("*.py")) if name in path.name]
+    sources = [path for path in sorted(FOLDER.rglob("*.py")) if name in str(path.relative_to(FOLDER))]
     if not sources:
-        raise SystemExit(f"no notebook in {FOLDER} has {name!r} in its name.")
+        raise SystemExit(f"no notebook in {FOLDER} has {name!r} in its path.")
     os.environ.pop("NPGP_SMALL", None)
     os.environ.pop("MPLBACKEND", None)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

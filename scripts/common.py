@@ -193,7 +193,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_picture(path: Path, figure: Any, dpi: int = 130) -> None:
+def write_picture(path: Path, figure: Any, dpi: int = 150) -> None:
     """Save a figure of Matplotlib, make the folder, and print that."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi)

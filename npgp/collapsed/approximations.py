@@ -73,7 +73,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
         inputs to predictions.
     :param method: which of the four.
     :param groups: for ``"pitc"``, its blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`). If they
-        are left out they are made of X by k-means, with at most M rows each, which takes scikit-learn.
+        are left out they are made of X by k-means, with at most M rows each.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
         features other than points in a list, and for groups of other rows or with a method that has none.
@@ -204,6 +204,11 @@ class DegeneratePosterior:
     """
     The posterior under SoR: of functions ``f(x) = A(x)ᵀ ε``, which the whitened inducing values ε determine.
 
+    .. code-block:: python
+
+        gp = npgp.ApproximateGP(kernel, X, Z, noise_variance, method="sor")
+        mean, variance = gp.condition(y).mean_and_variance(X)
+
     :param projector: the factorized inducing features.
     :param q: the posterior of ε; a batch of several outputs is allowed.
     """
@@ -262,6 +267,10 @@ class Noise(Protocol):
 class RowNoise:
     """
     Rows one by one.
+
+    .. code-block:: python
+
+        noise = npgp.collapsed.RowNoise(jnp.full(30, 0.1))  # the standard deviation of each row
 
     :param scale: the root of Λ's diagonal, (N,).
     """

@@ -43,6 +43,11 @@ class Certificate:
     """
     The log evidence of a GP with Gaussian noise lies in [lower, upper]. ``print`` it for a report.
 
+    .. code-block:: python
+
+        certificate = npgp.certificate(kernel, X, y, Z, noise_variance)
+        assert certificate.lower <= certificate.upper
+
     :param lower: the best of the lower bounds.
     :param upper: the best of Titsias' (2014) upper bounds.
     :param bounds: the collapsed lower bound with each conditional.

@@ -31,6 +31,14 @@ def collapsed_bound(
     """
     The ELBO for Gaussian noise at the optimal q(ε) (docs/theory.md, section 5).
 
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
+        projection = projector(X)
+        residual = npgp.sparse.residual_of(projector, X, projection, [True], None)
+        bound = npgp.collapsed.collapsed_bound(projection, residual, y, noise_variance, ["dense"], npgp.Tight())
+        assert np.isclose(bound, npgp.CollapsedGP(kernel, X, Z, noise_variance).log_prob(y), rtol=1e-3)
+
     :param projection: of the training inputs.
     :param residual: what the blocks with a learned covariance leave at the training inputs.
     :param y: observations less the offset, shape (..., N).

@@ -46,6 +46,11 @@ class ShorterLengthscales:
     """
     What shorter lengthscales have to say for themselves. ``print`` it for a report.
 
+    .. code-block:: python
+
+        found = npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Gaussian(scale=params["noise"]))
+        assert found.rows == 30
+
     :param divisor: of the lengthscales at hand, for the longest of those that explain the data best; 1 if none shorter
         are clearly better.
     :param gain: what they gain in log evidence, in nats; each with the best of several variances of prior and noise.
@@ -113,6 +118,10 @@ def shorter_lengthscales(
     each. A likelihood that is not Gaussian is replaced by one Gaussian pseudo-observation for each row, from the
     expected slope and curvature of its logarithm under the posterior: then gains are approximate. Not for use inside
     ``jit``.
+
+    .. code-block:: python
+
+        print(npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Gaussian(scale=params["noise"])))
 
     :param posterior: of one function.
     :param X: training inputs, (N, D).

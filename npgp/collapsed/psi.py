@@ -50,6 +50,11 @@ class PsiStatistics:
     """
     A kernel's expectations over N Gaussian inputs.
 
+    .. code-block:: python
+
+        psi = npgp.collapsed.psi_statistics(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
+        assert psi.psi2.shape == (6, 6)
+
     :param psi0: ``E k(x_n, x_n)``, (N,).
     :param psi1: ``E k(x_n, z_m)``, (N, M).
     :param psi2: ``Σ_n w_n E k(Z, x_n) k(x_n, Z)``, (M, M).
@@ -71,6 +76,11 @@ def psi_statistics(
 ) -> PsiStatistics:
     """
     ψ0, Ψ1 and Ψ2 of a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums and scalings.
+
+    .. code-block:: python
+
+        psi = npgp.collapsed.psi_statistics(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
+        assert psi.psi1.shape == (30, 6)
 
     :param kernel: the kernel.
     :param inducing: Z, (M, Q), or :class:`npgp.features.Points`.
@@ -98,6 +108,11 @@ class ExpectedProjection:
     """
     Moments of the whitened projections ``A(x_n) = L⁻¹ k(Z, x_n)`` of N Gaussian inputs, and of what they leave.
 
+    .. code-block:: python
+
+        moments = npgp.collapsed.expected_projection(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
+        left = moments.residual_variance  # of the prior variance, by inputs that are not known exactly
+
     :param projector: the factorized inducing points.
     :param A: ``E A(x_n)``, (M, N).
     :param covariance: ``Σ_n w_n Cov[A(x_n)]``, (M, M).
@@ -122,6 +137,11 @@ def expected_projection(
 ) -> ExpectedProjection:
     """
     The moments of the projections of Gaussian inputs, for a kernel as in :func:`psi_statistics`.
+
+    .. code-block:: python
+
+        moments = npgp.collapsed.expected_projection(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
+        assert moments.covariance.shape[-1] == 6
 
     :param kernel: the kernel.
     :param inducing: Z, (M, Q), or :class:`npgp.features.Points`.

@@ -30,6 +30,11 @@ _SHA256 = {
 class OilFlow:
     """Oil-flow measurements, real (:func:`oil_flow`) or simulated (:func:`simulate_oil_flow`).
 
+    .. code-block:: python
+
+        data = npgp.datasets.simulate_oil_flow(key, 10)
+        assert data.Y.shape == (10, 12) and data.labels.shape == (10,)
+
     :param Y: (N, 12) float64, two numbers for each of six beams: the measured path lengths, in
         pipe radii, through two of the three phases.
     :param labels: (N,) int64 classes: 0 homogeneous, 1 annular, 2 stratified.

@@ -31,6 +31,10 @@ class LeakyReLU:
     """
     ``t`` for positive t, else ``slope · t``.
 
+    .. code-block:: python
+
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.LeakyReLU())  # inputs of one column
+
     :param slope: a scalar; with 0, the rectified linear unit.
     """
 
@@ -50,7 +54,13 @@ class LeakyReLU:
 @pytree
 @dataclass(frozen=True)
 class ReLU:
-    """The rectified linear unit, ``max(t, 0)``."""
+    """
+    The rectified linear unit, ``max(t, 0)``.
+
+    .. code-block:: python
+
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())  # inputs of one column
+    """
 
     def __call__(self, t):
         return jnp.maximum(t, 0.0)
@@ -65,6 +75,10 @@ class ReLU:
 class Softplus:
     """
     ``log(1 + exp(βt)) / β``, a smooth ReLU.
+
+    .. code-block:: python
+
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.Softplus())  # inputs of one column
 
     :param sharpness: β > 0. At 1 it is the usual softplus, which is nearly linear between −1 and 1.
     """
@@ -83,6 +97,10 @@ class Softplus:
 class Probit:
     """
     ``Φ(βt)``, the normal distribution function: ``½ + ½ erf(βt/√2)``, a smooth step.
+
+    .. code-block:: python
+
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.Probit())  # inputs of one column
 
     :param sharpness: β > 0.
     """

@@ -68,6 +68,10 @@ def as_block(block: object, name: str = "inducing") -> InducingBlock:
     """
     An inducing block from what a user gives: a block, or inputs Z of shape (M, D).
 
+    .. code-block:: python
+
+        assert npgp.features.as_block(Z).size == 6
+
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN.
     """

@@ -52,6 +52,10 @@ class InducingBlock(Protocol):
     two blocks, from one of the two: the later block's method is called first, then the earlier one's. Points have it
     for any other block, so a block that is combined with points alone need not define it. The later block's may
     raise ``ValueError`` where its features follow from those of the earlier block, and nothing would be left of them.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.features.Points(Z), npgp.features.InducingBlock)
     """
 
     @property
@@ -71,6 +75,11 @@ class InducingBlock(Protocol):
 def covariance(kernel: Kernel, a: InducingBlock, b: InducingBlock) -> jax.Array:
     """
     Covariance between the features of two different blocks, (M_a, M_b), block ``a`` being the earlier one.
+
+    .. code-block:: python
+
+        first, second = npgp.features.Points(Z), npgp.features.Points(Z[:2] + 0.5)
+        assert npgp.features.covariance(kernel, first, second).shape == (6, 2)
 
     :raises NotImplementedError: if neither block has ``cross_features`` for the other.
     :raises ValueError: if the second block adds nothing to the first.

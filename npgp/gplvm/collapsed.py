@@ -81,6 +81,13 @@ class CollapsedGPLVM:
         other = npgp.BayesianGPLVM(gplvm.start)
         npgp.fit(SVI(other.model, other.guide, ...), key, steps, Y, init_params=gplvm.svi_params(result.params, Y))
 
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+
+        gplvm = npgp.gplvm.CollapsedGPLVM(start)  # gplvm.fit(Y) trains it
+
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs.
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
     :param kernel: from lengthscale (Q,) and variance to a kernel made of ``RBF``, ``Linear`` and ``Constant`` by sums

@@ -31,7 +31,14 @@ LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
 
 
 class RowNormal(dist.MultivariateNormal):
-    """A multivariate normal whose divergence from independent normals is known."""
+    """
+    A multivariate normal whose divergence from independent normals is known.
+
+    .. code-block:: python
+
+        rows = npgp.gplvm.RowNormal(jnp.zeros((10, 2)), scale_tril=0.1 * jnp.eye(2))
+        assert dist.kl_divergence(rows, dist.Normal(jnp.zeros((10, 2)), 1.0).to_event(1)).shape == (10,)
+    """
 
     def log_prob(self, value):
         # NumPyro's solves all rows' triangular systems in one call of LAPACK's (npgp/batches.py).
@@ -63,6 +70,12 @@ class FreeNormal:
     ``q(x_n) = N(μ_n, S_n)`` with parameters of its own for each row: ``x.loc`` (N, Q), and ``x.scale`` (N, Q), or
     ``x.scale_tril`` (N, Q, Q) for a full covariance. They are row tables (:func:`npgp.row_param`).
 
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+        gplvm = npgp.gplvm.BayesianGPLVM(start, latents=npgp.gplvm.FreeNormal(full=True))
+
     :param full: whether S_n is a full matrix; diagonal if not.
     """
 
@@ -92,6 +105,12 @@ class Point:
     Point estimates ``x.loc`` (N, Q), for comparison: the ELBO is then no bound on the GPLVM's evidence, as x is not
     integrated out.
 
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+        gplvm = npgp.gplvm.BayesianGPLVM(start, latents=npgp.gplvm.Point())
+
     :param prior: whether the prior of x counts (the most probable latents), or not (Lawrence 2005 with neither).
     """
 
@@ -116,6 +135,12 @@ class Encoder:
     With many latent dimensions start at a lengthscale of √Q, ``dataclasses.replace(start, lengthscale=Q**0.5)``.
     Latents of unit variance are √(2Q) apart; at a lengthscale of 1 rows then hardly inform each other, and an encoder
     may be drawn to the prior at once.
+
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+        gplvm = npgp.gplvm.BayesianGPLVM(start, latents=npgp.gplvm.Encoder(rng_key=key))
 
     :param network: an Equinox module that maps one row, a Flax module (linen or nnx) that maps (B, inputs), or any
         function of (B, inputs), each to 2Q outputs. A perceptron of Equinox's if omitted.

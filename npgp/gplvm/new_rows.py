@@ -61,6 +61,11 @@ class NewRows:
 
     Where there are modes, data are predicted by their mixture; ``NewRows(rows.loc, rows.scale)`` has the best alone.
 
+    .. code-block:: python
+
+        rows = npgp.gplvm.NewRows(jnp.zeros((3, 1)), jnp.full((3, 1), 0.1))
+        assert rows.loc.shape == (3, 1)  # rows.predict(posterior) has their data
+
     :param loc: means, batch + (Q,): (B, Q), or (Q,) for one row.
     :param scale: standard deviations, batch + (Q,), or lower Cholesky factors of covariances, batch + (Q, Q).
     :param elbo: the bound on the log predictive density of the entries present, in nats; batch.

@@ -36,7 +36,15 @@ LatentPrior = Callable[[numpyro.plate, int], jax.Array]
 
 
 def standard_normal(rows: numpyro.plate, latent_dim: int) -> jax.Array:
-    """``x_n ~ N(0, I)``."""
+    """
+    ``x_n ~ N(0, I)``.
+
+    .. code-block:: python
+
+        rows = numpyro.plate("rows", 10)
+        with numpyro.handlers.seed(rng_seed=0):
+            assert npgp.gplvm.standard_normal(rows, 2).shape == (10, 2)
+    """
     with rows as index:
         return numpyro.sample("x", dist.Normal(jnp.zeros((len(index), latent_dim)), 1.0).to_event(1))
 
@@ -48,6 +56,13 @@ class NormalMixture:
 
     Parameters ``x.weights`` (K,), ``x.means`` (K, Q) and ``x.scales`` (K, Q). Its divergence from q(x) is estimated
     with the draws of x.
+
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+        clusters = npgp.gplvm.NormalMixture(np.array([[-1.0, 0.0], [1.0, 0.0]]))
+        gplvm = npgp.gplvm.BayesianGPLVM(start, prior=clusters)
 
     :param means: initial m_k, (K, Q): drawn from N(0, I), or the centers of clusters of ``start.latents``.
     :param scale: initial standard deviation of every component.
@@ -83,6 +98,12 @@ class ClassNormal:
     Supervision by class labels: ``x_n ~ N(m_c, diag v_c)`` for a row of class c, ``N(0, I)`` for one without a label.
 
     Parameters ``x.means`` and ``x.scales``, each (classes, Q), are learned.
+
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+        gplvm = npgp.gplvm.BayesianGPLVM(start, prior=npgp.gplvm.ClassNormal(np.repeat([0, 1], 5)))
 
     :param labels: classes 0, 1, … of all rows, (N,); −1 where the class is not known.
     :param scale: initial standard deviation of every class.
@@ -125,6 +146,13 @@ class Dynamical:
 
     Parameters ``h.lengthscale`` and ``x.scale_of_noise`` (τ) are learned; ``npgp.posterior("h", …)`` predicts the path
     at other times.
+
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+        moving = npgp.gplvm.Dynamical(np.arange(10.0), np.linspace(0.0, 9.0, 4), 3.0)
+        gplvm = npgp.gplvm.BayesianGPLVM(start, prior=moving)
 
     :param times: of all rows, (N,).
     :param inducing: inducing times, (M,).

@@ -52,6 +52,11 @@ def relevance(loc: ArrayLike | Mapping[str, ArrayLike], lengthscale: ArrayLike |
     """
     Relevance of each latent dimension, ``sd_n(μ_nq) / ℓ_q``, the largest being 1; the module says why.
 
+    .. code-block:: python
+
+        loc = np.random.default_rng(0).normal(size=(10, 3))
+        assert npgp.gplvm.relevance(loc, np.ones(3)).max() == 1.0
+
     :param loc: means of q(x_n), (N, Q); or trained parameters with ``x.loc`` and ``lengthscale``.
     :param lengthscale: ℓ, (Q,), or one for all.
     :return: (Q,); 0 throughout if no dimension moves.
@@ -68,6 +73,10 @@ def sensitivity(posterior: Posterior, loc: ArrayLike) -> Array:
     The root mean square, over rows and outputs, of the slope of f's posterior mean at the latent means, times the
     standard deviation over rows of these: the change of a column where a row moves by one standard deviation, to first
     order. Pass it to :func:`effective_dimensions`.
+
+    .. code-block:: python
+
+        assert npgp.gplvm.sensitivity(posterior, X).shape == (1,)
 
     :param posterior: of the functions (:meth:`npgp.BayesianGPLVM.posterior`).
     :param loc: means of q(x_n), (N, Q).
@@ -116,6 +125,11 @@ class CanonicalLatents:
     """
     Latents in coordinates that do not depend on how the dimensions were scaled, ordered, reflected or, where that
     changes nothing, rotated. Made by :func:`canonical_latents`.
+
+    .. code-block:: python
+
+        latents = npgp.gplvm.canonical_latents(np.random.default_rng(0).normal(size=(10, 3)), lengthscale=np.ones(3))
+        print(latents.names, latents.relevance)
 
     :param loc: means in units of the lengthscale, (N, Q), the most relevant dimension first.
     :param scale: their standard deviations in the same units, (N, Q); ``None`` where they were not given.
@@ -192,6 +206,11 @@ def canonical_latents(
     ============  ==================================================================================================
 
     No shift: the prior's mean stays at 0. Dimensions of exactly the same relevance stay in the input's order.
+
+    .. code-block:: python
+
+        latents = npgp.gplvm.canonical_latents(np.random.default_rng(0).normal(size=(10, 3)), lengthscale=np.ones(3))
+        assert latents.loc.shape == (10, 3)
 
     :param loc: means of q(x_n), (N, Q); or trained parameters with ``x.loc``, ``lengthscale``, and ``x.scale`` or
         ``x.scale_tril`` if there are any.

@@ -24,6 +24,15 @@ class Start:
     Where training of a GPLVM starts from. Made by :func:`pca_start` or :func:`random_start`, changed by
     ``dataclasses.replace``, or given.
 
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(10, 4))
+        start = npgp.gplvm.pca_start(key, Y, 2, 4)
+
+        import dataclasses
+
+        start = dataclasses.replace(start, noise_variance=0.1)
+
     :param latents: μ_n, (N, Q).
     :param inducing: inducing inputs, (M, Q), or a block of features (:mod:`npgp.features`); or a tuple of these, the
         blocks of the orthogonal decomposition.

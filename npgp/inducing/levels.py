@@ -29,6 +29,13 @@ class LevelChoice:
     """
     What :func:`choose_levels` found.
 
+    .. code-block:: python
+
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())
+
+        choice = npgp.inducing.choose_levels(npgp.kernels.ZonalMatern52(), units, X, most=3)
+        assert min(choice.left_out.values()) < 1.0
+
     :param block: the activations, with the levels chosen.
     :param left_out: for each highest level L that was tried, the share of variance that features of levels 0 to L leave
         out, the mean of d_n/k_nn.
@@ -41,6 +48,10 @@ class LevelChoice:
 def left_out(kernel: Kernel, inducing: object, X: ArrayLike, *, jitter: float | None = None) -> jax.Array:
     """
     The share of f's prior variance that inducing features leave out, the mean over inputs of d_n/k_nn; a scalar.
+
+    .. code-block:: python
+
+        assert 0.0 < npgp.inducing.left_out(kernel, Z, X) < 1.0
 
     :param kernel: the kernel.
     :param inducing: Z of shape (M, D), a block of features, or a list of these.
@@ -66,6 +77,12 @@ def choose_levels(
     is taken. It depends on the kernel's hyperparameters, the number of units and their directions: more units can carry
     more levels. For choosing before a fit, outside ``jit``. A fit may adapt the kernel to few levels, at the expense of
     the data: compare bounds of fits with neighboring levels too.
+
+    .. code-block:: python
+
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())
+
+        choice = npgp.inducing.choose_levels(npgp.kernels.ZonalMatern52(), units, X, most=3)
 
     :param kernel: the zonal kernel.
     :param activations: the units; their own levels do not matter.

@@ -21,8 +21,8 @@ from npgp import checks, linalg
 from npgp.chunks import map_chunks
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import host_seed, require_key
-from npgp.sparse.groups import kmeans_centers
+from npgp.keys import host_generator, require_key
+from npgp.sparse.kmeans import kmeans_centers
 from npgp.sparse.projection import factorize
 
 __all__ = ["greedy_fit", "greedy_variance", "kmeans", "random_subset"]
@@ -67,18 +67,17 @@ def kmeans(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     """
     The centers of k-means clusters of X, from a k-means++ start. Not for use inside ``jit``.
 
-    With more than 100,000 rows it is the mini-batch algorithm (Sculley 2010), which is faster and a little worse.
+    Of more than 20,000 rows, or 64 for each center if that is more, a random part of that size is clustered.
     Distances are Euclidean: scale columns alike, or by the lengthscales expected.
 
     .. code-block:: python
 
         assert npgp.inducing.kmeans(key, X, 5).shape == (5, 1)
 
-    :param rng_key: a JAX random key, for the start and, with many rows, the batches.
+    :param rng_key: a JAX random key, for the start and, with many rows, the part.
     :param X: inputs, (N, D).
     :param size: how many, M.
     :return: (M, D).
-    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above the number of
         different rows.
@@ -86,7 +85,7 @@ def kmeans(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     if checks.is_traced(X):
         raise TypeError("X is traced; k-means runs outside jit: compute the centers before the model, not in it.")
     X = checks.inputs(X)
-    centers = kmeans_centers(np.asarray(X), _check_size(size, X.shape[0]), host_seed(rng_key))
+    centers = kmeans_centers(np.asarray(X), _check_size(size, X.shape[0]), host_generator(rng_key))
     if len(centers) < size:
         raise ValueError(f"size is {size}, but k-means found only {len(centers)} different clusters among the rows.")
     return jnp.asarray(centers)

@@ -21,6 +21,12 @@ class Tinygp(Kernel):
     It counts as not differentiable whatever it is: JAX derivatives of tinygp's distances are not right at equal
     inputs.
 
+    .. code-block:: python
+
+        import tinygp
+
+        assert npgp.kernels.Tinygp(tinygp.kernels.Matern32(2.0))(X, Z).shape == (30, 6)
+
     :param kernel: the tinygp kernel, a pytree.
     """
 
@@ -40,6 +46,10 @@ class Tinygp(Kernel):
 def as_kernel(obj: Any, name: str = "kernel") -> Kernel:
     """
     A kernel of this library or of tinygp, as one of this library.
+
+    .. code-block:: python
+
+        assert npgp.kernels.as_kernel(kernel) is kernel
 
     :param obj: a :class:`Kernel`, returned as it is, or a tinygp kernel, which is wrapped.
     :param name: what the error calls it.

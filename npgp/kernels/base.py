@@ -29,6 +29,11 @@ class Kernel(ByName):
     It computes the covariances of one function. For functions drawn in a plate of Q members at dim −2, hyperparameters
     of shape (Q, 1), or (Q, 1, D), as sampled in that plate, are one for each: the kernel is mapped over them.
 
+    .. code-block:: python
+
+        total = npgp.RBF(1.0) + 0.5 * npgp.Matern32(2.0) * npgp.kernels.Periodic(1.0)
+        assert total(X, Z).shape == (30, 6) and total.diag(X).shape == (30,)
+
     :cvar matrix_fields: names of fields that hold matrices, or trees of these such as a network's weights: an array
         of two axes in them is one function's.
     """
@@ -114,7 +119,13 @@ class Kernel(ByName):
 @pytree
 @dataclass(frozen=True)
 class Sum(Kernel):
-    """Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``."""
+    """
+    Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.RBF(1.0) + npgp.Matern32(2.0), npgp.kernels.Sum)
+    """
 
     kernels: tuple[Kernel, ...]
 
@@ -140,7 +151,13 @@ class Sum(Kernel):
 @pytree
 @dataclass(frozen=True)
 class Product(Kernel):
-    """Product of kernels. Written ``k1 * k2``."""
+    """
+    Product of kernels. Written ``k1 * k2``.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.RBF(1.0) * npgp.Matern32(2.0), npgp.kernels.Product)
+    """
 
     kernels: tuple[Kernel, ...]
 
@@ -168,6 +185,10 @@ def _parts(kernels, rng_key, columns, count) -> tuple[FeatureMap, ...]:
 class Scaled(Kernel):
     """
     A kernel times a non-negative number. Written ``scale * k``.
+
+    .. code-block:: python
+
+        assert np.allclose((2.0 * kernel).diag(X), 2.0)
 
     :param kernel: the kernel.
     :param scale: the factor, a scalar.

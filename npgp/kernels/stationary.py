@@ -32,6 +32,10 @@ class Stationary(Kernel):
     Kernels of the scaled distance ``r² = Σ_d (x_d − x'_d)² / ℓ_d²``; a subclass gives :meth:`correlation`, and
     :meth:`spectral_scale` for random features.
 
+    .. code-block:: python
+
+        assert isinstance(npgp.Matern32(2.0), npgp.kernels.Stationary)
+
     :param lengthscale: ℓ, in the inputs' units: a scalar, or one for each input column (ARD).
     :param variance: prior variance σ_f², in the squared units of f.
     :param active_dims: the input columns the kernel sees; all if omitted.

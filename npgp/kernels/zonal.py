@@ -41,6 +41,10 @@ class Zonal(Kernel):
     defines :meth:`correlation`; :meth:`level_variances` too if a closed form is known, and :meth:`angular_draws` if
     random features are wanted.
 
+    .. code-block:: python
+
+        assert isinstance(npgp.kernels.ZonalRBF(), npgp.kernels.Zonal)
+
     :param variance: σ².
     :param weight_variance: w, a scalar or one for each input column (ARD).
     :param bias_variance: b > 0.
@@ -262,7 +266,13 @@ class ZonalStationary(Zonal):
 @pytree
 @dataclass(frozen=True)
 class ZonalRBF(ZonalStationary):
-    """Squared-exponential kernel of the chord, ``exp(−‖u − u'‖²/(2ℓ²))``; parameters as :class:`ZonalStationary`."""
+    """
+    Squared-exponential kernel of the chord, ``exp(−‖u − u'‖²/(2ℓ²))``; parameters as :class:`ZonalStationary`.
+
+    .. code-block:: python
+
+        assert npgp.kernels.ZonalRBF(0.5)(X, Z).shape == (30, 6)
+    """
 
     def in_space(self):
         return RBF()
@@ -314,7 +324,13 @@ class _ZonalMatern(ZonalStationary):
 @pytree
 @dataclass(frozen=True)
 class ZonalMatern12(_ZonalMatern):
-    """Matérn-1/2 kernel of the chord, ``κ = exp(−‖u − u'‖/ℓ)``; parameters as :class:`ZonalStationary`."""
+    """
+    Matérn-1/2 kernel of the chord, ``κ = exp(−‖u − u'‖/ℓ)``; parameters as :class:`ZonalStationary`.
+
+    .. code-block:: python
+
+        assert npgp.kernels.ZonalMatern12(0.5)(X, Z).shape == (30, 6)
+    """
 
     nu = 0.5
 
@@ -325,7 +341,13 @@ class ZonalMatern12(_ZonalMatern):
 @pytree
 @dataclass(frozen=True)
 class ZonalMatern32(_ZonalMatern):
-    """Matérn-3/2 kernel of the chord; parameters as :class:`ZonalStationary`."""
+    """
+    Matérn-3/2 kernel of the chord; parameters as :class:`ZonalStationary`.
+
+    .. code-block:: python
+
+        assert npgp.kernels.ZonalMatern32(0.5)(X, Z).shape == (30, 6)
+    """
 
     nu = 1.5
 

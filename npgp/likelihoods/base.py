@@ -40,6 +40,10 @@ class Likelihood(ByName):
         it has a :attr:`greatest_curvature`), or ``"none"``, which is always safe and the default. A wrong claim makes
         bounds that are wrong. With several latent values, ``"log-concave"`` means jointly in all of them.
     :cvar num_latents: number C of latent values per observation.
+
+    .. code-block:: python
+
+        assert isinstance(npgp.Poisson(), npgp.likelihoods.Likelihood) and npgp.Poisson().proof == "log-concave"
     """
 
     proof: ClassVar[str] = "none"

@@ -182,6 +182,11 @@ class Laplace(Likelihood):
 
     Log-concave: log p is −|y − f|/scale, minus a norm.
 
+    .. code-block:: python
+
+        robust = npgp.likelihoods.Laplace(scale=0.5)
+        assert robust.expected_log_prob(y, np.zeros(30), np.ones(30)).shape == (30,)
+
     :param scale: scale, positive.
     :raises ValueError: for a scale that is known to be non-positive.
     """
@@ -235,6 +240,11 @@ class Gamma(Likelihood):
 
     Log-concave: log p is linear in f minus the convex ``concentration · y e⁻ᶠ``.
 
+    .. code-block:: python
+
+        waiting = npgp.likelihoods.Gamma(concentration=2.0)
+        assert waiting.log_prob(np.zeros(3), np.array([0.5, 1.0, 2.0])).shape == (3,)
+
     :param concentration: shape of the gamma distribution, positive.
     :param num_nodes: nodes of :meth:`log_marginal`; the rest is in closed form.
     :raises ValueError: for a parameter that is known to be non-positive.
@@ -273,6 +283,11 @@ class Gamma(Likelihood):
 class Exponential(Gamma):
     """
     Exponentially distributed y with mean eᶠ: :class:`Gamma` with concentration 1, and log-concave for its reason.
+
+    .. code-block:: python
+
+        waiting = npgp.likelihoods.Exponential()
+        assert waiting.log_prob(np.zeros(3), np.array([0.5, 1.0, 2.0])).shape == (3,)
 
     :param num_nodes: nodes of :meth:`log_marginal`; the rest is in closed form.
     """

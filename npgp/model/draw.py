@@ -66,6 +66,12 @@ class Function(NoArray):
 
     ``f(X)`` is a :class:`~npgp.model.latent.Latent`, which :func:`~npgp.observe` and
     :func:`~npgp.sample` take.
+
+    .. code-block:: python
+
+        with numpyro.handlers.seed(rng_seed=0):
+            f = npgp.SparseGP("f", kernel, Z).draw()
+        assert isinstance(f, npgp.model.Function)
     """
 
     meant = "a function, whose values at rows are f(X)"

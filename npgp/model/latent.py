@@ -248,6 +248,12 @@ class Latent(NoArray):
 
     ``f(X) + g(X2) + offset``, ``a * f(X)``, differences, and ``W @ f(X)`` for several functions f, are Latents. For any
     other expression, turn it into an array with :func:`npgp.sample` first.
+
+    .. code-block:: python
+
+        with numpyro.handlers.seed(rng_seed=0):
+            f = npgp.SparseGP("f", kernel, Z).draw()
+        assert isinstance(2.0 * f(X) + 1.0, npgp.model.Latent)
     """
 
     meant = "GP values at rows"

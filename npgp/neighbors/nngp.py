@@ -182,6 +182,19 @@ class WhitenNNGP(Reparam):
     """
     Draws an :class:`NNGP` site through its whitened values, ``f = mean + R⁻¹ z``, z standard normal at the site
     ``NAME_white``: easier for NUTS where data say little about each value.
+
+    .. code-block:: python
+
+        gp = npgp.neighbors.NNGP(kernel, X, npgp.neighbors.nearest_before(X, 3))
+
+
+        def field():
+            with numpyro.handlers.reparam(config={"f": npgp.neighbors.WhitenNNGP()}):
+                return numpyro.sample("f", gp)
+
+
+        with numpyro.handlers.seed(rng_seed=0):
+            assert field().shape == (30,)
     """
 
     def __call__(self, name, fn, obs):
@@ -210,6 +223,11 @@ class Kriging:
 
     New sites must be concrete, as their neighbors are looked up; to predict inside ``jit`` from sites that are traced
     find them before, by :func:`npgp.neighbors.nearest`.
+
+    .. code-block:: python
+
+        gp = npgp.neighbors.NNGP(kernel, X, npgp.neighbors.nearest_before(X, 3))
+        mean, variance = gp.condition(y).mean_and_variance(X + 0.05)
 
     :param kernel: the kernel.
     :param X: observed sites, (N, D).

@@ -44,6 +44,11 @@ class Waves:
     """
     Sites in waves: those of a wave have neighbors in earlier waves alone, and can be computed together.
 
+    .. code-block:: python
+
+        waves = npgp.neighbors.nearest_before(X, 3).waves
+        assert waves.sites.shape == (30,)
+
     :param sites: numbers of the sites, wave after wave, (N,).
     :param starts: the places where parts of waves begin, and then N, as often as it takes, (N + 1,).
     :param size: the most sites in a part.
@@ -60,6 +65,11 @@ class Neighbors:
     """
     An order of N sites, and for each site its neighbors: the nearest k of the sites before it, fewer for the first
     k. Made by :func:`nearest_before`; all numbers are those of rows of X.
+
+    .. code-block:: python
+
+        neighbors = npgp.neighbors.nearest_before(X, 3)
+        assert neighbors.rows.shape == (30, 3)
 
     :param order: the site at each place of the order, (N,) int32.
     :param rows: each site's neighbors, (N, K) int32, with K = min(k, N − 1); where there are fewer, the site itself.

@@ -92,7 +92,8 @@ def plot_fit(
         ax.set_title(name, fontsize=10)
         ax.set_ylabel("y")
     axes[-1, 0].set_xlabel("x")
-    axes[0, 0].legend(frameon=False, fontsize=8, ncols=2)
+    # Above the first panel's title: within a panel it would cover data, wherever it were.
+    axes[0, 0].legend(frameon=False, fontsize=8, ncols=4, loc="lower center", bbox_to_anchor=(0.5, 1.08))
     return figure
 
 
@@ -140,6 +141,10 @@ def plot_variance(
     Above, the posterior of f, mean and two standard deviations, with each block's part of the mean. Below, its variance
     as a stack: what q(ε) leaves of each block's, and the residual's, of which predictions keep all. A large residual
     amid the data is variance that no data can take away from these features.
+
+    .. code-block:: python
+
+        figure = npgp.plots.plot_variance(X, {"SVGP": posterior.decompose(X)}, data=(X, y))
 
     :param X: the inputs of the decompositions, (N, 1) or (N,).
     :param decompositions: from :meth:`npgp.Posterior.decompose`, of one output each, by name.

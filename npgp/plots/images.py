@@ -28,6 +28,12 @@ def plot_images(
     """
     Images in rows of panels, one row for each name: originals above their reconstructions, say.
 
+    .. code-block:: python
+
+        images = np.random.default_rng(0).uniform(size=(3, 16))
+
+        figure = npgp.plots.plot_images({"original": images, "blurred": 0.5 * images}, (4, 4))
+
     :param images: for each row of panels, K images, (K, height · width) or (K, height, width), all on one gray scale.
         NaN is left blank.
     :param shape: (height, width).
@@ -87,6 +93,12 @@ def plot_imputed_images(
     """
     Images of which pixels were missing: the original, what was seen, the imputed mean among what was seen, and the
     standard deviation of what was missing.
+
+    .. code-block:: python
+
+        images = np.random.default_rng(0).uniform(size=(3, 16))
+
+        figure = npgp.plots.plot_imputed_images(images, images + 0.1, np.full((3, 16), 0.1), images > 0.5, (4, 4))
 
     :param images: K images, one column of panels each, (K, height · width) or (K, height, width).
     :param mean: with the missing pixels imputed, of the same shape; of seen pixels the original is shown.

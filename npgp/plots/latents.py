@@ -39,6 +39,11 @@ def plot_latents(
         plot_latents(c.loc, c.scale, c.relevance, labels, units="lengthscales", dimension_names=c.names,
                      background=predictive_variance(posterior, c))
 
+    .. code-block:: python
+
+        loc = np.random.default_rng(0).normal(size=(20, 3))
+        figure = npgp.plots.plot_latents(loc, None, np.array([1.0, 0.5, 0.1]), np.repeat([0, 1], 10))
+
     :param mean: latent means, (N, Q), Q at least 2.
     :param scale: their standard deviations, (N, Q); ``None`` for no bars.
     :param relevance: of each dimension, (Q,); the two largest are shown, the largest across.
@@ -72,9 +77,10 @@ def plot_latents(
     names = dimension_names or [f"latent dimension {k + 1}" for k in range(mean.shape[1])]
     unit = "" if units is None else f", in {units}"
     ax.set_xlabel(f"{names[across]} (most relevant){unit}")
-    ax.set_ylabel(f"{names[up]}{unit}")
+    ax.set_ylabel(f"{names[up]} (second most relevant){unit}")
     if labels is not None:
-        ax.legend(frameon=background is not None, markerscale=2, framealpha=0.8)
+        # Below the panel: within, it would cover points.
+        ax.legend(frameon=False, markerscale=2, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.1))
     if title:
         ax.set_title(title)
     return figure

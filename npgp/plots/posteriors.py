@@ -35,6 +35,11 @@ def compare_posteriors(
 
     Where the truth is known, the legend says how many intervals of each method hold it.
 
+    .. code-block:: python
+
+        draws = {how: {"effect": np.random.default_rng(0).normal(size=100)} for how in ("SVI", "NUTS")}
+        figure = npgp.plots.compare_posteriors(draws, truth={"effect": 0.2})
+
     :param posteriors: for each method its draws: a dict by site, draws first, or what :func:`npgp.to_arviz` returns.
     :param names: sites to show, in order; or a list of such for each of several panels, side by side with an axis of
         their own. If omitted, in one panel, those that all methods have with at most 30 entries.

@@ -31,6 +31,11 @@ def plot_spectra(
     levels that it has, and more of the low than of the high ones beside the kernel's: ``Σ_ℓ N_ℓ ς_ℓ²/λ_ℓ`` over the
     levels kept is the squared norm of such a feature, of which high levels should not be the most.
 
+    .. code-block:: python
+
+        shapes = {"ReLU": npgp.features.ReLU()}
+        figure = npgp.plots.plot_spectra({"Matérn-5/2": npgp.kernels.ZonalMatern52()}, shapes, 3, levels=range(4))
+
     :param kernels: zonal kernels by name; of scaled ones, the scale is left out (κ(1) = 1).
     :param shapes: activations' shapes σ by name, such as :class:`npgp.features.ReLU`.
     :param dimension: d, the number of input columns and one for the bias.

@@ -25,6 +25,12 @@ def plot_reconstruction(
     """
     Measured against reconstructed values, one panel per column, with bars of two standard deviations.
 
+    .. code-block:: python
+
+        table = np.random.default_rng(0).normal(size=(20, 3))
+
+        figure = npgp.plots.plot_reconstruction(table, table + 0.1, np.full((20, 3), 0.1))
+
     :param measured: (N, D); NaN, where nothing was measured, is left out.
     :param mean: reconstruction, (N, D).
     :param scale: its standard deviation with noise, (N, D).
@@ -36,8 +42,8 @@ def plot_reconstruction(
     panels = [(d, np.isfinite(measured[:, d])) for d in range(measured.shape[1])]
     figure, _ = _scatter_panels(panels, measured, mean, scale, column_names)
     unit = "" if units is None else f" ({units})"
-    figure.supxlabel(f"measured{unit}")
-    figure.supylabel(f"reconstructed{unit}, ± 2 standard deviations")
+    figure.supxlabel(f"measured{unit}", fontsize=9)
+    figure.supylabel(f"reconstructed{unit}, ± 2 standard deviations", fontsize=9)
     return figure
 
 
@@ -53,6 +59,12 @@ def plot_imputation(
     """
     True against imputed values of the missing entries, one panel per column that has any, with bars of two standard
     deviations, and the mean of the column's present values for comparison.
+
+    .. code-block:: python
+
+        table = np.random.default_rng(0).normal(size=(20, 3))
+
+        figure = npgp.plots.plot_imputation(table, table + 0.1, np.full((20, 3), 0.1), table > 0.0)
 
     :param truth: all values, (N, D); NaN, where the truth is not known, is left out.
     :param mean: the imputed ones, (N, D); what it holds for present entries is not shown.
@@ -74,8 +86,8 @@ def plot_imputation(
             level = np.mean(truth[present[:, d], d])
             ax.axhline(level, color=COLORS[1], lw=0.9, ls="--", label="mean of the column's present values")
     unit = "" if units is None else f" ({units})"
-    figure.supxlabel(f"true value{unit}")
-    figure.supylabel(f"imputed{unit}, ± 2 standard deviations")
+    figure.supxlabel(f"true value{unit}", fontsize=9)
+    figure.supylabel(f"imputed{unit}, ± 2 standard deviations", fontsize=9)
     handles = {label: h for ax in axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=3, frameon=False, fontsize=9)
     return figure

@@ -48,6 +48,11 @@ class Program:
     """
     A function of arrays that runs as a compiled program, as by ``jax.jit``.
 
+    .. code-block:: python
+
+        double = npgp.programs.Program(lambda x: 2.0 * x)
+        assert double(jnp.ones(3)).sum() == 6.0
+
     :param function: of pytrees of arrays, to a pytree of arrays. It is traced once for arguments of each shape.
     :param options: compiler options; on a CPU only, as they are CPU's.
     :param donate: whether the first argument may be written over.
@@ -142,6 +147,10 @@ def one_program(
     The arrays that the function has are what they are: their values can be seen. What is made of them has none until
     the end. Checks of such values are made then (:func:`npgp.programs.later.see_later`). A function that cannot do
     without runs as Python has it, and so does every function inside ``jit``, ``vmap`` and ``grad``.
+
+    .. code-block:: python
+
+        assert npgp.programs.one_program(lambda: jnp.sum(jnp.ones(3))) == 3.0
 
     :param function: without arguments; it may return any pytree.
     :param keepers: objects that note something while it runs, such as guides, which do so at their first call. Then it

@@ -36,6 +36,10 @@ def on_grid(function: Callable[[Any, jax.Array], T], owner: Any, X: jax.Array, *
     """
     ``function(owner, X)`` as a compiled program that serves other numbers of rows too.
 
+    .. code-block:: python
+
+        assert npgp.programs.on_grid(lambda kernel, X: kernel.diag(X), kernel, jnp.asarray(X)).shape == (30,)
+
     :param function: of a pytree and rows, each row's results depending on that row alone. It must be one and the same
         object in all calls, so a function of a module or class.
     :param owner: a pytree.

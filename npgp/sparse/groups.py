@@ -9,9 +9,7 @@ k-d tree's: halve the rows at the median of the column in which they spread most
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,17 +20,15 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks
-from npgp.keys import host_seed
-from npgp.optional import optional
+from npgp.keys import host_generator
 from npgp.pytrees import pytree
+from npgp.sparse.kmeans import kmeans_centers
 
 __all__ = ["Groups", "consecutive", "default_size", "kmeans_groups", "median_split", "single"]
 
 #: Sizes that :func:`default_size` chooses from, and the number of inducing features for which the largest is chosen.
 SIZES, LARGE = range(4, 65, 4), 512
 
-#: k-means looks at all rows at each step up to this many; with more, at small batches of them.
-FULL_KMEANS_ROWS = 100_000
 #: :func:`kmeans_groups` makes at most this many cells, as each costs time for every row; median splits do the rest.
 MAX_CELLS = 256
 
@@ -49,6 +45,10 @@ def default_size(num_inducing: int) -> int:
     that hardly depends on g. Training steps of ``grouped``, in units of those of ``tight`` (2 CPU cores, float32,
     batches of 1024): 1.16 to 1.23 for M = 512 and g = 64. Larger groups give tighter bounds: where time is no concern
     take 64.
+
+    .. code-block:: python
+
+        assert npgp.sparse.default_size(512) == 64
 
     :param num_inducing: M, the number of inducing features of all blocks together.
     :raises ValueError: if it is not a positive whole number.
@@ -69,6 +69,10 @@ class Tree:
 
     A node sends an input left if it comes before or at the pivot in the order by the node's column, ties resolved by
     the other columns in a fixed order.
+
+    .. code-block:: python
+
+        assert npgp.median_split(X, 8).tree.pivot.ndim >= 1
 
     :param centers: (C, D), or ``None`` for one tree.
     :param roots: the node where each center's tree begins, (C,). A group g stands in the place of a node as −1 − g.
@@ -96,6 +100,11 @@ class Groups:
     A minibatch is made of whole groups: ``groups.rows[b]`` and ``groups.mask[b]``, for group numbers b. To spare the
     lookup, lay the data out once, ``groups.arrange(X)``, ``groups.arrange(y)`` and ``groups.mask.ravel()``, and take
     g consecutive rows for each group.
+
+    .. code-block:: python
+
+        groups = npgp.median_split(X, 8)
+        assert groups.gather(y).shape == (groups.count, groups.size)
 
     :param rows: row numbers, (G, g) int32, ascending in each group; places beyond a group's length repeat its first.
     :param mask: False at those places, (G, g).
@@ -231,6 +240,10 @@ def single(num_rows: int) -> Groups:
     """
     One group of all rows.
 
+    .. code-block:: python
+
+        assert npgp.sparse.single(30).count == 1
+
     :param num_rows: N.
     """
     return _partition(np.zeros(checks.whole_number(num_rows, "num_rows"), int))
@@ -279,32 +292,22 @@ def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
     Cells follow the clusters of the data, but are of unequal lengths: there are more places to pad than with
     :func:`median_split`. There are N / size cells, but at most 256.
 
-    :param rng_key: a JAX random key, of which the seed of scikit-learn's k-means is made.
+    .. code-block:: python
+
+        groups = npgp.sparse.kmeans_groups(key, X, 8)  # for conditional=npgp.Grouped(groups)
+
+    :param rng_key: a JAX random key, for the start of k-means.
     :param X: inputs, (N, D).
     :param size: the largest number of rows in a group.
-    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
     """
     X = _concrete_inputs(X)
     size = checks.whole_number(size, "size")
-    centers = kmeans_centers(X, min(-(-len(X) // size), MAX_CELLS), host_seed(rng_key))
-    # By the function that ``assign`` uses, as scikit-learn may round near ties otherwise.
+    centers = kmeans_centers(X, min(-(-len(X) // size), MAX_CELLS), host_generator(rng_key))
+    # By the function that ``assign`` uses, as k-means may round near ties otherwise.
     used, cells = np.unique(np.asarray(_nearest(centers, X)), return_inverse=True)
     return _split_cells(X, cells, centers[used], size)
-
-
-def kmeans_centers(X: NDArray[Any], size: int, seed: int) -> NDArray[Any]:
-    """The different centers of k-means, at most ``size``: fewer where X has fewer different rows."""
-    cluster = optional("sklearn.cluster", extra="data", what="k-means")
-    unconverged = optional("sklearn.exceptions", extra="data", what="k-means").ConvergenceWarning
-    method: Any = partial(cluster.KMeans, n_init=1)
-    if len(X) > FULL_KMEANS_ROWS:
-        method = partial(cluster.MiniBatchKMeans, n_init=1, batch_size=max(1024, 4 * size))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", unconverged)  # fewer clusters than asked for
-        fitted = method(n_clusters=size, random_state=seed).fit(X)
-    return np.unique(fitted.cluster_centers_.astype(X.dtype), axis=0)
 
 
 def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:

@@ -37,6 +37,11 @@ class Projection:
     """
     Whitened projections of N inputs.
 
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        d = projection.residual_variance()  # what Z leaves of the prior variance, (30,)
+
     :param A: for each block, A_i, (M_i, N); batch + (M_i, N) for functions with a kernel each.
     :param prior_variance: k(x_n, x_n), (N,), or batch + (N,).
     """
@@ -61,6 +66,11 @@ class Projection:
 class Projector:
     """
     The factorized inducing blocks of one kernel; made by :func:`factorize`.
+
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
+        projection = projector(X)
 
     :param kernel: the kernel.
     :param blocks: the inducing blocks.

@@ -25,7 +25,15 @@ from npgp.sparse.projection import Projection, Projector
 
 @runtime_checkable
 class Residual(Protocol):
-    """The residual's prior at N rows."""
+    """
+    The residual's prior at N rows.
+
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
+        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)  # a RowResidual
+        left, cost = residual.given(jnp.ones(30))  # given a pseudo-observation of precision 1 in each row
+    """
 
     @property
     def variance(self) -> jax.Array:
@@ -65,6 +73,12 @@ def residual_of(
     """
     The residual at rows X (N, D) that the learned blocks leave: row by row, or within groups.
 
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
+        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)  # a RowResidual
+        left, cost = residual.given(jnp.ones(30))  # given a pseudo-observation of precision 1 in each row
+
     :param projector: the factorized inducing blocks.
     :param X: the rows' inputs.
     :param projection: the rows' projection.
@@ -81,6 +95,12 @@ def residual_of(
 class RowResidual:
     """
     Rows one by one: ``ĉ_n = d_n / (1 + λ_n d_n)``.
+
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
+        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)  # a RowResidual
+        left, cost = residual.given(jnp.ones(30))  # given a pseudo-observation of precision 1 in each row
 
     :param variance: d_n, (..., N).
     """
@@ -102,6 +122,12 @@ class RowResidual:
 class GroupResidual:
     """
     Rows in groups of neighbors.
+
+    .. code-block:: python
+
+        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
+        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], npgp.median_split(X, 8))
+        assert residual.variance.shape == (30,)
 
     :param covariance: D_gg for each group, (..., G, g, g).
     :param groups: which rows these are.

@@ -21,6 +21,14 @@ class TrainingWarning(UserWarning):
     A training that went nowhere, ended above where it had been, or whose loss was still falling fast.
 
     To do without: ``warnings.filterwarnings("ignore", category=npgp.training.TrainingWarning)``.
+
+    .. code-block:: python
+
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", npgp.training.TrainingWarning)  # stop where a training went nowhere
+            result = npgp.fit(svi, key, 50, X, y, progress=False)
     """
 
 

@@ -45,7 +45,15 @@ MESSAGES = {
 
 
 class LBFGSResult(NamedTuple):
-    """What :func:`minimize` returns."""
+    """
+    What :func:`minimize` returns.
+
+    .. code-block:: python
+
+        from npgp.training.lbfgs import minimize
+
+        found = minimize(lambda a: (a - 2.0) ** 2, jnp.zeros(()), progress=False)
+    """
 
     #: Where the loss is least of all points seen; of the structure of the start.
     params: Any

@@ -42,6 +42,14 @@ class Parquet:
     Memory: one window and one row group, of the columns that are used. Starting at a later batch reads no window
     before that batch's.
 
+    .. code-block:: python
+
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        pq.write_table(pa.table({"x": X[:, 0], "y": y}), "rows.parquet")
+        rows = npgp.training.Parquet("rows.parquet", X=["x"], y="y")
+
     :param paths: one file or several.
     :param dtype: of the arrays, or of some of them by name, such as ``{"y": np.int32}``; JAX's default float if not
         given.

@@ -15,7 +15,13 @@ ADVICE = (
 
 
 class Seconds(NamedTuple):
-    """Where the time of a training went, in seconds."""
+    """
+    Where the time of a training went, in seconds.
+
+    .. code-block:: python
+
+        print(result.seconds)
+    """
 
     #: Looking at arguments and model, and the first state.
     start: float = 0.0
@@ -35,14 +41,35 @@ class _Fields(NamedTuple):
 
 
 class FitResult(_Fields):
-    """What :func:`fit` returns; the fields are those of NumPyro's ``SVIRunResult``."""
+    """
+    What :func:`fit` returns; the fields are those of NumPyro's ``SVIRunResult``.
+
+    .. code-block:: python
+
+        assert result.losses.shape == (50,) and "noise" in result.params
+    """
 
     #: Where the time went.
     seconds: Seconds = Seconds()
 
 
 class NonFiniteLossError(FloatingPointError):
-    """Training met an ELBO or a gradient that is NaN or infinite, and stopped there."""
+    """
+    Training met an ELBO or a gradient that is NaN or infinite, and stopped there.
+
+    .. code-block:: python
+
+        def broken(X):
+            numpyro.param("a", 1.0)
+            numpyro.factor("log of a negative number", jnp.log(-numpyro.param("b", 1.0)))
+
+
+        svi = SVI(broken, lambda X: None, npgp.adam(0.1), TraceMeanField_ELBO())
+        try:
+            npgp.fit(svi, key, 3, X, progress=False)
+        except npgp.training.NonFiniteLossError as error:
+            print(error.step)
+    """
 
     #: The step at which this happened, counted from zero over all continuations.
     step: int

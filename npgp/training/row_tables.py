@@ -41,6 +41,11 @@ class RowOptimizer:
     """
     How rows are moved (:func:`npgp.training.row_adam`): each row as if it were alone, at the steps that need it.
 
+    .. code-block:: python
+
+        optimizer = npgp.training.row_adam(0.01)
+        assert isinstance(optimizer, npgp.training.RowOptimizer)
+
     :param transform: an optax transformation without a learning rate, such as ``optax.scale_by_adam()``. Each row has a
         state of its own, with its own count, which only the steps that need the row advance.
     :param learning_rate: a schedule: from the number of the step, counted for all rows alike, to the learning rate.

@@ -89,13 +89,17 @@ def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> None:
     """Write the pictures."""
     from npgp import plots
 
-    best = list(fits)[-1]
+    mean, scale = fits[list(fits)[-1]]["reconstruction"]
+    worst_last = np.argsort(np.mean((mean - data.Y) ** 2, axis=0) / np.var(data.Y, axis=0))
+    shown = [*worst_last[:2], *worst_last[-2:]]  # of twelve alike, the two best and the two worst
     figures = {
         "elbo.png": plots.plot_elbo({name: fit["trace"] for name, fit in fits.items()}, rows=len(data.Y)),
         "relevance.png": plots.plot_relevance(
             {name: npgp.gplvm.relevance(fit["params"]) for name, fit in fits.items()}, threshold=RELEVANT
         ),
-        "reconstruction.png": plots.plot_reconstruction(data.Y, *fits[best]["reconstruction"]),
+        "reconstruction.png": plots.plot_reconstruction(
+            data.Y[:, shown], mean[:, shown], scale[:, shown], column_names=[f"measurement {d + 1}" for d in shown]
+        ),
     }
     for name, fit in fits.items():
         latents = npgp.gplvm.canonical_latents(fit["params"])

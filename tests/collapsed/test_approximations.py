@@ -228,7 +228,6 @@ def test_nuts_over_hyperparameters():
 
 
 def test_blocks_by_kmeans():
-    pytest.importorskip("sklearn")
     gp = approximation("pitc", np.float32, groups=None)
     assert gp.groups.count > 1 and gp.groups.size <= 4
 

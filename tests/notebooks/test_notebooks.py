@@ -5,17 +5,19 @@ import runpy
 import warnings
 from pathlib import Path
 
+import jax.numpy as jnp
 import jupytext
 import nbformat
 import numpy as np
 import pytest
 from loading import restored
 from matplotlib import pyplot as plt
+from numpyro import handlers
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
-SOURCES = sorted(FOLDER.glob("*.py"))
+COURSE, GALLERY = sorted(FOLDER.glob("*.py")), sorted(FOLDER.glob("gallery/*.py"))
 
-each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+each_notebook = pytest.mark.parametrize("source", COURSE + GALLERY, ids=lambda path: path.stem)
 
 
 @pytest.fixture
@@ -28,13 +30,27 @@ def options():
 
 @pytest.mark.notebook
 @pytest.mark.slow
-@each_notebook
+@pytest.mark.parametrize("source", COURSE, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(options, source, tmp_path, monkeypatch, capsys):
     # In this process, and not in one for each: imports, and the many small programs of all notebooks, happen once.
     monkeypatch.setenv("NPGP_SMALL", "1")
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(source), run_name="__main__")
     assert not re.search(r"\bnan\b", capsys.readouterr().out)  # as a word: there is a data set called banana
+
+
+@pytest.mark.parametrize("source", GALLERY, ids=lambda path: path.stem)
+def test_the_gallery_has_data_and_a_model(options, source):
+    """Up to the fit, which takes minutes: the model has a finite density of the data at draws from its prior."""
+    page = source.read_text()
+    names = {}
+    exec(compile(page[: page.index("\ndata = (")], source.name, "exec"), names)
+    (statement,) = re.findall(r"^data = \(.*\)$", page, re.MULTILINE)
+    exec(statement, names)
+    model, data = names["model"], names["data"]
+    drawn = handlers.trace(handlers.seed(model, 1)).get_trace(*data)
+    density = sum(jnp.sum(site["fn"].log_prob(site["value"])) for site in drawn.values() if site["type"] == "sample")
+    assert np.isfinite(density)
 
 
 @each_notebook
@@ -64,4 +80,4 @@ def test_committed_notebook_was_executed_and_is_clean(source):
 
 
 def test_every_committed_notebook_has_a_source():
-    assert SOURCES == sorted(path.with_suffix(".py") for path in FOLDER.glob("*.ipynb"))
+    assert COURSE + GALLERY == sorted(path.with_suffix(".py") for path in FOLDER.rglob("*.ipynb"))

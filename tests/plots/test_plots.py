@@ -44,7 +44,7 @@ def test_latents_show_the_two_most_relevant_dimensions():
         plots.plot_latents(mean, scale, [0.1, 0.5, 0.0, 1.0], labels, class_names=["a", "b", "c"], title="oil")
     )
     assert ax.get_xlabel() == "latent dimension 4 (most relevant)"
-    assert ax.get_ylabel() == "latent dimension 2"
+    assert ax.get_ylabel() == "latent dimension 2 (second most relevant)"
     assert ax.get_title() == "oil"
     assert legend(ax) == ["a", "b", "c"]
     shown = [c.get_offsets().data for c in ax.collections if c.get_offsets().shape == (3, 2)]
@@ -68,7 +68,10 @@ def test_latents_without_classes_or_bars():
     (ax,) = check(
         plots.plot_latents(mean, None, [1.0, 0.1, 0.5], units="lengthscales", dimension_names=["a", "b", "c"])
     )
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("a (most relevant), in lengthscales", "c, in lengthscales")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (
+        "a (most relevant), in lengthscales",
+        "c (second most relevant), in lengthscales",
+    )
     assert ax.get_legend() is None and not [c for c in ax.collections if isinstance(c, LineCollection)]
     np.testing.assert_allclose(points_of(ax), mean[:, [0, 2]])
 

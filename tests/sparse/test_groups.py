@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from npgp.sparse import groups
+from npgp.sparse import groups, kmeans
 from npgp.sparse.groups import consecutive, default_size, kmeans_groups, median_split, single
 
 #: Few shapes, as each is compiled anew.
@@ -316,14 +315,8 @@ def test_wrong_numbers_and_shapes_are_refused():
             call()
 
 
-def test_kmeans_without_scikit_learn_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ImportError, match=r"pip install npgp\[data\]"):
-        kmeans_groups(jax.random.key(0), plane(ROWS), 4)
-
-
-def test_many_rows_are_clustered_in_batches_and_few_cells(monkeypatch):
-    monkeypatch.setattr(groups, "FULL_KMEANS_ROWS", 1000)
+def test_of_many_rows_a_part_is_clustered_and_there_are_few_cells(monkeypatch):
+    monkeypatch.setattr(kmeans, "FULL_KMEANS_ROWS", 1000)
     monkeypatch.setattr(groups, "MAX_CELLS", 7)
     X = plane().astype(np.float32)
     made = kmeans_groups(jax.random.key(0), X, 20)

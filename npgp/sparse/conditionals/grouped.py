@@ -18,6 +18,10 @@ class Consecutive:
     """
     Groups of consecutive rows, of however many rows.
 
+    .. code-block:: python
+
+        each_four = npgp.Grouped(npgp.sparse.Consecutive(4))  # of rows laid out group after group
+
     :param size: rows in a group.
     """
 
