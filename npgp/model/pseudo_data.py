@@ -14,10 +14,11 @@ from npgp.features import InducingBlock
 from npgp.model.coupling import coupled_mean
 from npgp.model.plates import plate_shape
 from npgp.variational.blocks import BlockNormal
-from npgp.variational.pseudo import pseudo_posterior
+from npgp.variational.pseudo import VALUES, pseudo_posterior
 
+SCALE, UNIT = "pseudo_scale", "unit"
 #: Suffixes of the parameters that all such blocks have, the first of which says so.
-PSEUDO_DATA = VALUES, SCALE, UNIT = ("pseudo_loc", "pseudo_scale", "unit")
+PSEUDO_DATA = (VALUES, SCALE, UNIT)
 #: Likewise of what dense blocks have.
 LOWER = "pseudo_lower"
 

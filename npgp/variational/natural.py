@@ -36,6 +36,7 @@ from numpyro.optim import Minimize, optax_to_numpyro
 from npgp import checks, linalg
 from npgp.contract import Optimizer
 from npgp.variational.blocks import SCALE_CONSTRAINTS
+from npgp.variational.pseudo import VALUES
 
 __all__ = ["natural_gradient"]
 
@@ -209,13 +210,12 @@ def _site_names(params: Collection[str]) -> list[str]:
 def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[str, str | None]:
     """The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only."""
     found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
-    pseudo = [name for name in params if name.endswith(".pseudo_loc")]
-    if pseudo and (sites is None or any(name.removesuffix(".pseudo_loc") in sites for name in pseudo)):
+    pseudo = [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
+    if pseudo and (sites is None or not set(pseudo).isdisjoint(sites)):
         raise ValueError(
             "natural_gradient steps in the parameters of q(ε) itself, but that of "
-            f"{pseudo[0].removesuffix('.pseudo_loc')!r} is given by pseudo-data: train by Adam alone, or make the "
-            "guide follow other sites in its mean only, "
-            'npgp.AutoSparseGP(model, dependence="coupled").'
+            f"{pseudo[0]!r} is given by pseudo-data: train by Adam alone, or take a guide whose q(ε) follows other sites "
+            'in its mean only, and not other components: npgp.AutoSparseGP(model, dependence="coupled").'
         )
     blocks: dict[str, str | None] = {}
     for site in found:

@@ -21,7 +21,10 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 
-__all__ = ["covariance_factor", "pseudo_posterior"]
+__all__ = ["VALUES", "covariance_factor", "pseudo_posterior"]
+
+#: Suffix of the parameter that every block given by pseudo-data has.
+VALUES = "pseudo_loc"
 
 
 def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal: bool = False) -> BlockNormal:
