@@ -214,8 +214,8 @@ def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[
     if pseudo and (sites is None or not set(pseudo).isdisjoint(sites)):
         raise ValueError(
             "natural_gradient steps in the parameters of q(ε) itself, but that of "
-            f"{pseudo[0]!r} is given by pseudo-data: train by Adam alone, or take a guide whose q(ε) follows other sites "
-            'in its mean only, and not other components: npgp.AutoSparseGP(model, dependence="coupled").'
+            f"{pseudo[0]!r} is given by pseudo-data: train by Adam alone, or take a guide whose q(ε) follows other "
+            'sites in its mean only, and no other components: npgp.AutoSparseGP(model, dependence="coupled").'
         )
     blocks: dict[str, str | None] = {}
     for site in found:
