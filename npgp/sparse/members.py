@@ -40,6 +40,12 @@ class Members:
     :func:`factorize_members`. It is used as a :class:`~npgp.sparse.Projector` is, and what it returns has the
     functions' axes in front.
 
+    .. code-block:: python
+
+        kernels = npgp.RBF(np.array([[0.5], [2.0]]))
+        members = npgp.sparse.factorize_members(kernels, [npgp.features.Points(Z)], (2, 1))
+        assert members.batch_shape == (2,) and members.cholesky[0].shape == (2, 6, 6)
+
     :param projectors: those of all functions in one. Arrays that differ between functions have a leading axis.
     :param varies: which of its arrays do.
     :param batch_shape: shape of the functions; their leading axis is all of these.

@@ -91,7 +91,7 @@ WITHOUT_EXAMPLE = """
 npgp.collapsed GroupNoise evidence_bounds
 npgp.datasets RegressionSplit load oil_flow snelson uci
 npgp.gplvm CollapsedFit LatentGuide LatentPrior Modes Restarts fit_restarts infer_latents predictive_variance
-npgp.model LatentObservation
+npgp.model DeepFunction LatentObservation
 npgp.neighbors MeanFieldNormal NeighborPosterior VecchiaFactor
 npgp.programs Keepers Operations SeesLater see_later
 npgp.training Best DataError PosteriorCheck RowState Source
