@@ -36,7 +36,8 @@ def collapsed_bound(
         projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
         projection = projector(X)
         residual = npgp.sparse.residual_of(projector, X, projection, [True], None)
-        bound = npgp.collapsed.collapsed_bound(projection, residual, y, noise_variance, ["dense"], npgp.Tight())
+        values = jnp.asarray(y)
+        bound = npgp.collapsed.collapsed_bound(projection, residual, values, noise_variance, ["dense"], npgp.Tight())
         assert np.isclose(bound, npgp.CollapsedGP(kernel, X, Z, noise_variance).log_prob(y), rtol=1e-3)
 
     :param projection: of the training inputs.

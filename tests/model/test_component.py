@@ -425,7 +425,7 @@ def test_observations_are_checked(obs, mask, words):
     "obs, mask, error, words",
     [
         (Y + 1j, None, TypeError, ["the observations of y", "complex128", "real numbers"]),
-        (Y, (Y > 0).astype(float), TypeError, ["the mask of y", "float64", "boolean", "~np.isnan(y)"]),
+        (Y, (Y > 0).astype(float), TypeError, ["the mask of y", "float64", "boolean", '"nan"']),
         (Y, [1] * 8, TypeError, ["the mask of y", "int64", "boolean"]),
         (np.ma.masked_greater(Y, 0), None, ValueError, ["the observations of y", "masked", "np.ma.getmaskarray"]),
         (["a"] * 8, None, TypeError, ["the observations of y", "real numbers"]),

@@ -79,7 +79,8 @@ def split(params: dict) -> dict:
 
 
 def value_and_gradient(model, dependence, params, y):
-    guide = npgp.AutoSparseGP(model, dependence=dependence)
+    # Components that meet in one sum share a q by default; functions of a plate have one each.
+    guide = npgp.AutoSparseGP(model, dependence=dependence, joint=False)
 
     def loss(params):
         return TraceMeanField_ELBO().loss(jax.random.key(0), params, model, guide, X, y)

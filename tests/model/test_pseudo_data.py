@@ -262,7 +262,7 @@ def test_posterior_given_data(diagonal_factor, diagonal_noise, float64):
     R = rng.uniform(0.3, 2, (2, 1, 4))
     full = R[..., None] * np.eye(4) if diagonal_noise else np.tril(rng.normal(size=(2, 1, 4, 4))) + 2 * np.eye(4)
     given_L = jnp.asarray(np.diag(L) if diagonal_factor else L)
-    q = pseudo_posterior(given_L, jnp.asarray(z), jnp.asarray(R if diagonal_noise else full))
+    q = pseudo_posterior(given_L, jnp.asarray(z), jnp.asarray(R if diagonal_noise else full), diagonal_factor)
     assert q.batch_shape == (2, 1)
     assert (q.kind == "diagonal") == (diagonal_factor and diagonal_noise)
     for b in range(2):
