@@ -122,13 +122,13 @@ class CollapsedGP(JointDensity, dist.Distribution):
         self.covariances = check_covariances(covariances, len(self.blocks))
         rows = self.X.shape[0]
         self.conditional = conditional.for_inputs(X, sum(block.size for block in self.blocks))
-        self.conditional.partition(rows)  # which checks the groups
+        groups = self.conditional.partition(rows)  # which checks them
         self.nan_is_missing = isinstance(mask, str)
         self.present = None if mask is None else checks.mask(mask, "mask", of=np.zeros(rows))
         self.weights = None if weights is None else checks.require_per_row(weights, "weights", rows)
         if weights is not None and not checks.is_traced(weights) and not np.all(np.asarray(weights) >= 0):
             raise ValueError("weights has negative or NaN entries; each says how often a row counts.")
-        if weights is not None and self.conditional.partition(rows) is not None:
+        if weights is not None and groups is not None:
             raise ValueError(
                 f"weights are given and conditional is {self.conditional!r}, which takes rows together: "
                 "take 'tight' or 'prior'."

@@ -38,7 +38,7 @@ UCI_NAMES: tuple[str, ...] = (
     "yacht_raw",
 )
 
-_SEEDED_FOLDS = 10
+SEEDED_FOLDS = 10
 _SEED = 0
 
 
@@ -111,7 +111,19 @@ def uci(name: str, split: int | Literal["orig"] = 0, *, standardize: bool = True
         raise ValueError(f"name must be one of {', '.join(UCI_NAMES)}, got {name!r}.")
     data = _data(name)
     train, test = _rows(name, data, split)
-    X, y = data["X"], data["y"]
+    return split_at(data["X"], data["y"], train, test, standardize)
+
+
+def split_at(
+    X: NDArray[Any], y: NDArray[Any], train: NDArray[Any], test: NDArray[Any], standardize: bool = True
+) -> RegressionSplit:
+    """Rows as a split; ``standardize`` as for :func:`uci`.
+
+    :param X: (N, D) inputs.
+    :param y: (N,) targets.
+    :param train: numbers of the training rows.
+    :param test: numbers of the test rows.
+    """
     if standardize:
         x_mean, x_scale = _moments(X[train])
         target_mean, target_scale = _moments(y[train, None])
@@ -151,7 +163,7 @@ def _rows(name: str, data: dict[str, NDArray[Any]], split: int | str) -> tuple[N
     if "test_idx" in data:
         masks = [np.isin(np.arange(n), rows) for rows in data["test_idx"]]
     else:
-        fold = data["test_fold"] if "test_fold" in data else _seeded_folds(n)
+        fold = data["test_fold"] if "test_fold" in data else seeded_folds(n)
         masks = [fold == k for k in range(int(fold.max()) + 1)]
     if not isinstance(split, int | np.integer) or not 0 <= split < len(masks):
         orig = " or 'orig'" if "orig_train_idx" in data else ""
@@ -160,10 +172,10 @@ def _rows(name: str, data: dict[str, NDArray[Any]], split: int | str) -> tuple[N
     return np.flatnonzero(~mask), np.flatnonzero(mask)
 
 
-def _seeded_folds(n: int) -> NDArray[Any]:
+def seeded_folds(n: int) -> NDArray[Any]:
     """Fold number (0..9) of each of ``n`` rows, by a seeded permutation."""
     folds = np.empty(n, dtype=np.int8)
-    folds[np.random.default_rng(_SEED).permutation(n)] = np.arange(n) % _SEEDED_FOLDS
+    folds[np.random.default_rng(_SEED).permutation(n)] = np.arange(n) % SEEDED_FOLDS
     return folds
 
 

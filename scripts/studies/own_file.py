@@ -7,9 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from npgp import datasets
-
-#: Each split leaves out one row in so many.
-FOLDS = 10
+from npgp.datasets._uci import SEEDED_FOLDS, seeded_folds, split_at
 
 
 def rows(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -19,7 +17,7 @@ def rows(path: Path) -> tuple[np.ndarray, np.ndarray]:
             X, y = (np.asarray(file[name], float) for name in ("X", "y"))
     except (OSError, KeyError, ValueError, TypeError) as error:
         raise SystemExit(f"--data {path}: {error}; it must be an .npz file of numbers X (N, D) and y (N,).") from None
-    if X.ndim != 2 or y.shape != X.shape[:1] or len(y) < FOLDS:
+    if X.ndim != 2 or y.shape != X.shape[:1] or len(y) < SEEDED_FOLDS:
         raise SystemExit(f"--data {path}: X has shape {X.shape} and y {y.shape}; they must be (N, D) and (N,), N ≥ 10.")
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
         raise SystemExit(f"--data {path}: X or y has NaN or infinite entries; leave these rows out.")
@@ -29,8 +27,5 @@ def rows(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def split(path: Path, number: int) -> datasets.RegressionSplit:
     """One of ten splits at random, standardized by its training rows."""
     X, y = rows(path)
-    test = np.random.default_rng(0).permutation(len(y)) % FOLDS == number % FOLDS
-    x_mean, y_mean, y_scale = X[~test].mean(0), float(y[~test].mean()), float(y[~test].std() or 1.0)
-    x_scale = np.where(np.ptp(X[~test], axis=0) > 0, X[~test].std(0), 1.0)
-    X, y = (X - x_mean) / x_scale, (y - y_mean) / y_scale
-    return datasets.RegressionSplit(X[~test], y[~test], X[test], y[test], x_mean, x_scale, y_mean, y_scale)
+    test = seeded_folds(len(y)) == number % SEEDED_FOLDS
+    return split_at(X, y, np.flatnonzero(~test), np.flatnonzero(test))

@@ -2,10 +2,8 @@
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
-import jax
 import loading
 import models
 import numpy as np
@@ -17,7 +15,7 @@ from scipy import stats
 @pytest.fixture
 def script(monkeypatch):
     """Loads a script as a module; its programs are compiled in a hurry."""
-    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=models._QUICK))
+    models.compile_all_quickly(monkeypatch)
 
     return loading.script
 

@@ -1,9 +1,7 @@
 """The study of components that share a signal: does it run, and is its exact GP one?"""
 
 import json
-from functools import partial
 
-import jax
 import loading
 import models
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 
 @pytest.mark.slow
 def test_components_runs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=models._QUICK))
+    models.compile_all_quickly(monkeypatch)
     path = tmp_path / "report.json"
     report = loading.script("components").main(["--quick", "--guides", "joint", "--json", str(path)])
     assert json.loads(path.read_text()) == report

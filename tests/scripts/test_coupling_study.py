@@ -2,10 +2,8 @@
 
 import json
 import re
-from functools import partial
 from pathlib import Path
 
-import jax
 import loading
 import models
 import numpy as np
@@ -16,7 +14,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03-gp-in-a-hierarchical-mo
 
 @pytest.mark.slow
 def test_coupling_runs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=models._QUICK))
+    models.compile_all_quickly(monkeypatch)
     path = tmp_path / "report.json"
     report = loading.script("coupling").main(["--quick", "--nuts", "24", "--json", str(path)])
     assert json.loads(path.read_text()) == report

@@ -11,7 +11,7 @@ def test_splits_are_standardized_and_partition_the_rows(tmp_path):
     X, y = rng.normal(3.0, 2.0, (37, 2)), rng.normal(10.0, 4.0, 37)
     X[:, 1] = 1.0  # constant
     np.savez(tmp_path / "mine.npz", X=X, y=y)
-    found = [own_file.split(tmp_path / "mine.npz", i) for i in range(own_file.FOLDS)]
+    found = [own_file.split(tmp_path / "mine.npz", i) for i in range(own_file.SEEDED_FOLDS)]
     tests = np.concatenate([data.y_test * data.y_scale + data.y_mean for data in found])
     np.testing.assert_allclose(np.sort(tests), np.sort(y))
     for data in found:

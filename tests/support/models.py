@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -179,6 +181,11 @@ _QUICK = _quick_options()
 def compiled(fn, **kwargs):
     """``jax.jit``, for functions that run once or a few times."""
     return jax.jit(fn, compiler_options=_QUICK, **kwargs)
+
+
+def compile_all_quickly(monkeypatch):
+    """Likewise whatever is compiled by ``jax.jit`` from here on, in a test's time."""
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=_QUICK))
 
 
 def keys(n: int, seed: int = 0) -> jax.Array:
