@@ -9,6 +9,7 @@ guide answers the statement with its rows, :class:`SupplyRows`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from numpyro.distributions import constraints
 from npgp import checks
 from npgp.contract import Handler, bounds_of
 from npgp.model.sites import GATHERED, ROWS, Catch
+from npgp.programs.later import see_later
 
 __all__ = ["row_param"]
 
@@ -104,14 +106,20 @@ def _check_table(name: str, table: jax.Array, constraint: constraints.Constraint
         )
 
 
+def _require_rows(rows: ArrayLike, name: str, size: int) -> None:
+    if checks.is_traced(rows):
+        see_later(partial(_require_rows, name=name, size=size), rows)
+        return
+    numbers = np.asarray(rows)
+    low, high = np.min(numbers), np.max(numbers)
+    if low < 0 or high >= size:
+        raise ValueError(f"rows of {name!r} has {low if low < 0 else high}; row numbers must be in 0 to {size - 1}.")
+
+
 def _take(name: str, table: jax.Array, rows: ArrayLike | None) -> jax.Array:
     if rows is None:
         return table
-    if not checks.is_traced(rows):
-        low, high = np.min(rows), np.max(rows)
-        if low < 0 or high >= table.shape[0]:
-            number = low if low < 0 else high
-            raise ValueError(f"rows of {name!r} has {number}; row numbers must be in 0 to {len(table) - 1}.")
+    _require_rows(rows, name, len(table))
     return table.at[jnp.asarray(rows)].get(mode="fill", wrap_negative_indices=False)
 
 

@@ -153,19 +153,22 @@ def test_below_the_evidence(float64, conditional):
     assert np.min(gaps) > 0.0 and np.median(gaps) < 2.0
 
 
-@pytest.mark.parametrize("of", ["hyperparameters", "offset"])
-@pytest.mark.parametrize("structure", ["svgp", "solve"])
-@pytest.mark.parametrize("name", ["Softmax", "Poisson"])
+# Rules of batching see which residuals of the search depend on what, and how many latents a row has.
+@pytest.mark.parametrize(
+    ("name", "structure", "of"),
+    [("Softmax", "svgp", "offset"), ("Poisson", "svgp", "offset"), ("Poisson", "solve", "hyperparameters")],
+)
 def test_mapped_is_one_by_one(float64, name, structure, of):
     """Under ``vmap`` over each of what the bound is a function of: its value, its gradient and what is left to go."""
     likelihood, y = LIKELIHOODS[name]
 
     def bound(theta):
         kernel = npgp.RBF(jnp.exp(theta), variance=1.3) if of == "hyperparameters" else None
-        gp = collapsed(likelihood, structure, kernel, conditional="prior", offset=theta if of == "offset" else 0.0)
+        offset = theta if of == "offset" else 0.0
+        gp = collapsed(likelihood, structure, kernel, conditional="prior", offset=offset)
         return gp.log_prob(jnp.asarray(y)), gp.shortfall(jnp.asarray(y))
 
-    theta = jnp.array([-0.4, 0.2, 1.0])
+    theta = jnp.array([-0.4, 1.0])
     slope = jax.value_and_grad(bound, has_aux=True)
     mapped, looped = models.compiled(lambda t: (jax.vmap(slope)(t), jax.lax.map(slope, t)))(theta)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), mapped, looped)

@@ -566,11 +566,24 @@ def test_a_block_from_outside_goes_with_every_other_before_and_after_it(float64)
     )
     everywhere = Points(means.points.reshape(-1, 2))
     weights = np.kron(np.eye(3), np.full(4, 0.25))
-    np.testing.assert_allclose(means.gram(kernel), weights @ everywhere.gram(kernel) @ weights.T, atol=1e-12)
-    for other in others:
-        expected = weights @ np.asarray(other.cross(kernel, everywhere.inputs)).T
-        np.testing.assert_allclose(covariance(kernel, means, other), expected, atol=1e-12)
-        np.testing.assert_allclose(covariance(kernel, other, means), expected.T, atol=1e-12)
-        for blocks in ((means, other), (other, means)):
-            explained = [np.square(A).sum(0) for A in factorize(kernel, blocks, 1e-10)(everywhere.inputs).A]
-            assert np.all(np.sum(explained, 0) <= kernel.diag(everywhere.inputs) + 1e-9)
+
+    @jax.jit
+    def computed():
+        explained = [
+            jnp.sum(jnp.stack([jnp.square(A).sum(0) for A in factorize(kernel, blocks, 1e-10)(everywhere.inputs).A]), 0)
+            for other in others
+            for blocks in ((means, other), (other, means))
+        ]
+        pairs = [(covariance(kernel, means, other), covariance(kernel, other, means)) for other in others]
+        crosses = [other.cross(kernel, everywhere.inputs) for other in others]
+        grams = means.gram(kernel), everywhere.gram(kernel)
+        return grams, pairs, crosses, explained, kernel.diag(everywhere.inputs)
+
+    (gram, everywhere_gram), pairs, crosses, explained, prior = computed()
+    np.testing.assert_allclose(gram, weights @ everywhere_gram @ weights.T, atol=1e-12)
+    for (before, after), cross in zip(pairs, crosses, strict=True):
+        expected = weights @ np.asarray(cross).T
+        np.testing.assert_allclose(before, expected, atol=1e-12)
+        np.testing.assert_allclose(after, expected.T, atol=1e-12)
+    for share in explained:
+        assert np.all(share <= prior + 1e-9)

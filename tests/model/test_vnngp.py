@@ -269,7 +269,7 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
         SVI(model, npgp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()), npgp.training.row_adam(0.01)
     )
     batch = (jnp.asarray(x[:rows]), jnp.asarray(near[:rows]), jnp.zeros(rows))
-    state = svi.init(jax.random.key(0), *batch)
+    state = jax.jit(svi.init)(jax.random.key(0), *batch)
     good = svi.start(state, lambda *arrays: (arrays, {}), *batch)
     small, tables = split(state)
 
