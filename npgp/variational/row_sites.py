@@ -30,6 +30,8 @@ MAX_HALVINGS = 12
 LEAST_RATE = 1.0 / 16.0
 #: Fall of the ELBO that may be rounding, relative to it and the dtype's resolution.
 ROUNDING = 100.0
+#: Where the ELBO's rise may be rounding, the search ends unless a step is by so much shorter than the one before.
+SHORTER = 0.9
 
 #: Newton steps to a row's mode, each of a standard deviation at most. They need not arrive.
 MODE_ITERATIONS = 30
@@ -104,7 +106,7 @@ def search(
         return _State(sites, Sites(precision, slope + precision * mean), mean, variance, value - kl)
 
     def step(carry):
-        count, state, rate, _ = carry
+        count, state, rate, before = carry
         slack = ROUNDING * jnp.finfo(state.elbo.dtype).eps * jnp.abs(state.elbo)
 
         def halve(tried):
@@ -120,8 +122,10 @@ def search(
         taken = 2.0 * half
         to_go = _length(state, new) / taken**2
         rate = _next_rate(state, new, taken)
+        # As near as rounding, and a quadrature whose slopes are not exactly its values', let it come.
+        stalled = (new.elbo <= state.elbo + slack) & (to_go >= SHORTER * before)
         state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
-        return jnp.where(ok, count + 1, max_steps), state, rate, to_go
+        return jnp.where(ok & ~stalled, count + 1, max_steps), state, rate, to_go
 
     def unfinished(carry):
         return (carry[0] < max_steps) & ~(carry[3] <= tolerance)

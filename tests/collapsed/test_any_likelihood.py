@@ -175,6 +175,14 @@ def test_mapped_is_one_by_one(float64, name, structure, of):
     assert np.all(mapped[0][1] < 1e-9)
 
 
+def test_the_search_ends_where_rounding_lets_it_come_no_nearer(float64):
+    """Softmax's slopes are its values' to 1e-7 only: without that rule all steps that are allowed were taken."""
+    likelihood, _ = LIKELIHOODS["Softmax"]
+    few, many = (collapsed(likelihood, conditional="prior", max_steps=steps) for steps in (15, 40))
+    bounds = models.compiled(lambda y: (few.log_prob(y), many.log_prob(y), many.shortfall(y)))(CLASSES)
+    assert bounds[0] == bounds[1] and bounds[2] < 1e-9
+
+
 def test_rows_without_an_observation_are_left_out(float64):
     present = np.arange(8) % 3 != 1
     y = np.where(present, COUNTS, np.nan)
