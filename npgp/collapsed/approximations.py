@@ -293,6 +293,13 @@ class GroupNoise:
     """
     Rows in blocks: ``R = σ F``, ``F Fᵀ = I + D / σ²`` within each block.
 
+    .. code-block:: python
+
+        groups = npgp.median_split(X, 5)
+        factor = jnp.broadcast_to(jnp.eye(groups.size), (*groups.mask.shape, groups.size))  # of D = 0
+        noise = npgp.collapsed.GroupNoise(jnp.full(30, 0.3), factor, groups)
+        np.testing.assert_allclose(noise.whiten(jnp.asarray(y, jnp.float32)), y / 0.3, rtol=1e-5)
+
     :param scale: σ, (N,).
     :param factor: F, (G, g, g), with rows of the identity at places that are empty.
     :param groups: which rows these are.

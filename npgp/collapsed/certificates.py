@@ -189,6 +189,21 @@ def evidence_bounds(
     """
     Bounds on the log evidence; arguments as for :func:`certificate`, already checked.
 
+    .. code-block:: python
+
+        bounds = npgp.collapsed.evidence_bounds(
+            kernel,
+            jnp.asarray(X),
+            jnp.asarray(y),
+            noise_variance,
+            None,
+            (npgp.features.Points(jnp.asarray(Z)),),
+            ("dense",),
+            {"tight": npgp.Tight()},
+            whole=True,
+        )
+        assert bounds["bounds"]["tight"] <= bounds["exact"] <= bounds["upper"]
+
     :param y: observations less the offset, (N,).
     :param conditionals: the conditionals by the names of their bounds.
     :param whole: whether to compute what costs O(N³): the largest eigenvalue and the exact evidence.

@@ -31,6 +31,10 @@ class WhitenedPrior(dist.Distribution):
     """
     The prior of a block's whitened values, ``ε ~ N(0, I_M)``.
 
+    .. code-block:: python
+
+        epsilon = npgp.variational.WhitenedPrior(6).sample(key)  # (6,)
+
     :param size: number of features M.
     """
 
@@ -57,6 +61,11 @@ class BlockNormal(dist.Distribution):
 
     ``learned`` says whether S is. A block left at its prior covariance moves the mean alone: its variance belongs
     to the residual.
+
+    .. code-block:: python
+
+        (q,) = npgp.variational.gaussian_optimum(posterior.projector(X), y, noise_variance, ["dense"])
+        assert q.learned and q.event_shape == (6,)
     """
 
     support = constraints.real_vector
@@ -208,6 +217,11 @@ class MeanOnlyNormal(BlockNormal):
     """
     ``N(m, I)``: the block moves the mean and leaves its variance to the residual (the v of ODVGP).
 
+    .. code-block:: python
+
+        q = npgp.variational.MeanOnlyNormal(jnp.array([0.5, -0.2]))
+        q.kl()  # (0.25 + 0.04) / 2
+
     :param loc: m, shape (..., M).
     """
 
@@ -262,7 +276,14 @@ def of_each(block: BlockNormal, batch: tuple[int, ...]) -> tuple[jax.Array, jax.
 
 
 class SquareTril(FixedConstraint):
-    """Lower-triangular square arrays with a positive diagonal."""
+    """
+    Lower-triangular square arrays with a positive diagonal.
+
+    .. code-block:: python
+
+        assert npgp.variational.square_tril(jnp.eye(3))
+        numpyro.param("L", np.eye(3), constraint=npgp.variational.square_tril)  # of a model of one's own
+    """
 
     event_dim = 2
 
@@ -318,7 +339,14 @@ SCALE_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_po
 
 
 def learned_blocks(q: Sequence[BlockNormal]) -> tuple[bool, ...]:
-    """Which blocks' covariances q has learned; the residual is what these leave."""
+    """
+    Which blocks' covariances q has learned; the residual is what these leave.
+
+    .. code-block:: python
+
+        q = [npgp.variational.WhitenedPrior(6), npgp.variational.MeanOnlyNormal(jnp.zeros(3))]
+        npgp.variational.learned_blocks(q[1:])  # (False,)
+    """
     return tuple(block.learned for block in q)
 
 
@@ -331,6 +359,11 @@ def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Arr
     """
     ``Σ_i A_iᵀ m_i``.
 
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        npgp.variational.whitened_mean(projection, [jnp.ones(6)])  # (30,)
+
     :param projection: of N inputs.
     :param means: for each block, shape batch + (M_i,).
     :return: shape batch + (N,).
@@ -339,7 +372,15 @@ def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Arr
 
 
 def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.Array:
-    """``s_n = Σ_{i learned} ‖L_{S_i}ᵀ A_i,n‖²``, the part of the variance that comes from ε; batch + (N,)."""
+    """
+    ``s_n = Σ_{i learned} ‖L_{S_i}ᵀ A_i,n‖²``, the part of the variance that comes from ε; batch + (N,).
+
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        q = npgp.variational.gaussian_optimum(projection, y, noise_variance, ["dense"])
+        variance = npgp.variational.whitened_variance(projection, q) + projection.residual_variance()  # of f at X
+    """
     parts = [
         jnp.sum(jnp.square(block.factor_times(A)), axis=-2)
         for block, A in zip(q, projection.A, strict=True)
@@ -353,6 +394,12 @@ def gaussian_optimum(
 ) -> tuple[BlockNormal, ...]:
     """
     The q(ε) that maximizes the ELBO for Gaussian noise, whatever the conditional (docs/theory.md, section 5).
+
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        (q,) = npgp.variational.gaussian_optimum(projection, y, noise_variance, ["dense"])
+        mean = npgp.variational.whitened_mean(projection, [q.loc])  # of f at X, (30,)
 
     :param projection: of the training inputs.
     :param y: observations less the mean function, shape (..., N), one row per output.
@@ -378,6 +425,12 @@ def gaussian_optimum(
 class ScaledProjection:
     """
     ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked, by blocks.
+
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        scaled = npgp.variational.ScaledProjection.of(projection, noise_variance)
+        (loc,) = scaled.solve(jnp.asarray(y))  # the mean of q(ε) at its optimum, (6,)
 
     :param A: Ã_i, (M_i, N), for each block.
     :param cholesky: the factor's blocks on the diagonal, (M_i, M_i).
