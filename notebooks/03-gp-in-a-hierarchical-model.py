@@ -247,7 +247,7 @@ _ = axes[0].set_ylabel("north (km)")
 apart, apart_result, apart_draws = train(True, guide=partial(AutoNormal, init_scale=0.1), dependence="independent")
 for name, fitted, found in [("independent", apart, apart_result), ("the default", guide, result)]:
     check = npgp.check_posterior(
-        jax.random.key(7), model, fitted, found.params, *inputs, y, draws=50 if SMALL else 10_000
+        jax.random.key(7), model, fitted, found.params, *inputs, y, draws=100 if SMALL else 10_000
     )
     print(f"{name:>11}: ELBO {check.elbo:.1f}, Pareto k {check.khat:.2f}")
 

@@ -99,7 +99,7 @@ figure.set_size_inches(5.0, 3.0)
 # model its trained inducing inputs.
 
 # %%
-num_draws = 10 if SMALL else 500
+num_draws = 30 if SMALL else 500
 trained_model = handlers.substitute(model, data=result.params)
 
 
@@ -170,7 +170,7 @@ _ = axes[1].legend(fontsize=8, loc="lower right", facecolor="0.3", labelcolor="w
 
 # %%
 start = init_to_value(values=guide.median(result.params, X, y))
-num_warmup, num_samples = (5, 10) if SMALL else (300, 500)
+num_warmup, num_samples = (5, 30) if SMALL else (300, 500)
 
 
 @jax.jit
