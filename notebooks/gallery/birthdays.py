@@ -5,7 +5,7 @@
 # season, a weekly pattern, and effects of special days. Simulated: two years, fewer births on weekends and at three
 # holidays. Trend and season are GPs, weekdays and holidays are coefficients. What is wanted are joint intervals of
 # all of them, so the GPs are collapsed: `CollapsedGP` of the summed kernel, with the coefficients in its `offset`,
-# and NUTS over what is left, thirteen numbers. The mode by L-BFGS takes a second and is the quick answer.
+# and NUTS over what is left, thirteen numbers. The mode by L-BFGS is the quick answer.
 
 # %%
 import jax
