@@ -35,7 +35,8 @@ from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import GroupResidual
-from npgp.variational.blocks import DenseNormal, ScaledProjection, gaussian_optimum, whitened_mean, whitened_variance
+from npgp.variational.blocks import DenseNormal, whitened_mean, whitened_variance
+from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.posterior import Posterior
 
 __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]

@@ -28,7 +28,7 @@ from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
-from npgp.variational.blocks import ScaledProjection
+from npgp.variational.optimum import ScaledProjection
 
 __all__ = ["Certificate", "certificate", "evidence_bounds"]
 
