@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import importlib
+import importlib.util
 import inspect
 import json
 import re
@@ -24,6 +24,10 @@ author = "npgp developers"
 release = version = importlib.import_module("npgp").__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_design", "myst_nb"]
+# Formulas are set by MathJax: from files of the site, which this package of the extra `docs` brings, so that the site
+# reads the same without a network; else from the network.
+if importlib.util.find_spec("sphinx-mathjax-offline") is not None:
+    extensions.append("sphinx-mathjax-offline")
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "npgp"

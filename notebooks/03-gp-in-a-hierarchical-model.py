@@ -133,7 +133,7 @@ def model(S, region, x, exposure, y=None, *, spatial=True):
 
 # %%
 inputs = (S, region, x, exposure)
-num_draws = 50 if SMALL else 1000
+num_draws = 20 if SMALL else 1000
 prior_y = jax.jit(Predictive(model, num_samples=num_draws))(jax.random.key(0), *inputs)["y"]
 
 
@@ -164,7 +164,7 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 # spatial term has no GP, and is trained by the same lines.
 
 # %%
-num_steps = 200 if SMALL else 4000
+num_steps = 50 if SMALL else 4000
 
 
 def train(spatial, **options):
@@ -247,7 +247,7 @@ _ = axes[0].set_ylabel("north (km)")
 apart, apart_result, apart_draws = train(True, guide=partial(AutoNormal, init_scale=0.1), dependence="independent")
 for name, fitted, found in [("independent", apart, apart_result), ("the default", guide, result)]:
     check = npgp.check_posterior(
-        jax.random.key(7), model, fitted, found.params, *inputs, y, draws=200 if SMALL else 10_000
+        jax.random.key(7), model, fitted, found.params, *inputs, y, draws=100 if SMALL else 10_000
     )
     print(f"{name:>11}: ELBO {check.elbo:.1f}, Pareto k {check.khat:.2f}")
 
@@ -258,7 +258,7 @@ for name, fitted, found in [("independent", apart, apart_result), ("the default"
 
 # %%
 start = init_to_value(values=guide.median(result.params, *inputs, y))
-num_warmup, num_samples = (15, 15) if SMALL else (250, 400)
+num_warmup, num_samples = (5, 10) if SMALL else (250, 400)
 
 
 @jax.jit

@@ -87,7 +87,7 @@ def fit(model, num_steps, *data):
     return guide, npgp.fit(svi, jax.random.key(0), num_steps, *data, progress=False)
 
 
-num_steps = 100 if SMALL else 2000
+num_steps = 30 if SMALL else 2000
 guide, result = fit(model, num_steps, X, y)
 figure = plots.plot_elbo({f"{num_inducing} inducing inputs": -result.losses}, rows=num_train)
 figure.set_size_inches(5.0, 3.0)
@@ -170,7 +170,7 @@ _ = axes[1].legend(fontsize=8, loc="lower right", facecolor="0.3", labelcolor="w
 
 # %%
 start = init_to_value(values=guide.median(result.params, X, y))
-num_warmup, num_samples = (15, 30) if SMALL else (300, 500)
+num_warmup, num_samples = (5, 30) if SMALL else (300, 500)
 
 
 @jax.jit

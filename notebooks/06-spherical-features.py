@@ -23,10 +23,8 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
-from jax.flatten_util import ravel_pytree
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
-from scipy.optimize import minimize
 from scipy.stats import norm
 
 import npgp
@@ -36,7 +34,7 @@ from npgp.inducing import left_out
 
 jax.config.update("jax_enable_x64", True)
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer features and steps
-plt.rcParams["figure.dpi"] = 72
+plt.rcParams["figure.dpi"] = 150
 
 # %% [markdown]
 # ## 1. Zonal kernels
@@ -166,18 +164,19 @@ def units_at(z):
 
 def fit_snelson(start, blocks_of):
     """Hyperparameters and blocks by L-BFGS; the bound, and the GP at its maximum."""
-    logs = {"weight": jnp.log(4.0), "bias": jnp.log(1.0), "noise": jnp.log(0.1)}
-    theta, unravel = ravel_pytree((logs, start))
 
-    def gp(theta):
-        logs, arrays = unravel(theta)
-        value = jax.tree.map(jnp.exp, logs)
-        kernel = kernels.ZonalArcCosine(1, weight_variance=value["weight"], bias_variance=value["bias"])
-        return npgp.CollapsedGP(kernel, x, blocks_of(arrays), value["noise"], conditional="prior")
+    def gp(weight, bias, noise, **arrays):
+        kernel = kernels.ZonalArcCosine(1, weight_variance=weight, bias_variance=bias)
+        return npgp.CollapsedGP(kernel, x, blocks_of(**arrays), noise, conditional="prior")
 
-    loss = jax.jit(jax.value_and_grad(lambda theta: -gp(theta).log_prob(targets)))
-    best = minimize(loss, theta, jac=True, method="L-BFGS-B", options={"maxiter": 20 if SMALL else 200})
-    return -best.fun, gp(best.x)
+    def model():
+        positive = {"weight": 4.0, "bias": 1.0, "noise": 0.1}
+        values = {name: numpyro.param(name, value, constraint=constraints.positive) for name, value in positive.items()}
+        values |= {name: numpyro.param(name, value) for name, value in start.items()}
+        numpyro.sample("y", gp(**values), obs=targets)
+
+    best = npgp.fit_collapsed(jax.random.key(0), model, max_steps=20 if SMALL else 1000, progress=False)
+    return -best.losses[-1], gp(**best.params)
 
 
 def spread(size):
@@ -188,13 +187,13 @@ def spread(size):
 start = kernels.ZonalArcCosine(1, weight_variance=4.0)
 z8, z16 = directions(start, spread(8)), directions(start, spread(16))
 fits = {
-    "8 units": fit_snelson(z8, units_at),
-    "8 units + 8 points": fit_snelson((z8, spread(8)), lambda arrays: [units_at(arrays[0]), arrays[1]]),
+    "8 units": fit_snelson({"z": z8}, units_at),
+    "8 units + 8 points": fit_snelson({"z": z8, "Z": spread(8)}, lambda z, Z: [units_at(z), Z]),
 }
 if not SMALL:
-    fits["16 units"] = fit_snelson(z16, units_at)
-    fits["8 points"] = fit_snelson(spread(8), lambda Z: Z)
-    fits["16 points"] = fit_snelson(spread(16), lambda Z: Z)
+    fits["16 units"] = fit_snelson({"z": z16}, units_at)
+    fits["8 points"] = fit_snelson({"Z": spread(8)}, lambda Z: Z)
+    fits["16 points"] = fit_snelson({"Z": spread(16)}, lambda Z: Z)
 
 print(f"{'':>20}{'bound':>9}{'noise variance':>17}")
 for name, (bound, gp) in fits.items():

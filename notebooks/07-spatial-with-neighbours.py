@@ -86,7 +86,7 @@ class Counts:
 
 
 places, name = load_pines()
-side = 10 if SMALL else 20
+side = 8 if SMALL else 20
 counts, _, _ = np.histogram2d(places[:, 1], places[:, 0], bins=side, range=[[0, 1], [0, 1]])
 pines = Counts(counts.ravel(), side)
 print(f"{name}: {len(places)} trees; {len(pines.y)} cells, {pines.hidden.sum()} hidden; counts to {counts.max():.0f}")
@@ -116,7 +116,7 @@ def model(S, near, y=None, *, component, data):
 # minibatches as well, `batch_size`; with `row_optim` a step moves the entries of $q(u)$ that it looks at and no others.
 
 # %%
-num_neighbors, batch, steps = (4, 20, 40) if SMALL else (10, 80, 3000)
+num_neighbors, batch, steps = (4, 20, 10) if SMALL else (10, 80, 3000)
 
 
 def components(data, num_svgp):
@@ -319,7 +319,7 @@ report_elbos(pines, fits, moments)
 
 
 # %%
-side = 10 if SMALL else 30
+side = 8 if SMALL else 30
 truth = {"lengthscale": 0.05, "amplitude": 1.0, "level": np.log(5 * side**2)}
 axis = np.linspace(0, 1, 30 if SMALL else 400)
 cut = np.column_stack([axis, np.full(len(axis), (side // 2 + 0.5) / side)])  # along a row of cells, for part 5

@@ -2,10 +2,11 @@
 # # Spatial regression with confounding
 #
 # An exposure and an outcome both follow an unseen field over the map. Regression without a map takes the field's
-# effect for the exposure's. A GP for the field lowers the bias, and honestly widens the interval; part of the bias
-# stays, since field and exposure cannot be told apart where both are smooth (Hodges & Reich 2010; Gilbert, Ogburn &
-# Datta 2024). How wide the interval is depends on how well q knows that coefficient and field stand in for each
-# other: so there are two guides here, the default and one whose q(f) does not follow the coefficient.
+# effect for the exposure's. A GP for the field changes the coefficient, for better or worse (Hodges & Reich 2010): here
+# it lowers the bias, and honestly widens the interval. What the exposure does apart from the field is what tells the
+# two apart, and with more sites the rest of the bias would vanish (Gilbert, Ogburn & Datta 2025). How wide the interval
+# is depends on how well q knows that coefficient and field stand in for each other: so there are two guides here, the
+# default and one whose q(f) does not follow the coefficient.
 
 # %%
 import jax

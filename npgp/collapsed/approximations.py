@@ -35,7 +35,8 @@ from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import GroupResidual
-from npgp.variational.blocks import DenseNormal, ScaledProjection, gaussian_optimum, whitened_mean, whitened_variance
+from npgp.variational.blocks import DenseNormal, whitened_mean, whitened_variance
+from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.posterior import Posterior
 
 __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
@@ -292,6 +293,13 @@ class RowNoise:
 class GroupNoise:
     """
     Rows in blocks: ``R = σ F``, ``F Fᵀ = I + D / σ²`` within each block.
+
+    .. code-block:: python
+
+        groups = npgp.median_split(X, 5)
+        factor = jnp.broadcast_to(jnp.eye(groups.size), (*groups.mask.shape, groups.size))  # of D = 0
+        noise = npgp.collapsed.GroupNoise(jnp.full(30, 0.3), factor, groups)
+        np.testing.assert_allclose(noise.whiten(jnp.asarray(y, jnp.float32)), y / 0.3, rtol=1e-5)
 
     :param scale: σ, (N,).
     :param factor: F, (G, g, g), with rows of the identity at places that are empty.

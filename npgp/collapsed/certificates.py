@@ -28,7 +28,7 @@ from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
-from npgp.variational.blocks import ScaledProjection
+from npgp.variational.optimum import ScaledProjection
 
 __all__ = ["Certificate", "certificate", "evidence_bounds"]
 
@@ -188,6 +188,21 @@ def evidence_bounds(
 ) -> dict:
     """
     Bounds on the log evidence; arguments as for :func:`certificate`, already checked.
+
+    .. code-block:: python
+
+        bounds = npgp.collapsed.evidence_bounds(
+            kernel,
+            jnp.asarray(X),
+            jnp.asarray(y),
+            noise_variance,
+            None,
+            (npgp.features.Points(jnp.asarray(Z)),),
+            ("dense",),
+            {"tight": npgp.Tight()},
+            whole=True,
+        )
+        assert bounds["bounds"]["tight"] <= bounds["exact"] <= bounds["upper"]
 
     :param y: observations less the offset, (N,).
     :param conditionals: the conditionals by the names of their bounds.

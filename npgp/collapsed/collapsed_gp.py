@@ -25,7 +25,8 @@ from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import Residual, residual_of
-from npgp.variational.blocks import block_normal, gaussian_optimum
+from npgp.variational.blocks import block_normal
+from npgp.variational.optimum import gaussian_optimum
 from npgp.variational.posterior import Posterior
 from npgp.variational.structure import check_covariances
 

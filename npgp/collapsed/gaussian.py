@@ -15,7 +15,7 @@ from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import Projection, as_blocks, factorize
 from npgp.sparse.residuals import Residual
-from npgp.variational.blocks import ScaledProjection
+from npgp.variational.optimum import ScaledProjection
 
 __all__ = ["collapsed_bound", "exact_log_evidence", "upper_bound"]
 

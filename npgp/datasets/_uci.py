@@ -50,6 +50,12 @@ class RegressionSplit:
     ``y_train * y_scale + y_mean``; a predictive standard deviation is multiplied by ``y_scale``,
     and ``log(y_scale)`` is subtracted from a log predictive density.
 
+    .. code-block:: python
+
+        standard = (X - 3.0) / 1.5
+        split = npgp.datasets.RegressionSplit(standard[:20], y[:20], standard[20:], y[20:], 3.0, 1.5, 0.0, 1.0)
+        in_units_of_the_file = split.X_test * split.x_scale + split.x_mean
+
     :param X_train: (N, D) training inputs.
     :param y_train: (N,) training targets.
     :param X_test: (M, D) test inputs.

@@ -182,6 +182,12 @@ class DeepFunction(NoArray):
     """
     A draw of a deep GP: a function of inputs, for :func:`npgp.observe`. Made by :meth:`npgp.DeepGP.draw`.
 
+    .. code-block:: python
+
+        with numpyro.handlers.seed(rng_seed=0):
+            deep = npgp.DeepGP("deep", [npgp.Layer(kernel, Z), npgp.Layer(kernel, Z)]).draw()
+        len(deep.functions)  # one for each layer; in a model, npgp.observe("y", deep(X), …)
+
     :param gp: what was drawn.
     :param functions: the draws of the layers.
     :param plates: the plates over their functions.

@@ -36,6 +36,12 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
     Made by :func:`observe`. The latent values that a draw is made from are what ``sample_with_intermediates`` returns
     beside it, of its shape; those of one observation are along a trailing axis, if they are several.
 
+    .. code-block:: python
+
+        trace = numpyro.handlers.trace(numpyro.handlers.seed(model, 0)).get_trace(X, y)
+        observation = trace["y"]["fn"]
+        observation.log_prob(y)  # of each row given ε, f integrated out, (30,)
+
     :param likelihood: of the observations given the latent values.
     :param moments: of the latent values, row by row.
     :param conditional: what q does to the residual; ``None`` without q.

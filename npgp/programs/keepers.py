@@ -20,6 +20,19 @@ class Keepers:
     """
     Objects that note something while a function runs, such as guides at their first call.
 
+    .. code-block:: python
+
+        class Notes:
+            def __init__(self):
+                self.seen = []
+
+
+        notes = Notes()
+        kept = npgp.programs.Keepers([notes])
+        notes.seen.append(1.0)
+        kept.restore()
+        assert notes.seen == []
+
     :param objects: as they are before. What they are made of is looked at too.
     :param apart: objects that are not looked into.
     """

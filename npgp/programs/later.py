@@ -17,6 +17,21 @@ def see_later(check: Callable[[Any], object], value: Any) -> None:
     """
     Ask for a check of a traced array. Where nobody can give it (:class:`SeesLater`), nothing happens.
 
+    .. code-block:: python
+
+        def require_positive(x):
+            if not np.all(x > 0):
+                raise ValueError(f"x must be positive, not {x}.")
+
+
+        @jax.jit
+        def root(x):
+            npgp.programs.see_later(require_positive, x)
+            return jnp.sqrt(x)
+
+
+        root(2.0)  # nobody asked: no check. npgp.fit, npgp.posterior and one_program do
+
     :param check: raises for a value that is wrong.
     :param value: the array.
     """
@@ -28,6 +43,20 @@ class SeesLater(Handler):
     Keeps what :func:`see_later` asks for inside.
 
     Only of arrays that the innermost transformation around it traces: those of a loop inside have no value after it.
+
+    .. code-block:: python
+
+        def run(x):
+            with (later := npgp.programs.SeesLater()):
+                npgp.programs.see_later(lambda value: checked.append(float(value)), 2.0 * x)
+            seen.append(later)
+            return later.values
+
+
+        checked, seen = [], []
+        values = jax.jit(run)(3.0)
+        seen[0].look(values)
+        assert checked == [6.0]
     """
 
     def __init__(self):

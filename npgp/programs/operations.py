@@ -16,6 +16,12 @@ class Operations:
     What has no part in a result, such as a print or a factorization that only others need, is left out of it. An
     operation with several results, such as a loop, counts as one: each of them depends on all that it is given.
 
+    .. code-block:: python
+
+        operations = npgp.programs.Operations(lambda a, b: {"sum": a + b, "double": 2.0 * a}, jnp.ones(3), jnp.ones(3))
+        needs, double = operations.part("double")
+        assert needs == {0}  # of the arguments, the first one alone
+
     :param function: of arrays, to a dictionary of arrays, or of lists of these.
     :param args: arrays like those that it is to be given.
     """

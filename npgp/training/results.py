@@ -84,7 +84,22 @@ class NonFiniteLossError(FloatingPointError):
 
 
 class DataError(ValueError):
-    """Training met rows that it could not read or that the model cannot have observed, and stopped before them."""
+    """
+    Training met rows that it could not read or that the model cannot have observed, and stopped before them.
+
+    .. code-block:: python
+
+        def batches(epoch):
+            yield {"X": X, "y": y}
+            raise OSError("the disk is gone")
+
+
+        reading = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+        try:
+            npgp.fit(reading, key, 3, npgp.training.Stream(batches, num_rows=30), progress=False)
+        except npgp.training.DataError as error:
+            params = error.result.params  # after error.step steps
+    """
 
     #: The step that they belong to, counted from zero over all continuations.
     step: int

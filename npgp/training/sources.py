@@ -28,6 +28,22 @@ class Source(Protocol):
 
     A source may have a method ``fingerprint()`` as well, which returns a string that other data have not: checkpoints
     keep it, to go on with the same data only. Of sources without one they know the first batch.
+
+    .. code-block:: python
+
+        import itertools
+
+
+        class Halves:  # the first and the last fifteen rows in turn
+            num_rows = 30
+
+            def batches(self, seed, batch_size, first):
+                for i in itertools.count(first):
+                    rows = slice(15) if i % 2 == 0 else slice(15, None)
+                    yield {"X": X[rows], "y": y[rows]}
+
+
+        assert isinstance(Halves(), npgp.training.Source)  # for npgp.fit(svi, key, 100, Halves())
     """
 
     @property

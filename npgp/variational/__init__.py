@@ -6,9 +6,7 @@ from npgp.variational.blocks import (
     DenseNormal,
     DiagonalNormal,
     MeanOnlyNormal,
-    ScaledProjection,
     WhitenedPrior,
-    gaussian_optimum,
     learned_blocks,
     square_tril,
     whitened_mean,
@@ -19,6 +17,7 @@ from npgp.variational.deep import DeepPosterior
 from npgp.variational.joint import JointBlock
 from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient
+from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.paths import Paths
 from npgp.variational.posterior import Decomposition, Posterior
 from npgp.variational.updates import update

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.typing import ArrayLike
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
 
 from npgp import checks, linalg
 from npgp.contract import FixedConstraint, FixedTransform, is_prng_key
-from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -30,6 +27,10 @@ from npgp.sparse.projection import Projection
 class WhitenedPrior(dist.Distribution):
     """
     The prior of a block's whitened values, ``ε ~ N(0, I_M)``.
+
+    .. code-block:: python
+
+        epsilon = npgp.variational.WhitenedPrior(6).sample(key)  # (6,)
 
     :param size: number of features M.
     """
@@ -57,6 +58,11 @@ class BlockNormal(dist.Distribution):
 
     ``learned`` says whether S is. A block left at its prior covariance moves the mean alone: its variance belongs
     to the residual.
+
+    .. code-block:: python
+
+        (q,) = npgp.variational.gaussian_optimum(posterior.projector(X), y, noise_variance, ["dense"])
+        assert q.learned and q.event_shape == (6,)
     """
 
     support = constraints.real_vector
@@ -208,6 +214,11 @@ class MeanOnlyNormal(BlockNormal):
     """
     ``N(m, I)``: the block moves the mean and leaves its variance to the residual (the v of ODVGP).
 
+    .. code-block:: python
+
+        q = npgp.variational.MeanOnlyNormal(jnp.array([0.5, -0.2]))
+        q.kl()  # (0.25 + 0.04) / 2
+
     :param loc: m, shape (..., M).
     """
 
@@ -262,7 +273,14 @@ def of_each(block: BlockNormal, batch: tuple[int, ...]) -> tuple[jax.Array, jax.
 
 
 class SquareTril(FixedConstraint):
-    """Lower-triangular square arrays with a positive diagonal."""
+    """
+    Lower-triangular square arrays with a positive diagonal.
+
+    .. code-block:: python
+
+        assert npgp.variational.square_tril(jnp.eye(3))
+        numpyro.param("L", np.eye(3), constraint=npgp.variational.square_tril)  # of a model of one's own
+    """
 
     event_dim = 2
 
@@ -318,7 +336,14 @@ SCALE_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_po
 
 
 def learned_blocks(q: Sequence[BlockNormal]) -> tuple[bool, ...]:
-    """Which blocks' covariances q has learned; the residual is what these leave."""
+    """
+    Which blocks' covariances q has learned; the residual is what these leave.
+
+    .. code-block:: python
+
+        q = [npgp.variational.WhitenedPrior(6), npgp.variational.MeanOnlyNormal(jnp.zeros(3))]
+        npgp.variational.learned_blocks(q[1:])  # (False,)
+    """
     return tuple(block.learned for block in q)
 
 
@@ -331,6 +356,11 @@ def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Arr
     """
     ``Σ_i A_iᵀ m_i``.
 
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        npgp.variational.whitened_mean(projection, [jnp.ones(6)])  # (30,)
+
     :param projection: of N inputs.
     :param means: for each block, shape batch + (M_i,).
     :return: shape batch + (N,).
@@ -339,7 +369,15 @@ def whitened_mean(projection: Projection, means: Sequence[jax.Array]) -> jax.Arr
 
 
 def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.Array:
-    """``s_n = Σ_{i learned} ‖L_{S_i}ᵀ A_i,n‖²``, the part of the variance that comes from ε; batch + (N,)."""
+    """
+    ``s_n = Σ_{i learned} ‖L_{S_i}ᵀ A_i,n‖²``, the part of the variance that comes from ε; batch + (N,).
+
+    .. code-block:: python
+
+        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
+        q = npgp.variational.gaussian_optimum(projection, y, noise_variance, ["dense"])
+        variance = npgp.variational.whitened_variance(projection, q) + projection.residual_variance()  # of f at X
+    """
     parts = [
         jnp.sum(jnp.square(block.factor_times(A)), axis=-2)
         for block, A in zip(q, projection.A, strict=True)
@@ -348,102 +386,11 @@ def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.A
     return sum(parts, jnp.zeros_like(projection.prior_variance))
 
 
-def gaussian_optimum(
-    projection: Projection, y: jax.Array, noise_variance: ArrayLike, covariances: Sequence[str]
-) -> tuple[BlockNormal, ...]:
-    """
-    The q(ε) that maximizes the ELBO for Gaussian noise, whatever the conditional (docs/theory.md, section 5).
-
-    :param projection: of the training inputs.
-    :param y: observations less the mean function, shape (..., N), one row per output.
-    :param noise_variance: σ², a scalar or one for each row (N,).
-    :param covariances: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
-    :return: one distribution per block: ``S_i = B_i⁻¹`` if it is dense, the inverse of B_i's diagonal if diagonal, and
-        means that solve with ``B = I + Ã Ãᵀ`` for all blocks stacked.
-    """
-    scaled = ScaledProjection.of(projection, noise_variance)
-    q: list[BlockNormal] = []
-    for i, (mean, kind) in enumerate(zip(scaled.solve(y), covariances, strict=True)):
-        if kind == "mean-only":
-            q.append(MeanOnlyNormal(mean))
-        elif kind == "diagonal":
-            q.append(DiagonalNormal(mean, 1.0 / jnp.sqrt(scaled.diagonal(i))))
-        else:
-            q.append(DenseNormal(mean, linalg.inverse_factor(scaled.factor(i))))
-    return tuple(q)
-
-
-@pytree
-@dataclass(frozen=True)
-class ScaledProjection:
-    """
-    ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked, by blocks.
-
-    :param A: Ã_i, (M_i, N), for each block.
-    :param cholesky: the factor's blocks on the diagonal, (M_i, M_i).
-    :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.
-    :param gram: for each block its own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i).
-    :param scale: σ, scalar or (N,).
-    :param added: the most that a block's factorization took on the diagonal, where B has no factor in this precision:
-        0 nearly always.
-    """
-
-    A: tuple[jax.Array, ...]
-    gram: tuple[jax.Array, ...]
-    cholesky: tuple[jax.Array, ...]
-    cross: tuple[tuple[jax.Array, ...], ...]
-    scale: jax.Array
-    added: jax.Array
-
-    @classmethod
-    def of(cls, projection: Projection, noise_variance: ArrayLike) -> ScaledProjection:
-        """Scale a projection by the noise's standard deviation and factorize B."""
-        scale = jnp.sqrt(jnp.asarray(noise_variance, projection.prior_variance.dtype))
-        A = tuple(A / scale for A in projection.A)
-        cholesky: list[jax.Array] = []
-        cross: list[tuple[jax.Array, ...]] = []
-        added = jnp.zeros((), scale.dtype)
-        gram = tuple(linalg.gram(A_i) + jnp.eye(A_i.shape[0], dtype=A_i.dtype) for A_i in A)
-        for i, A_i in enumerate(A):
-            column = [linalg.matmul(A_j, A_i.T) for A_j in A[:i]]
-            before, C = linalg.block_row(cholesky, cross, column, gram[i])
-            L, jitter = linalg.cholesky(C, jitter=0.0)
-            cholesky.append(L)
-            cross.append(before)
-            if C.shape[0]:
-                added = jnp.maximum(added, jax.lax.stop_gradient(jitter * jnp.mean(linalg.diagonal(C))))
-        return cls(A, gram, tuple(cholesky), tuple(cross), scale, added)
-
-    def factor(self, i: int) -> jax.Array:
-        """Cholesky factor of block i's own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i)."""
-        return linalg.cholesky(self.gram[i], jitter=0.0)[0] if i else self.cholesky[0]
-
-    def diagonal(self, i: int) -> jax.Array:
-        """Diagonal of ``B_i``, (M_i,)."""
-        return linalg.diagonal(self.gram[i])
-
-    def _project(self, y: jax.Array) -> list[jax.Array]:
-        """``L_B⁻¹ Ã y/σ``, by blocks: (M_i, outputs) for y of shape (..., N)."""
-        columns = jnp.reshape(y / self.scale, (-1, y.shape[-1])).T
-        return list(linalg.block_solve(self.cholesky, self.cross, [linalg.matmul(A, columns) for A in self.A]))
-
-    def explained(self, y: jax.Array) -> jax.Array:
-        """``‖L_B⁻¹ Ã y/σ‖²`` for y of shape (..., N): (...)."""
-        parts = [jnp.sum(jnp.square(half), axis=0) for half in self._project(y)]
-        return jnp.reshape(sum(parts, jnp.zeros((), y.dtype)), y.shape[:-1])
-
-    def solve(self, y: jax.Array) -> list[jax.Array]:
-        """Optimal means ``B⁻¹ Ã y/σ``, split by block: each (..., M_i)."""
-        means = linalg.block_solve_transposed(self.cholesky, self.cross, self._project(y))
-        return [jnp.reshape(mean.T, (*y.shape[:-1], mean.shape[0])) for mean in means]
-
-
 __all__ = [
     "BlockNormal",
     "DenseNormal",
     "DiagonalNormal",
     "MeanOnlyNormal",
     "WhitenedPrior",
-    "gaussian_optimum",
     "square_tril",
 ]

@@ -32,11 +32,11 @@ from npgp.variational.blocks import (
     BlockNormal,
     DenseNormal,
     block_normal,
-    gaussian_optimum,
     learned_blocks,
     whitened_mean,
     whitened_variance,
 )
+from npgp.variational.optimum import gaussian_optimum
 from npgp.variational.row_sites import Scaled, search, working_sites
 
 __all__ = ["update"]

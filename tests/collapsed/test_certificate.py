@@ -19,7 +19,7 @@ from npgp.kernels import RBF, Matern32
 from npgp.sparse.conditionals import Grouped, Prior, Shared, Tight
 from npgp.sparse.groups import consecutive, median_split
 from npgp.sparse.projection import factorize
-from npgp.variational.blocks import ScaledProjection
+from npgp.variational.optimum import ScaledProjection
 
 MODULE = importlib.import_module("npgp.collapsed.advice")
 N = 15

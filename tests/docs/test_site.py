@@ -85,20 +85,19 @@ def test_every_block_of_pages_and_docstrings_is_collected():
     assert {path: count for path, count in blocks.items() if count} == dict(found)
 
 
-#: Public objects without an example of their own: of data sets that are downloaded, what only other functions make, and
-#: what a how-to page shows (``to_arviz``). The list may get shorter.
-WITHOUT_EXAMPLE = """
-npgp.collapsed GroupNoise evidence_bounds
-npgp.datasets RegressionSplit load oil_flow snelson uci
-npgp.gplvm CollapsedFit LatentGuide LatentPrior Modes Restarts fit_restarts infer_latents predictive_variance
-npgp.model DeepFunction LatentObservation
-npgp.neighbors MeanFieldNormal NeighborPosterior VecchiaFactor
-npgp.programs Keepers Operations SeesLater see_later
-npgp.training Best DataError PosteriorCheck RowState Source
-npgp.variational BlockNormal MeanOnlyNormal PathMixture PosteriorMixture ScaledProjection WhitenedPrior
-npgp.variational gaussian_optimum learned_blocks square_tril whitened_mean whitened_variance
-npgp to_arviz
-"""
+#: Public objects without an example of their own, and where there is one. The list may get shorter.
+WITHOUT_EXAMPLE = {
+    # Need files of NPGP_DATA, or a download.
+    "npgp.datasets": "load oil_flow snelson uci",
+    # Type aliases, which have no docstring; and what only a trained GPLVM has: docs/howto/gplvm.md, latent-missing.md.
+    "npgp.gplvm": "LatentGuide LatentPrior CollapsedFit Modes Restarts fit_restarts infer_latents predictive_variance",
+    # The optimizer's state where tables are apart: made by fit, and given back to it with FitResult.state.
+    "npgp.training": "RowState",
+    # Made by npgp.posterior(..., draws=...), whose example has them.
+    "npgp.variational": "PathMixture PosteriorMixture",
+    # Needs ArviZ: docs/howto/arviz.md.
+    "npgp": "to_arviz",
+}
 
 
 def test_every_public_object_has_an_example_that_runs():
@@ -109,9 +108,7 @@ def test_every_public_object_has_an_example_that_runs():
         for name, value in objects.items()
         if callable(value) and ".. code-block:: python" not in (inspect.getdoc(value) or "")
     ]
-    listed = [
-        f"{folder}.{name}" for folder, *rest in map(str.split, WITHOUT_EXAMPLE.strip().splitlines()) for name in rest
-    ]
+    listed = [f"{folder}.{name}" for folder, names in WITHOUT_EXAMPLE.items() for name in names.split()]
     assert sorted(without) == sorted(listed)
 
 

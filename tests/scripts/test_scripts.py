@@ -42,7 +42,7 @@ def assert_schema(value, schema) -> None:
 def test_first_model_finds_the_effect_and_draws_it(tmp_path, capsys):
     loading.script("first_model").main(["--out", str(tmp_path)])
     assert_pictures(tmp_path, "first_model.png", least=200)
-    mean, sd = map(float, re.match(r"effect (\S+) ± (\S+),", capsys.readouterr().out).groups())
+    mean, sd = map(float, re.match(r"the effect of the dose is (\S+) ± (\S+)\n", capsys.readouterr().out).groups())
     assert 0.0 < sd < 0.1 and abs(mean - 0.7) < 3.0 * sd
 
 
