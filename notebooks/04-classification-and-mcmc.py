@@ -29,7 +29,7 @@ import npgp
 from npgp import plots
 
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps and draws
-plt.rcParams["figure.dpi"] = 72
+plt.rcParams["figure.dpi"] = 150
 
 # %% [markdown]
 # ## The data
@@ -315,7 +315,7 @@ extent = (axis[0], axis[-1], axis[0], axis[-1])
 axes[0].imshow(mixed.T.reshape(len(axis), len(axis), 3), origin="lower", extent=extent, interpolation="bilinear")
 for c in range(3):
     axes[0].scatter(*X3[arm == c].T, s=14, color=palette[c], edgecolor="k", lw=0.4, label=f"class {c}")
-axes[0].set(title="colours mixed by probability", ylabel="second input")
+axes[0].set(title="colors mixed by probability", ylabel="second input")
 axes[0].legend(fontsize=8, loc="lower right")
 image = axes[1].contourf(axis, axis, p.max(axis=0).reshape(len(axis), -1), np.linspace(0.3, 1, 8), cmap="viridis")
 axes[1].scatter(*Z3.T, s=30, marker="x", color="w")

@@ -105,7 +105,7 @@ figure = plots.plot_latents(
     units="lengthscales",
 )
 mistakes = npgp.gplvm.nearest_neighbor_errors(latents.loc, labels)
-print(f"rows whose nearest neighbour in latent space is of another class: {mistakes} of {rows}")
+print(f"rows whose nearest neighbor in latent space is of another class: {mistakes} of {rows}")
 
 # %% [markdown]
 # ## 3. Bounds
@@ -193,7 +193,7 @@ for name, variant in variants.items():
     value, _ = npgp.evaluate(fit_svi, jax.random.key(1), fit, Y=Y)
     loc, scale = variant.latents_at(fit.params, Y)
     mistakes = npgp.gplvm.nearest_neighbor_errors(np.asarray(loc / fit.params["lengthscale"]), labels)
-    print(f"{name:>26}: ELBO per row {value / rows:5.2f}, nearest neighbours of another class {mistakes:3d}")
+    print(f"{name:>26}: ELBO per row {value / rows:5.2f}, nearest neighbors of another class {mistakes:3d}")
 
 # %% [markdown]
 # A GPLVM is an ordinary NumPyro model around `npgp.SparseGP`. Two data sets that share latent inputs are one more

@@ -2,20 +2,24 @@
 """Simulation-based calibration (Talts et al. 2018): are posteriors as wide as they should be?
 
 Parameters, a function and data are drawn from the model; the rank of each true value among draws from its posterior is
-uniform if inference is right. Four cases, each with its own data from the very model that it targets:
+uniform if inference is right. Each case has its own data from the very model that it targets:
 
-    gaussian-nuts   NUTS over hyperparameters with ``CollapsedGP``; Z = X, where the bound is the evidence
-    poisson-nuts    NUTS over (ε, hyperparameters) of ``observe`` without guide; few inducing points, so the data are
-                    drawn from the density that NUTS targets: rows independent given ε (FITC)
-    gaussian-svi    ``AutoSparseGP`` with ``AutoNormal`` for the hyperparameters; Z = X, data from the GP
-    poisson-svi     the same for counts
+    gaussian-nuts        NUTS over hyperparameters with ``CollapsedGP``; Z = X, where the bound is the evidence
+    poisson-collapsed    the same for counts: the bound at the best q(ε) in the place of the evidence
+    bernoulli-collapsed  the same for yes and no
+    poisson-nuts         NUTS over (ε, hyperparameters) of ``observe`` without guide; few inducing points, so the data
+                         are drawn from the density that NUTS targets: rows independent given ε (FITC)
+    gaussian-svi         ``AutoSparseGP(model)``; Z = X, data from the GP
+    poisson-svi          the same for counts
+    effects-svi          the same for real numbers with a level and the effect of a covariate beside the GP
 
 Ranks of the hyperparameters and of f at two new inputs, one between training inputs and one beyond them. Uniformity is
 tested by the simultaneous band of the ranks' distribution function (Säilynoja et al. 2022), with a Bonferroni
-correction over a case's quantities; a χ² test is printed beside it. SVI is not expected to pass: a factorized guide is
-too narrow, and its ranks pile up at both ends.
+correction over a case's quantities; a χ² test is printed beside it. A guide that is too narrow piles ranks up at both
+ends: ``--dependence independent`` shows it.
 
     python scripts/studies/inference/calibration.py --json out/calibration.json
+    python scripts/studies/inference/calibration.py --cases gaussian-svi poisson-svi --dependence independent
     python scripts/studies/inference/calibration.py --cases gaussian-nuts --shift 0.5    wrong on purpose: must fail
 """
 
@@ -34,6 +38,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import lax
+from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from scipy import stats
 
@@ -50,6 +55,8 @@ X_NEW = np.array([[0.37], [1.15]])
 FEW = np.linspace(0.0, 1.0, 6)[:, None]
 #: Mean count where f = 0.
 EXPOSURE = 4.0
+#: A covariate, at the data and at the new inputs.
+COVARIATE = np.random.default_rng(0).normal(size=ROWS + len(X_NEW))
 #: Bins of histograms and of the χ² test; the number of ranks must be a multiple.
 BINS = 8
 FUNCTION_VALUES = ("f(.37)", "f(1.15)")
@@ -71,6 +78,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--warmup", type=whole, default=200, help="of NUTS")
     add("--batch", type=whole, default=32, help="replications at a time")
     add("--level", type=float, default=0.01, help="of the test, for each case")
+    add("--dependence", choices=("pseudo-data", "coupled", "independent"), default="pseudo-data", help="of SVI's guide")
     add("--shift", type=float, default=0.0, help="add this to the data that the sampler is given")
     steps, rate = dict(default=3000, help="of SVI"), dict(default=0.03, help="of SVI")
     parser.shared("seed", "quick", "out", "json", steps=steps, learning_rate=rate)
@@ -99,15 +107,37 @@ def gaussian(X, y=None, Z=X):
         npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
 
-def gaussian_collapsed(X, y=None, Z=X):
-    kernel = priors()
-    numpyro.sample("y", npgp.CollapsedGP(kernel, X, jnp.asarray(Z), sample_noise()), obs=y)
+def effects(X, y=None, Z=X):
+    f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
+    noise = sample_noise()
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+    # At the data, at the new inputs, or at both.
+    covariate = {ROWS: COVARIATE[:ROWS], len(X_NEW): COVARIATE[ROWS:]}.get(X.shape[0], COVARIATE)
+    with numpyro.plate("data", X.shape[0]):
+        npgp.observe("y", f(X) + (level + effect * covariate), npgp.Gaussian(variance=noise), obs=y)
 
 
 def poisson(X, y=None, Z=X):
     f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
     with numpyro.plate("data", X.shape[0]):
         npgp.observe("y", f(X), npgp.Poisson(exposure=EXPOSURE), obs=y)
+
+
+def bernoulli(X, y=None, Z=X):
+    f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
+    with numpyro.plate("data", X.shape[0]):
+        npgp.observe("y", f(X), npgp.Bernoulli(), obs=y)
+
+
+def collapsed(likelihood: Callable[[], npgp.likelihoods.Likelihood]) -> Callable:
+    """The same model with q(ε) collapsed; the likelihood is made in the model."""
+
+    def model(X, y=None, Z=X):
+        kernel = priors()
+        numpyro.sample("y", npgp.CollapsedGP(kernel, X, jnp.asarray(Z), likelihood=likelihood()), obs=y)
+
+    return model
 
 
 @dataclass(frozen=True)
@@ -154,10 +184,9 @@ def by_collapsed_nuts(key, model, y, args) -> tuple[dict, jax.Array, dict]:
     samples, diagnostics = run_nuts(keys[0], model, y, args)
 
     def moments(sample):
-        kernel = npgp.Matern32(sample["lengthscale"], variance=sample["variance"])
-        return (
-            npgp.CollapsedGP(kernel, X, jnp.asarray(X), sample["noise_variance"]).condition(y).mean_and_variance(X_NEW)
-        )
+        with handlers.trace() as sites, handlers.seed(rng_seed=0), handlers.substitute(data=sample):
+            model(X, y)
+        return sites["y"]["fn"].condition(y).mean_and_variance(X_NEW)
 
     mean, variance = jax.vmap(moments)(samples)
     return samples, mean + jnp.sqrt(variance) * jax.random.normal(keys[1], mean.shape), diagnostics
@@ -165,7 +194,7 @@ def by_collapsed_nuts(key, model, y, args) -> tuple[dict, jax.Array, dict]:
 
 def by_svi(key, model, y, args) -> tuple[dict, jax.Array, dict]:
     keys = jax.random.split(key, 3)
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence=args.dependence)
     svi = SVI(model, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
     state = svi.init(keys[0], X, y)
     state, losses = lax.scan(lambda state, _: svi.update(state, X, y), state, length=args.steps)
@@ -179,10 +208,21 @@ def by_svi(key, model, y, args) -> tuple[dict, jax.Array, dict]:
 KERNEL = ("lengthscale", "variance")
 WITH_NOISE = (*KERNEL, "noise_variance")
 CASES = {
-    "gaussian-nuts": Case(gaussian_collapsed, npgp.joint(gaussian), by_collapsed_nuts, WITH_NOISE, X),
+    "gaussian-nuts": Case(
+        collapsed(lambda: npgp.Gaussian(variance=sample_noise())),
+        npgp.joint(gaussian),
+        by_collapsed_nuts,
+        WITH_NOISE,
+        X,
+    ),
     "poisson-nuts": Case(poisson, poisson, by_nuts, KERNEL, FEW),
     "gaussian-svi": Case(gaussian, npgp.joint(gaussian), by_svi, WITH_NOISE, X),
     "poisson-svi": Case(poisson, npgp.joint(poisson), by_svi, KERNEL, X),
+    "effects-svi": Case(effects, npgp.joint(effects), by_svi, (*WITH_NOISE, "level", "effect"), X),
+    "poisson-collapsed": Case(
+        collapsed(lambda: npgp.Poisson(exposure=EXPOSURE)), npgp.joint(poisson), by_collapsed_nuts, KERNEL, X
+    ),
+    "bernoulli-collapsed": Case(collapsed(npgp.Bernoulli), npgp.joint(bernoulli), by_collapsed_nuts, KERNEL, X),
 }
 
 

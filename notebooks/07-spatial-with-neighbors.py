@@ -33,7 +33,7 @@ import npgp
 
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: fewer cells and steps
 numpyro.enable_x64()
-plt.rcParams["figure.dpi"] = 72
+plt.rcParams["figure.dpi"] = 150
 
 # %% [markdown]
 # ## 1. Counts of cells
@@ -288,7 +288,7 @@ def neighbor_covariance(data, theta):
 
 
 def report_elbos(data, fits, moments):
-    print(f"{'':>14}{'lengthscale':>13}{'ELBO':>9}{'log evidence: GP':>19}{'neighbours':>12}{'sd / dense sd':>15}")
+    print(f"{'':>14}{'lengthscale':>13}{'ELBO':>9}{'log evidence: GP':>19}{'neighbors':>12}{'sd / dense sd':>15}")
     for name, (elbo, theta, _) in fits.items():
         evidence, _, variance = laplace(data, **theta)
         of_neighbors, _, _ = laplace(data, **theta, K=neighbor_covariance(data, theta))

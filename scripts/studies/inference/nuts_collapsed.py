@@ -1,0 +1,225 @@
+#!/usr/bin/env python
+"""NUTS over hyperparameters with q(ε) collapsed, against NUTS over inducing values and hyperparameters.
+
+Two data sets with likelihoods that are not Gaussian: banana (two classes), and counts of 500 rows simulated from a GP
+with two columns. The model is the same both times: log-normal priors of two lengthscales and the variance, a level for
+counts, M inducing points.
+
+    whole       ``npgp.SparseGP`` and ``npgp.observe`` without a guide: NUTS samples ε too
+    collapsed   ``npgp.CollapsedGP(kernel, X, Z, likelihood=...)``: the bound at the best q(ε) stands for the evidence
+
+Both are compiled whole and run by turns. The table has the effective samples of the hyperparameter that mixes worst
+per second of the run, warm-up left out; the means of the logarithms of all hyperparameters with Monte Carlo standard
+errors; and the largest difference in units of the posterior's standard deviation. The two target different densities:
+``whole`` takes rows as independent given ε (FITC's density, no bound), ``collapsed`` a bound to the GP's own. With
+``--points`` near the number of rows they meet, up to what the Gaussian q leaves.
+
+    python scripts/studies/inference/nuts_collapsed.py --json out/nuts_collapsed.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
+from numpyro.infer import MCMC, NUTS
+
+import npgp
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from common import Arguments, clock, command, table, whole, write_json
+
+HYPERPARAMETERS = ("lengthscale", "variance", "level")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = Arguments(__doc__)
+    add = parser.add_argument
+    add("--data", choices=list(DATA), nargs="+", default=list(DATA))
+    add("--points", type=whole, nargs="+", default=[30], help="numbers of inducing points")
+    add("--warmup", type=whole, default=300)
+    add("--draws", type=whole, default=300, help="of each turn")
+    add("--turns", type=whole, default=2, help="runs of each sampler, with keys of their own")
+    parser.shared("quick", "json", "cpu-time", "float64", seed=0, rows=500)
+    quick = {"data": ["counts"], "points": [4], "warmup": 5, "draws": 8, "turns": 1, "rows": 20}
+    return parser.read(argv, quick=quick)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Data
+
+
+def banana(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Callable]:
+    data = npgp.datasets.load("banana_large")
+    chosen = rng.permutation(len(data["y"]))[:rows]
+    return data["X"][chosen], data["y"][chosen], npgp.Bernoulli
+
+
+def counts(rows: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, Callable]:
+    X = rng.uniform(0.0, 1.0, (rows, 2))
+    r = np.sqrt(3.0) * np.linalg.norm((X[:, None] - X) / [0.25, 0.5], axis=-1)
+    f = 0.8 * np.linalg.cholesky((1.0 + r) * np.exp(-r) + 1e-8 * np.eye(rows)) @ rng.normal(size=rows)
+    return X, rng.poisson(np.exp(0.7 + f)), npgp.Poisson
+
+
+DATA = {"banana": banana, "counts": counts}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The two models
+
+
+def kernel_and_level(X: jax.Array, counted: bool) -> tuple[npgp.kernels.Kernel, jax.Array | float]:
+    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(jnp.full(X.shape[1], jnp.log(0.5)), 1.0).to_event(1))
+    variance = numpyro.sample("variance", dist.LogNormal(0.0, 1.0))
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0)) if counted else 0.0
+    return npgp.Matern32(lengthscale, variance=variance), level
+
+
+def whole_model(X, y, Z, likelihood):
+    kernel, level = kernel_and_level(X, likelihood is npgp.Poisson)
+    f = npgp.SparseGP("f", kernel, Z).draw()
+    with numpyro.plate("data", len(X)):
+        npgp.observe("y", f(X) + level, likelihood(), obs=y)
+
+
+def collapsed_model(X, y, Z, likelihood):
+    kernel, level = kernel_and_level(X, likelihood is npgp.Poisson)
+    numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, likelihood=likelihood(), offset=level), obs=y)
+
+
+MODELS = {"whole": whole_model, "collapsed": collapsed_model}
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Runs
+
+
+class Sampler:
+    """NUTS of one model in two programs, warm-up and draws, so that the draws are timed alone."""
+
+    def __init__(self, model: Callable, data: tuple, args: argparse.Namespace):
+        self._count, self._clock = args.draws, clock(args.cpu_time)
+        kernel = NUTS(model, target_accept_prob=0.9)
+        options = dict(num_warmup=args.warmup, num_samples=args.draws, progress_bar=False)
+
+        @jax.jit
+        def warm_up(key):
+            mcmc = MCMC(kernel, **options)
+            mcmc.warmup(key, *data)
+            return mcmc.last_state
+
+        @jax.jit
+        def draw(state):
+            mcmc = MCMC(kernel, **{**options, "num_warmup": 0})
+            mcmc.post_warmup_state = state
+            mcmc.run(state.rng_key, *data, extra_fields=("diverging", "num_steps"))
+            return mcmc.get_samples(), mcmc.get_extra_fields()
+
+        self._warm_up, self._draw = warm_up, draw
+        self.chains: list[np.ndarray] = []
+        self.seconds: list[float] = []
+        self.leapfrogs: list[float] = []
+        self.divergences = 0
+
+    def turn(self, key: jax.Array) -> None:
+        """A chain more."""
+        state = jax.block_until_ready(self._warm_up(key))
+        compiled = self._draw.lower(state).compile()
+        began = self._clock()
+        samples, extra = jax.block_until_ready(compiled(state))
+        self.seconds.append(self._clock() - began)
+        values = [
+            samples[name] if name == "level" else jnp.log(samples[name]) for name in HYPERPARAMETERS if name in samples
+        ]
+        self.chains.append(np.column_stack(values))
+        self.leapfrogs.append(float(np.mean(extra["num_steps"])))
+        self.divergences += int(np.sum(extra["diverging"]))
+
+    def figures(self) -> dict[str, Any]:
+        chains = np.stack(self.chains)
+        ess = effective_sample_size(chains)
+        flat = chains.reshape(-1, chains.shape[-1])
+        return {
+            "ess_per_second": float(np.min(ess)) / sum(self.seconds),
+            "ess": float(np.min(ess)),
+            "rhat": float(np.max(split_gelman_rubin(chains))),
+            "leapfrogs": float(np.mean(self.leapfrogs)),
+            "divergences": self.divergences,
+            "seconds": sum(self.seconds),
+            "mean": flat.mean(0).tolist(),
+            "error": (flat.std(0) / np.sqrt(ess)).tolist(),
+            "sd": flat.std(0).tolist(),
+        }
+
+
+def compare(name: str, points: int, args: argparse.Namespace) -> dict[str, Any]:
+    X, y, likelihood = DATA[name](args.rows, np.random.default_rng(args.seed))
+    X, y = jnp.asarray(X, float), jnp.asarray(y)
+    Z = npgp.inducing.kmeans(jax.random.key(args.seed), np.asarray(X), points)
+    data = (X, y, jnp.asarray(Z, X.dtype))
+    samplers = {how: Sampler(partial(model, likelihood=likelihood), data, args) for how, model in MODELS.items()}
+    for turn in range(args.turns):
+        for sampler in samplers.values():
+            sampler.turn(jax.random.fold_in(jax.random.key(args.seed), turn))
+    figures = {how: sampler.figures() for how, sampler in samplers.items()}
+    mean, error, sd = (np.stack([figures[how][key] for how in MODELS]) for key in ("mean", "error", "sd"))
+    gap = np.abs(mean[0] - mean[1])
+    return {
+        "data": name,
+        "rows": len(X),
+        "points": points,
+        **figures,
+        "ratio": figures["collapsed"]["ess_per_second"] / figures["whole"]["ess_per_second"],
+        "difference_in_sd": float(np.max(gap / sd[0])),
+        "difference_in_errors": float(np.max(gap / np.linalg.norm(error, axis=0))),
+    }
+
+
+def summary(found: list[dict[str, Any]]) -> str:
+    heads = ("data", "M", "sampler", "ESS/s", "ratio", "ESS", "R-hat", "leapfrogs", "divergent", "means ± error")
+    lines = []
+    for case in found:
+        for how in MODELS:
+            f = case[how]
+            means = ", ".join(f"{m:.2f} ± {e:.2f}" for m, e in zip(f["mean"], f["error"], strict=True))
+            ratio = f"{case['ratio']:.1f}" if how == "collapsed" else "1"
+            cells = (
+                f"{f['ess_per_second']:.1f}",
+                ratio,
+                f"{f['ess']:.0f}",
+                f"{f['rhat']:.3f}",
+                f"{f['leapfrogs']:.1f}",
+            )
+            lines.append((case["data"], case["points"], how, *cells, f["divergences"], means))
+    notes = [
+        f"{case['data']}, M = {case['points']}: means differ by {case['difference_in_sd']:.2f} standard deviations at "
+        f"most, {case['difference_in_errors']:.1f} Monte Carlo errors."
+        for case in found
+    ]
+    return "\n".join([table(heads, lines, left=(0, 2, 9)), *notes])
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    args = parse(argv)
+    jax.config.update("jax_enable_x64", args.float64)
+    found = [compare(name, points, args) for name in args.data for points in args.points]
+    report = {"command": command(__file__, argv), "cases": found}
+    print(summary(found))
+    print("Means of log lengthscales, log variance and, of counts, level.")
+    write_json(args.json, report)
+    return report
+
+
+if __name__ == "__main__":
+    main()
