@@ -181,8 +181,8 @@ class JointPseudoData:
                 jnp.concatenate([times_factor(W, L[name]) for name, W in of_others.items()], axis=-1),
                 sum((linalg.matmul(W, values[name][:, None])[..., 0] for name, W in of_others.items()), scaled),
             )
-        of_drawn = ([of[name] for name in drawn] for of in (L, values, roots))
-        mean, factor = joint_posterior(*of_drawn, branches=branches)
+        factors, its_values, its_roots = ([of[name] for name in drawn] for of in (L, values, roots))
+        mean, factor = joint_posterior(factors, its_values, its_roots, branches)
         #: Of each member its mean, and its rows of T.
         self._parts: dict[str, tuple[jax.Array, jax.Array]] = {}
         end = 0
