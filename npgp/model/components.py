@@ -2,7 +2,8 @@
 Components that share one q(ε): those whose values are summed in one statement, such as ``observe("y", f(X) + g(X))``.
 
 Which they are (:func:`joined`), and their q (:class:`JointPseudoData`), of which each component samples its part in its
-turn: the first from its marginal, each later one given those before. The mathematics is in npgp/variational/joint.py.
+turn: the first from its marginal, each later one given those before; functions of a plate last, each by itself given
+those that all share. The mathematics is in npgp/variational/joint.py.
 
 The q depends on the kernels of all members, while a model may make the second kernel after it has drawn the first
 component. So the automatic guide runs the model once before, with the other sites at their values (:func:`survey`).
@@ -26,7 +27,9 @@ from npgp.model.pseudo_data import JOINED, declared, values_and_root
 from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site
 from npgp.programs.operations import Operations
-from npgp.variational.joint import JointBlock, joint_posterior
+from npgp.sparse.members import Members
+from npgp.sparse.projection import Projector
+from npgp.variational.joint import Branches, JointBlock, joint_posterior, times_factor
 
 #: Components are joined as long as they have so many inducing features together.
 MOST = 1000
@@ -47,24 +50,28 @@ def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs
 
 def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, ...]]:
     """
-    The groups of components that share a q, each as the sites of its members' first blocks, the largest first.
+    The groups of components that share a q, each as the sites of its members' first blocks, the largest first, but
+    before all the one that is drawn in a plate.
 
-    Members are :class:`~npgp.SparseGP` components drawn outside plates and control flow, whose first block is dense
-    and whose parameters are whitened, and whose kernel and inducing features do not depend on a GP. Those that meet in
-    one sum belong together. Of more than :data:`MOST` features together, the largest components are left out. A group
-    two of whose members are different latent values of one observation is none: likelihoods take these to be
-    independent.
+    Members are :class:`~npgp.SparseGP` components drawn outside control flow, whose first block is dense and whose
+    parameters are whitened, and whose kernel and inducing features do not depend on a GP. Those that meet in one sum
+    belong together. One of them may be drawn in a plate at dim −2, after all the others, if its values are not mixed.
+    Of more than :data:`MOST` features together, the largest components are left out. A group two of whose members are
+    different latent values of one observation is none: likelihoods take these to be independent.
 
     :param model: the model.
     :param sites: its trace.
     """
+    statements = _statements(sites)
+    mixed = {
+        id(t.function) for latents in statements for part in latents.parts for t in part.terms if t.mixing is not None
+    }
     functions = {
         name: msg["infer"][FUNCTION]
         for name, msg in sites.items()
-        if is_gp_site(msg) and isinstance(msg["infer"].get(FUNCTION), Function) and _may_join(name, msg)
+        if is_gp_site(msg) and isinstance(msg["infer"].get(FUNCTION), Function) and _may_join(msg, mixed)
     }
     names = {id(function): name for name, function in functions.items()}
-    statements = _statements(sites)
     found: list[set[str]] = []
     for latents in statements:
         for part in latents.parts:
@@ -77,16 +84,25 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     dependent = _dependent(model, functions, args, kwargs)
     order, groups = list(sites), []
     for group in found:
+        group -= dependent
+        single = [name for name in group if not functions[name].batch_shape]
+        last = max((order.index(name) for name in single), default=len(order))
+        later = [name for name in order if name in group and functions[name].batch_shape and order.index(name) > last]
         size = 0
         members = []
-        for name in sorted(group - dependent, key=lambda n: (functions[n].values[0].size, order.index(n))):
-            size += functions[name].values[0].size
+        for name in sorted([*single, *later[:1]], key=lambda n: (_size(functions[n]), order.index(n))):
+            size += _size(functions[name])
             if size <= MOST:
                 members.append(name)
         if len(members) > 1 and not any(_apart(latents, names, set(members)) for latents in statements):
-            members.sort(key=lambda n: (-functions[n].values[0].size, order.index(n)))
+            members.sort(key=lambda n: (n not in later, -_size(functions[n]), order.index(n)))
             groups.append(tuple(members))
     return groups
+
+
+def _size(function: Function) -> int:
+    """The number of features of a component's first block."""
+    return jnp.shape(function.values[0])[-1]
 
 
 def _statements(sites: dict[str, Message]) -> list[Latents]:
@@ -94,10 +110,11 @@ def _statements(sites: dict[str, Message]) -> list[Latents]:
     return [msg["infer"][LATENTS] for msg in sites.values() if LATENTS in (msg.get("infer") or {})]
 
 
-def _may_join(name: str, msg: Message) -> bool:
+def _may_join(msg: Message, mixed: set[int]) -> bool:
     infer, function = msg["infer"], msg["infer"][FUNCTION]
     dense = infer.get(WHITENED) and infer.get(SCALE) == "scale_tril"
-    return bool(dense) and not msg["is_observed"] and jnp.ndim(msg["value"]) == 1 and msg["value"] is function.values[0]
+    in_place = len(function.batch_shape) < 2 and id(function) not in mixed
+    return bool(dense) and not msg["is_observed"] and in_place and msg["value"] is function.values[0]
 
 
 def _apart(latents: Latents, names: dict[int, str], members: set[str]) -> bool:
@@ -124,57 +141,98 @@ class JointPseudoData:
     """
     The q(ε) of a group, whose parameters are declared; their names have no scope but the sites' own.
 
-    :param group: the members' sites, the largest first. Its pseudo-data are about sums of all components at its
-        inducing points, the next one's about those of all but the first, and so on.
+    :param group: the members' sites, in the order of :func:`joined`. The first one's pseudo-data are about sums of all
+        components at its inducing points, the next one's about those of all but the first, and so on.
     :param sites: of the survey.
     :param t: what the values are affine in.
     """
 
     def __init__(self, group: Sequence[str], sites: dict[str, Message], t: jax.Array | None):
-        self._drawn = [name for name in sites if name in group]
         functions: dict[str, Function] = {name: sites[name]["infer"][FUNCTION] for name in group}
         #: Each member's factorization.
         self.caches: dict[str, Cache] = {name: function.cache for name, function in functions.items()}
         self._start = Start(group, functions, sites)
-        factors = {name: cache.projector.cholesky[0] for name, cache in self.caches.items()}
-        sizes = [function.values[0].size for function in functions.values()]
+        single = [name for name in group if not functions[name].batch_shape]
+        drawn = [name for name in sites if name in single]
+        L = {name: self.caches[name].projector.cholesky[0] for name in single}
         values, roots, noises = {}, {}, {}
-        for k, (name, L) in enumerate(factors.items()):
+        for k, name in enumerate(group):
             noise = None if k == 0 else (lambda name=name: self._start.noise(name))
-            parameter = declared(
-                sizes[k], "dense", functions[name].component.init_scale, L, t, L.ndim == 1, noise=noise
+            values[name], roots[name] = _own(name, functions[name], t, noise)
+            noises[name] = linalg.diagonal(roots[name])
+        # What the pseudo-data of each see of the others: the later ones of the group.
+        seen = {
+            (name, other): self._shared(name, other, functions[other].batch_shape) * noises[other][..., None, :]
+            for k, name in enumerate(group)
+            for other in group[:k]
+        }
+        for k, name in enumerate(single):
+            before = [seen[name, other] for other in single[:k]]
+            after = jnp.zeros((_size(functions[name]), sum(_size(functions[n]) for n in single[k + 1 :])))
+            roots[name] = jnp.concatenate([*before, roots[name], after.astype(roots[name].dtype)], axis=1)
+        branches = None
+        if group[0] not in single:
+            # Rows have a dimension of size 1 in the batch.
+            root = jnp.swapaxes(roots[group[0]][:, 0], -1, -2)
+            of_others = {name: jnp.swapaxes(seen[name, group[0]][:, 0], -1, -2) for name in drawn}
+            scaled = linalg.matmul(root, values[group[0]][:, 0, :, None])[..., 0]
+            branches = Branches(
+                times_factor(root, *_factor(self.caches[group[0]].projector)),
+                jnp.concatenate([times_factor(W, L[name]) for name, W in of_others.items()], axis=-1),
+                sum((linalg.matmul(W, values[name][:, None])[..., 0] for name, W in of_others.items()), scaled),
             )
-            values[name], own = values_and_root(name, "dense", t, parameter)
-            noises[name] = linalg.diagonal(own)
-            before = [self._shared(name, other) * noises[other] for other in group[:k]]
-            after = jnp.zeros((sizes[k], sum(sizes[k + 1 :])), own.dtype)
-            roots[name] = jnp.concatenate([*before, own, after], axis=1)
-        ordered = ([of[name] for name in self._drawn] for of in (factors, values, roots))
-        self._mean, self._factor = joint_posterior(*ordered)
-        self._ends, end = {}, 0
-        for name in self._drawn:
-            end += functions[name].values[0].size
-            self._ends[name] = end
+        factors, its_values, its_roots = ([of[name] for name in drawn] for of in (L, values, roots))
+        mean, factor = joint_posterior(factors, its_values, its_roots, branches)
+        #: Of each member its mean, and its rows of T.
+        self._parts: dict[str, tuple[jax.Array, jax.Array]] = {}
+        end = 0
+        for name in drawn:
+            first, end = end, end + _size(functions[name])
+            self._parts[name] = mean[first:end], factor[first:end, :end]
+        if branches is not None:
+            of_plate = branches.given(mean, factor)
+            self._parts[group[0]] = of_plate[0][:, None], of_plate[1][:, None]
         self._noise: list[jax.Array] = []
 
-    def _shared(self, name: str, other: str) -> jax.Array:
-        """W: what the pseudo-data of another component see of this one's inducing values, (M, M of the other)."""
-        return numpyro.param(f"{name}{JOINED}{other}", lambda _: self._start.weights(name, other))
+    def _shared(self, name: str, other: str, plates: tuple[int, ...]) -> jax.Array:
+        """
+        W: what the pseudo-data of another component see of this one's inducing values, (M, M of the other); where those
+        are functions of a plate, (plate, 1) + that.
+        """
+        return numpyro.param(f"{name}{JOINED}{other}", lambda _: self._start.weights(name, other, plates))
 
     def parts(self) -> dict[str, Part]:
         """For each member's site, its part."""
-        return {name: Part(self, name) for name in self._drawn}
+        return {name: Part(self, name) for name in self._parts}
 
     def q(self, name: str) -> JointBlock:
         """A member's block, given those drawn before."""
-        end = self._ends[name]
-        mean = self._mean[:end][-self.caches[name].projector.cholesky[0].shape[0] :]
-        before = jnp.concatenate([jnp.zeros(0, mean.dtype), *self._noise])
-        return JointBlock(mean, self._factor[end - mean.shape[0] : end, :end], before)
+        mean, rows = self._parts[name]
+        return JointBlock(mean, rows, jnp.concatenate([jnp.zeros(0, mean.dtype), *self._noise]))
 
     def drawn(self, name: str, value: jax.Array) -> None:
         """Say which value a member has."""
-        self._noise.append(self.q(name).noise(value))
+        if not self._parts[name][0].ndim > 1:  # after functions of a plate comes no other
+            self._noise.append(self.q(name).noise(value))
+
+
+def _factor(projector: Projector | Members) -> tuple[jax.Array, bool]:
+    """The factor L of a component's first block, with an axis in front if functions have one each; or its diagonal."""
+    L = projector.cholesky[0]
+    return L, L.ndim - (len(projector.batch_shape) if isinstance(projector, Members) else 0) == 1
+
+
+def _own(
+    name: str, function: Function, t: jax.Array | None, noise: Callable[[], jax.Array] | None
+) -> tuple[jax.Array, jax.Array]:
+    """The values, and the root R, of a component's own pseudo-data."""
+    L, diagonal = _factor(function.cache.projector)
+    plates = (*function.batch_shape, 1) if function.batch_shape else ()
+    if L.ndim > (1 if diagonal else 2):
+        L = L[:, None]
+    scale = function.component.init_scale
+    parameter = declared(_size(function), "dense", scale, L, t, diagonal, plates, noise)
+    return values_and_root(name, "dense", t, parameter)
 
 
 class Part:
@@ -234,33 +292,40 @@ class Start:
 
     def _weights(self, name: str, term: Any) -> jax.Array:
         cache = self._functions[name].cache
-        L = cache.projector.cholesky[0]
+        L, diagonal = _factor(cache.projector)
         A = cache.project(term.X).A[0]
         scale = jnp.broadcast_to(term.scale, (*term.scale.shape[:-1], A.shape[-1])) if term.scale.ndim else term.scale
         scale = scale if scale.ndim < 2 else scale.reshape(-1, A.shape[-1])[0]
-        if L.ndim == 1:
-            return A / L[:, None] * scale
+        if diagonal:
+            return A / L[..., None] * scale
         # (K + δ I)⁻¹ k: smooth, whatever the kernel's rank.
         K = linalg.gram(L)
         F = linalg.cholesky(K, jitter=1e-3)[0]
         return linalg.solve_lower(F, linalg.solve_lower(F, linalg.matmul(L, A)), transpose=True) * scale
 
-    def weights(self, name: str, other: str) -> jax.Array:
-        """The regression of what rows see of one component on what they see of an earlier one."""
-        shape = tuple(self._functions[n].values[0].size for n in (name, other))
+    def weights(self, name: str, other: str, plates: tuple[int, ...]) -> jax.Array:
+        """The regression of what rows see of one component on what they see of an earlier one, perhaps of plates."""
+        found = self._beside(name, other)
+        if not plates:
+            return found
+        return jnp.broadcast_to(found if found.ndim == 2 else found[:, None], (*plates, 1, *found.shape[-2:]))
+
+    def _beside(self, name: str, other: str) -> jax.Array:
+        shape = tuple(_size(self._functions[n]) for n in (name, other))
         dtype = jnp.result_type(float)
         met = [rows for rows in self._rows() if name in rows and other in rows]
-        across = sum((linalg.matmul(rows[name], rows[other].T) for rows in met), jnp.zeros(shape, dtype))
-        return across / self._seen_of(other)
+        across = [linalg.matmul(rows[name], jnp.swapaxes(rows[other], -1, -2)) for rows in met]
+        return sum(across, jnp.zeros(shape, dtype)) / self._seen_of(other)[..., None, :]
 
     def _seen_of(self, name: str) -> jax.Array:
-        total = sum((jnp.sum(jnp.square(rows[name]), 1) for rows in self._rows() if name in rows), jnp.zeros(()))
+        total = sum((jnp.sum(jnp.square(rows[name]), -1) for rows in self._rows() if name in rows), jnp.zeros(()))
         return jnp.maximum(total, 1e-3 * jnp.mean(total) + jnp.finfo(total.dtype).tiny)
 
     def noise(self, name: str) -> jax.Array:
         """Of a later component: how much wider its own pseudo-data's noise is for what others' already say; (M,)."""
         total = self._seen_of(name)
         earlier = self._group[: self._group.index(name)]
-        said = sum(linalg.matmul(jnp.square(self.weights(name, o)), self._seen_of(o)[:, None])[:, 0] for o in earlier)
-        left = jnp.clip(1.0 - said / total, WIDEST**-2, 1.0)
-        return 1.0 / jnp.sqrt(left)
+        said = [linalg.matmul(jnp.square(self._beside(name, o)), self._seen_of(o)[..., None])[..., 0] for o in earlier]
+        # Of functions in a plate, all of which see the same rows of this one, the average.
+        share = sum(jnp.mean(jnp.reshape(one, (-1, total.shape[-1])), axis=0) for one in said) / total
+        return 1.0 / jnp.sqrt(jnp.clip(1.0 - share, WIDEST**-2, 1.0))

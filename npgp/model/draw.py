@@ -134,7 +134,8 @@ class Function(NoArray):
 
     def shared(self, X: jax.Array) -> jax.Array | None:
         """See :meth:`npgp.model.latent.Draw.shared`."""
-        block = None if self.q is None else self.q[0]
+        q = self._q
+        block = None if q is None else q[0]
         return block.factor_times(self.cache.project(X).A[0]) if isinstance(block, JointBlock) else None
 
     def moments(self, X: jax.Array, shared: bool = True) -> Moments:

@@ -88,10 +88,11 @@ class AutoSparseGP:
     **Several components** whose values are summed in one statement, ``observe("y", f(X) + g(X), …)``, share one q(ε):
     they are jointly Gaussian given t, for the data say little about how the sum is split. It is given by pseudo-data
     about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g. So it is
-    under ``dependence="pseudo-data"``, for whitened :class:`~npgp.SparseGP` components drawn outside plates, and their
-    first block if that is dense; as long as they have 1000 inducing features together (beyond, the largest components
-    keep a q of their own), and if no observation has two of them as different latent values. Others have a q(ε) of
-    their own, given t independent of all components.
+    under ``dependence="pseudo-data"``, for whitened :class:`~npgp.SparseGP` components drawn outside plates and, after
+    them, one drawn in a plate at dim −2 (a function of each group beside a shared one), and their first block if that
+    is dense; as long as they have 1000 inducing features together (beyond, the largest components keep a q of their
+    own), and if no observation has two of them as different latent values. Others have a q(ε) of their own, given t
+    independent of all components.
 
     Sites that q(ε) does not follow:
 

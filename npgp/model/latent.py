@@ -340,7 +340,7 @@ class Latent(NoArray):
         halves = []
         for term in self.terms:
             half = term.function.shared(term.X)
-            # Functions that share a q are in no plate, and so not mixed; a factor may differ between outputs.
+            # Functions that share a q are not mixed; a factor may differ between outputs.
             halves.append(
                 None if half is None else (term.scale[..., None, :] if term.scale.ndim else term.scale) * half
             )

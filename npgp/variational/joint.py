@@ -9,12 +9,21 @@ values ``u = blockdiag(L_1, …, L_C) ε``, of precision ``R Rᵀ``,
 
 With T lower triangular, component k is drawn given those before: ``ε_k = m_k + Σ_{j<k} T_kj z_j + T_kk z_k``. Its rows
 of T alone are a root of its own marginal covariance.
+
+Functions of a plate beside these (``f(x) + g_j(x)``, one g for each member of a panel) are independent of each other
+given what they share, ε, so that the precision of all has the shape of an arrow, and its branches are factorized by
+themselves (:class:`Branches`). Member j's pseudo-data about ``B_j ε + C_j ε_j + noise`` give
+
+    ε_j | ε ~ N(D_j⁻¹ C_jᵀ (R_jᵀ z_j − B_j ε), D_j⁻¹),        D_j = I + C_jᵀ C_j,
+
+and add to the shared components what they say of them, ``B_jᵀ (I + C_j C_jᵀ)⁻¹ B_j`` to Hᵀ H.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +33,7 @@ from npgp import checks, linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, WhitenedPrior
 from npgp.variational.pseudo import covariance_factor
 
-__all__ = ["JointBlock", "joint_posterior", "sum_of_squares"]
+__all__ = ["Branches", "JointBlock", "joint_posterior", "sum_of_squares"]
 
 
 class JointBlock(BlockNormal):
@@ -40,9 +49,9 @@ class JointBlock(BlockNormal):
         q = npgp.variational.JointBlock(np.zeros(2), 0.5 * np.eye(2, 3, 1), np.zeros(1))
         assert q.marginal().event_shape == (2,)
 
-    :param loc: the marginal mean m_k, (M,).
-    :param rows: the block's rows of T up to its diagonal block, (M, K).
-    :param before: draws of z for the blocks before, (K − M,).
+    :param loc: the marginal mean m_k, (M,); or batch + (M,) of functions in plates.
+    :param rows: the block's rows of T up to its diagonal block, (M, K); likewise.
+    :param before: draws of z for the blocks before, (K − M,), which functions in plates share.
     """
 
     pytree_data_fields = ("loc", "rows", "before")
@@ -50,44 +59,51 @@ class JointBlock(BlockNormal):
 
     def __init__(self, loc, rows, before, *, validate_args=None):
         self.loc, self.rows, self.before = loc, rows, before
-        super().__init__((), jnp.shape(loc), validate_args=validate_args)
+        super().__init__(jnp.shape(loc)[:-1], jnp.shape(loc)[-1:], validate_args=validate_args)
 
     @property
     def scale_tril(self) -> jax.Array:
-        """T_kk, (M, M)."""
-        return self.rows[:, self.rows.shape[1] - self.event_shape[0] :]
+        """T_kk, (..., M, M)."""
+        return self.rows[..., self.rows.shape[-1] - self.event_shape[0] :]
 
     @property
     def mean(self):
-        left = self.rows[:, : self.rows.shape[1] - self.event_shape[0]]
-        return self.loc + linalg.matmul(left, self.before[:, None])[:, 0]
+        left = self.rows[..., : self.rows.shape[-1] - self.event_shape[0]]
+        return self.loc + linalg.matmul(left, self.before[:, None])[..., 0]
+
+    def without_last_batch_dim(self):
+        return JointBlock(self.loc[..., 0, :], self.rows[..., 0, :, :], self.before)
 
     def noise(self, value: jax.Array) -> jax.Array:
         """The z_k that a value is made of."""
-        return linalg.solve_lower(self.scale_tril, (value - self.mean)[:, None])[:, 0]
+        return self._whiten(value - self.mean)
+
+    def _whiten(self, z):
+        return linalg.solve_lower(self.scale_tril, z[..., None])[..., 0]
 
     def sample(self, key, sample_shape=()):
         checks.random_key(key, advice=checks.WITHOUT_SEED)
-        z = jax.random.normal(key, sample_shape + self.event_shape, self.loc.dtype)
+        z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)
         return self.mean + linalg.matmul(self.scale_tril, z[..., None])[..., 0]
 
     def log_prob(self, value):
-        z = linalg.solve_lower(self.scale_tril, (value - self.mean)[..., None])[..., 0]
+        z = self.noise(value)
         return -0.5 * (jnp.sum(jnp.square(z), -1) + self.log_det() + self.event_shape[0] * math.log(2.0 * math.pi))
 
     def log_det(self):
         return linalg.log_determinant(self.scale_tril)
 
     def trace(self):
-        return jnp.sum(jnp.square(self.rows))
+        return jnp.sum(jnp.square(self.rows), (-2, -1))
 
     def factor_times(self, A):
-        return linalg.matmul(self.rows.T, A)
+        return linalg.matmul(jnp.swapaxes(self.rows, -1, -2), A)
 
     def marginal(self) -> DenseNormal:
         # Not by the factor of S_k, which would square the condition number.
-        upper = jnp.linalg.qr(self.rows.T, mode="r")
-        return DenseNormal(self.loc, (upper * jnp.where(linalg.diagonal(upper) < 0, -1.0, 1.0)[:, None]).T)
+        upper = jnp.linalg.qr(jnp.swapaxes(self.rows, -1, -2), mode="r")
+        signs = jnp.where(linalg.diagonal(upper) < 0, -1.0, 1.0)
+        return DenseNormal(self.loc, jnp.swapaxes(upper * signs[..., None], -1, -2))
 
 
 @kl_divergence.register(JointBlock, WhitenedPrior)  # type: ignore[attr-defined]
@@ -95,8 +111,49 @@ def _(q, p):
     return q.kl()
 
 
+class Branches(NamedTuple):
+    """
+    Functions of a plate, each beside components that all share: what their pseudo-data say, and their q given these.
+
+    :param C: ``R_jᵀ L_j``, (G, M, M).
+    :param B: what the pseudo-data see of the shared ε, (G, M, K).
+    :param scaled: what they are, ``R_jᵀ z_j`` and what goes with B_j of the shared components' z, (G, M).
+    """
+
+    C: jax.Array
+    B: jax.Array
+    scaled: jax.Array
+
+    def said(self) -> tuple[jax.Array, jax.Array]:
+        """What the members' pseudo-data say of the shared ε: rows of H, (G M, K), and what goes with Rᵀ z, (G M,)."""
+        # E = I + C Cᵀ has a factor unless rounding is above 1.
+        E = linalg.gram(self.C) + jnp.eye(self.C.shape[-1], dtype=self.C.dtype)
+        F = linalg.cholesky(E, jitter=0.0)[0]
+        both = linalg.solve_lower(F, jnp.concatenate([self.B, self.scaled[..., None]], axis=-1))
+        both = both.reshape(-1, both.shape[-1])
+        return both[:, :-1], both[:, -1]
+
+    def given(self, mean: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """
+        The members' means (G, M) and rows of T (G, M, K + M).
+
+        :param mean: of the shared ε, (K,).
+        :param factor: T of the shared ε, (K, K).
+        """
+        Ct = jnp.swapaxes(self.C, -1, -2)
+        own = covariance_factor(linalg.gram(Ct))
+        # D⁻¹ Cᵀ (…): of the columns R z − B m and −B T at once.
+        left = self.scaled - linalg.matmul(self.B, mean[:, None])[..., 0]
+        columns = jnp.concatenate([left[..., None], -linalg.matmul(self.B, factor)], axis=-1)
+        found = linalg.matmul(own, linalg.matmul(jnp.swapaxes(own, -1, -2), linalg.matmul(Ct, columns)))
+        return found[..., 0], jnp.concatenate([found[..., 1:], own], axis=-1)
+
+
 def joint_posterior(
-    factors: Sequence[jax.Array], values: Sequence[jax.Array], roots: Sequence[jax.Array]
+    factors: Sequence[jax.Array],
+    values: Sequence[jax.Array],
+    roots: Sequence[jax.Array],
+    branches: Branches | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """
     The mean m and the factor T of q(ε) of several blocks, stacked in the order in which they are drawn.
@@ -104,14 +161,25 @@ def joint_posterior(
     :param factors: of each block L, (M_k, M_k), or its diagonal (M_k,).
     :param values: of each block z_k, (M_k,).
     :param roots: of each block its rows of R, (M_k, P).
+    :param branches: functions of a plate whose pseudo-data are about these blocks, too.
     """
-    H = jnp.concatenate(
-        [R.T * L if L.ndim == 1 else linalg.matmul(R.T, L) for R, L in zip(roots, factors, strict=True)], axis=1
-    )
-    scaled = linalg.matmul(jnp.concatenate(roots).T, jnp.concatenate(values)[:, None])
+    H = jnp.concatenate([times_factor(R.T, L) for R, L in zip(roots, factors, strict=True)], axis=1)
+    scaled = linalg.matmul(jnp.concatenate(roots).T, jnp.concatenate(values)[:, None])[:, 0]
+    if branches is not None:
+        more, with_more = branches.said()
+        H, scaled = jnp.concatenate([H, more]), jnp.concatenate([scaled, with_more])
     T = covariance_factor(linalg.gram(H.T))
-    half = linalg.matmul(T.T, linalg.matmul(H.T, scaled))
+    half = linalg.matmul(T.T, linalg.matmul(H.T, scaled[:, None]))
     return linalg.matmul(T, half)[:, 0], T
+
+
+def times_factor(A: jax.Array, L: jax.Array, diagonal: bool | None = None) -> jax.Array:
+    """
+    ``A L``, for L a matrix, or the diagonal of a diagonal one.
+
+    :param diagonal: which of the two, where L may have leading axes.
+    """
+    return A * L[..., None, :] if (L.ndim == 1 if diagonal is None else diagonal) else linalg.matmul(A, L)
 
 
 def sum_of_squares(halves: Sequence[jax.Array]) -> jax.Array:

@@ -190,6 +190,153 @@ def test_components_by_themselves_are_in_the_family(float64):
 
 
 # ---------------------------------------------------------------------------------------------------------------
+# One component for all members of a plate, and one for each
+
+MEMBERS, TIMES = 3, 4
+PANEL_X, PANEL_Y = X[:TIMES], np.stack([Y[:TIMES], Y[2 : 2 + TIMES], -Y[4 : 4 + TIMES]])
+
+
+def panel(X, y=None, own=G, shared=1):
+    """f(x) + g_j(x), hyperparameters known: one kernel for all g, or one for each; f may be in two parts."""
+    parts = [
+        npgp.SparseGP(f"f{i}", npgp.RBF(F[0] + i, variance=F[1] / shared), PANEL_X, jitter=1e-13).draw()
+        for i in range(shared)
+    ]
+    with numpyro.plate("members", MEMBERS, dim=-2):
+        g = npgp.SparseGP("g", npgp.RBF(own[0], variance=own[1]), PANEL_X, jitter=1e-13).draw()
+        with numpyro.plate("times", len(X)):
+            npgp.observe("y", sum((f(X) for f in parts), g(X)), npgp.Gaussian(variance=NOISE), obs=y)
+
+
+def members_rows(guide_trace, names):
+    """m and T of q(ε_f…, ε_1, …, ε_G), from the sites' distributions: the members side by side."""
+    blocks = [guide_trace[name]["fn"] for name in names]
+    g, K = guide_trace["g.u"]["fn"], sum(block.loc.size for block in blocks)
+    T = np.zeros((K + MEMBERS * TIMES,) * 2)
+    end = 0
+    for block in blocks:
+        T[end : end + block.loc.size, : block.rows.shape[1]] = block.rows
+        end += block.loc.size
+    for j in range(MEMBERS):
+        at = slice(K + j * TIMES, K + (j + 1) * TIMES)
+        T[at, :K], T[at, at] = g.rows[j, 0, :, :K], g.rows[j, 0, :, K:]
+    return np.concatenate([*(block.loc for block in blocks), g.loc.ravel()]), T
+
+
+@functools.cache
+def panel_run(shared=1, own=None):
+    """The guide, its first parameters, and what it does with some."""
+    model = functools.partial(panel, shared=shared, own=G if own is None else (np.array(own)[:, None], G[1]))
+    guide = npgp.AutoSparseGP(model)
+    args = jnp.asarray(PANEL_X), jnp.asarray(PANEL_Y)
+
+    def run(params):
+        guide_trace, trace = traces(model, guide, params, *args)
+        names = [*(f"f{i}.u" for i in range(shared)), "g.u"]
+        kl = sum(jnp.sum(dist.kl_divergence(guide_trace[n]["fn"], trace[n]["fn"])) for n in names)
+        log_q = sum(jnp.sum(guide_trace[n]["fn"].log_prob(guide_trace[n]["value"])) for n in names)
+        site = trace["y"]["fn"]
+        kept = {n: {"fn": guide_trace[n]["fn"], "value": guide_trace[n]["value"]} for n in names}
+        return kept, kl, log_q, site.moments, jnp.sum(site.log_prob(args[1])) - kl
+
+    return guide, start(model, guide, *args), compiled(run)
+
+
+def panel_covariances(own=G[0]):
+    """Of f, of each g, and of all observations."""
+    of_f = rbf(PANEL_X, PANEL_X, *F)
+    of_g = [rbf(PANEL_X, PANEL_X, ell, G[1]) for ell in np.broadcast_to(own, MEMBERS)]
+    C = np.kron(np.ones((MEMBERS, MEMBERS)), of_f) + NOISE * np.eye(MEMBERS * TIMES)
+    for j, K in enumerate(of_g):
+        C[j * TIMES : (j + 1) * TIMES, j * TIMES : (j + 1) * TIMES] += K
+    return of_f, of_g, C
+
+
+def test_the_exact_posterior_of_a_panel_is_in_the_family(float64):
+    """What rows say is all said at the members' points, of f and the member's own function."""
+    _, params, run = panel_run()
+    none = {n: np.zeros_like(v) for n, v in params.items() if n.endswith(("pseudo_lower", "pseudo_loc"))}
+    exact = none | {
+        "f0.u.unit": np.ones(1),
+        "g.u.unit": np.ones((MEMBERS, 1, 1)),
+        "f0.u.pseudo_scale": np.full(TIMES, 1e8),
+        "g.u.pseudo_scale": np.full((MEMBERS, 1, TIMES), np.sqrt(NOISE)),
+        "g.u.pseudo_loc": PANEL_Y[:, None],
+        "f0.u.with.g.u": np.broadcast_to(np.eye(TIMES), (MEMBERS, 1, TIMES, TIMES)),
+    }
+    assert {n: np.shape(v) for n, v in exact.items()} == {n: np.shape(v) for n, v in params.items()}
+    found, _, _, moments, elbo = run(jax.tree.map(jnp.asarray, exact))
+    of_f, of_g, C = panel_covariances()
+    y = PANEL_Y.ravel()
+    np.testing.assert_allclose(elbo, log_normal(y, C), atol=1e-6)
+    # Of (f, g_1, g_2, g_3), with rows' sums f + g_j.
+    prior = np.zeros((TIMES * (1 + MEMBERS),) * 2)
+    for j, K in enumerate([of_f, *of_g]):
+        prior[j * TIMES : (j + 1) * TIMES, j * TIMES : (j + 1) * TIMES] = K
+    sums = np.hstack([np.kron(np.ones((MEMBERS, 1)), np.eye(TIMES)), np.eye(MEMBERS * TIMES)])
+    gain = np.linalg.solve(C, sums @ prior).T
+    mean, covariance = gain @ y, prior - gain @ sums @ prior
+    m, T = members_rows(found, ["f0.u"])
+    L = np.linalg.cholesky(prior + 1e-13 * np.eye(len(prior)))
+    np.testing.assert_allclose(L @ m, mean, atol=1e-6)
+    np.testing.assert_allclose(L @ T @ T.T @ L.T, covariance, atol=1e-6)
+    assert np.abs(covariance[TIMES : 2 * TIMES, 2 * TIMES : 3 * TIMES]).max() > 0.05  # of one member with another
+    np.testing.assert_allclose(moments.mean.ravel(), sums @ mean, atol=1e-6)
+    np.testing.assert_allclose(moments.variance.ravel(), np.diag(sums @ covariance @ sums.T), atol=1e-6)
+
+
+@pytest.mark.parametrize(("shared", "own"), [(1, (0.3, 0.6, 1.0)), (2, None)], ids=["a kernel each", "two shared"])
+def test_panels_are_the_posterior_given_all_pseudo_data(shared, own, float64):
+    """Against one dense Gaussian: moments, the chain rule of divergences and densities; and below the evidence."""
+    _, params, run = panel_run(shared, own)
+    params = random_params(params, 3)
+    found, kl, log_q, _, elbo = run(params)
+    names = [f"f{i}.u" for i in range(shared)]
+    m, T = members_rows(found, names)
+    # Rows of pseudo-data: each member's, of all shared components and its own; then the shared components' own.
+    K = shared * TIMES
+    precision, shift = np.eye(K + MEMBERS * TIMES), np.zeros(K + MEMBERS * TIMES)
+    kernels = [rbf(PANEL_X, PANEL_X, F[0] + i, F[1] / shared) for i in range(shared)]
+    roots = {n: np.tril(params[f"{n}.pseudo_lower"], -1) + np.eye(TIMES) for n in [*names, "g.u"]}
+    roots = {n: R / np.asarray(params[f"{n}.pseudo_scale"])[..., None] for n, R in roots.items()}
+    values = {n: params[f"{n}.unit"] * params[f"{n}.pseudo_loc"] for n in roots}
+
+    def say(H, z):
+        nonlocal precision, shift
+        precision, shift = precision + H.T @ H, shift + H.T @ z
+
+    factors = [np.linalg.cholesky(k) for k in kernels]
+    for j in range(MEMBERS):
+        R, H = roots["g.u"][j, 0], np.zeros((TIMES, K + MEMBERS * TIMES))
+        z = R.T @ values["g.u"][j, 0]
+        for i, name in enumerate(names):
+            W = params[f"{name}.with.g.u"][j, 0] * np.diag(R)
+            H[:, i * TIMES : (i + 1) * TIMES] = W.T @ factors[i]
+            z = z + W.T @ values[name]
+        K_j = rbf(PANEL_X, PANEL_X, G[0] if own is None else own[j], G[1])
+        H[:, K + j * TIMES : K + (j + 1) * TIMES] = R.T @ np.linalg.cholesky(K_j)
+        say(H, z)
+    for i, name in enumerate(names):
+        H, z = np.zeros((TIMES, K + MEMBERS * TIMES)), roots[name].T @ values[name]
+        H[:, i * TIMES : (i + 1) * TIMES] = roots[name].T @ factors[i]
+        for later in range(i + 1, shared):
+            W = params[f"{names[later]}.with.{name}"] * np.diag(roots[name])
+            H[:, later * TIMES : (later + 1) * TIMES] = W.T @ factors[later]
+            z = z + W.T @ values[names[later]]
+        say(H, z)
+    S = np.linalg.inv(precision)
+    np.testing.assert_allclose(T @ T.T, S, atol=1e-8)
+    np.testing.assert_allclose(m, S @ shift, atol=1e-7)
+    joint = 0.5 * (np.trace(S) + m @ m - len(m) - np.linalg.slogdet(S)[1])
+    np.testing.assert_allclose(kl, joint, rtol=1e-8)
+    drawn = np.concatenate([np.ravel(found[n]["value"]) for n in [*names, "g.u"]])
+    np.testing.assert_allclose(log_q, log_normal(drawn - m, S), rtol=1e-7)
+    _, _, C = panel_covariances(G[0] if own is None else own)
+    if shared == 1:
+        assert elbo < log_normal(PANEL_Y.ravel(), C)
+
+
+# ---------------------------------------------------------------------------------------------------------------
 # In use
 
 
@@ -299,17 +446,30 @@ def test_which_components_share(monkeypatch):
     assert "a/b/f.u.with.a/f.u" in names and not [n for n in names if not n.startswith("a/")]
 
     def others(X, y):
-        """Diagonal, unwhitened, in a plate, and with a kernel that depends on another: each beside f."""
+        """Diagonal, unwhitened, mixed, drawn in a plate before, with a kernel that depends on another: beside f."""
+        with numpyro.plate("two", 2, dim=-2):
+            several, before = component("c").draw(), component("c2").draw()
         f = component("f").draw()
         diagonal, unwhitened = component("a", covariances="diagonal").draw(), component("b", whitened=False).draw()
-        with numpyro.plate("two", 2, dim=-2):
-            several = component("c").draw()
         npgp.observe("y", f(X) + diagonal(X) + unwhitened(X), noise, obs=y)
-        npgp.observe("y2", f(X) + several(X), noise, obs=jnp.stack([y, y]))
+        npgp.observe("y2", f(X) + before(X), noise, obs=jnp.stack([y, y]))
+        npgp.observe("y4", f(X) + jnp.eye(2) @ several(X), noise, obs=jnp.stack([y, y]))
         scale = npgp.sample("scale", component("d").draw()(X))
         npgp.observe("y3", f(X) + component("e", npgp.RBF(jnp.exp(scale[0]))).draw()(X), noise, obs=y)
 
     assert groups(others) == []
+
+    def plated(X, y):
+        """Of two components in plates one shares; a plate of plates does not."""
+        f = component("f").draw()
+        with numpyro.plate("two", 2, dim=-2):
+            a, b = component("a").draw(), component("b").draw()
+        with numpyro.plate("one", 2, dim=-2), numpyro.plate("other", 2, dim=-3):
+            c = component("c").draw()
+        npgp.observe("y", f(X) + a(X) + b(X), noise, obs=jnp.stack([y, y]))
+        npgp.observe("y2", f(X) + c(X), noise, obs=jnp.broadcast_to(y, (2, 2, len(y))))
+
+    assert groups(plated) == [{"f.u", "a.u"}]
 
     def latents(X, y):
         """Mean and log-scale, which the likelihood takes to be independent."""
