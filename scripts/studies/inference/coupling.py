@@ -10,7 +10,8 @@ pseudo-data, each with AutoNormal and AutoMultivariateNormal for the other sites
   value in the 90% interval of the guide's draws. With 13 quantities of one data set this is no measure of coverage.
 - sd: standard deviations of level, covariates and regions' effects (least and greatest), spread, amplitude and
   lengthscale; with --nuts they are divided by those of NUTS, whose own Monte Carlo error is some 3% to 5%.
-- Time: seconds per step relative to the independent guide with the same autoguide, by turns: median and quartiles.
+- Time: seconds per step relative to the first dependence (independent) with the same autoguide, by turns: median and
+  quartiles.
 
     python scripts/studies/inference/coupling.py                  a simulated map of 60 areas, 500 steps
     python scripts/studies/inference/coupling.py --full           the map of notebook 03, 300 areas, 4000 steps
@@ -52,13 +53,17 @@ SHOWN = ("level", "beta", "effect", "spread", "amplitude", "lengthscale")
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("--areas", type=whole, default=60)
+    parser.add_argument("--guides", nargs="+", choices=list(GUIDES), default=list(GUIDES), help="of the other sites")
+    parser.add_argument("--dependences", nargs="+", choices=DEPENDENCES, default=list(DEPENDENCES), help="of q(ε)")
     parser.add_argument("--draws", type=whole, default=1000, help="of each guide, for ELBO and intervals")
     parser.add_argument("--nuts", type=whole, default=0, help="draws of NUTS, after a third as many to warm up")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of timing")
     parser.shared(
         "quick", "full", "cpu-time", "json", inducing=12, steps=500, learning_rate=0.02, repetitions=5, seed=1
     )
-    args = parser.read(argv, quick={"areas": 20, "draws": 20, "steps": 5, "repetitions": 1, "seconds": 0.01})
+    quick = {"areas": 20, "draws": 20, "steps": 5, "repetitions": 1, "seconds": 0.01}
+    few = {"guides": ["AutoMultivariateNormal"], "dependences": ["independent", "pseudo-data"]}
+    args = parser.read(argv, quick=quick | few)
     if args.full:
         args.areas, args.inducing, args.steps, args.draws, args.repetitions = 300, 80, 4000, 4000, 15
     return args
@@ -190,7 +195,7 @@ def main(argv: list[str] | None = None) -> dict:
     inputs, y, truth = simulate(args.areas)
     Z = npgp.inducing.greedy_variance(npgp.Matern32(20.0), inputs[0], args.inducing)
     data = tuple(map(jnp.asarray, (*inputs, y)))
-    fits = {(g, d): Fit(g, d, data, Z, args) for g in GUIDES for d in DEPENDENCES}
+    fits = {(g, d): Fit(g, d, data, Z, args) for g in args.guides for d in args.dependences}
     figures = {}
     for (g, d), fit in fits.items():
         figures[g, d] = fit.figures(truth)
@@ -203,9 +208,9 @@ def main(argv: list[str] | None = None) -> dict:
     for g, d in fits:
         own = figures[g, d]
         own["seconds"] = quartiles(seconds[g, d])
-        own["ratio"] = quartiles(seconds[g, d] / seconds[g, "independent"])
+        own["ratio"] = quartiles(seconds[g, d] / seconds[g, args.dependences[0]])
         low, middle, high = own["ratio"]
-        ratio = "1" if d == "independent" else f"{middle:.2f} ({low:.2f}–{high:.2f})"
+        ratio = "1" if d == args.dependences[0] else f"{middle:.2f} ({low:.2f}–{high:.2f})"
         elbo = plus_minus(own["elbo"], own["error"], 1)
         inside = f"{own['inside']} of 13"
         widths = [np.divide(own["sd"][name], nuts["sd"][name] if nuts else 1.0) for name in SHOWN]
