@@ -221,8 +221,8 @@ _ = axes[0].legend(fontsize=8, loc="lower right")
 
 # %% [markdown]
 # Predicted probabilities and boundaries agree, and so do the scores on the test rows. So do the hyperparameters,
-# nearly: by SVI they are as uncertain as by NUTS, and lengthscales a little longer. That is because the guide's inducing values
-# follow them; with `dependence="independent"` they would vary a third as much as under NUTS.
+# nearly: by SVI they are as uncertain as by NUTS, and lengthscales a little longer. That is because the guide's
+# inducing values follow them; with `dependence="independent"` they would vary a third as much as under NUTS.
 #
 # The two do not aim at quite the same posterior. SVI bounds the evidence of the GP itself. NUTS samples the model as it
 # is written, in which what the inducing values leave open of $f$ is independent from row to row (FITC). With enough
