@@ -57,9 +57,14 @@ def checked_values(t: ArrayLike) -> jax.Array:
 
 def coupled_mean(name: str, loc: jax.Array, C: jax.Array, t: jax.Array) -> jax.Array:
     """``m + C t``; the name is that of C."""
+    return loc + linear(name, C, t)
+
+
+def linear(name: str, C: jax.Array, t: jax.Array) -> jax.Array:
+    """``C t`` of C (..., T), whose name is that of the parameter."""
     if jnp.shape(C)[-1] != t.shape[0]:
         raise ValueError(f"{name} has shape {jnp.shape(C)}, but t has {t.shape[0]} values.")
-    return loc + linalg.matmul(C, t[:, None])[..., 0]
+    return linalg.matmul(C, t)
 
 
 # ---------------------------------------------------------------------------------------------------------------

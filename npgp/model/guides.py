@@ -75,9 +75,10 @@ class AutoSparseGP:
     drawn first, and q(ε) follows them:
 
     - ``"pseudo-data"``: q(ε) is the posterior given a value for each inducing value, and these values' noise, under the
-      prior that the hyperparameters drawn make. The values are affine in t, the other sites' unconstrained values less
-      their guide's mean, in the model's order. Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower``
-      (of dense blocks), ``unit`` and ``coupling``. Blocks that move the mean only, unwhitened components and
+      prior that the hyperparameters drawn make. The values, and the logarithm of the noise's scale, are affine in t,
+      the other sites' unconstrained values less their guide's mean, in the model's order. Parameters are
+      ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``, ``coupling`` and
+      ``noise_coupling``. Blocks that move the mean only, unwhitened components and
       :class:`~npgp.VNNGP` have coupled means instead.
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is

@@ -11,7 +11,7 @@ import numpyro
 from numpyro.distributions import constraints
 
 from npgp.features import InducingBlock
-from npgp.model.coupling import coupled_mean
+from npgp.model.coupling import coupled_mean, linear
 from npgp.model.plates import plate_shape
 from npgp.variational.blocks import BlockNormal
 from npgp.variational.pseudo import VALUES, pseudo_posterior
@@ -21,6 +21,8 @@ SCALE, UNIT = "pseudo_scale", "unit"
 PSEUDO_DATA = (VALUES, SCALE, UNIT)
 #: Likewise of what dense blocks have.
 LOWER = "pseudo_lower"
+#: Likewise of what blocks have that follow other sites: in the values, and in the noise.
+COUPLING, NOISE_COUPLING = "coupling", "noise_coupling"
 
 
 def declare_pseudo_data(
@@ -40,7 +42,7 @@ def declare_pseudo_data(
     :param init_scale: the noise's standard deviation at the start, as a share of the prior's.
     :param L: the factor of the block's residual covariance; or its diagonal, if ``diagonal``. For functions with a
         kernel each these have the axes of the parameters' batch in front.
-    :param t: what the values are affine in.
+    :param t: what the values, and the logarithm of their noise's scale, are affine in.
     """
     parameter = declared(block.size, kind, init_scale, L, t, diagonal, plate_shape())
     return _block(site, kind, L, t, diagonal, parameter)
@@ -74,10 +76,11 @@ def declared(
     if kind == "dense":
         starts[LOWER] = jnp.zeros((*batch, size, size), dtype)
     if t is not None:
-        starts["coupling"] = jnp.zeros((*batch, size, t.shape[0]), dtype)
+        starts[COUPLING] = jnp.zeros((*batch, size, t.shape[0]), dtype)
+        starts[NOISE_COUPLING] = jnp.zeros((*batch, t.shape[0]), dtype)
     real = constraints.real
     positive = constraints.positive
-    rules = {UNIT: positive, VALUES: real, "coupling": real, SCALE: positive, LOWER: real}
+    rules = {UNIT: positive, VALUES: real, COUPLING: real, NOISE_COUPLING: real, SCALE: positive, LOWER: real}
 
     def parameter(name: str) -> jax.Array:
         suffix = name.rsplit(".", 1)[1]
@@ -85,7 +88,7 @@ def declared(
         if suffix == SCALE and noise is not None:
             start = lambda _: starts[SCALE] * noise()  # noqa: E731
         value = numpyro.param(name, start, constraint=rules[suffix])
-        if jnp.shape(value)[-1:] != starts[suffix].shape[-1:] and suffix != "coupling":
+        if jnp.shape(value)[-1:] != starts[suffix].shape[-1:] and suffix not in (COUPLING, NOISE_COUPLING):
             raise ValueError(
                 f"{name} has shape {jnp.shape(value)}; it must be {starts[suffix].shape}: parameters of other inducing "
                 "features cannot be used."
@@ -135,10 +138,13 @@ def values_and_root(
     """The values z of pseudo-data, and the root R of their precision; its diagonal if that is diagonal."""
     unit = parameter(f"{site}.{UNIT}")
     values = unit * parameter(f"{site}.{VALUES}")
+    scale = parameter(f"{site}.{SCALE}")
     if t is not None:
         # Not in the unit: a level that rises by 1 takes 1 from the values, in whatever units.
-        values = coupled_mean(f"{site}.coupling", values, parameter(f"{site}.coupling"), t)
-    root = 1.0 / parameter(f"{site}.{SCALE}")
+        values = coupled_mean(f"{site}.{COUPLING}", values, parameter(f"{site}.{COUPLING}"), t)
+        # Data are worth the more, the less their noise: where its scale is sampled, that of pseudo-data follows it.
+        scale = scale * jnp.exp(linear(f"{site}.{NOISE_COUPLING}", parameter(f"{site}.{NOISE_COUPLING}"), t))[..., None]
+    root = 1.0 / scale
     if kind == "dense":
         lower = parameter(f"{site}.{LOWER}")
         root = root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))

@@ -76,11 +76,13 @@ def exact_params(params):
         "f.u.pseudo_scale": np.full(8, np.sqrt(NOISE)),
         "f.u.pseudo_lower": none,
         "f.u.coupling": -x[:, None],
+        "f.u.noise_coupling": np.zeros(1),
         "g.u.unit": np.ones(1),
         "g.u.pseudo_loc": np.zeros(8),
         "g.u.pseudo_scale": np.full(8, 1e8),
         "g.u.pseudo_lower": none,
         "g.u.coupling": np.zeros((8, 1)),
+        "g.u.noise_coupling": np.zeros(1),
         "g.u.with.f.u": np.diag(x),
     }
     assert {n: np.shape(v) for n, v in exact.items()} == {n: np.shape(v) for n, v in params.items()}
@@ -344,6 +346,7 @@ def test_draws_posteriors_and_saving(tmp_path, float64):
     model = functools.partial(two, structure="odvgp")
     guide, fewer = npgp.AutoSparseGP(model), (X, Y)
     params = random_params(start(model, guide, *fewer), 5)
+    params |= {name: 0.0 * v for name, v in params.items() if "noise" in name}  # one covariance
     count = 3000
     draws = guide.sample_posterior(jax.random.key(1), params, *fewer, sample_shape=(count,))
     median = guide.median(params, *fewer)

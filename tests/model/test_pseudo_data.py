@@ -43,6 +43,7 @@ def random_data(structure, size, seed=1, name="f"):
         params[f"{site}.pseudo_loc"] = rng.normal(size=count)
         params[f"{site}.pseudo_scale"] = rng.uniform(0.1, 1.0, count)
         params[f"{site}.unit"] = np.array([1.3])
+        params[f"{site}.noise_coupling"] = 0.3 * rng.normal(size=size)
         if kind == "dense":
             params[f"{site}.pseudo_lower"] = rng.normal(size=(count, count))
     return jax.tree.map(jnp.asarray, params)
@@ -64,7 +65,8 @@ def independent_params(structure, params, t, name="f", **hyperparameters):
         R = np.eye(len(block))
         if kind == "dense":
             R = R + np.tril(np.asarray(params[f"{site}.pseudo_lower"]), -1)
-        R = R / np.asarray(params[f"{site}.pseudo_scale"])[:, None]
+        noise = np.asarray(params[f"{site}.pseudo_scale"]) * np.exp(np.asarray(params[f"{site}.noise_coupling"]) @ t)
+        R = R / noise[:, None]
         of_u = np.linalg.inv(np.linalg.inv(L @ L.T) + R @ R.T)
         found[f"{site}.loc"] = np.linalg.solve(L, of_u @ R @ R.T @ values)
         found[f"{site}.scale_tril"] = np.linalg.solve(L, np.linalg.cholesky(of_u))
@@ -76,20 +78,21 @@ def independent_params(structure, params, t, name="f", **hyperparameters):
 
 
 def trend(X, y=None, covariances="dense"):
-    """Two linear effects and f, with inducing points at all inputs, and all hyperparameters but the noise sampled."""
+    """Two linear effects and f, with inducing points at all inputs, and all hyperparameters sampled."""
     beta = numpyro.sample("beta", dist.Normal(jnp.zeros(2), jnp.array([1.5, 0.7])).to_event(1))
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(-0.3, 0.4))
     scale = numpyro.sample("scale", dist.LogNormal(0.2, 0.5))
+    noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.3))
     k = npgp.RBF(lengthscale, variance=scale**2)
     f = npgp.SparseGP("f", k, X, covariances, jitter=1e-14).draw()
     with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X) + beta[0] + beta[1] * X[:, 0], npgp.Gaussian(variance=NOISE), obs=y)
+        npgp.observe("y", f(X) + beta[0] + beta[1] * X[:, 0], npgp.Gaussian(scale=noise), obs=y)
 
 
 H = np.column_stack([np.ones(8), X[:, 0]])
 
 
-T = ("beta", "lengthscale", "scale")
+T = ("beta", "lengthscale", "scale", "noise")
 
 
 @pytest.mark.parametrize("covariances", ["dense", "diagonal"])
@@ -98,20 +101,21 @@ def test_the_evidence_at_every_hyperparameter(covariances, float64):
     structured = partial(trend, covariances=covariances)
     guide = npgp.AutoSparseGP(structured)
     params, rng = start(structured, guide, X, Y), np.random.default_rng(0)
-    factor = np.tril(0.2 * rng.normal(size=(4, 4)), -1) + np.diag(rng.uniform(0.1, 0.5, 4))
-    loc, latent = rng.normal(size=4), rng.normal(size=(6, 4))
-    dense = guide._parts[0]  # the Gaussian of all four, whose order is not the model's
+    factor = np.tril(0.2 * rng.normal(size=(5, 5)), -1) + np.diag(rng.uniform(0.1, 0.5, 5))
+    loc, latent = rng.normal(size=5), rng.normal(size=(6, 5))
+    dense = guide._parts[0]  # the Gaussian of all five, whose order is not the model's
     places = np.concatenate(
-        [np.ravel(compiled(lambda v: dense._unpack_latent(v))(jnp.arange(4.0))[n]) for n in T]
+        [np.ravel(compiled(lambda v: dense._unpack_latent(v))(jnp.arange(5.0))[n]) for n in T]
     ).astype(int)
-    # Λ = I/σ², values y − H β; t is β, log lengthscale and log scale less their centers.
+    # Λ = I/σ², values y − H β; t is β, log lengthscale, log scale and log σ less their centers.
     exact = {
         "auto_loc": loc,
         "auto_scale_tril": factor,
         "f.u.unit": np.ones(1),
         "f.u.pseudo_loc": Y - H @ loc[places[:2]],
-        "f.u.pseudo_scale": np.full(8, np.sqrt(NOISE)),
-        "f.u.coupling": np.hstack([-H, np.zeros((8, 2))]),
+        "f.u.pseudo_scale": np.full(8, np.exp(loc[places[4]])),
+        "f.u.coupling": np.hstack([-H, np.zeros((8, 3))]),
+        "f.u.noise_coupling": np.eye(5)[4],
     } | ({"f.u.pseudo_lower": np.zeros((8, 8))} if covariances == "dense" else {})
     assert set(params) == set(exact)
 
@@ -120,13 +124,13 @@ def test_the_evidence_at_every_hyperparameter(covariances, float64):
         return make_elbo(structured, given)(jax.random.key(0), params, X, Y)
 
     values = compiled(jax.vmap(elbo, (0, None)))(jnp.asarray(latent), jax.tree.map(jnp.asarray, exact))
-    prior_mean, prior = np.array([0, 0, -0.3, 0.2]), np.diag([1.5**2, 0.7**2, 0.4**2, 0.5**2])
+    prior_mean, prior = np.array([0, 0, -0.3, 0.2, -1]), np.diag(np.square([1.5, 0.7, 0.4, 0.5, 0.3]))
     gaps = []
     for value, z in zip(values, latent, strict=True):
         own = log_normal(z - loc, factor @ factor.T)
         z = z[places]
-        lengthscale, scale = np.exp(z[2:])
-        evidence = log_normal(Y - H @ z[:2], rbf(X, X, lengthscale, scale**2) + NOISE * np.eye(8))
+        lengthscale, scale, noise = np.exp(z[2:])
+        evidence = log_normal(Y - H @ z[:2], rbf(X, X, lengthscale, scale**2) + noise**2 * np.eye(8))
         np.testing.assert_allclose(value, evidence + log_normal(z - prior_mean, prior) - own, rtol=0, atol=1e-8)
         gaps.append(evidence)
     assert np.ptp(gaps) > 1.0
