@@ -27,11 +27,11 @@ from npgp.variational.blocks import (
 )
 from npgp.variational.row_sites import Sites, search, working_sites
 
-#: Most steps of the search; six to ten are usual from the start that it has.
+#: Most steps of the search; five to nine are usual from the start that it has.
 MAX_STEPS = 50
-#: It ends when a step would move q(ε) by no more nats than this. The bound is off by less, but its gradient by as much
-#: as the root of it.
-TOLERANCE = {"float32": 1e-8, "float64": 1e-12}
+#: It ends when a step has moved q(ε) by no more nats than this. Each moves it by a tenth of the one before or less, so
+#: that much less is left; the bound is off by that, but its gradient by as much as the root of it.
+TOLERANCE = {"float32": 1e-7, "float64": 1e-12}
 
 
 class Searched(NamedTuple):

@@ -84,16 +84,17 @@ def search(
     A: Sequence[jax.Array], kinds: Sequence[str], expected: Expected, ahead: Sites, max_steps: int, tolerance: float
 ) -> Found:
     """
-    Go from the prior to the best q(ε), by steps that never lower the ELBO.
+    Go from given sites to the best q(ε), by steps that never lower the ELBO.
 
     The first step has the rate 1, at which it ends for Gaussian noise, and the others what the step before suggests, at
-    most 1; each is halved until it does not lower the ELBO. The first is towards given sites: from where the data are
-    far from what the prior expects, natural gradients lead astray.
+    most 1; each is halved until it does not lower the ELBO. The search does not begin at the prior: from where the data
+    are far from what that expects, natural gradients lead astray. It goes there if the ELBO cannot be computed at the
+    given sites.
 
     :param A: the blocks' projections, (..., M_i, N).
     :param kinds: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
     :param expected: the rows' terms of the ELBO, summed.
-    :param ahead: sites (..., N) for the first step, as :func:`working_sites` finds them.
+    :param ahead: sites (..., N) to begin with, as :func:`working_sites` finds them.
     :param max_steps: most steps.
     :param tolerance: ends when a step would move q(ε) by no more nats than this.
     """
@@ -112,7 +113,7 @@ def search(
         def halve(tried):
             halvings, rate, new, _ = tried
             new = at(state.sites.towards(state.target, rate))
-            # Where the ELBO cannot be computed at the prior, any at which it can be is better.
+            # Where the ELBO cannot be computed at the start, any at which it can be is better.
             return halvings + 1, 0.5 * rate, new, jnp.isfinite(new.elbo) & ~(new.elbo < state.elbo - slack)
 
         def again(tried):
@@ -131,7 +132,8 @@ def search(
         return (carry[0] < max_steps) & ~(carry[3] <= tolerance)
 
     one = jnp.ones((), ahead.shift.dtype)
-    start = at(jax.tree.map(jnp.zeros_like, ahead))._replace(target=ahead)
+    start = at(ahead)
+    start = start._replace(target=jax.tree.map(lambda x: jnp.where(jnp.isfinite(start.elbo), x, 0.0), start.target))
     _, state, _, to_go = lax.while_loop(unfinished, step, (0, start, one, jnp.inf * one))
     return Found(posterior(A, kinds, state.sites), to_go)
 
