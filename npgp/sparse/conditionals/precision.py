@@ -27,7 +27,7 @@ from npgp.sparse.residuals import Residual, RowResidual
 SECANTS = 2
 #: Largest slope of the curvature rule that its fixed point is extrapolated with.
 STEEPEST = 0.9
-#: Further iterations in groups, each with a factorization of every group; damped, so that each halves the error or better.
+#: Further iterations in groups, each with a factorization of every group; damped: each halves the error or better.
 GROUP_ITERATIONS = 3
 #: Quadrature nodes for the curvature. Any precision gives a bound, so an approximate one will do.
 CURVATURE_NODES = 20

@@ -10,11 +10,12 @@ counts, M inducing points.
     collapsed   ``npgp.CollapsedGP(kernel, X, Z, likelihood=...)``: the bound at the best q(ε) stands for the evidence;
                 a dense mass matrix
 
-All are compiled whole and run by turns; the ratio is to the better of the first two. The table has the effective samples of the hyperparameter that mixes worst
-per second of the run, warm-up left out; the means of the logarithms of all hyperparameters with Monte Carlo standard
-errors; and the largest difference in units of the posterior's standard deviation. The two target different densities:
-``whole`` takes rows as independent given ε (FITC's density, no bound), ``collapsed`` a bound to the GP's own. With
-``--points`` near the number of rows they meet, up to what the Gaussian q leaves.
+All are compiled whole and run by turns; the ratio is to the better of the first two. The table has the effective
+samples of the hyperparameter that mixes worst per second of the run, warm-up left out; the means of the logarithms of
+all hyperparameters with Monte Carlo standard errors; and the largest difference in units of the posterior's standard
+deviation. They target different densities: ``whole`` takes rows as independent given ε (FITC's density, no bound),
+``collapsed`` a bound to the GP's own. With ``--points`` near the number of rows they meet, up to what the Gaussian q
+leaves.
 
     python scripts/studies/inference/nuts_collapsed.py --json out/nuts_collapsed.json
 """
