@@ -14,13 +14,11 @@ from npgp.features import InducingBlock
 from npgp.model.coupling import coupled_mean
 from npgp.model.plates import plate_shape
 from npgp.variational.blocks import BlockNormal
-from npgp.variational.pseudo import VALUES, pseudo_posterior
+from npgp.variational.pseudo import JOINED, LOWER, SCALE, UNIT, VALUES, pseudo_posterior
+from npgp.variational.reports import reported
 
-SCALE, UNIT = "pseudo_scale", "unit"
 #: Suffixes of the parameters that all such blocks have, the first of which says so.
 PSEUDO_DATA = (VALUES, SCALE, UNIT)
-#: Likewise of what dense blocks have.
-LOWER = "pseudo_lower"
 
 
 def declare_pseudo_data(
@@ -43,6 +41,7 @@ def declare_pseudo_data(
     :param t: what the values are affine in.
     """
     parameter = declared(block.size, kind, init_scale, L, t, diagonal, plate_shape())
+    L = reported(site, L, diagonal)
     return _block(site, kind, L, t, diagonal, parameter)
 
 
@@ -93,10 +92,6 @@ def declared(
         return value
 
     return parameter
-
-
-#: Between the names of two sites: the parameter by which pseudo-data of the second are about the first, too.
-JOINED = ".with."
 
 
 def joined_with(params: Mapping[str, Any], site: str) -> list[str]:
