@@ -41,7 +41,6 @@ def declare_pseudo_data(
     :param t: what the values are affine in.
     """
     parameter = declared(block.size, kind, init_scale, L, t, diagonal, plate_shape())
-    L = reported(site, L, diagonal)
     return _block(site, kind, L, t, diagonal, parameter)
 
 
@@ -121,7 +120,8 @@ def given_pseudo_data(
 def _block(
     site: str, kind: str, L: jax.Array, t: jax.Array | None, diagonal: bool, parameter: Callable[[str], jax.Array]
 ) -> BlockNormal:
-    return pseudo_posterior(L, *values_and_root(site, kind, t, parameter), diagonal)
+    values, root = values_and_root(site, kind, t, parameter)
+    return reported(site, pseudo_posterior(L, values, root, diagonal), L, root, diagonal)
 
 
 def values_and_root(

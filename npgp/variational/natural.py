@@ -90,7 +90,7 @@ def natural_gradient(
 
 class _NaturalGradient(Optimizer):
     """
-    State: the step count, and (parameters of q(ε) by name, unconstrained; average covariances of inducing values, by
+    State: the step count, and (parameters of q(ε) by name, unconstrained; average covariances of inducing values by
     site given pseudo-data; state of the other optimizer).
     """
 
@@ -121,8 +121,8 @@ class _NaturalGradient(Optimizer):
                 f"others is None, but there are parameters beside those of q(ε): {sorted(rest)}. "
                 "Give an optimizer for them; optax.set_to_zero() holds them fixed."
             )
-        covariances = {site: site_steps.start_covariance(site, q) for site in given_data}
-        return jnp.array(0), (q, covariances, self.others.init(rest) if rest else ())
+        averages = {site: site_steps.start_average(site, q) for site in given_data}
+        return jnp.array(0), (q, averages, self.others.init(rest) if rest else ())
 
     def get_params(self, state):
         q, _, rest = state[1]
@@ -142,15 +142,15 @@ class _NaturalGradient(Optimizer):
 
     def _step(self, fn, state, forward_mode):
         """The loss and its auxiliary output, the new state, and whether loss and gradients were finite."""
-        count, (q, covariances, rest) = state
+        count, (q, averages, rest) = state
         params = self.get_params(state)
-        blocks = _find_blocks(q, _site_names(q), list(covariances))
-        if covariances and forward_mode:
+        blocks = _find_blocks(q, _site_names(q), list(averages))
+        if averages and forward_mode:
             raise ValueError(
-                f"natural_gradient steps {next(iter(covariances))!r}, which is given by pseudo-data, by reverse-mode "
+                f"natural_gradient steps {next(iter(averages))!r}, which is given by pseudo-data, by reverse-mode "
                 "gradients: leave out forward_mode_differentiation, or name other sites."
             )
-        slots = {site: site_steps.empty_slot(covariance) for site, covariance in covariances.items()}
+        slots = {site: site_steps.slot_for(site, q, covariance) for site, covariance in averages.items()}
         value_and_grad = _value_and_grad(fn, forward_mode)
 
         def mean_gradient(means):
@@ -167,11 +167,12 @@ class _NaturalGradient(Optimizer):
         loss = output[0]
         scales = {loc: _scale(name, q, loc) for loc, name in blocks.items()}
         scale_grads = {loc: _scale_grad(name, scales[loc], grads) for loc, name in blocks.items()}
-        # The first step has no average of others, and takes the covariance of its own draws.
-        drawn = {site: reports[site].mean(otherwise=covariance) for site, covariance in covariances.items()}
+        new_averages = {site: site_steps.average(averages[site], reports[site], count) for site in averages}
+        # The first step has no draws before it, and takes its own.
+        known = jax.tree.map(lambda a, b: jnp.where(count == 0, a, b), new_averages, averages)
         directions = [
-            site_steps.Direction(site, q, grads, jnp.where(count == 0, drawn[site], covariance))
-            for site, covariance in covariances.items()
+            site_steps.Direction(site, q, grads, reports[site].precision, covariance)
+            for site, covariance in known.items()
         ]
 
         def attempt(rate):
@@ -209,13 +210,10 @@ class _NaturalGradient(Optimizer):
         _, _, new, ok = lax.while_loop(lambda carry: (carry[0] <= MAX_HALVINGS) & ~carry[3], retry, start)
         new = {name: jnp.where(ok, new[name], q[name]) for name in q}
         new = {name: jnp.where(jnp.isfinite(q_grads[name]), new[name], jnp.nan) for name in q}
-        covariances = {
-            site: site_steps.mean_covariance(covariance, drawn[site], count) for site, covariance in covariances.items()
-        }
         if rest:
             rest_grads = {name: value for name, value in grads.items() if name not in q}
             rest = self.others.update(rest_grads, rest, value=loss)
-        return output, (count + 1, (new, covariances, rest)), jnp.isfinite(loss) & _all_finite(grads)
+        return output, (count + 1, (new, new_averages, rest)), jnp.isfinite(loss) & _all_finite(grads)
 
 
 # ---------------------------------------------------------------------------------------------------------------
