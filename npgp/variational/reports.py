@@ -31,12 +31,12 @@ class Slot(NamedTuple):
     :param precision: the gradient in W, for pseudo-data of precision ``R W Rᵀ``, at ``W = I``, by way of the covariance
         of q(ε) alone: its mean is held. (..., M, M); or (..., M) where R and W are diagonal.
     :param covariance: of the inducing values under the prior, (..., M, M), with the axes of the parameters' batch.
-    :param count: of the draws, ().
+    :param draws: their number, ().
     """
 
     precision: jax.Array
     covariance: jax.Array
-    count: jax.Array
+    draws: jax.Array
 
 
 class Slots(Handler):

@@ -1,25 +1,25 @@
 """
 Natural steps for a q(ε) given pseudo-data (pseudo.py), whose q(u) depends on a draw of the hyperparameters θ.
 
-Given θ and t, q(u) has the precision ``Λ + K(θ)⁻¹`` and the natural mean ``Λ z(t)``. Its Fisher information depends on θ,
-the parameters do not. Natural steps at each draw, averaged, would take all draws for equally telling, and a K(θ) of
-nearly no rank says next to nothing of Λ. So gradients, summed over draws as they come, are preconditioned by the Fisher
-information of one Gaussian that no draw decides on: ``N(m̄, S̄)``, ``S̄⁻¹ = Λ + K̄⁻¹``, ``S̄⁻¹ m̄ = Λ z``, with K̄ the
-average of K over draws of steps before. Where θ is a point the step is the natural one.
+Given θ and t, q(u) has the precision ``Λ + K(θ)⁻¹`` and the natural mean ``Λ z(t)``. Its Fisher information depends on
+θ, the parameters do not. Natural steps at each draw, averaged, would take all draws for equally telling, though one
+with a K(θ) of nearly no rank says next to nothing of Λ. So gradients, as they come from the draws, are preconditioned
+by the Fisher information of one Gaussian that no draw decides on: ``N(m̄, S̄)``, ``S̄⁻¹ = Λ + K̄⁻¹``, ``S̄⁻¹ m̄ = Λ z``,
+with K̄ the average of K over draws of steps before. Where θ is a point the step is the natural one.
 
-The gradient in z is the ELBO's. That in Λ is the part that goes through the covariance of q(u | θ): the other, through
-its mean, is the average over draws of the gradient in the mean times what the prior pulls the mean away from z. It
-vanishes at the optimum if K does not depend on θ, and is small if it does; before, it is large, of either sign, and
-drives Λ to where z is not looked at.
+The gradient in z is the ELBO's. That in Λ is its part through the covariance of q(u | θ). The other part, through the
+mean, is the average over draws of the gradient in the mean times how far the prior pulls the mean away from z. At the
+optimum it vanishes if K does not depend on θ, and is small if it does; far from there it is large, of either sign, and
+drives Λ to where the loss of one draw forgets z.
 
-All is done in ``v = Rᵀ u`` for the present root R of Λ, in which Λ is I. With ``T = Rᵀ K̄ R`` the reference has there the
-covariance ``Q⁻¹``, ``Q = I + T⁻¹``, and its mean is ``n = (I + T)⁻¹ Rᵀ z`` less than ``Rᵀ z``. Let g be the gradient in
-the natural mean, and G that in the precision. A step of rate ρ is
+All is done in ``v = Rᵀ u`` for the present root R of Λ, in which Λ is I. With ``T = Rᵀ K̄ R`` the reference's covariance
+is ``Q⁻¹`` there, ``Q = I + T⁻¹``, and its mean is less than ``Rᵀ z`` by ``n = (I + T)⁻¹ Rᵀ z``. Let g be the gradient
+in the natural mean, and G that in the precision. A step of rate ρ is
 
     W = I + ρ X,    X = −2 Q G Q,        R' R'ᵀ = R W Rᵀ,        z' = z − ρ R⁻ᵀ W⁻¹ (Q g + X n).
 
-T has :data:`DAMPING` added: where the prior says ten times as much as the pseudo-data, these matter little, K̄ may be far
-from K(θ), and Q would be large.
+T has :data:`DAMPING` added: where the prior says ten times as much as the pseudo-data, these matter little, K̄ may be
+far from K(θ), and Q would be large.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _positive = biject_to(constraints.positive)
 
 def held(site: str, params: Mapping[str, Any]) -> list[str]:
     """
-    The parameters of a site that steps are about, by name. The unit stays as it is: were it to move, so would all values.
-    What goes with t is left to gradients, of which a single draw says too little.
+    The parameters of a site that steps are about, by name. The unit stays as it is: were it to move, so would all
+    values. What goes with t is not among them: a single draw of t says too little of it.
     """
     return [name for name in (f"{site}.{suffix}" for suffix in (VALUES, SCALE, LOWER, UNIT)) if name in params]
 
@@ -72,8 +72,8 @@ def slot_for(site: str, q: Mapping[str, jax.Array], covariance: jax.Array) -> Sl
 def average(covariance: jax.Array, report: Slot, step: jax.Array) -> jax.Array:
     """K̄ after a step; as it is if nobody has reported, or a number is not finite."""
     weight = jnp.maximum(1.0 / (step + 1.0), 1.0 / WINDOW).astype(covariance.dtype)
-    new = covariance + weight * (report.covariance / jnp.maximum(report.count, 1.0) - covariance)
-    return jnp.where((report.count > 0.0) & jnp.all(jnp.isfinite(new)), new, covariance)
+    new = covariance + weight * (report.covariance / jnp.maximum(report.draws, 1.0) - covariance)
+    return jnp.where((report.draws > 0.0) & jnp.all(jnp.isfinite(new)), new, covariance)
 
 
 # ---------------------------------------------------------------------------------------------------------------
