@@ -95,7 +95,9 @@ def _backward(kept: tuple, gradient: tuple) -> tuple[tuple, tuple, Slot]:
     half = -0.5 * linalg.matmul(HF, Phi + jnp.swapaxes(Phi, -1, -2))
     precision = linalg.matmul(half, jnp.swapaxes(HF, -1, -2)) if dense else jnp.sum(half * HF, axis=-1)
     covariance = jnp.broadcast_to(linalg.gram(factor), slot.covariance.shape)
-    sums = Slot(precision, covariance, jnp.ones((), loc.dtype))
+    # One in each member of a ``vmap`` that has a factor of its own: what has no axis there is not summed over it.
+    draws = jnp.where(jnp.any(jnp.isnan(factor)), 1.0, 1.0)
+    sums = Slot(precision, covariance, draws)
     sums = jax.tree.map(lambda value, zeros: value.astype(zeros.dtype), sums, slot)
     return gradient, (jnp.zeros_like(factor), jnp.zeros_like(root)), sums
 

@@ -238,7 +238,7 @@ def counts(X, y=None):
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.7))
     amplitude = numpyro.sample("amplitude", dist.HalfNormal(2.0))
-    Z = jnp.linspace(0.1, 5.9, 20, dtype=jnp.float32)[:, None]
+    Z = jnp.linspace(0.1, 5.9, 40, dtype=jnp.float32)[:, None]
     f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=amplitude**2), Z).draw()
     with numpyro.plate("data", X.shape[0]):
         npgp.observe("y", f(X) + level, npgp.Poisson(), obs=y)
@@ -249,9 +249,9 @@ def test_a_quarter_of_adams_steps():
     rng = np.random.default_rng(1)
     X = np.sort(rng.uniform(0.0, 6.0, (100, 1)), 0).astype(np.float32)
     y = rng.poisson(np.exp(1.2 * np.sin(1.7 * X[:, 0]) + 0.3 * X[:, 0] + 0.5)).astype(np.float32)
-    guide = npgp.AutoSparseGP(counts)
 
     def reached(optim, num):
+        guide = npgp.AutoSparseGP(counts)
         svi = SVI(counts, guide, optim, TraceMeanField_ELBO())
 
         def run(key, X, y):
@@ -265,13 +265,12 @@ def test_a_quarter_of_adams_steps():
 
     schedule = optax.cosine_decay_schedule(0.5, 60)
     params, elbo = reached(natural_gradient(schedule, npgp.adam(0.1, 60)), 60)
-    _, adam = reached(npgp.adam(0.1, 240), 240)
+    _, adam = reached(npgp.adam(0.05, 240), 240)
     assert set(params) == {"auto_loc", "auto_scale_tril"} | {
         f"f.u.{name}" for name in ("coupling", "pseudo_loc", "pseudo_scale", "pseudo_lower", "unit")
     }
-    # Measured: MEASURED.
-    print("MEASURED", elbo, adam)
-    assert elbo > adam + 0.5
+    # Measured: -237.3 and -239.0; at other rates Adam's reaches less.
+    assert elbo > adam + 0.8
 
 
 def two(X, y=None, joint=True):
@@ -294,9 +293,9 @@ def started(*args, joint=True, **kwargs):
 def test_components_that_share_one_q_are_left_to_others():
     others = optax.adam(0.01)
     shape = {"h.u": (2, 2)}
-    assert {site: average.shape for site, average in started(others)[1].items()} == shape
-    assert set(started(others, joint=False)[1]) == {"f.u", "g.u", "h.u"}
-    assert set(started(others, sites=["f.u"], joint=False)[1]) == {"f.u"}
+    assert {site: average.shape for site, average in started(others).items()} == shape
+    assert set(started(others, joint=False)) == {"f.u", "g.u", "h.u"}
+    assert set(started(others, sites=["f.u"], joint=False)) == {"f.u"}
     with pytest.raises(ValueError, match=r"sites has 'g.u', which shares one q.* joint=False"):
         started(others, sites=["g.u"])
 
