@@ -16,6 +16,8 @@ solution of
 over all blocks of all components, by conjugate gradients preconditioned with blockdiag(S'). With one dense block H is
 ``S'⁻¹`` for every likelihood whose expectation is exact (Bonnet's and Price's theorems), one iteration solves it, and
 this is the natural gradient.
+
+Steps of a q(ε) given pseudo-data, whose m and S depend on a draw, are in site_steps.py.
 """
 
 from __future__ import annotations
@@ -66,13 +68,29 @@ def natural_gradient(
         svi = SVI(model, guide, npgp.natural_gradient(0.1, npgp.adam(0.01)), TraceMeanField_ELBO())
 
     With Gaussian noise and all rows a rate of 1 is right: each step takes q(ε) to its optimum for the present
-    hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches let a schedule end low, to average over batches. A
-    step that would give a covariance that is not positive definite, or a higher loss for the same rows and noise, is
-    taken at half the rate, and half again; if nothing helps q(ε) stays. Gradients that are not finite make the
-    parameters NaN, for the training loop to see.
+    hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches, and where hyperparameters are sampled, let a
+    schedule end low, to average over batches and draws. A step that would give a covariance that is not positive
+    definite, or a higher loss for the same rows and noise, is taken at half the rate, and half again; if nothing helps
+    q(ε) stays. Gradients that are not finite make the parameters NaN, for the training loop to see.
+
+    **Given pseudo-data**, as :class:`~npgp.AutoSparseGP` has it by default where the model samples more than its GPs,
+    steps are in the natural parameters of the pseudo-data, ``f.u.pseudo_loc``, ``pseudo_scale`` and ``pseudo_lower``,
+    and ``f.u.unit`` is held:
+
+    .. code-block:: python
+
+        rate = optax.cosine_decay_schedule(0.5, 1000)
+        optim = npgp.natural_gradient(rate, npgp.adam(0.05, 1000))
+        svi = SVI(model, npgp.AutoSparseGP(model), optim, TraceMeanField_ELBO())
+
+    What the pseudo-data follow of other sites, ``f.u.coupling``, is among the parameters for ``others``. So is all of a
+    q(ε) that several components share, such as those that meet in one sum, which a parameter ``f.u.with.g.u`` tells;
+    with ``AutoSparseGP(model, joint=False)`` each has its own, and natural gradients. Blocks given pseudo-data step each
+    by itself, and need reverse-mode gradients.
 
     Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorization per dense
-    block, and products of the projections with vectors. The loss must be −ELBO, not a multiple of it.
+    block, and products of the projections with vectors; given pseudo-data three factorizations and some ten products of
+    M × M matrices. The loss must be −ELBO, not a multiple of it.
 
     :param rate: ρ in (0, 1], or a schedule: a function of the step's number, such as those of optax.
     :param others: optax or NumPyro optimizer of the other parameters: hyperparameters, inducing inputs, the guides of
@@ -83,7 +101,8 @@ def natural_gradient(
         smaller step.
     :raises TypeError: for a rate or an optimizer of another type.
     :raises ValueError: for a rate outside (0, 1]; when training starts, if there are no parameters of q(ε), or others
-        and no optimizer for them.
+        and no optimizer for them; if a site that is named shares its q(ε), or all do; for forward-mode gradients of a
+        site given pseudo-data.
     """
     return _NaturalGradient(rate, others, sites, max_iterations)
 
