@@ -85,8 +85,8 @@ def natural_gradient(
 
     What the pseudo-data follow of other sites, ``f.u.coupling``, is among the parameters for ``others``. So is all of a
     q(ε) that several components share, such as those that meet in one sum, which a parameter ``f.u.with.g.u`` tells;
-    with ``AutoSparseGP(model, joint=False)`` each has its own, and natural gradients. Blocks given pseudo-data step each
-    by itself, and need reverse-mode gradients.
+    with ``AutoSparseGP(model, joint=False)`` each has its own, and natural gradients. Blocks given pseudo-data step
+    each by itself, and need reverse-mode gradients.
 
     Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorization per dense
     block, and products of the projections with vectors; given pseudo-data three factorizations and some ten products of
