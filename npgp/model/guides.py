@@ -82,7 +82,7 @@ class AutoSparseGP:
       :class:`~npgp.VNNGP` have coupled means instead.
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
-      Gaussian. For natural gradients, and where a step may cost no more.
+      Gaussian. For where a step may cost no more.
     - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow, and
       no component to share q(ε) with.
 

@@ -14,13 +14,11 @@ from npgp.features import InducingBlock
 from npgp.model.coupling import coupled_mean, linear
 from npgp.model.plates import plate_shape
 from npgp.variational.blocks import BlockNormal
-from npgp.variational.pseudo import VALUES, pseudo_posterior
+from npgp.variational.pseudo import JOINED, LOWER, SCALE, UNIT, VALUES, pseudo_posterior
+from npgp.variational.reports import reported
 
-SCALE, UNIT = "pseudo_scale", "unit"
 #: Suffixes of the parameters that all such blocks have, the first of which says so.
 PSEUDO_DATA = (VALUES, SCALE, UNIT)
-#: Likewise of what dense blocks have.
-LOWER = "pseudo_lower"
 #: Likewise of what blocks have that follow other sites: in the values, and in the noise.
 COUPLING, NOISE_COUPLING = "coupling", "noise_coupling"
 
@@ -98,10 +96,6 @@ def declared(
     return parameter
 
 
-#: Between the names of two sites: the parameter by which pseudo-data of the second are about the first, too.
-JOINED = ".with."
-
-
 def joined_with(params: Mapping[str, Any], site: str) -> list[str]:
     """The sites with which a site's q is one, by the names of trained parameters."""
     pairs = [name.split(JOINED) for name in params if JOINED in name]
@@ -129,7 +123,8 @@ def given_pseudo_data(
 def _block(
     site: str, kind: str, L: jax.Array, t: jax.Array | None, diagonal: bool, parameter: Callable[[str], jax.Array]
 ) -> BlockNormal:
-    return pseudo_posterior(L, *values_and_root(site, kind, t, parameter), diagonal)
+    values, root = values_and_root(site, kind, t, parameter)
+    return reported(site, pseudo_posterior(L, values, root, diagonal), L, root, diagonal)
 
 
 def values_and_root(

@@ -16,6 +16,8 @@ solution of
 over all blocks of all components, by conjugate gradients preconditioned with blockdiag(S'). With one dense block H is
 ``S'⁻¹`` for every likelihood whose expectation is exact (Bonnet's and Price's theorems), one iteration solves it, and
 this is the natural gradient.
+
+Steps of a q(ε) given pseudo-data, whose m and S depend on a draw, are in site_steps.py.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ from numpyro.optim import Minimize, optax_to_numpyro
 
 from npgp import checks, linalg
 from npgp.contract import Optimizer
+from npgp.variational import site_steps
 from npgp.variational.blocks import SCALE_CONSTRAINTS
-from npgp.variational.pseudo import VALUES
+from npgp.variational.pseudo import JOINED, VALUES
+from npgp.variational.reports import Slots
 
 __all__ = ["natural_gradient"]
 
@@ -64,13 +68,29 @@ def natural_gradient(
         svi = SVI(model, guide, npgp.natural_gradient(0.1, npgp.adam(0.01)), TraceMeanField_ELBO())
 
     With Gaussian noise and all rows a rate of 1 is right: each step takes q(ε) to its optimum for the present
-    hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches let a schedule end low, to average over batches. A
-    step that would give a covariance that is not positive definite, or a higher loss for the same rows and noise, is
-    taken at half the rate, and half again; if nothing helps q(ε) stays. Gradients that are not finite make the
-    parameters NaN, for the training loop to see.
+    hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches, and where hyperparameters are sampled, let a
+    schedule end low, to average over batches and draws. A step that would give a covariance that is not positive
+    definite, or a higher loss for the same rows and noise, is taken at half the rate, and half again; if nothing helps
+    q(ε) stays. Gradients that are not finite make the parameters NaN, for the training loop to see.
+
+    **Given pseudo-data**, as :class:`~npgp.AutoSparseGP` has it by default where the model samples more than its GPs,
+    steps are in the natural parameters of the pseudo-data, ``f.u.pseudo_loc``, ``pseudo_scale`` and ``pseudo_lower``,
+    and ``f.u.unit`` is held:
+
+    .. code-block:: python
+
+        rate = optax.cosine_decay_schedule(0.5, 1000)
+        optim = npgp.natural_gradient(rate, npgp.adam(0.05, 1000))
+        svi = SVI(model, npgp.AutoSparseGP(model), optim, TraceMeanField_ELBO())
+
+    How these follow other sites, ``f.u.coupling`` and ``noise_coupling``, is left to ``others``. So is all of a
+    q(ε) that several components share, such as those that meet in one sum, which a parameter ``f.u.with.g.u`` tells;
+    with ``AutoSparseGP(model, joint=False)`` each has its own, and natural gradients. Blocks given pseudo-data step
+    each by itself, and need reverse-mode gradients.
 
     Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorization per dense
-    block, and products of the projections with vectors. The loss must be −ELBO, not a multiple of it.
+    block, and products of the projections with vectors; given pseudo-data three factorizations and some ten products of
+    M × M matrices. The loss must be −ELBO, not a multiple of it.
 
     :param rate: ρ in (0, 1], or a schedule: a function of the step's number, such as those of optax.
     :param others: optax or NumPyro optimizer of the other parameters: hyperparameters, inducing inputs, the guides of
@@ -81,13 +101,17 @@ def natural_gradient(
         smaller step.
     :raises TypeError: for a rate or an optimizer of another type.
     :raises ValueError: for a rate outside (0, 1]; when training starts, if there are no parameters of q(ε), or others
-        and no optimizer for them.
+        and no optimizer for them; if a site that is named shares its q(ε), or all do; for forward-mode gradients of a
+        site given pseudo-data.
     """
     return _NaturalGradient(rate, others, sites, max_iterations)
 
 
 class _NaturalGradient(Optimizer):
-    """State: the step count, and (parameters of q(ε) by name, unconstrained; state of the other optimizer)."""
+    """
+    State: the step count, and (parameters of q(ε) by name, unconstrained; average covariances of inducing values by
+    site given pseudo-data; state of the other optimizer).
+    """
 
     def __init__(self, rate, others, sites, max_iterations):
         if not callable(rate):
@@ -106,8 +130,9 @@ class _NaturalGradient(Optimizer):
         self.max_iterations = max_iterations
 
     def init(self, params):
-        blocks = _find_blocks(params, self.sites)
-        names = {*blocks, *blocks.values()}
+        given_data = _find_pseudo_data(params, self.sites)
+        blocks = _find_blocks(params, self.sites, given_data)
+        names = {*blocks, *blocks.values()}.union(*(site_steps.held(site, params) for site in given_data))
         q = {name: value for name, value in params.items() if name in names}
         rest = {name: value for name, value in params.items() if name not in names}
         if rest and self.others is None:
@@ -115,10 +140,11 @@ class _NaturalGradient(Optimizer):
                 f"others is None, but there are parameters beside those of q(ε): {sorted(rest)}. "
                 "Give an optimizer for them; optax.set_to_zero() holds them fixed."
             )
-        return jnp.array(0), (q, self.others.init(rest) if rest else ())
+        averages = {site: site_steps.start_average(site, q) for site in given_data}
+        return jnp.array(0), (q, averages, self.others.init(rest) if rest else ())
 
     def get_params(self, state):
-        q, rest = state[1]
+        q, _, rest = state[1]
         return {**q, **(self.others.get_params(rest) if rest else {})}
 
     def update(self, g, state, value=None):
@@ -135,22 +161,38 @@ class _NaturalGradient(Optimizer):
 
     def _step(self, fn, state, forward_mode):
         """The loss and its auxiliary output, the new state, and whether loss and gradients were finite."""
-        count, (q, rest) = state
+        count, (q, averages, rest) = state
         params = self.get_params(state)
-        blocks = _find_blocks(q, _site_names(q))
+        blocks = _find_blocks(q, _site_names(q), list(averages))
+        if averages and forward_mode:
+            raise ValueError(
+                f"natural_gradient steps {next(iter(averages))!r}, which is given by pseudo-data, by reverse-mode "
+                "gradients: leave out forward_mode_differentiation, or name other sites."
+            )
+        slots = {site: site_steps.slot_for(site, q, covariance) for site, covariance in averages.items()}
         value_and_grad = _value_and_grad(fn, forward_mode)
 
         def mean_gradient(means):
-            output, grads = value_and_grad({**params, **means})
-            return {name: grads[name] for name in means}, (output, grads)
+            output, grads, reports = value_and_grad({**params, **means}, slots)
+            return {name: grads[name] for name in means}, (output, grads, reports)
 
         # One pass gives the loss, all gradients, and products with the Hessian of the means, in which the kernel's
         # factors and the projections are constants.
         means = {loc: q[loc] for loc in blocks}
-        mean_grads, hessian, (output, grads) = jax.linearize(mean_gradient, means, has_aux=True)
+        if means:
+            mean_grads, hessian, (output, grads, reports) = jax.linearize(mean_gradient, means, has_aux=True)
+        else:
+            output, grads, reports = value_and_grad(params, slots)
         loss = output[0]
         scales = {loc: _scale(name, q, loc) for loc, name in blocks.items()}
         scale_grads = {loc: _scale_grad(name, scales[loc], grads) for loc, name in blocks.items()}
+        new_averages = {site: site_steps.average(averages[site], reports[site], count) for site in averages}
+        # The first step has no draws before it, and takes its own.
+        known = jax.tree.map(lambda a, b: jnp.where(count == 0, a, b), new_averages, averages)
+        directions = [
+            site_steps.Direction(site, q, grads, reports[site].precision, covariance)
+            for site, covariance in known.items()
+        ]
 
         def attempt(rate):
             new_scales = {loc: _natural_scale(means[loc], scales[loc], scale_grads[loc], rate) for loc in means}
@@ -162,11 +204,15 @@ class _NaturalGradient(Optimizer):
             def precondition(v):
                 return {loc: _covariance_times(new_scales[loc], v[loc]) for loc in v}
 
-            delta = _conjugate_gradients(system, precondition, mean_grads, self.max_iterations)
-            new = {loc: means[loc] - rate * delta[loc] for loc in means}
+            new = dict(q)
+            if means:
+                delta = _conjugate_gradients(system, precondition, mean_grads, self.max_iterations)
+                new |= {loc: means[loc] - rate * delta[loc] for loc in means}
             for loc, name in blocks.items():
                 if name is not None:
                     new[name] = _transform(name).inv(new_scales[loc])
+            for direction in directions:
+                new |= direction.step(rate)
             return new
 
         def retry(carry):
@@ -178,7 +224,7 @@ class _NaturalGradient(Optimizer):
             return tries + 1, 0.5 * rate, new, ok
 
         q_grads = {name: grads[name] for name in q}
-        rate = jnp.asarray(self.rate(count), jnp.result_type(*means.values()))
+        rate = jnp.asarray(self.rate(count), jnp.result_type(*q.values()))
         start = (jnp.where(_all_finite(q_grads), 0, MAX_HALVINGS + 1), rate, q, jnp.asarray(False))
         _, _, new, ok = lax.while_loop(lambda carry: (carry[0] <= MAX_HALVINGS) & ~carry[3], retry, start)
         new = {name: jnp.where(ok, new[name], q[name]) for name in q}
@@ -186,7 +232,7 @@ class _NaturalGradient(Optimizer):
         if rest:
             rest_grads = {name: value for name, value in grads.items() if name not in q}
             rest = self.others.update(rest_grads, rest, value=loss)
-        return output, (count + 1, (new, rest)), jnp.isfinite(loss) & _all_finite(grads)
+        return output, (count + 1, (new, new_averages, rest)), jnp.isfinite(loss) & _all_finite(grads)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -207,16 +253,32 @@ def _site_names(params: Collection[str]) -> list[str]:
     return [name.removesuffix(".loc") for name in params if name.endswith(".loc")]
 
 
-def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[str, str | None]:
-    """The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only."""
-    found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
-    pseudo = [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
-    if pseudo and (sites is None or not set(pseudo).isdisjoint(sites)):
+def _find_pseudo_data(params: dict[str, Any], sites: Collection[str] | None) -> list[str]:
+    """The sites given by pseudo-data that steps are about: those of components whose q(ε) is theirs alone."""
+    found = [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
+    shared = {site for name in params if JOINED in name for site in name.split(JOINED)}
+    for site in shared.intersection(sites or ()):
         raise ValueError(
-            "natural_gradient steps in the parameters of q(ε) itself, but that of "
-            f"{pseudo[0]!r} is given by pseudo-data: train by Adam alone, or take a guide whose q(ε) follows other "
-            'sites in its mean only, and no other components: npgp.AutoSparseGP(model, dependence="coupled").'
+            f"sites has {site!r}, which shares one q(ε) with other components, for which there are no natural "
+            "gradients: leave it to the other optimizer, or take npgp.AutoSparseGP(model, joint=False)."
         )
+    if sites is None and shared and shared.issuperset(found) and not any(map(_SITE.search, _site_names(params))):
+        raise ValueError(
+            f"natural_gradient has nothing to do: {sorted(shared)} share one q(ε), for which there are no natural "
+            "gradients. Train by Adam alone, or take npgp.AutoSparseGP(model, joint=False)."
+        )
+    return [site for site in found if site not in shared and (sites is None or site in sites)]
+
+
+def _find_blocks(
+    params: dict[str, Any], sites: Collection[str] | None, given_data: Collection[str]
+) -> dict[str, str | None]:
+    """
+    The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only. Sites given by
+    pseudo-data have neither.
+    """
+    found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
+    found = [site for site in found if site not in given_data]
     blocks: dict[str, str | None] = {}
     for site in found:
         loc = f"{site}.loc"
@@ -232,10 +294,10 @@ def _find_blocks(params: dict[str, Any], sites: Collection[str] | None) -> dict[
                     "gradients are for loc (..., M) with scale_tril (..., M, M) or scale (..., M) as SparseGP declares."
                 )
         blocks[loc] = scales[0] if scales else None
-    if not blocks:
+    if not (blocks or given_data):
         raise ValueError(
-            "natural_gradient found no parameters of q(ε), named such as 'f.u.loc' and 'f.u.scale_tril' for a SparseGP "
-            f"'f', among {sorted(params)}."
+            "natural_gradient found no parameters of q(ε), named such as 'f.u.loc' and 'f.u.scale_tril', or "
+            f"'f.u.pseudo_loc', for a SparseGP 'f', among {sorted(params)}."
         )
     return blocks
 
@@ -257,19 +319,26 @@ def _all_finite(tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 
-def _value_and_grad(fn, forward_mode: bool):
-    if not forward_mode:
-        return jax.value_and_grad(fn, has_aux=True)
+def _value_and_grad(fn: Callable, forward_mode: bool) -> Callable:
+    """A function of parameters and slots: the loss and its auxiliary output, gradients, and what slots are told."""
 
-    def forward(params):
+    def told(params, slots):
+        with Slots(slots):
+            return fn(params)
+
+    def reverse(params, slots):
+        output, (grads, reports) = jax.value_and_grad(told, (0, 1), has_aux=True)(params, slots)
+        return output, grads, reports
+
+    def forward(params, slots):
         def repeated(params):
             output = fn(params)
             return output[0], output
 
         grads, output = jax.jacfwd(repeated, has_aux=True)(params)
-        return output, grads
+        return output, grads, slots
 
-    return forward
+    return forward if forward_mode else reverse
 
 
 # ---------------------------------------------------------------------------------------------------------------

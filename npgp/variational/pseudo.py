@@ -21,10 +21,16 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 
-__all__ = ["VALUES", "covariance_factor", "pseudo_posterior"]
+__all__ = ["JOINED", "LOWER", "SCALE", "UNIT", "VALUES", "covariance_factor", "pseudo_posterior"]
 
-#: Suffix of the parameter that every block given by pseudo-data has.
+#: Suffixes of the parameters of a block given by pseudo-data: of the values, which every such block has,
 VALUES = "pseudo_loc"
+#: of their noise's standard deviations, what the values are in units of,
+SCALE, UNIT = "pseudo_scale", "unit"
+#: and, of dense blocks, of the unit lower-triangular factor of its precision.
+LOWER = "pseudo_lower"
+#: Between the names of two sites: the parameter by which pseudo-data of the second are about the first, too.
+JOINED = ".with."
 
 
 def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal: bool = False) -> BlockNormal:

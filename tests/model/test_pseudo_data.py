@@ -465,12 +465,6 @@ def test_functions_in_a_plate_and_minibatches(float64):
     np.testing.assert_allclose(np.mean(parts), whole, rtol=1e-10)
 
 
-def test_natural_gradients_say_that_they_have_no_part(float64):
-    svi = SVI(sampled, npgp.AutoSparseGP(sampled), npgp.natural_gradient(0.5, optax.adam(0.01)), TraceMeanField_ELBO())
-    with pytest.raises(ValueError, match="that of 'f.u' is given by pseudo-data: train by Adam"):
-        jax.eval_shape(lambda: svi.init(jax.random.key(0), X, Y))
-
-
 def test_training_reaches_more_than_independence():
     """The two guides of the same autoguide, trained alike: the ELBO rises, and what trades off is wider."""
 

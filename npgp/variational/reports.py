@@ -1,0 +1,105 @@
+"""
+What an optimizer wants to know of a q(ε) given pseudo-data at a step's draws: kernels, and gradients in covariances.
+
+A loss returns a number, and may have drawn its hyperparameters inside ``vmap`` over particles, or ``scan``, from which
+nothing else gets out. So the optimizer holds out slots of zeros, through a handler around the loss; a block takes its
+slot as an argument that changes nothing, and says in the backward pass, where the slot's gradient would be, what it has
+to say. Autodiff sums that over draws, whatever these are made in, and counts them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from npgp import linalg
+from npgp.contract import Handler, answer
+from npgp.variational.blocks import BlockNormal, block_normal, of_each
+
+__all__ = ["Slot", "Slots", "reported"]
+
+#: Type of the message by which a block asks whether to report.
+REPORT = "npgp.report"
+
+
+class Slot(NamedTuple):
+    """
+    Zeros, to be differentiated in; their gradient is the report, summed over draws.
+
+    :param precision: the gradient in W, for pseudo-data of precision ``R W Rᵀ``, at ``W = I``, by way of the covariance
+        of q(ε) alone: its mean is held. (..., M, M); or (..., M) where R and W are diagonal.
+    :param covariance: of the inducing values under the prior, (..., M, M), with the axes of the parameters' batch.
+    :param draws: their number, ().
+    """
+
+    precision: jax.Array
+    covariance: jax.Array
+    draws: jax.Array
+
+
+class Slots(Handler):
+    """
+    Holds slots out to blocks.
+
+    :param slots: by the site's name.
+    """
+
+    def __init__(self, slots: dict[str, Slot]):
+        super().__init__()
+        self.slots = slots
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        if msg["type"] == REPORT and msg["name"] in self.slots:
+            msg["value"] = self.slots[msg["name"]]
+
+
+def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal: bool) -> BlockNormal:
+    """
+    A block's q(ε) as it is; where a handler asks for it, a report is made.
+
+    :param site: the whitened site.
+    :param q: given pseudo-data.
+    :param L: the factor of the block's residual covariance, (..., M, M); or its diagonal, (..., M).
+    :param root: R, the factor of the pseudo-data's precision, (..., M, M); or its diagonal, (..., M).
+    :param diagonal: whether L is a diagonal.
+    """
+    slot = answer(REPORT, site)
+    if slot is None:
+        return q
+    factor = L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
+    return block_normal(q.kind, *_with_report(of_each(q, q.batch_shape), (factor, root), slot))
+
+
+@jax.custom_vjp
+def _with_report(q: tuple, at: tuple, slot: Slot) -> tuple:
+    return q
+
+
+def _forward(q: tuple, at: tuple, slot: Slot) -> tuple[tuple, tuple]:
+    return q, (q, at, slot)
+
+
+def _backward(kept: tuple, gradient: tuple) -> tuple[tuple, tuple, Slot]:
+    (loc, scale), (factor, root), slot = kept
+    in_scale = gradient[1]
+    if scale.ndim == loc.ndim:
+        scale, in_scale = (each[..., None] * jnp.eye(loc.shape[-1], dtype=loc.dtype) for each in (scale, in_scale))
+    # With S = F Fᵀ, S ∂ℓ/∂S S is F Φ Fᵀ, Φ symmetric with half of Fᵀ ∂ℓ/∂F below its diagonal. And ∂S/∂W is what makes
+    # ∂ℓ/∂W of it: −Rᵀ L F Φ Fᵀ Lᵀ R.
+    Phi = linalg.lower_half(linalg.lower_matmul(scale, in_scale, transpose=True))
+    dense = root.ndim > loc.ndim
+    H = linalg.lower_matmul(root, factor, transpose=True) if dense else root[..., None] * factor
+    HF = linalg.matmul(H, scale)
+    half = -0.5 * linalg.matmul(HF, Phi + jnp.swapaxes(Phi, -1, -2))
+    precision = linalg.matmul(half, jnp.swapaxes(HF, -1, -2)) if dense else jnp.sum(half * HF, axis=-1)
+    covariance = jnp.broadcast_to(linalg.gram(factor), slot.covariance.shape)
+    # One in each member of a ``vmap`` that has a factor of its own: what has no axis there is not summed over it.
+    draws = jnp.where(jnp.any(jnp.isnan(factor)), 1.0, 1.0)
+    sums = Slot(precision, covariance, draws)
+    sums = jax.tree.map(lambda value, zeros: value.astype(zeros.dtype), sums, slot)
+    return gradient, (jnp.zeros_like(factor), jnp.zeros_like(root)), sums
+
+
+_with_report.defvjp(_forward, _backward)
