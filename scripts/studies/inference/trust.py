@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     found = []
     for name in names:
         found.append(study(name, *every[name], args))
-        print(summary(found[-1:]).splitlines()[-1], flush=True)
+        print(*summary(found[-1:]).splitlines()[1:], sep="\n", flush=True)
     report = {"command": command(__file__, argv), "found": found}
     print(summary(found))
     write_json(args.json, report)
