@@ -288,7 +288,7 @@ figure = plots.compare_posteriors(
 
 # %% [markdown]
 # All find the effects of the covariates. For the rest the independent guide is far too sure: level, region effects and
-# the mean of $f$ over a region trade off, so that NUTS knows the level to ± 0.29 only, and the default to ± 0.26, where
+# the mean of $f$ over a region trade off, so that NUTS knows the level to ± 0.28 only, and the default to ± 0.26, where
 # the independent guide says ± 0.01. The default's intervals are as wide as those of NUTS, of the amplitude and the
 # lengthscale too. Its lengthscale is longer, though, 33 km on average against 24, where 20 is true: with 80 inducing
 # points the bound is closer to the evidence for smoother functions. More inducing points would narrow that gap. NUTS
