@@ -14,7 +14,7 @@ from npgp.features import InducingBlock
 from npgp.model.coupling import coupled_mean, linear
 from npgp.model.plates import plate_shape
 from npgp.variational.blocks import BlockNormal
-from npgp.variational.pseudo import JOINED, LOWER, SCALE, UNIT, VALUES, pseudo_posterior
+from npgp.variational.pseudo import JOINED, LOWER, SCALE, UNIT, VALUES, precision_root, pseudo_posterior
 from npgp.variational.reports import reported
 
 #: Suffixes of the parameters that all such blocks have, the first of which says so.
@@ -139,8 +139,4 @@ def values_and_root(
         values = coupled_mean(f"{site}.{COUPLING}", values, parameter(f"{site}.{COUPLING}"), t)
         # Data are worth the more, the less their noise: where its scale is sampled, that of pseudo-data follows it.
         scale = scale * jnp.exp(linear(f"{site}.{NOISE_COUPLING}", parameter(f"{site}.{NOISE_COUPLING}"), t))[..., None]
-    root = 1.0 / scale
-    if kind == "dense":
-        lower = parameter(f"{site}.{LOWER}")
-        root = root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))
-    return values, root
+    return values, precision_root(scale, parameter(f"{site}.{LOWER}") if kind == "dense" else None)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 
-__all__ = ["JOINED", "LOWER", "SCALE", "UNIT", "VALUES", "covariance_factor", "pseudo_posterior"]
+__all__ = ["JOINED", "LOWER", "SCALE", "UNIT", "VALUES", "covariance_factor", "precision_root", "pseudo_posterior"]
 
 #: Suffixes of the parameters of a block given by pseudo-data: of the values, which every such block has,
 VALUES = "pseudo_loc"
@@ -55,6 +55,18 @@ def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal:
     factor = covariance_factor(linalg.gram(transposed))
     half = linalg.matmul(jnp.swapaxes(factor, -1, -2), linalg.matmul(transposed, scaled[..., None]))
     return DenseNormal(linalg.matmul(factor, half)[..., 0], factor)
+
+
+def precision_root(scale: jax.Array, lower: jax.Array | None = None) -> jax.Array:
+    """
+    R, with rows ``(I + N)_i / σ_i``; its diagonal, without N.
+
+    :param scale: σ, (..., M).
+    :param lower: N in its strictly lower triangle, (..., M, M).
+    """
+    if lower is None:
+        return 1.0 / scale
+    return (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype)) * (1.0 / scale)[..., None]
 
 
 @jax.custom_jvp

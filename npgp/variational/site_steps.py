@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to, constraints
 
 from npgp import linalg
-from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES
+from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES, precision_root
 from npgp.variational.reports import Slot
 
 __all__ = ["Direction", "average", "held", "slot_for", "start_average"]
@@ -101,7 +101,7 @@ class Direction:
     ):
         self.site, self.q, self.dense = site, q, f"{site}.{LOWER}" in q
         self.unit = _positive(q[f"{site}.{UNIT}"])
-        self.root = root = self._root()
+        self.root = root = precision_root(_positive(q[f"{site}.{SCALE}"]), q.get(f"{site}.{LOWER}"))
         if self.dense:
             half = linalg.lower_matmul(root, covariance, transpose=True)
             T = linalg.lower_matmul(root, _transposed(half), transpose=True)
@@ -144,14 +144,6 @@ class Direction:
         if self.dense:
             new[LOWER] = jnp.tril(noise[..., None] * root, -1)
         return {f"{self.site}.{suffix}": value for suffix, value in new.items()}
-
-    def _root(self) -> jax.Array:
-        """R; its diagonal if it is diagonal."""
-        root = 1.0 / _positive(self.q[f"{self.site}.{SCALE}"])
-        if not self.dense:
-            return root
-        lower = self.q[f"{self.site}.{LOWER}"]
-        return root[..., None] * (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype))
 
     def _transposed_times(self, x: jax.Array) -> jax.Array:
         """``Rᵀ x``."""

@@ -1,13 +1,16 @@
-"""What several studies fit and summarize with: learned parameters, L-BFGS, means over splits."""
+"""What several studies fit and summarize with: learned parameters, L-BFGS, draws by MCMC, means over splits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import numpyro
 from numpyro.distributions import constraints
+from numpyro.infer import MCMC
+from numpyro.infer.mcmc import MCMCKernel
 from scipy.optimize import OptimizeResult, minimize
 
 from common import moments, plus_minus, table
@@ -23,6 +26,20 @@ def learned(start: Mapping[str, Any]) -> dict[str, Any]:
         name: numpyro.param(name, value, constraint=constraints.real if "inducing" in name else positive)
         for name, value in start.items()
     }
+
+
+def mcmc_draws(
+    kernel: MCMCKernel, key: jax.Array, warmup: int, draws: int, *args: Any, **kwargs: Any
+) -> dict[str, Any]:
+    """Draws of one chain, by one program; the model's arguments last."""
+
+    @jax.jit
+    def run(key):
+        mcmc = MCMC(kernel, num_warmup=warmup, num_samples=draws, progress_bar=False)
+        mcmc.run(key, *args, **kwargs)
+        return mcmc.get_samples()
+
+    return run(key)
 
 
 def lbfgs(

@@ -20,6 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from cookbook import square
 from models import compiled, elbo_value, random_params, sparse_gp
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
@@ -110,12 +111,6 @@ def centerd(values, axis=-1):
 
 def float32(*arrays):
     return [np.asarray(array, np.float32) for array in arrays]
-
-
-def square(low, high, count):
-    """A grid of count² points of the plane."""
-    axis = np.linspace(low, high, count, dtype=np.float32)
-    return np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
 
 
 # ---------------------------------------------------------------------------------------------------------------

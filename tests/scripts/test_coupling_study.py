@@ -1,11 +1,9 @@
 """The study of guides that follow other sites: does it run, is its map the notebook's, and does it count right?"""
 
-import json
 import re
 from pathlib import Path
 
 import loading
-import models
 import numpy as np
 import pytest
 
@@ -14,10 +12,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03-gp-in-a-hierarchical-mo
 
 @pytest.mark.slow
 def test_coupling_runs(monkeypatch, tmp_path, capsys):
-    models.compile_all_quickly(monkeypatch)
-    path = tmp_path / "report.json"
-    report = loading.script("coupling").main(["--quick", "--nuts", "24", "--json", str(path)])
-    assert json.loads(path.read_text()) == report
+    report = loading.quick_report(monkeypatch, tmp_path, "coupling", "--nuts", "24")
     assert [(fit["guide"], fit["dependence"]) for fit in report["fits"]] == [
         ("AutoMultivariateNormal", "independent"),
         ("AutoMultivariateNormal", "pseudo-data"),

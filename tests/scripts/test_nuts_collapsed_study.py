@@ -1,19 +1,13 @@
 """The study of NUTS with q(ε) collapsed: does it run?"""
 
-import json
-
 import loading
-import models
 import numpy as np
 import pytest
 
 
 @pytest.mark.slow
 def test_samplers_are_compared(monkeypatch, tmp_path, capsys):
-    models.compile_all_quickly(monkeypatch)
-    path = tmp_path / "report.json"
-    report = loading.script("nuts_collapsed").main(["--quick", "--json", str(path)])
-    assert json.loads(path.read_text()) == report
+    report = loading.quick_report(monkeypatch, tmp_path, "nuts_collapsed")
     (case,) = report["cases"]
     assert case["rows"] == 20 and max(case["ratio"][how] for how in ("whole", "blocks")) == 1
     for how in ("whole", "blocks", "collapsed"):

@@ -1,21 +1,15 @@
 """The study of which posteriors to trust: does it run?"""
 
-import json
-
 import loading
-import models
 import numpy as np
 import pytest
 
 
 @pytest.mark.slow
 def test_guides_are_compared_with_nuts(monkeypatch, tmp_path, capsys):
-    models.compile_all_quickly(monkeypatch)
-    study, path = loading.script("trust"), tmp_path / "report.json"
-    report = study.main(["--quick", "--json", str(path)])
-    assert json.loads(path.read_text()) == report
+    report = loading.quick_report(monkeypatch, tmp_path, "trust")
     (case,) = report["found"]
-    assert case["entries"] == 5 and set(case["guides"]) == set(study.GUIDES)
+    assert case["entries"] == 5 and set(case["guides"]) == set(loading.script("trust").GUIDES)
     for guide in case["guides"].values():
         assert np.isfinite(guide["khat"]) and 0 <= guide["share"] <= guide["mean_share"] <= 1 and guide["sd"] > 0
     assert "dose and trend  default" in capsys.readouterr().out

@@ -20,6 +20,12 @@ from npgp.likelihoods import Factorized, Ordinal
 Z = np.linspace(0.0, 10.0, 12, dtype=np.float32)[:, None]
 
 
+def square(low, high, count):
+    """A grid of count² points of the plane."""
+    axis = np.linspace(low, high, count, dtype=np.float32)
+    return np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+
+
 def gp(name, inducing=Z, lengthscale=1.5, scale=1.0):
     """A GP with an RBF kernel, and priors on its hyperparameters."""
     ell = numpyro.sample(f"{name}.lengthscale", dist.LogNormal(np.log(lengthscale), 0.4))

@@ -188,6 +188,28 @@ def compile_all_quickly(monkeypatch):
     monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=_QUICK))
 
 
+def trajectory(svi, num, *args, change=None):
+    """
+    Constrained parameters after each of so many steps, and the losses before each, and after the last.
+
+    :param change: what makes parameters to start at of those that ``svi`` would start at.
+    """
+
+    def run(*args):
+        state = svi.init(jax.random.key(0), *args)
+        if change is not None:
+            state = svi.init(jax.random.key(0), *args, init_params=change(svi.get_params(state)))
+
+        def step(state, _):
+            state, loss = svi.update(state, *args)
+            return state, (svi.get_params(state), loss)
+
+        return jax.lax.scan(step, state, length=num + 1)[1]
+
+    params, losses = compiled(run)(*args)
+    return jax.tree.map(lambda x: np.asarray(x)[:num], params), np.asarray(losses)
+
+
 def keys(n: int, seed: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(seed), n)
 

@@ -10,7 +10,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import compiled, make_elbo, rbf
+from models import compiled, make_elbo, rbf, trajectory
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
@@ -78,21 +78,8 @@ def random_start(params, seed=0):
 
 
 def steps(svi, num, *args, random=True):
-    """Constrained parameters after each step from a random start, and the losses before each, and after the last."""
-
-    def run(*args):
-        state = svi.init(jax.random.key(0), *args)
-        if random:
-            state = svi.init(jax.random.key(0), *args, init_params=random_start(svi.get_params(state)))
-
-        def step(state, _):
-            state, loss = svi.update(state, *args)
-            return state, (svi.get_params(state), loss)
-
-        return jax.lax.scan(step, state, length=num + 1)[1]
-
-    params, losses = compiled(run)(*args)
-    return jax.tree.map(lambda x: np.asarray(x)[:num], params), np.asarray(losses)
+    """The trajectory from a random start."""
+    return trajectory(svi, num, *args, change=random_start if random else None)
 
 
 def gradient_norms(model, params, *args):

@@ -9,7 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
-from models import compiled, make_elbo, rbf
+from models import compiled, make_elbo, rbf, trajectory
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
@@ -60,24 +60,11 @@ def undamped(monkeypatch):
 
 
 def steps(num, *args, rate=1.0, particles=1, change=None, optim=None, **static):
-    """Constrained parameters after each step, and the loss before each, and after the last."""
+    """The trajectory of the regression."""
     model, guide = partial(regression, **static), partial(point_guide, **static)
     optim = natural_gradient(rate) if optim is None else optim
     svi = SVI(model, guide, optim, TraceMeanField_ELBO(num_particles=particles))
-
-    def run(*args):
-        state = svi.init(jax.random.key(0), *args)
-        if change is not None:
-            state = svi.init(jax.random.key(0), *args, init_params=change(svi.get_params(state)))
-
-        def step(state, _):
-            state, loss = svi.update(state, *args)
-            return state, (svi.get_params(state), loss)
-
-        return jax.lax.scan(step, state, length=num + 1)[1]
-
-    params, losses = compiled(run)(*args)
-    return jax.tree.map(lambda x: np.asarray(x)[:num], params), np.asarray(losses)
+    return trajectory(svi, num, *args, change=change)
 
 
 def pseudo_data(params, step=-1, site="f.u"):

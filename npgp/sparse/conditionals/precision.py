@@ -253,23 +253,24 @@ def _fixed_point(curvature, mean: jax.Array, variance: jax.Array, residual: Resi
         now = of_present(curvature(variance + residual.given(precision)[0]), mean, present)
         return kept(lax.stop_gradient(now))
 
-    def step(precision):
+    def logarithm(precision):
         """log λ by the rule."""
         return jnp.log(jnp.maximum(rule(precision, rows), tiny))
 
+    def point(at):
+        """log λ, and what the rule makes of it."""
+        return at, logarithm(kept(jnp.exp(at)))
+
     def secant(old, new):
-        """The next iterate, from the last two, each with what the rule makes of it."""
+        """The next iterate, from the last two points."""
         moved, slope = new[0] - old[0], new[1] - old[1]
         slope = jnp.minimum(slope / jnp.where(moved == 0.0, 1.0, moved), STEEPEST)
         return jnp.clip(new[0] + (new[1] - new[0]) / (1.0 - slope), jnp.log(tiny), -jnp.log(tiny))
 
-    first = step(jnp.zeros_like(rows.variance))
-    before = (first, step(kept(jnp.exp(first))))
-    half = 0.5 * (before[0] + before[1])
-    latest = (half, step(kept(jnp.exp(half))))
+    before = point(logarithm(jnp.zeros_like(rows.variance)))
+    latest = point(0.5 * (before[0] + before[1]))
     for _ in range(SECANTS):
-        at = secant(before, latest)
-        before, latest = latest, (at, step(kept(jnp.exp(at))))
+        before, latest = latest, point(secant(before, latest))
     precision = kept(jnp.exp(secant(before, latest)))
     if not isinstance(residual, RowResidual):
         for _ in range(GROUP_ITERATIONS):

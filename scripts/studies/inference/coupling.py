@@ -32,13 +32,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import lax
-from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO
+from numpyro.infer import NUTS, SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 import npgp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, clock, command, interleaved_steps, plus_minus, quartiles, table, whole, write_json
+from studies.shared import mcmc_draws
 
 REGIONS = 8
 TRUTH = {"level": 0.2, "beta": np.array([0.25, -0.2]), "spread": 0.3, "lengthscale": 20.0, "amplitude": 0.6}
@@ -122,16 +123,8 @@ def said(draws: dict, truth: dict) -> dict:
 
 def by_nuts(data: tuple, Z: np.ndarray, draws: int, truth: dict) -> dict:
     """The same of NUTS, which samples the whitened inducing values, too."""
-
-    @jax.jit
-    def run(key):
-        mcmc = MCMC(
-            NUTS(partial(model, Z=jnp.asarray(Z))), num_warmup=draws // 3, num_samples=draws, progress_bar=False
-        )
-        mcmc.run(key, *data)
-        return mcmc.get_samples()
-
-    return said(run(jax.random.key(6)), truth)
+    kernel = NUTS(partial(model, Z=jnp.asarray(Z)))
+    return said(mcmc_draws(kernel, jax.random.key(6), draws // 3, draws, *data), truth)
 
 
 class Fit:

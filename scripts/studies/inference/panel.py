@@ -28,12 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO, init_to_median, log_likelihood
+from numpyro.infer import NUTS, SVI, TraceMeanField_ELBO, init_to_median, log_likelihood
 
 import npgp
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, clock, command, table, whole, write_json
+from studies.shared import mcmc_draws
 
 TRUTH = {"tau": 0.5, "own_scale": 0.4, "noise": 0.3}
 GUIDES: dict[str, dict[str, Any]] = {
@@ -125,14 +126,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     if not args.no_nuts:
         began = now()
         kernel = NUTS(of_panel, init_strategy=init_to_median, target_accept_prob=0.9)
-
-        @jax.jit
-        def run(key):
-            mcmc = MCMC(kernel, num_warmup=args.draws // 2, num_samples=args.draws, progress_bar=False)
-            mcmc.run(key, *data)
-            return mcmc.get_samples()
-
-        draws = jax.block_until_ready(run(jax.random.key(2)))
+        draws = jax.block_until_ready(mcmc_draws(kernel, jax.random.key(2), args.draws // 2, args.draws, *data))
         density = held_out_density(of_panel, draws, data[0], y, held_out)
         found["NUTS"] = {**said(draws), "held_out": density, "elbo": None, "seconds": now() - began}
     rows = [

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.diagnostics import split_gelman_rubin
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median
+from numpyro.infer import NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median
 
 import npgp
 
@@ -39,16 +39,11 @@ sys.path[1:1] = [str(ROOT / "scripts"), str(ROOT / "tests" / "support")]
 import cookbook
 
 from common import Arguments, clock, command, table, whole, write_json
+from studies.shared import mcmc_draws
 
 GUIDES = {"default": "pseudo-data", "independent": "independent"}
 #: Sites of more entries are those of rows.
 FEW = 20
-
-
-def square(low: float, high: float, count: int) -> np.ndarray:
-    """A grid of count² points of the plane."""
-    axis = np.linspace(low, high, count, dtype=np.float32)
-    return np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
 
 
 def examples(rows: int, rng: np.random.Generator) -> dict[str, tuple[Callable, dict[str, Any], str]]:
@@ -57,8 +52,8 @@ def examples(rows: int, rng: np.random.Generator) -> dict[str, tuple[Callable, d
     plane = rng.uniform(0.0, 3.0, (rows, 2)).astype(np.float32)
     normal = rng.normal(size=(rows, 2)).astype(np.float32)
     positive = rng.uniform(0.2, 1.0, (2, rows)).astype(np.float32)
-    counts = partial(cookbook.spatial_counts, groups=8, inducing=square(0.0, 3.0, 4))
-    interaction = partial(cookbook.main_effects_and_interaction, inducing=square(0.0, 10.0, 5))
+    counts = partial(cookbook.spatial_counts, groups=8, inducing=cookbook.square(0.0, 3.0, 4))
+    interaction = partial(cookbook.main_effects_and_interaction, inducing=cookbook.square(0.0, 10.0, 5))
     seasonal = {"X": 0.8 * x, "sd": positive[0], "weight": np.ones(rows, np.float32)}
     return {
         "dose and trend": (cookbook.dose_effect, {"X": x, "dose": normal}, "y"),
@@ -93,14 +88,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def by_nuts(model: Callable, data: dict[str, Any], args: argparse.Namespace) -> dict[str, np.ndarray]:
     """Draws of the sites that are compared."""
     kernel = NUTS(model, init_strategy=init_to_median, target_accept_prob=0.9)
-
-    @jax.jit
-    def run(key):
-        mcmc = MCMC(kernel, num_warmup=args.draws, num_samples=args.draws, progress_bar=False)
-        mcmc.run(key, **data)
-        return mcmc.get_samples()
-
-    drawn = jax.device_get(run(jax.random.key(args.seed)))
+    drawn = jax.device_get(mcmc_draws(kernel, jax.random.key(args.seed), args.draws, args.draws, **data))
     with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
         model(**data)
     inducing = {name for name, site in sites.items() if site["type"] == "deterministic" or name.endswith((".u", ".v"))}
