@@ -16,6 +16,7 @@ scripts/benchmarks/results/deep_uci.md.
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,11 @@ import npgp
 from common import Arguments, command, moments, plus_minus, table, whole, write_json
 from studies.spherical.uci_data import SETS, load
 
+ALL_SETS = (*SETS, "protein", "wine")
 #: Widest inner layers, and draws of what is between layers for predictions.
 WIDEST, DRAWS = 30, 100
+METRICS = ("elbo", "test log-likelihood", "test RMSE")
+NAMES = ("ELBO per row", *METRICS[1:])
 
 
 def model(X, y=None, *, size: int, start: list[np.ndarray], conditional: str):
@@ -84,21 +88,48 @@ def fit(data: Any, layers: int, conditional: str, args: Any, seed: int) -> dict[
     }
 
 
+def scores(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Rows of the table of scores: means over splits, with standard errors."""
+    rows = []
+    for key in dict.fromkeys((r["set"], r["layers"], r["conditional"]) for r in records):
+        same = [r for r in records if (r["set"], r["layers"], r["conditional"]) == key]
+        rows.append((*key, *(plus_minus(*moments(r[m] for r in same), 3) for m in METRICS)))
+    return rows
+
+
+def gains(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Rows of the table of gains: of a layer more, and of the tight conditional, on the same split."""
+    found = {(r["set"], r["split"], r["layers"], r["conditional"]): r for r in records}
+    differences: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for (name, split, layers, conditional), record in found.items():
+        before = {
+            f"{layers} layers over {layers - 1}, {conditional}": (name, split, layers - 1, conditional),
+            f"tight over prior, {layers} layer{'s' * (layers > 1)}": (name, split, layers, "prior"),
+        }
+        for what, other in before.items():
+            if other in found and found[other] is not record:
+                less = {m: record[m] - found[other][m] for m in METRICS}
+                less["test RMSE"] *= -1.0
+                differences.setdefault((name, what), []).append(less)
+    return [(*key, *(plus_minus(*moments(d[m] for d in of), 3) for m in METRICS)) for key, of in differences.items()]
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = Arguments(__doc__)
     parser.shared("quick", "full", "json", "seed", "rows", inducing=50, steps=1500, batch_size=500, learning_rate=0.02)
-    parser.add_argument("--sets", nargs="+", choices=[*SETS, "simulated"], default=["energy", "kin8nm"])
+    parser.add_argument("--sets", nargs="+", choices=[*ALL_SETS, "simulated"], default=["energy", "kin8nm"])
     parser.add_argument("--layers", nargs="+", type=whole, default=[1, 2])
     parser.add_argument("--conditionals", nargs="+", choices=["prior", "tight"], default=["prior", "tight"])
     parser.add_argument("--splits", type=whole, default=2, help="how many")
     parser.add_argument("--particles", type=whole, default=1, help="draws of what is between layers in a step")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to this file")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables to this file")
+    parser.add_argument("--earlier", nargs="+", type=Path, metavar="FILE", default=[], help="records to add to these")
     quick = {"sets": ["simulated"], "splits": 1, "steps": 30, "inducing": 8, "rows": 60, "batch_size": 30}
     args = parser.read(argv, quick)
     if args.full:
         args.inducing, args.steps, args.batch_size, args.learning_rate = 100, 20_000, 10_000, 0.01
 
-    records = []
+    records = [record for file in args.earlier for record in json.loads(file.read_text())["records"]]
     for name in args.sets:
         for split in range(args.splits):
             data = load(name, split, args.rows)
@@ -107,13 +138,13 @@ def main(argv: list[str] | None = None) -> None:
                     found = fit(data, layers, conditional, args, args.seed + 10 * split)
                     records.append({"set": name, "split": split, "layers": layers, "conditional": conditional, **found})
                     print({k: round(v, 4) if isinstance(v, float) else v for k, v in records[-1].items()}, flush=True)
-    metrics = ("elbo", "test log-likelihood", "test RMSE")
-    rows = []
-    for key in dict.fromkeys((r["set"], r["layers"], r["conditional"]) for r in records):
-        same = [r for r in records if (r["set"], r["layers"], r["conditional"]) == key]
-        rows.append((*key, *(plus_minus(*moments(r[m] for r in same), 3) for m in metrics)))
-    header = ("set", "layers", "last layer", "ELBO per row", *metrics[1:])
-    print(table(header, rows, left=(0, 2)))
+    shown = [
+        table(("set", "layers", "last layer", *NAMES), scores(records), left=(0, 2), markdown=markdown)
+        + "\n\nGains, split by split (positive: the first is better; of RMSE, how much less):\n\n"
+        + table(("set", "gain of", *NAMES), gains(records), left=(0, 1), markdown=markdown)
+        for markdown in (False, True)
+    ]
+    print(shown[0])
     if args.json:
         write_json(args.json, {"command": command(__file__, argv), "records": records})
     if args.markdown:
@@ -123,7 +154,7 @@ def main(argv: list[str] | None = None) -> None:
             f"{args.steps} steps of {args.batch_size} rows. Published experiments have far more of each (`--full`). "
             "The ELBO is of standardized outputs, test scores are in the outputs' units.\n\n"
         )
-        args.markdown.write_text(text + table(header, rows, left=(0, 2), markdown=True) + "\n")
+        args.markdown.write_text(text + shown[1] + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ def load(name: str, repetition: int, rows: int | None) -> datasets.RegressionSpl
     """A split, standardized; with a limit, that many training rows and a quarter as many test rows, at random."""
     if name == "simulated":
         return simulated(repetition, rows or 200)
-    data = datasets.uci(SETS[name], repetition)
+    data = datasets.uci(SETS.get(name, name), repetition)
     rng, fields = np.random.default_rng(repetition), dict(data.__dict__)
     for kind, most in (("train", rows), ("test", rows and max(rows // 4, 1))):
         if most is not None and len(fields[f"y_{kind}"]) > most:
