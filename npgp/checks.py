@@ -176,6 +176,21 @@ def mask(value: Any, name: str = "mask", *, of: Any = None) -> np.ndarray | jax.
     return value
 
 
+def observed(y: ArrayLike, rows: int) -> jax.Array:
+    """
+    Observations of so many rows, all of which are there.
+
+    :param y: (N,), or batch + (N,).
+    :param rows: N.
+    :raises ValueError: for another number of rows, and for NaN.
+    """
+    y = to_device(array(y, "y"), "y", axis=-1)
+    require_finite(y, "y")
+    if jnp.shape(y)[-1:] != (rows,):
+        raise ValueError(f"y has shape {jnp.shape(y)}, but X has {rows} rows.")
+    return y
+
+
 def concrete_inputs(x: ArrayLike, name: str = "X") -> jax.Array:
     """As :func:`inputs`; inside ``jit`` too an array's numbers can be seen, unless it is traced itself."""
     if is_traced(x):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.kernels import Kernel
+from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.neighbors.search import Neighbors, nearest
 from npgp.neighbors.vecchia import new_site_weights
 from npgp.pytrees import pytree
@@ -126,6 +129,26 @@ class NeighborPosterior:
     def variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
         """Posterior variance of f at inputs X (N, D): (N,)."""
         return self.mean_and_variance(X, neighbors)[1]
+
+    def log_density(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        likelihood: Likelihood | Callable[..., Any],
+        neighbors: ArrayLike | None = None,
+    ) -> jax.Array:
+        """
+        Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
+
+        :param X: inputs, (N, D).
+        :param y: observations, (N,).
+        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
+        :param neighbors: as in :meth:`mean_and_variance`.
+        :return: (N,).
+        :raises ValueError: for observations of another number of rows, or with NaN.
+        """
+        y = checks.observed(y, jnp.shape(X)[0])
+        return as_likelihood(likelihood).log_marginal(y, *self.mean_and_variance(X, neighbors))
 
     def covariance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D), at O(N² M): (N, N)."""

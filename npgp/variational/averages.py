@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.chunks import map_chunks
+from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.neighbors.posterior import NeighborPosterior, with_neighbors
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
@@ -64,13 +66,13 @@ class PosteriorMixture:
         leaves, structure = jax.tree.flatten(self.posterior)
         return jax.tree.unflatten(structure, [x[draw] if v else x for x, v in zip(leaves, self.varies, strict=True)])
 
-    def _each(self, function: Callable[..., Any], draws: jax.Array | None = None, *more: jax.Array) -> Any:
+    def _each(self, function: Callable[..., Any], draws: jax.Array | None = None, *more: Any) -> Any:
         """
         A function of the posterior given each draw, one after the other: results with draws first.
 
         :param function: of a posterior, and of what more is given.
         :param draws: their numbers; those that differ if omitted.
-        :param more: arrays with draws first.
+        :param more: pytrees of arrays with draws first.
         """
         draws = self._different if draws is None else draws
         return lax.map(lambda x: function(self._given(x[0]), *x[1:]), (draws, *more))
@@ -111,6 +113,37 @@ class PosteriorMixture:
             X, size = checks.inputs(X), checks.whole_number(batch_size, "batch_size")
             return one_program(lambda: map_chunks(self._moments, size, X, axis=-1), options=STEPS)
         return self._at(PosteriorMixture._moments, X, neighbors)
+
+    def log_density(
+        self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Callable[..., Any], *, neighbors=None
+    ) -> jax.Array:
+        """
+        Log predictive density of observations, row by row: the logarithm of the average over draws of
+        ``∫ p(y_n | f_n) N(f_n; mean, variance) df_n``::
+
+            f.log_density(X, y, lambda sites: npgp.Gaussian(scale=sites["noise"]))
+
+        :param X: inputs (N, D).
+        :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
+        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood; or a function that makes it of a draw's ``sites``.
+        :param neighbors: as in :meth:`mean_and_variance`.
+        :return: of y's shape.
+        :raises ValueError: for observations of another number of rows, or with NaN.
+        """
+        rows = self._rows(X, neighbors)
+        y = checks.observed(y, jnp.shape(X)[0])
+        maker = likelihood if callable(likelihood) and not isinstance(likelihood, Likelihood) else None
+        draws = jnp.arange(self.size) if maker else self._different
+
+        def density():
+            def of_draw(p, sites):
+                given = as_likelihood(maker(sites) if maker else likelihood)
+                return given.log_marginal(y, *p.mean_and_variance(*_arguments(rows)))
+
+            sites = jax.tree.map(lambda values: values[: draws.size], self.sites)
+            return logsumexp(self._each(of_draw, draws, sites), axis=0) - math.log(draws.size)
+
+        return one_program(density, options=STEPS)
 
     def covariance(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D), by the law of total covariance: batch + (N, N)."""

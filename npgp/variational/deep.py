@@ -159,12 +159,8 @@ class DeepPosterior:
         :return: of y's shape.
         :raises ValueError: for observations of another number of rows, or with NaN.
         """
-        X = checks.inputs(X)
-        likelihood = as_likelihood(likelihood, 1)
-        y = checks.to_device(checks.array(y, "y"), "y", axis=-1)
-        checks.require_finite(y, "y")
-        if jnp.shape(y)[-1:] != X.shape[:1]:
-            raise ValueError(f"y has shape {jnp.shape(y)}, but X has {X.shape[0]} rows.")
+        X, likelihood = checks.inputs(X), as_likelihood(likelihood)
+        y = checks.observed(y, X.shape[0])
 
         def density():
             mean, variance = self._components(X)

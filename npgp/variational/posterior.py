@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,8 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.chunks import entries_at_once, map_chunks, rows_within
-from npgp.likelihoods import Likelihood
-from npgp.programs.compiled import one_program
+from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.conditionals import Conditional
@@ -106,6 +106,20 @@ class Posterior:
         mean = whitened_mean(projection, [block.loc for block in self.q])
         variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
         return mean, jnp.broadcast_to(variance, mean.shape)
+
+    def log_density(self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Callable[..., Any]) -> jax.Array:
+        """
+        Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
+
+        :param X: inputs (N, D).
+        :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
+        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
+        :return: of y's shape.
+        :raises ValueError: for observations of another number of rows, or with NaN.
+        """
+        X, likelihood = checks.inputs(X), as_likelihood(likelihood)
+        y = checks.observed(y, X.shape[0])
+        return one_program(lambda: likelihood.log_marginal(y, *self._moments(X)), options=STEPS)
 
     def covariance(self, X: ArrayLike) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""

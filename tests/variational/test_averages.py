@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from models import NOISE, STRUCTURES, VARIANCE, X_NEW, Dense, X, Y, compiled, keys, random_params, worst_z_of_moments
 from numpyro.infer.autoguide import AutoNormal
+from scipy import stats
 
 import npgp
 from npgp.variational import PosteriorMixture
@@ -263,6 +264,27 @@ def test_saved_and_loaded(tmp_path, both):
     again = npgp.load(tmp_path / "average.npz")
     np.testing.assert_array_equal(again.mean_and_variance(X_NEW), average.mean_and_variance(X_NEW))
     np.testing.assert_array_equal(again.sites["level"], average.sites["level"])
+
+
+def test_densities_are_averages_over_draws(both):
+    """Of a likelihood without parameters, and of one that is different in each draw, against SciPy's formulas."""
+    average, alone = both
+    y = np.linspace(-1.0, 1.0, len(X_NEW))
+    by_draw = average.log_density(X_NEW, y, lambda sites: npgp.Gaussian(scale=jnp.exp(sites["level"])))
+    fixed = average.log_density(X_NEW, y > 0, npgp.Bernoulli(link="probit"))
+    densities, chances = [], []
+    for posterior, level in zip(alone, average.sites["level"], strict=True):
+        mean, variance = map(np.asarray, posterior.mean_and_variance(X_NEW))
+        densities.append(stats.norm(mean, np.sqrt(variance + np.exp(2.0 * level))).pdf(y))
+        yes = stats.norm.cdf(mean / np.sqrt(1.0 + variance))
+        chances.append(np.where(y > 0, yes, 1.0 - yes))
+        alone_says = posterior.log_density(X_NEW, y, npgp.Gaussian(scale=0.5))
+        np.testing.assert_allclose(alone_says, stats.norm(mean, np.sqrt(variance + 0.25)).logpdf(y), rtol=1e-10)
+    np.testing.assert_allclose(by_draw, np.log(np.mean(densities, 0)), rtol=1e-9)
+    np.testing.assert_allclose(fixed, np.log(np.mean(chances, 0)), rtol=1e-6)
+    for wrong, match in [(y[:-1], r"y has shape \(7,\), but X has 8 rows"), (y * np.nan, "NaN")]:
+        with pytest.raises(ValueError, match=match):
+            average.log_density(X_NEW, wrong, npgp.Gaussian(scale=0.5))
 
 
 def test_misuse(float64):
