@@ -40,9 +40,9 @@ ALL_SETS = (*SETS, "protein", "wine")
 WIDEST, DRAWS = 30, 100
 #: Test log-likelihoods.
 PUBLISHED = """
-For kin8nm the authors' demonstration (`demos/demo_regression_UCI.ipynb` of the repository UCL-SML/Doubly-Stochastic-DGP;
-one split, not ours; M = 100, 5000 steps of 1000 rows, five draws a step) prints .943, 1.291 and 1.304 for one to three
-layers by Adam, .955, 1.292 and 1.315 with natural gradients for the last layer, and .976 for one layer's collapsed bound.
+For kin8nm the authors' demonstration (`demos/demo_regression_UCI.ipynb` of UCL-SML/Doubly-Stochastic-DGP; one split,
+not ours; M = 100, 5000 steps of 1000 rows, five draws a step) prints .943, 1.291 and 1.304 for one to three layers by
+Adam, .955, 1.292 and 1.315 with natural gradients for the last layer, and .976 for one layer's collapsed bound.
 """
 METRICS = ("elbo", "test log-likelihood", "test RMSE")
 NAMES = ("ELBO per row", *METRICS[1:])
