@@ -95,8 +95,8 @@ say("logistic regression", linear.predict_proba(X_test))
 
 # %% [markdown]
 # The GP of pixels has seen most places of a stroke in a few digits only, or in none. Where all digits are in the middle
-# of the frame, as scikit-learn has them, it is the better of the two (13% errors against 20%, with 300 digits for training
-# and patches of 3 × 3): sums of patches know nothing of where strokes are to each other.
+# of the frame, as scikit-learn has them, it is the better of the two (13% errors against 20%, with 300 digits and
+# patches of 3 × 3): sums of patches know nothing of where strokes are to each other.
 #
 # The patches with the largest part in the mean of some digit's function, strokes, corners and ends; and at last the
 # weights of the places.
