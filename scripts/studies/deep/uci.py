@@ -158,8 +158,8 @@ def main(argv: list[str] | None = None) -> None:
         text = (
             f"# Deep GPs on UCI sets\n\n`{command(__file__, argv)}`\n\n"
             f"Splits: {args.splits}{' (means ± standard errors)' * (args.splits > 1)}; M = {args.inducing}, "
-            f"{args.steps} steps of {args.batch_size} rows. Published experiments have far more of each (`--full`). "
-            "The ELBO is of standardized outputs, test scores are in the outputs' units.\n\n"
+            f"{args.steps} steps of {args.batch_size} rows (published: M = 100, 20,000 steps of up to 10,000 rows, "
+            "`--full`). The ELBO is of standardized outputs, test scores are in the outputs' units.\n\n"
         )
         args.markdown.write_text(text + shown[1] + "\n" + PUBLISHED * ("kin8nm" in {r["set"] for r in records}))
 
