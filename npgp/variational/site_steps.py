@@ -21,8 +21,8 @@ in the natural mean, and G that in the precision. A step of rate ρ is
 Components that share one q(ε) (joint.py) step together: u is that of all, stacked, K̄ has a block for each, and R is
 dense. How noise follows t is as if it were the same for all; at t = 0, where parameters are, it is.
 
-T has :data:`DAMPING` added: where the prior says ten times as much as the pseudo-data, these matter little, K̄ may be
-far from K(θ), and Q would be large.
+T has :data:`DAMPING` added: where the prior says a thousand times as much as the pseudo-data, these matter little, K̄
+may be far from K(θ), and Q would be large.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from npgp.variational.reports import Slot
 __all__ = ["Direction", "average", "groups", "held", "slot_for", "start_average"]
 
 #: What is added to T, the prior covariance in units of the pseudo-data's noise.
-DAMPING = 0.1
+DAMPING = 1e-3
 #: The number of steps that K̄ is the average of.
 WINDOW = 20.0
 
