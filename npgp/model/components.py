@@ -12,6 +12,7 @@ component. So the automatic guide runs the model once before, with the other sit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -30,6 +31,8 @@ from npgp.programs.operations import Operations
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projector
 from npgp.variational.joint import Branches, JointBlock, joint_posterior, times_factor
+from npgp.variational.pseudo import joint_root
+from npgp.variational.reports import reported_jointly
 
 #: Components are joined as long as they have so many inducing features together.
 MOST = 1000
@@ -155,34 +158,35 @@ class JointPseudoData:
         single = [name for name in group if not functions[name].batch_shape]
         drawn = [name for name in sites if name in single]
         L = {name: self.caches[name].projector.cholesky[0] for name in single}
-        values, roots, noises = {}, {}, {}
+        values, roots = {}, {}
         for k, name in enumerate(group):
             noise = None if k == 0 else (lambda name=name: self._start.noise(name))
             values[name], roots[name] = _own(name, functions[name], t, noise)
-            noises[name] = linalg.diagonal(roots[name])
         # What the pseudo-data of each see of the others: the later ones of the group.
-        seen = {
-            (name, other): self._shared(name, other, functions[other].batch_shape) * noises[other][..., None, :]
+        W = {
+            (name, other): self._shared(name, other, functions[other].batch_shape)
             for k, name in enumerate(group)
             for other in group[:k]
         }
-        for k, name in enumerate(single):
-            before = [seen[name, other] for other in single[:k]]
-            after = jnp.zeros((_size(functions[name]), sum(_size(functions[n]) for n in single[k + 1 :])))
-            roots[name] = jnp.concatenate([*before, roots[name], after.astype(roots[name].dtype)], axis=1)
+        R = joint_root([roots[n] for n in single], [[W[n, o] for o in single[:k]] for k, n in enumerate(single)])
+        ends = list(accumulate(_size(functions[name]) for name in single))
+        rows = dict(zip(single, jnp.split(R, ends[:-1]), strict=True))
         branches = None
         if group[0] not in single:
             # Rows have a dimension of size 1 in the batch.
-            root = jnp.swapaxes(roots[group[0]][:, 0], -1, -2)
-            of_others = {name: jnp.swapaxes(seen[name, group[0]][:, 0], -1, -2) for name in drawn}
+            root, inverse = jnp.swapaxes(roots[group[0]][:, 0], -1, -2), linalg.diagonal(roots[group[0]])[:, 0]
+            of_others = {name: jnp.swapaxes(W[name, group[0]][:, 0], -1, -2) * inverse[..., None] for name in drawn}
             scaled = linalg.matmul(root, values[group[0]][:, 0, :, None])[..., 0]
             branches = Branches(
                 times_factor(root, *_factor(self.caches[group[0]].projector)),
-                jnp.concatenate([times_factor(W, L[name]) for name, W in of_others.items()], axis=-1),
-                sum((linalg.matmul(W, values[name][:, None])[..., 0] for name, W in of_others.items()), scaled),
+                jnp.concatenate([times_factor(V, L[name]) for name, V in of_others.items()], axis=-1),
+                sum((linalg.matmul(V, values[name][:, None])[..., 0] for name, V in of_others.items()), scaled),
             )
-        factors, its_values, its_roots = ([of[name] for name in drawn] for of in (L, values, roots))
-        mean, factor = joint_posterior(factors, its_values, its_roots, branches)
+        H = jnp.concatenate([times_factor(rows[name].T, L[name]) for name in drawn], axis=1)
+        scaled = linalg.matmul(R.T, jnp.concatenate([values[name] for name in single])[:, None])[:, 0]
+        mean, factor = joint_posterior(H, scaled, branches)
+        if branches is None:
+            mean, factor = reported_jointly(group[0], mean, factor, H, [L[name] for name in single])
         #: Of each member its mean, and its rows of T.
         self._parts: dict[str, tuple[jax.Array, jax.Array]] = {}
         end = 0

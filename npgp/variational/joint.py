@@ -149,22 +149,14 @@ class Branches(NamedTuple):
         return found[..., 0], jnp.concatenate([found[..., 1:], own], axis=-1)
 
 
-def joint_posterior(
-    factors: Sequence[jax.Array],
-    values: Sequence[jax.Array],
-    roots: Sequence[jax.Array],
-    branches: Branches | None = None,
-) -> tuple[jax.Array, jax.Array]:
+def joint_posterior(H: jax.Array, scaled: jax.Array, branches: Branches | None = None) -> tuple[jax.Array, jax.Array]:
     """
     The mean m and the factor T of q(ε) of several blocks, stacked in the order in which they are drawn.
 
-    :param factors: of each block L, (M_k, M_k), or its diagonal (M_k,).
-    :param values: of each block z_k, (M_k,).
-    :param roots: of each block its rows of R, (M_k, P).
+    :param H: ``Rᵀ blockdiag(L)``, (P, K).
+    :param scaled: ``Rᵀ z``, (P,).
     :param branches: functions of a plate whose pseudo-data are about these blocks, too.
     """
-    H = jnp.concatenate([times_factor(R.T, L) for R, L in zip(roots, factors, strict=True)], axis=1)
-    scaled = linalg.matmul(jnp.concatenate(roots).T, jnp.concatenate(values)[:, None])[:, 0]
     if branches is not None:
         more, with_more = branches.said()
         H, scaled = jnp.concatenate([H, more]), jnp.concatenate([scaled, with_more])

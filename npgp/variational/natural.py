@@ -39,7 +39,7 @@ from npgp import checks, linalg
 from npgp.contract import Optimizer
 from npgp.variational import site_steps
 from npgp.variational.blocks import SCALE_CONSTRAINTS
-from npgp.variational.pseudo import JOINED, VALUES
+from npgp.variational.pseudo import VALUES
 from npgp.variational.reports import Slots
 
 __all__ = ["natural_gradient"]
@@ -83,10 +83,11 @@ def natural_gradient(
         optim = npgp.natural_gradient(rate, npgp.adam(0.05, 1000))
         svi = SVI(model, npgp.AutoSparseGP(model), optim, TraceMeanField_ELBO())
 
-    How these follow other sites, ``f.u.coupling`` and ``noise_coupling``, is left to ``others``. So is all of a
-    q(ε) that several components share, such as those that meet in one sum, which a parameter ``f.u.with.g.u`` tells;
-    with ``AutoSparseGP(model, joint=False)`` each has its own, and natural gradients. Blocks given pseudo-data step
-    each by itself, and need reverse-mode gradients.
+    How these follow other sites, ``f.u.coupling`` and ``noise_coupling``, is left to ``others``. Components that share
+    one q(ε), such as those that meet in one sum, step together, in ``g.u.with.f.u`` too; but one that functions of a
+    plate have a share in is left to ``others`` as a whole: with ``AutoSparseGP(model, joint=False)`` each component has
+    its own, and natural gradients. Otherwise blocks given pseudo-data step each by itself. They need reverse-mode
+    gradients.
 
     Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorization per dense
     block, and products of the projections with vectors; given pseudo-data three factorizations and some ten products of
@@ -101,8 +102,8 @@ def natural_gradient(
         smaller step.
     :raises TypeError: for a rate or an optimizer of another type.
     :raises ValueError: for a rate outside (0, 1]; when training starts, if there are no parameters of q(ε), or others
-        and no optimizer for them; if a site that is named shares its q(ε), or all do; for forward-mode gradients of a
-        site given pseudo-data.
+        and no optimizer for them; if a site that is named shares its q(ε) with one that is not, or with functions of
+        a plate, or if all do so; for forward-mode gradients of a site given pseudo-data.
     """
     return _NaturalGradient(rate, others, sites, max_iterations)
 
@@ -132,7 +133,7 @@ class _NaturalGradient(Optimizer):
     def init(self, params):
         given_data = _find_pseudo_data(params, self.sites)
         blocks = _find_blocks(params, self.sites, given_data)
-        names = {*blocks, *blocks.values()}.union(*(site_steps.held(site, params) for site in given_data))
+        names = {*blocks, *blocks.values()}.union(*(site_steps.held(group, params) for group in given_data))
         q = {name: value for name, value in params.items() if name in names}
         rest = {name: value for name, value in params.items() if name not in names}
         if rest and self.others is None:
@@ -140,7 +141,7 @@ class _NaturalGradient(Optimizer):
                 f"others is None, but there are parameters beside those of q(ε): {sorted(rest)}. "
                 "Give an optimizer for them; optax.set_to_zero() holds them fixed."
             )
-        averages = {site: site_steps.start_average(site, q) for site in given_data}
+        averages = {group[0]: site_steps.start_average(group, q) for group in given_data}
         return jnp.array(0), (q, averages, self.others.init(rest) if rest else ())
 
     def get_params(self, state):
@@ -163,13 +164,14 @@ class _NaturalGradient(Optimizer):
         """The loss and its auxiliary output, the new state, and whether loss and gradients were finite."""
         count, (q, averages, rest) = state
         params = self.get_params(state)
-        blocks = _find_blocks(q, _site_names(q), list(averages))
+        blocks = _find_blocks(q, _site_names(q), site_steps.groups(q))
         if averages and forward_mode:
             raise ValueError(
                 f"natural_gradient steps {next(iter(averages))!r}, which is given by pseudo-data, by reverse-mode "
                 "gradients: leave out forward_mode_differentiation, or name other sites."
             )
-        slots = {site: site_steps.slot_for(site, q, covariance) for site, covariance in averages.items()}
+        given_data = {group[0]: group for group in site_steps.groups(q)}
+        slots = {site: site_steps.slot_for(group, q, averages[site]) for site, group in given_data.items()}
         value_and_grad = _value_and_grad(fn, forward_mode)
 
         def mean_gradient(means):
@@ -190,8 +192,8 @@ class _NaturalGradient(Optimizer):
         # The first step has no draws before it, and takes its own.
         known = jax.tree.map(lambda a, b: jnp.where(count == 0, a, b), new_averages, averages)
         directions = [
-            site_steps.Direction(site, q, grads, reports[site].precision, covariance)
-            for site, covariance in known.items()
+            site_steps.Direction(group, q, grads, reports[site].precision, known[site])
+            for site, group in given_data.items()
         ]
 
         def attempt(rate):
@@ -253,32 +255,35 @@ def _site_names(params: Collection[str]) -> list[str]:
     return [name.removesuffix(".loc") for name in params if name.endswith(".loc")]
 
 
-def _find_pseudo_data(params: dict[str, Any], sites: Collection[str] | None) -> list[str]:
-    """The sites given by pseudo-data that steps are about: those of components whose q(ε) is theirs alone."""
-    found = [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
-    shared = {site for name in params if JOINED in name for site in name.split(JOINED)}
-    for site in shared.intersection(sites or ()):
+def _find_pseudo_data(params: dict[str, Any], sites: Collection[str] | None) -> list[list[str]]:
+    """
+    The groups of sites given by pseudo-data that steps are about. Those with functions of a plate beside others are
+    not: of their precision, which has the shape of an arrow, R is not a factor.
+    """
+    found = site_steps.groups(params)
+    named = [group for group in found if sites is None or set(group) & set(sites)]
+    arrows = [group for group in named if len(group) > 1 and jnp.ndim(params[f"{group[0]}.{VALUES}"]) > 1]
+    if arrows and (sites is not None or (arrows == found and not any(map(_SITE.search, _site_names(params))))):
+        what = "has nothing to do" if sites is None else f"cannot take sites={list(sites)}"
         raise ValueError(
-            f"sites has {site!r}, which shares one q(ε) with other components, for which there are no natural "
-            "gradients: leave it to the other optimizer, or take npgp.AutoSparseGP(model, joint=False)."
+            f"natural_gradient {what}: {arrows[0]} share one q(ε), and {arrows[0][0]!r} is in a plate, for which there "
+            "are no natural gradients. Leave them to Adam, or take npgp.AutoSparseGP(model, joint=False)."
         )
-    if sites is None and shared and shared.issuperset(found) and not any(map(_SITE.search, _site_names(params))):
-        raise ValueError(
-            f"natural_gradient has nothing to do: {sorted(shared)} share one q(ε), for which there are no natural "
-            "gradients. Train by Adam alone, or take npgp.AutoSparseGP(model, joint=False)."
-        )
-    return [site for site in found if site not in shared and (sites is None or site in sites)]
+    for group in named:
+        if sites is not None and (missing := set(group).difference(sites)):
+            raise ValueError(f"sites lacks {sorted(missing)}: {group} share one q(ε); name all of them, or none.")
+    return [group for group in named if group not in arrows]
 
 
 def _find_blocks(
-    params: dict[str, Any], sites: Collection[str] | None, given_data: Collection[str]
+    params: dict[str, Any], sites: Collection[str] | None, given_data: Collection[Collection[str]]
 ) -> dict[str, str | None]:
     """
     The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only. Sites given by
     pseudo-data have neither.
     """
     found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
-    found = [site for site in found if site not in given_data]
+    found = [site for site in found if not any(site in group for group in given_data)]
     blocks: dict[str, str | None] = {}
     for site in found:
         loc = f"{site}.loc"

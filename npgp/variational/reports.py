@@ -9,16 +9,18 @@ to say. Autodiff sums that over draws, whatever these are made in, and counts th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import block_diag
 
 from npgp import linalg
 from npgp.contract import Handler, answer
 from npgp.variational.blocks import BlockNormal, block_normal, of_each
 
-__all__ = ["Slot", "Slots", "reported"]
+__all__ = ["Slot", "Slots", "reported", "reported_jointly"]
 
 #: Type of the message by which a block asks whether to report.
 REPORT = "npgp.report"
@@ -30,7 +32,8 @@ class Slot(NamedTuple):
 
     :param precision: the gradient in W, for pseudo-data of precision ``R W Rᵀ``, at ``W = I``, by way of the covariance
         of q(ε) alone: its mean is held. (..., M, M); or (..., M) where R and W are diagonal.
-    :param covariance: of the inducing values under the prior, (..., M, M), with the axes of the parameters' batch.
+    :param covariance: of the inducing values under the prior, (..., M, M), with the axes of the parameters' batch; of
+        components that share one q(ε), of all their values.
     :param draws: their number, ().
     """
 
@@ -68,38 +71,57 @@ def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal:
     slot = answer(REPORT, site)
     if slot is None:
         return q
+    loc, scale = of_each(q, q.batch_shape)
     factor = L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
-    return block_normal(q.kind, *_with_report(of_each(q, q.batch_shape), (factor, root), slot))
+    H = linalg.lower_matmul(root, factor, transpose=True) if root.ndim > loc.ndim else root[..., None] * factor
+    return block_normal(q.kind, *_with_report((loc, scale), (H, linalg.gram(factor)), slot))
+
+
+def reported_jointly(
+    site: str, mean: jax.Array, factor: jax.Array, H: jax.Array, factors: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """
+    The mean and the factor of a q(ε) of several components as they are; likewise.
+
+    :param site: the first component's, in the order of their pseudo-data.
+    :param mean: m, (K,), in any order.
+    :param factor: T, (K, K).
+    :param H: ``Rᵀ blockdiag(L)``, what the pseudo-data see of ε, (K, K), its rows in the order of pseudo-data.
+    :param factors: of each component L, (M, M), or its diagonal, (M,), in the order of pseudo-data.
+    """
+    slot = answer(REPORT, site)
+    if slot is None:
+        return mean, factor
+    covariance = block_diag(*(jnp.diag(jnp.square(L)) if L.ndim == 1 else linalg.gram(L) for L in factors))
+    return _with_report((mean, factor), (H, covariance), slot)
 
 
 @jax.custom_vjp
-def _with_report(q: tuple, at: tuple, slot: Slot) -> tuple:
+def _with_report(q: tuple, seen: tuple, slot: Slot) -> tuple:
     return q
 
 
-def _forward(q: tuple, at: tuple, slot: Slot) -> tuple[tuple, tuple]:
-    return q, (q, at, slot)
+def _forward(q: tuple, seen: tuple, slot: Slot) -> tuple[tuple, tuple]:
+    return q, (q, seen, slot)
 
 
 def _backward(kept: tuple, gradient: tuple) -> tuple[tuple, tuple, Slot]:
-    (loc, scale), (factor, root), slot = kept
+    (loc, scale), (H, covariance), slot = kept
     in_scale = gradient[1]
     if scale.ndim == loc.ndim:
         scale, in_scale = (each[..., None] * jnp.eye(loc.shape[-1], dtype=loc.dtype) for each in (scale, in_scale))
     # With S = F Fᵀ, S ∂ℓ/∂S S is F Φ Fᵀ, Φ symmetric with half of Fᵀ ∂ℓ/∂F below its diagonal. And ∂S/∂W is what makes
-    # ∂ℓ/∂W of it: −Rᵀ L F Φ Fᵀ Lᵀ R.
+    # ∂ℓ/∂W of it: −H F Φ Fᵀ Hᵀ.
     Phi = linalg.lower_half(linalg.lower_matmul(scale, in_scale, transpose=True))
-    dense = root.ndim > loc.ndim
-    H = linalg.lower_matmul(root, factor, transpose=True) if dense else root[..., None] * factor
     HF = linalg.matmul(H, scale)
     half = -0.5 * linalg.matmul(HF, Phi + jnp.swapaxes(Phi, -1, -2))
+    dense = slot.precision.ndim > loc.ndim
     precision = linalg.matmul(half, jnp.swapaxes(HF, -1, -2)) if dense else jnp.sum(half * HF, axis=-1)
-    covariance = jnp.broadcast_to(linalg.gram(factor), slot.covariance.shape)
-    # One in each member of a ``vmap`` that has a factor of its own: what has no axis there is not summed over it.
-    draws = jnp.where(jnp.any(jnp.isnan(factor)), 1.0, 1.0)
-    sums = Slot(precision, covariance, draws)
+    # One in each member of a ``vmap`` that has a covariance of its own: what has no axis there is not summed over it.
+    draws = jnp.where(jnp.any(jnp.isnan(covariance)), 1.0, 1.0)
+    sums = Slot(precision, jnp.broadcast_to(covariance, slot.covariance.shape), draws)
     sums = jax.tree.map(lambda value, zeros: value.astype(zeros.dtype), sums, slot)
-    return gradient, (jnp.zeros_like(factor), jnp.zeros_like(root)), sums
+    return gradient, (jnp.zeros_like(H), jnp.zeros_like(covariance)), sums
 
 
 _with_report.defvjp(_forward, _backward)

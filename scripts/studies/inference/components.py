@@ -6,13 +6,18 @@ deviations over some months, noise. The model has three SparseGPs, trend + seaso
 and is trained on all but the last ten years. Compared are the components' q(ε) jointly Gaussian (the default), each by
 itself (joint=False), and independent of everything (dependence="independent"); and exact GP regression with the summed
 kernel, at the maximum of the posterior of the same hyperparameters and, by NUTS, averaged over that posterior, which is
-what the guides approximate.
+what the guides approximate. All is in float64.
+
+Training is by natural gradients for q(ε) and Adam for the rest, in three steps: q(ε) by itself; with a point for the
+hyperparameters; and with their posterior, which starts at that point. How values follow hyperparameters beyond the
+kernel (the coupling) is held at nothing, and their noise follows the noise's scale. Or all is by Adam.
 
 - RMSE of the forecast's mean, and the share of the held-out values in their 95% intervals, with the intervals' width.
 - ELBO: mean of the last steps; of the exact GP, the log evidence at its hyperparameters; by NUTS, its average.
 - Sum and parts: the mean over the training months of the standard deviation of trend + season + short, and of trend.
 
-    python scripts/studies/inference/components.py                500 months, 4000 steps
+    python scripts/studies/inference/components.py                500 months
+    python scripts/studies/inference/components.py --adam --steps 30000
     python scripts/studies/inference/components.py --quick        a check that it runs
 """
 
@@ -21,6 +26,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -28,8 +34,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 from jax import lax
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal
+from numpyro.infer.initialization import init_to_value
 from scipy.optimize import minimize
 
 import npgp
@@ -60,11 +69,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("--months", type=whole, default=500)
     parser.add_argument("--held-out", type=whole, default=120)
-    parser.add_argument("--draws", type=whole, default=500)
+    parser.add_argument("--draws", type=whole, default=1000)
+    parser.add_argument("--adam", action="store_true", help="train all by Adam, from the prior's medians")
     parser.add_argument("--guides", nargs="+", choices=list(GUIDES), default=list(GUIDES))
     parser.add_argument("--points", type=whole, nargs=3, default=[12, 40, 70], help="inducing points of each component")
-    parser.shared("quick", "json", steps=4000, learning_rate=0.02, seed=0)
-    return parser.read(argv, quick={"months": 40, "held_out": 10, "draws": 10, "steps": 3, "points": [3, 4, 4]})
+    parser.add_argument("--before", type=whole, default=300, help="steps with a point for the hyperparameters")
+    parser.shared("quick", "json", steps=1500, learning_rate=0.02, seed=0)
+    quick = {"months": 40, "held_out": 10, "draws": 10, "before": 3, "steps": 3, "points": [3, 4, 4]}
+    return parser.read(argv, quick=quick)
 
 
 def simulate(months: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -89,11 +101,10 @@ def kernels(v) -> tuple:
 
 def exact(X: np.ndarray, y: np.ndarray, X_new: np.ndarray, draws: int) -> Iterator[tuple[str, np.ndarray, float]]:
     """
-    By one GP with the summed kernel, in float64: a name, draws of the values to be forecast, and the log evidence; at
+    By one GP with the summed kernel: a name, draws of the values to be forecast, and the log evidence; at
     the best hyperparameters, and at draws of these.
     """
     middle, width = np.log(np.transpose(list(PRIORS.values()))[0]), np.transpose(list(PRIORS.values()))[1]
-    X, y, X_new = (np.asarray(a, np.float64) for a in (X, y, X_new))
 
     def covariance(z, a, b):
         return sum(k(a, b) for k in kernels(dict(zip(PRIORS, jnp.exp(z), strict=True))))
@@ -113,35 +124,71 @@ def exact(X: np.ndarray, y: np.ndarray, X_new: np.ndarray, draws: int) -> Iterat
         variance = jnp.diag(covariance(z, X_new, X_new)) - jnp.sum(across * solved[:, 1:].T, 1) + jnp.exp(2 * z[-1])
         return across @ solved[:, 0] + jnp.sqrt(variance) * jax.random.normal(key, variance.shape), evidence(z)
 
-    with jax.enable_x64(True):
-        value = jax.jit(jax.value_and_grad(loss))
-        best = minimize(lambda z: [np.asarray(a, float) for a in value(z)], middle, jac=True, method="L-BFGS-B").x
-        keys = jax.random.split(jax.random.key(3), 500)
-        at_best, bound = jax.jit(lambda: lax.map(lambda key: forecast(best, key), keys))()
-        yield "exact GP", np.asarray(at_best), float(bound[0])
+    value = jax.jit(jax.value_and_grad(loss))
+    best = minimize(lambda z: [np.asarray(a, float) for a in value(z)], middle, jac=True, method="L-BFGS-B").x
+    keys = jax.random.split(jax.random.key(3), 500)
+    at_best, bound = jax.jit(lambda: lax.map(lambda key: forecast(best, key), keys))()
+    yield "exact GP", np.asarray(at_best), float(bound[0])
 
-        @jax.jit
-        def sampled(key):
-            kernel = NUTS(potential_fn=loss, dense_mass=True)
-            mcmc = MCMC(kernel, num_warmup=draws // 2, num_samples=draws, progress_bar=False)
-            mcmc.run(key, init_params=jnp.asarray(best))
-            return lax.map(lambda a: forecast(*a), (mcmc.get_samples(), jax.random.split(key, draws)))
+    @jax.jit
+    def sampled(key):
+        kernel = NUTS(potential_fn=loss, dense_mass=True)
+        mcmc = MCMC(kernel, num_warmup=draws // 2, num_samples=draws, progress_bar=False)
+        mcmc.run(key, init_params=jnp.asarray(best))
+        return lax.map(lambda a: forecast(*a), (mcmc.get_samples(), jax.random.split(key, draws)))
 
-        averaged, bounds = sampled(jax.random.key(4))
-        yield "exact GP, NUTS", np.asarray(averaged), float(np.mean(bounds))
+    averaged, bounds = sampled(jax.random.key(4))
+    yield "exact GP, NUTS", np.asarray(averaged), float(np.mean(bounds))
+
+
+def train(model, options: dict, X: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> tuple:
+    """A guide, and its fit."""
+
+    def fit(guide, optim, steps, start=None):
+        svi = SVI(model, guide, optim, TraceMeanField_ELBO())
+        return npgp.fit(svi, jax.random.key(args.seed), steps, X, y, init_params=start, progress=False)
+
+    if args.adam:
+        guide = npgp.AutoSparseGP(model, **options)
+        return guide, fit(guide, npgp.adam(args.learning_rate, args.steps), args.steps)
+    point = npgp.AutoSparseGP(model, AutoDelta, **options)
+    # Adam's averages would keep the gradients of the time when q knew nothing of the data for a thousand steps.
+    params = fit(point, npgp.natural_gradient(0.7, optax.set_to_zero()), 20).params
+    params = fit(point, npgp.natural_gradient(0.7, npgp.adam(0.05, args.before)), args.before, params).params
+    values = {name: params[f"{name}_auto_loc"] for name in PRIORS}
+    others = partial(AutoMultivariateNormal, init_loc_fn=init_to_value(values=values))
+    guide = npgp.AutoSparseGP(model, others, **options)
+    first = SVI(model, guide, npgp.adam(0.1), TraceMeanField_ELBO())
+    start = {n: params.get(n, v) for n, v in first.get_params(first.init(jax.random.key(0), X, y)).items()}
+    # The scale of the noise of pseudo-data is proportional to that of data, the last of the hyperparameters.
+    start |= {n: v.at[-1].set(1.0) for n, v in start.items() if n.endswith(".noise_coupling")}
+
+    def held(params):
+        return {name: "held" if name.endswith(".coupling") else "trained" for name in params}
+
+    # Where the noise is small, steps of all couplings at once are far too large, whatever their sign.
+    rest = {"held": optax.set_to_zero(), "trained": npgp.adam(args.learning_rate, args.steps)}
+    rate = optax.cosine_decay_schedule(0.3, args.steps)
+    optim = npgp.natural_gradient(rate, optax.multi_transform(rest, held))
+    return guide, fit(guide, optim, args.steps, start)
 
 
 def main(argv: list[str] | None = None) -> dict:
     args = parse(argv)
+    with jax.enable_x64(True):
+        return run(args, command(__file__, argv))
+
+
+def run(args: argparse.Namespace, line: str) -> dict:
     years, values = simulate(args.months, args.seed)
     count = args.months - args.held_out
     level, scale = values[:count].mean(), values[:count].std()
-    X, y = years.astype(np.float32), ((values - level) / scale).astype(np.float32)
-    train, test, y_train, y_test = X[:count], X[count:], y[:count], y[count:]
-    rng, end = np.random.default_rng(args.seed), float(X[count - 1, 0])
+    X, y = years[:count], (values[:count] - level) / scale
+    test, y_test = years[count:], (values[count:] - level) / scale
+    rng, end = np.random.default_rng(args.seed), float(X[-1, 0])
     # The season's are spread at random: evenly, they would see one month of the year alone.
     places = [np.linspace(0, end, m) if i != 1 else np.sort(rng.uniform(0, end, m)) for i, m in enumerate(args.points)]
-    inducing = [Z[:, None].astype(np.float32) for Z in places]
+    inducing = [Z[:, None] for Z in places]
 
     def model(X, y=None):
         v = {name: numpyro.sample(name, dist.LogNormal(np.log(m), s)) for name, (m, s) in PRIORS.items()}
@@ -160,18 +207,16 @@ def main(argv: list[str] | None = None) -> dict:
         rows.append(row | {"bound": bound, "sum": of_sum, "trend": of_trend})
         print(f"{name}: RMSE {rmse:.2f}, {inside:.0%} inside, {bound:.1f} nats", flush=True)
 
-    for name, draws, evidence in exact(train, y_train, test, args.draws):
+    for name, draws, evidence in exact(X, y, test, args.draws):
         report(name, draws, evidence)
     for name in args.guides:
-        guide = npgp.AutoSparseGP(model, **GUIDES[name])
-        svi = SVI(model, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
-        fit = npgp.fit(svi, jax.random.key(args.seed), args.steps, train, y_train, progress=False)
-        forecast = Predictive(model, guide=guide, params=fit.params, num_samples=args.draws)
+        guide, result = train(model, GUIDES[name], X, y, args)
+        forecast = Predictive(model, guide=guide, params=result.params, num_samples=args.draws)
         draws = np.asarray(forecast(jax.random.key(1), test)["y"])
-        here = np.asarray(forecast(jax.random.key(2), train)["y.latent"])
-        of_trend = npgp.posterior("f.trend", model, guide, fit.params, train, y_train, draws=20)
-        spread = float(np.mean(np.sqrt(of_trend.mean_and_variance(train)[1])) * scale)
-        elbo = -float(np.mean(np.asarray(fit.losses)[-args.steps // 20 :]))
+        here = np.asarray(forecast(jax.random.key(2), X)["y.latent"])
+        of_trend = npgp.posterior("f.trend", model, guide, result.params, X, y, draws=20)
+        spread = float(np.mean(np.sqrt(of_trend.mean_and_variance(X)[1])) * scale)
+        elbo = -float(np.mean(np.asarray(result.losses)[-args.steps // 20 :]))
         report(name, draws, elbo, float(here.std(0).mean() * scale), spread)
     cells = [
         [r["q"], f"{r['rmse']:.2f}", f"{r['inside']:.0%}", f"{r['width']:.2f}", f"{r['bound']:.1f}"]
@@ -180,7 +225,7 @@ def main(argv: list[str] | None = None) -> dict:
     ]
     titles = ["q(ε)", "RMSE", "in 95% intervals", "their width", "ELBO", "sd of the sum", "sd of trend"]
     print(table(titles, cells, (0,), markdown=True))
-    found = {"command": command(__file__, argv), "steps": args.steps, "fits": rows}
+    found = {"command": line, "steps": args.steps, "fits": rows}
     write_json(args.json, found)
     return found
 
