@@ -153,11 +153,9 @@ class DeepPosterior:
         Log predictive density of observations, row by row: the logarithm of the average over draws of
         ``∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
 
-        :param X: inputs (N, D).
-        :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
-        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
+        Arguments as for :meth:`npgp.Posterior.log_density`.
+
         :return: of y's shape.
-        :raises ValueError: for observations of another number of rows, or with NaN.
         """
         X, likelihood = checks.inputs(X), as_likelihood(likelihood)
         y = checks.observed(y, X.shape[0])
