@@ -123,11 +123,14 @@ class PosteriorMixture:
 
             f.log_density(X, y, lambda sites: npgp.Gaussian(scale=sites["noise"]))
 
+        It is of observations of f alone: other components, levels and effects that a model adds to f are not in it.
+
         :param X: inputs (N, D).
         :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
         :param likelihood: p(y_n | f_n), an ``npgp`` likelihood; or a function that makes it of a draw's ``sites``.
         :param neighbors: as in :meth:`mean_and_variance`.
         :return: of y's shape.
+        :raises TypeError: for a function that makes something else.
         :raises ValueError: for observations of another number of rows, or with NaN.
         """
         rows = self._rows(X, neighbors)
@@ -137,7 +140,13 @@ class PosteriorMixture:
 
         def density():
             def of_draw(p, sites):
-                given = as_likelihood(maker(sites) if maker else likelihood)
+                given = maker(sites) if maker else as_likelihood(likelihood)
+                if not isinstance(given, Likelihood):
+                    raise TypeError(
+                        f"likelihood gives {type(given).__name__} for a draw's sites; in an average over draws it must "
+                        "be a Likelihood, or a function that makes one of a draw's sites, as in lambda sites: "
+                        'npgp.Gaussian(scale=sites["noise"]).'
+                    )
                 return given.log_marginal(y, *p.mean_and_variance(*_arguments(rows)))
 
             sites = jax.tree.map(lambda values: values[: draws.size], self.sites)

@@ -109,7 +109,8 @@ class Posterior:
 
     def log_density(self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Callable[..., Any]) -> jax.Array:
         """
-        Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
+        Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``. It is of
+        observations of f alone: other components, levels and effects that a model adds to f are not in it.
 
         :param X: inputs (N, D).
         :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.

@@ -285,6 +285,8 @@ def test_densities_are_averages_over_draws(both):
     for wrong, match in [(y[:-1], r"y has shape \(7,\), but X has 8 rows"), (y * np.nan, "NaN")]:
         with pytest.raises(ValueError, match=match):
             average.log_density(X_NEW, wrong, npgp.Gaussian(scale=0.5))
+    with pytest.raises(TypeError, match="likelihood gives Laplace for a draw's sites; .* lambda sites"):
+        average.log_density(X_NEW, y, lambda f: dist.Laplace(f["level"], 1.0))
 
 
 def test_misuse(float64):
