@@ -40,6 +40,9 @@ patches = np.unique(patches.reshape(-1, 25), axis=0)
 Z = np.random.default_rng(0).permutation(patches[patches.std(1) > 0.1])[:100]
 
 
+likelihood = npgp.likelihoods.Softmax(CLASSES)
+
+
 def positive(name, start):
     return numpyro.param(name, start, constraint=constraints.positive)
 
@@ -59,7 +62,7 @@ def model(X, y=None, by_patches=True, size=TRAIN):
     with numpyro.plate("digits", CLASSES, dim=-2):
         f = npgp.SparseGP("f", kernel, inducing).draw()
     with npgp.plate("data", size, rows=len(X)):
-        npgp.observe("y", f(X), npgp.likelihoods.Softmax(CLASSES), obs=y)
+        npgp.observe("y", f(X), likelihood, obs=y)
 
 
 data = (X, y)
@@ -84,10 +87,8 @@ for by_patches, what in ((True, "convolutional GP"), (False, "GP of pixels")):
     svi = SVI(this, guide, npgp.adam(0.02, STEPS), TraceMeanField_ELBO())
     params = npgp.fit(svi, jax.random.key(0), STEPS, *data, batch_size=BATCH, progress=False).params
     f = npgp.posterior("f", this, guide, params, X[:2])
-    classes = np.arange(CLASSES)[:, None, None]
-    densities = [
-        f.log_density(X_test, np.full(len(X_test), c), npgp.likelihoods.Softmax(CLASSES)) for c in range(CLASSES)
-    ]
+    mean, variance = f.mean_and_variance(X_test)
+    densities = [likelihood.log_marginal(np.full(len(X_test), c), mean, variance) for c in range(CLASSES)]
     say(what, np.exp(np.stack(densities, 1)))
     trained[by_patches] = params
 linear = LogisticRegression(C=0.3, max_iter=2000).fit(X, y)

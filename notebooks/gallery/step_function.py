@@ -75,12 +75,11 @@ def predicted(key, draw, X_new, layers):
     h, h_new = X, X_new
     if layers == 2:
         kernel = npgp.RBF(draw["lengthscale 1"])
-        both = jnp.concatenate([draw["h"] - X, jnp.zeros_like(X_new)])
         K = kernel(X) + 1e-6 * jnp.eye(len(X))
         gain = jnp.linalg.solve(K, kernel(X, X_new)).T
         left = kernel(X_new) - gain @ kernel(X, X_new) + 1e-6 * jnp.eye(len(X_new))
         noise = jax.random.normal(key, (len(X_new), 1), X.dtype)
-        h, h_new = draw["h"], X_new + gain @ both[: len(X)] + jnp.linalg.cholesky(left) @ noise
+        h, h_new = draw["h"], X_new + gain @ (draw["h"] - X) + jnp.linalg.cholesky(left) @ noise
     kernel = npgp.RBF(draw[f"lengthscale {layers}"])
     cross = kernel(h, h_new)
     gain = jnp.linalg.solve(kernel(h) + draw["noise"] ** 2 * jnp.eye(len(X)), cross).T

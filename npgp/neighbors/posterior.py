@@ -147,8 +147,8 @@ class NeighborPosterior:
         :return: (N,).
         :raises ValueError: for observations of another number of rows, or with NaN.
         """
-        y = checks.observed(y, jnp.shape(X)[0])
-        return as_likelihood(likelihood).log_marginal(y, *self.mean_and_variance(X, neighbors))
+        mean, variance = self.mean_and_variance(X, neighbors)
+        return as_likelihood(likelihood).log_marginal(checks.observed(y, mean.shape[0]), mean, variance)
 
     def covariance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
         """Joint posterior covariance of f at inputs X (N, D), at O(N² M): (N, N)."""

@@ -320,6 +320,8 @@ def test_predictions_and_posterior(float64):
     ):
         np.testing.assert_allclose(posterior.mean_and_variance(x), (mean, s + dense.F), atol=1e-9)
         np.testing.assert_allclose(posterior.covariance(x), covariance, atol=1e-9)
+        density = posterior.log_density(x, mean + 0.3, npgp.Gaussian(scale=0.5))
+        np.testing.assert_allclose(density, dist.Normal(0.3, np.sqrt(s + dense.F + 0.25)).log_prob(0.0), atol=1e-9)
         draws = posterior.sample(jax.random.key(0), x, (4000,))
         assert worst_z_of_moments(draws, mean, covariance) < 5
     np.testing.assert_allclose(posterior.mean(x, neighbors=near), mean, atol=1e-9)

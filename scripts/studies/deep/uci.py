@@ -136,7 +136,8 @@ def main(argv: list[str] | None = None) -> None:
     if args.full:
         args.inducing, args.steps, args.batch_size, args.learning_rate = 100, 20_000, 10_000, 0.01
 
-    records = [record for file in args.earlier for record in json.loads(file.read_text())["records"]]
+    earlier = [json.loads(file.read_text()) for file in args.earlier]
+    records = [record for run in earlier for record in run["records"]]
     for name in args.sets:
         for split in range(args.splits):
             data = load(name, split, args.rows)
@@ -155,8 +156,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.json:
         write_json(args.json, {"command": command(__file__, argv), "records": records})
     if args.markdown:
+        commands = "\n    ".join([*(run["command"] for run in earlier), command(__file__, argv)])
         text = (
-            f"# Deep GPs on UCI sets\n\n`{command(__file__, argv)}`\n\n"
+            f"# Deep GPs on UCI sets\n\n    {commands}\n\n"
             f"Splits: {args.splits}{' (means ± standard errors)' * (args.splits > 1)}; M = {args.inducing}, "
             f"{args.steps} steps of {args.batch_size} rows (published: M = 100, 20,000 steps of up to 10,000 rows, "
             "`--full`). The ELBO is of standardized outputs, test scores are in the outputs' units.\n\n"
