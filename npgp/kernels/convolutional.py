@@ -89,12 +89,7 @@ class Convolutional(Kernel):
     def patches(self, X: ArrayLike) -> jax.Array:
         """All patches of images X (N, D): (N, P, patch_columns), row by row."""
         X = jnp.asarray(X)
-        pixels = int(np.prod(self.image_shape))
-        if X.ndim != 2 or X.shape[1] != pixels:
-            raise ValueError(
-                f"X has shape {X.shape}, but images of shape {self.image_shape} are rows of {pixels} numbers: "
-                "images.reshape(len(images), -1)."
-            )
+        self._check(X)
         return X[:, self._places]
 
     def from_patches(self, Z: jax.Array, X: ArrayLike) -> jax.Array:
@@ -122,10 +117,21 @@ class Convolutional(Kernel):
         w = self._weights(X)
 
         def of_images(X):
-            quadratic = jax.vmap(lambda image: jnp.sum(w[:, None] * self.base(image) * w))
-            return quadratic(self.patches(X))
+            quadratic, patches = (lambda image: _quadratic(w, self.base(image))), self.patches(X)
+            # One by itself not as a batch of one: XLA's batched products take three times as long on a CPU.
+            return quadratic(patches[0])[None] if len(X) == 1 else jax.vmap(quadratic)(patches)
 
-        return map_chunks(of_images, rows_within(entries_at_once(), self.num_patches, self.num_patches), jnp.asarray(X))
+        X = jnp.asarray(X)
+        self._check(X)
+        return map_chunks(of_images, rows_within(entries_at_once(), self.num_patches, self.num_patches), X)
+
+    def _check(self, X: jax.Array) -> None:
+        pixels = int(np.prod(self.image_shape))
+        if X.ndim != 2 or X.shape[1] != pixels:
+            raise ValueError(
+                f"X has shape {X.shape}, but images of shape {self.image_shape} are rows of {pixels} numbers: "
+                "images.reshape(len(images), -1)."
+            )
 
     def _weights(self, X: ArrayLike) -> jax.Array:
         P, dtype = self.num_patches, jnp.result_type(X)
@@ -136,6 +142,19 @@ class Convolutional(Kernel):
                 f"weights has shape {jnp.shape(self.weights)}; images have {P} patches, so it must be ({P},)."
             )
         return jnp.broadcast_to(jnp.asarray(self.weights, dtype), (P,))
+
+
+@jax.custom_jvp
+def _quadratic(w: jax.Array, K: jax.Array) -> jax.Array:
+    """``wᵀ K w`` of a symmetric K; as sums, which XLA makes one loop of with K's exponential."""
+    return jnp.sum(jnp.sum(K * w, axis=1) * w)
+
+
+@_quadratic.defjvp
+def _(primals, tangents):
+    (w, K), (dw, dK) = primals, tangents
+    # As products, which in reverse take .6 of the time that sums take.
+    return _quadratic(w, K), jnp.dot(2.0 * matmul(K, w[:, None])[:, 0], dw) + jnp.dot(w, matmul(dK, w[:, None])[:, 0])
 
 
 def convolutional_parts(kernel: Kernel) -> list[tuple[Convolutional, ArrayLike]]:

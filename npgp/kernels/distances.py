@@ -7,6 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import ArrayLike
 
 from npgp.linalg import matmul
@@ -61,7 +62,8 @@ def squared_distances(
     dtype = jnp.result_type(X, X if X2 is None else X2, lengthscale, 0.0)
     columns = _as_columns(X, dtype)
     columns2 = columns if X2 is None else _as_columns(X2, dtype)
-    scale = jnp.broadcast_to(_reciprocal(jnp.asarray(lengthscale, dtype)), columns.shape[:1])
+    # One scale for all columns stays one: its derivative is then no sum over columns.
+    scale = jnp.reshape(_reciprocal(jnp.asarray(lengthscale, dtype)), -1)
     r2 = _squared_distances(smooth, columns, columns2, scale)
     many = X.shape[-1] > MANY_COLUMNS
     return r2 * (1.0 - jnp.eye(X.shape[0], dtype=dtype)) if X2 is None and many else r2
@@ -98,22 +100,31 @@ def _squared_distances(smooth: bool, columns: jax.Array, columns2: jax.Array, sc
     # Column by column: one pass over the result, where a reduction over columns is ten times as slow on a CPU. Some
     # columns are written out; with more a loop, as else XLA computes all of them anew for each use of the result.
     total = jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype)
-    total = lax.scan(add, total, (columns, columns2, scale), unroll=min(len(columns), COLUMNS_AT_ONCE))[0]
+    given = (columns, columns2, jnp.broadcast_to(scale, columns.shape[:1]))
+    total = lax.scan(add, total, given, unroll=min(len(columns), COLUMNS_AT_ONCE))[0]
     # Finite, for kernels that are a polynomial times an exponential, where infinity times 0 would be NaN.
     return jnp.minimum(total, FARTHEST * float(jnp.finfo(total.dtype).max))
 
 
-@_squared_distances.defjvp
+@functools.partial(_squared_distances.defjvp, symbolic_zeros=True)
 def _(smooth, primals, tangents):
+    columns, columns2, scale = primals
     r2 = _squared_distances(smooth, *primals)
-    if len(primals[0]) <= (FEW_COLUMNS if smooth else SHARP_COLUMNS):
-        return r2, _slope_by_differences(*primals, *tangents)
-    slope = _slope_by_products(*primals, *tangents)
+    # Of data that are given there are no derivatives, and nothing is computed for them.
+    dx, dz, ds = (None if isinstance(t, SymbolicZero) else t for t in tangents)
+    whole = jnp.zeros_like(r2)
+    if ds is not None and len(scale) == 1:
+        whole, ds = r2 * (2.0 * (ds / scale)), None
+    if all(t is None for t in (dx, dz, ds)):
+        return r2, whole
+    if len(columns) <= (FEW_COLUMNS if smooth else SHARP_COLUMNS):
+        return r2, whole + _slope_by_differences(columns, columns2, scale, dx, dz, ds)
+    slope = _slope_by_products(columns, columns2, scale, dx, dz, ds)
     if not smooth:
         A, B = lax.stop_gradient(_centered(*primals))
         lost = (16.0 * jnp.finfo(A.dtype).eps) ** 2 * len(A) * _ends(A, B)
         slope = jnp.where(r2 <= lost, 0.0, slope)
-    return r2, slope
+    return r2, whole + slope
 
 
 def _slope_by_differences(columns, columns2, scale, dx, dz, ds):
@@ -123,19 +134,37 @@ def _slope_by_differences(columns, columns2, scale, dx, dz, ds):
     def add(total, column):
         x, z, s, dx, dz, ds = column
         difference = x[:, None] - z
-        moved = s * (dx[:, None] - dz) + ds[:, None] * difference
+        moved = 0.0
+        if dx is not None:
+            moved += s * dx[:, None]
+        if dz is not None:
+            moved -= s * dz
+        if ds is not None:
+            moved += ds[:, None] * difference
         return total + 2.0 * s * difference * moved, None
 
     total = jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype)
-    ds = jnp.broadcast_to(ds[:, None], columns.shape)  # by rows, as in reverse a sum over all pairs takes longer
-    given = (columns, columns2, scale, dx, dz, ds)
+    if ds is not None:
+        ds = jnp.broadcast_to(ds[:, None], columns.shape)  # by rows, as in reverse a sum over all pairs takes longer
+    given = (columns, columns2, jnp.broadcast_to(scale, columns.shape[:1]), dx, dz, ds)
     return lax.scan(add, total, given, unroll=len(columns) <= FEW_COLUMNS)[0]
 
 
-def _slope_by_products(columns, columns2, scale, *tangents):
-    (A, B), (dA, dB) = jax.jvp(_centered, (columns, columns2, scale), tangents)
-    ends = jnp.sum(A * dA, axis=0)[:, None] + jnp.sum(B * dB, axis=0)
-    return 2.0 * (ends - matmul(dA.T, B) - matmul(A.T, dB))
+def _slope_by_products(columns, columns2, scale, dx, dz, ds):
+    """``2 (da·a + db·b − da·b − a·db)`` of the centered and scaled rows a and b, without terms that are 0."""
+    A, B = _centered(columns, columns2, scale)
+
+    def moved(rows, center, by):
+        terms = [] if by is None else [scale[:, None] * by]
+        return terms + ([] if ds is None else [ds[:, None] * (rows - center)])
+
+    center = _center(columns)
+    slope = jnp.zeros((), A.dtype)
+    if dA := moved(columns, center, dx):
+        slope = slope + jnp.sum(A * sum(dA), axis=0)[:, None] - matmul(sum(dA).T, B)
+    if dB := moved(columns2, center, dz):
+        slope = slope + jnp.sum(B * sum(dB), axis=0) - matmul(A.T, sum(dB))
+    return 2.0 * slope
 
 
 def _by_products(smooth: bool, A: jax.Array, B: jax.Array) -> jax.Array:
@@ -152,5 +181,9 @@ def _ends(A: jax.Array, B: jax.Array) -> jax.Array:
 
 
 def _centered(columns: jax.Array, columns2: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array]:
-    center = lax.stop_gradient(jnp.mean(columns, axis=1, keepdims=True))
+    center = _center(columns)
     return (columns - center) * scale[:, None], (columns2 - center) * scale[:, None]
+
+
+def _center(columns: jax.Array) -> jax.Array:
+    return lax.stop_gradient(jnp.mean(columns, axis=1, keepdims=True))
