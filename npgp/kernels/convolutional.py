@@ -99,13 +99,15 @@ class Convolutional(Kernel):
         :param Z: patches, (M, patch_columns).
         :param X: images, (N, D).
         """
+        X = jnp.asarray(X)
+        self._check(X)
         w, (M, P) = self._weights(X), (Z.shape[0], self.num_patches)
 
         def of_images(X):
             covariance = self.base(Z, self.patches(X).reshape(-1, self.patch_columns))
             return matmul(covariance.reshape(M, -1, P), w[:, None])[..., 0]
 
-        return map_chunks(of_images, rows_within(entries_at_once(), M, P), jnp.asarray(X), axis=-1)
+        return map_chunks(of_images, rows_within(entries_at_once(), M, P), X, axis=-1)
 
     def __call__(self, X, X2=None):
         X2 = X if X2 is None else X2
