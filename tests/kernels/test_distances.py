@@ -216,3 +216,43 @@ def test_evidence_with_equal_rows_is_that_of_differences(float64):
     expected = -0.5 * (np.sum((vectors.T @ y) ** 2 / values) + np.sum(np.log(values)) + 15 * np.log(2 * np.pi))
     kernel = kernels.Matern12(lengthscale, variance=variance)
     np.testing.assert_allclose(exact_log_evidence(kernel, X, y, noise), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("smooth", [True, False])
+@pytest.mark.parametrize("ard", [False, True])
+@pytest.mark.parametrize("columns", [1, 5, MANY_COLUMNS + 1])
+def test_derivatives_in_some_arguments_are_those_of_plain_autodiff(columns, ard, smooth, float64):
+    # What is not differentiated is left out of the computation, and one lengthscale has a derivative of its own.
+    rng = np.random.default_rng(0)
+    primals = rng.normal(size=(4, columns)), rng.normal(size=(3, columns)), rng.uniform(1, 2, columns if ard else ())
+    tangents = tuple(rng.normal(size=np.shape(a)) for a in primals)
+    weights = rng.normal(size=(4, 3))
+
+    def plain(X, Z, lengthscale):
+        return jnp.sum(jnp.square((X[:, None] - Z) / lengthscale), axis=-1)
+
+    def derivatives(of, chosen):
+        def loss(*given):
+            every = [given[chosen.index(i)] if i in chosen else primals[i] for i in range(3)]
+            return jnp.sum(weights * jnp.sqrt(of(*every)))
+
+        where = tuple(range(len(chosen)))
+        return jax.jvp(jax.grad(loss, where), [primals[i] for i in chosen], [tangents[i] for i in chosen])
+
+    @jax.jit
+    def both():
+        some = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
+        own = functools.partial(squared_distances, smooth=smooth)
+        return [[derivatives(of, chosen) for chosen in some] for of in (own, plain)]
+
+    ours, expected = both()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10), ours, expected)
+
+
+@pytest.mark.parametrize("columns", [5, MANY_COLUMNS + 1])
+def test_the_derivative_in_one_lengthscale_takes_no_more_products(columns):
+    X = np.zeros((4, columns), np.float32)
+    value = str(jax.make_jaxpr(lambda s: squared_distances(X, X, s))(1.0))
+    slope = str(jax.make_jaxpr(lambda s: jax.jvp(lambda s: squared_distances(X, X, s), (s,), (1.0,)))(1.0))
+    assert slope.count("dot_general") == value.count("dot_general")
+    assert slope.count("scan[") == value.count("scan[")
