@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""GPs that are put together, beside GPyTorch's of the same sizes: deep GPs, and mixtures of functions with a kernel each.
+"""Deep GPs, and mixtures of functions with a kernel each: what a step costs beside GPyTorch's of the same sizes.
 
     deep        a step of a deep GP of two layers: an inner layer with a linear mean function, RBF kernels with a
                 lengthscale for each input, dense q, one or several draws of what is between the layers for each row
@@ -8,8 +8,8 @@
     fits        such mixtures after the same steps of Adam from the same parameters: log density of new rows
     functions   what Q functions with a kernel each cost npgp beside one
 
-Each library works in a process of its own, with one thread; all start from the same parameters, at which their ELBOs are
-compared, and take turns in random order. For one core run it under taskset:
+Each library works in a process of its own, with one thread; all start from the same parameters, at which their ELBOs
+are compared, and take turns in random order. For one core run it under taskset:
 
     taskset -c 1 python scripts/benchmarks/composed.py --python gpytorch=.venv-gpytorch/bin/python
     python scripts/benchmarks/composed.py --quick          does everything run? Without GPyTorch: npgp's part alone
@@ -267,9 +267,9 @@ def fits_table(found: dict[str, Any]) -> str:
         lines.append([str(row["learning_rate"]), str(row["seed"]), *densities, *times])
     head = ["learning rate", "seed", *programs, *(f"ms, {name}" for name in programs)]
     return (
-        f"## Mixtures, trained\n\nLog density of an observation in {found['rows'] // 2} new rows after {found['steps']} "
-        f"steps of {batch_size} of {found['rows']} rows, in nats; Q = {functions}, M = {inducing}. The last columns are "
-        "milliseconds per step of these trainings, one after the other.\n\n" + markdown_table(head, lines)
+        f"## Mixtures, trained\n\nLog density of an observation in {found['rows'] // 2} new rows, in nats, after "
+        f"{found['steps']} steps of {batch_size} of {found['rows']} rows; Q = {functions}, M = {inducing}. The last "
+        "columns are milliseconds per step of these trainings, one after the other.\n\n" + markdown_table(head, lines)
     )
 
 

@@ -29,9 +29,8 @@ def load(path: str, dtype: np.dtype) -> dict[str, np.ndarray]:
 
 def deep(rows: int, columns: int, width: int, inducing: int, seed: int = 0) -> dict[str, np.ndarray]:
     """
-    Two layers: of the first, ``width`` functions on the inputs with a linear mean function; of the second, one on these.
-
-    Names of the second layer's arrays end in 2.
+    Two layers: ``width`` functions of the inputs with a linear mean function, and one function of these. Names of a
+    layer's arrays end in its number.
     """
     rng = np.random.default_rng(seed)
     X = rng.uniform(-1.7, 1.7, (rows, columns))

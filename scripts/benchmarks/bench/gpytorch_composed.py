@@ -1,8 +1,8 @@
 """GPyTorch's deep GP and linear model of coregionalization, as its documentation writes them.
 
-Both have whitened strategies, dense q and kernels whose matrices are factorized by Cholesky in the dtype of the data. The
-documentation's deep GP has a kernel and inducing inputs for each function of a layer; ``own=False`` has one of each for
-the whole layer, as npgp's layer and the paper of Salimbeni & Deisenroth (2017).
+Both have whitened strategies, dense q and kernels whose matrices are factorized by Cholesky in the dtype of the data.
+The documentation's deep GP has a kernel and inducing inputs for each function of a layer; ``own=False`` has one of each
+for the whole layer, as npgp's layer has and the paper of Salimbeni & Deisenroth (2017).
 """
 
 from __future__ import annotations
