@@ -146,7 +146,7 @@ def timed(
 
 
 def fits(bench: benchmark.Bench) -> list[dict[str, Any]]:
-    """Mixtures trained, each library for some steps in turn; log densities of new rows."""
+    """Mixtures trained, one program after the other; log densities of new rows."""
     (functions, inducing, rows), args, found = cases(bench.args, (FIT,), (2, 6, 20))[0], bench.args, []
     for seed in range(args.seeds):
         file = composed_problems.save(bench.folder / "fit.npz", mixed(bench, functions, inducing, seed))
