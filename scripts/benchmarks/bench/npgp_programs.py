@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax_process import clear, configure, device_memory  # noqa: F401 (asked for by the worker)
+from npgp_composed import Deep, Mixture
+from npgp_fit import Fit
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from problems import LEARNING_RATE, Problem
@@ -23,8 +25,6 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 from benchmarks.row_cost import gplvm_loop, vnngp_loop
 from common import one_blas_thread
 
-#: Of one device call.
-MAX_STEPS = 1000
 #: Blocks and conditional of each structure; a group has so many rows.
 GROUP_SIZE = 64
 STRUCTURES = {
@@ -33,6 +33,8 @@ STRUCTURES = {
     "grouped": (1, "grouped"),
     "SOLVE-GP": (2, "prior"),
 }
+#: Of ``scripts/benchmarks/composed.py``.
+COMPOSED = {"deep": Deep, "mixture": Mixture}
 
 
 def versions() -> dict[str, str]:
@@ -49,6 +51,8 @@ def make(kind: str, problem: Problem | None, **options):
     if kind in STRUCTURES:
         assert problem is not None
         return SVGP(problem, kind)
+    if kind in COMPOSED:
+        return COMPOSED[kind](**options)
     return {"collapsed": Collapsed, "GPLVM": Rows, "VNNGP": Rows}[kind](kind=kind, problem=problem, **options)
 
 
@@ -85,39 +89,6 @@ def starts(problem: Problem, kind: str) -> tuple[dict[str, Any], dict[str, Any]]
     if blocks > 1:
         return model, {}
     return model, {"f.u.loc": jnp.asarray(problem.loc), "f.u.scale_tril": jnp.asarray(problem.scale_tril)}
-
-
-class Fit:
-    """
-    ``npgp.fit``, that goes on where it was; from the second call on, its program is compiled.
-
-    :param svi: model, guide, optimizer and loss.
-    :param arrays: the data.
-    :param options: of ``npgp.fit``.
-    """
-
-    def __init__(self, svi: SVI, *arrays, init_params: dict[str, Any] | None = None, **options):
-        self.svi, self.arrays, self.options = svi, arrays, options
-        self.begin: dict[str, Any] = {"init_params": init_params}
-        self.result: Any = None
-
-    def advance(self, steps: int) -> None:
-        self.result = npgp.fit(
-            self.svi,
-            jax.random.key(0),
-            steps,
-            *self.arrays,
-            steps_per_call=MAX_STEPS,  # as one call of the device
-            progress=False,
-            **self.begin,
-            **self.options,
-        )
-        self.begin = {"init_state": self.result.state}
-
-    @property
-    def seconds(self) -> float:
-        """Of the last call's steps, without its tracing of them, which each call of ``fit`` does once."""
-        return self.result.seconds.steps
 
 
 class SVGP:

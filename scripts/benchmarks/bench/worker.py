@@ -61,10 +61,11 @@ class Worker:
         self.programs[name] = program
         return {"first_step_seconds": seconds}
 
-    def elbo(self, kind: str, dtype: str, file: str, **options) -> float:
+    def elbo(self, kind: str, dtype: str, file: str | None = None, **options) -> float:
         """The ELBO of the first rows, at the parameters of the start."""
         self.module.configure(dtype)
-        return float(self.module.make(kind, Problem.load(file, dtype), **options).elbo())
+        problem = None if file is None else Problem.load(file, dtype)
+        return float(self.module.make(kind, problem, **options).elbo())
 
     def steps(self, name: str, count: int) -> float:
         """Seconds of each of so many steps; those that a program says, where a call of it takes more than its steps."""
