@@ -6,11 +6,14 @@ After van der Wilk, Rasmussen & Hensman (2017): ten functions, one for each digi
 batches. ``--pixels`` adds an RBF kernel of whole images, with a second, orthogonal block of inducing images.
 
     NPGP_DATA=... python scripts/studies/convolutional/mnist.py --json out/convolutional_mnist.json
+    NPGP_DATA=... python scripts/studies/convolutional/mnist.py --rows 60000 --test-rows 10000 --inducing 256 \\
+        --steps 8000 --learning-rate 0.03 --conditionals tight
     NPGP_DATA=... python scripts/studies/convolutional/mnist.py --full --pixels --json out/convolutional_mnist.json
 
-The first is for two cores: few inducing patches and steps, and a subset of the digits. The second, M = 750 and all
-digits, is for an accelerator. k(x, x) takes 576² kernel values a digit, most of the time of a step. A picture of the
-inducing patches is written to ``--out``.
+The first is a glance: few inducing patches and steps, and a subset of the digits. The second has all digits, and takes
+half an hour on one core. The third, M = 750, is for an accelerator. k(x, x) takes 576² kernel values a digit, most of
+the time of a step; ``--pixels`` takes as many for each pair of inducing images. A picture of the inducing patches is
+written to ``--out``.
 """
 
 from __future__ import annotations
