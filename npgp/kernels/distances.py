@@ -153,17 +153,19 @@ def _slope_by_differences(columns, columns2, scale, dx, dz, ds):
 def _slope_by_products(columns, columns2, scale, dx, dz, ds):
     """``2 (da·a + db·b − da·b − a·db)`` of the centered and scaled rows a and b, without terms that are 0."""
     A, B = _centered(columns, columns2, scale)
-
-    def moved(rows, center, by):
-        terms = [] if by is None else [scale[:, None] * by]
-        return terms + ([] if ds is None else [ds[:, None] * (rows - center)])
-
     center = _center(columns)
+
+    def moved(rows, by):
+        terms = [] if by is None else [scale[:, None] * by]
+        terms += [] if ds is None else [ds[:, None] * (rows - center)]
+        return sum(terms) if terms else None
+
+    dA, dB = moved(columns, dx), moved(columns2, dz)
     slope = jnp.zeros((), A.dtype)
-    if dA := moved(columns, center, dx):
-        slope = slope + jnp.sum(A * sum(dA), axis=0)[:, None] - matmul(sum(dA).T, B)
-    if dB := moved(columns2, center, dz):
-        slope = slope + jnp.sum(B * sum(dB), axis=0) - matmul(A.T, sum(dB))
+    if dA is not None:
+        slope = slope + jnp.sum(A * dA, axis=0)[:, None] - matmul(dA.T, B)
+    if dB is not None:
+        slope = slope + jnp.sum(B * dB, axis=0) - matmul(A.T, dB)
     return 2.0 * slope
 
 
