@@ -12,6 +12,9 @@ run() {
   .venv/bin/python -m "$@"
 }
 
+# ArviZ notes the day in a file when it is first imported on it: of two workers that do so at once, one fails.
+.venv/bin/python -W ignore -c 'import arviz'
+
 in_parallel() {
   local workers
   workers=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
