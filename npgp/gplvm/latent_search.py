@@ -205,7 +205,7 @@ def find_modes(
         stretch = values[..., Q : 2 * Q]
         if not full:
             return loc, deviations * jnp.exp(stretch), jnp.sum(jnp.log(deviations) + stretch, axis=-1)
-        inner = jnp.exp(stretch)[..., None] * jnp.eye(Q, dtype=dtype)
+        inner = linalg.diagonal_matrix(jnp.exp(stretch))
         inner = inner.at[..., below[0], below[1]].set(values[..., 2 * Q :])
         diagonal = linalg.diagonal(root)
         return loc, linalg.matmul(root, inner), jnp.sum(jnp.log(diagonal) + stretch, axis=-1)

@@ -308,7 +308,7 @@ def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) 
 
 def _matrix_in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> jax.Array:
     L, diagonal = _in_plates(projector, i, plates)
-    return L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
+    return linalg.diagonal_matrix(L) if diagonal else L
 
 
 def _whitened_block(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Array | None) -> BlockNormal:
@@ -317,7 +317,7 @@ def _whitened_block(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.A
         loc = linalg.solve_lower(L, loc[..., None])[..., 0]
         if kind == "diagonal":
             assert scale is not None
-            kind, scale = "dense", scale[..., None] * jnp.eye(scale.shape[-1], dtype=scale.dtype)
+            kind, scale = "dense", linalg.diagonal_matrix(scale)
         scale = None if scale is None else linalg.solve_lower(L, scale)
     return block_normal(kind, loc, scale)
 

@@ -164,10 +164,7 @@ class DenseNormal(BlockNormal):
     def factor_times(self, A):
         if self.scale_tril.ndim == 2 or A.ndim > 2:
             return linalg.lower_matmul(self.scale_tril, A, transpose=True)
-        # One product for the whole batch: (… M, M) stacked as rows.
-        LT = jnp.swapaxes(self.scale_tril, -1, -2)
-        product = linalg.matmul(LT.reshape(math.prod(LT.shape[:-1]), LT.shape[-1]), A)
-        return product.reshape(LT.shape[:-1] + A.shape[-1:])
+        return linalg.lower_transposes_matmul(self.scale_tril, A)
 
 
 class DiagonalNormal(BlockNormal):
@@ -304,12 +301,12 @@ class SquareTrilTransform(FixedTransform):
 
     def __call__(self, x):
         diagonal = jax.nn.softplus(linalg.diagonal(x))
-        return jnp.tril(x, -1) + diagonal[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
+        return jnp.tril(x, -1) + linalg.diagonal_matrix(diagonal)
 
     def _inverse(self, y):
         diagonal = linalg.diagonal(y)
         raw = diagonal + jnp.log(-jnp.expm1(-diagonal))
-        return jnp.tril(y, -1) + raw[..., None] * jnp.eye(y.shape[-1], dtype=y.dtype)
+        return jnp.tril(y, -1) + linalg.diagonal_matrix(raw)
 
     def log_abs_det_jacobian(self, x, y, intermediates=None):
         return -jnp.sum(jax.nn.softplus(-linalg.diagonal(x)), -1)

@@ -60,7 +60,7 @@ def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal:
             return DiagonalNormal(L * jnp.square(root) * values / precision, 1.0 / jnp.sqrt(precision))
         H, scaled = root[..., None] * L, root * values
     else:
-        L = L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
+        L = linalg.diagonal_matrix(L) if diagonal else L
         H = linalg.lower_matmul(root, L, transpose=True)
         scaled = linalg.matmul(jnp.swapaxes(root, -1, -2), values[..., None])[..., 0]
     transposed = jnp.swapaxes(H, -1, -2)

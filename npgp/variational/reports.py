@@ -72,7 +72,7 @@ def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal:
     if slot is None:
         return q
     loc, scale = of_each(q, q.batch_shape)
-    factor = L[..., None] * jnp.eye(L.shape[-1], dtype=L.dtype) if diagonal else L
+    factor = linalg.diagonal_matrix(L) if diagonal else L
     H = linalg.lower_matmul(root, factor, transpose=True) if root.ndim > loc.ndim else root[..., None] * factor
     return block_normal(q.kind, *_with_report((loc, scale), (H, linalg.gram(factor)), slot))
 
@@ -109,7 +109,7 @@ def _backward(kept: tuple, gradient: tuple) -> tuple[tuple, tuple, Slot]:
     (loc, scale), (H, covariance), slot = kept
     in_scale = gradient[1]
     if scale.ndim == loc.ndim:
-        scale, in_scale = (each[..., None] * jnp.eye(loc.shape[-1], dtype=loc.dtype) for each in (scale, in_scale))
+        scale, in_scale = (linalg.diagonal_matrix(each) for each in (scale, in_scale))
     # With S = F Fᵀ, S ∂ℓ/∂S S is F Φ Fᵀ, Φ symmetric with half of Fᵀ ∂ℓ/∂F below its diagonal. And ∂S/∂W is what makes
     # ∂ℓ/∂W of it: −H F Φ Fᵀ Hᵀ.
     Phi = linalg.lower_half(linalg.lower_matmul(scale, in_scale, transpose=True))

@@ -84,7 +84,7 @@ def _joined(sites: Sequence[str]) -> list[list[str]]:
 def start_average(sites: Sequence[str], q: Mapping[str, jax.Array]) -> jax.Array:
     """K̄ before any draw: of independent inducing values as wide as the prior was at the start; (..., M, M)."""
     unit = _stacked_unit(sites, q)
-    return jnp.square(unit)[..., None] * jnp.eye(unit.shape[-1], dtype=unit.dtype)
+    return linalg.diagonal_matrix(jnp.square(unit))
 
 
 def _stacked_unit(sites: Sequence[str], q: Mapping[str, jax.Array]) -> jax.Array:
