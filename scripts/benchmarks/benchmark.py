@@ -85,11 +85,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads(count: int) -> dict[str, str]:
-    """Of linear algebra and OpenMP; and XLA's, of which 16 are as fast as one per core and cannot wait in a circle."""
+def threads(count: int, library: str = "npgp") -> dict[str, str]:
+    """
+    Of linear algebra and OpenMP; and XLA's, as many as users have, for npgp. Programs of other libraries may wait in a
+    circle with few, and get 16, which cost nothing where a program has no batched products.
+    """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-    xla = {"NPROC": os.environ.get("NPROC", "16"), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # an accelerator is shared
-    return dict.fromkeys(names, str(count)) | xla
+    found = dict.fromkeys(names, str(count)) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # an accelerator is shared
+    return found if library == "npgp" else {"NPROC": "16"} | found
 
 
 def settings(library: str) -> dict[str, dict[str, str]]:
@@ -103,8 +106,8 @@ def settings(library: str) -> dict[str, dict[str, str]]:
             f"{n} threads that wait asleep": threads(n) | passive,
         }
     if library == "gpjax" and n > 1:
-        return {"1 LAPACK thread": threads(1), f"{n} LAPACK threads": threads(n)}
-    return {"1 LAPACK thread" if library != "gpytorch" else "1 thread": threads(1)}
+        return {"1 LAPACK thread": threads(1, library), f"{n} LAPACK threads": threads(n, library)}
+    return {"1 LAPACK thread" if library != "gpytorch" else "1 thread": threads(1, library)}
 
 
 class Bench:
