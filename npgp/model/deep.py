@@ -32,7 +32,8 @@ _INNER_SCALE = 0.01
 @dataclass(frozen=True)
 class Layer(ByName):
     """
-    A layer of a :class:`npgp.DeepGP`: as many functions as it is wide, which share kernel and inducing features.
+    A layer of a :class:`npgp.DeepGP`: as many functions as it is wide, which share kernel and inducing features unless
+    these have a batch: ``npgp.RBF(lengthscale)`` with a lengthscale of shape (width, 1, columns) is a kernel for each.
 
     .. code-block:: python
 

@@ -300,6 +300,33 @@ def test_matmul_multiplies_in_full_precision(x64):
     assert program.count("dot_general[") == program.count("Precision.HIGHEST, Precision.HIGHEST") == 2
 
 
+@pytest.mark.parametrize("size", [1, 5, 33, 40])
+def test_products_of_a_batch_of_factors_with_one_matrix(float64, size):
+    """Cut in halves if large, an odd size too; and the derivatives are those of the whole product."""
+    rng = np.random.default_rng(size)
+    L, B = np.tril(rng.normal(size=(2, 3, size, size))), rng.normal(size=(size, 4))
+    weights = rng.normal(size=(2, 3, size, 4))
+
+    def total(product, L, B):
+        return jnp.sum(weights * product(jnp.tril(L), B))
+
+    def whole(L, B):
+        return jnp.einsum("...ij,ik->...jk", L, B)
+
+    np.testing.assert_allclose(linalg.lower_transposes_matmul(L, B), whole(L, B), atol=1e-12)
+    found, expected = (jax.grad(total, (1, 2))(f, L, B) for f in (linalg.lower_transposes_matmul, whole))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_diagonal_matrices_and_their_gradient(x64):
+    d, slope = np.arange(1.0, 7.0, dtype=x64).reshape(2, 3), np.arange(18.0, dtype=x64).reshape(2, 3, 3)
+    found, backward = jax.vjp(linalg.diagonal_matrix, d)
+    assert found.dtype == x64
+    np.testing.assert_array_equal(found, d[..., None] * np.eye(3))
+    np.testing.assert_array_equal(backward(slope)[0], np.diagonal(slope, axis1=1, axis2=2))
+
+
 # ---------------------------------------------------------------- who is turned away
 
 

@@ -95,6 +95,32 @@ def test_what_else_is_made_of_it(trained, tmp_path):
     assert data.posterior["deep.1"].shape == (1, 5, 1, 40)
 
 
+def test_a_layer_whose_functions_have_a_kernel_each(float64):
+    """The layer's posterior is that of each function with its own kernel; and all lengthscales are learned."""
+
+    def own(X, y=None):
+        lengthscale = numpyro.param("own", np.array([[[0.3]], [[3.0]]]), constraint=dist.constraints.positive)
+        layers = [npgp.Layer(npgp.RBF(lengthscale), Z, width=2), npgp.Layer(npgp.RBF(1.0), Z)]
+        deep = npgp.DeepGP("deep", layers).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", deep(X), npgp.Gaussian(scale=0.3), obs=y)
+
+    guide = npgp.AutoSparseGP(own)
+    svi = SVI(own, guide, npgp.adam(0.02), TraceMeanField_ELBO())
+    params = npgp.fit(svi, jax.random.key(0), 20, X, Y, progress=False).params
+    learned = params["own"][:, 0, 0]
+    assert np.all(np.abs(learned - np.array([0.3, 3.0])) > 1e-3)
+    first = npgp.posterior("deep", own, guide, params, X).layers[0]
+    mean, variance = first.mean_and_variance(X[:5] + 0.1)
+    for i, lengthscale in enumerate(learned):
+        kernel = npgp.RBF(lengthscale)
+        root = np.linalg.cholesky(kernel(Z) + 1e-8 * np.eye(len(Z)))
+        A = np.linalg.solve(root, kernel(Z, X[:5] + 0.1))
+        spread = params["deep.1.u.scale_tril"][i, 0].T @ A
+        np.testing.assert_allclose(mean[i], A.T @ params["deep.1.u.loc"][i, 0], atol=1e-5)
+        np.testing.assert_allclose(variance[i], 1.0 - np.sum(A**2, 0) + np.sum(spread**2, 0), atol=1e-5)
+
+
 def test_natural_gradients_for_the_last_layer():
     def fixed(X, y=None):
         layers = [npgp.Layer(npgp.RBF(1.0), Z, mean=W), npgp.Layer(npgp.RBF(0.5), Z @ W)]
