@@ -259,7 +259,7 @@ def linear_mean(X: ArrayLike, width: int) -> jax.Array:
     :param X: the training inputs (N, D); centered, or else the first component is mostly their mean.
     :param width: of the layer.
     :return: (D, width), with orthonormal columns, but for those of zeros.
-    :raises TypeError: for inputs that are not floating.
+    :raises TypeError: for inputs that are not floating, or traced where their components are needed.
     :raises ValueError: for inputs of another shape, without rows or with NaN.
 
     Source: Salimbeni & Deisenroth 2017, section 2.
@@ -268,6 +268,8 @@ def linear_mean(X: ArrayLike, width: int) -> jax.Array:
     D = X.shape[1]
     if width >= D:
         return jnp.eye(D, width, dtype=X.dtype)
+    if checks.is_traced(X):
+        raise TypeError("X is traced; linear_mean(X, width) is computed before the model, not in it.")
     # Signs are those that make the largest entry of each component positive: not what LAPACK happens to return.
     components = np.linalg.svd(np.asarray(X, np.float64), full_matrices=False)[2][:width]
     signs = np.sign(np.take_along_axis(components, np.abs(components).argmax(1)[:, None], axis=1))

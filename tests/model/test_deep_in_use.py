@@ -162,6 +162,12 @@ def test_classes_and_a_model_without_a_guide():
     assert given.mean_and_variance(X[:4])[0].shape == (3, 4)
 
 
+def test_linear_means_of_traced_inputs_are_refused_in_words():
+    with pytest.raises(TypeError, match="X is traced; linear_mean.* is computed before the model"):
+        jax.jit(lambda X: linear_mean(X, 1))(X)
+    np.testing.assert_array_equal(jax.jit(lambda X: linear_mean(X, 2))(X), np.eye(2))
+
+
 def test_linear_means():
     centered = X - X.mean(0)
     component = linear_mean(centered, 1)
