@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree, static
+from npgp.variational.paths import Paths
 from npgp.variational.posterior import Posterior
 
 __all__ = ["DeepPosterior", "layer_inputs", "mean_values"]
@@ -90,6 +92,7 @@ class DeepPosterior:
         mean, variance = replace(f, draws=50).mean_and_variance(X)
         density = f.log_density(X, y, npgp.Gaussian(variance=noise_variance))  # (30,)
         together = f.sample(key, X[:5], (3,))  # joint over rows
+        paths = f.draw_functions(key, 3, num_features=16)  # functions: paths(X_new) at any inputs, (3, N)
 
     :param layers: the posteriors of the layers' functions, the first layer first; those of the first layers, whose
         values are the next layer's columns, may be batches of several outputs. ``layers[0].sample`` and the like draw
@@ -190,6 +193,39 @@ class DeepPosterior:
             return draws.reshape(*sample_shape, *draws.shape[1:])
 
         return one_program(drawn, options=STEPS)
+
+    def draw_functions(
+        self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024
+    ) -> Callable[[ArrayLike], jax.Array]:
+        """
+        Draw whole functions: of each layer by pathwise conditioning, one after the other.
+
+        Arguments and errors as for :meth:`npgp.Posterior.draw_functions`.
+
+        :return: a function of inputs X (N, D), with values (num_draws,) + batch + (N,), at work that grows with N.
+        """
+        keys = jax.random.split(checks.random_key(rng_key), len(self.layers))
+        drawn = zip(self.layers, keys, strict=True)
+        paths = [layer.draw_functions(layer_key, num_draws, num_features) for layer, layer_key in drawn]
+        return jax.tree_util.Partial(DeepPosterior._along, self, paths)
+
+    def _along(self, paths: Sequence[Paths], X: ArrayLike) -> jax.Array:
+        """What layers' draws make of X, draw by draw."""
+        X = checks.inputs(X)
+
+        def one(weights):
+            below = None
+            for layer, drawn, mean, skip, of_one in zip(
+                self.layers, paths, self.means, self._skips, weights, strict=True
+            ):
+                H = layer_inputs(below, X, skip)
+                feature_weights, block_weights = jax.tree.map(lambda x: x[None], of_one)
+                path = replace(drawn, feature_weights=feature_weights, block_weights=block_weights)
+                values = path(H)[0] + mean_values(mean, H, layer.batch_shape)
+                below = values.T
+            return values
+
+        return lax.map(one, [(drawn.feature_weights, drawn.block_weights) for drawn in paths])
 
     @property
     def _skips(self) -> tuple[bool, ...]:

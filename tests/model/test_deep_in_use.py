@@ -79,6 +79,27 @@ def test_predictions_are_mixtures(trained):
     np.testing.assert_allclose(joint.mean(0), expected_mean, atol=5 * np.sqrt(expected_variance / 400).max())
 
 
+def test_whole_functions(trained):
+    """They are functions, drawn from what the mixture has the moments of; and a pytree, for programs and gradients."""
+    guide, result = trained
+    whole = npgp.posterior("deep", model, guide, result.params, X)
+    paths = whole.draw_functions(jax.random.key(5), 500, 2000)
+    values = paths(X[:6])
+    assert values.shape == (500, 6)
+    np.testing.assert_allclose(paths(X[4:6]), values[:, 4:], atol=1e-4)
+    mean, variance = replace(whole, draws=2000).mean_and_variance(X[:6])
+    # Five standard errors of the mean of 500; of the variance, and for 2000 random features, twice as many.
+    np.testing.assert_allclose(values.mean(0), mean, atol=5 * np.sqrt(variance.max() / 500) + 0.01)
+    np.testing.assert_allclose(values.var(0), variance, rtol=10 * np.sqrt(2 / 500))
+    joint = whole.sample(jax.random.key(6), X[:2], (2000,))
+    found, expected = (np.corrcoef(np.asarray(draws).T)[0, 1] for draws in (values[:, :2], joint))
+    assert abs(found - expected) < 0.25
+    slope = jax.jit(jax.grad(lambda x, paths: paths(x)[0, 0]))(jnp.asarray(X[:1]), paths)
+    assert slope.shape == (1, 2) and np.all(np.isfinite(slope))
+    with pytest.raises(TypeError, match="num_draws"):
+        whole.draw_functions(jax.random.key(5), 0.5)
+
+
 def test_what_else_is_made_of_it(trained, tmp_path):
     guide, result = trained
     whole = npgp.posterior("deep", model, guide, result.params, X)
