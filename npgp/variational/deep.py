@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -180,13 +181,8 @@ class DeepPosterior:
         checks.random_key(rng_key)
 
         def one(key):
-            below = None
-            *inner, last = jax.random.split(key, len(self.layers))
-            for layer, mean, skip, layer_key in zip(self.layers, self.means, self._skips, inner, strict=False):
-                H = layer_inputs(below, X, skip)
-                below = (layer.sample(layer_key, H) + mean_values(mean, H, layer.batch_shape)).T
-            H = layer_inputs(below, X, self._skips[-1])
-            return self.layers[-1].sample(last, H) + mean_values(self.means[-1], H, self.batch_shape)
+            keys = jax.random.split(key, len(self.layers))
+            return self._through(X, [partial(layer.sample, k) for layer, k in zip(self.layers, keys, strict=True)])
 
         def drawn():
             draws = lax.map(one, jax.random.split(rng_key, math.prod(sample_shape)))
@@ -214,18 +210,22 @@ class DeepPosterior:
         X = checks.inputs(X)
 
         def one(weights):
-            below = None
-            for layer, drawn, mean, skip, of_one in zip(
-                self.layers, paths, self.means, self._skips, weights, strict=True
-            ):
-                H = layer_inputs(below, X, skip)
-                feature_weights, block_weights = jax.tree.map(lambda x: x[None], of_one)
-                path = replace(drawn, feature_weights=feature_weights, block_weights=block_weights)
-                values = path(H)[0] + mean_values(mean, H, layer.batch_shape)
-                below = values.T
-            return values
+            def function(drawn: Paths, of_one: Any, H: jax.Array) -> jax.Array:
+                features, blocks = jax.tree.map(lambda x: x[None], of_one)
+                return replace(drawn, feature_weights=features, block_weights=blocks)(H)[0]
+
+            return self._through(X, [partial(function, *of_layer) for of_layer in zip(paths, weights, strict=True)])
 
         return lax.map(one, [(drawn.feature_weights, drawn.block_weights) for drawn in paths])
+
+    def _through(self, X: jax.Array, functions: Sequence[Callable[[jax.Array], jax.Array]]) -> jax.Array:
+        """The last layer's values at X, where each layer has one of these functions beside its mean function."""
+        below = None
+        for layer, mean, skip, function in zip(self.layers, self.means, self._skips, functions, strict=True):
+            H = layer_inputs(below, X, skip)
+            values = function(H) + mean_values(mean, H, layer.batch_shape)
+            below = values.T
+        return values
 
     @property
     def _skips(self) -> tuple[bool, ...]:

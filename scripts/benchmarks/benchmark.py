@@ -92,7 +92,7 @@ def threads(count: int, library: str = "npgp") -> dict[str, str]:
     """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     found = dict.fromkeys(names, str(count)) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # an accelerator is shared
-    return found if library == "npgp" else {"NPROC": "16"} | found
+    return found if library == "npgp" else found | {"NPROC": os.environ.get("NPROC", "16")}
 
 
 def settings(library: str) -> dict[str, dict[str, str]]:
