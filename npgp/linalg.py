@@ -55,11 +55,13 @@ def lower_matmul(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.
     """
     ``L B``, or ``Lᵀ B``, over the last two axes, for a lower-triangular L.
 
-    Of a large L one quarter is known to be zero, and left out, in derivatives too.
+    Of a large L one quarter is known to be zero, and left out, in derivatives too. A batch of transposes times one
+    matrix is one product for them all.
     """
     size = L.shape[-1]
-    product = transposed_matmul if transpose else matmul
-    if size < 2 * LARGEST_BLOCK:
+    together = transpose and L.ndim > B.ndim == 2
+    product = _transposes_matmul if together else transposed_matmul if transpose else matmul
+    if size < (SUBSTITUTED if together else 2 * LARGEST_BLOCK):
         return product(L, B)
     half = size // 2
     if transpose:
@@ -69,21 +71,10 @@ def lower_matmul(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.
     return jnp.concatenate(parts, axis=-2)
 
 
-def lower_transposes_matmul(L: jax.Array, B: jax.Array) -> jax.Array:
-    """
-    ``Lᵀ B`` for a batch of lower-triangular L (..., M, M) and one matrix B (M, N); (..., M, N).
-
-    As two products for the whole batch, which leave out that the upper right quarter of each L is zero.
-    """
-
-    def product(L: jax.Array, B: jax.Array) -> jax.Array:
-        side_by_side = jnp.moveaxis(L, -2, 0).reshape(L.shape[-2], -1)
-        return transposed_matmul(side_by_side, B).reshape(*L.shape[:-2], L.shape[-1], B.shape[-1])
-
-    half = L.shape[-1] // 2
-    if half < SUBSTITUTED // 2:
-        return product(L, B)
-    return jnp.concatenate([product(L[..., :half], B), product(L[..., half:, half:], B[half:])], axis=-2)
+def _transposes_matmul(A: jax.Array, B: jax.Array) -> jax.Array:
+    """``Aᵀ B`` for matrices A (..., M, K), side by side, and one matrix B (M, N); (..., K, N)."""
+    side_by_side = jnp.moveaxis(A, -2, 0).reshape(A.shape[-2], -1)
+    return transposed_matmul(side_by_side, B).reshape(*A.shape[:-2], A.shape[-1], B.shape[-1])
 
 
 def safe_sqrt(x: ArrayLike) -> jax.Array:

@@ -162,9 +162,7 @@ class DenseNormal(BlockNormal):
         return jnp.broadcast_to(jnp.sum(jnp.square(self.scale_tril), (-2, -1)), self.batch_shape)
 
     def factor_times(self, A):
-        if self.scale_tril.ndim == 2 or A.ndim > 2:
-            return linalg.lower_matmul(self.scale_tril, A, transpose=True)
-        return linalg.lower_transposes_matmul(self.scale_tril, A)
+        return linalg.lower_matmul(self.scale_tril, A, transpose=True)
 
 
 class DiagonalNormal(BlockNormal):
