@@ -58,20 +58,24 @@ def cases() -> list[str]:
     return [*STRUCTURES, *LIKELIHOODS, "collapsed"]
 
 
-def compare(case: str, rows: int, inducing: int, group_size: int) -> dict[str, Any]:
+def compare(
+    case: str, rows: int, inducing: int, group_size: int, conditionals: Sequence[str] = CONDITIONALS
+) -> dict[str, Any]:
     """
     Differences of the accelerator's bounds and gradients from the processor's in float64, both relative.
 
-    :param case: a structure, with each conditional and Gaussian noise; a likelihood, with some; or collapsed bounds.
+    :param case: a structure, with Gaussian noise; a likelihood; or collapsed bounds.
+    :param conditionals: those to compare, of which structures alone have ``"shared"``.
     :return: for each dtype and conditional the differences of the bound and of its gradient, and what both may be.
     """
     data = _data(rows, inducing, case)
-    conditionals = CONDITIONALS if case in STRUCTURES else ("prior", "tight", "grouped", "full")
+    conditionals = [name for name in conditionals if name != "shared" or case in STRUCTURES]
     fn = _collapsed if case == "collapsed" else _uncollapsed
     function = fn(case, conditionals, data, npgp.median_split(data["X"], group_size))
     accelerator, processor = jax.devices()[0], _processor()
     programs = [("float64", processor), ("float64", accelerator), ("float32", accelerator)]
-    lowered = [_lowered(function, data["params"], dtype, device) for dtype, device in programs]
+    params = {name: np.broadcast_to(p, (len(conditionals), *np.shape(p))) for name, p in data["params"].items()}
+    lowered = [_lowered(function, params, dtype, device) for dtype, device in programs]
     with ThreadPoolExecutor() as threads:
         compiled = list(threads.map(lambda program: program[0].compile(), lowered))
     found = []
@@ -208,11 +212,7 @@ def _lowered(function: Callable, params: dict[str, Any], dtype: str, device) -> 
         return values, back(jnp.ones_like(values))[0]  # each bound has parameters of its own
 
     with jax.enable_x64(dtype == "float64"), jax.default_device(device):
-        count = len(CONDITIONALS)
-        arguments = {
-            name: jax.device_put(np.broadcast_to(value, (count, *np.shape(value))).astype(dtype), device)
-            for name, value in params.items()
-        }
+        arguments = {name: jax.device_put(value.astype(dtype), device) for name, value in params.items()}
         return jax.jit(both).lower(arguments), arguments
 
 
