@@ -30,7 +30,7 @@ from common import Arguments, in_its_own_process, interleaved, table, whole, wri
 
 COLUMNS = 8
 KEY = jax.random.key(0)
-QUICK = {"rows": [10_000, 100_000], "inducing": 16, "batch_size": 128, "repetitions": 2, "steps": 20, "long": 60}
+QUICK = {"rows": [10_000, 100_000], "inducing": 16, "batch_size": 128, "repetitions": 1, "steps": 10, "long": 40}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

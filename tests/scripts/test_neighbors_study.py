@@ -37,7 +37,7 @@ def test_small_study(study, tmp_path, capsys):
     report = study.main(["--quick", "--sets", "spatial", "--json", str(path)])
     assert json.loads(path.read_text())["sets"] == report["sets"]
     figures = report["sets"]["spatial"]
-    assert figures["rows"] == 400 and set(figures["fits"]) == {"VNNGP", "SVGP 8"}
+    assert figures["rows"] == 240 and set(figures["fits"]) == {"VNNGP", "SVGP 8"}
     for fit in figures["fits"].values():
         assert 0 < fit["rmse"] < 1.3 and np.isfinite(fit["nlpd"]) and fit["ms_per_step"] > 0
     assert "SVGP 8" in capsys.readouterr().out

@@ -82,7 +82,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if args.quick:
         args.data, args.methods, args.splits = ["banana"], ["SOLVE-GP, tight"], [0]
         args.rows, args.inducing, args.steps = 80, 8, 100
-        args.nuts_inducing, args.nuts_steps, args.warmup, args.draws, args.grid = 6, 200, 40, 40, 8
+        args.nuts_inducing, args.nuts_steps, args.warmup, args.draws, args.grid = 4, 100, 20, 20, 6
         args.chains = 1
     if args.inducing % 2:
         parser.error("--inducing must be positive and even.")

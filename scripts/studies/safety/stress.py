@@ -88,7 +88,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         rows=dict(help="of kin40k, at most"),
         seed=0,
     )
-    args = parser.read(argv, quick={"problems": 30, "points": 40, "inducing": 16, "steps": 20, "rows": 600})
+    args = parser.read(argv, quick={"problems": 15, "points": 16, "inducing": 16, "steps": 20, "rows": 600})
     args.parts = args.parts or list(PARTS)
     if wrong := [part for part in args.parts if part not in PARTS]:
         parser.error(f"{wrong[0]} is no part; the parts are {', '.join(PARTS)}.")
