@@ -50,7 +50,7 @@ LEAST_NOISE = 0.01
 SUBSET, SUBSET_STEPS = 2000, 60
 #: Of the simulated function, on the unit square.
 SPATIAL_LENGTHSCALE = 0.02
-QUICK = {"rows": 240, "sites": 240, "steps": 20, "batch_size": 32, "svgp_batch_size": 32, "neighbors": 4}
+QUICK = {"rows": 240, "sites": 240, "steps": 60, "batch_size": 32, "svgp_batch_size": 32, "neighbors": 4}
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -123,7 +123,7 @@ def hyperparameters(start: Start) -> tuple[npgp.Matern32, npgp.Gaussian]:
 
 
 def trained(model, args: argparse.Namespace) -> SVI:
-    optimizer = npgp.adam(args.learning_rate, args.steps, warmup=min(50, args.steps // 2))
+    optimizer = npgp.adam(args.learning_rate, args.steps, warmup=50)
     return SVI(model, npgp.AutoSparseGP(model), optimizer, TraceMeanField_ELBO())
 
 
