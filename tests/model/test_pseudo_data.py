@@ -183,6 +183,8 @@ def test_rows_and_divergence_are_those_of_dense_algebra(structure, float64):
 
 
 CONDITIONALS = {"prior": "prior", "tight": "tight", "grouped": npgp.Grouped(4), "full": "full"}
+#: Every structure, and every conditional: what is done for one does not depend on the other.
+PAIRS = sorted({(s, "tight") for s in STRUCTURES} | {("solve", c) for c in CONDITIONALS})
 
 
 @pytest.fixture(scope="module")
@@ -201,20 +203,19 @@ def bounds():
         return compiled(bound), start(model, guide, X, Y)
 
     with jax.enable_x64(True):
-        return {(s, c): made(s, c) for s in STRUCTURES for c in CONDITIONALS}
+        return {pair: made(*pair) for pair in PAIRS}
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
-    structure=st.sampled_from(list(STRUCTURES)),
-    conditional=st.sampled_from(list(CONDITIONALS)),
+    pair=st.sampled_from(PAIRS),
     width=st.floats(0.01, 3.0),
 )
-def test_never_above_the_evidence(bounds, seed, structure, conditional, width):
-    bound, begin = bounds[structure, conditional]
+def test_never_above_the_evidence(bounds, seed, pair, width):
+    bound, begin = bounds[pair]
     rng = np.random.default_rng(seed)
-    params = begin | random_data(structure, 3, seed)
+    params = begin | random_data(pair[0], 3, seed)
     for name in params:
         if name.endswith("pseudo_scale"):
             params[name] = width * params[name]
