@@ -56,9 +56,12 @@ OIL = dict(inducing=25, steps=20_000)
 OIL_CHUNK = 1000
 #: Seconds without which nothing more is begun, and those without which no training and evaluation of a GPLVM is.
 RESERVE, OIL_RESERVE = 5.0, 15.0
-QUICK = dict(sizes=[16], rows=300, batch_size=64, repetitions=2, seconds=0.01, minutes=10.0, cases=["SVGP"])
-#: Of conditionals and of other kinds, those of ``--quick``.
-QUICK_CONDITIONALS, QUICK_KINDS = ("prior", "grouped"), ("SOLVE-GP",)
+QUICK = dict(
+    sizes=[16], rows=300, batch_size=64, repetitions=2, seconds=0.01, minutes=10.0, cases=["SVGP", "collapsed"]
+)
+QUICK_RIGHT = dict(rows=60, inducing=18, group_size=8, conditionals=("prior", "grouped"))
+#: Of the other kinds, those of ``--quick``.
+QUICK_KINDS = ("grouped", "SOLVE-GP", "GPLVM")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -208,9 +211,7 @@ class Run(benchmark.Bench):
 
 
 def right(run: Run) -> None:
-    options: dict[str, Any] = dict(RIGHT)
-    if run.args.quick:
-        options = dict(rows=60, inducing=18, group_size=8, conditionals=QUICK_CONDITIONALS)
+    options: dict[str, Any] = QUICK_RIGHT if run.args.quick else RIGHT
     for case in run.args.cases:
         if not run.time_for(f"right, {case}") or (process := run.worker("checks")) is None:
             continue

@@ -11,7 +11,21 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import NOISE, STRUCTURES, VARIANCE, Dense, X, Y, compiled, make_elbo, rbf, sites, traces
+from models import (
+    CONDITIONALS,
+    NOISE,
+    PAIRS,
+    STRUCTURES,
+    VARIANCE,
+    Dense,
+    X,
+    Y,
+    compiled,
+    make_elbo,
+    rbf,
+    sites,
+    traces,
+)
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.infer import SVI, TraceMeanField_ELBO
@@ -180,11 +194,6 @@ def test_rows_and_divergence_are_those_of_dense_algebra(structure, float64):
     oracle.mean = oracle.mean + float(drawn["slope"]) * X[:, 0]
     np.testing.assert_allclose(rows, oracle.rows(Y, noise=float(drawn["noise"])), rtol=1e-6)
     np.testing.assert_allclose(kl, oracle.kl, rtol=1e-6)
-
-
-CONDITIONALS = {"prior": "prior", "tight": "tight", "grouped": npgp.Grouped(4), "full": "full"}
-#: Every structure, and every conditional: what is done for one does not depend on the other.
-PAIRS = sorted({(s, "tight") for s in STRUCTURES} | {("solve", c) for c in CONDITIONALS})
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,9 @@ STRUCTURES = {
     "solve": ([Z, O], ("dense", "dense")),
 }
 ORTHOGONAL = ("svgp", "odvgp", "solve")
+CONDITIONALS = {"prior": "prior", "tight": "tight", "grouped": npgp.Grouped(4), "full": "full"}
+#: Every structure and every conditional, in few programs: of a structure, a conditional sees the rows' moments alone.
+PAIRS = [(s, "tight") for s in STRUCTURES] + [("solve", c) for c in CONDITIONALS if c != "tight"]
 
 
 def kernel() -> npgp.RBF:
