@@ -144,6 +144,18 @@ def inputs(x: ArrayLike, name: str = "X", allow_empty: bool = False, members: bo
     return to_device(x, name, axis=-2)
 
 
+def inputs_of(name: str, x: ArrayLike, batch_shape: tuple[int, ...]) -> jax.Array:
+    """:func:`inputs` of functions in plates, which may have inputs each, batch + (N, D)."""
+    x = inputs(x, members=True)
+    if x.ndim > 2 and x.shape[:-2] != batch_shape:
+        drawn = f"drawn in plates of shape {batch_shape}" if batch_shape else "one function"
+        raise ValueError(
+            f"X has shape {x.shape}, but {name} is {drawn}: inputs are (rows, input dimensions), or for functions in a "
+            "plate with inputs each (functions, rows, input dimensions)."
+        )
+    return x
+
+
 def require_finite(x: ArrayLike, name: str) -> None:
     """Raise for what is no :func:`array`, and ``ValueError`` for NaN or infinities; traced arrays pass."""
     x = array(x, name)
@@ -306,28 +318,33 @@ def require_not_negative(value: Any, name: str) -> Any:
     return value
 
 
-def row_numbers(rows: Any, name: str, count: int, ndim: int = 1) -> np.ndarray | jax.Array:
+def row_numbers(rows: Any, name: str, count: int, ndim: int = 1, what: str = "row") -> np.ndarray | jax.Array:
     """
-    Numbers of rows, as an array of whole numbers.
+    Numbers of rows, or of others that are counted, as an array of whole numbers.
 
     :param rows: shape (B,), or of more dimensions.
     :param name: what the error calls them.
     :param count: rows that there are.
     :param ndim: dimensions that they must have.
+    :param what: what is counted, as the error calls one.
     :raises TypeError: unless they are whole numbers.
     :raises ValueError: for another number of dimensions, and (when concrete) for rows that there are not.
     """
     rows = array(rows, name)
     if not jnp.issubdtype(rows.dtype, jnp.integer):
-        raise TypeError(f"{name} has dtype {rows.dtype}; it must have whole numbers, the numbers of rows.")
+        raise TypeError(f"{name} has dtype {rows.dtype}; it must have whole numbers, the numbers of {what}s.")
     if rows.ndim != ndim:
         raise ValueError(f"{name} has shape {rows.shape}; it must have {ndim} dimension{'s' * (ndim > 1)}.")
-    if not is_traced(rows) and rows.size:
+    if is_traced(rows):
+        see_later(partial(row_numbers, name=name, count=count, ndim=ndim, what=what), rows)
+    elif rows.size:
         numbers = np.asarray(rows)  # inside jit, what JAX makes of them has no values
         least, most = int(numbers.min()), int(numbers.max())
         if least < 0 or most >= count:
             given = least if least < 0 else most
-            raise ValueError(f"{name} has row {given}; there are {count} rows: it must be between 0 and {count - 1}.")
+            raise ValueError(
+                f"{name} has {what} {given}; there are {count} {what}s: it must be between 0 and {count - 1}."
+            )
     return rows
 
 

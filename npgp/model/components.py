@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site
 from npgp.programs.operations import Operations
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projector
+from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import Branches, JointBlock, joint_posterior, times_factor
 from npgp.variational.pseudo import joint_root
 from npgp.variational.reports import reported_jointly
@@ -66,9 +67,8 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     :param sites: its trace.
     """
     statements = _statements(sites)
-    mixed = {
-        id(t.function) for latents in statements for part in latents.parts for t in part.terms if t.mixing is not None
-    }
+    terms = [term for latents in statements for part in latents.parts for term in part.terms]
+    mixed = {id(term.function.source) for term in terms if term.mixing is not None}
     functions = {
         name: msg["infer"][FUNCTION]
         for name, msg in sites.items()
@@ -78,7 +78,7 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     found: list[set[str]] = []
     for latents in statements:
         for part in latents.parts:
-            met = {names[id(f)] for f in part.functions if id(f) in names}
+            met = {names[id(f.source)] for f in part.functions if id(f.source) in names}
             touched = [group for group in found if group & met]
             found = [group for group in found if not group & met] + [met.union(*touched)]
     found = [group for group in found if len(group) > 1]
@@ -122,7 +122,7 @@ def _may_join(msg: Message, mixed: set[int]) -> bool:
 
 def _apart(latents: Latents, names: dict[int, str], members: set[str]) -> bool:
     """Whether an observation has two members as different latent values."""
-    return sum(any(names.get(id(f)) in members for f in part.functions) for part in latents.parts) > 1
+    return sum(any(names.get(id(f.source)) in members for f in part.functions) for part in latents.parts) > 1
 
 
 def _dependent(model: Callable, functions: dict[str, Function], args: tuple, kwargs: dict[str, Any]) -> set[str]:
@@ -265,6 +265,32 @@ class Part:
 # Where training starts
 
 
+class Weights(NamedTuple):
+    """
+    What rows see of a component.
+
+    :param values: weights of its inducing values, (M, N); of functions in a plate that may be plate + (M, N), or, where
+        each row sees one of them, (C, M, B): by parts.
+    :param places: the rows of these parts.
+    """
+
+    values: jax.Array
+    places: Places | None
+
+    def products(self, others: jax.Array) -> jax.Array:
+        """Sums over rows of products with an earlier drawn component's weights (M', N): (M', M), or plate + that."""
+        if self.places is not None:
+            others = jnp.moveaxis(self.places.parts.gather(others), 0, -2)
+        return self._of_members(linalg.matmul(others, jnp.swapaxes(self.values, -1, -2)))
+
+    def squares(self) -> jax.Array:
+        """Sums over rows of squares: (M,), or plate + that."""
+        return self._of_members(jnp.sum(jnp.square(self.values), -1))
+
+    def _of_members(self, sums: jax.Array) -> jax.Array:
+        return sums if self.places is None else jax.ops.segment_sum(sums, self.places.members, self.places.functions)
+
+
 class Start:
     """
     What rows of data see of the components: the start of training; computed only when it is wanted.
@@ -281,31 +307,38 @@ class Start:
     def __init__(self, group: Sequence[str], functions: dict[str, Function], sites: dict[str, Message]):
         self._group, self._functions = list(group), functions
         self._statements = _statements(sites)
-        self._seen: list[dict[str, jax.Array]] | None = None
+        self._seen: list[dict[str, Weights]] | None = None
 
-    def _rows(self) -> list[dict[str, jax.Array]]:
-        """For each sum in which members meet, the weights a w of each, (M, N)."""
+    def _rows(self) -> list[dict[str, Weights]]:
+        """For each sum in which members meet, the weights a w of each."""
         if self._seen is None:
             names = {id(function): name for name, function in self._functions.items()}
             self._seen = []
             for part in (part for latents in self._statements for part in latents.parts):
-                terms = {names[id(t.function)]: t for t in part.terms if id(t.function) in names}
+                terms = {names[id(t.function.source)]: t for t in part.terms if id(t.function.source) in names}
                 if len(terms) > 1:
                     self._seen.append({name: self._weights(name, term) for name, term in terms.items()})
         return self._seen
 
-    def _weights(self, name: str, term: Any) -> jax.Array:
+    def _weights(self, name: str, term: Any) -> Weights:
         cache = self._functions[name].cache
         L, diagonal = _factor(cache.projector)
-        A = cache.project(term.X).A[0]
-        scale = jnp.broadcast_to(term.scale, (*term.scale.shape[:-1], A.shape[-1])) if term.scale.ndim else term.scale
-        scale = scale if scale.ndim < 2 else scale.reshape(-1, A.shape[-1])[0]
+        A = term.function.project(term.X).A[0]
+        rows = term.X.shape[-2]
+        scale = jnp.broadcast_to(term.scale, (*term.scale.shape[:-1], rows)) if term.scale.ndim else term.scale
+        scale = scale if scale.ndim < 2 else scale.reshape(-1, rows)[0]
+        places = None
+        if isinstance(term.X, MemberRows):
+            places = term.X.places
+            scale = jnp.where(places.parts.mask, places.parts.gather(jnp.broadcast_to(scale, rows)), 0.0)[:, None]
+            L = L[places.members] if L.ndim > (1 if diagonal else 2) else L
         if diagonal:
-            return A / L[..., None] * scale
+            return Weights(A / L[..., None] * scale, places)
         # (K + δ I)⁻¹ k: smooth, whatever the kernel's rank.
         K = linalg.gram(L)
         F = linalg.cholesky(K, jitter=1e-3)[0]
-        return linalg.solve_lower(F, linalg.solve_lower(F, linalg.matmul(L, A)), transpose=True) * scale
+        w = linalg.solve_lower(F, linalg.solve_lower(F, linalg.matmul(L, A)), transpose=True)
+        return Weights(w * scale, places)
 
     def weights(self, name: str, other: str, plates: tuple[int, ...]) -> jax.Array:
         """The regression of what rows see of one component on what they see of an earlier one, perhaps of plates."""
@@ -318,11 +351,11 @@ class Start:
         shape = tuple(_size(self._functions[n]) for n in (name, other))
         dtype = jnp.result_type(float)
         met = [rows for rows in self._rows() if name in rows and other in rows]
-        across = [linalg.matmul(rows[name], jnp.swapaxes(rows[other], -1, -2)) for rows in met]
+        across = [rows[other].products(rows[name].values) for rows in met]
         return sum(across, jnp.zeros(shape, dtype)) / self._seen_of(other)[..., None, :]
 
     def _seen_of(self, name: str) -> jax.Array:
-        total = sum((jnp.sum(jnp.square(rows[name]), -1) for rows in self._rows() if name in rows), jnp.zeros(()))
+        total = sum((rows[name].squares() for rows in self._rows() if name in rows), jnp.zeros(()))
         return jnp.maximum(total, 1e-3 * jnp.mean(total) + jnp.finfo(total.dtype).tiny)
 
     def noise(self, name: str) -> jax.Array:

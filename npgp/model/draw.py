@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp import checks
+from npgp import checks, linalg
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
-from npgp.model.latent import Given, Latent, Moments, NoArray, Term
-from npgp.sparse.groups import Groups
+from npgp.model.latent import Latent, NoArray, Term
+from npgp.model.protocol import Given, Moments
+from npgp.sparse.groups import Groups, single
 from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector
+from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
@@ -99,13 +102,19 @@ class Function(NoArray):
 
     def __call__(self, X: ArrayLike) -> Latent:
         """
-        f at inputs X of shape (N, D): shape (N,), or (outputs, N) if f was drawn in a plate at dim −2.
+        f at inputs X of shape (N, D): shape (N,), or (outputs, N) if f was drawn in a plate at dim −2. Functions of a
+        plate may have inputs each, X of shape (outputs, N, D).
 
         :raises TypeError: for inputs that are not floating.
         :raises ValueError: for inputs of another shape, without rows or with NaN.
         """
-        X = checks.inputs(X)
+        X = checks.inputs_of(self.name, X, self.batch_shape)
         return Latent((Term(jnp.ones((), X.dtype), self, X),), jnp.zeros((), X.dtype))
+
+    @property
+    def source(self) -> Function:
+        """The draw itself."""
+        return self
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -132,15 +141,23 @@ class Function(NoArray):
         """q(ε), likewise."""
         return None if self.q is None else tuple(without_row_dim(block) for block in self.q)
 
-    def shared(self, X: jax.Array) -> jax.Array | None:
-        """See :meth:`npgp.model.latent.Draw.shared`."""
+    def chosen(self, rows: MemberRows) -> Function:
+        """See :meth:`npgp.model.protocol.Draw.chosen`."""
+        return ChosenFunction(self, rows) if self.batch_shape else self
+
+    def project(self, X: Any) -> Projection:
+        """The projection of rows on the inducing features."""
+        return self.cache.project(X)
+
+    def shared(self, X: Any) -> jax.Array | None:
+        """See :meth:`npgp.model.protocol.Draw.shared`."""
         q = self._q
         block = None if q is None else q[0]
-        return block.factor_times(self.cache.project(X).A[0]) if isinstance(block, JointBlock) else None
+        return block.factor_times(self.project(X).A[0]) if isinstance(block, JointBlock) else None
 
-    def moments(self, X: jax.Array, shared: bool = True) -> Moments:
+    def moments(self, X: Any, shared: bool = True) -> Moments:
         """Mean, variance from ε, and residual variance at each row."""
-        projection, q = self.cache.project(X), self._q
+        projection, q = self.project(X), self._q
         if q is None:
             mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
             return Moments(mean, none, projection.residual_variance())
@@ -150,23 +167,26 @@ class Function(NoArray):
         variance = whitened_variance(parts, [q[i] for i in own])
         return Moments(mean, variance, projection.residual_variance(learned_blocks(q)))
 
-    def group_covariance(self, X: jax.Array, groups: Groups) -> jax.Array:
+    def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
         """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
         assert self.q is not None
         return self.projector.group_covariance(X, self.cache.project(X).A, groups, learned_blocks(self.q))
 
-    def given(self, X: jax.Array, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
+    def given(self, X: Any, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
         """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what the blocks leave of the prior."""
-        projection, blocks, values = self.cache.project(X), [True] * len(self.values), self._values
+        projection, blocks, values = self.project(X), [True] * len(self.values), self._values
         if mean_only_in_residual and (q := self._q) is not None:
             blocks = list(learned_blocks(q))
             values = [value if use else block.loc for value, use, block in zip(values, blocks, q, strict=True)]
         mean = whitened_mean(projection, values)
         if joint:
-            residual = self.projector.residual_covariance(X, projection.A, blocks)
+            residual = self._residual_covariance(X, projection, blocks)
         else:
             residual = projection.residual_variance(blocks)
         return Given(mean, residual, projection.prior_variance)
+
+    def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
+        return self.projector.residual_covariance(X, projection.A, blocks)
 
     def posterior(self) -> Posterior:
         """The posterior object of this draw; only where a guide gave q."""
@@ -177,6 +197,105 @@ class Function(NoArray):
     def posterior_given_values(self) -> Posterior:
         """That of f given the drawn inducing values: q is at them."""
         return Posterior(self.projector, tuple(DiagonalNormal(value, jnp.zeros_like(value)) for value in self._values))
+
+
+class ChosenFunction(Function):
+    """
+    Of functions in a plate, one for each row: what ``f(X)[group, row]`` is of. Means, variances and what else is
+    computed with a member's own matrices, is computed by parts of the rows (:class:`~npgp.sparse.ragged.MemberRows`).
+
+    :param source: the functions.
+    :param rows: the only rows that it has values at.
+    """
+
+    def __init__(self, source: Function, rows: MemberRows):
+        super().__init__(source.name, source.values, source.q, source.guided, source.cache)
+        self.fixed, self.substituted, self.component = source.fixed, source.substituted, source.component
+        self.marginal_inputs = source.marginal_inputs
+        self._source, self._rows = source, rows
+
+    @property
+    def source(self) -> Function:
+        """The functions."""
+        return self._source
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """That of one function."""
+        return ()
+
+    @property
+    def _values(self) -> list[jax.Array]:
+        """ε of each block, of each part's function; (C, M_i)."""
+        return [value[self._rows.places.members] for value in self._source._values]
+
+    @property
+    def _q(self) -> tuple[BlockNormal, ...] | None:
+        q = self._source._q
+        return None if q is None else tuple(block.take(self._rows.places.members) for block in q)
+
+    def project(self, X: Any) -> Projection:
+        """By parts: A_i is (C, M_i, B)."""
+        return self._projection
+
+    @cached_property
+    def _projection(self) -> Projection:
+        rows, projector = self._rows, self.projector
+        if isinstance(projector, Members):
+            return self._members(projector, rows.places.members)(rows.places.parts.gather_rows(rows.inputs))
+        # One kernel for all: at the rows of X, or at those that are chosen, if these are fewer.
+        few = rows.X.ndim == 2 and rows.X.shape[0] <= rows.shape[0]
+        projection = self.cache.project(rows.X) if few else projector(rows.inputs)
+
+        def by_part(x):
+            return rows.places.parts.gather(x[..., rows.places.row] if few else x)
+
+        A = tuple(jnp.moveaxis(by_part(A_i), 0, -2) for A_i in projection.A)
+        return Projection(A, by_part(projection.prior_variance))
+
+    def _members(self, projector: Members, members: jax.Array) -> Members:
+        return projector.expand(self._source.batch_shape).take(members)
+
+    def _by_row(self, values: jax.Array) -> jax.Array:
+        """(…, N), from (C, …, B)."""
+        return self._rows.places.parts.scatter(jnp.moveaxis(values, 0, -2))
+
+    def shared(self, X: Any) -> jax.Array | None:
+        """See :meth:`npgp.model.protocol.Draw.shared`."""
+        half = super().shared(X)
+        return None if half is None else self._by_row(half)
+
+    def moments(self, X: Any, shared: bool = True) -> Moments:
+        """Mean, variance from ε, and residual variance at each row."""
+        return Moments(*map(self._by_row, super().moments(X, shared)))
+
+    def given(self, X: Any, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
+        """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what the blocks leave of the prior."""
+        mean, residual, prior = super().given(X, joint=joint, mean_only_in_residual=mean_only_in_residual)
+        return Given(self._by_row(mean), residual if joint else self._by_row(residual), self._by_row(prior))
+
+    def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
+        return self._within(single(X.shape[0]), blocks)[0]
+
+    def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
+        """The residual's prior covariance within groups of rows, (G, g, g): none between different functions."""
+        assert self.q is not None
+        return self._within(groups, learned_blocks(self.q))
+
+    def _within(self, groups: Groups, blocks: Sequence[bool]) -> jax.Array:
+        X, member = groups.gather_rows(self._rows.inputs), groups.gather(self._rows.places.group)
+        projector = self.projector
+        if isinstance(projector, Members):
+            # Row by row with its function's kernel; what is another function's is dropped below.
+            members = self._members(projector, member)
+            number = jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
+            D = members.each(lambda p, x, group: p.kernel(x[None], X[0] if len(X) == 1 else X[group])[0], X, number)
+            D = jnp.where(jnp.eye(groups.size, dtype=bool), members.each(lambda p, x: p.kernel.diag(x[None]), X), D)
+        else:
+            D = jax.vmap(projector.kernel)(X)
+        for A, use in zip(self._projection.A, blocks, strict=True):
+            D = D - linalg.gram(groups.gather_rows(self._by_row(A).T)) if use else D
+        return jnp.where(member[:, :, None] == member[:, None, :], D, 0.0)
 
 
 def without_row_dim(block: BlockNormal) -> BlockNormal:

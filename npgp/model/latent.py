@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks, linalg
+from npgp.model.protocol import Draw, Moments
 from npgp.sparse.groups import Groups
+from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import sum_of_squares
 
-__all__ = ["Draw", "Given", "Latent", "Moments", "Term", "as_latent", "times_root"]
+__all__ = ["Latent", "Term", "as_latent", "times_root"]
 
 
 #: What to write where an array is wanted.
@@ -23,104 +25,6 @@ NO_ARRAY = (
     "npgp.sample the values first, npgp.sample('f', f(X)), or let the likelihood transform them, "
     "lambda f: dist.Poisson(jnp.exp(f))"
 )
-
-
-class Moments(NamedTuple):
-    """
-    Row by row: mean, variance that comes from ε, and the residual's prior variance; (..., N), or (N,) for what is the
-    same for all functions.
-    """
-
-    mean: jax.Array
-    variance: jax.Array
-    residual: jax.Array
-
-
-class Given(NamedTuple):
-    """
-    f at rows, given its drawn inducing values.
-
-    :param mean: the mean, (..., N).
-    :param residual: what is left: variances (N,), or the covariance (N, N) if it is wanted jointly over rows; batch +
-        that for functions with a kernel each.
-    :param prior: f's own variance, (N,), likewise.
-    """
-
-    mean: jax.Array
-    residual: jax.Array
-    prior: jax.Array
-
-
-class Draw(Protocol):
-    """
-    What a draw of f must offer for its values at rows to be used.
-
-    Rows are whatever the component makes of inputs X (N, D), something whose ``shape`` is that of X.
-    """
-
-    @property
-    def name(self) -> str:
-        """What messages call f."""
-        ...
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Shape of the plates that f was drawn in, less the dimension of rows."""
-        ...
-
-    @property
-    def variational(self) -> bool:
-        """Whether a guide gave q."""
-        ...
-
-    @property
-    def guided(self) -> bool:
-        """Whether this is a guide."""
-        ...
-
-    @property
-    def fixed(self) -> bool:
-        """Whether ``do`` or ``condition`` gave inducing values."""
-        ...
-
-    @property
-    def substituted(self) -> str | None:
-        """The site of inducing values that ``substitute`` gave, if it did."""
-        ...
-
-    @property
-    def marginal_inputs(self) -> bool:
-        """Whether the inputs of rows are draws from their marginals, row by row."""
-        ...
-
-    def moments(self, rows: Any, /, shared: bool = True) -> Moments:
-        """
-        Mean, variance from the inducing values, and residual variance at each row.
-
-        :param shared: whether the variance includes that of :meth:`shared`.
-        """
-        ...
-
-    def shared(self, rows: Any, /) -> jax.Array | None:
-        """
-        A root of f's covariance with others whose q is the same one, (K, N): products of its columns with those of
-        another draw's are covariances. ``None`` if q is f's own.
-        """
-        ...
-
-    def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
-        """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
-        ...
-
-    def given(self, rows: Any, /, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
-        """
-        f given the drawn inducing values.
-
-        :param joint: whether the residual is wanted jointly over rows.
-        :param mean_only_in_residual: take inducing features whose variance q leaves at the prior's at q's mean, and
-            leave their variance to the residual.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,13 +45,24 @@ class Term:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape = (*self.function.batch_shape, self.X.shape[0])
+        shape = (*self.function.batch_shape, self.X.shape[-2])
         if self.mixing is not None:
             shape = (*shape[:-2], self.mixing.shape[0], shape[-1])
         return np.broadcast_shapes(jnp.shape(self.scale), shape)
 
     def __mul__(self, factor: jax.Array) -> Term:
         return replace(self, scale=self.scale * factor)
+
+    def chosen(self, places: Places) -> Term:
+        """The term's values at chosen places among those of all functions and rows, (N,)."""
+        if self.mixing is not None:
+            raise ValueError(
+                f"{self.function.name} is mixed by a matrix, so each of its values is of all its functions: choose "
+                "rows of functions in a plate, f(X)[group, row], or state what is missing by mask=."
+            )
+        rows = MemberRows(self.X, places)
+        function = self.function.chosen(rows)
+        return Term(places.of(self.scale), function, self.X[places.row] if function is self.function else rows)
 
     def mixed(self, W: jax.Array) -> Term:
         """``W @ term`` for W of shape (P, Q)."""
@@ -197,7 +112,7 @@ class Term:
         a = self.scale
         if not a.ndim:
             return jnp.square(a) * D
-        a = jnp.broadcast_to(a, (*a.shape[:-1], self.X.shape[0]))
+        a = jnp.broadcast_to(a, (*a.shape[:-1], self.X.shape[-2]))
         a = a if groups is None else groups.gather(a)
         return a[..., :, None] * D * a[..., None, :]
 
@@ -246,7 +161,9 @@ class Latent(NoArray):
     """
     GP values at N rows that are neither integrated out nor sampled yet: ``f(X)``, and sums and multiples of these.
 
-    ``f(X) + g(X2) + offset``, ``a * f(X)``, differences, and ``W @ f(X)`` for several functions f, are Latents. For any
+    ``f(X) + g(X2) + offset``, ``a * f(X)``, differences, and ``W @ f(X)`` for several functions f, are Latents. So is
+    ``f(X)[group, row]`` for functions in a plate at dim −2, data in long format: value n is that of function
+    ``group[n]`` at row ``row[n]`` of X, for two arrays of N whole numbers, and no other values are computed. For any
     other expression, turn it into an array with :func:`npgp.sample` first.
 
     .. code-block:: python
@@ -254,6 +171,9 @@ class Latent(NoArray):
         with numpyro.handlers.seed(rng_seed=0):
             f = npgp.SparseGP("f", kernel, Z).draw()
         assert isinstance(2.0 * f(X) + 1.0, npgp.model.Latent)
+        with numpyro.handlers.seed(rng_seed=0), numpyro.plate("groups", 3, dim=-2):
+            g = npgp.SparseGP("g", kernel, Z).draw()
+        assert g(X)[np.array([0, 2, 2]), np.array([7, 7, 9])].shape == (3,)
     """
 
     meant = "GP values at rows"
@@ -285,6 +205,20 @@ class Latent(NoArray):
         if isinstance(other, Latent):
             return Latent(self.terms + other.terms, self.offset + other.offset)
         return Latent(self.terms, self.offset + self._operand(other))
+
+    def __getitem__(self, index):
+        if not isinstance(index, tuple) or len(index) != 2 or any(isinstance(i, slice) or i is None for i in index):
+            raise TypeError(
+                f"{self!r} is indexed by [group, row], two arrays of N whole numbers: the function of the plate that "
+                f"each value is of, and its row of X. For all else, {NO_ARRAY}."
+            )
+        if len(self.shape) != 2:
+            raise ValueError(
+                f"{self!r}: [group, row] chooses among functions drawn in one plate at dim=-2, whose values have shape "
+                "(functions, rows)."
+            )
+        places = Places(*index, within=self.shape)
+        return Latent(tuple(term.chosen(places) for term in self.terms), places.of(self.offset))
 
     def __mul__(self, other):
         if isinstance(other, Latent):
@@ -349,7 +283,7 @@ class Latent(NoArray):
     def check_unshared(self) -> None:
         """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""
         for term in self.terms:
-            own = (*term.function.batch_shape, term.X.shape[0])
+            own = (*term.function.batch_shape, term.X.shape[-2])
             if term.mixing is not None or math.prod(own) < math.prod(self.shape):
                 name = term.function.name
                 raise ValueError(

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp.likelihoods import Likelihood
-from npgp.model.latent import Draw, Latent, Moments, as_latent
+from npgp.model.latent import Latent, as_latent
+from npgp.model.protocol import Draw, Moments
 from npgp.model.sites import lost
 from npgp.sparse.groups import Groups
 from npgp.sparse.residuals import GroupResidual
@@ -72,7 +73,7 @@ class Latents:
 
     def check_independent(self) -> None:
         """Raise ``ValueError`` if one draw occurs twice: its values at two inputs are not independent."""
-        functions = self.functions
+        functions = [function.source for function in self.functions]
         if len(set(map(id, functions))) < len(functions):
             name = next(f.name for f in functions if functions.count(f) > 1)
             where = "twice in one sum" if len(self.parts) == 1 else "twice in one observation"

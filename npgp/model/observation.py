@@ -18,9 +18,10 @@ from numpyro.distributions import constraints
 from npgp import checks
 from npgp.contract import Handler, KeepsIntermediates, Message, ask, given_by, mask_of
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.model.latent import Latent, Moments
+from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
+from npgp.model.protocol import Moments
 from npgp.model.sites import JOINT, LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual

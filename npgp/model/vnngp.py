@@ -33,7 +33,8 @@ from npgp import checks
 from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
 from npgp.model.coupling import checked_values, coupled_mean
-from npgp.model.latent import Given, Latent, Moments, NoArray, Term
+from npgp.model.latent import Latent, NoArray, Term
+from npgp.model.protocol import Given, Moments
 from npgp.model.row_params import row_param
 from npgp.model.sites import (
     FUNCTION,
@@ -52,6 +53,7 @@ from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
 from npgp.neighbors.search import Neighbors
 from npgp.sparse.groups import Groups
+from npgp.sparse.ragged import MemberRows
 
 __all__ = ["VNNGP", "NeighborFunction"]
 
@@ -311,9 +313,18 @@ class NeighborFunction(NoArray):
         return self.gp.name
 
     @property
+    def source(self) -> NeighborFunction:
+        """The draw itself."""
+        return self
+
+    @property
     def variational(self) -> bool:
         """Whether a guide gave q."""
         return self.q is not None
+
+    def chosen(self, rows: MemberRows) -> NeighborFunction:
+        """One function has no members to choose from."""
+        return self
 
     def shared(self, rows: NeighborRows) -> None:
         """q is f's own."""

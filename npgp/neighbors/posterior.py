@@ -38,6 +38,9 @@ class NeighborRows:
         """That of the inputs."""
         return self.X.shape
 
+    def __getitem__(self, rows: jax.Array) -> NeighborRows:
+        return NeighborRows(self.X[rows], self.neighbors[rows])
+
     def regression(self, kernel: Kernel, inducing: jax.Array, jitter: float | None) -> tuple[jax.Array, jax.Array]:
         """Weights b (N, k) and residual variance F (N,) of f at the rows given the inducing values."""
         return new_site_weights(kernel, self.X, inducing, self.neighbors, jitter=jitter)

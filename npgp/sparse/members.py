@@ -98,6 +98,13 @@ class Members:
         leaves = [wider(x) if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
         return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=batch_shape)
 
+    def take(self, members: jax.Array) -> Members:
+        """Some of the functions, by their numbers, of any shape; they may be repeated. Of those of one plate."""
+        leaves, structure = jax.tree.flatten(self.projectors)
+        index = jnp.ravel(members)
+        leaves = [x[index] if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
+        return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=members.shape)
+
     def _unflat(self, x: jax.Array) -> jax.Array:
         return x.reshape(*self.batch_shape, *x.shape[1:])
 
@@ -134,19 +141,27 @@ class Members:
         return tuple(map(self._unflat, self.projectors.jitter))
 
     def __call__(self, X: jax.Array) -> Projection:
-        """Project inputs (N, D) on every block."""
+        """Project inputs on every block: (N, D), the same for all functions, or batch + (N, D)."""
+        if X.ndim > 2:
+            return self.expand(X.shape[:-2]).each(lambda projector, X: projector(X), X)
         return self.each(lambda projector: projector(X))
 
     def residual_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None
     ) -> jax.Array:
         """As of :class:`~npgp.sparse.Projector`: batch + (N, N)."""
+        if X.ndim > 2:
+            members = self.expand(X.shape[:-2])
+            return members.each(lambda p, X, A: p.residual_covariance(X, A, blocks), X, tuple(A))
         return self.each(lambda projector, A: projector.residual_covariance(X, A, blocks), tuple(A))
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
     ) -> jax.Array:
         """As of :class:`~npgp.sparse.Projector`: batch + (G, g, g)."""
+        if X.ndim > 2:
+            members = self.expand(X.shape[:-2])
+            return members.each(lambda p, X, A: p.group_covariance(X, A, groups, blocks), X, tuple(A))
         return self.each(lambda projector, A: projector.group_covariance(X, A, groups, blocks), tuple(A))
 
 

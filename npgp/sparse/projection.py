@@ -95,7 +95,12 @@ class Projector:
         return tuple(jnp.diag(L) if L.ndim == 1 else L for L in self.cholesky)
 
     def __call__(self, X: jax.Array) -> Projection:
-        """Project inputs (N, D) on every block."""
+        """Project inputs on every block: (N, D), or batch + (N, D) of each of several functions."""
+        if X.ndim > 2:  # all rows in one
+            own = X.shape[:-1]
+            together = self(X.reshape(-1, X.shape[-1]))
+            A = tuple(jnp.moveaxis(A_i.reshape(-1, *own), 0, -2) for A_i in together.A)
+            return Projection(A, together.prior_variance.reshape(own))
         return Projection(self.whiten([b.cross(self.kernel, X) for b in self.blocks]), self.kernel.diag(X))
 
     def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -112,14 +117,17 @@ class Projector:
         """
         D(X, X), the covariance that is left once blocks are projected out, (N, N).
 
-        :param X: inputs (N, D).
+        :param X: inputs (N, D); or batch + (N, D), for batch + (N, N).
         :param A: their projections, as :meth:`__call__` gives them.
         :param blocks: which blocks to project out; all if omitted.
         """
-        D = self.kernel(X)
+        D = self._own_covariance(X)
         for A_i in _projected_out(A, blocks):
-            D = D - linalg.gram(A_i.T)
+            D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
         return D
+
+    def _own_covariance(self, X: jax.Array) -> jax.Array:
+        return self.kernel(X) if X.ndim == 2 else jax.vmap(self._own_covariance)(X)
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
@@ -129,6 +137,8 @@ class Projector:
 
         :param groups: a partition of the rows.
         """
+        if X.ndim > 2:
+            return jax.vmap(lambda X, A: self.group_covariance(X, A, groups, blocks))(X, tuple(A))
         D = jax.vmap(self.kernel)(groups.gather_rows(X))
         for A_i in _projected_out(A, blocks):
             D = D - linalg.gram(groups.gather_rows(A_i.T))

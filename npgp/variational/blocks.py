@@ -99,6 +99,10 @@ class BlockNormal(dist.Distribution):
         """The same distribution, its last batch dimension (of size 1) dropped."""
         raise NotImplementedError
 
+    def take(self, members: jax.Array) -> BlockNormal:
+        """Those of some functions of a plate, by their numbers, (C,)."""
+        raise NotImplementedError
+
     def marginal(self) -> BlockNormal:
         """The block's distribution by itself, where others depend on it (npgp/variational/joint.py)."""
         return self
@@ -148,6 +152,11 @@ class DenseNormal(BlockNormal):
         tril = self.scale_tril if self.scale_tril.ndim == 2 else self.scale_tril[..., 0, :, :]
         return DenseNormal(self.loc[..., 0, :], tril)
 
+    def take(self, members):
+        return DenseNormal(
+            self.loc[members], self.scale_tril if self.scale_tril.ndim == 2 else self.scale_tril[members]
+        )
+
     def _color(self, z):
         return linalg.matmul(self.scale_tril, z[..., None])[..., 0]
 
@@ -189,6 +198,9 @@ class DiagonalNormal(BlockNormal):
     def without_last_batch_dim(self):
         return DiagonalNormal(self.loc[..., 0, :], self.scale[..., 0, :])
 
+    def take(self, members):
+        return DiagonalNormal(self.loc[members], self.scale[members])
+
     def _color(self, z):
         return self.scale * z
 
@@ -227,6 +239,9 @@ class MeanOnlyNormal(BlockNormal):
 
     def without_last_batch_dim(self):
         return MeanOnlyNormal(self.loc[..., 0, :])
+
+    def take(self, members):
+        return MeanOnlyNormal(self.loc[members])
 
     def _color(self, z):
         return z

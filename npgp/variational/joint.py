@@ -74,6 +74,9 @@ class JointBlock(BlockNormal):
     def without_last_batch_dim(self):
         return JointBlock(self.loc[..., 0, :], self.rows[..., 0, :, :], self.before)
 
+    def take(self, members):
+        return JointBlock(self.loc[members], self.rows[members], self.before)
+
     def noise(self, value: jax.Array) -> jax.Array:
         """The z_k that a value is made of."""
         return self._whiten(value - self.mean)

@@ -71,26 +71,35 @@ class Posterior:
         return sum(block.kl() for block in self.q)  # type: ignore[return-value]
 
     def mean(self, X: ArrayLike) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return on_grid(Posterior._mean, self, checks.inputs(X))
+        """
+        Posterior mean of f at inputs X (N, D), or at each function's own, batch + (N, D): batch + (N,).
+        """
+        return on_grid(Posterior._mean, self, self._rows(X))
+
+    def _rows(self, X: ArrayLike) -> jax.Array:
+        """Inputs with rows first, (N, D) or (N,) + batch + (D,)."""
+        return jnp.moveaxis(checks.inputs_of("the posterior", X, self.batch_shape), -2, 0)
+
+    def _project(self, rows: jax.Array) -> Projection:
+        return self.projector(jnp.moveaxis(rows, 0, -2))
 
     def _mean(self, X: jax.Array) -> jax.Array:
-        return whitened_mean(self.projector(X), [block.loc for block in self.q])
+        return whitened_mean(self._project(X), [block.loc for block in self.q])
 
     def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
+        """Posterior variance of f, batch + (N,). Arguments as :meth:`mean_and_variance`."""
         return self.mean_and_variance(X, batch_size)[1]
 
     def mean_and_variance(self, X: ArrayLike, batch_size: int | None = None) -> tuple[jax.Array, jax.Array]:
         """
         Posterior mean and variance of f, with one projection.
 
-        :param X: inputs (N, D).
+        :param X: inputs (N, D), or batch + (N, D).
         :param batch_size: rows taken at a time, so that memory does not grow with N·M; by default as many as are
             fast.
         :return: each batch + (N,).
         """
-        X = checks.inputs(X)
+        X = self._rows(X)
         if batch_size is not None:
             size = checks.whole_number(batch_size, "batch_size")
             return one_program(lambda: map_chunks(self._moments_of_rows, size, X, axis=-1))
@@ -102,7 +111,7 @@ class Posterior:
         return map_chunks(self._moments_of_rows, size, X, axis=-1)
 
     def _moments_of_rows(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        projection = self.projector(X)
+        projection = self._project(X)
         mean = whitened_mean(projection, [block.loc for block in self.q])
         variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
         return mean, jnp.broadcast_to(variance, mean.shape)
@@ -112,19 +121,19 @@ class Posterior:
         Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``. It is of
         observations of f alone: other components, levels and effects that a model adds to f are not in it.
 
-        :param X: inputs (N, D).
+        :param X: inputs (N, D), or batch + (N, D).
         :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
         :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
         :return: of y's shape.
         :raises ValueError: for observations of another number of rows, or with NaN.
         """
-        X, likelihood = checks.inputs(X), as_likelihood(likelihood)
+        X, likelihood = self._rows(X), as_likelihood(likelihood)
         y = checks.observed(y, X.shape[0])
         return one_program(lambda: likelihood.log_marginal(y, *self._moments(X)), options=STEPS)
 
     def covariance(self, X: ArrayLike) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""
-        return on_grid(Posterior._whole_covariance, self, checks.inputs(X), axes=(-2, -1))
+        """Joint posterior covariance of f at inputs X (N, D), or batch + (N, D): batch + (N, N)."""
+        return on_grid(Posterior._whole_covariance, self, self._rows(X), axes=(-2, -1))
 
     def _whole_covariance(self, X: jax.Array) -> jax.Array:
         covariance = self._covariance(X)
@@ -132,8 +141,8 @@ class Posterior:
 
     def _covariance(self, X: jax.Array) -> jax.Array:
         """Without the batch's dimensions where all outputs have the same."""
-        A = self.projector(X).A
-        cov = self.projector.residual_covariance(X, A, learned_blocks(self.q))
+        A = self._project(X).A
+        cov = self.projector.residual_covariance(jnp.moveaxis(X, 0, -2), A, learned_blocks(self.q))
         for block, A_i in zip(self.q, A, strict=True):
             if block.learned:
                 half = block.factor_times(A_i)
@@ -142,12 +151,12 @@ class Posterior:
 
     def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """
-        Joint draws of f at inputs X (N, D), with O(N³) work. For functions that can be evaluated anywhere, and for
-        many inputs, see :meth:`draw_functions`.
+        Joint draws of f at inputs X (N, D), or batch + (N, D), with O(N³) work. For functions that can be evaluated
+        anywhere, and for many inputs, see :meth:`draw_functions`.
 
         :return: sample_shape + batch + (N,).
         """
-        X = checks.inputs(X)
+        X = self._rows(X)
         return one_program(lambda: self._sample(rng_key, X, sample_shape))
 
     def _sample(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
@@ -287,12 +296,12 @@ class Posterior:
 
         A block that moves the mean only has no variance of its own: it belongs to the residual.
 
-        :param X: inputs (N, D).
+        :param X: inputs (N, D), or batch + (N, D).
         """
-        return on_grid(Posterior._decomposition, self, checks.inputs(X))
+        return on_grid(Posterior._decomposition, self, self._rows(X))
 
     def _decomposition(self, X: jax.Array) -> Decomposition:
-        projection = self.projector(X)
+        projection = self._project(X)
         means = [along_rows(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
         shape = self.batch_shape + projection.prior_variance.shape[-1:]
         none = jnp.zeros_like(projection.prior_variance)

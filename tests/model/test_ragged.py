@@ -1,0 +1,232 @@
+"""Rows that are of one function of a plate each, and functions with inputs each, against rectangles and single GPs."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+
+import npgp
+from npgp.sparse.ragged import Places
+
+RNG = np.random.default_rng(3)
+G, T, M = 4, 7, 3
+X, Z, OWN = RNG.uniform(size=(T, 2)), RNG.uniform(size=(M, 2)), RNG.uniform(size=(G, M, 2))
+# Function 2 has no rows, function 0 has most; one place is observed twice.
+PLACES = np.array([(0, 3), (3, 1), (0, 0), (1, 6), (0, 6), (3, 3), (0, 2), (0, 5), (1, 0), (0, 4), (0, 1)])
+GROUP, ROW = PLACES.T
+Y = RNG.normal(size=len(PLACES))
+LENGTHSCALES = np.array([[0.3], [0.5], [0.8], [1.0]])
+COVARIANCES = {"dense": ["dense"], "diagonal": ["diagonal"], "blocks": ["dense", "mean-only"]}
+
+
+def functions(own, covariances="dense"):
+    """Functions of a plate, with a kernel and inducing inputs each or the same."""
+    with numpyro.plate("functions", G, dim=-2):
+        kernel = npgp.Matern32(LENGTHSCALES if own else 0.5, variance=1.3)
+        blocks = [OWN if own else Z, X[:2]][: len(COVARIANCES[covariances])]
+        return npgp.SparseGP("g", kernel, blocks, COVARIANCES[covariances]).draw()
+
+
+def values(own, covariances, shared):
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([G, 1]).to_event(2))
+    f = npgp.SparseGP("f", npgp.RBF(1.0), Z[:2]).draw() if shared else None
+    v = functions(own, covariances)(X) * np.array([[1.0], [2.0], [0.5], [-1.0]]) + level
+    return v if f is None else v + 0.5 * f(X)
+
+
+def model(own=False, covariances="dense", shared=False, conditional="tight", ragged=True):
+    def long(group, row, y=None):
+        chosen = values(own, covariances, shared)[group, row]
+        with numpyro.plate("rows", len(group)):
+            npgp.observe("y", chosen, npgp.Gaussian(variance=0.3), obs=y, conditional=conditional)
+
+    def rectangle(group, row, y=None):
+        v = values(own, covariances, shared)
+        y = jnp.full((G, T), jnp.nan).at[group, row].set(y)
+        with numpyro.plate("outputs", G, dim=-2), numpyro.plate("rows", T):
+            npgp.observe("y", v, npgp.Gaussian(variance=0.3), obs=y, mask=~jnp.isnan(y), conditional=conditional)
+
+    return long if ragged else rectangle
+
+
+@pytest.mark.parametrize(
+    ("own", "covariances", "shared", "conditional"),
+    [
+        (False, "dense", False, "tight"),
+        (False, "blocks", False, "tight"),
+        (True, "diagonal", False, "prior"),
+        (True, "blocks", False, "tight"),
+        (False, "dense", True, "tight"),
+        (True, "dense", True, "prior"),
+    ],
+)
+def test_training_is_that_of_a_rectangle_with_missing_entries(own, covariances, shared, conditional, float64):
+    """Bound and gradient at the same parameters; of functions beside a shared one the starts differ."""
+    kinds = [model(own, covariances, shared, conditional, ragged=r) for r in (True, False)]
+    svis = [SVI(m, npgp.AutoSparseGP(m), numpyro.optim.Adam(0.05), TraceMeanField_ELBO()) for m in kinds]
+
+    @jax.jit
+    def bounds(key, *data):
+        starts = [svi.optim.get_params(svi.init(key, *data).optim_state) for svi in svis]
+        # Away from the start, where some gradients are 0.
+        at = jax.tree.map(lambda x: x + 0.1 * jnp.sin(jnp.arange(1.0, x.size + 1)).reshape(x.shape), starts[0])
+
+        def bound(svi):
+            def of(at):
+                return svi.loss.loss(key, svi.constrain_fn(at), svi.model, svi.guide, *data)
+
+            return jax.value_and_grad(of)(at)
+
+        return [bound(svi) for svi in svis], [jax.tree.map(jnp.isfinite, start) for start in starts]
+
+    (ragged, rectangle), finite = bounds(jax.random.key(0), GROUP, ROW, Y)
+    np.testing.assert_allclose(ragged[0], rectangle[0], rtol=1e-11)
+    assert jax.tree.structure(finite[0]) == jax.tree.structure(finite[1])
+    assert all(map(np.all, jax.tree.leaves(finite)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), ragged[1], rectangle[1])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_density_without_a_guide_is_that_of_a_rectangle(own, float64):
+    data = {"level": np.ones((G, 1)), "g.u": RNG.normal(size=(G, 1, M))}
+
+    @jax.jit
+    def density(data):
+        both = [model(own, ragged=r) for r in (True, False)]
+        return jnp.stack([numpyro.infer.util.log_density(m, (GROUP, ROW, Y), {}, data)[0] for m in both])
+
+    ragged, rectangle = density(data)
+    np.testing.assert_allclose(ragged, rectangle, rtol=1e-12)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_residuals_covary_within_functions_alone(own, float64):
+    groups = npgp.sparse.consecutive(len(PLACES), 4)
+
+    @jax.jit
+    def both():
+        with handlers.seed(rng_seed=0):
+            f = functions(own)
+            f.q = tuple(npgp.variational.DenseNormal(v, jnp.eye(M)) for v in f.values)
+            chosen = f(X)[GROUP, ROW]
+            return f(X).given(joint=True), chosen.given(joint=True), chosen.group_covariance(groups)
+
+    (_, whole), (_, root), within = both()
+    whole = np.broadcast_to(whole, (G, T, T))
+    expected = np.zeros((len(PLACES), len(PLACES)))
+    for i, (g, n) in enumerate(PLACES):
+        for j, (h, m) in enumerate(PLACES):
+            expected[i, j] = whole[g, n] @ whole[g, m] if g == h else 0.0
+    np.testing.assert_allclose(root @ root.T, expected, atol=1e-7)  # the factors have jitter
+    for place, rows in enumerate(np.asarray(groups.rows)):
+        np.testing.assert_allclose(within[place], expected[np.ix_(rows, rows)], atol=1e-7)
+
+
+@pytest.mark.parametrize("statement", ["observe", "sample"])
+def test_simulated_values_are_those_of_the_functions(statement, float64):
+    """With inducing points at the rows nothing is left to the residual: values are the functions' own."""
+
+    def simulated(group, row):
+        with numpyro.plate("functions", G, dim=-2):
+            g = npgp.SparseGP("g", npgp.RBF(0.5), X).draw()
+        numpyro.deterministic("whole", g(X).given(joint=False)[0])
+        with numpyro.plate("rows", len(group)):
+            if statement == "observe":
+                npgp.observe("v", g(X)[group, row], npgp.Gaussian(variance=1.0))
+            else:
+                npgp.sample("v", g(X)[group, row])
+
+    drawn = Predictive(simulated, num_samples=2)(jax.random.key(0), GROUP, ROW)
+    found = drawn["v.latent" if statement == "observe" else "v"]
+    np.testing.assert_allclose(found, drawn["whole"][:, GROUP, ROW], atol=1e-3)
+
+
+def test_each_function_has_its_inputs(float64):
+    inputs = RNG.uniform(size=(G, 5, 2))
+    group, row = np.repeat(np.arange(G), 5), np.tile(np.arange(5), G)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def moments(own):
+        with handlers.seed(rng_seed=0):
+            f = functions(own)
+            f.q = tuple(npgp.variational.DenseNormal(v, 0.5 * jnp.eye(M)) for v in f.values)
+            each = f(inputs)
+            one_by_one = [jax.tree.map(lambda x, g=g: x[g], f(inputs[g]).moments()) for g in range(G)]
+            return each.moments(), each[group, row].moments(), jax.tree.map(lambda *x: jnp.stack(x), *one_by_one), f.q
+
+    for own in (False, True):
+        each, chosen, one_by_one, q = moments(own)
+        for a, b, c in zip(each, chosen, one_by_one, strict=True):
+            np.testing.assert_allclose(a, c, atol=1e-12)
+            np.testing.assert_allclose(b, c.ravel(), atol=1e-12)
+
+        kernel = npgp.Matern32(LENGTHSCALES if own else 0.5, variance=1.3)
+        blocks = [npgp.features.Points(OWN if own else Z)]
+        blocks_q = tuple(npgp.variational.DenseNormal(b.loc[:, 0], b.scale_tril) for b in q)
+        posterior = npgp.Posterior(npgp.sparse.factorize_members(kernel, blocks, (G, 1)), blocks_q)
+        mean, variance = posterior.mean_and_variance(inputs)
+        np.testing.assert_allclose(mean, one_by_one[0], atol=1e-12)
+        np.testing.assert_allclose(variance, one_by_one[1] + one_by_one[2], atol=1e-12)
+        np.testing.assert_allclose(posterior.mean_and_variance(inputs, batch_size=2)[0], mean, atol=1e-12)
+        covariance = posterior.covariance(inputs)
+        np.testing.assert_allclose(np.diagonal(covariance, axis1=-2, axis2=-1), variance, atol=1e-12)
+        np.testing.assert_allclose(covariance[1], posterior.covariance(inputs[1])[1], atol=1e-12)
+
+
+@pytest.mark.parametrize(("members", "rows"), [(1, 9), (3, 40), (30, 7), (5, 5)])
+def test_parts_hold_each_place_once_and_are_of_one_function(members, rows):
+    rng = np.random.default_rng(members)
+    group = rng.integers(members, size=rows)
+    traced = jax.jit(lambda g: (p := Places(g, jnp.zeros(rows, int), (members, 1))) and (p.parts, p.members))
+    parts, of = traced(group)
+    assert sorted(np.asarray(parts.rows)[np.asarray(parts.mask)]) == list(range(rows))
+    assert np.all(np.where(parts.mask, group[parts.rows], of[:, None]) == of[:, None])
+    np.testing.assert_array_equal(parts.scatter(parts.gather(jnp.arange(rows))), np.arange(rows))
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "match"),
+    [
+        (0, TypeError, "two arrays of N whole numbers"),
+        ((GROUP, slice(None)), TypeError, "two arrays of N whole numbers"),
+        ((GROUP, ROW[1:]), ValueError, "same length"),
+        ((GROUP.astype(float), ROW), TypeError, "group has dtype float"),
+        ((GROUP + 1, ROW), ValueError, "group has function 4; there are 4 functions"),
+        ((GROUP, ROW - 1), ValueError, "row has row -1; there are 7 rows"),
+        ((GROUP[:, None], ROW[:, None]), ValueError, "group has shape"),
+    ],
+)
+def test_an_index_that_chooses_nothing_is_refused(index, error, match):
+    with handlers.seed(rng_seed=0), pytest.raises(error, match=match):
+        functions(False)(X)[index]
+
+
+def test_what_has_no_rows_to_choose_from_is_refused():
+    with handlers.seed(rng_seed=0):
+        f = functions(False)
+        with pytest.raises(ValueError, match="mixed by a matrix"):
+            (np.ones((2, G)) @ f(X))[[0, 1], [0, 1]]
+        with pytest.raises(ValueError, match="inputs each"):
+            f(np.zeros((3, 5, 2)))
+        single = npgp.SparseGP("h", npgp.RBF(1.0), Z).draw()
+        with pytest.raises(ValueError, match="one plate at dim=-2"):
+            single(X)[GROUP, ROW]
+        with pytest.raises(ValueError, match="drawn in plates|one function"):
+            single(np.zeros((3, 5, 2)))
+        with pytest.raises(ValueError, match="occurs twice in one sum"):
+            npgp.observe("y", f(X)[GROUP, ROW] + f(X)[GROUP, ROW], npgp.Gaussian(variance=1.0))
+
+
+def test_a_traced_index_is_checked_where_training_starts():
+    ragged = model()
+    svi = SVI(ragged, npgp.AutoSparseGP(ragged), numpyro.optim.Adam(0.05), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match="group has function 4; there are 4 functions"):
+        npgp.fit(svi, jax.random.key(0), 2, GROUP + 1, ROW, Y)
