@@ -130,6 +130,37 @@ def test_residuals_covary_within_functions_alone(own, float64):
         np.testing.assert_allclose(within[place], expected[np.ix_(rows, rows)], atol=1e-7)
 
 
+def test_groups_of_rows_know_of_covariances_within_functions(float64):
+    """Whether a group of rows has those of one function or of two, the bound is that of functions one by one."""
+    group, row = np.repeat(np.arange(G), 4), np.tile([5, 0, 2, 6], G)
+    y = RNG.normal(size=(G, 4))
+
+    def together(size):
+        def model():
+            f = functions(True)
+            with numpyro.plate("rows", group.size):
+                grouped = npgp.Grouped(npgp.sparse.consecutive(group.size, size))
+                npgp.observe("y", f(X)[group, row], npgp.Gaussian(variance=0.3), obs=y.ravel(), conditional=grouped)
+
+        return model
+
+    def apart():
+        grouped = npgp.Grouped(npgp.sparse.single(4))
+        for g in range(G):
+            f = npgp.SparseGP(f"g{g}", npgp.Matern32(LENGTHSCALES[g, 0], variance=1.3), OWN[g]).draw()
+            with numpyro.plate(f"rows{g}", 4):
+                npgp.observe(f"y{g}", f(X[row[:4]]), npgp.Gaussian(variance=0.3), obs=y[g], conditional=grouped)
+
+    @jax.jit
+    def bounds(key):
+        svis = [SVI(m, npgp.AutoSparseGP(m), numpyro.optim.Adam(0.05), TraceMeanField_ELBO()) for m in models]
+        return [svi.evaluate(svi.init(key)) for svi in svis]
+
+    models = apart, together(4), together(8)
+    one_by_one, *found = bounds(jax.random.key(0))
+    np.testing.assert_allclose(found, one_by_one, rtol=1e-10)
+
+
 @pytest.mark.parametrize("statement", ["observe", "sample"])
 def test_simulated_values_are_those_of_the_functions(statement, float64):
     """With inducing points at the rows nothing is left to the residual: values are the functions' own."""
@@ -179,6 +210,10 @@ def test_each_function_has_its_inputs(float64):
         covariance = posterior.covariance(inputs)
         np.testing.assert_allclose(np.diagonal(covariance, axis1=-2, axis2=-1), variance, atol=1e-12)
         np.testing.assert_allclose(covariance[1], posterior.covariance(inputs[1])[1], atol=1e-12)
+        noise = npgp.Gaussian(variance=0.3)
+        density = posterior.log_density(inputs, np.ones((G, 5)), noise)
+        np.testing.assert_allclose(density[1], posterior.log_density(inputs[1], np.ones((G, 5)), noise)[1], atol=1e-12)
+        assert posterior.sample(jax.random.key(0), inputs, (2,)).shape == (2, G, 5)
 
 
 @pytest.mark.parametrize(("members", "rows"), [(1, 9), (3, 40), (30, 7), (5, 5)])
