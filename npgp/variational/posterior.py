@@ -78,7 +78,8 @@ class Posterior:
 
     def _rows(self, X: ArrayLike) -> jax.Array:
         """Inputs with rows first, (N, D) or (N,) + batch + (D,)."""
-        return jnp.moveaxis(checks.inputs_of("the posterior", X, self.batch_shape), -2, 0)
+        X = checks.inputs_of("the posterior", X, self.batch_shape)
+        return X if X.ndim == 2 else jnp.moveaxis(X, -2, 0)  # to move nothing would be a program, too
 
     def _project(self, rows: jax.Array) -> Projection:
         return self.projector(jnp.moveaxis(rows, 0, -2))
