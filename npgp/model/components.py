@@ -25,7 +25,7 @@ from npgp.contract import Message
 from npgp.model.draw import Cache, Function
 from npgp.model.latents import Latents
 from npgp.model.pseudo_data import JOINED, declared, values_and_root
-from npgp.model.rerun import Hidden
+from npgp.model.rerun import Hidden, Unseen
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site
 from npgp.programs.operations import Operations
 from npgp.sparse.members import Members
@@ -47,7 +47,7 @@ WIDEST = 30.0
 
 def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs: dict[str, Any]) -> dict[str, Message]:
     """The trace of a model at values of its other sites, its GPs drawn from the prior; parameters as handlers say."""
-    with Hidden(hides=lambda msg: msg["type"] not in ("param", "mutable")), handlers.trace() as sites:
+    with Hidden(hides=lambda msg: msg["type"] not in ("param", "mutable")), handlers.trace() as sites, Unseen():
         handlers.seed(handlers.substitute(model, data=dict(values)), 0)(*args, **kwargs)
     return sites
 

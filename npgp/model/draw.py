@@ -15,6 +15,7 @@ from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.protocol import Given, Moments
+from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector
@@ -40,15 +41,19 @@ class Cache:
         self, kernel: Kernel, inducing: Sequence[InducingBlock], plates: tuple[int, ...], jitter: float | None
     ):
         self._prior = kernel, inducing, plates, jitter
+        self._here = current_trace()
         self._projector: Projector | Members | None = None
         self._projections: list[tuple[jax.Array, Projection]] = []
 
     @property
     def projector(self) -> Projector | Members:
         """The factorized covariance of the inducing features."""
-        if self._projector is None:
-            self._projector = factorize_members(*self._prior)
-        return self._projector
+        if self._projector is not None:
+            return self._projector
+        projector = factorize_members(*self._prior)
+        if current_trace() is self._here:  # nothing may be kept from inside a scan
+            self._projector = projector
+        return projector
 
     def prepare(self) -> None:
         """Factorize now, and not where the projector is first used."""

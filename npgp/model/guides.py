@@ -30,7 +30,7 @@ from npgp.contract import Message, base_of, under_predictive
 from npgp.model.components import JointPseudoData, joined, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
-from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, check_cover, is_latent, is_restated, name_of
+from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, Unseen, check_cover, is_latent, is_restated, name_of
 from npgp.model.sites import (
     NOTHING,
     SCALE,
@@ -141,7 +141,7 @@ class AutoSparseGP:
         #: The components that share one q(ε).
         self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
-        self.hidden_model = Hidden(model, self._is_hidden)
+        self.hidden_model = Hidden(Unseen(model), self._is_hidden)
         #: Whether to have one Gaussian for as many sites as may share one.
         self._share = guide is None and self._coupling is not None
         guide = AutoNormal if guide is None else guide
@@ -167,7 +167,7 @@ class AutoSparseGP:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
 
         def look():
-            with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0):
+            with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), Unseen():
                 self.model(*args, **kwargs)
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
@@ -184,7 +184,7 @@ class AutoSparseGP:
             def apart(msg: Message) -> bool:
                 return self._is_hidden(msg) or (msg["type"] == "sample" and msg["name"] not in together)
 
-            self._parts.append(_made(AutoMultivariateNormal, Hidden(self.model, apart)))
+            self._parts.append(_made(AutoMultivariateNormal, Hidden(Unseen(self.model), apart)))
 
     @property
     def components(self) -> list[str]:

@@ -22,7 +22,7 @@ from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
 from npgp.model.protocol import Moments
-from npgp.model.sites import JOINT, LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
+from npgp.model.sites import JOINT, LATENTS, OBSERVATION, UNSEEN, Catch, check_loss, conditional_parameter
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual
 
@@ -130,6 +130,13 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
         return self.sample_with_intermediates(key, sample_shape)[0]
 
 
+class _NoDensity(dist.Unit):
+    """Stands for an observation where nobody looks at its density: nothing of it is checked, nor computed."""
+
+    def mask(self, mask):
+        return self
+
+
 class joint(Handler):
     """
     A handler under which :func:`observe` simulates y jointly over rows: f is one draw from the process, where without
@@ -213,6 +220,9 @@ def observe(
     if latents.guided and obs is not None:
         return obs  # a guide has no observed sites, and need not compute anything here
     latents.check_drawn()
+    infer = {OBSERVATION: True, LATENTS: latents}
+    if obs is not None and ask(UNSEEN, name):
+        return numpyro.sample(name, _NoDensity(jnp.zeros(latents.shape)), obs=obs, infer=infer)
     if latents.variational:
         check_loss(name, "its expected log likelihood under q")
     _check_shape(name, likelihood, latents, obs)
@@ -227,7 +237,7 @@ def observe(
         lambda key, shape: latents.simulate(key, jointly, shape),
     )
     with (catch := Catch("sample")):
-        value = numpyro.sample(name, distribution, obs=obs, infer={OBSERVATION: True, LATENTS: latents})
+        value = numpyro.sample(name, distribution, obs=obs, infer=infer)
     if obs is None and catch.message["is_observed"]:
         _check_observations(name, value, None if isinstance(mask, str) else mask, latents, likelihood)
         if conditional.partition(latents.shape[-1]) is not None:

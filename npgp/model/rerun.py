@@ -18,7 +18,7 @@ from npgp.contract import (
     random_key,
     take_all,
 )
-from npgp.model.sites import CONTEXT, COUPLED, Followed, is_gp_site, is_observation
+from npgp.model.sites import CONTEXT, COUPLED, UNSEEN, Followed, is_gp_site, is_observation
 
 
 class SameRows(Handler):
@@ -69,6 +69,17 @@ class Hidden(Handler):
         keyed = msg["type"] in ("sample", "plate", "control_flow")
         if keyed and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
             msg["kwargs"]["rng_key"] = random_key(msg.get("name", "scan"))  # NumPyro's scan has none
+
+
+class Unseen(Handler):
+    """
+    Says that it is the model's sites that matter here, and not what it says of observed GP values: these and what they
+    take are not computed, which is most of what a model has to trace.
+    """
+
+    def process_message(self, msg):
+        if msg["type"] == UNSEEN:
+            msg["value"] = True
 
 
 class AllRows(Handler):

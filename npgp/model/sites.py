@@ -60,6 +60,8 @@ CONTEXT = "npgp.context"
 COUPLED = "npgp.coupled"
 #: Is f to be drawn jointly over rows where observations are simulated?
 JOINT = "npgp.joint"
+#: Does nobody here look at densities of observed GP values?
+UNSEEN = "npgp.unseen"
 
 
 def conditional_parameter(name: str, conditional: Conditional) -> jax.Array | None:

@@ -12,6 +12,7 @@ import numpyro
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.contract import ask
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
 from npgp.model.coupling import checked_values, coupled_mean
@@ -29,6 +30,7 @@ from npgp.model.sites import (
     NOTHING,
     SCALE,
     SUBSTITUTED,
+    UNSEEN,
     WHITENED,
     Catch,
     Followed,
@@ -282,8 +284,8 @@ class SparseGP:
         from_guide = messages[0]["infer"].get(FUNCTION)
         if from_guide is not None:
             cache = from_guide.cache
-        if shared:
-            # Here and not where f is first evaluated, which may be inside a scan, from which nothing may be kept.
+        if shared and not ask(UNSEEN, self.sites[0]):
+            # Here and not where f is first evaluated, which may be inside a scan, where nothing of it could be kept.
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         function.fixed, function.component = fixed, self

@@ -548,3 +548,27 @@ def test_data_that_are_left_out_need_no_guide(float64):
     assert jax.eval_shape(lambda: npgp.posterior("f", model, guides[1], params, X_NEW).mean(X)).shape == (8,)
     draws = jax.eval_shape(lambda: guides[2].sample_posterior(jax.random.key(0), params, X_NEW))
     assert set(draws) == {"scale", "f.u", "value.residual", "value"}
+
+
+def test_to_look_at_a_model_needs_no_covariances():
+    """What autoguides are made of, and which sites q(ε) follows, is known without a value of the GP or its density."""
+    calls = []
+
+    class Counting(npgp.RBF):
+        def __call__(self, X, X2=None):
+            calls.append(1)
+            return super().__call__(X, X2)
+
+    def summed(X, y):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = sparse_gp(k=Counting(lengthscale, variance=VARIANCE)).draw()
+        with numpyro.plate("data", X.shape[0]):
+            npgp.observe("y", f(X), npgp.Poisson(), obs=y)
+
+    guide = npgp.AutoSparseGP(summed)
+    counts = []
+    for _ in range(2):
+        calls.clear()
+        jax.eval_shape(lambda: handlers.seed(guide, 0)(X, np.ones(len(X))))
+        counts.append(len(calls))
+    assert counts[0] == counts[1] == 1  # q(ε) is given pseudo-data, under K(Z, Z)

@@ -21,7 +21,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 from cookbook import square
-from models import compiled, elbo_value, random_params, sparse_gp
+from models import adam, compiled, elbo_value, random_params, sparse_gp
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
 from numpyro.infer.initialization import init_to_uniform
@@ -47,7 +47,7 @@ def fitter(model, steps=800, rate=0.05, draws_of=(), **static):
     """``fit(data, new, at)``: train by SVI and draw, all in one compiled function."""
     model = partial(model, **static)
     guide = npgp.AutoSparseGP(model)  # with its own start, which suits all of these
-    svi = SVI(model, guide, optax.adam(optax.cosine_decay_schedule(rate, steps, 0.05)), TraceMeanField_ELBO())
+    svi = SVI(model, guide, adam(optax.cosine_decay_schedule(rate, steps, 0.05)), TraceMeanField_ELBO())
 
     @compiled
     def run(data, new, at):

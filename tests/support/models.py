@@ -239,9 +239,14 @@ def elbo_value(model, params, *args, guide=None, loss=None) -> float:
     return float(compiled(make_elbo(model, guide, loss))(jax.random.key(3), params, *args))
 
 
+def adam(rate):
+    """Adam on all parameters in one vector: a tenth less to compile, where steps take no time."""
+    return optax.flatten(optax.adam(rate))
+
+
 def train(model, guide, steps, *args, rate=0.05, seed=0):
     """Adam: the trained parameters and all losses."""
-    svi = SVI(model, guide, optax.adam(rate), TraceMeanField_ELBO())
+    svi = SVI(model, guide, adam(rate), TraceMeanField_ELBO())
 
     def run(*args):
         state = svi.init(jax.random.key(seed), *args)
