@@ -108,33 +108,37 @@ def search(
 
     def step(carry):
         count, state, rate, before = carry
+        first = count == 0  # to the given sites, from nowhere: here, so that the ELBO is in the program once
         slack = ROUNDING * jnp.finfo(state.elbo.dtype).eps * jnp.abs(state.elbo)
 
         def halve(tried):
             halvings, rate, new, _ = tried
             new = at(state.sites.towards(state.target, rate))
             # Where the ELBO cannot be computed at the start, any at which it can be is better.
-            return halvings + 1, 0.5 * rate, new, jnp.isfinite(new.elbo) & ~(new.elbo < state.elbo - slack)
+            ok = jnp.isfinite(new.elbo) & ~(new.elbo < state.elbo - slack)
+            return halvings + 1, 0.5 * rate, new, first | ok
 
         def again(tried):
             return (tried[0] <= MAX_HALVINGS) & ~tried[3]
 
         _, half, new, ok = lax.while_loop(again, halve, (0, rate, state, jnp.asarray(False)))
         taken = 2.0 * half
-        to_go = _length(state, new) / taken**2
-        rate = _next_rate(state, new, taken)
+        to_go = jnp.where(first, jnp.inf, _length(state, new) / taken**2)
+        rate = jnp.where(first, 1.0, _next_rate(state, new, taken))
+        computed = jnp.isfinite(new.elbo)
+        new = new._replace(target=jax.tree.map(lambda x: jnp.where(first & ~computed, 0.0, x), new.target))
         # As near as rounding, and a quadrature whose slopes are not exactly its values', let it come.
-        stalled = (new.elbo <= state.elbo + slack) & (to_go >= SHORTER * before)
+        stalled = ~first & (new.elbo <= state.elbo + slack) & (to_go >= SHORTER * before)
         state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
-        return jnp.where(ok & ~stalled, count + 1, max_steps), state, rate, to_go
+        return jnp.where(ok & ~stalled, count + 1, max_steps + 1), state, rate, to_go
 
     def unfinished(carry):
-        return (carry[0] < max_steps) & ~(carry[3] <= tolerance)
+        return (carry[0] <= max_steps) & ~(carry[3] <= tolerance)
 
     one = jnp.ones((), ahead.shift.dtype)
-    start = at(ahead)
-    start = start._replace(target=jax.tree.map(lambda x: jnp.where(jnp.isfinite(start.elbo), x, 0.0), start.target))
-    _, state, _, to_go = lax.while_loop(unfinished, step, (0, start, one, jnp.inf * one))
+    zeros = jnp.zeros_like(ahead.shift)
+    nowhere = _State(Sites(zeros, zeros), ahead, zeros, zeros, -jnp.inf * one)
+    _, state, _, to_go = lax.while_loop(unfinished, step, (0, nowhere, one, jnp.inf * one))
     return Found(posterior(A, kinds, state.sites), to_go)
 
 

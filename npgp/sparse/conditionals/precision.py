@@ -23,8 +23,8 @@ from npgp.likelihoods import Likelihood
 from npgp.sparse.conditionals.base import by_part
 from npgp.sparse.residuals import Residual, RowResidual
 
-#: Secant steps for the curvature rule, rows one by one, that it is evaluated after; three evaluations come before.
-SECANTS = 2
+#: Evaluations of the curvature rule, rows one by one, all but the first two of which give a secant step.
+EVALUATIONS = 5
 #: Largest slope of the curvature rule that its fixed point is extrapolated with.
 STEEPEST = 0.9
 #: Further iterations in groups, each with a factorization of every group; damped: each halves the error or better.
@@ -139,8 +139,8 @@ def _curvature_precision(likelihood, y, mean, variance, residual: Residual, pres
         left, _ = RowResidual(residual.variance).given(quick)
         quick = likelihood.site_curvature(y, mean, variance + left)
         return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), mean, present)
-    rule = partial(_coarse(likelihood).expected_curvature, y, mean)
-    return _fixed_point(rule, mean, variance, residual, present, certified)
+    coarse, y, mean = jax.tree.map(lax.stop_gradient, (_coarse(likelihood), y, mean))
+    return _fixed_point(partial(coarse.expected_curvature, y, mean), mean, variance, residual, present, certified)
 
 
 def of_present(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:
@@ -246,35 +246,37 @@ def _fixed_point(curvature, mean: jax.Array, variance: jax.Array, residual: Resi
     variance, residual = lax.stop_gradient((variance, residual))
     rows = RowResidual(residual.variance)
     tiny = jnp.finfo(variance.dtype).tiny * 1e6
+    least, most = jnp.log(tiny), -jnp.log(tiny)
 
     def kept(precision):
         raised = jnp.clip(precision, tiny, 1.0 / tiny)  # infinite times 0 would be NaN
         return raised if certified is None else jnp.where(certified, raised, 0.0)
 
     def rule(precision, residual):
-        now = of_present(curvature(variance + residual.given(precision)[0]), mean, present)
-        return kept(lax.stop_gradient(now))
+        return kept(of_present(curvature(variance + residual.given(precision)[0]), mean, present))
 
-    def logarithm(precision):
-        """log λ by the rule."""
-        return jnp.log(jnp.maximum(rule(precision, rows), tiny))
-
-    def point(at):
-        """log λ, and what the rule makes of it."""
-        return at, logarithm(kept(jnp.exp(at)))
+    def logarithm(at):
+        """What the rule makes of log λ."""
+        return jnp.log(jnp.maximum(rule(kept(jnp.exp(at)), rows), tiny))
 
     def secant(old, new):
         """The next iterate, from the last two points."""
         moved, slope = new[0] - old[0], new[1] - old[1]
         slope = jnp.minimum(slope / jnp.where(moved == 0.0, 1.0, moved), STEEPEST)
-        return jnp.clip(new[0] + (new[1] - new[0]) / (1.0 - slope), jnp.log(tiny), -jnp.log(tiny))
+        return jnp.clip(new[0] + (new[1] - new[0]) / (1.0 - slope), least, most)
 
-    before = point(logarithm(jnp.zeros_like(rows.variance)))
-    latest = point(0.5 * (before[0] + before[1]))
-    for _ in range(SECANTS):
-        before, latest = latest, point(secant(before, latest))
-    precision = kept(jnp.exp(secant(before, latest)))
+    def step(i, state):
+        # A loop, for the rule is most of what the program of a step has to compile.
+        at, before = state
+        latest = at, logarithm(at)
+        start = jnp.where(i == 0, latest[1], 0.5 * (latest[0] + latest[1]))
+        return jnp.where(i < 2, start, secant(before, latest)), latest
+
+    start = jnp.full_like(jax.eval_shape(logarithm, jnp.full_like(rows.variance, least)), least)  # λ = 0, all but
+    at, _ = lax.fori_loop(0, EVALUATIONS, step, (start, (start, start)))
+    precision = kept(jnp.exp(at))
     if not isinstance(residual, RowResidual):
-        for _ in range(GROUP_ITERATIONS):
-            precision = jnp.sqrt(precision) * jnp.sqrt(rule(precision, residual))
+        precision = lax.fori_loop(
+            0, GROUP_ITERATIONS, lambda _, p: jnp.sqrt(p) * jnp.sqrt(rule(p, residual)), precision
+        )
     return of_present(precision, mean, present)
