@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, command, moments, one_blas_thread, plus_minus, table, whole, write_json
 from studies.regression.collapsed_fits import load, start_at
 from studies.regression.minibatch import scores
-from studies.shared import lbfgs, summarize
+from studies.shared import lbfgs, summarize, summary_table
 
 SETS = ("concrete", "kin8nm", "power")
 
@@ -107,7 +107,11 @@ def loss_and_slope(theta, X, y, groups, power, kind: Kind):
 
 @partial(jax.jit, static_argnames="kind")
 def predict(theta, X, y, groups, power, X_new, kind: Kind):
-    return gp_at(theta, X, groups, power, kind).condition(y).mean_and_variance(X_new)
+    """Mean and variance of f from the inducing values alone, and with the local correction."""
+    posterior = gp_at(theta, X, groups, power, kind).condition(y)
+    likelihood = npgp.Gaussian(variance=jnp.exp(theta[X.shape[1] + 1]))
+    local = npgp.local_correction(posterior, X, y, likelihood, groups)
+    return posterior.mean_and_variance(X_new), local.mean_and_variance(X_new)
 
 
 @jax.jit
@@ -131,12 +135,16 @@ def fit(name: str, split: int, method: Method, data, args: argparse.Namespace) -
     found = lbfgs(loss, start, args.iterations, X.shape[1] + 2)
     seconds = time.perf_counter() - began
     noise = math.exp(found.x[X.shape[1] + 1])
-    mean, variance = map(np.asarray, predict(found.x, *given, data.X_test, kind=method.kind))
+    plain, local = (
+        scores(np.asarray(mean), np.asarray(variance) + noise, data.y_test)
+        for mean, variance in predict(found.x, *given, data.X_test, kind=method.kind)
+    )
     return {
         "set": name,
         "split": split,
         "method": method.title,
-        **scores(mean, variance + noise, data.y_test),
+        **plain,
+        **{f"{key}_local": value for key, value in local.items()},
         "objective": -float(found.fun),
         "above_evidence": -float(found.fun) - float(evidence(found.x, X, y)),
         "noise_variance": noise,
@@ -148,6 +156,8 @@ FIGURES = {
     "rmse": ("test RMSE", 4),
     "log_likelihood": ("test log-likelihood", 4),
     "gain": ("… less `tight`'s", 4),
+    "rmse_local": ("RMSE +", 4),
+    "log_likelihood_local": ("log-likelihood +", 4),
     "above_evidence": ("objective less exact evidence, per row", 3),
     "noise_variance": ("noise variance", 4),
     "ms": ("ms", 1),
@@ -161,13 +171,8 @@ def tables(fits: list[dict[str, Any]], markdown: bool = False) -> str:
     text = []
     for name in dict.fromkeys(fit["set"] for fit in fits):
         rows = summarize([fit for fit in fits if fit["set"] == name], ("method",), tuple(FIGURES))
-        cells = [
-            [row["method"]]
-            + [plus_minus(row[key], row[f"{key}_error"], digits) for key, (_, digits) in FIGURES.items()]
-            for row in rows
-        ]
-        heads = ["method", *(title for title, _ in FIGURES.values())]
-        text.append(f"{'## ' if markdown else ''}{name}\n\n{table(heads, cells, markdown=markdown)}")
+        cells = summary_table(rows, {"method": "method"}, FIGURES, markdown=markdown)
+        text.append(f"{'## ' if markdown else ''}{name}\n\n{cells}")
     cells = []
     for method in dict.fromkeys(fit["method"] for fit in fits):
         own = [fit for fit in fits if fit["method"] == method]
@@ -189,7 +194,8 @@ def same_data(one: dict, other: dict) -> bool:
 
 NOTE = (
     "Means ± standard errors over splits, of the standardized target, at the same start, iterations and groups. "
-    "Evidence: of the exact GP at the fitted hyperparameters; a bound is below it. ms: an evaluation with its gradient."
+    "+: with the local correction, from the training rows of the same group. Evidence: of the exact GP at the fitted "
+    "hyperparameters; a bound is below it. ms: an evaluation with its gradient."
 )
 
 
