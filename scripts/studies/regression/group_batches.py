@@ -6,7 +6,7 @@ Ways to make a step of about equally many rows, all but the first for one and th
     tight      independent rows, for the bound ``tight``
     grouped    whole groups of neighbors
     switch     ``tight`` for three quarters of the steps, then whole groups
-    spread     ``tight`` on independent rows, and on a few groups what ``grouped`` gains over it
+    spread     ``tight`` on independent rows, and on a few groups what ``grouped`` gains over it (``npgp.tighten``)
 
 The last is unbiased because ``grouped`` is ``tight`` plus the sum over groups of that gain, which for Gaussian noise
 depends neither on y nor on q(ε). First the variance of the gradient's estimate is measured at one place, then each is
@@ -21,7 +21,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,16 +46,6 @@ from studies.regression.minibatch import (
     start_of_lengthscales,
 )
 from studies.shared import learned, summarize, summary_table
-
-
-@npgp.pytree
-@dataclass(frozen=True, eq=False)
-class Gain(npgp.Grouped):
-    """What ``grouped`` gains over ``tight``."""
-
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
-        precision = jnp.where(present, likelihood.precision, 0.0)
-        return npgp.sparse.RowResidual(residual.variance).cost(precision) - residual.cost(precision)
 
 
 class Scheme(NamedTuple):
@@ -87,9 +76,10 @@ SCHEMES = {
     "spread, 1/2 + 1/2": Scheme(0.5, 0.5),
     "spread, 3/4 + 1/4": Scheme(0.75, 0.25),
     "spread, 1 + 1/4": Scheme(1.0, 0.25),
+    "spread, 1 + 1/8": Scheme(1.0, 0.125),
     "tight, natural": Scheme(1.0, 0.0, natural=True),
     "grouped, natural": Scheme(0.0, 1.0, whole=True, natural=True),
-    "spread, 3/4 + 1/4, natural": Scheme(0.75, 0.25, natural=True),
+    "spread, 1 + 1/4, natural": Scheme(1.0, 0.25, natural=True),
 }
 #: A share of the steps in which means of batches are taken, for the gradient's variance.
 BATCHES = 100
@@ -149,9 +139,12 @@ def model_of(start: dict[str, Any], rows: int, places: int, whole_groups: bool, 
             with npgp.plate("rows", rows, rows=len(X)):
                 npgp.observe("y", f(X), likelihood, obs=y, conditional="tight")
         if len(X_groups):
-            kind = (npgp.Grouped if whole_groups else Gain)(size)
             with npgp.plate("places", places, rows=len(X_groups)):
-                npgp.observe("groups", f(X_groups), likelihood, obs=y_groups, conditional=kind, mask=mask)
+                if whole_groups:
+                    kind = npgp.Grouped(size)
+                    npgp.observe("groups", f(X_groups), likelihood, obs=y_groups, conditional=kind, mask=mask)
+                else:
+                    npgp.tighten("gain", f(X_groups), likelihood, y_groups, npgp.Grouped(size), mask=mask)
 
     return model
 
