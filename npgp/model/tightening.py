@@ -11,8 +11,7 @@ from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.model.latent import Latent
 from npgp.model.latents import as_latents
 from npgp.model.observation import observe
-from npgp.sparse.conditionals import Grouped
-from npgp.sparse.conditionals.grouped import Gain
+from npgp.sparse.conditionals import Gain, Grouped
 
 __all__ = ["tighten"]
 

@@ -8,6 +8,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.pytrees import pytree, static
+from npgp.sparse.conditionals.base import Conditional
 from npgp.sparse.conditionals.precision import certified_precision
 from npgp.sparse.conditionals.tight import Tight
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
@@ -108,8 +109,14 @@ class Grouped(Tight):
 @dataclass(frozen=True, eq=False)
 class Gain(Grouped):
     """
-    What :class:`Grouped` gains over :class:`Tight`, for :func:`npgp.tighten`: with the ``tight`` terms of all rows it
-    makes the bound of :class:`Grouped`.
+    What :class:`npgp.Grouped` gains over :class:`npgp.Tight`, which :func:`npgp.tighten` states: no bound by itself,
+    but with the ``tight`` terms of all rows the bound of groups.
+
+    .. code-block:: python
+
+        gain = npgp.sparse.Gain(5)  # of each five consecutive rows
+
+    :param groups: as of :class:`npgp.Grouped`.
     """
 
     def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
@@ -121,3 +128,6 @@ class Gain(Grouped):
             super(Gain, self).row_terms(likelihood, y, mean, variance, r, parameter, present) for r in (residual, alone)
         )
         return together - by_row
+
+    def penalty(self, residual, noise_variance):
+        return Conditional.penalty(self, residual, noise_variance)  # which says that there is none
