@@ -5,7 +5,7 @@ Ways to make a step of about equally many rows, all but the first for one and th
 
     tight      independent rows, for the bound ``tight``
     grouped    whole groups of neighbors
-    switch     ``tight`` for three quarters of the steps, then whole groups
+    switch     ``tight`` for three quarters of the steps, then whole groups ("then spread": then the following)
     spread     ``tight`` on independent rows, and on a few groups what ``grouped`` gains over it (``npgp.tighten``)
 
 The last is unbiased because ``grouped`` is ``tight`` plus the sum over groups of that gain, which for Gaussian noise
@@ -77,6 +77,7 @@ SCHEMES = {
     "spread, 3/4 + 1/4": Scheme(0.75, 0.25),
     "spread, 1 + 1/4": Scheme(1.0, 0.25),
     "spread, 1 + 1/8": Scheme(1.0, 0.125),
+    "tight, then spread": Scheme(1.0, 0.125, late=0.75),
     "tight, natural": Scheme(1.0, 0.0, natural=True),
     "grouped, natural": Scheme(0.0, 1.0, whole=True, natural=True),
     "spread, 1 + 1/4, natural": Scheme(1.0, 0.25, natural=True),
@@ -92,6 +93,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", choices=["kin40k", "protein", "keggdirected"], default="kin40k")
     add("--schemes", choices=list(SCHEMES), nargs="+", default=list(SCHEMES))
+    add("--structure", choices=["SVGP", "union"], default="SVGP", help="where inducing points start, as in kin40k.py")
+    add("--no-noise", action="store_true", help="do not measure the gradient's variance")
     add("--splits", type=int, nargs="+", default=[0, 1, 2])
     add("--group-size", type=whole, default=16, help="rows in a group, at most")
     add("--markdown", type=Path, help="write the tables to this file")
@@ -189,7 +192,7 @@ def svi_of(scheme: Scheme, start, data: Arrays, args) -> SVI:
 
 
 def start_of(split: Split, args: argparse.Namespace) -> dict[str, Any]:
-    (Z,) = split.inducing(STRUCTURES["SVGP"], args.inducing, args.seed + split.number)
+    (Z,) = split.inducing(STRUCTURES[args.structure], args.inducing, args.seed + split.number)
     return {
         "lengthscale": jnp.asarray(start_of_lengthscales(split.X)),
         "variance": VARIANCE,
@@ -219,7 +222,7 @@ def train(name: str, split: Split, args: argparse.Namespace) -> tuple[dict, dict
     compiled: dict[str, Any] = {}
     for first in range(0, args.steps, CHUNK):
         part = [n[first : first + CHUNK] for n in numbers]
-        which = ("r" if first < late else "g") if late else "rg"
+        which = "r" if first < late else "g" if late and scheme.whole else "rg"
         if which not in compiled:
             compiled[which] = run.lower(state, *part, which=which).compile()
         began = time.process_time()
@@ -320,7 +323,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             split = Split.load(args.data, number, args.rows)
             for name in args.schemes:
                 params, loose, times = train(name, split, args)
-                if name == "tight" and not report["noise"]:
+                if name == "tight" and not report["noise"] and not args.no_noise:
                     for other, scheme in SCHEMES.items():
                         if not scheme.natural and not scheme.late:
                             report["noise"][other] = gradient_variance(loose, other, split, args)
