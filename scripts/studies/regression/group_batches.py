@@ -80,6 +80,7 @@ SCHEMES = {
     "tight, then spread": Scheme(1.0, 0.125, late=0.75),
     "tight, natural": Scheme(1.0, 0.0, natural=True),
     "grouped, natural": Scheme(0.0, 1.0, whole=True, natural=True),
+    "spread, 3/4 + 1/4, natural": Scheme(0.75, 0.25, natural=True),
     "spread, 1 + 1/4, natural": Scheme(1.0, 0.25, natural=True),
 }
 #: A share of the steps in which means of batches are taken, for the gradient's variance.
