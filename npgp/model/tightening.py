@@ -31,8 +31,8 @@ def tighten(
 
     In minibatches the sum is an unbiased estimate of the bound of :class:`npgp.Grouped`. A batch of whole groups is one
     too, but a noisier one: neighbors have errors in common, of which the gain knows little, and with Gaussian noise
-    nothing. A quarter or an eighth as many rows in groups as rows by themselves suffice (docs/howto/large-data.md has the
-    batches). Where there is no q, as under NUTS or ``Predictive``, it says nothing, and makes no site.
+    nothing. A quarter or an eighth as many rows in groups as rows by themselves suffice (docs/howto/large-data.md has
+    the batches). Where there is no q, as under NUTS or ``Predictive``, it says nothing, and makes no site.
 
     .. code-block:: python
 
