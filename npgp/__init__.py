@@ -9,7 +9,20 @@ from npgp.gplvm import BayesianGPLVM
 from npgp.io import Standardizer, load, save, to_arviz
 from npgp.kernels import RBF, Matern12, Matern32, Matern52
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
-from npgp.model import VNNGP, AutoSparseGP, DeepGP, Layer, SparseGP, joint, observe, plate, posterior, row_param, sample
+from npgp.model import (
+    VNNGP,
+    AutoSparseGP,
+    DeepGP,
+    Layer,
+    SparseGP,
+    joint,
+    observe,
+    plate,
+    posterior,
+    row_param,
+    sample,
+    tighten,
+)
 from npgp.pytrees import pytree
 from npgp.sparse import Conditional, Full, Grouped, Prior, Published, Shared, Tight, median_split
 from npgp.training import adam, check_posterior, evaluate, fit, fit_collapsed
@@ -71,6 +84,7 @@ __all__ = [
     "row_param",
     "sample",
     "save",
+    "tighten",
     "to_arviz",
     "training",
     "upper_bound",

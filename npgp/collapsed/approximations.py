@@ -1,24 +1,30 @@
 """
-The classical approximations of a GP with Gaussian noise: SoR, DTC, FITC (= SPGP) and PITC, as NumPyro distributions.
+Approximations of a GP with Gaussian noise that are no bounds, as NumPyro distributions: SoR, DTC, FITC (= SPGP), PITC,
+and power EP.
 
-Each replaces the model by one that is cheap and then computes exactly (Quiñonero-Candela & Rasmussen 2005). With
-``Q = Aᵀ A``, what the inducing features explain of the covariance, and ``D = K − Q`` what they leave::
+With ``Q = Aᵀ A``, what the inducing features explain of the covariance, ``D`` what they leave, its diagonal or its
+blocks, and power EP's power α in (0, 1]::
 
-    method    y ~ N(mean, Q + Λ)              f(x*) given the inducing values
-    sor       Λ = σ² I                        no variance
-    dtc       Λ = σ² I                        its residual variance d*
-    fitc      Λ = σ² I + diag D               d*
-    pitc      Λ = σ² I + blocks of D          d*
+    method            log N(y; mean, Q + Λ) − cost    Λ                                 cost
+    sor, dtc                                          σ² I                              0
+    fitc, pitc                                        σ² I + D                          0
+    pep                                               σ² I + α D                        (1 − α)/(2α) log|I + α D/σ²|
+    structured-pep                                    ((1 − α)/σ² + α (σ² I + D)⁻¹)⁻¹   ½ log|I + (1 − α) D/σ²|
 
-So these are approximations of the model, not bounds: the log density may lie above the exact GP's evidence, and its
-maximum over inducing inputs may be where it is furthest above. :class:`npgp.CollapsedGP` has the bounds.
+Given the inducing values f(x*) has its residual variance d*, but under SoR none. The first four replace the model by
+one that is cheap and then compute exactly (Quiñonero-Candela & Rasmussen 2005). Power EP keeps the model and lies
+between FITC or PITC, which it is at α = 1, and a bound, which it is in the limit of α → 0: that of the conditional
+``prior`` (Bui, Yan & Turner 2017), or of ``tight`` and ``grouped`` if q's residual is structured (docs/theory.md,
+section 5.6). All may lie above the exact GP's evidence, and their maximum over inducing inputs may be where they are
+furthest above. :class:`npgp.CollapsedGP` has the bounds.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -34,27 +40,29 @@ from npgp.keys import known_key
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
-from npgp.sparse.residuals import GroupResidual
+from npgp.sparse.residuals import GroupResidual, Residual, residual_of
 from npgp.variational.blocks import DenseNormal, whitened_mean, whitened_variance
 from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.posterior import Posterior
 
 __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
 
-Method = Literal["sor", "dtc", "fitc", "pitc"]
+Method = Literal["sor", "dtc", "fitc", "pitc", "pep", "structured-pep"]
+#: Methods that have a power, and those that may have groups.
+POWERS, GROUPED = ("pep", "structured-pep"), ("pitc", "pep", "structured-pep")
 
 
 class ApproximateGP(JointDensity, dist.Distribution):
     """
     Gaussian-noise observations of a GP under a classical approximation: ``log_prob(y)`` is the exact log density of an
-    approximate model, **not a bound** on the GP's evidence. For NUTS, L-BFGS or SVI over hyperparameters and inducing
-    inputs:
+    approximate model, or power EP's estimate of the log evidence; **not a bound** on it. For NUTS, L-BFGS or SVI over
+    hyperparameters and inducing inputs:
 
     .. code-block:: python
 
         numpyro.sample("y", npgp.ApproximateGP(kernel, X, Z, noise_variance, method="fitc"), obs=y)
 
-    The cost is O(N M²), and O(N g²) more for PITC with blocks of g rows. Several outputs that share the GP's
+    The cost is O(N M²), and O(N g²) more with blocks of g rows. Several outputs that share the GP's
     hyperparameters are rows of y: ``log_prob`` maps (..., N) to (...).
 
     - ``"sor"``, subset of regressors (Smola & Bartlett 2001): f is ``A(x)ᵀ ε``, a model of finitely many parameters.
@@ -65,6 +73,11 @@ class ApproximateGP(JointDensity, dist.Distribution):
       residual variance. It may take residual variance for noise, and learns inducing inputs that make it so.
     - ``"pitc"``, partially independent training conditional (Schwaighofer & Tresp 2003): rows keep their residual
       covariance within blocks. One block of all rows is the exact GP at these rows; blocks of one row are FITC.
+    - ``"pep"``, power EP (Bui, Yan & Turner 2017) at its fixed point, row by row or within blocks: ``power=1`` is FITC
+      or PITC, and small powers are near SGPR's bound, the conditional ``prior``.
+    - ``"structured-pep"``, power EP where the residual's posterior is not the prior's (the idea: Bui & Titsias 2025;
+      the closed form: docs/theory.md, section 5.6): ``power=1`` is FITC or PITC again, and small powers are near
+      the bounds of the conditionals ``tight`` and ``grouped``.
 
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D).
@@ -72,17 +85,20 @@ class ApproximateGP(JointDensity, dist.Distribution):
     :param noise_variance: σ², a scalar or one for each row (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,). Add its values at new
         inputs to predictions.
-    :param method: which of the four.
-    :param groups: for ``"pitc"``, its blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`). If they
-        are left out they are made of X by k-means, with at most M rows each.
+    :param method: which of the six.
+    :param power: α in (0, 1], for ``"pep"`` and ``"structured-pep"`` alone; may be traced.
+    :param groups: for ``"pitc"`` and power EP, blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`).
+        If they are left out power EP goes row by row, and those of PITC are made of X by k-means, with at most M rows
+        each.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
-        features other than points in a list, and for groups of other rows or with a method that has none.
+        features other than points in a list, for a power outside (0, 1], missing or with a method that has none, and
+        for groups of other rows or with a method that has none.
     """
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
-    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups")
+    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups", "power")
     pytree_aux_fields = ("method", "jitter")
 
     def __init__(
@@ -94,6 +110,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
         *,
         offset: ArrayLike = 0.0,
         method: Method = "fitc",
+        power: ArrayLike | None = None,
         groups: Groups | None = None,
         jitter: float | None = None,
         validate_args=None,
@@ -101,6 +118,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(map(repr, get_args(Method)))}.")
         checks.require_positive(noise_variance, "noise_variance")
+        _check_power(method, power)
         self.kernel = as_kernel(kernel)
         self.X = checks.inputs(X)
         self.block = _together(as_blocks(inducing))
@@ -115,37 +133,46 @@ class ApproximateGP(JointDensity, dist.Distribution):
         self.noise_variance = noise_variance
         self.offset = offset
         self.method = method
+        self.power = power
         self.groups = groups
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
 
     def log_prob(self, value):
-        """The approximate model's log density of observations y of shape (..., N): (...)."""
+        """The method's log density of observations y of shape (..., N): (...)."""
         checks.require_rows(value, self.event_shape[0])
         checks.require_finite(value, "y")
-        _, projection, noise = self._project()
+        _, projection, noise, cost = self._project()
         scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
         y = noise.whiten(value - self.offset)
         log_det = noise.log_determinant() + linalg.log_determinant(scaled.factor(0))
         square = jnp.sum(jnp.square(y), -1) - scaled.explained(y)
-        return -0.5 * (square + log_det + y.shape[-1] * math.log(2.0 * math.pi))
+        return -0.5 * (square + log_det + y.shape[-1] * math.log(2.0 * math.pi)) - cost
 
-    def _project(self) -> tuple[Projector, Projection, Noise]:
+    def _project(self) -> tuple[Projector, Projection, Noise, jax.Array]:
+        """The projector and the rows' projection, Λ, and what is taken off the log density."""
         projector = factorize(self.kernel, (self.block,), self.jitter)
         projection = projector(self.X)
         variance = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.X.shape[:1])
-        if self.method == "fitc":
-            return projector, projection, RowNoise(jnp.sqrt(variance + projection.residual_variance()))
-        scale = jnp.sqrt(variance)
-        if self.groups is None:
-            return projector, projection, RowNoise(scale)
-        residual = GroupResidual(projector.group_covariance(self.X, projection.A, self.groups), self.groups)
-        return projector, projection, GroupNoise(scale, residual.factor(residual.roots(1.0 / variance)), self.groups)
+        if self.method in ("sor", "dtc"):
+            return projector, projection, RowNoise(jnp.sqrt(variance)), jnp.zeros((), variance.dtype)
+        residual = residual_of(projector, self.X, projection, (True,), self.groups)
+        # FITC and PITC are power EP with the power 1, structured or not.
+        power = jnp.asarray(1.0 if self.power is None else self.power, variance.dtype)
+        return projector, projection, *_power_ep(residual, variance, power, self.method == "structured-pep")
 
     def sample(self, key, sample_shape=()):
-        """Joint draws of observations from the approximate model, whose covariance is Q + Λ, at O(N M²)."""
+        """
+        Joint draws of observations from the approximate model, whose covariance is Q + Λ, at O(N M²). Power EP keeps
+        the model, and has the draws of FITC or PITC, rows or blocks of which are as the GP's.
+        """
         checks.random_key(key, advice=checks.WITHOUT_SEED)
-        _, projection, noise = self._project()
+        if self.method in POWERS:
+            model = copy.copy(self)
+            model.power = 1.0
+            _, projection, noise, _ = model._project()
+        else:
+            _, projection, noise, _ = self._project()
         (A,) = projection.A
         shape, keys = sample_shape + self.batch_shape, jax.random.split(key)
         f = linalg.matmul(jax.random.normal(keys[0], (*shape, A.shape[0]), A.dtype), A)
@@ -154,14 +181,15 @@ class ApproximateGP(JointDensity, dist.Distribution):
     def condition(self, y: ArrayLike) -> Posterior | DegeneratePosterior:
         """
         The posterior of f, without the offset, given observations y of shape (..., N): the method's own predictive
-        equations (Quiñonero-Candela & Rasmussen 2005, eqs. 16, 20, 24 and 31).
+        equations (Quiñonero-Candela & Rasmussen 2005, eqs. 16, 20, 24 and 31; power EP's are those of 24 and 31 with
+        its own Λ).
 
         :return: a :class:`npgp.Posterior`; for ``"sor"``, whose functions have no residual,
             a :class:`DegeneratePosterior`.
         :raises ValueError: if y has NaN or another number of rows.
         """
         y = checks.observations(y, self.event_shape[0], self.X.dtype)
-        projector, projection, noise = self._project()
+        projector, projection, noise, _ = self._project()
         whitened = _whitened(projection, noise)
         (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))
         if self.method == "sor":
@@ -189,13 +217,28 @@ def _together(blocks: tuple[InducingBlock, ...]) -> InducingBlock:
     return Points(jnp.concatenate(points))
 
 
+def _check_power(method: str, power: Any) -> None:
+    if method not in POWERS:
+        if power is not None:
+            raise ValueError(f"power is given, but method is {method!r}; only 'pep' and 'structured-pep' have one.")
+        return
+    if jnp.ndim(0.0 if power is None else checks.array(power, "power")):
+        raise ValueError(f"power has shape {jnp.shape(power)}; it must be a scalar.")
+    if power is None or (not checks.is_traced(power) and not 0.0 < float(power) <= 1.0):
+        raise ValueError(
+            f"power is {power}; for method {method!r} it must be above 0 and at most 1 (npgp.CollapsedGP has the "
+            "limit of 0)."
+        )
+
+
 def _check_groups(method: str, groups: object, rows: int) -> None:
-    if method != "pitc":
-        if groups is not None:
-            raise ValueError(f"groups is given, but method is {method!r}; only 'pitc' has groups.")
-    elif not isinstance(groups, Groups):
+    if groups is None and method != "pitc":
+        return
+    if method not in GROUPED:
+        raise ValueError(f"groups is given, but method is {method!r}; only 'pitc' and power EP have groups.")
+    if not isinstance(groups, Groups):
         raise ValueError(f"groups is {groups!r}; it must be npgp Groups, such as npgp.median_split(X, size).")
-    elif groups.num_rows != rows:
+    if groups.num_rows != rows:
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {rows} rows.")
 
 
@@ -326,6 +369,35 @@ class GroupNoise:
 
     def log_determinant(self):
         return 2.0 * jnp.sum(jnp.log(self.scale)) + jnp.sum(linalg.log_determinant(self.factor))
+
+
+def _power_ep(residual: Residual, variance: jax.Array, power: jax.Array, structured: bool) -> tuple[Noise, jax.Array]:
+    """
+    Λ of power EP, and what it takes off the log density (docs/theory.md, section 5.6).
+
+    With ``E = D / σ²``, Λ is ``σ² (I + α E (I + c E)⁻¹)``, c being 1 − α if the residual is structured, else 0.
+
+    :param residual: the residual's prior, row by row or within groups.
+    :param variance: σ², (N,).
+    :param power: α.
+    """
+    c = 1.0 - power if structured else jnp.zeros_like(power)
+    if isinstance(residual, GroupResidual):
+        identity = jnp.eye(residual.covariance.shape[-1], dtype=variance.dtype)
+        root = residual.roots(1.0 / variance)
+        E, inner = root[..., :, None] * residual.covariance * root[..., None, :], c
+        if structured:
+            L, _ = linalg.cholesky(identity + c * E, jitter=0.0)
+            E, inner = linalg.solve_lower(L, linalg.solve_lower(L, E), transpose=True), linalg.log_determinant(L)
+        factor, _ = linalg.cholesky(identity + power * E, jitter=0.0)
+        noise: Noise = GroupNoise(jnp.sqrt(variance), factor, residual.groups)
+        outer = linalg.log_determinant(factor)
+    else:
+        E = residual.variance / variance
+        share = power * E / (1.0 + c * E)
+        noise = RowNoise(jnp.sqrt(variance * (1.0 + share)))
+        inner, outer = jnp.log1p(c * E), jnp.log1p(share)
+    return noise, 0.5 * jnp.sum(inner if structured else (1.0 - power) / power * outer)
 
 
 def _whitened(projection: Projection, noise: Noise) -> Projection:

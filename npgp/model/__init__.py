@@ -10,6 +10,7 @@ from npgp.model.posteriors import posterior
 from npgp.model.row_params import row_param
 from npgp.model.sampling import sample
 from npgp.model.sparse_gp import SparseGP
+from npgp.model.tightening import tighten
 from npgp.model.vnngp import VNNGP
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "posterior",
     "row_param",
     "sample",
+    "tighten",
 ]

@@ -81,11 +81,15 @@ def summarize(fits: Sequence[dict], by: Sequence[str], figures: Sequence[str]) -
     return rows
 
 
-def summary_table(rows: Sequence[dict], by: Mapping[str, str], figures: Mapping[str, tuple[str, int]]) -> str:
+def summary_table(
+    rows: Sequence[dict], by: Mapping[str, str], figures: Mapping[str, tuple[str, int]], markdown: bool = False
+) -> str:
     """Rows of :func:`summarize`; the columns' titles, and the digits of figures."""
     cells = [
         [row[key] for key in by]
         + [plus_minus(row[key], row[f"{key}_error"], digits) for key, (_, digits) in figures.items()]
         for row in rows
     ]
-    return table([*by.values(), *(title for title, _ in figures.values())], cells, left=range(len(by)))
+    return table(
+        [*by.values(), *(title for title, _ in figures.values())], cells, left=range(len(by)), markdown=markdown
+    )

@@ -238,7 +238,13 @@ def test_what_cannot_be_a_model_is_refused():
             ApproximateGP(Matern32(), *arguments, **settings)
 
     x, z = X.astype(np.float32), Z.astype(np.float32)
-    refused("method is 'vfe'; it must be one of 'sor', 'dtc', 'fitc', 'pitc'", x, z, 0.1, method="vfe")
+    refused(
+        "method is 'vfe'; it must be one of 'sor', 'dtc', 'fitc', 'pitc', 'pep', 'structured-pep'",
+        x,
+        z,
+        0.1,
+        method="vfe",
+    )
     refused("noise_variance is .* must be positive", x, z, 0.0)
     refused(r"offset has shape \(3,\); it must be a scalar or \(12,\)", x, z, 0.1, offset=np.ones(3))
     refused("groups is given, but method is 'fitc'", x, z, 0.1, groups=BLOCKS)

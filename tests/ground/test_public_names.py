@@ -24,7 +24,7 @@ RBF VNNGP ApproximateGP AutoSparseGP BayesianGPLVM Bernoulli CollapsedGP Conditi
 Matern12 Matern32 Matern52 Poisson Posterior Prior Published Shared SparseGP Standardizer StudentT Tight adam
 certificate check_posterior datasets evaluate exact_log_evidence features fit fit_collapsed gplvm inducing joint kernels
 likelihoods load local_correction median_split natural_gradient neighbors observe plate plots posterior pytree
-row_param sample save to_arviz training upper_bound
+row_param sample save tighten to_arviz training upper_bound
 """.split()
 
 

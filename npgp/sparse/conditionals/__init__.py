@@ -20,7 +20,7 @@ from typing import Any
 
 from npgp.sparse.conditionals.base import Conditional, Parameter, row_elbo
 from npgp.sparse.conditionals.full import Full
-from npgp.sparse.conditionals.grouped import Consecutive, Grouped
+from npgp.sparse.conditionals.grouped import Consecutive, Gain, Grouped
 from npgp.sparse.conditionals.precision import best_site_precision, certified_site_precision
 from npgp.sparse.conditionals.prior import Prior
 from npgp.sparse.conditionals.published import Published
@@ -31,6 +31,7 @@ __all__ = [
     "Conditional",
     "Consecutive",
     "Full",
+    "Gain",
     "Grouped",
     "Parameter",
     "Prior",
