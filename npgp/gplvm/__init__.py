@@ -1,6 +1,7 @@
 """The Bayesian GPLVM: GPs whose inputs are latent."""
 
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
+from npgp.gplvm.fit import GPLVMFit, fit
 from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point, RowNormal
 from npgp.gplvm.latent_search import Modes
 from npgp.gplvm.metrics import nearest_neighbor_errors
@@ -27,6 +28,7 @@ __all__ = [
     "Dynamical",
     "Encoder",
     "FreeNormal",
+    "GPLVMFit",
     "LatentGuide",
     "LatentPrior",
     "Modes",
@@ -38,6 +40,7 @@ __all__ = [
     "Start",
     "canonical_latents",
     "effective_dimensions",
+    "fit",
     "fit_restarts",
     "infer_latents",
     "nearest_neighbor_errors",
