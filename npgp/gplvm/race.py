@@ -5,7 +5,8 @@ The bound has many optima, several nats per row apart, and which of them is foun
 are at first. From latents within a small part of a lengthscale, where they are all but linear and the model is
 probabilistic PCA, they curve as far as the data ask, with little noise; from latents of many lengthscales they are
 wiggly, and a large noise variance explains what does not fit. In between is the best, and where depends on the data:
-starts of several widths climb for some steps each, and the bound chooses.
+starts of several widths climb for some steps each, and the bound chooses. In one of them the first component is far
+ahead of the others, for data of fewer causes than dimensions.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from npgp.variational.posterior import Posterior
 
 __all__ = ["GPLVMFit", "fit"]
 
-#: Standard deviations of the first principal component in lengthscales, in each of the starts.
-WIDTHS = (0.4, 0.25, 0.7)
-#: Steps after which the bound chooses among starts: before that the narrow ones are behind, for they begin linear.
+#: Of each start, the standard deviation of the first principal component in lengthscales, and the power of the
+#: components' shares that gives those of the others.
+STARTS = ((0.4, 1.0), (0.7, 1.0), (0.7, 3.0))
+#: Steps after which the bound chooses among starts: narrow ones, which begin linear, are behind at first.
 RACE_STEPS = 300
 #: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
 POSTERIOR_SHARE = 0.15
@@ -106,7 +108,7 @@ def fit(
     conditional: Conditional | str = "tight",
     kernel: Callable[..., Kernel] = RBF,
     offset: ArrayLike | None = None,
-    widths: Sequence[float] = WIDTHS,
+    starts: Sequence[tuple[float, float]] = STARTS,
     max_steps: int = 1500,
     max_rows: int = 1000,
     svi_steps: int = 2000,
@@ -129,7 +131,7 @@ def fit(
     .. code-block:: python
 
         Y = np.random.default_rng(0).normal(size=(12, 3))
-        trained = npgp.gplvm.fit(key, Y, 2, 4, widths=[0.4], max_steps=10, tolerance=10.0)
+        trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=10, tolerance=10.0)
         figure = npgp.plots.plot_latents(trained)
 
     :param rng_key: a JAX random key.
@@ -142,14 +144,15 @@ def fit(
     :param kernel: as for :class:`CollapsedGPLVM`.
     :param offset: constant mean of the functions, (D,) or a number; the columns' means if omitted, and 0 with a
         likelihood, where it is on f's scale.
-    :param widths: of the starts: standard deviation of the first principal component, in lengthscales.
+    :param starts: of each start, the standard deviation of the first principal component in lengthscales, and the power
+        of the components' standard deviations that the others are proportional to.
     :param max_steps: most steps of L-BFGS from the best start.
     :param max_rows: most rows for which the collapsed bound is climbed.
     :param svi_steps: steps of SVI, where it is needed; 0 to leave the model where the collapsed bound led.
     :param batch_size: rows of its steps; all if omitted.
     :param tolerance: it has converged when 50 steps together gain less than this, in nats per row.
     :param progress: show progress bars.
-    :raises ValueError: for data, sizes and widths out of range, and missing entries without a mask.
+    :raises ValueError: for data, sizes and starts out of range, and missing entries without a mask.
 
     If the climb has not converged, a ``RuntimeWarning`` says so.
 
@@ -158,8 +161,9 @@ def fit(
     for name, value in (("max_steps", max_steps), ("max_rows", max_rows)):
         checks.whole_number(value, name)
     checks.whole_number(svi_steps, "svi_steps", least=0)
-    if not len(widths) or not all(np.isfinite(width) and width > 0 for width in widths):
-        raise ValueError(f"widths is {widths!r}; it must hold positive numbers, one for each start.")
+    given = np.asarray(starts, float)
+    if given.ndim != 2 or given.shape[1] != 2 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
+        raise ValueError(f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power each.")
     start_key, row_key, svi_key = jax.random.split(rng_key, 3)
     if offset is None and likelihood is not None:
         offset = 0.0
@@ -175,8 +179,8 @@ def fit(
         filled = _normal_scores(filled) + first.offset
     rows = _some(row_key, len(data), max_rows)
     alone = len(rows) == len(data) and present is None and likelihood is None
-    starts = [_curved(start_key, first, filled[rows], rows, width) for width in widths]
-    models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in starts]
+    begun = [_curved(start_key, first, filled[rows], rows, width, power) for width, power in starts]
+    models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in begun]
     best, climbed, race = _race(models, filled[rows], max_steps, tolerance, progress)
     params = best.svi_params(climbed.params, filled[rows])
     posterior = best.posterior(climbed.params, filled[rows])
@@ -224,9 +228,9 @@ def _race(models, Y, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, Co
     return model, found, race
 
 
-def _curved(rng_key: jax.Array, first: Start, Y: np.ndarray, rows: np.ndarray, width: float) -> Start:
+def _curved(rng_key, first: Start, Y: np.ndarray, rows: np.ndarray, width: float, power: float) -> Start:
     """
-    Where latents are as wide, in lengthscales, as their principal components are, and the first ``width`` wide.
+    Where latents are as wide, in lengthscales, as a power of their principal components says, the first ``width`` wide.
 
     The variance is such that the functions' linear parts have that of the data.
     """
@@ -235,7 +239,7 @@ def _curved(rng_key: jax.Array, first: Start, Y: np.ndarray, rows: np.ndarray, w
     images = np.linalg.lstsq(latents, centered, rcond=None)[0]
     lengths = np.sqrt(np.sum(np.square(images), axis=1))
     share = lengths / np.max(lengths) if np.max(lengths) > 0 else np.ones_like(lengths)
-    width_of = width * np.maximum(share, 1e-3)
+    width_of = width * np.maximum(share**power, 1e-3)
     scaled, deviation = latents * width_of, POSTERIOR_SHARE * width
     lengthscale = 1.0 / np.sqrt(np.mean(np.square(scaled), axis=0) + deviation**2)  # the best, given the rest
     variance = float(np.mean(np.var(centered, axis=0))) or 1.0
