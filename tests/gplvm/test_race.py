@@ -24,7 +24,7 @@ def trained() -> GPLVMFit:
 
 def test_it_finds_the_dimension_and_the_noise_in_double_precision(trained):
     """In JAX's single precision, where the collapsed bound itself would have no digit left."""
-    x, Y = simulated()
+    _, Y = simulated()
     assert trained.converged and trained.params["x.loc"].dtype == jnp.float32
     assert np.all(np.diff(trained.bounds) > 0)
     assert trained.bound > 32.0  # the best of a hundred runs is 35.5, that with a second dimension -60
@@ -69,26 +69,24 @@ def test_scaled_coordinates_find_the_same_minimum_in_fewer_steps(float64):
     assert scaled.losses[-1] <= plain.losses[-1] * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["rows", "missing", "counts"])
+@pytest.mark.parametrize("kind", ["rows", pytest.param("counts", marks=pytest.mark.slow)])
 def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
+    """Many rows of which some entries are missing; and counts."""
     Y = simulated()[1]
-    options: dict = {}
+    options: dict = {"likelihood": npgp.Poisson()}
     if kind == "rows":
-        options = {"max_rows": 30, "batch_size": 20}
-    elif kind == "missing":
         Y[3:9, 2] = np.nan
-        options = {"mask": "nan"}
+        options = {"max_rows": 30, "batch_size": 20, "mask": "nan"}
     else:
         Y = np.round(np.exp(Y))
-        options = {"likelihood": npgp.Poisson("log")}
     found = fit(
         KEY, Y, 2, 6, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0, svi_steps=20, progress=False, **options
     )
     assert isinstance(found.gplvm, BayesianGPLVM) and found.params["x.loc"].shape == (40, 2)
     assert np.isfinite(found.bound) and found.posterior.batch_shape == (5,)
     assert ("noise_variance" in found.params) == (kind != "counts")
-    # Training goes on from where the collapsed bound led, not from anew.
-    assert abs(found.bounds[-1] - found.bounds[-20]) < 0.5 * abs(found.bounds[0] - found.bounds[-1]) + 100.0
+    if kind == "rows":  # SVI goes on from where the collapsed bound led, and not from anew
+        assert np.mean(found.bounds[-20:]) > 0.5 * (found.bounds[0] + found.bounds[-21])
 
 
 @pytest.mark.parametrize(

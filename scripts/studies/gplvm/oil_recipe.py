@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Which optimum a GPLVM of the oil-flow data reaches by npgp's default, seed by seed, and what the bound is worth there.
+"""Which optimum a GPLVM of the oil-flow data reaches by default, seed by seed, and what the bound is worth there.
 
 Each seed is one call, ``npgp.gplvm.fit(key, Y, 10, M)``, of the tight bound. From where it ends ``prior`` and ``tight``
 are both climbed further, so that the optimum is the same one and the pairs differ in the bound alone.
@@ -19,7 +19,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-import npgp
 from npgp import gplvm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
