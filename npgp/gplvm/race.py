@@ -5,8 +5,7 @@ The bound has many optima, several nats per row apart, and which of them is foun
 are at first. From latents within a small part of a lengthscale, where they are all but linear and the model is
 probabilistic PCA, they curve as far as the data ask, with little noise; from latents of many lengthscales they are
 wiggly, and a large noise variance explains what does not fit. In between is the best, and where depends on the data:
-starts of several widths climb for some steps each, and the bound chooses. In one of them the first component is far
-ahead of the others, for data of fewer causes than dimensions.
+starts of several widths climb for some steps each, and the bound chooses.
 """
 
 from __future__ import annotations
@@ -40,8 +39,11 @@ __all__ = ["GPLVMFit", "fit"]
 
 #: Of each start, the standard deviation of the first principal component in lengthscales, and the power of the
 #: components' shares that gives those of the others.
-STARTS = ((0.4, 1.0), (0.7, 1.0), (0.7, 3.0))
-#: Steps after which the bound chooses among starts: narrow ones, which begin linear, are behind at first.
+STARTS = ((0.4, 1.0), (0.7, 1.0))
+#: For few rows, a further start, in which the first component is far ahead. It is quick at first and may end lower, so
+#: that it is for a race to the end.
+FEW_ROWS, CONCENTRATED = 300, (0.7, 3.0)
+#: Steps after which the bound chooses among starts, for more rows than these.
 RACE_STEPS = 300
 #: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
 POSTERIOR_SHARE = 0.15
@@ -108,7 +110,7 @@ def fit(
     conditional: Conditional | str = "tight",
     kernel: Callable[..., Kernel] = RBF,
     offset: ArrayLike | None = None,
-    starts: Sequence[tuple[float, float]] = STARTS,
+    starts: Sequence[tuple[float, float]] | None = None,
     max_steps: int = 1500,
     max_rows: int = 1000,
     svi_steps: int = 2000,
@@ -131,7 +133,7 @@ def fit(
     .. code-block:: python
 
         Y = np.random.default_rng(0).normal(size=(12, 3))
-        trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=10, tolerance=10.0)
+        trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0)
         figure = npgp.plots.plot_latents(trained)
 
     :param rng_key: a JAX random key.
@@ -145,7 +147,8 @@ def fit(
     :param offset: constant mean of the functions, (D,) or a number; the columns' means if omitted, and 0 with a
         likelihood, where it is on f's scale.
     :param starts: of each start, the standard deviation of the first principal component in lengthscales, and the power
-        of the components' standard deviations that the others are proportional to.
+        of the components' standard deviations that the others are proportional to. If omitted (.4, 1) and (.7, 1), and
+        for at most 300 rows (.7, 3), where all starts are climbed to the end.
     :param max_steps: most steps of L-BFGS from the best start.
     :param max_rows: most rows for which the collapsed bound is climbed.
     :param svi_steps: steps of SVI, where it is needed; 0 to leave the model where the collapsed bound led.
@@ -161,6 +164,8 @@ def fit(
     for name, value in (("max_steps", max_steps), ("max_rows", max_rows)):
         checks.whole_number(value, name)
     checks.whole_number(svi_steps, "svi_steps", least=0)
+    if starts is None:
+        starts = (*STARTS, CONCENTRATED) if len(np.asarray(Y)) <= FEW_ROWS else STARTS
     given = np.asarray(starts, float)
     if given.ndim != 2 or given.shape[1] != 2 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
         raise ValueError(f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power each.")
@@ -207,7 +212,8 @@ def _race(models, Y, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, Co
     fits: list[CollapsedFit] = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        steps = max_steps if len(models) == 1 else min(RACE_STEPS, max_steps)
+        short = len(models) > 1 and len(Y) > FEW_ROWS
+        steps = min(RACE_STEPS, max_steps) if short else max_steps
         for model in models:
             fits.append(model.fit(Y, steps, tolerance=tolerance, progress=progress))
         race = np.array([one.bounds[-1] for one in fits])
