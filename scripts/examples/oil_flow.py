@@ -4,8 +4,8 @@
 Trains a GPLVM by npgp.gplvm.fit with one or both conditionals, prints a table, and draws the latent space, the
 relevance of its dimensions, the traces of the bounds, and measured against reconstructed values.
 
-    python scripts/examples/oil_flow.py                        simulated data, about a minute
-    python scripts/examples/oil_flow.py --data real            the data of Bishop & James 1993
+    python scripts/examples/oil_flow.py                        simulated data, one start and few steps: about a minute
+    python scripts/examples/oil_flow.py --data real            the data of Bishop & James 1993, a race of starts
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 import npgp
 from npgp import datasets
+from npgp.gplvm.race import STARTS
 from npgp.gplvm.relevance import RELEVANT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -35,9 +36,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--conditional", choices=["prior", "tight", "both"], default="both")
     parser.add_argument("--latent-dim", type=whole, default=10)
     rows = dict(default=1000, help="rows to simulate (real data: the first so many)")
-    steps = dict(default=1500, help="most steps of L-BFGS from the best start")
+    steps = dict(help="most steps of L-BFGS: 500 if omitted, for real data 1500 from the best start")
     parser.shared("seed", "float32", "out", "json", rows=rows, inducing=25, steps=steps)
-    return parser.read(argv)
+    args = parser.read(argv)
+    args.steps = args.steps or (1500 if args.data == "real" else 500)
+    return args
 
 
 def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) -> dict:
@@ -45,9 +48,18 @@ def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) ->
     began = time.perf_counter()
     print(f"training with the {conditional!r} conditional", flush=True)
     key = jax.random.key(args.seed)
+    starts = None if args.data == "real" else [STARTS[0]]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*has not converged", RuntimeWarning)  # the table says so
-        fit = npgp.gplvm.fit(key, data.Y, args.latent_dim, args.inducing, conditional=conditional, max_steps=args.steps)
+        fit = npgp.gplvm.fit(
+            key,
+            data.Y,
+            args.latent_dim,
+            args.inducing,
+            conditional=conditional,
+            starts=starts,
+            max_steps=args.steps,
+        )
     seconds = time.perf_counter() - began
     params = jax.tree.map(np.asarray, fit.params)
     mean, variance = jax.jit(fit.gplvm.reconstruct)(fit.params, params["x.loc"], params["x.scale"])
@@ -114,11 +126,16 @@ def main(argv: list[str] | None = None) -> dict:
     conditionals = ["prior", "tight"] if args.conditional == "both" else [args.conditional]
     fits = {conditional: train(data, conditional, args) for conditional in conditionals}
     print_fits(fits, rows)
-    if len(fits) == 2:
-        gain = fits["tight"]["figures"]["bound_per_row"] - fits["prior"]["figures"]["bound_per_row"]
-        print(f"the tight bound is {gain:+.2f} nats per row from the classical one")
-    draw(fits, data, args.out)
     report = {"data": args.data, "n_rows": rows, "latent_dim": args.latent_dim, "inducing": args.inducing}
+    if len(fits) == 2:  # at one place: which optimum each has found is another question
+        fit = fits["prior"]["fit"]
+        bounds = [
+            npgp.gplvm.CollapsedGPLVM(fit.gplvm.start, conditional=conditional).bound(fit.params, data.Y)
+            for conditional in fits
+        ]
+        report["gain"] = float(bounds[1] - bounds[0]) / rows
+        print(f"where 'prior' ends, the tight bound is {report['gain']:+.3f} nats per row from the classical one")
+    draw(fits, data, args.out)
     report |= {name: fit["figures"] for name, fit in fits.items()}
     write_json(args.json, report)
     return report
