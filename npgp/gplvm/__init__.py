@@ -7,6 +7,7 @@ from npgp.gplvm.metrics import nearest_neighbor_errors
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
+from npgp.gplvm.race import GPLVMFit, fit
 from npgp.gplvm.relevance import (
     CanonicalLatents,
     canonical_latents,
@@ -27,6 +28,7 @@ __all__ = [
     "Dynamical",
     "Encoder",
     "FreeNormal",
+    "GPLVMFit",
     "LatentGuide",
     "LatentPrior",
     "Modes",
@@ -38,6 +40,7 @@ __all__ = [
     "Start",
     "canonical_latents",
     "effective_dimensions",
+    "fit",
     "fit_restarts",
     "infer_latents",
     "nearest_neighbor_errors",

@@ -20,12 +20,13 @@ import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import constraints
 from numpyro.infer.util import log_density
 
 from npgp import checks
 from npgp.collapsed.uncertain import UncertainInputGP
 from npgp.features import InducingBlock
+from npgp.gplvm.coordinates import Coordinates
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.model.rerun import Hidden
@@ -35,6 +36,9 @@ from npgp.training import lbfgs
 from npgp.variational.posterior import Posterior
 
 __all__ = ["CollapsedFit", "CollapsedGPLVM"]
+
+#: Differences of gradients that the directions of L-BFGS are made of.
+MEMORY = 20
 
 
 class CollapsedFit(NamedTuple):
@@ -163,7 +167,8 @@ class CollapsedGPLVM:
         progress: bool = True,
     ) -> CollapsedFit:
         """
-        Maximize the bound over all parameters, by L-BFGS on logarithms of positive ones (:mod:`npgp.training.lbfgs`).
+        Maximize the bound over all parameters, by L-BFGS in units of the lengthscales, in which a lengthscale changes
+        the prior of x alone, and of the posteriors' widths (:mod:`npgp.gplvm.coordinates`).
 
         :param Y: all rows, (N, D).
         :param max_steps: most steps.
@@ -198,23 +203,21 @@ class CollapsedGPLVM:
         if unknown := set(params) - set(sites):
             raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")
         rows = self.start.latents.shape[0]
-        transforms = {name: biject_to(constraint) for name, (_, constraint) in sites.items()}
-        values = {name: jnp.asarray(value) for name, (value, _) in sites.items()}
-        values |= params
-
-        def constrained(free: dict[str, jax.Array]) -> dict[str, jax.Array]:
-            return {name: transforms[name](value) for name, value in free.items()}
-
+        coordinates = Coordinates({name: constraint for name, (_, constraint) in sites.items()})
+        values = {name: jnp.asarray(value) for name, (value, _) in sites.items()} | params
         result = lbfgs.minimize(
-            lambda free, Y: -log_density(self.model, (Y,), {}, constrained(free))[0],
-            {name: transforms[name].inv(value) for name, value in values.items()},
+            lambda free, Y: -log_density(self.model, (Y,), {}, coordinates.constrained(free))[0],
+            coordinates.free(values),
             jnp.asarray(Y),
             max_steps=max_steps,
             tolerance=tolerance * rows,
             window=window,
+            memory=MEMORY,
+            scales=coordinates.scales,
             progress=progress,
             describe=lambda loss: f"bound {-loss:.6g}, per row {-loss / rows:.4g}",
         )
+        constrained = coordinates.constrained
         return constrained(result.params), -result.losses, result.converged, result.message
 
     def posterior(self, params: dict[str, jax.Array], Y: ArrayLike) -> Posterior:

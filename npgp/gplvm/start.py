@@ -37,7 +37,7 @@ class Start:
     :param inducing: inducing inputs, (M, Q), or a block of features (:mod:`npgp.features`); or a tuple of these, the
         blocks of the orthogonal decomposition.
     :param offset: constant mean of the latent functions, one per column of Y, (D,).
-    :param latent_scale: initial standard deviation of every latent coordinate.
+    :param latent_scale: initial standard deviation of every latent coordinate, or one for each dimension, (Q,).
     :param noise_variance: initial σ², in the squared units of Y: a number for all columns together, or one for each,
         (D,).
     :param variance: initial prior variance of the functions.
@@ -51,7 +51,7 @@ class Start:
     inducing: np.ndarray | InducingBlock | tuple[np.ndarray | InducingBlock, ...]
     offset: np.ndarray
     _: KW_ONLY
-    latent_scale: float = 0.3
+    latent_scale: float | np.ndarray = 0.3
     noise_variance: float | np.ndarray = 0.2
     variance: float = 1.0
     lengthscale: float | np.ndarray = 1.0
@@ -75,7 +75,7 @@ class Start:
             "data_scale": [(), (columns,)],
             "lengthscale": [(), (dim,)],
             "variance": [()],
-            "latent_scale": [()],
+            "latent_scale": [(), (dim,)],
         }.items():
             value = checks.real(getattr(self, name), name)
             if np.shape(value) not in shapes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from npgp.gplvm.race import GPLVMFit
+from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, predictive_variance
 from npgp.plots.figures import COLORS, MARKERS, shaped, subplots
 
 if TYPE_CHECKING:
@@ -18,9 +20,9 @@ BACKGROUND_SIZE = 80
 
 
 def plot_latents(
-    mean: ArrayLike,
-    scale: ArrayLike | None,
-    relevance: ArrayLike,
+    mean: ArrayLike | GPLVMFit | CanonicalLatents | Mapping[str, ArrayLike],
+    scale: ArrayLike | None = None,
+    relevance: ArrayLike | None = None,
     labels: ArrayLike | None = None,
     *,
     class_names: Sequence[str] | None = None,
@@ -33,20 +35,20 @@ def plot_latents(
     """
     The two most relevant latent dimensions, colored by class, each point with bars of one standard deviation.
 
-    With :func:`npgp.gplvm.canonical_latents`, and the variance of the functions behind the points::
+    Of a fit, with the variance of its functions behind the points, in lengthscales::
 
-        c = canonical_latents(loc, scale, lengthscale)
-        plot_latents(c.loc, c.scale, c.relevance, labels, units="lengthscales", dimension_names=c.names,
-                     background=predictive_variance(posterior, c))
+        plot_latents(npgp.gplvm.fit(key, Y, latent_dim=10, num_inducing=25), labels)
+        plot_latents(npgp.fit(svi, key, 4000, Y), labels)  # of a BayesianGPLVM
 
     .. code-block:: python
 
         loc = np.random.default_rng(0).normal(size=(20, 3))
         figure = npgp.plots.plot_latents(loc, None, np.array([1.0, 0.5, 0.1]), np.repeat([0, 1], 10))
 
-    :param mean: latent means, (N, Q), Q at least 2.
-    :param scale: their standard deviations, (N, Q); ``None`` for no bars.
-    :param relevance: of each dimension, (Q,); the two largest are shown, the largest across.
+    :param mean: what a fit returns, its parameters, or :func:`npgp.gplvm.canonical_latents` of them, with the labels as
+        the only further array; or latent means, (N, Q), Q at least 2.
+    :param scale: of means, their standard deviations, (N, Q); ``None`` for no bars.
+    :param relevance: of means, that of each dimension, (Q,); the two largest are shown, the largest across.
     :param labels: classes 0, 1, …, (N,), and negative numbers for rows without one; one color if omitted.
     :param class_names: what to call them.
     :param title: of the figure.
@@ -58,6 +60,15 @@ def plot_latents(
     :param units: of the latents.
     :raises ValueError: for arrays of other shapes.
     """
+    latents = _latents_of(mean)
+    if latents is not None:
+        if isinstance(mean, GPLVMFit) and background is None:
+            background = predictive_variance(mean.posterior, latents)
+        labels = scale if labels is None else labels
+        mean, scale, relevance = latents.loc, latents.scale, latents.relevance
+        dimension_names, units = dimension_names or latents.names, units or "lengthscales"
+    if relevance is None:
+        raise ValueError("relevance is missing: with latent means it must be (Q,).")
     mean = np.asarray(mean)
     if mean.ndim != 2 or mean.shape[1] < 2:
         raise ValueError(f"mean has shape {mean.shape}; it must be (N, Q), Q at least 2.")
@@ -84,6 +95,16 @@ def plot_latents(
     if title:
         ax.set_title(title)
     return figure
+
+
+def _latents_of(given: Any) -> CanonicalLatents | None:
+    """Of a fit, its parameters or its latents, what is drawn; ``None`` for arrays."""
+    if isinstance(given, CanonicalLatents):
+        return given
+    if isinstance(given, GPLVMFit):
+        return given.latents
+    params = given if isinstance(given, Mapping) else getattr(given, "params", None)
+    return None if params is None else canonical_latents(params)
 
 
 def _classes(labels, class_names, count: int) -> list[tuple[str | None, np.ndarray, str, str]]:

@@ -4,6 +4,9 @@ L-BFGS for bounds without noise: quasi-Newton directions of Optax, and a line se
 Every round of one device loop evaluates loss and gradient at one trial point, and then either takes it or moves the
 bracket of the step size (bisection for the weak Wolfe conditions: Lewis & Overton 2013). Optax's own line search
 compiles the loss several times.
+
+Directions are as good as the coordinates: given ``scales``, the search begins anew now and then in coordinates in which
+what is left of each parameter's way is about 1.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ DECREASE, CURVATURE = 1e-4, 0.9
 MAX_TRIALS = 25
 #: Differences of gradients that directions are made of.
 MEMORY = 10
+#: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most.
+FIRST_SCALING, SCALING_GROWTH, LAST_SCALING = 50, 1.4, 300
 #: Aimed-for seconds per device call: how often the progress bar moves.
 SECONDS_PER_CALL = 1.0
 
@@ -66,7 +71,8 @@ class LBFGSResult(NamedTuple):
 
 
 class _Search(NamedTuple):
-    x: jax.Array
+    x: jax.Array  # in units of the scale
+    scale: jax.Array
     value: jax.Array
     gradient: jax.Array
     direction: jax.Array
@@ -88,6 +94,8 @@ def minimize(
     max_steps: int = 1000,
     tolerance: float = 1e-6,
     window: int = 50,
+    memory: int = MEMORY,
+    scales: Callable[[Any], Any] | None = None,
     progress: bool = True,
     describe: Callable[[float], str] = "loss {:.6g}".format,
 ) -> LBFGSResult:
@@ -102,6 +110,9 @@ def minimize(
     :param max_steps: most steps; each takes one evaluation of the loss, and now and then a few.
     :param tolerance: it has converged when ``window`` steps together lower the loss by less than this.
     :param window: see ``tolerance``.
+    :param memory: how many differences of gradients directions are made of.
+    :param scales: from params to the scale of each, of the same structure with shapes that broadcast: about what the
+        loss still changes with by 1. The search begins anew with them after 50 steps, and later ever less often.
     :param progress: show a progress bar.
     :param describe: what the bar says of a loss.
     :raises ValueError: for fewer than one step, a tolerance below 0 or a window below 1.
@@ -114,17 +125,27 @@ def minimize(
             f"max_steps is {max_steps}, window {window} and tolerance {tolerance}; they must be at least 1, 1 and 0."
         )
     flat, restore = ravel_pytree(start)
-    evaluate = jax.value_and_grad(lambda x, *args: loss(restore(x), *args))
+    checks.whole_number(memory, "memory")
+
+    def scale_at(x: jax.Array) -> jax.Array:
+        if scales is None:
+            return jnp.ones_like(x)
+        params = restore(x)
+        return ravel_pytree(jax.tree.map(lambda p, s: jnp.broadcast_to(s, jnp.shape(p)), params, scales(params)))[0]
+
+    evaluate = jax.value_and_grad(lambda x, scale, *args: loss(restore(x * scale), *args))
     run = Program(
-        lambda search, rounds, *args: _rounds(evaluate, window, tolerance, search, rounds, *args), options=STEPS
+        lambda search, rounds, until, *args: _rounds(evaluate, window, tolerance, search, rounds, until, *args),
+        options=STEPS,
     )
-    search = _before(flat, max_steps)
+    search = _before(flat, scale_at(flat), memory, max_steps)
     size, interrupted = 1, False
+    stretch, until = FIRST_SCALING, max_steps if scales is None else min(FIRST_SCALING, max_steps)
     with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:
         try:
             while int(search.status) == RUNNING and int(search.steps) < max_steps:
-                began = time.perf_counter()
-                search = jax.block_until_ready(run(search, size, *args))
+                began, before = time.perf_counter(), int(search.steps)
+                search = jax.block_until_ready(run(search, size, until, *args))
                 if not np.isfinite(search.value):
                     raise FloatingPointError(
                         f"the loss is {float(search.value)} at the start, or its gradient is not finite: check the "
@@ -133,10 +154,14 @@ def minimize(
                 bar.set_postfix_str(describe(float(search.value)), refresh=False)
                 bar.update(int(search.steps) - bar.n)
                 if size > 1:  # the first call compiles and is no measure of speed
-                    speed = size / (time.perf_counter() - began)
+                    speed = max(int(search.steps) - before, 1) / (time.perf_counter() - began)
                     size = int(np.clip(speed * SECONDS_PER_CALL, 1, 10 * size))
                 else:
                     size = 2
+                if until <= int(search.steps) < max_steps and int(search.status) == RUNNING:
+                    stretch = min(int(SCALING_GROWTH * stretch), LAST_SCALING)
+                    until = min(until + stretch, max_steps)
+                    search = _rescaled(search, scale_at(search.x * search.scale))
         except KeyboardInterrupt:
             if int(search.steps) < 0:
                 raise
@@ -145,20 +170,24 @@ def minimize(
     status = int(search.status)
     losses = np.asarray(search.values)[: int(search.steps) + 1]
     return LBFGSResult(
-        restore(search.x), losses, status == CONVERGED, "interrupted" if interrupted else MESSAGES[status]
+        restore(search.x * search.scale),
+        losses,
+        status == CONVERGED,
+        "interrupted" if interrupted else MESSAGES[status],
     )
 
 
-def _before(x: jax.Array, max_steps: int) -> _Search:
+def _before(x: jax.Array, scale: jax.Array, memory: int, max_steps: int) -> _Search:
     """Nothing evaluated yet: the first trial point is the start itself, which beats an infinite loss."""
     zero, number = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     return _Search(
-        x=x,
+        x=x / scale,
+        scale=scale,
         value=jnp.full((), jnp.inf, x.dtype),
         gradient=jnp.zeros_like(x),
         direction=jnp.zeros_like(x),
         slope=zero,
-        memory=optax.scale_by_lbfgs(MEMORY).init(x),
+        memory=optax.scale_by_lbfgs(memory).init(x),
         step=zero,
         low=zero,
         high=jnp.full((), jnp.inf, x.dtype),
@@ -169,14 +198,27 @@ def _before(x: jax.Array, max_steps: int) -> _Search:
     )
 
 
-def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, *args) -> _Search:
+@jax.jit
+def _rescaled(search: _Search, scale: jax.Array) -> _Search:
+    """In units of another scale, along the gradient: what was learned of the curvature is of the old units."""
+    ratio = scale / search.scale
+    x = search.x / ratio
+    return _redirected(
+        search._replace(x=x, scale=scale, gradient=search.gradient * ratio, memory=_directions(search).init(x))
+    )
+
+
+def _directions(search: _Search) -> optax.GradientTransformationExtraArgs:
+    return optax.scale_by_lbfgs(search.memory.diff_params_memory.shape[0])
+
+
+def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, until, *args) -> _Search:
     """So many evaluations, or fewer if it ends before."""
-    last = search.values.shape[0] - 1
 
     def body(carry):
         i, search = carry
         trial = search.x + search.step * search.direction
-        value, gradient = evaluate(trial, *args)
+        value, gradient = evaluate(trial, search.scale, *args)
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
         # The start is taken in any case; its loss is reported if it is not finite.
         first = search.steps < 0
@@ -196,7 +238,7 @@ def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, *a
 
     def going(carry):
         i, search = carry
-        return (i < rounds) & (search.status == RUNNING) & (search.steps < last) & ~jnp.isnan(search.value)
+        return (i < rounds) & (search.status == RUNNING) & (search.steps < until) & ~jnp.isnan(search.value)
 
     return lax.while_loop(going, body, (0, search))[1]
 
@@ -212,7 +254,7 @@ def _taken(search: _Search, x, value, gradient, window: int, tolerance: float) -
 
 def _redirected(search: _Search) -> _Search:
     """A new line search along the quasi-Newton direction."""
-    scaled, memory = optax.scale_by_lbfgs(MEMORY).update(search.gradient, search.memory, search.x)
+    scaled, memory = _directions(search).update(search.gradient, search.memory, search.x)
     slope = -jnp.vdot(search.gradient, scaled)
     return search._replace(
         direction=-scaled,
@@ -234,6 +276,6 @@ def _narrowed(search: _Search, lower) -> _Search:
 
 def _given_up(search: _Search) -> _Search:
     """Without memory, to begin again along the gradient; or at the end, if that was the direction."""
-    fresh = search._replace(memory=optax.scale_by_lbfgs(MEMORY).init(search.x))
+    fresh = search._replace(memory=_directions(search).init(search.x))
     stalled = search._replace(status=jnp.full_like(search.status, STALLED))
     return jax.tree.map(lambda a, b: jnp.where(search.memory.count > 1, a, b), fresh, stalled)

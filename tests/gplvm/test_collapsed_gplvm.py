@@ -114,7 +114,8 @@ def simulated():
 def trained():
     with jax.enable_x64(True):
         x, Y = simulated()
-        gplvm = CollapsedGPLVM(pca_start(jax.random.key(0), Y, latent_dim=3, num_inducing=8))
+        start = pca_start(jax.random.key(0), Y, latent_dim=3, num_inducing=8)
+        gplvm = CollapsedGPLVM(dataclasses.replace(start, lengthscale=2.5))  # with 1, all dimensions stay in use
         return gplvm, x, Y, gplvm.fit(Y, 1500, tolerance=1e-5, progress=False)
 
 

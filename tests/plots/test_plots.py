@@ -11,7 +11,9 @@ from scipy import special
 
 from npgp import plots
 from npgp.features import ReLU, Softplus
+from npgp.gplvm import canonical_latents
 from npgp.kernels import RBF, ZonalArcCosine, ZonalRBF
+from npgp.training import FitResult
 from npgp.variational.posterior import Decomposition
 
 RNG = np.random.default_rng(0)
@@ -83,6 +85,23 @@ def test_latents_without_a_label_are_not_taken_for_the_last_class():
     )
     assert legend(ax) == ["up", "down", "no label"]
     np.testing.assert_allclose(points_of(ax), mean[[2, 0, 3, 1]])
+
+
+def test_latents_of_parameters_are_their_canonical_ones():
+    params = {
+        "x.loc": RNG.normal(size=(9, 3)),
+        "x.scale": np.full((9, 3), 0.1),
+        "lengthscale": np.array([1.0, 0.2, 5.0]),
+    }
+    labels = np.repeat([0, 1, 2], 3)
+    latents = canonical_latents(params)
+    for given in (params, latents, FitResult(params, None, np.zeros(1))):
+        (ax,) = check(plots.plot_latents(given, labels))
+        assert ax.get_xlabel() == "latent dimension 2 (most relevant), in lengthscales"
+        assert legend(ax) == ["class 0", "class 1", "class 2"]
+        np.testing.assert_allclose(points_of(ax, 3), latents.loc[:, :2])
+    with pytest.raises(ValueError, match="relevance is missing"):
+        plots.plot_latents(latents.loc)
 
 
 def test_background_is_the_function_on_what_is_shown():

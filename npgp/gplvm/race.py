@@ -1,0 +1,338 @@
+"""
+Training a GPLVM by one call: several starts race on the collapsed bound, and the best is climbed to the end.
+
+The bound has many optima, several nats per row apart, and which of them is found depends on how curved the functions
+are at first. From latents within a small part of a lengthscale, where they are all but linear and the model is
+probabilistic PCA, they curve as far as the data ask, with little noise; from latents of many lengthscales they are
+wiggly, and a large noise variance explains what does not fit. In between is the best, and where depends on the data:
+starts of several widths climb for some steps each, and the bound chooses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+from npgp import checks, training
+from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
+from npgp.gplvm.model import BayesianGPLVM
+from npgp.gplvm.new_rows import infer_latents
+from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, relevance
+from npgp.gplvm.start import Start, pca_start
+from npgp.kernels import RBF, Kernel
+from npgp.keys import host_generator
+from npgp.likelihoods import Gaussian, Likelihood
+from npgp.sparse.conditionals import Conditional
+from npgp.variational.natural import natural_gradient
+from npgp.variational.posterior import Posterior
+
+__all__ = ["GPLVMFit", "fit"]
+
+#: Of each start, the standard deviation of the first principal component in lengthscales, and the power of the
+#: components' shares that gives those of the others.
+STARTS = ((0.4, 1.0), (0.7, 1.0))
+#: For few rows, a further start, in which the first component is far ahead. It is quick at first and may end lower, so
+#: that it is for a race to the end.
+FEW_ROWS, CONCENTRATED = 300, (0.7, 3.0)
+#: Steps after which the bound chooses among starts, for more rows than these.
+RACE_STEPS = 300
+#: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
+POSTERIOR_SHARE = 0.15
+#: Noise variance at first, as a share of the data's.
+NOISE_SHARE = 0.1
+#: Rounds of k-means.
+KMEANS_ROUNDS = 20
+#: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
+NATURAL_RATE, ADAM_RATE = 0.1, 0.003
+
+
+@dataclasses.dataclass(frozen=True)
+class GPLVMFit:
+    """
+    A trained GPLVM; made by :func:`fit`. ``npgp.plots.plot_latents(trained, labels)`` is its picture.
+
+    :param gplvm: the model.
+    :param params: its parameters by site name, q(ε) among them: for ``gplvm`` and, as ``init_params``, for
+        :func:`npgp.fit` to go on.
+    :param posterior: of the D functions less ``gplvm.start.offset``, over latent space.
+    :param bounds: the bound at each step of the start that won, in nats: the collapsed bound, then what SVI added.
+    :param race: of each start, the bound when one was chosen.
+    :param converged: whether the last steps of the climb gained less than the tolerance.
+    :param message: why it ended.
+    """
+
+    gplvm: BayesianGPLVM
+    params: dict[str, jax.Array]
+    posterior: Posterior
+    bounds: np.ndarray
+    race: np.ndarray
+    converged: bool
+    message: str
+
+    @property
+    def bound(self) -> float:
+        """The bound on the log evidence of all rows, in nats; an estimate after SVI."""
+        return float(self.bounds[-1])
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood of y, (D, N)."""
+        return self.gplvm.likelihood_at(self.params)
+
+    @property
+    def relevance(self) -> np.ndarray:
+        """Of each latent dimension, (Q,)."""
+        return relevance(self.params)
+
+    @cached_property
+    def latents(self) -> CanonicalLatents:
+        """q(x) for pictures, in lengthscales, the most relevant dimension first."""
+        return canonical_latents(self.params)
+
+
+def fit(
+    rng_key: jax.Array,
+    Y: ArrayLike,
+    latent_dim: int,
+    num_inducing: int,
+    *,
+    mask: ArrayLike | str | None = None,
+    likelihood: Likelihood | Callable[[], Likelihood] | None = None,
+    conditional: Conditional | str = "tight",
+    kernel: Callable[..., Kernel] = RBF,
+    offset: ArrayLike | None = None,
+    starts: Sequence[tuple[float, float]] | None = None,
+    max_steps: int = 1500,
+    max_rows: int = 1000,
+    svi_steps: int = 2000,
+    batch_size: int | None = None,
+    tolerance: float = 1e-4,
+    progress: bool = True,
+) -> GPLVMFit:
+    """
+    Train a Bayesian GPLVM: no start to choose, no rates.
+
+    Starts race on the collapsed bound, by L-BFGS in float64, and the best goes on until it has converged. That is all
+    for complete data with Gaussian noise. Otherwise SVI goes on from there, with natural gradients for q(ε):
+
+    ==============  ===============================================================================================
+    many rows       The collapsed bound is climbed for ``max_rows`` of them, the others' latents are inferred.
+    missing         Entries that are missing are filled in by principal components for the collapsed bound alone.
+    a likelihood    Collapsed, the data are the normal scores of each column.
+    ==============  ===============================================================================================
+
+    .. code-block:: python
+
+        Y = np.random.default_rng(0).normal(size=(12, 3))
+        trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0)
+        figure = npgp.plots.plot_latents(trained)
+
+    :param rng_key: a JAX random key.
+    :param Y: data, (N, D).
+    :param latent_dim: Q, at most min(N, D); dimensions that are of no use are switched off.
+    :param num_inducing: M.
+    :param mask: True where an entry of Y is present, (N, D). Or ``"nan"``: those that are NaN are missing.
+    :param likelihood: as for :class:`BayesianGPLVM`; Gaussian noise of one variance if omitted.
+    :param conditional: ``"tight"`` or ``"prior"``.
+    :param kernel: as for :class:`CollapsedGPLVM`.
+    :param offset: constant mean of the functions, (D,) or a number; the columns' means if omitted, and 0 with a
+        likelihood, where it is on f's scale.
+    :param starts: of each start, the standard deviation of the first principal component in lengthscales, and the power
+        of the components' standard deviations that the others are proportional to. If omitted (.4, 1) and (.7, 1), and
+        for at most 300 rows (.7, 3), where all starts are climbed to the end.
+    :param max_steps: most steps of L-BFGS from the best start.
+    :param max_rows: most rows for which the collapsed bound is climbed.
+    :param svi_steps: steps of SVI, where it is needed; 0 to leave the model where the collapsed bound led.
+    :param batch_size: rows of its steps; all if omitted.
+    :param tolerance: it has converged when 50 steps together gain less than this, in nats per row.
+    :param progress: show progress bars.
+    :raises ValueError: for data, sizes and starts out of range, and missing entries without a mask.
+
+    If the climb has not converged, a ``RuntimeWarning`` says so.
+
+    Source: Titsias & Lawrence 2010 (the collapsed bound); Lalchand, Ravuri & Lawrence 2022 (SVI).
+    """
+    for name, value in (("max_steps", max_steps), ("max_rows", max_rows)):
+        checks.whole_number(value, name)
+    checks.whole_number(svi_steps, "svi_steps", least=0)
+    if starts is None:
+        starts = (*STARTS, CONCENTRATED) if len(np.asarray(Y)) <= FEW_ROWS else STARTS
+    given = np.asarray(starts, float)
+    if given.ndim != 2 or given.shape[1] != 2 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
+        raise ValueError(f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power each.")
+    start_key, row_key, svi_key = jax.random.split(rng_key, 3)
+    if offset is None and likelihood is not None:
+        offset = 0.0
+    if mask is None and not np.all(np.isfinite(np.asarray(Y, float))):
+        raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
+    first = pca_start(start_key, Y, latent_dim, num_inducing, mask=mask, offset=offset)
+    data = np.asarray(Y, float)
+    present = None if mask is None else np.asarray(checks.mask(mask, of=Y))
+    if present is not None and present.all():
+        present = None
+    filled = data if present is None else _filled(data, present, latent_dim)
+    if likelihood is not None:
+        filled = _normal_scores(filled) + first.offset
+    rows = _some(row_key, len(data), max_rows)
+    alone = len(rows) == len(data) and present is None and likelihood is None
+    begun = [_curved(start_key, first, filled[rows], rows, width, power) for width, power in starts]
+    models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in begun]
+    best, climbed, race = _race(models, filled[rows], max_steps, tolerance, progress)
+    params = best.svi_params(climbed.params, filled[rows])
+    posterior = best.posterior(climbed.params, filled[rows])
+    options = dict(conditional=conditional, kernel=kernel, likelihood=likelihood)
+    if alone:
+        gplvm = BayesianGPLVM(best.start, **options)  # type: ignore[arg-type]
+        return GPLVMFit(gplvm, params, posterior, climbed.bounds, race, climbed.converged, climbed.message)
+
+    start, params = best.start, dict(params)
+    if len(rows) < len(data):
+        start, params = _all_rows(start, params, posterior, filled, rows)
+    gplvm = BayesianGPLVM(start, **options)  # type: ignore[arg-type]
+    if likelihood is not None:
+        del params["noise_variance"]
+    bounds = climbed.bounds * (len(data) / len(rows))
+    params, posterior, losses = _by_svi(svi_key, gplvm, params, data, present, svi_steps, batch_size, progress)
+    return GPLVMFit(
+        gplvm, params, posterior, np.concatenate([bounds, -losses]), race, climbed.converged, climbed.message
+    )
+
+
+def _race(models, Y, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
+    """The model whose bound is the largest after some steps, its fit, and these bounds."""
+    fits: list[CollapsedFit] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
+        short = len(models) > 1 and len(Y) > FEW_ROWS
+        steps = min(RACE_STEPS, max_steps) if short else max_steps
+        for model in models:
+            fits.append(model.fit(Y, steps, tolerance=tolerance, progress=progress))
+        race = np.array([one.bounds[-1] for one in fits])
+        chosen = int(np.argmax(race))
+        model, found = models[chosen], fits[chosen]
+        left = max_steps - (len(found.bounds) - 1)
+        if not found.converged and left > 0:
+            more = model.fit(Y, left, params=found.params, tolerance=tolerance, progress=progress)
+            found = more._replace(bounds=np.concatenate([found.bounds, more.bounds[1:]]))
+    if not found.converged:
+        warnings.warn(
+            f"npgp.gplvm.fit has not converged after {len(found.bounds) - 1} steps ({found.message}): the last 50 "
+            f"raised the bound by {(found.bounds[-1] - found.bounds[-51:][0]) / len(Y):.2g} nats per row. A larger "
+            "max_steps goes further.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return model, found, race
+
+
+def _curved(rng_key, first: Start, Y: np.ndarray, rows: np.ndarray, width: float, power: float) -> Start:
+    """
+    Where latents are as wide, in lengthscales, as a power of their principal components says, the first ``width`` wide.
+
+    The variance is such that the functions' linear parts have that of the data.
+    """
+    latents = first.latents[rows]
+    centered = Y - first.offset
+    images = np.linalg.lstsq(latents, centered, rcond=None)[0]
+    lengths = np.sqrt(np.sum(np.square(images), axis=1))
+    share = lengths / np.max(lengths) if np.max(lengths) > 0 else np.ones_like(lengths)
+    width_of = width * np.maximum(share**power, 1e-3)
+    scaled, deviation = latents * width_of, POSTERIOR_SHARE * width
+    lengthscale = 1.0 / np.sqrt(np.mean(np.square(scaled), axis=0) + deviation**2)  # the best, given the rest
+    variance = float(np.mean(np.var(centered, axis=0))) or 1.0
+    centers = _kmeans(host_generator(rng_key), scaled, len(first.blocks[0]))  # type: ignore[arg-type]
+    return dataclasses.replace(
+        first,
+        latents=scaled * lengthscale,
+        inducing=centers * lengthscale,
+        lengthscale=lengthscale,
+        latent_scale=deviation * lengthscale,
+        noise_variance=NOISE_SHARE * variance,
+        variance=variance * max(1.0, 0.3 / width**2),
+    )
+
+
+def _kmeans(rng: np.random.Generator, points: np.ndarray, count: int) -> np.ndarray:
+    """Centers of as many clusters, begun at points that are far apart (Arthur & Vassilvitskii 2007)."""
+    centers = points[rng.integers(len(points))][None]
+    nearest = np.sum(np.square(points - centers[0]), axis=1)
+    while len(centers) < count:
+        total = np.sum(nearest)
+        chosen = rng.choice(len(points), p=nearest / total) if total > 0 else rng.integers(len(points))
+        centers = np.concatenate([centers, points[chosen][None]])
+        nearest = np.minimum(nearest, np.sum(np.square(points - points[chosen]), axis=1))
+    for _ in range(KMEANS_ROUNDS):
+        distance = np.sum(np.square(centers), axis=1) - 2.0 * points @ centers.T
+        own = np.argmin(distance, axis=1)
+        for k in np.unique(own):
+            centers[k] = np.mean(points[own == k], axis=0)
+    return centers
+
+
+def _filled(Y: np.ndarray, present: np.ndarray, rank: int) -> np.ndarray:
+    """Y with missing entries by principal components, in rounds."""
+    means = np.sum(np.where(present, Y, 0.0), axis=0) / np.sum(present, axis=0)
+    centered = np.where(present, Y - means, 0.0)
+    rank = max(1, min(rank, Y.shape[1] // 3))  # more would fit the noise of what is present
+    for _ in range(50):
+        left, singular, right = np.linalg.svd(centered, full_matrices=False)
+        centered = np.where(present, Y - means, (left[:, :rank] * singular[:rank]) @ right[:rank])
+    return centered + means
+
+
+def _normal_scores(Y: np.ndarray) -> np.ndarray:
+    """Columns with a normal distribution in the same order; equal values stay equal."""
+    scores = np.empty(Y.shape)
+    for d, column in enumerate(Y.T):
+        _, place, count = np.unique(column, return_inverse=True, return_counts=True)
+        middle = (np.cumsum(count) - 0.5 * count) / len(column)
+        scores[:, d] = np.asarray(jax.scipy.special.ndtri(jnp.asarray(middle)))[place]
+    return scores
+
+
+def _some(rng_key: jax.Array, count: int, most: int) -> np.ndarray:
+    if count <= most:
+        return np.arange(count)
+    return np.sort(host_generator(rng_key).choice(count, most, replace=False))
+
+
+def _all_rows(start: Start, params, posterior: Posterior, Y: np.ndarray, rows: np.ndarray):
+    """Start and parameters with q(x) of all rows, where those of some are known."""
+    others = np.setdiff1d(np.arange(len(Y)), rows)
+    noise = Gaussian(variance=params["noise_variance"])
+    found = infer_latents(
+        posterior, noise, Y[others], offset=start.offset, candidates=params["x.loc"], num_starts=4, num_modes=1
+    )
+    whole = dict(params)
+    for name, values in (("x.loc", found.loc), ("x.scale", found.scale)):
+        table = np.empty((len(Y), values.shape[1]))
+        table[rows], table[others] = params[name], values
+        whole[name] = jnp.asarray(table)
+    return dataclasses.replace(start, latents=np.asarray(whole["x.loc"])), whole
+
+
+def _by_svi(rng_key, gplvm, params, Y, present, steps, batch_size, progress):
+    """SVI from parameters on, in float64: parameters, the functions' posterior, and losses."""
+    losses = np.empty(0)
+    with jax.enable_x64(True):
+        params = {name: jnp.asarray(value, float) for name, value in params.items()}
+        if steps:
+            optimizer = natural_gradient(NATURAL_RATE, training.adam(ADAM_RATE, steps))
+            svi = SVI(gplvm.model, gplvm.guide, optimizer, TraceMeanField_ELBO())
+            how: dict[str, Any] = {} if present is None else {"mask": present}
+            if batch_size is not None and batch_size < len(Y):
+                how["batch_size"] = batch_size
+            result = training.fit(svi, rng_key, steps, Y, indices="rows", init_params=params, progress=progress, **how)
+            params, losses = result.params, np.asarray(result.losses)
+        posterior = gplvm.posterior(params)
+    shorter = lambda x: jnp.asarray(np.asarray(x)) if isinstance(x, jax.Array) else x  # noqa: E731
+    return jax.tree.map(shorter, params), jax.tree.map(shorter, posterior), losses

@@ -1,0 +1,104 @@
+"""A GPLVM by one call: which start wins, what is handed on, and each kind of data."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import compiled
+from test_collapsed_gplvm import simulated
+
+import npgp
+from npgp.gplvm import BayesianGPLVM, GPLVMFit, fit
+from npgp.gplvm.coordinates import Coordinates
+from npgp.training import lbfgs
+
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(scope="module")
+def trained() -> GPLVMFit:
+    return fit(KEY, simulated()[1], 3, 8, max_steps=900, tolerance=1e-3, progress=False)
+
+
+def test_it_finds_the_dimension_and_the_noise_in_double_precision(trained):
+    """In JAX's single precision, where the collapsed bound itself would have no digit left."""
+    _, Y = simulated()
+    assert trained.converged and trained.params["x.loc"].dtype == jnp.float32
+    assert np.all(np.diff(trained.bounds) > 0)
+    assert trained.bound > 32.0  # the best of a hundred runs is 35.5, that with a second dimension -60
+    assert trained.relevance.max() == 1.0 and np.sum(trained.relevance > 0.1) == 1
+    assert 0.04**2 < trained.params["noise_variance"] < 0.07**2
+    assert max(trained.race) <= trained.bound
+    mean = compiled(lambda: trained.posterior.mean(trained.params["x.loc"]))()
+    assert np.sqrt(np.mean((mean.T + trained.gplvm.start.offset - Y) ** 2)) < 0.06
+    assert trained.latents.loc.shape == (40, 3)
+    assert trained.likelihood.variance == trained.params["noise_variance"]
+
+
+def test_coordinates_go_back_and_forth_and_a_lengthscale_moves_the_prior_alone(float64):
+    from numpyro.distributions import constraints
+
+    positive = dict.fromkeys(("lengthscale", "variance", "noise_variance", "x.scale"), constraints.positive)
+    coordinates = Coordinates(positive | dict.fromkeys(("x.loc", "inducing"), constraints.real))
+    rng = np.random.default_rng(0)
+    params = {"x.loc": rng.normal(size=(5, 2)), "inducing": rng.normal(size=(3, 2)), "x.scale": np.full((5, 2), 0.3)}
+    params |= {"lengthscale": np.array([0.5, 2.0]), "variance": np.array(1.5), "noise_variance": np.array(0.1)}
+    free = coordinates.free(params)
+    for name, value in coordinates.constrained(free).items():
+        np.testing.assert_allclose(value, params[name], rtol=1e-12)
+    moved = coordinates.constrained(free | {"lengthscale": free["lengthscale"] + 1.0})
+    for name in ("x.loc", "inducing", "x.scale"):
+        np.testing.assert_allclose(moved[name] / moved["lengthscale"], params[name] / params["lengthscale"])
+    assert coordinates.scales(free).keys() == free.keys()
+
+
+def test_scaled_coordinates_find_the_same_minimum_in_fewer_steps(float64):
+    """Of a quadratic function with a condition of 1e8, of which the scales know all."""
+    widths = jnp.logspace(-4, 0, 30)
+
+    def loss(x):
+        return jnp.sum(jnp.square((x - 1.0) / widths)) + jnp.sum(x**4)
+
+    plain, scaled = (
+        lbfgs.minimize(loss, jnp.zeros(30), tolerance=1e-9, window=10, scales=scales, progress=False)
+        for scales in (None, lambda x: widths)
+    )
+    assert scaled.converged and len(scaled.losses) < 0.5 * len(plain.losses)
+    assert scaled.losses[-1] <= plain.losses[-1] * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["rows", pytest.param("counts", marks=pytest.mark.slow)])
+def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
+    """Many rows of which some entries are missing; and counts."""
+    Y = simulated()[1]
+    options: dict = {"likelihood": npgp.Poisson()}
+    if kind == "rows":
+        Y[3:9, 2] = np.nan
+        options = {"max_rows": 30, "batch_size": 20, "mask": "nan"}
+    else:
+        Y = np.round(np.exp(Y))
+    found = fit(
+        KEY, Y, 2, 6, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0, svi_steps=20, progress=False, **options
+    )
+    assert isinstance(found.gplvm, BayesianGPLVM) and found.params["x.loc"].shape == (40, 2)
+    assert np.isfinite(found.bound) and found.posterior.batch_shape == (5,)
+    assert ("noise_variance" in found.params) == (kind != "counts")
+    if kind == "rows":  # SVI goes on from where the collapsed bound led, and not from anew
+        assert np.mean(found.bounds[-20:]) > 0.5 * (found.bounds[0] + found.bounds[-21])
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"starts": []}, "starts is"),
+        ({"starts": [(-1.0, 1.0)]}, "starts is"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"svi_steps": -1}, "svi_steps"),
+        ({"Y": np.full((9, 3), np.nan)}, 'give mask="nan"'),
+    ],
+)
+def test_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        fit(KEY, **({"Y": np.zeros((9, 3)), "latent_dim": 2, "num_inducing": 3} | options))
