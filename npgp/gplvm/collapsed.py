@@ -100,7 +100,7 @@ class CollapsedGPLVM:
         estimated, with m_n a function of x_n as in the uncollapsed bound. If omitted it is in closed form, with one
         m_n for each row. Few draws can be exploited: evaluate the result with others.
     :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
-    :raises ValueError: for several blocks of inducing inputs, or a noise variance for each column.
+    :raises ValueError: for several blocks of inducing inputs, or a kernel or a noise variance for each column.
     """
 
     start: Start
@@ -122,6 +122,12 @@ class CollapsedGPLVM:
                 f"start.inducing is {type(first).__name__}; the collapsed bound has inducing inputs, an array, and "
                 "BayesianGPLVM other features too."
             )
+        for name in ("lengthscale", "variance"):
+            if np.ndim(value := getattr(self.start, name)) > 1:
+                raise ValueError(
+                    f"start.{name} has shape {np.shape(value)}, one for each column; the collapsed bound has one "
+                    "kernel for all, BayesianGPLVM may have one for each."
+                )
         if np.ndim(self.start.noise_variance):
             raise ValueError(
                 f"start.noise_variance has shape {np.shape(self.start.noise_variance)}; the collapsed bound has one "

@@ -60,7 +60,8 @@ class BayesianGPLVM:
     :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`). For :class:`npgp.Grouped`, rows
         that are close in data space: ``npgp.Grouped(npgp.median_split(Y, 16))``; with minibatches, ``npgp.Grouped(g)``
         and data laid out group after group (:meth:`npgp.sparse.Groups.arrange`).
-    :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted.
+    :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted. Each column
+        of Y has a kernel of its own if ``start`` has a lengthscale (D, 1, Q), or a variance (D, 1), for each.
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
         :class:`~npgp.gplvm.Point`, or a function as :mod:`npgp.gplvm.guides` says.
     :param prior: of the latents: :func:`~npgp.gplvm.standard_normal`, :class:`~npgp.gplvm.NormalMixture`,
@@ -169,7 +170,9 @@ class BayesianGPLVM:
 
     def _gp(self) -> component.SparseGP:
         start = self.start
-        lengthscale = jnp.broadcast_to(jnp.asarray(start.lengthscale, jnp.result_type(float)), start.latents.shape[1])
+        lengthscale = jnp.asarray(start.lengthscale, jnp.result_type(float))
+        shape = lengthscale.shape[:-1] if lengthscale.ndim > 1 else ()
+        lengthscale = jnp.broadcast_to(lengthscale, (*shape, start.latents.shape[1]))
         kernel = self.kernel(
             lengthscale=numpyro.param("lengthscale", lengthscale, constraint=self.positive),
             variance=numpyro.param("variance", jnp.asarray(start.variance), constraint=self.positive),

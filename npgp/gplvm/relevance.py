@@ -280,7 +280,9 @@ def _latents(loc: Any, scale: Any, lengthscale: Any) -> tuple[Array, Array | Non
                 f"the parameters have no {missing[0]!r}: pass the means of q(x), as of gplvm.latents_at(params, Y), "
                 "and the lengthscales."
             )
-        loc, lengthscale = params["x.loc"], params["lengthscale"]
+        loc, lengthscale = params["x.loc"], np.asarray(params["lengthscale"])
+        if lengthscale.ndim == 3:  # of functions with a kernel each: that of the one which changes most
+            lengthscale = np.min(lengthscale, axis=(0, 1))
         scale = params.get("x.scale", params.get("x.scale_tril"))
     elif lengthscale is None:
         raise ValueError("lengthscale is missing; it must be (Q,), or one for all dimensions.")

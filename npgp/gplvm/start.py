@@ -40,8 +40,9 @@ class Start:
     :param latent_scale: initial standard deviation of every latent coordinate, or one for each dimension, (Q,).
     :param noise_variance: initial σ², in the squared units of Y: a number for all columns together, or one for each,
         (D,).
-    :param variance: initial prior variance of the functions.
-    :param lengthscale: initial lengthscale of every latent dimension, or one for each, (Q,).
+    :param variance: initial prior variance of the functions, or one for each column of Y, (D, 1).
+    :param lengthscale: initial lengthscale of every latent dimension, or one for each, (Q,); or each column's of each,
+        (D, 1, Q), for functions with a kernel each (:class:`BayesianGPLVM`).
     :param projection: matrix (D, Q) by which ``(Y − offset) @ projection`` are the latents, where encoders start.
     :param data_scale: typical deviation of each column from the offset, (D,), by which encoders divide.
     :raises ValueError: for arrays whose shapes do not fit together, and for scales that are not positive.
@@ -53,7 +54,7 @@ class Start:
     _: KW_ONLY
     latent_scale: float | np.ndarray = 0.3
     noise_variance: float | np.ndarray = 0.2
-    variance: float = 1.0
+    variance: float | np.ndarray = 1.0
     lengthscale: float | np.ndarray = 1.0
     projection: np.ndarray | None = None
     data_scale: float | np.ndarray = 1.0
@@ -73,8 +74,8 @@ class Start:
         for name, shapes in {
             "noise_variance": [(), (columns,)],
             "data_scale": [(), (columns,)],
-            "lengthscale": [(), (dim,)],
-            "variance": [()],
+            "lengthscale": [(), (dim,), (columns, 1, dim)],
+            "variance": [(), (columns, 1)],
             "latent_scale": [(), (dim,)],
         }.items():
             value = checks.real(getattr(self, name), name)

@@ -1,5 +1,6 @@
 """The Bayesian GPLVM: an ordinary model, hence at known latents so many sparse regressions."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -44,23 +45,23 @@ def make_params(dtype=float):
     return {name: jnp.asarray(value, dtype) for name, value in params.items()}
 
 
-def dense_outputs(rows=slice(None)):
+def dense_outputs(rows=slice(None), lengthscales=(LENGTHSCALE,) * COLUMNS, variances=(VARIANCE,) * COLUMNS):
     """Each output's sparse GP at the latent means, by dense algebra."""
     params = jax.tree.map(np.asarray, make_params())
-    for d in range(COLUMNS):
+    for d, (lengthscale, variance) in enumerate(zip(lengthscales, variances, strict=True)):
         own = {f"f.u.{part}": params[f"f.u.{part}"][d, 0] for part in ("loc", "scale_tril")}
-        yield Dense(([POINTS], ("dense",)), LATENTS[rows], own, lengthscale=LENGTHSCALE, variance=VARIANCE)
+        yield Dense(([POINTS], ("dense",)), LATENTS[rows], own, lengthscale=lengthscale, variance=variance)
 
 
 def latent_kl(rows=slice(None)):
     return 0.5 * np.sum(SCALE**2 + LATENTS[rows] ** 2 - 1 - 2 * np.log(SCALE))
 
 
-def dense_elbo(rows=slice(None), conditional="tight", mask=None):
+def dense_elbo(rows=slice(None), conditional="tight", mask=None, **kernels):
     """The minibatch's share of the ELBO, scaled to all rows."""
     Y = (DATA - DATA.mean(0))[rows]
     mask = np.ones(Y.shape, bool) if mask is None else mask[rows]
-    outputs = list(dense_outputs(rows))
+    outputs = list(dense_outputs(rows, **kernels))
     terms = sum(np.sum(o.rows(y, conditional, NOISE)[m]) for o, y, m in zip(outputs, Y.T, mask.T, strict=True))
     return (terms - latent_kl(rows)) * ROWS / len(Y) - sum(o.kl for o in outputs)
 
@@ -202,6 +203,33 @@ def test_latents_are_drawn_from_q(float64):
     difference = values.mean() - (np.mean(by_hand) - kl)
     error = np.hypot(values.std() / count**0.5, np.std(by_hand) / 1000**0.5)
     assert abs(difference) < 4 * error < 2.0
+
+
+def test_each_output_with_a_kernel_of_its_own(float64):
+    """The ELBO, and what follows from the parameters, by each output's dense algebra."""
+    lengthscales = np.exp(np.random.default_rng(3).normal(size=(COLUMNS, 1, LATENT)))
+    kernels = {"lengthscale": lengthscales, "variance": np.array([[0.5], [1.0], [2.0]])}
+    gplvm = make_gplvm()
+    gplvm = dataclasses.replace(gplvm, start=dataclasses.replace(gplvm.start, **kernels))
+    with numpyro.handlers.seed(rng_seed=0):
+        sites = numpyro.handlers.trace(gplvm.guide).get_trace(DATA)
+    params = make_params() | {name: jnp.asarray(value) for name, value in kernels.items()}
+    assert {name: params[name].shape for name in kernels} == {name: sites[name]["value"].shape for name in kernels}
+    elbo = make_elbo(gplvm.model, gplvm.guide)
+    value, mean = compiled(lambda key, params, Y: (elbo(key, params, Y), gplvm.reconstruct(params, LATENTS)[0]))(
+        jax.random.key(0), params, jnp.asarray(DATA)
+    )
+    own = dict(lengthscales=lengthscales[:, 0], variances=kernels["variance"][:, 0])
+    np.testing.assert_allclose(value, dense_elbo(**own), rtol=1e-5)
+    expected = np.stack([output.mean for output in dense_outputs(**own)], 1) + DATA.mean(0)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        npgp.gplvm.relevance(params), npgp.gplvm.relevance(LATENTS, lengthscales.min((0, 1))), rtol=1e-12
+    )
+    with pytest.raises(
+        ValueError, match=r"start.lengthscale has shape \(3, 1, 2\), one for each column; the collapsed"
+    ):
+        npgp.gplvm.CollapsedGPLVM(gplvm.start)
 
 
 def test_a_latent_guide_replaces_the_free_one(float64):
