@@ -115,7 +115,7 @@ class ExpectedProjection:
 
     :param projector: the factorized inducing points.
     :param A: ``E A(x_n)``, (M, N).
-    :param covariance: ``Σ_n w_n Cov[A(x_n)]``, (M, M).
+    :param covariance: ``Σ_n w_n Cov[A(x_n)]``, (M, M); (D, M, M) with weights for each of D outputs.
     :param residual_variance: ``⟨d_n⟩ = ψ0_n − tr(K_uu⁻¹ Ψ2_n)``, clipped at 0, (N,).
     """
 
@@ -147,18 +147,24 @@ def expected_projection(
     :param inducing: Z, (M, Q), or :class:`npgp.features.Points`.
     :param loc: means of the inputs, (N, Q).
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar.
-    :param weights: w_n, (N,); 1 if omitted.
+    :param weights: w_n, (N,), or those of each of D outputs, (D, N); 1 if omitted.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :param chunk_size: as for :func:`psi_statistics`; so are the errors.
     """
-    given = _checked(inducing, loc, scale, weights)
+    given = _checked(inducing, loc, scale, weights, outputs=True)
     terms = _terms(kernel, given.loc.shape[1], given.loc.dtype)
     projector = factorize(kernel, (Points(given.Z),), jitter)
     (L,) = projector.cholesky
     inverse = linalg.gram(linalg.solve_lower(L, jnp.eye(L.shape[0], dtype=L.dtype)).T)
-    psi1, covariance, spread = _moments(terms, given, inverse, chunk_size)
+
+    def moments(weights):
+        return _moments(terms, given._replace(weights=weights), inverse, chunk_size)
+
+    # Of several outputs' weights the sums differ, and nothing else is computed again.
+    mapped = jax.vmap(moments, out_axes=(None, 0, None)) if given.weights.ndim == 2 else moments
+    psi1, covariance, spread = mapped(given.weights)
     A = linalg.solve_lower(L, psi1.T)
-    covariance = linalg.solve_lower(L, linalg.solve_lower(L, covariance).T)
+    covariance = linalg.solve_lower(L, jnp.swapaxes(linalg.solve_lower(L, covariance), -1, -2))
     d = _psi0(terms, given) - jnp.sum(jnp.square(A), axis=0) - spread
     return ExpectedProjection(projector, A, covariance, jnp.maximum(d, 0.0))
 
@@ -210,7 +216,9 @@ class _Given(NamedTuple):
     weights: jax.Array
 
 
-def _checked(inducing: object, loc: ArrayLike, scale: ArrayLike, weights: ArrayLike | None) -> _Given:
+def _checked(
+    inducing: object, loc: ArrayLike, scale: ArrayLike, weights: ArrayLike | None, outputs: bool = False
+) -> _Given:
     loc, scale = gaussian_inputs(loc, scale)
     Z = points(inducing).inputs
     if Z.shape[1] != loc.shape[1]:
@@ -219,9 +227,10 @@ def _checked(inducing: object, loc: ArrayLike, scale: ArrayLike, weights: ArrayL
             "same."
         )
     weights = 1.0 if weights is None else weights
-    if jnp.shape(weights) not in ((), loc.shape[:1]):
+    if jnp.shape(weights) not in ((), loc.shape[:1]) and not (outputs and jnp.shape(weights)[1:] == loc.shape[:1]):
         raise ValueError(f"weights has shape {jnp.shape(weights)}; there must be one for each row, ({loc.shape[0]},).")
-    weights = jnp.broadcast_to(jnp.asarray(weights, loc.dtype), loc.shape[:1])
+    weights = jnp.asarray(weights, loc.dtype)
+    weights = weights if weights.ndim == 2 else jnp.broadcast_to(weights, loc.shape[:1])
     return _Given(Z.astype(loc.dtype), loc, scale, weights)
 
 

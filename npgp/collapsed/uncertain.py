@@ -17,6 +17,7 @@ section 7).
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -95,10 +96,12 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         exploit where S is small: evaluate the result with other points. If omitted the penalty has m_n free of x_n, in
         closed form.
     :param penalty_weights: weights of the points, (S,), for cubature rules; 1/S if omitted.
+    :param mask: True where an observation is present, (N,), or (D, N) for D outputs; the others may be NaN. Outputs
+        that miss entries of their own have a q(ε) of their own covariance, at O(M³) for each output.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
     :raises NotImplementedError: for kernels without a closed form.
-    :raises TypeError: for inducing features that are not points.
+    :raises TypeError: for inducing features that are not points, and for a mask that is not boolean.
     :raises ValueError: for several blocks, arrays of the wrong shape, and a variance known not to be positive.
 
     Source: Titsias & Lawrence 2010; Damianou, Titsias & Lawrence 2016; for ``tight``, Bui, Ashman & Turner 2025.
@@ -116,6 +119,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         "penalty_draws",
         "penalty_weights",
         "conditional",
+        "mask_",
     )
     pytree_aux_fields = ("jitter", "chunk_size")
 
@@ -131,6 +135,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         conditional: Conditional | str = "tight",
         penalty_draws: ArrayLike | int | None = None,
         penalty_weights: ArrayLike | None = None,
+        mask: ArrayLike | None = None,
         jitter: float | None = None,
         chunk_size: int | None = None,
         validate_args=None,
@@ -167,35 +172,46 @@ class UncertainInputGP(JointDensity, dist.Distribution):
             )
         self.penalty_draws = penalty_draws
         self.penalty_weights = penalty_weights
+        mask = None if mask is None else checks.mask(mask)
+        if mask is not None and (mask.ndim not in (1, 2) or mask.shape[-1] != rows):
+            raise ValueError(f"mask has shape {mask.shape}; it must be ({rows},), or (outputs, {rows}).")
+        self.mask_ = mask
         self.jitter = jitter
         self.chunk_size = chunk_size
         super().__init__((), (rows,), validate_args=validate_args)
 
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
-        checks.require_rows(value, self.event_shape[0])
-        checks.require_finite(value, "y")
+        y = self._present(value)
         expected, noise = self._expected()
-        y = jnp.asarray(value, expected.A.dtype) - self.offset
+        y = jnp.asarray(y, expected.A.dtype) - self.offset
         factor, half = _solved(expected, noise, y)
-        fit = jnp.sum(jnp.square(half), axis=-1) - jnp.sum(
-            jnp.square(y) / noise + jnp.log(2.0 * math.pi * noise), axis=-1
-        )
+        density = jnp.square(y) / noise + jnp.log(2.0 * math.pi * noise)
+        fit = jnp.sum(jnp.square(half), axis=-1) - jnp.sum(jnp.where(jnp.isfinite(noise), density, 0.0), axis=-1)
         return 0.5 * (fit - linalg.log_determinant(factor)) - self._penalty(expected, noise)
 
     def condition(self, y: ArrayLike) -> Posterior:
         """
         The posterior of f, without the offset, given observations y of shape (..., N), at the best q(ε).
 
-        :raises ValueError: if y has NaN or another number of rows.
+        :raises ValueError: if y has NaN where it is not masked, or another number of rows.
         """
-        y = checks.observations(y, self.event_shape[0], of="inputs")
+        y = self._present(y)
         expected, noise = self._expected()
         factor, half = _solved(expected, noise, jnp.asarray(y, expected.A.dtype) - self.offset)
-        columns = linalg.solve_lower(factor, half.reshape(-1, half.shape[-1]).T, transpose=True)
-        return Posterior(
-            expected.projector, (DenseNormal(columns.T.reshape(half.shape), linalg.inverse_factor(factor)),)
-        )
+        loc = _solve_each(factor, half, transpose=True)
+        return Posterior(expected.projector, (DenseNormal(loc, linalg.inverse_factor(factor)),))
+
+    def _present(self, y: ArrayLike) -> jax.Array:
+        """Observations, checked, with zeros where there is none."""
+        y = checks.array(y, "y")
+        checks.require_rows(y, self.event_shape[0], of="inputs")
+        mask = self.mask_
+        if mask is not None:
+            if mask.ndim == 2 and y.shape != mask.shape:
+                raise ValueError(f"y has shape {y.shape}; it must be that of the mask, {mask.shape}.")
+            y = jnp.where(mask, y, jnp.zeros((), y.dtype))
+        return checks.observations(y, self.event_shape[0], of="inputs")
 
     def sample(self, key, sample_shape=()):
         """Joint draws of inputs, function and noise, at O(N³) for each."""
@@ -214,8 +230,13 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         return lax.map(draw, keys).reshape(shape + self.event_shape)
 
     def _expected(self) -> tuple[ExpectedProjection, jax.Array]:
-        """The moments of the rows' projections, weighted by their precisions, and σ_n² for each row."""
+        """
+        The moments of the rows' projections, weighted by their precisions, and σ_n² for each row, (N,), or each
+        output's, (D, N); infinite where there is no observation.
+        """
         noise = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.loc.dtype), self.event_shape)
+        if self.mask_ is not None:
+            noise = jnp.where(self.mask_, noise, jnp.inf)
         expected = expected_projection(
             self.kernel,
             self.inducing,
@@ -229,7 +250,8 @@ class UncertainInputGP(JointDensity, dist.Distribution):
 
     def _penalty(self, expected: ExpectedProjection, noise: jax.Array) -> jax.Array:
         if self.penalty_draws is None:
-            return self.conditional.penalty(RowResidual(expected.residual_variance), noise)
+            penalty = partial(self.conditional.penalty, RowResidual(expected.residual_variance))
+            return penalty(noise) if noise.ndim == 1 else jax.vmap(penalty)(noise)
         nodes = jnp.asarray(self.penalty_draws, self.loc.dtype)
         weights = 1.0 / nodes.shape[0] if self.penalty_weights is None else self.penalty_weights
         weights = jnp.broadcast_to(jnp.asarray(weights, self.loc.dtype), nodes.shape[:1])
@@ -237,21 +259,32 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         @jax.checkpoint
         def at_node(projector, loc, scale, node):
             variance = projector(loc + scale * node).residual_variance()
-            return jnp.sum(jnp.log1p(variance / noise))
+            return jnp.sum(jnp.log1p(variance / noise), axis=-1)
 
         def body(total, draw):
             node, weight = draw
             return total + weight * at_node(expected.projector, self.loc, self.scale, node), None
 
-        total, _ = lax.scan(body, jnp.zeros((), self.loc.dtype), (nodes, weights))
+        total, _ = lax.scan(body, jnp.zeros(noise.shape[:-1], self.loc.dtype), (nodes, weights))
         return 0.5 * total
 
 
 def _solved(expected: ExpectedProjection, noise: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The Cholesky factor of B, and ``L_B⁻¹ Σ_n ⟨A_n⟩ y_n/σ_n²`` for y of shape (..., N): (..., M)."""
+    """
+    The Cholesky factor of B, (M, M), or each output's, (D, M, M); and ``L_B⁻¹ Σ_n ⟨A_n⟩ y_n/σ_n²`` for y of shape
+    (..., N): (..., M).
+    """
     size = expected.A.shape[0]
-    scaled = expected.A / jnp.sqrt(noise)
+    scaled = expected.A / jnp.sqrt(noise)[..., None, :]
     B = jnp.eye(size, dtype=scaled.dtype) + linalg.gram(scaled) + expected.covariance
     factor, _ = linalg.cholesky(B, jitter=0.0)
-    projected = linalg.matmul(expected.A, (y / noise).reshape(-1, y.shape[-1]).T)
-    return factor, linalg.solve_lower(factor, projected).T.reshape(*y.shape[:-1], size)
+    projected = linalg.matmul((y / noise).reshape(-1, y.shape[-1]), expected.A.T)
+    return factor, _solve_each(factor, projected.reshape(*y.shape[:-1], size))
+
+
+def _solve_each(factor: jax.Array, right: jax.Array, transpose: bool = False) -> jax.Array:
+    """``L⁻¹ r``, or ``L⁻ᵀ r``, for each output's r, (..., M), and one factor, or (D, M) and one each."""
+    if factor.ndim > 2:
+        return linalg.solve_lower(factor, right[..., None], transpose=transpose)[..., 0]
+    columns = right.reshape(-1, right.shape[-1]).T
+    return linalg.solve_lower(factor, columns, transpose=transpose).T.reshape(right.shape)

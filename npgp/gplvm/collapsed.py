@@ -134,7 +134,7 @@ class CollapsedGPLVM:
                 "for all columns, BayesianGPLVM may have one for each."
             )
 
-    def model(self, Y: ArrayLike) -> None:
+    def model(self, Y: ArrayLike, mask: ArrayLike | str | None = None) -> None:
         """
         The model: the site ``y`` (D, N), whose density is the bound given q(x), and the factor ``x.kl``.
 
@@ -142,31 +142,35 @@ class CollapsedGPLVM:
         ``x.scale``. With an empty guide its ELBO is the bound.
 
         :param Y: all rows, (N, D).
-        :raises ValueError: for Y of another shape, or with missing entries.
+        :param mask: True where an entry of Y is present, (N, D); the others may be NaN. Or ``"nan"``: those that are
+            NaN are missing. Each column then has a q(ε) of its own covariance, at O(M³) for each.
+        :raises ValueError: for Y of another shape, or with missing entries that no mask hides.
         """
-        y = self._centered(Y)
-        gp = self._gp()
+        y, present = self._centered(Y, mask)
+        gp = self._gp(present)
         with numpyro.plate("outputs", y.shape[0]):
             numpyro.sample("y", gp, obs=y)
         kl = 0.5 * (jnp.square(gp.loc) + jnp.square(gp.scale) - 1.0) - jnp.log(gp.scale)
         numpyro.factor("x.kl", -jnp.sum(kl))
 
-    def bound(self, params: dict[str, jax.Array], Y: ArrayLike) -> jax.Array:
+    def bound(self, params: dict[str, jax.Array], Y: ArrayLike, *, mask: ArrayLike | str | None = None) -> jax.Array:
         """
         The bound on the log evidence of Y, in nats.
 
         :param params: parameters by site name.
         :param Y: all rows, (N, D).
+        :param mask: which entries are present, as for :meth:`model`; likewise below.
         :raises KeyError: if a parameter is missing.
         """
         self._check_params(params)
-        return _in_double(lambda params, Y: log_density(self.model, (Y,), {}, params)[0], params, Y)
+        return _in_double(lambda params, Y: log_density(self.model, (Y, mask), {}, params)[0], params, Y)
 
     def fit(
         self,
         Y: ArrayLike,
         max_steps: int = 1000,
         *,
+        mask: ArrayLike | str | None = None,
         params: dict[str, ArrayLike] | None = None,
         tolerance: float = 1e-4,
         window: int = 50,
@@ -178,6 +182,7 @@ class CollapsedGPLVM:
 
         :param Y: all rows, (N, D).
         :param max_steps: most steps.
+        :param mask: which entries are present.
         :param params: where to start for the parameters that it names; the others start where ``start`` says.
         :param tolerance: it has converged when ``window`` steps together raise the bound by less than this, in nats per
             row.
@@ -188,10 +193,10 @@ class CollapsedGPLVM:
 
         If it has not converged, a ``RuntimeWarning`` says so, and why.
         """
-        self._centered(Y)  # here, where its values can be seen
+        self._centered(Y, mask)  # here, where its values can be seen
 
         def maximize(params, Y):
-            return self._maximize(Y, max_steps, params, tolerance, window, progress)
+            return self._maximize(Y, mask, max_steps, params, tolerance, window, progress)
 
         result = CollapsedFit(*_in_double(maximize, params or {}, Y))
         if not result.converged:
@@ -203,7 +208,7 @@ class CollapsedGPLVM:
             )
         return result
 
-    def _maximize(self, Y, max_steps, params, tolerance, window, progress) -> tuple:
+    def _maximize(self, Y, mask, max_steps, params, tolerance, window, progress) -> tuple:
         """As :meth:`fit`, in the precision that JAX has: a tuple, for it is turned into another precision."""
         sites = self._sites()
         if unknown := set(params) - set(sites):
@@ -212,7 +217,7 @@ class CollapsedGPLVM:
         coordinates = Coordinates({name: constraint for name, (_, constraint) in sites.items()})
         values = {name: jnp.asarray(value) for name, (value, _) in sites.items()} | params
         result = lbfgs.minimize(
-            lambda free, Y: -log_density(self.model, (Y,), {}, coordinates.constrained(free))[0],
+            lambda free, Y: -log_density(self.model, (Y, mask), {}, coordinates.constrained(free))[0],
             coordinates.free(values),
             jnp.asarray(Y),
             max_steps=max_steps,
@@ -226,7 +231,9 @@ class CollapsedGPLVM:
         constrained = coordinates.constrained
         return constrained(result.params), -result.losses, result.converged, result.message
 
-    def posterior(self, params: dict[str, jax.Array], Y: ArrayLike) -> Posterior:
+    def posterior(
+        self, params: dict[str, jax.Array], Y: ArrayLike, *, mask: ArrayLike | str | None = None
+    ) -> Posterior:
         """
         The posterior of the D functions at the best q(ε), over latent space: means are (D, N).
 
@@ -234,29 +241,34 @@ class CollapsedGPLVM:
 
         :param params: parameters by site name.
         :param Y: all rows, (N, D).
+        :param mask: which entries are present.
         :raises KeyError: if a parameter is missing.
         """
         self._check_params(params)
 
         def condition(params, Y):
+            y, present = self._centered(Y, mask)
             with Hidden(), handlers.substitute(data=params):
-                return self._gp().condition(self._centered(Y))
+                return self._gp(present).condition(y)
 
         return _in_double(condition, params, Y)
 
-    def svi_params(self, params: dict[str, jax.Array], Y: ArrayLike) -> dict[str, jax.Array]:
+    def svi_params(
+        self, params: dict[str, jax.Array], Y: ArrayLike, *, mask: ArrayLike | str | None = None
+    ) -> dict[str, jax.Array]:
         """
         Parameters at which a :class:`~npgp.gplvm.BayesianGPLVM` with the same start has this q(x) and the best q(ε).
 
         :param params: parameters by site name.
         :param Y: all rows, (N, D).
+        :param mask: which entries are present.
         :raises KeyError: if a parameter is missing.
         """
-        posterior = self.posterior(params, Y)
+        posterior = self.posterior(params, Y, mask=mask)
         gp = SparseGP("f", posterior.projector.kernel, posterior.projector.blocks)
         return {**params, **gp.params(posterior.q)}
 
-    def _gp(self) -> UncertainInputGP:
+    def _gp(self, present: ArrayLike | None = None) -> UncertainInputGP:
         start, positive = self.start, constraints.positive
         shape, dtype = start.latents.shape, jnp.result_type(float)
 
@@ -275,21 +287,28 @@ class CollapsedGPLVM:
             param("noise_variance", start.noise_variance, positive),
             conditional=self.conditional,
             penalty_draws=self.penalty_draws,
+            mask=present,
             chunk_size=self.chunk_size,
         )
 
-    def _centered(self, Y: ArrayLike) -> jax.Array:
-        """Outputs as rows, (D, N), less their offset."""
+    def _centered(self, Y: ArrayLike, mask: ArrayLike | str | None) -> tuple[jax.Array, ArrayLike | None]:
+        """Outputs as rows, (D, N), less their offset, and where they are present; ``None`` for everywhere."""
         expected = (self.start.latents.shape[0], self.start.offset.shape[0])
         if jnp.shape(Y) != expected:
             raise ValueError(f"Y has shape {jnp.shape(Y)}; with this start it must be {expected}.")
-        if not checks.is_traced(Y) and not np.all(np.isfinite(np.asarray(Y))):
-            raise ValueError(
-                "Y has NaN or infinite entries; the collapsed bound needs every entry, BayesianGPLVM takes a mask of "
-                "those that are missing."
-            )
+        present = None if mask is None else checks.mask(mask, of=Y)
+        if present is not None and present.shape != expected:
+            raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {expected}.")
+        if not checks.is_traced(present):
+            there = np.ones(expected, bool) if present is None else np.asarray(present)
+            if not checks.is_traced(Y) and not np.all(np.isfinite(np.asarray(Y)) | ~there):
+                raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
+            present = None if np.all(there) else present
         dtype = jnp.result_type(float)
-        return jnp.asarray(Y, dtype).T - jnp.asarray(self.start.offset, dtype)[:, None]
+        y = jnp.asarray(Y, dtype)
+        y = y if present is None else jnp.where(present, y, 0.0)
+        y = y.T - jnp.asarray(self.start.offset, dtype)[:, None]
+        return y, None if present is None else present.T
 
     def _sites(self) -> dict[str, tuple[jax.Array, Any]]:
         """Start value and constraint of each parameter."""

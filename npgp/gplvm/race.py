@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from scipy.special import ndtri
 
 from npgp import checks, training
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
@@ -32,6 +33,7 @@ from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.sparse.conditionals import Conditional
+from npgp.sparse.kmeans import kmeans_centers
 from npgp.variational.natural import natural_gradient
 from npgp.variational.posterior import Posterior
 
@@ -49,8 +51,6 @@ RACE_STEPS = 300
 POSTERIOR_SHARE = 0.15
 #: Noise variance at first, as a share of the data's.
 NOISE_SHARE = 0.1
-#: Rounds of k-means.
-KMEANS_ROUNDS = 20
 #: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
 NATURAL_RATE, ADAM_RATE = 0.1, 0.003
 
@@ -122,11 +122,11 @@ def fit(
     Train a Bayesian GPLVM: no start to choose, no rates.
 
     Starts race on the collapsed bound, by L-BFGS in float64, and the best goes on until it has converged. That is all
-    for complete data with Gaussian noise. Otherwise SVI goes on from there, with natural gradients for q(ε):
+    for data with Gaussian noise, entries of which may be missing. Otherwise SVI goes on from there, with natural
+    gradients for q(ε):
 
     ==============  ===============================================================================================
     many rows       The collapsed bound is climbed for ``max_rows`` of them, the others' latents are inferred.
-    missing         Entries that are missing are filled in by principal components for the collapsed bound alone.
     a likelihood    Collapsed, the data are the normal scores of each column.
     ==============  ===============================================================================================
 
@@ -176,27 +176,25 @@ def fit(
         raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
     first = pca_start(start_key, Y, latent_dim, num_inducing, mask=mask, offset=offset)
     data = np.asarray(Y, float)
-    present = None if mask is None else np.asarray(checks.mask(mask, of=Y))
-    if present is not None and present.all():
-        present = None
-    filled = data if present is None else _filled(data, present, latent_dim)
+    present = np.ones(data.shape, bool) if mask is None else np.asarray(checks.mask(mask, of=Y))
+    collapsed = np.where(present, data, first.offset)
     if likelihood is not None:
-        filled = _normal_scores(filled) + first.offset
+        collapsed = _normal_scores(collapsed, present) + first.offset
     rows = _some(row_key, len(data), max_rows)
-    alone = len(rows) == len(data) and present is None and likelihood is None
-    begun = [_curved(start_key, first, filled[rows], rows, width, power) for width, power in starts]
+    some = collapsed[rows], present[rows]
+    begun = [_curved(start_key, first, *some, first.latents[rows], width, power) for width, power in starts]
     models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in begun]
-    best, climbed, race = _race(models, filled[rows], max_steps, tolerance, progress)
-    params = best.svi_params(climbed.params, filled[rows])
-    posterior = best.posterior(climbed.params, filled[rows])
+    best, climbed, race = _race(models, *some, max_steps, tolerance, progress)
+    params = best.svi_params(climbed.params, some[0], mask=some[1])
+    posterior = best.posterior(climbed.params, some[0], mask=some[1])
     options = dict(conditional=conditional, kernel=kernel, likelihood=likelihood)
-    if alone:
+    if len(rows) == len(data) and likelihood is None:
         gplvm = BayesianGPLVM(best.start, **options)  # type: ignore[arg-type]
         return GPLVMFit(gplvm, params, posterior, climbed.bounds, race, climbed.converged, climbed.message)
 
     start, params = best.start, dict(params)
     if len(rows) < len(data):
-        start, params = _all_rows(start, params, posterior, filled, rows)
+        start, params = _all_rows(start, params, posterior, collapsed, present, rows)
     gplvm = BayesianGPLVM(start, **options)  # type: ignore[arg-type]
     if likelihood is not None:
         del params["noise_variance"]
@@ -207,7 +205,7 @@ def fit(
     )
 
 
-def _race(models, Y, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
+def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
     """The model whose bound is the largest after some steps, its fit, and these bounds."""
     fits: list[CollapsedFit] = []
     with warnings.catch_warnings():
@@ -215,13 +213,13 @@ def _race(models, Y, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, Co
         short = len(models) > 1 and len(Y) > FEW_ROWS
         steps = min(RACE_STEPS, max_steps) if short else max_steps
         for model in models:
-            fits.append(model.fit(Y, steps, tolerance=tolerance, progress=progress))
+            fits.append(model.fit(Y, steps, mask=present, tolerance=tolerance, progress=progress))
         race = np.array([one.bounds[-1] for one in fits])
         chosen = int(np.argmax(race))
         model, found = models[chosen], fits[chosen]
         left = max_steps - (len(found.bounds) - 1)
         if not found.converged and left > 0:
-            more = model.fit(Y, left, params=found.params, tolerance=tolerance, progress=progress)
+            more = model.fit(Y, left, mask=present, params=found.params, tolerance=tolerance, progress=progress)
             found = more._replace(bounds=np.concatenate([found.bounds, more.bounds[1:]]))
     if not found.converged:
         warnings.warn(
@@ -234,22 +232,22 @@ def _race(models, Y, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, Co
     return model, found, race
 
 
-def _curved(rng_key, first: Start, Y: np.ndarray, rows: np.ndarray, width: float, power: float) -> Start:
+def _curved(
+    rng_key, first: Start, Y: np.ndarray, present: np.ndarray, latents: np.ndarray, width: float, power: float
+) -> Start:
     """
     Where latents are as wide, in lengthscales, as a power of their principal components says, the first ``width`` wide.
 
     The variance is such that the functions' linear parts have that of the data.
     """
-    latents = first.latents[rows]
-    centered = Y - first.offset
-    images = np.linalg.lstsq(latents, centered, rcond=None)[0]
-    lengths = np.sqrt(np.sum(np.square(images), axis=1))
+    centered, count = np.where(present, Y - first.offset, 0.0), np.maximum(np.sum(present, axis=0), 1)
+    lengths = np.sqrt(np.sum(np.square(latents.T @ centered / count), axis=1))  # latents are uncorrelated
     share = lengths / np.max(lengths) if np.max(lengths) > 0 else np.ones_like(lengths)
     width_of = width * np.maximum(share**power, 1e-3)
     scaled, deviation = latents * width_of, POSTERIOR_SHARE * width
     lengthscale = 1.0 / np.sqrt(np.mean(np.square(scaled), axis=0) + deviation**2)  # the best, given the rest
-    variance = float(np.mean(np.var(centered, axis=0))) or 1.0
-    centers = _kmeans(host_generator(rng_key), scaled, len(first.blocks[0]))  # type: ignore[arg-type]
+    variance = float(np.mean(np.sum(np.square(centered), axis=0) / count)) or 1.0
+    centers = _centers(host_generator(rng_key), scaled, len(first.blocks[0]))  # type: ignore[arg-type]
     return dataclasses.replace(
         first,
         latents=scaled * lengthscale,
@@ -261,41 +259,20 @@ def _curved(rng_key, first: Start, Y: np.ndarray, rows: np.ndarray, width: float
     )
 
 
-def _kmeans(rng: np.random.Generator, points: np.ndarray, count: int) -> np.ndarray:
-    """Centers of as many clusters, begun at points that are far apart (Arthur & Vassilvitskii 2007)."""
-    centers = points[rng.integers(len(points))][None]
-    nearest = np.sum(np.square(points - centers[0]), axis=1)
-    while len(centers) < count:
-        total = np.sum(nearest)
-        chosen = rng.choice(len(points), p=nearest / total) if total > 0 else rng.integers(len(points))
-        centers = np.concatenate([centers, points[chosen][None]])
-        nearest = np.minimum(nearest, np.sum(np.square(points - points[chosen]), axis=1))
-    for _ in range(KMEANS_ROUNDS):
-        distance = np.sum(np.square(centers), axis=1) - 2.0 * points @ centers.T
-        own = np.argmin(distance, axis=1)
-        for k in np.unique(own):
-            centers[k] = np.mean(points[own == k], axis=0)
-    return centers
+def _centers(rng: np.random.Generator, points: np.ndarray, count: int) -> np.ndarray:
+    """Centers of k-means, and copies of some close by where there are fewer different points."""
+    centers = kmeans_centers(points, count, rng)
+    copies = centers[rng.integers(len(centers), size=count - len(centers))]
+    return np.concatenate([centers, copies + 0.01 * rng.normal(size=copies.shape)])
 
 
-def _filled(Y: np.ndarray, present: np.ndarray, rank: int) -> np.ndarray:
-    """Y with missing entries by principal components, in rounds."""
-    means = np.sum(np.where(present, Y, 0.0), axis=0) / np.sum(present, axis=0)
-    centered = np.where(present, Y - means, 0.0)
-    rank = max(1, min(rank, Y.shape[1] // 3))  # more would fit the noise of what is present
-    for _ in range(50):
-        left, singular, right = np.linalg.svd(centered, full_matrices=False)
-        centered = np.where(present, Y - means, (left[:, :rank] * singular[:rank]) @ right[:rank])
-    return centered + means
-
-
-def _normal_scores(Y: np.ndarray) -> np.ndarray:
-    """Columns with a normal distribution in the same order; equal values stay equal."""
-    scores = np.empty(Y.shape)
-    for d, column in enumerate(Y.T):
-        _, place, count = np.unique(column, return_inverse=True, return_counts=True)
-        middle = (np.cumsum(count) - 0.5 * count) / len(column)
-        scores[:, d] = np.asarray(jax.scipy.special.ndtri(jnp.asarray(middle)))[place]
+def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Columns with a normal distribution in the same order, where they are present; equal values stay equal."""
+    scores = np.zeros(Y.shape)
+    for d, (column, there) in enumerate(zip(Y.T, present.T, strict=True)):
+        _, place, count = np.unique(column[there], return_inverse=True, return_counts=True)
+        middle = (np.cumsum(count) - 0.5 * count) / max(np.sum(there), 1)
+        scores[there, d] = ndtri(middle)[place]
     return scores
 
 
@@ -305,12 +282,19 @@ def _some(rng_key: jax.Array, count: int, most: int) -> np.ndarray:
     return np.sort(host_generator(rng_key).choice(count, most, replace=False))
 
 
-def _all_rows(start: Start, params, posterior: Posterior, Y: np.ndarray, rows: np.ndarray):
+def _all_rows(start: Start, params, posterior: Posterior, Y: np.ndarray, present: np.ndarray, rows: np.ndarray):
     """Start and parameters with q(x) of all rows, where those of some are known."""
     others = np.setdiff1d(np.arange(len(Y)), rows)
     noise = Gaussian(variance=params["noise_variance"])
     found = infer_latents(
-        posterior, noise, Y[others], offset=start.offset, candidates=params["x.loc"], num_starts=4, num_modes=1
+        posterior,
+        noise,
+        Y[others],
+        mask=present[others],
+        offset=start.offset,
+        candidates=params["x.loc"],
+        num_starts=4,
+        num_modes=1,
     )
     whole = dict(params)
     for name, values in (("x.loc", found.loc), ("x.scale", found.scale)):
@@ -328,7 +312,7 @@ def _by_svi(rng_key, gplvm, params, Y, present, steps, batch_size, progress):
         if steps:
             optimizer = natural_gradient(NATURAL_RATE, training.adam(ADAM_RATE, steps))
             svi = SVI(gplvm.model, gplvm.guide, optimizer, TraceMeanField_ELBO())
-            how: dict[str, Any] = {} if present is None else {"mask": present}
+            how: dict[str, Any] = {} if present.all() else {"mask": present}
             if batch_size is not None and batch_size < len(Y):
                 how["batch_size"] = batch_size
             result = training.fit(svi, rng_key, steps, Y, indices="rows", init_params=params, progress=progress, **how)

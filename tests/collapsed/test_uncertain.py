@@ -359,3 +359,51 @@ def test_refusals(change, error, words):
 def test_condition_refuses(y, words):
     with pytest.raises(ValueError, match=words):
         UncertainInputGP(RBF(), LOC, SCALE, Z, 0.1).condition(y)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Missing observations
+
+
+@pytest.mark.parametrize("options", [{}, {"conditional": "prior"}, {"penalty_draws": 4}], ids=str)
+def test_an_output_with_missing_entries_is_the_one_without_these_rows(options, float64):
+    """Its bound, the bound's gradient, and what follows from it, whatever the other outputs lack."""
+    mask = np.random.default_rng(4).uniform(size=Y.shape) < 0.7
+    mask[2] = True
+    draws = options.get("penalty_draws")
+    nodes = None if draws is None else penalty_nodes(jax.random.key(0), draws, *LOC.shape)
+    rest = {name: value for name, value in options.items() if name != "penalty_draws"}
+
+    def gp(noise, rows=slice(None), mask=None):
+        own = rest if nodes is None else rest | {"penalty_draws": jnp.asarray(nodes[:, rows])}
+        arrays = jnp.asarray(LOC[rows]), jnp.asarray(SCALE[rows]), jnp.asarray(Z.copy())
+        return UncertainInputGP(ard(1.3), *arrays, noise * NOISES[rows], offset=0.2, mask=mask, **own)
+
+    def found(make, y):
+        value, slope = jax.value_and_grad(lambda noise: jnp.sum(make(noise).log_prob(y)))(1.0)
+        return make(1.0).log_prob(y), value, slope, make(1.0).condition(y).mean_and_variance(NEW_INPUTS)
+
+    @compiled
+    def run(y):
+        whole = found(lambda noise: gp(noise, mask=mask), y)
+        return whole, [
+            found(lambda noise, m=m: gp(noise, np.flatnonzero(m)), row[m]) for row, m in zip(y, mask, strict=True)
+        ]
+
+    (bounds, _, slope, moments), parts = run(np.where(mask, Y, 0.0))
+    np.testing.assert_allclose(bounds, [part[0] for part in parts], rtol=1e-10)
+    np.testing.assert_allclose(slope, sum(part[2] for part in parts), rtol=1e-9)
+    for i, part in enumerate(parts):
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-8, atol=1e-10), moments, part[3])
+    missing = np.where(mask, Y, np.nan)
+    np.testing.assert_allclose(compiled(lambda y: gp(1.0, mask=mask).log_prob(y))(missing), bounds, rtol=1e-12)
+
+
+def test_masks_of_another_shape_or_type_are_refused(float64):
+    arguments = ard(1.3), LOC, SCALE, Z, 0.1
+    with pytest.raises(ValueError, match=r"mask has shape \(3, 4\); it must be"):
+        UncertainInputGP(*arguments, mask=np.ones((3, 4), bool))
+    with pytest.raises(TypeError, match="mask has dtype float64; it must be boolean"):
+        UncertainInputGP(*arguments, mask=np.ones(ROWS))
+    with pytest.raises(ValueError, match=r"y has shape \(.*; it must be that of the mask"):
+        UncertainInputGP(*arguments, mask=np.ones((3, ROWS), bool)).log_prob(Y[0])

@@ -41,6 +41,28 @@ def test_the_bound_is_that_of_gpflow(x64):
     np.testing.assert_allclose(bound, GPFLOW["rbf"][1], rtol=1e-6 if x64 == jnp.float64 else 1e-3)
 
 
+def test_missing_entries_count_for_nothing(float64):
+    """The bound is that of the outputs with their masks (tests/collapsed/test_uncertain.py), less the latents' KL."""
+    missing = np.where(np.random.default_rng(0).uniform(size=Y.shape) < 0.3, np.nan, Y)
+    gplvm, params = CollapsedGPLVM(START), make_params()
+
+    @compiled
+    def run(params, present, y):
+        kernel = RBF(params["lengthscale"], variance=params["variance"])
+        arrays = params["x.loc"], params["x.scale"], params["inducing"], params["noise_variance"]
+        return jnp.sum(UncertainInputGP(kernel, *arrays, mask=present.T).log_prob(y.T))
+
+    kl = 0.5 * np.sum(SCALE**2 + LOC**2 - 1 - 2 * np.log(SCALE))
+    expected = run(params, ~np.isnan(missing), missing) - kl
+    np.testing.assert_allclose(gplvm.bound(params, missing, mask="nan"), expected, rtol=1e-10)
+    with pytest.warns(RuntimeWarning, match="has not converged"):
+        trained = gplvm.fit(missing, 5, mask="nan", params=params, progress=False)
+    assert trained.bounds[0] == pytest.approx(float(expected), rel=1e-10) and trained.bounds[-1] > expected
+    assert gplvm.posterior(trained.params, missing, mask="nan").batch_shape == (3,)
+    with pytest.raises(ValueError, match=r"mask has shape \(3, 7\); it must be that of Y, \(7, 3\)"):
+        gplvm.bound(params, Y, mask=np.ones((3, 7), bool))
+
+
 def test_another_kernel_and_the_bound_as_an_elbo(float64):
     gplvm = CollapsedGPLVM(
         START,

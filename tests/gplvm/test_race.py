@@ -65,8 +65,12 @@ def test_scaled_coordinates_find_the_same_minimum_in_fewer_steps(float64):
         lbfgs.minimize(loss, jnp.zeros(30), tolerance=1e-9, window=10, scales=scales, progress=False)
         for scales in (None, lambda x: widths)
     )
-    assert scaled.converged and len(scaled.losses) < 0.5 * len(plain.losses)
-    assert scaled.losses[-1] <= plain.losses[-1] * (1 + 1e-6)
+    least = min(plain.losses.min(), scaled.losses.min())
+
+    def steps(found):  # how a search ends is a matter of rounding
+        return np.argmax(found.losses <= least * (1 + 1e-6)) if found.losses.min() <= least * (1 + 1e-6) else np.inf
+
+    assert steps(scaled) < 0.5 * steps(plain)
 
 
 @pytest.mark.parametrize("kind", ["rows", pytest.param("counts", marks=pytest.mark.slow)])

@@ -63,8 +63,10 @@ def test_collapsed_bounds_at_equal_parameters(study, float64, tmp_path):
     # The last form loses nothing by Jensen's inequality, so that the formula, an average over draws, is about it.
     assert here["prior"] < here["tight"] < here["tight, m(x)"]
     gain = here["tight, m(x)"] - here["prior"]
-    many = evaluate(params, jax.random.split(jax.random.key(1), 500))[2]
-    assert abs(np.mean(many) - gain) < 4 * np.std(many) / np.sqrt(EVALUATION_DRAWS)
+    _, share, many = evaluate(params, jax.random.split(jax.random.key(1), 500))
+    # The bound takes the first term, ½ D d/σ², in closed form, whose noise does not cancel that of the other then.
+    noise = np.std(many) + 0.5 * data.Y.shape[1] * np.std(share)
+    assert abs(np.mean(many) - gain) < 4 * noise / np.sqrt(EVALUATION_DRAWS)
     # Continued, from these parameters.
     more, _ = study.fit_collapsed(args, data, evaluate, 0, "prior", params)
     assert more["trace"][0] == pytest.approx(here["prior"]) and more["steps"] == 2

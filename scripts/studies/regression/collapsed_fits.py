@@ -20,7 +20,15 @@ from npgp import datasets
 from studies.shared import lbfgs
 
 CONDITIONALS = ("prior", "tight", "grouped")
-KERNELS = {"matern32": npgp.Matern32, "rbf": npgp.RBF}
+
+
+def _isotropic(kernel: type[npgp.RBF | npgp.Matern32]) -> Callable[..., Any]:
+    """With one lengthscale for all columns, the geometric mean of theirs."""
+    return lambda lengthscale, variance: kernel(jnp.exp(jnp.mean(jnp.log(lengthscale))), variance=variance)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {"matern32": npgp.Matern32, "rbf": npgp.RBF}
+KERNELS |= {f"{name}-isotropic": _isotropic(kernel) for name, kernel in KERNELS.items()}
 
 
 def load(name: str, split: int, args: argparse.Namespace) -> datasets.RegressionSplit:

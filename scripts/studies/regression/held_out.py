@@ -112,8 +112,9 @@ def grouped_split(data, inducing: int, size: int, args: argparse.Namespace, time
 def table1(args: argparse.Namespace) -> dict:
     """The training-point term of the predictive variance: accuracy with and without it, and what it costs."""
     print("THE TRAINING-POINT TERM OF THE PREDICTIVE VARIANCE (Bui, Ashman & Turner 2025, table 1)\n")
+    ard = "" if args.kernel.endswith("isotropic") else " with ARD"
     note(
-        f"tight fits with M = {args.inducing} inducing points, {args.kernel} kernel with ARD, "
+        f"tight fits with M = {args.inducing} inducing points, {args.kernel} kernel{ard}, "
         + (f"splits 0 to {args.splits - 1}, mean ± standard error. " if args.splits > 1 else "split 0. ")
         + "The term makes the variance smaller and leaves the mean, so the RMSE, as it is. 'std' is the median "
         "predictive standard deviation, noise included. Cost: seconds for all test rows of split 0, with everything "

@@ -42,7 +42,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--sets", nargs="+", choices=(*SIZES, *TABLE1), help="these data sets alone")
     add("--splits", type=whole, default=1, help="how many of the train/test splits")
     add("--iterations", type=whole, default=300, help="of L-BFGS, at most")
-    add("--kernel", choices=KERNELS, default="matern32", help="for grouped and table1, with ARD")
+    add("--kernel", choices=KERNELS, default="matern32", help="for grouped and table1; with ARD unless isotropic")
     add("--restarts", type=int, default=24, help="further starts on Snelson's data, at random")
     rows = dict(default=8000, help="of larger training sets, as many rows at random")
     inducing = dict(default=100, help="inducing points, for table1")
