@@ -29,11 +29,11 @@ from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import infer_latents
 from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, relevance
 from npgp.gplvm.start import Start, pca_start
+from npgp.inducing.selection import greedy_variance, kmeans
 from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.sparse.conditionals import Conditional
-from npgp.sparse.kmeans import kmeans_centers
 from npgp.variational.natural import natural_gradient
 from npgp.variational.posterior import Posterior
 
@@ -111,6 +111,7 @@ def fit(
     kernel: Callable[..., Kernel] = RBF,
     offset: ArrayLike | None = None,
     starts: Sequence[tuple[float, float]] | None = None,
+    restarts: int = 0,
     max_steps: int = 1500,
     max_rows: int = 1000,
     svi_steps: int = 2000,
@@ -136,7 +137,7 @@ def fit(
         trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0)
         figure = npgp.plots.plot_latents(trained)
 
-    :param rng_key: a JAX random key.
+    :param rng_key: a JAX random key, for restarts, choices of rows, and SVI.
     :param Y: data, (N, D).
     :param latent_dim: Q, at most min(N, D); dimensions that are of no use are switched off.
     :param num_inducing: M.
@@ -149,6 +150,8 @@ def fit(
     :param starts: of each start, the standard deviation of the first principal component in lengthscales, and the power
         of the components' standard deviations that the others are proportional to. If omitted (.4, 1) and (.7, 1), and
         for at most 300 rows (.7, 3), where all starts are climbed to the end.
+    :param restarts: how many more starts there are like the first, with random inducing inputs. Nothing else is random
+        where the data are complete, Gaussian, and no more rows than ``max_rows``.
     :param max_steps: most steps of L-BFGS from the best start.
     :param max_rows: most rows for which the collapsed bound is climbed.
     :param svi_steps: steps of SVI, where it is needed; 0 to leave the model where the collapsed bound led.
@@ -163,7 +166,8 @@ def fit(
     """
     for name, value in (("max_steps", max_steps), ("max_rows", max_rows)):
         checks.whole_number(value, name)
-    checks.whole_number(svi_steps, "svi_steps", least=0)
+    for name, value in (("svi_steps", svi_steps), ("restarts", restarts)):
+        checks.whole_number(value, name, least=0)
     if starts is None:
         starts = (*STARTS, CONCENTRATED) if len(np.asarray(Y)) <= FEW_ROWS else STARTS
     given = np.asarray(starts, float)
@@ -182,7 +186,11 @@ def fit(
         collapsed = _normal_scores(collapsed, present) + first.offset
     rows = _some(row_key, len(data), max_rows)
     some = collapsed[rows], present[rows]
-    begun = [_curved(start_key, first, *some, first.latents[rows], width, power) for width, power in starts]
+    keys = [None] * len(starts) + list(jax.random.split(start_key, restarts))
+    begun = [
+        _curved(key, first, *some, first.latents[rows], *widths)
+        for key, widths in zip(keys, [*starts, *[starts[0]] * restarts], strict=True)
+    ]
     models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in begun]
     best, climbed, race = _race(models, *some, max_steps, tolerance, progress)
     params = best.svi_params(climbed.params, some[0], mask=some[1])
@@ -233,7 +241,13 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
 
 
 def _curved(
-    rng_key, first: Start, Y: np.ndarray, present: np.ndarray, latents: np.ndarray, width: float, power: float
+    rng_key: jax.Array | None,
+    first: Start,
+    Y: np.ndarray,
+    present: np.ndarray,
+    latents: np.ndarray,
+    width: float,
+    power: float,
 ) -> Start:
     """
     Where latents are as wide, in lengthscales, as a power of their principal components says, the first ``width`` wide.
@@ -247,11 +261,11 @@ def _curved(
     scaled, deviation = latents * width_of, POSTERIOR_SHARE * width
     lengthscale = 1.0 / np.sqrt(np.mean(np.square(scaled), axis=0) + deviation**2)  # the best, given the rest
     variance = float(np.mean(np.sum(np.square(centered), axis=0) / count)) or 1.0
-    centers = _centers(host_generator(rng_key), scaled, len(first.blocks[0]))  # type: ignore[arg-type]
+    inducing = _inducing(rng_key, scaled, len(first.blocks[0]))  # type: ignore[arg-type]
     return dataclasses.replace(
         first,
         latents=scaled * lengthscale,
-        inducing=centers * lengthscale,
+        inducing=inducing * lengthscale,
         lengthscale=lengthscale,
         latent_scale=deviation * lengthscale,
         noise_variance=NOISE_SHARE * variance,
@@ -259,11 +273,20 @@ def _curved(
     )
 
 
-def _centers(rng: np.random.Generator, points: np.ndarray, count: int) -> np.ndarray:
-    """Centers of k-means, and copies of some close by where there are fewer different points."""
-    centers = kmeans_centers(points, count, rng)
-    copies = centers[rng.integers(len(centers), size=count - len(centers))]
-    return np.concatenate([centers, copies + 0.01 * rng.normal(size=copies.shape)])
+def _inducing(rng_key: jax.Array | None, points: np.ndarray, count: int) -> np.ndarray:
+    """
+    Inducing inputs among latents in units of lengthscales: where f's variance is largest given those before, which no
+    key has a part in; or, with a key, centers of k-means. Where there are fewer different points, close copies too.
+    """
+    different = points[np.sort(np.unique(points, axis=0, return_index=True)[1])]
+    size = min(count, len(different))
+    with jax.enable_x64(True):
+        if rng_key is None:
+            chosen = np.asarray(greedy_variance(RBF(1.0), different, size))
+        else:
+            chosen = np.asarray(kmeans(rng_key, different, size))
+    copies = np.arange(count - size) % size
+    return np.concatenate([chosen, chosen[copies] + 0.01 * (1.0 + np.arange(count - size))[:, None]])
 
 
 def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:

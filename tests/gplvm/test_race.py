@@ -37,6 +37,17 @@ def test_it_finds_the_dimension_and_the_noise_in_double_precision(trained):
     assert trained.likelihood.variance == trained.params["noise_variance"]
 
 
+@pytest.mark.filterwarnings("ignore:npgp.gplvm.fit has not converged:RuntimeWarning")
+def test_keys_decide_on_restarts_alone_and_missing_entries_need_no_svi():
+    Y = simulated()[1]
+    Y[2:9, 1] = np.nan
+    options = dict(mask="nan", starts=[(0.4, 1.0)], restarts=1, max_steps=20, progress=False)
+    one, other = (fit(key, Y, 2, 6, **options) for key in jax.random.split(KEY))
+    assert one.race.shape == (2,) and one.race[0] == other.race[0] and one.race[1] != other.race[1]
+    assert one.bound >= one.race.max() and "noise_variance" in one.params
+    assert np.all(np.diff(one.bounds) > 0)  # the collapsed bound's throughout, of which SVI has none
+
+
 def test_coordinates_go_back_and_forth_and_a_lengthscale_moves_the_prior_alone(float64):
     from numpyro.distributions import constraints
 
@@ -100,6 +111,7 @@ def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
         ({"starts": [(-1.0, 1.0)]}, "starts is"),
         ({"max_steps": 0}, "max_steps"),
         ({"svi_steps": -1}, "svi_steps"),
+        ({"restarts": -1}, "restarts"),
         ({"Y": np.full((9, 3), np.nan)}, 'give mask="nan"'),
     ],
 )

@@ -33,6 +33,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--pair-steps", type=int, default=0, help="steps of both bounds from the optimum found; 0 for none"
     )
+    parser.add_argument("--restarts", type=int, default=0, help="further starts, with random inducing inputs")
     add_arguments(parser, minibatches=False, inducing={"nargs": "+", "default": [25]}, steps=1500)
     return parser.read(argv)
 
@@ -40,7 +41,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def run(Y: np.ndarray, labels: np.ndarray, seed: int, inducing: int, args: argparse.Namespace) -> dict:
     """One seed's figures, per row in nats."""
     began, rows = time.perf_counter(), len(Y)
-    found = gplvm.fit(jax.random.key(seed), Y, args.latent_dim, inducing, max_steps=args.steps, progress=False)
+    options = dict(restarts=args.restarts, max_steps=args.steps, progress=False)
+    found = gplvm.fit(jax.random.key(seed), Y, args.latent_dim, inducing, **options)
     figures = {
         "inducing": inducing,
         "seed": seed,
