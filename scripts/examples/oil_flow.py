@@ -96,8 +96,9 @@ def draw(fits: dict[str, dict], data: datasets.OilFlow, out: Path) -> None:
     mean, scale = fits[list(fits)[-1]]["reconstruction"]
     worst_last = np.argsort(np.mean((mean - data.Y) ** 2, axis=0) / np.var(data.Y, axis=0))
     shown = [*worst_last[:2], *worst_last[-2:]]  # of twelve alike, the two best and the two worst
+    bounds = {name: fit["fit"].bounds for name, fit in fits.items()}
     figures = {
-        "elbo.png": plots.plot_elbo({name: fit["fit"].bounds for name, fit in fits.items()}, rows=len(data.Y)),
+        "elbo.png": plots.plot_elbo(bounds, rows=len(data.Y), window=1),
         "relevance.png": plots.plot_relevance(
             {name: fit["fit"].relevance for name, fit in fits.items()}, threshold=RELEVANT
         ),
