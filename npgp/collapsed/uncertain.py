@@ -205,13 +205,13 @@ class UncertainInputGP(JointDensity, dist.Distribution):
     def _present(self, y: ArrayLike) -> jax.Array:
         """Observations, checked, with zeros where there is none."""
         y = checks.array(y, "y")
-        checks.require_rows(y, self.event_shape[0], of="inputs")
+        checks.require_rows(y, self.event_shape[0], of="rows of loc")
         mask = self.mask_
         if mask is not None:
             if mask.ndim == 2 and y.shape != mask.shape:
                 raise ValueError(f"y has shape {y.shape}; it must be that of the mask, {mask.shape}.")
             y = jnp.where(mask, y, jnp.zeros((), y.dtype))
-        return checks.observations(y, self.event_shape[0], of="inputs")
+        return checks.observations(y, self.event_shape[0], of="rows of loc")
 
     def sample(self, key, sample_shape=()):
         """Joint draws of inputs, function and noise, at O(N³) for each."""
