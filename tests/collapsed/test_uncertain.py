@@ -355,7 +355,9 @@ def test_refusals(change, error, words):
         UncertainInputGP(**given).log_prob(Y)
 
 
-@pytest.mark.parametrize("y, words", [(Y[:, :3], "y has shape .*7 rows of loc"), (np.where(Y > 0, np.nan, Y), "y has NaN")])
+@pytest.mark.parametrize(
+    "y, words", [(Y[:, :3], "y has shape .*7 rows of loc"), (np.where(Y > 0, np.nan, Y), "y has NaN")]
+)
 def test_condition_refuses(y, words):
     with pytest.raises(ValueError, match=words):
         UncertainInputGP(RBF(), LOC, SCALE, Z, 0.1).condition(y)
