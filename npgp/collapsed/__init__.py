@@ -8,6 +8,7 @@ from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, upper_b
 from npgp.collapsed.lengthscales import ShorterLengthscales, shorter_lengthscales
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
+from npgp.variational.row_sites import Sites
 
 __all__ = [
     "Advice",
@@ -20,6 +21,7 @@ __all__ = [
     "PsiStatistics",
     "RowNoise",
     "ShorterLengthscales",
+    "Sites",
     "UncertainInputGP",
     "certificate",
     "collapsed_bound",

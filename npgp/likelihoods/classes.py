@@ -11,6 +11,7 @@ import numpy as np
 
 from npgp import checks, linalg
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
+from npgp.likelihoods.logistic import expected_softplus
 from npgp.likelihoods.numerics import LOG_CDF, floats
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.programs.later import see_later
@@ -31,8 +32,9 @@ class Bernoulli(Likelihood):
         probability, _ = npgp.Bernoulli().moments(mean=0.0, variance=4.0)
         np.testing.assert_allclose(probability, 0.5, rtol=1e-5)
 
-    :param link: "logit" or "probit" (averages and moments in closed form).
-    :param num_nodes: nodes of the quadrature.
+    :param link: "logit" (expectations by a short sum, exact to rounding), or "probit" (averages and moments in closed
+        form).
+    :param num_nodes: nodes of the quadrature, for the rest.
     :raises ValueError: for another link, or no nodes.
     """
 
@@ -50,6 +52,12 @@ class Bernoulli(Likelihood):
     def log_prob(self, f, y):
         f, y = floats(f, y)
         return LOG_CDF[self.link]((2 * y - 1) * f)
+
+    def expected_log_prob(self, y, mean, variance):
+        if self.link != "logit":
+            return super().expected_log_prob(y, mean, variance)
+        y, mean, variance = floats(y, mean, variance)
+        return -expected_softplus((1 - 2 * y) * mean, variance)
 
     def sample(self, rng_key, f):
         return jax.random.bernoulli(rng_key, jnp.exp(self.log_prob(f, 1))).astype(int)

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from npgp.checks import positive_fields
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.continuous import Gamma
+from npgp.likelihoods.logistic import expected_softplus
 from npgp.likelihoods.numerics import floats, log_link_moments, log_softplus
 from npgp.likelihoods.quadrature import NUM_NODES, hermite_moments
 from npgp.pytrees import pytree, static
@@ -96,7 +97,7 @@ class NegativeBinomial(Likelihood):
         assert counts.log_prob(0.0, 3.0) < 0.0
 
     :param concentration: positive; Poisson in the limit of large values.
-    :param num_nodes: nodes of the quadrature.
+    :param num_nodes: nodes of the quadrature of log-marginals; expectations are a short sum, exact to rounding.
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
@@ -114,8 +115,16 @@ class NegativeBinomial(Likelihood):
     def log_prob(self, f, y):
         f, y, r = floats(f, y, self.concentration)
         logit = f - jnp.log(r)
-        log_choose = gammaln(y + r) - gammaln(r) - gammaln(y + 1)
-        return log_choose + y * logit - (y + r) * softplus(logit)
+        return self._log_choose(y, r) + y * logit - (y + r) * softplus(logit)
+
+    def expected_log_prob(self, y, mean, variance):
+        y, mean, variance, r = floats(y, mean, variance, self.concentration)
+        logit = mean - jnp.log(r)
+        return self._log_choose(y, r) + y * logit - (y + r) * expected_softplus(logit, variance)
+
+    @staticmethod
+    def _log_choose(y, r):
+        return gammaln(y + r) - gammaln(r) - gammaln(y + 1)
 
     def sample(self, rng_key, f):
         rate_key, count_key = jax.random.split(rng_key)

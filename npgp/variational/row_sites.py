@@ -15,7 +15,7 @@ found together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,7 +46,12 @@ Expected = Callable[[jax.Array, jax.Array], jax.Array]
 
 class Sites(NamedTuple):
     """
-    Pseudo-observations.
+    Pseudo-observations of the rows' latent values, which make q(ε): what ``CollapsedGP.sites`` returns.
+
+    .. code-block:: python
+
+        sites = npgp.CollapsedGP(kernel, X, Z, npgp.Bernoulli()).sites(y > 0.0)
+        assert sites.precision.shape == sites.shift.shape == (len(X),)
 
     :param precision: β_n, (..., N); below 0 where the likelihood curves upward.
     :param shift: β_n times the response, (..., N).
@@ -54,6 +59,10 @@ class Sites(NamedTuple):
 
     precision: jax.Array
     shift: jax.Array
+
+    def moved_by(self, offset: jax.Array | float) -> Sites:
+        """Those of f + offset, given those of f."""
+        return Sites(self.precision, self.shift + self.precision * offset)
 
     def towards(self, other: Sites, rate: jax.Array) -> Sites:
         """Part of the way to other sites."""
@@ -65,16 +74,24 @@ class Found(NamedTuple):
     The end of a search.
 
     :param q: mean and scale of each block.
+    :param sites: where a further step would lead.
     :param to_go: nats by which a further step would move q(ε), to second order: about what the ELBO may still lack.
     """
 
     q: tuple[Scaled, ...]
+    sites: Sites
     to_go: jax.Array
+
+
+class _Solved(NamedTuple):
+    means: jax.Array  # of all blocks, stacked
+    factors: tuple[Any, ...]  # of each S_i⁻¹, (..., M, M), or its diagonal's root (..., M); None if it is mean-only
 
 
 class _State(NamedTuple):
     sites: Sites
     target: Sites  # where a whole step leads
+    solved: _Solved
     mean: jax.Array
     variance: jax.Array
     elbo: jax.Array
@@ -101,10 +118,11 @@ def search(
     value_and_slopes = jax.value_and_grad(expected, argnums=(0, 1))
 
     def at(sites: Sites) -> _State:
-        mean, variance, kl = _moments(A, kinds, sites)
+        solved = _solve(A, kinds, sites)
+        mean, variance, kl = _moments(A, kinds, sites, solved)
         value, (slope, by_variance) = value_and_slopes(mean, variance)
         precision = -2.0 * by_variance
-        return _State(sites, Sites(precision, slope + precision * mean), mean, variance, value - kl)
+        return _State(sites, Sites(precision, slope + precision * mean), solved, mean, variance, value - kl)
 
     def step(carry):
         count, state, rate, before = carry
@@ -136,10 +154,10 @@ def search(
         return (carry[0] <= max_steps) & ~(carry[3] <= tolerance)
 
     one = jnp.ones((), ahead.shift.dtype)
-    zeros = jnp.zeros_like(ahead.shift)
-    nowhere = _State(Sites(zeros, zeros), ahead, zeros, zeros, -jnp.inf * one)
+    nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, ahead))
+    nowhere = nowhere._replace(target=ahead, elbo=-jnp.inf * one)
     _, state, _, to_go = lax.while_loop(unfinished, step, (0, nowhere, one, jnp.inf * one))
-    return Found(posterior(A, kinds, state.sites), to_go)
+    return Found(_blocks(A, kinds, state.solved), state.target, to_go)
 
 
 def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array, offset) -> Sites:
@@ -169,7 +187,7 @@ def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, varianc
 
     f = lax.fori_loop(0, MODE_ITERATIONS, newton, mean)
     slope, curvature = slopes(f)
-    return Sites(curvature, slope + curvature * (f - offset))
+    return Sites(curvature, slope + curvature * f).moved_by(-offset)
 
 
 def _next_rate(old: _State, new: _State, taken: jax.Array) -> jax.Array:
@@ -202,12 +220,8 @@ def _length(old: _State, new: _State) -> jax.Array:
     return 0.5 * jnp.abs(jnp.sum(total))
 
 
-def _solve(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites):
-    """
-    The stacked means, and each block's factor of S_i⁻¹: (..., M, M), or its diagonal's root (..., M).
-
-    NaN where the sites give no q: without jitter, which would make it another.
-    """
+def _solve(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites) -> _Solved:
+    """The q(ε) that sites give; NaN where they give none: without jitter, which would make it another."""
     stacked = jnp.concatenate(A, axis=-2)
     weighted = stacked * sites.precision[..., None, :]
     B = linalg.matmul(weighted, jnp.swapaxes(stacked, -1, -2)) + jnp.eye(stacked.shape[-2], dtype=stacked.dtype)
@@ -227,12 +241,14 @@ def _solve(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites):
         else:
             factors.append(None)
         first = end
-    return means, factors
+    return _Solved(means, tuple(factors))
 
 
-def _moments(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _moments(
+    A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites, solved: _Solved
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Mean and variance that ε gives the rows, and KL[q(ε) ‖ p(ε)]."""
-    means, factors = _solve(A, kinds, sites)
+    means, factors = solved
     mean = linalg.matmul(means[..., None, :], jnp.concatenate(A, axis=-2))[..., 0, :]
     variance = jnp.zeros_like(mean)
     kl = 0.5 * jnp.sum(jnp.square(means))
@@ -248,9 +264,9 @@ def _moments(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites) -> tupl
     return mean, variance, kl
 
 
-def posterior(A: Sequence[jax.Array], kinds: Sequence[str], sites: Sites) -> tuple[Scaled, ...]:
-    """Mean and scale of each block of the q(ε) that sites give; the scale of a mean-only block is 1, (M,)."""
-    means, factors = _solve(A, kinds, sites)
+def _blocks(A: Sequence[jax.Array], kinds: Sequence[str], solved: _Solved) -> tuple[Scaled, ...]:
+    """Mean and scale of each block; the scale of a mean-only block is 1, (M,)."""
+    means, factors = solved
     blocks, first = [], 0
     for A_i, factor, kind in zip(A, factors, kinds, strict=True):
         mean = means[..., first : first + A_i.shape[-2]]

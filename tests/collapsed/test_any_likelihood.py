@@ -257,3 +257,98 @@ def test_what_cannot_be_is_said():
         _ = CollapsedGP(models.kernel(), X, Z, npgp.Poisson()).noise_variance
     with pytest.warns(RuntimeWarning, match="after 1 steps another would move"):
         CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), max_steps=1).condition(100.0 * COUNTS)
+
+
+@pytest.mark.parametrize("name", ["Poisson", "Bernoulli", "Softmax"])
+def test_sites_of_other_hyperparameters_as_a_start(float64, name):
+    """The same bound, gradient and posterior; and much nearer after a step than without, though the offset differs."""
+    likelihood, y = LIKELIHOODS[name]
+
+    @models.compiled
+    def found(y):
+        start = collapsed(likelihood, kernel=npgp.RBF(1.1, variance=2.0), offset=0.3).sites(y)
+
+        def bound(lengthscale, start):
+            return collapsed(likelihood, kernel=npgp.RBF(lengthscale), offset=-0.2, start=start).log_prob(y)
+
+        there = collapsed(likelihood, kernel=npgp.RBF(0.7), offset=-0.2)
+        one_step = [
+            collapsed(likelihood, kernel=npgp.RBF(0.7), start=sites, max_steps=1).shortfall(y)
+            for sites in (there.sites(y), None)
+        ]
+        moments = [
+            gp.condition(y).mean_and_variance(gp.X)
+            for gp in (there, collapsed(likelihood, kernel=npgp.RBF(0.7), offset=-0.2, start=start))
+        ]
+        return [jax.value_and_grad(bound)(0.7, s) for s in (None, start)], moments, one_step
+
+    bounds, moments, (shortfall, without) = found(jnp.asarray(y))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8), *bounds)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *moments)
+    # Softmax knows differences alone: what is added to all its latent values moves the sites as well.
+    assert likelihood.num_latents > 1 or shortfall < 0.1 * without
+
+
+def test_sites_are_pseudo_observations(float64):
+    """Gaussian ones given which the exact posterior is the best q(ε); for Gaussian noise, the observations."""
+    likelihood, y = LIKELIHOODS["Poisson"]
+
+    @models.compiled
+    def both(y):
+        gp = collapsed(likelihood, offset=0.4)
+        sites = gp.sites(y)
+        as_noise = collapsed(npgp.Gaussian(variance=1.0 / sites.precision), offset=0.4)
+        gaussian = collapsed(npgp.Gaussian(variance=0.3)).sites(y)
+        return [
+            g.condition(v).mean_and_variance(g.X) for g, v in ((gp, y), (as_noise, sites.shift / sites.precision))
+        ], gaussian
+
+    moments, gaussian = both(jnp.asarray(y))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), *moments)
+    np.testing.assert_allclose(gaussian.precision, np.full(8, 1.0 / 0.3))
+    np.testing.assert_allclose(gaussian.shift, y / 0.3)
+
+
+def test_sites_of_outputs_with_kernels_of_their_own(float64):
+    y = jnp.stack([jnp.asarray(COUNTS), jnp.asarray(COUNTS[::-1].copy())])
+    lengthscale = jnp.array([[0.5], [1.5]])
+
+    @models.compiled
+    def found(y):
+        own = CollapsedGP(
+            npgp.RBF(lengthscale), jnp.asarray(models.X.copy()), jnp.asarray(models.Z.copy()), npgp.Poisson(), outputs=2
+        )
+        sites = own.sites(y)
+        again = CollapsedGP(
+            npgp.RBF(lengthscale),
+            own.X,
+            jnp.asarray(models.Z.copy()),
+            npgp.Poisson(),
+            outputs=2,
+            start=sites,
+            max_steps=1,
+        )
+        return sites, own.log_prob(y), again.log_prob(y)
+
+    sites, bound, again = found(y)
+    assert sites.precision.shape == (2, 8)
+    np.testing.assert_allclose(again, bound, rtol=1e-9)
+
+
+def test_a_wide_tolerance_costs_what_it_says(float64):
+    likelihood, y = LIKELIHOODS["Bernoulli"]
+    best, rough = (collapsed(likelihood, tolerance=tolerance).log_prob(jnp.asarray(y)) for tolerance in (None, 1e-2))
+    assert 0.0 <= best - rough < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"start": np.ones(8)}, TypeError, "must be what CollapsedGP"),
+        ({"start": npgp.variational.row_sites.Sites(np.ones(7), np.ones(7))}, ValueError, "X has 8 rows"),
+        ({"tolerance": 0.0}, ValueError, "tolerance is 0.0; it must be positive"),
+    ],
+)
+def test_misuse_of_starts(options, error, words):
+    with pytest.raises(error, match=words):
+        collapsed(npgp.Poisson(), **options)

@@ -99,14 +99,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--simulated", action="store_true", help="blurred spots in place of digits, which need no file")
     shared_options(parser)
     args = parser.parse_args(argv)
+    defaults: dict[str, Any] = {"natural": 0.0}
     if args.quick:
-        defaults = {"splits": 1, "inducing": [8], "steps": 20, "rows": 100, "batch_size": 50, "learning_rate": 0.05}
+        defaults |= {"splits": 1, "inducing": [8], "steps": 20, "rows": 100, "batch_size": 50, "learning_rate": 0.05}
         args.simulated = True
     elif args.full:
-        defaults = {"splits": 3, "inducing": [256, 512, 1024, 2048], "steps": 20_000, "batch_size": 1024}
+        defaults |= {"splits": 3, "inducing": [256, 512, 1024, 2048], "steps": 20_000, "batch_size": 1024}
         defaults["learning_rate"] = 0.01
     else:
-        defaults = {"splits": 2, "inducing": [100, 200], "steps": 600, "rows": 5000, "batch_size": 256}
+        defaults |= {"splits": 2, "inducing": [100, 200], "steps": 600, "rows": 5000, "batch_size": 256}
         defaults["learning_rate"] = 0.02
     return with_defaults(parser, args, defaults)
 
@@ -270,7 +271,7 @@ def fit(program: Program, method: Method, data: Rows, Z: np.ndarray, likelihood:
 
 def run(args: argparse.Namespace) -> Records:
     """Fit what the file does not have."""
-    names = ("likelihood", "steps", "batch_size", "learning_rate", "float64", "seed", "simulated")
+    names = ("likelihood", "steps", "batch_size", "learning_rate", "natural", "float64", "seed", "simulated")
     settings = {name: getattr(args, name) for name in names}
     records = Records(args.json, settings | {"most_rows": args.rows, "most_test_rows": args.test_rows})
 

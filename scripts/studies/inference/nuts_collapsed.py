@@ -42,6 +42,8 @@ import npgp
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, clock, command, table, whole, write_json
 
+#: Nats to which NUTS needs the bound.
+TOLERANCE = 1e-3
 HYPERPARAMETERS = ("lengthscale", "variance", "level")
 
 
@@ -52,6 +54,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--points", type=whole, nargs="+", default=[30], help="numbers of inducing points")
     add("--warmup", type=whole, default=300)
     add("--draws", type=whole, default=300, help="of each turn")
+    add("--accept", type=float, default=0.9, help="acceptance that NUTS adapts its steps to")
     add("--turns", type=whole, default=2, help="runs of each sampler, with keys of their own")
     parser.shared("quick", "json", "cpu-time", "float64", seed=0, rows=500)
     quick = {"data": ["counts"], "points": [4], "warmup": 5, "draws": 8, "turns": 1, "rows": 20}
@@ -96,9 +99,18 @@ def whole_model(X, y, Z, likelihood):
         npgp.observe("y", f(X) + level, likelihood(), obs=y)
 
 
-def collapsed_model(X, y, Z, likelihood):
+def collapsed_model(X, y, Z, likelihood, start=None):
     kernel, level = kernel_and_level(X, likelihood is npgp.Poisson)
-    numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, likelihood=likelihood(), offset=level), obs=y)
+    options = {} if start is None else {"start": start, "tolerance": TOLERANCE}
+    numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, likelihood=likelihood(), offset=level, **options), obs=y)
+
+
+def sites_at_the_mode(X, y, Z, likelihood):
+    """What the search for q(ε) begins with: pseudo-observations at the mode of the hyperparameters."""
+    found = npgp.fit_collapsed(jax.random.key(0), collapsed_model, X, y, Z, likelihood, progress=False).params
+    kernel = npgp.Matern32(found["lengthscale_auto_loc"], variance=found["variance_auto_loc"])
+    level = found.get("level_auto_loc", 0.0)
+    return npgp.CollapsedGP(kernel, X, Z, likelihood=likelihood(), offset=level).sites(y)
 
 
 #: Each sampler's model, and what the hyperparameters' mass matrix is to be, given their names.
@@ -118,7 +130,7 @@ class Sampler:
 
     def __init__(self, model: Callable, dense: Any, data: tuple, args: argparse.Namespace):
         self._clock = clock(args.cpu_time)
-        kernel = NUTS(model, target_accept_prob=0.9, dense_mass=dense)
+        kernel = NUTS(model, target_accept_prob=args.accept, dense_mass=dense)
         options = dict(num_warmup=args.warmup, num_samples=args.draws, progress_bar=False)
 
         @jax.jit
@@ -177,8 +189,10 @@ def compare(name: str, points: int, args: argparse.Namespace) -> dict[str, Any]:
     Z = npgp.inducing.kmeans(jax.random.key(args.seed), np.asarray(X), points)
     data = (X, y, jnp.asarray(Z, X.dtype))
     names = HYPERPARAMETERS if likelihood is npgp.Poisson else HYPERPARAMETERS[:2]
+    given: dict[str, dict[str, Any]] = {how: {} for how in SAMPLERS}
+    given["collapsed"]["start"] = sites_at_the_mode(*data, likelihood)
     samplers = {
-        how: Sampler(partial(model, likelihood=likelihood), dense(names), data, args)
+        how: Sampler(partial(model, likelihood=likelihood, **given[how]), dense(names), data, args)
         for how, (model, dense) in SAMPLERS.items()
     }
     for turn in range(args.turns):

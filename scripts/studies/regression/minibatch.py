@@ -79,6 +79,7 @@ def shared_options(parser: Arguments) -> None:
         out=dict(help="folder of the picture (out)"),
         json=dict(help="write every fit to this file, and do not repeat those it has"),
     )
+    parser.add_argument("--natural", type=float, help="rate of natural gradients for q(ε); 0 for Adam there too")
     setting = parser.add_mutually_exclusive_group()
     setting.add_argument("--quick", action="store_true", help="few rows, points and steps: a check that it runs")
     setting.add_argument("--full", action="store_true", help="the paper's sizes, for an accelerator")
@@ -197,7 +198,7 @@ class Program:
 
     :param model: a model ``(X, y, mask, *, size)`` whose parameters all have values in the start of :meth:`train`.
     :param rows: training rows, N.
-    :param args: steps, batch_size and learning_rate.
+    :param args: steps, batch_size, learning_rate and natural.
     :param chunk: rows at a time for the ELBO of all.
     """
 
@@ -205,6 +206,8 @@ class Program:
         self.model, self.guide, self.chunk = model, npgp.AutoSparseGP(model), chunk
         self.steps, self.batch_size = args.steps, min(args.batch_size, rows)
         optimizer = npgp.adam(args.learning_rate, args.steps)
+        if args.natural:
+            optimizer = npgp.natural_gradient(args.natural, optimizer)
         self.svi = SVI(self.model, self.guide, optimizer, TraceMeanField_ELBO(), size=rows)
         self._init = jax.jit(self.svi.init)  # operation by operation this takes seconds
         self._elbo = elbo_of_chunks(self.model, self.guide)

@@ -1,0 +1,63 @@
+"""Normal averages of softplus and of its derivatives, against dense sums."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import special, stats
+
+from npgp.likelihoods.logistic import NODES, expected_logistic, expected_softplus, kolmogorov_rule
+
+Z, STEP = np.linspace(-12.0, 12.0, 24001, retstep=True)
+MASS = stats.norm.pdf(Z) * STEP
+
+ours = jax.jit(
+    lambda mean, variance: (
+        expected_softplus(mean, variance),
+        expected_logistic(mean, variance),
+        jax.grad(expected_softplus)(mean, variance),
+        2.0 * jax.grad(expected_softplus, 1)(mean, variance),
+        jax.grad(jax.grad(expected_softplus))(mean, variance),
+        2.0 * jax.grad(expected_logistic, 1)(mean, variance),
+        jax.grad(jax.grad(expected_logistic))(mean, variance),
+    )
+)
+
+
+def dense(mean: float, variance: float) -> np.ndarray:
+    """The same: softplus, its slope twice, its curvature twice, and its third derivative twice."""
+    f = mean + np.sqrt(variance) * Z
+    p, q = special.expit(f), special.expit(-f)
+    softplus, slope, curvature, third = (MASS @ values for values in (np.logaddexp(0.0, f), p, p * q, p * q * (q - p)))
+    return np.array([softplus, slope, slope, curvature, curvature, third, third])
+
+
+@settings(deadline=None, max_examples=100)
+@example(0.0, 0.0)
+@example(0.0, 1e-8)
+@given(st.floats(-60.0, 60.0), st.floats(0.0, 400.0))
+def test_averages_are_exact_whatever_the_variance(mean, variance):
+    expected = dense(mean, variance)
+    with jax.enable_x64(True):
+        wide = ours(mean, variance)
+    np.testing.assert_allclose(wide, expected, rtol=1e-14, atol=3e-12)
+    narrow = np.array(ours(jnp.float32(mean), jnp.float32(variance)))
+    # A derivative of the rule's error is larger than the error; that of the mean's rounding grows with it.
+    bounds = 1e-6 + 2e-7 * abs(expected)
+    assert narrow.dtype == np.float32 and np.all(np.abs(narrow - expected) < bounds)
+
+
+@pytest.mark.parametrize("num_nodes", NODES.values())
+def test_the_rule_is_gauss_for_kolmogorov(num_nodes):
+    squares, weights = kolmogorov_rule(num_nodes)
+    assert np.all(weights > 0.0)  # so that what stands for softplus is convex
+    np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-13)
+    # Marsaglia, Tsang & Wang 2003: E K = √(π/2) log 2, E K² = π²/12.
+    np.testing.assert_allclose(weights @ squares, np.pi**2 / 12.0, rtol=1e-8)
+    np.testing.assert_allclose(weights @ np.sqrt(squares), np.sqrt(np.pi / 2.0) * np.log(2.0), rtol=1e-8)
+
+
+def test_far_tails_are_those_of_the_logistic_function():
+    np.testing.assert_allclose(expected_softplus(jnp.array([500.0, -500.0, 0.0]), 0.0), [500.0, 0.0, np.log(2.0)])
