@@ -82,7 +82,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
     :param jitter: relative jitter tried first.
     :param max_steps: most steps of the search.
     :param tolerance: nats by which a step of the search moves q(ε) at its end, above 0; of about a tenth of that the
-        bound falls short. 1e-6 in float32 and 1e-12 in float64 if omitted; for NUTS 1e-3 will do.
+        bound falls short. 1e-6 in float32 and 1e-12 in float64 if omitted; for NUTS 1e-2 will do.
     :param start: pseudo-observations that the search begins with, as :meth:`sites` returns them for the same
         observations and other hyperparameters: half the steps. Nothing for Gaussian noise.
     :param outputs: the number Q of outputs, where they have a kernel, inducing inputs or noise each: hyperparameters of
@@ -254,7 +254,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
 
             mode = npgp.fit_collapsed(rng_key, model, X, y).params
             start = npgp.CollapsedGP(npgp.RBF(mode["lengthscale_auto_loc"]), X, Z, npgp.Bernoulli()).sites(y)
-            NUTS(model)  # whose CollapsedGP has start=start, tolerance=1e-3
+            NUTS(model)  # whose CollapsedGP has start=start, tolerance=1e-2
 
         :raises ValueError: as for :meth:`condition`.
         """

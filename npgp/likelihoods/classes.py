@@ -32,9 +32,9 @@ class Bernoulli(Likelihood):
         probability, _ = npgp.Bernoulli().moments(mean=0.0, variance=4.0)
         np.testing.assert_allclose(probability, 0.5, rtol=1e-5)
 
-    :param link: "logit" (expectations by a short sum, exact to rounding), or "probit" (averages and moments in closed
-        form).
-    :param num_nodes: nodes of the quadrature, for the rest.
+    :param link: "logit" (expectations exact to rounding, by a mixture of normals) or "probit" (averages and moments in
+        closed form).
+    :param num_nodes: nodes of the quadrature; a mixture of a third as many normals is the same work.
     :raises ValueError: for another link, or no nodes.
     """
 
@@ -57,7 +57,7 @@ class Bernoulli(Likelihood):
         if self.link != "logit":
             return super().expected_log_prob(y, mean, variance)
         y, mean, variance = floats(y, mean, variance)
-        return -expected_softplus((1 - 2 * y) * mean, variance)
+        return -expected_softplus((1 - 2 * y) * mean, variance, self.num_nodes)
 
     def sample(self, rng_key, f):
         return jax.random.bernoulli(rng_key, jnp.exp(self.log_prob(f, 1))).astype(int)

@@ -97,7 +97,8 @@ class NegativeBinomial(Likelihood):
         assert counts.log_prob(0.0, 3.0) < 0.0
 
     :param concentration: positive; Poisson in the limit of large values.
-    :param num_nodes: nodes of the quadrature of log-marginals; expectations are a short sum, exact to rounding.
+    :param num_nodes: nodes of the quadrature; expectations, by a mixture of a third as many normals, are exact to
+        rounding.
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
@@ -120,7 +121,7 @@ class NegativeBinomial(Likelihood):
     def expected_log_prob(self, y, mean, variance):
         y, mean, variance, r = floats(y, mean, variance, self.concentration)
         logit = mean - jnp.log(r)
-        return self._log_choose(y, r) + y * logit - (y + r) * expected_softplus(logit, variance)
+        return self._log_choose(y, r) + y * logit - (y + r) * expected_softplus(logit, variance, self.num_nodes)
 
     @staticmethod
     def _log_choose(y, r):

@@ -74,11 +74,15 @@ class Found(NamedTuple):
     The end of a search.
 
     :param q: mean and scale of each block.
+    :param spread: S_i A_i of each block, (..., M, N); ``None`` if it is mean-only.
+    :param kl: KL[q(ε) ‖ p(ε)], (...).
     :param sites: where a further step would lead.
     :param to_go: nats by which a further step would move q(ε), to second order: about what the ELBO may still lack.
     """
 
     q: tuple[Scaled, ...]
+    spread: tuple[jax.Array | None, ...]
+    kl: jax.Array
     sites: Sites
     to_go: jax.Array
 
@@ -94,6 +98,7 @@ class _State(NamedTuple):
     solved: _Solved
     mean: jax.Array
     variance: jax.Array
+    kl: jax.Array
     elbo: jax.Array
 
 
@@ -122,7 +127,9 @@ def search(
         mean, variance, kl = _moments(A, kinds, sites, solved)
         value, (slope, by_variance) = value_and_slopes(mean, variance)
         precision = -2.0 * by_variance
-        return _State(sites, Sites(precision, slope + precision * mean), solved, mean, variance, value - kl)
+        return _State(
+            sites, Sites(precision, slope + precision * mean), solved, mean, variance, kl, value - jnp.sum(kl)
+        )
 
     def step(carry):
         count, state, rate, before = carry
@@ -157,7 +164,8 @@ def search(
     nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, ahead))
     nowhere = nowhere._replace(target=ahead, elbo=-jnp.inf * one)
     _, state, _, to_go = lax.while_loop(unfinished, step, (0, nowhere, one, jnp.inf * one))
-    return Found(_blocks(A, kinds, state.solved), state.target, to_go)
+    q, spread = _blocks(A, kinds, state.solved), _spread(A, kinds, state.solved)
+    return Found(q, spread, state.kl, state.target, to_go)
 
 
 def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array, offset) -> Sites:
@@ -251,16 +259,16 @@ def _moments(
     means, factors = solved
     mean = linalg.matmul(means[..., None, :], jnp.concatenate(A, axis=-2))[..., 0, :]
     variance = jnp.zeros_like(mean)
-    kl = 0.5 * jnp.sum(jnp.square(means))
+    kl = 0.5 * jnp.sum(jnp.square(means), axis=-1)
     for A_i, factor, kind in zip(A, factors, kinds, strict=True):
         if kind == "dense":
             part = jnp.sum(jnp.square(linalg.solve_lower(factor, _like(factor, A_i))), axis=-2)
             variance = variance + part
             # tr S − M = −Σ β_n s_n, for S⁻¹ = I + A diag(β) Aᵀ
-            kl = kl + 0.5 * (jnp.sum(linalg.log_determinant(factor)) - jnp.sum(sites.precision * part))
+            kl = kl + 0.5 * (linalg.log_determinant(factor) - jnp.sum(sites.precision * part, axis=-1))
         elif kind == "diagonal":
             variance = variance + linalg.matmul((1.0 / jnp.square(factor))[..., None, :], jnp.square(A_i))[..., 0, :]
-            kl = kl + 0.5 * jnp.sum(1.0 / jnp.square(factor) - 1.0 + 2.0 * jnp.log(factor))
+            kl = kl + 0.5 * jnp.sum(1.0 / jnp.square(factor) - 1.0 + 2.0 * jnp.log(factor), axis=-1)
     return mean, variance, kl
 
 
@@ -276,6 +284,18 @@ def _blocks(A: Sequence[jax.Array], kinds: Sequence[str], solved: _Solved) -> tu
         else:
             blocks.append((mean, jnp.ones_like(mean) if factor is None else 1.0 / factor))
     return tuple(blocks)
+
+
+def _spread(A: Sequence[jax.Array], kinds: Sequence[str], solved: _Solved) -> tuple[jax.Array | None, ...]:
+    """S_i A_i of each block."""
+    found: list[jax.Array | None] = []
+    for A_i, factor, kind in zip(A, solved.factors, kinds, strict=True):
+        if kind == "dense":
+            half = linalg.solve_lower(factor, _like(factor, A_i))
+            found.append(linalg.solve_lower(factor, half, transpose=True))
+        else:
+            found.append(None if factor is None else A_i / jnp.square(factor)[..., None])
+    return tuple(found)
 
 
 def _like(factor: jax.Array, A: jax.Array) -> jax.Array:

@@ -150,4 +150,4 @@ def test_what_cannot_be_asked_for(benchmark, capsys):
             benchmark.parse(wrong)
     assert "positive even" in capsys.readouterr().err
     full = benchmark.parse(["--full"])
-    assert full.inducing == [256, 512, 1024] and len(full.sets) == 6
+    assert full.inducing == [256, 512, 1024] and len(full.sets) == 3
