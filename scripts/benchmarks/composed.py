@@ -45,6 +45,8 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "npgp, tight": ("npgp", {"conditional": "tight"}),
     "GPyTorch": ("gpytorch", {}),
 }
+#: The same when trained, and with natural gradients for q(ε), which only npgp has for such models.
+TRAINED = MIXTURES | {"npgp, tight, natural": ("npgp", {"conditional": "tight", "natural": 0.1})}
 #: Width of the inner layer, M of both layers, rows of a step, draws: of 8 inputs.
 DEEP_CASES = (
     *((8, M, 256, draws) for M in (50, 100, 200) for draws in (1, 5)),
@@ -152,7 +154,7 @@ def fits(bench: benchmark.Bench) -> list[dict[str, Any]]:
         file = composed_problems.save(bench.folder / "fit.npz", mixed(bench, functions, inducing, seed))
         for rate in args.learning_rates:
             row: dict[str, Any] = {"seed": seed, "learning_rate": rate, "log_density": {}, "seconds": {}}
-            for name, (library, options) in MIXTURES.items():
+            for name, (library, options) in TRAINED.items():
                 process = bench.one(library)
                 if process is None:
                     continue

@@ -31,6 +31,7 @@ class Composed:
     :param batch_size: rows of a step.
     :param conditional: of what is observed.
     :param draws: of what is between layers, for each row.
+    :param natural: rate of natural gradients for q(ε); Adam there too if omitted.
     """
 
     def __init__(
@@ -40,12 +41,16 @@ class Composed:
         conditional: str = "prior",
         learning_rate: float = LEARNING_RATE,
         draws: int = 1,
+        natural: float | None = None,
     ):
         data = composed_problems.load(arrays, np.dtype(jnp.result_type(float)))
         self.start, self.conditional = {name: jnp.asarray(value) for name, value in data.items()}, conditional
         self.guide, self.batch_size = npgp.AutoSparseGP(self.model), batch_size
         loss = TraceMeanField_ELBO(num_particles=draws)
-        self.svi = SVI(self.model, self.guide, npgp.adam(learning_rate), loss)
+        optimizer = npgp.adam(learning_rate)
+        if natural is not None:
+            optimizer = npgp.natural_gradient(natural, optimizer)
+        self.svi = SVI(self.model, self.guide, optimizer, loss)
         self.fit = Fit(self.svi, *self.rows(), init_params=self.q(), batch_size=batch_size)
         self.advance = self.fit.advance
 
