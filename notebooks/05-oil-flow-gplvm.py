@@ -58,8 +58,8 @@ print(f"{Y.shape[0]} rows of {Y.shape[1]} measurements; {', '.join(class_names)}
 #
 # `npgp.gplvm.fit` needs no start and no rates: starts of several widths race on the collapsed bound, which has q(u) at
 # its optimum and no noise, by L-BFGS, and the best goes on until it has converged. There are more latent dimensions
-# than are needed, ten: each has a lengthscale of its own in the kernel, and those that explain nothing are switched off by
-# their lengthscales growing long. `tight`, the default, is the conditional of Bui, Ashman & Turner (2025).
+# than are needed, ten: each has a lengthscale of its own in the kernel, and those that explain nothing are switched off
+# by their lengthscales growing long. `tight`, the default, is the conditional of Bui, Ashman & Turner (2025).
 
 # %%
 num_inducing, steps = (6, 30) if SMALL else (25, 6000)
@@ -168,8 +168,9 @@ print(f"90% intervals hold {np.mean(np.abs(hidden) < 1.645 * np.sqrt(variance[~s
 #
 # With an encoder, q(x) is computed from the row by a network: parameters do not grow with the data, and new rows need
 # no search. The prior of x is a choice as well. Here a few rows have labels: the rows of a class share a Gaussian of
-# their own, those without a label have N(0, I). Such models are trained by SVI, from a start at the principal components
-# (`npgp.gplvm.pca_start`), which ends lower than the climb of the collapsed bound; so here all are trained so.
+# their own, those without a label have N(0, I). Such models are trained by SVI, from a start at the principal
+# components (`npgp.gplvm.pca_start`), which ends lower than the climb of the collapsed bound; so here all are trained
+# so.
 
 # %%
 some = np.where(np.arange(rows) % 10 == 0, labels, -1)
