@@ -184,22 +184,27 @@ def test_the_jitter_used_has_no_derivative(x64):
 
 
 @pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize("columns", [1, 9])
-def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(x64, monkeypatch, transpose, columns):
+@pytest.mark.parametrize(("rows", "columns"), [(7, 1), (7, 9), (8, 9)])
+def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
+    x64, monkeypatch, transpose, rows, columns
+):
     monkeypatch.setattr(linalg, "SUBSTITUTED", 0)
     monkeypatch.setattr(linalg, "LARGEST_BLOCK", 2)  # 7 rows are four blocks, the last of which is smaller
+    monkeypatch.setattr(linalg, "LOOPED", 4)  # 8 rows are a loop of two loops
     rng = np.random.default_rng(0)
-    K = np.stack([random_psd(seed, 7, x64) for seed in range(2)])
-    B, weight = rng.normal(size=(2, 2, 7, columns)).astype(x64)
-    bar = rng.normal(size=(7, 7)).astype(x64)
-    tangent = np.stack([random_psd(seed, 7, x64) for seed in (2, 3)]), B[::-1]
+    K = np.stack([random_psd(seed, rows, x64) for seed in range(2)])
+    B, weight = rng.normal(size=(2, 2, rows, columns)).astype(x64)
+    bar = rng.normal(size=(rows, rows)).astype(x64)
+    tangent = np.stack([random_psd(seed, rows, x64) for seed in (2, 3)]), B[::-1]
 
     def ours(K, B, weight):
         L, _ = linalg.cholesky(K)
         return jnp.sum(weight * jnp.sin(linalg.solve_lower(L, B, transpose=transpose))) + jnp.sum(bar * L)
 
     def plain(K, B, weight):
-        L = jnp.linalg.cholesky(K + linalg.default_jitter(K.dtype) * jnp.mean(jnp.diagonal(K)) * jnp.eye(7, dtype=x64))
+        L = jnp.linalg.cholesky(
+            K + linalg.default_jitter(K.dtype) * jnp.mean(jnp.diagonal(K)) * jnp.eye(rows, dtype=x64)
+        )
         solved = jax.scipy.linalg.solve_triangular(L, B, lower=True, trans=int(transpose))
         return jnp.sum(weight * jnp.sin(solved)) + jnp.sum(bar * L)
 
