@@ -44,7 +44,7 @@ LEAST_GAIN = 0.05
 
 
 class Split(NamedTuple):
-    """Standardized rows; the last are the test targets as they would be observed, with outliers where there are any."""
+    """Standardized rows; the last are the test targets with outliers, where the training rows have any."""
 
     X: np.ndarray
     y: np.ndarray
@@ -56,7 +56,7 @@ class Split(NamedTuple):
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     add = parser.add_argument
-    add("--sets", nargs="+", choices=list(SIZES), default=list(SIZES))
+    add("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     add("--splits", type=whole, default=5, help="how many of the train/test splits")
     add("--rounds", type=whole, default=1, help="so often each is searched for from the other's end")
     add("--df", type=float, default=4.0, help="degrees of freedom of the noise")
@@ -98,9 +98,8 @@ def simulated(split: int, args: argparse.Namespace) -> Split:
     return Split(X[: args.rows], outliers(y[: args.rows], rng), X[args.rows :], test, outliers(test, rng))
 
 
-LOADERS = {"motorcycle": motorcycle, "concrete": concrete}
-#: Numbers of inducing points: so few that what they leave matters.
-SIZES = {"motorcycle": (6, 10), "concrete": (32, 64)}
+#: How to load each set, and numbers of inducing points, so few that what they leave matters.
+SETS = {"motorcycle": (motorcycle, (6, 10)), "concrete": (concrete, (32, 64))}
 
 
 def gp_at(values: dict[str, Any], X, df, conditional: str, **options: Any) -> npgp.CollapsedGP:
@@ -127,11 +126,10 @@ def predict(values, X, y, df, X_new, conditional: str):
 
 def fits(name: str, split: int, M: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Of both conditionals: the better end of two searches, and its figures."""
-    data = (simulated if args.quick else LOADERS[name])(split, args)
+    data = (simulated if args.quick else SETS[name][0])(split, args)
     X, y = jnp.asarray(data.X), jnp.asarray(data.y)
-    key = jax.random.key(args.seed)
+    key, options = jax.random.key(args.seed), {"max_steps": args.steps, "tolerance": LEAST_GAIN, "progress": False}
     Z = jnp.asarray(npgp.inducing.kmeans(key, data.X, M), X.dtype)
-    options = {"max_steps": args.steps, "tolerance": LEAST_GAIN, "progress": False}
 
     def search(conditional: str, start: dict[str, Any] | None = None) -> tuple[float, dict[str, Any]]:
         stated = partial(model, df=args.df, conditional=conditional)
@@ -158,7 +156,7 @@ def fits(name: str, split: int, M: int, args: argparse.Namespace) -> list[dict[s
             "mae": float(np.mean(error)),
             "scale": float(values["scale"]),
         }
-        found.append({"set": name, "M": M, "split": split, "conditional": which, **figures})
+        found.append({"set": name, "M": M, "split": split, "conditional": which} | figures)
     return found
 
 
@@ -204,7 +202,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     report: dict[str, Any] = {"command": command(__file__, argv), "fits": []}
     with one_blas_thread():
         for name, split in itertools.product(args.sets, range(args.splits)):
-            for M in (4,) if args.quick else SIZES[name]:
+            for M in (4,) if args.quick else SETS[name][1]:
                 report["fits"] += (pair := fits(name, split, M, args))
                 told = ", ".join(f"{f['conditional']} {f['bound']:.4f} and {f['log_likelihood']:.4f}" for f in pair)
                 print(f"{name}, split {split}, M = {M}: bound per row and test log-likelihood {told}", flush=True)
