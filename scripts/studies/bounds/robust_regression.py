@@ -36,8 +36,8 @@ from studies.shared import learned, summarize, summary_table
 CONDITIONALS = ("prior", "tight")
 #: Of outliers: how many, and their standard deviation in units of the clean target's.
 SHARE, OUTLIER = 0.1, 5.0
-#: Of the search for q(ε) while hyperparameters are fitted: for ``tight`` it comes no nearer than 1e-3 to 1e-2 nats, as
-#: each row's term is the least of several, and to try takes most of the time. Bounds reported are without these limits.
+#: Of the search for q(ε) while hyperparameters are fitted: for ``tight`` it came no nearer than 1e-3 to 3e-2
+#: nats here, and to try takes most of the time. Bounds and predictions reported are without these limits.
 ROUGH = {"max_steps": 12, "tolerance": 1e-2}
 #: Nats that 50 steps of L-BFGS must gain: below that it would follow what the rough search leaves.
 LEAST_GAIN = 0.05
