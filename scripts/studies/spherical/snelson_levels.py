@@ -141,11 +141,9 @@ def study(X: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> dict[str, A
 
 
 def show(report: dict[str, Any], args: argparse.Namespace) -> None:
-    print(
-        f"{args.kernel}, {args.units}, '{args.conditional}'. Log evidence of the exact GP: {report['exact']:.2f} nats"
-    )
+    print(f"{args.kernel}, {args.units}, '{args.conditional}'; exact log evidence {report['exact']:.2f}\n")
     for kind, found in report["harmonics"].items():
-        print(f"{kind}: {found['levels']} in common, {found['harmonics']} harmonics, with bound {found['bound']:.2f}")
+        print(f"{kind}: {found['levels']} in common, {found['harmonics']} harmonics, bound {found['bound']:.2f}\n")
     tables = {"bound": "Bound, in nats", "few": "Relative throughput, Snelson's rows"}
     for figure, title in (tables | {"many": f"Relative throughput, {args.rows} rows"}).items():
         lines: dict[tuple, list] = {}
@@ -153,7 +151,7 @@ def show(report: dict[str, Any], args: argparse.Namespace) -> None:
             value = np.median(fit[figure] or np.nan)  # not fitted, but timed; and of quartiles, the median
             lines.setdefault((fit["M"], fit["first"]), []).append("" if np.isnan(value) else f"{value:.2f}")
         rows = [[*key, *values] for key, values in lines.items() if any(values)]
-        print(f"\n{title}\n\n{table(['M', 'first block', 'M', 'M + M points', '2M'], rows, left=(1,), markdown=True)}")
+        print(f"{title}\n\n{table(['M', 'first block', 'M', 'M + M points', '2M'], rows, left=(1,), markdown=True)}\n")
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
