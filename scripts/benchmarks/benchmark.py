@@ -72,7 +72,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         library, _, path = given.partition("=")
         if library not in LIBRARIES or not path:
             parser.error(f"--python {given}: expected LIBRARY=PATH with LIBRARY one of {', '.join(LIBRARIES)}.")
-        args.interpreters[library] = path
+        args.interpreters[library] = os.path.abspath(path)  # the example runs elsewhere
     args.command = command(__file__, argv)
     return args
 

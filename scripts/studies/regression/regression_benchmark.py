@@ -17,7 +17,7 @@ on q alone could win.
     NPGP_DATA=... python scripts/studies/regression/regression_benchmark.py --json out/regression.json
     NPGP_DATA=... python scripts/studies/regression/regression_benchmark.py --full --json out/regression.json
 
-The first takes ten minutes on one core; the second five hours, one of them without M = 1024. What stands in
+The first takes ten minutes on one core; the second six hours, one of them without M = 1024. What stands in
 scripts/benchmarks/results was written with ``--json``, ``--out`` and ``--markdown`` there.
 
 ``--data FILE.npz`` is for a set of your own, arrays X (N, D) and y (N,).
