@@ -143,9 +143,10 @@ figure = plots.plot_imputation(Y, mean, scale, present, units="pipe radii")
 
 # %% [markdown]
 # New rows can be partial too. At fixed parameters `infer_latents` finds q(x) of each from what was measured, starting
-# from several places in latent space, and `predict` says what the rest should be. Here the last six measurements,
-# those of the horizontal beams, are missing in rows that the model has not seen. Half a row leaves several places
-# possible; predictions mix those that were found, and are somewhat too sure of themselves.
+# from several places in latent space, and `predict` says what the rest should be. Here the last six measurements, those
+# of the horizontal beams, are missing in rows that the model has not seen. Half a row leaves several places possible;
+# predictions mix those that were found, and are far too sure of themselves: with as little noise as this model has, it
+# hardly doubts any place, and not all are found.
 
 # %%
 Y_new = unseen.Y[: 20 if SMALL else 200]
