@@ -62,7 +62,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--df", type=float, default=4.0, help="degrees of freedom of the noise")
     add("--markdown", type=Path, help="write the tables to this file")
     parser.shared("quick", "json", seed=0, rows=500, steps=dict(default=150, help="of each search, at most"))
-    return parser.read(argv, quick=dict(splits=2, rows=40, steps=5))
+    return parser.read(argv, quick=dict(sets=["concrete"], splits=2, rows=40, steps=5))
 
 
 def outliers(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
