@@ -158,6 +158,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         checks.require_finite(self.offset, "offset")
         self.jitter = jitter
         self.max_steps = checks.whole_number(max_steps, "max_steps")
+        if checks.is_traced(tolerance):
+            raise TypeError("tolerance is traced; it must be a number that is known when the program is compiled.")
         self.tolerance = None if tolerance is None else float(checks.require_positive(tolerance, "tolerance"))
         self.start = None if start is None else self._checked_start(start)
         if self.outputs:
@@ -181,6 +183,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         for values in start:
             if jnp.shape(values)[-1:] != (rows,):
                 raise ValueError(f"start has sites of shape {jnp.shape(values)}; X has {rows} rows.")
+            if not checks.is_traced(values) and not np.all(np.isfinite(np.asarray(values))):
+                raise ValueError("start has NaN or infinite entries: the search that found it has failed.")
         return Sites(*(jnp.asarray(values, self.X.dtype) for values in start))
 
     @property

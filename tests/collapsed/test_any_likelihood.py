@@ -345,10 +345,16 @@ def test_a_wide_tolerance_costs_what_it_says(float64):
     ("options", "error", "words"),
     [
         ({"start": np.ones(8)}, TypeError, "must be what CollapsedGP"),
-        ({"start": npgp.variational.row_sites.Sites(np.ones(7), np.ones(7))}, ValueError, "X has 8 rows"),
+        ({"start": npgp.collapsed.Sites(np.ones(7), np.ones(7))}, ValueError, "X has 8 rows"),
+        ({"start": npgp.collapsed.Sites(np.ones(8), np.full(8, np.nan))}, ValueError, "start has NaN"),
         ({"tolerance": 0.0}, ValueError, "tolerance is 0.0; it must be positive"),
     ],
 )
 def test_misuse_of_starts(options, error, words):
     with pytest.raises(error, match=words):
         collapsed(npgp.Poisson(), **options)
+
+
+def test_a_tolerance_is_known_when_the_program_is_compiled():
+    with pytest.raises(TypeError, match="tolerance is traced"):
+        jax.jit(lambda tolerance: collapsed(npgp.Poisson(), tolerance=tolerance).log_prob(COUNTS))(0.1)
