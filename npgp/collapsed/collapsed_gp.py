@@ -283,7 +283,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
             q = gaussian_optimum(projector(self.X), y - self.offset, self.noise_variance, self.covariances)
             to_go = jnp.zeros((), self.X.dtype)
         else:
-            _, q, _, to_go = self._search(projector, y)
+            found = self._search(projector, y)
+            q, to_go = found.q, found.to_go
         # A Gaussian's S is one for all rows of y.
         scales = (getattr(block, "scale_tril", getattr(block, "scale", None)) for block in q)
         return tuple((block.loc, scale) for block, scale in zip(q, scales, strict=True)), to_go

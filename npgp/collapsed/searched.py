@@ -20,11 +20,7 @@ from npgp.likelihoods import Likelihood
 from npgp.sparse.conditionals import Conditional, row_elbo
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import Residual
-from npgp.variational.blocks import (
-    BlockNormal,
-    block_normal,
-    whitened_mean,
-)
+from npgp.variational.blocks import BlockNormal, block_normal, whitened_mean
 from npgp.variational.row_sites import Expected, Found, Sites, search, working_sites
 
 #: Most steps of the search; five to ten are usual from the start that it has, three to five from sites found before.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpyro.infer import MCMC
 from numpyro.infer.mcmc import MCMCKernel
 from scipy.optimize import OptimizeResult, minimize
 
-from common import moments, plus_minus, table
+from common import moments, plus_minus, table, write_json
 
 #: Logs of lengthscales, variance and noise variance stay within these.
 LOG_BOUNDS = (-9.0, 7.0)
@@ -93,3 +94,26 @@ def summary_table(
     return table(
         [*by.values(), *(title for title, _ in figures.values())], cells, left=range(len(by)), markdown=markdown
     )
+
+
+def show_and_write(
+    report: dict[str, Any],
+    tables: Callable[[list[dict[str, Any]], bool], str],
+    title: str,
+    note: str,
+    args: argparse.Namespace,
+) -> None:
+    """
+    The end of a study: tables of its fits are printed, and written where ``--markdown`` and ``--json`` ask for it.
+
+    :param report: the command and the fits.
+    :param tables: made of the fits, and whether in Markdown.
+    :param title: heading of the Markdown file.
+    :param note: what the figures are.
+    """
+    print(f"\n{tables(report['fits'], False)}\n\n{note}")
+    if args.markdown is not None:
+        args.markdown.parent.mkdir(parents=True, exist_ok=True)
+        about = f"# {title}\n\n    {report['command']}\n\n{note}\n\n"
+        args.markdown.write_text(f"{about}{tables(report['fits'], True)}\n", encoding="utf-8")
+    write_json(args.json, report)

@@ -315,20 +315,9 @@ def test_sites_of_outputs_with_kernels_of_their_own(float64):
 
     @models.compiled
     def found(y):
-        own = CollapsedGP(
-            npgp.RBF(lengthscale), jnp.asarray(models.X.copy()), jnp.asarray(models.Z.copy()), npgp.Poisson(), outputs=2
-        )
-        sites = own.sites(y)
-        again = CollapsedGP(
-            npgp.RBF(lengthscale),
-            own.X,
-            jnp.asarray(models.Z.copy()),
-            npgp.Poisson(),
-            outputs=2,
-            start=sites,
-            max_steps=1,
-        )
-        return sites, own.log_prob(y), again.log_prob(y)
+        own = functools.partial(collapsed, npgp.Poisson(), kernel=npgp.RBF(lengthscale), outputs=2)
+        sites = own().sites(y)
+        return sites, own().log_prob(y), own(start=sites, max_steps=1).log_prob(y)
 
     sites, bound, again = found(y)
     assert sites.precision.shape == (2, 8)

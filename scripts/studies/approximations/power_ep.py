@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, command, moments, one_blas_thread, plus_minus, table, whole, write_json
 from studies.regression.collapsed_fits import load, start_at
 from studies.regression.minibatch import scores
-from studies.shared import lbfgs, summarize, summary_table
+from studies.shared import lbfgs, show_and_write, summarize, summary_table
 
 SETS = ("concrete", "kin8nm", "power")
 
@@ -215,12 +215,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                         flush=True,
                     )
                 write_json(args.json, report, say=False)
-    print(f"\n{tables(report['fits'])}\n\n{NOTE}")
-    if args.markdown is not None:
-        args.markdown.parent.mkdir(parents=True, exist_ok=True)
-        about = f"# Power EP\n\n    {report['command']}\n\n"
-        args.markdown.write_text(f"{about}{NOTE}\n\n{tables(report['fits'], True)}\n", encoding="utf-8")
-    write_json(args.json, report)
+    show_and_write(report, tables, "Power EP", NOTE, args)
     return report
 
 

@@ -31,7 +31,7 @@ import npgp.inducing
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from common import Arguments, command, moments, one_blas_thread, plus_minus, table, whole, write_json
 from npgp.datasets._uci import split_at
-from studies.shared import learned, summarize, summary_table
+from studies.shared import learned, show_and_write, summarize, summary_table
 
 CONDITIONALS = ("prior", "tight")
 #: Of outliers: how many, and their standard deviation in units of the clean target's.
@@ -207,12 +207,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 told = ", ".join(f"{f['conditional']} {f['bound']:.4f} and {f['log_likelihood']:.4f}" for f in pair)
                 print(f"{name}, split {split}, M = {M}: bound per row and test log-likelihood {told}", flush=True)
                 write_json(args.json, report, say=False)
-    print(f"\n{tables(report['fits'])}\n\n{NOTE}")
-    if args.markdown is not None:
-        args.markdown.parent.mkdir(parents=True, exist_ok=True)
-        about = f"# Heavy tails\n\n    {report['command']}\n\n{NOTE}\n\n"
-        args.markdown.write_text(f"{about}{tables(report['fits'], True)}\n", encoding="utf-8")
-    write_json(args.json, report)
+    show_and_write(report, tables, "Heavy tails", NOTE, args)
     return report
 
 

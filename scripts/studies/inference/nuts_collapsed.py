@@ -55,7 +55,6 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--points", type=whole, nargs="+", default=[30], help="numbers of inducing points")
     add("--warmup", type=whole, default=300)
     add("--draws", type=whole, default=300, help="of each turn")
-    add("--accept", type=float, default=0.9, help="acceptance that NUTS adapts its steps to")
     add("--turns", type=whole, default=2, help="runs of each sampler, with keys of their own")
     parser.shared("quick", "json", "cpu-time", "float64", seed=0, rows=500)
     quick = {"data": ["counts"], "points": [4], "warmup": 5, "draws": 8, "turns": 1, "rows": 20}
@@ -131,7 +130,7 @@ class Sampler:
 
     def __init__(self, model: Callable, dense: Any, data: tuple, args: argparse.Namespace):
         self._clock = clock(args.cpu_time)
-        kernel = NUTS(model, target_accept_prob=args.accept, dense_mass=dense)
+        kernel = NUTS(model, target_accept_prob=0.9, dense_mass=dense)
         options = dict(num_warmup=args.warmup, num_samples=args.draws, progress_bar=False)
 
         @jax.jit

@@ -82,7 +82,7 @@ def shared_options(parser: Arguments) -> None:
     parser.add_argument("--natural", type=float, help="rate of natural gradients for q(ε); 0 for Adam there too")
     setting = parser.add_mutually_exclusive_group()
     setting.add_argument("--quick", action="store_true", help="few rows, points and steps: a check that it runs")
-    setting.add_argument("--full", action="store_true", help="the paper's sizes, for an accelerator")
+    setting.add_argument("--full", action="store_true", help="the paper's sizes: hours, or for an accelerator")
     parser.add_argument("--markdown", type=Path, help="write the tables to this file, below the line that marks them")
     parser.add_argument("--machine", default="", help="a line about the machine, for --markdown")
 
