@@ -1,11 +1,17 @@
 """
-Training a GPLVM by one call: several starts race on the collapsed bound, and the best is climbed to the end.
+Training a GPLVM by one call: several starts race on the collapsed bound, and the best is climbed to the end, through
+latent spaces of fewer and fewer dimensions.
 
 The bound has many optima, several nats per row apart, and which of them is found depends on how curved the functions
 are at first. From latents within a small part of a lengthscale, where they are all but linear and the model is
 probabilistic PCA, they curve as far as the data ask, with little noise; from latents of many lengthscales they are
 wiggly, and a large noise variance explains what does not fit. In between is the best, and where depends on the data:
 starts of several widths climb for some steps each, and the bound chooses.
+
+Then the climb itself. From few dimensions it ends low: clusters cannot pass one another. With many they can, but the
+dimensions that this took stay, at a price: each row pays for where it is in each, and functions of several take more
+inducing inputs. So the least of the relevant dimensions is narrowed, and the climb goes on from there, as long as that
+leads higher.
 """
 
 from __future__ import annotations
@@ -13,13 +19,14 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import ndtri
 
@@ -33,7 +40,9 @@ from npgp.inducing.selection import greedy_variance, kmeans
 from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
+from npgp.model.rerun import Hidden
 from npgp.sparse.conditionals import Conditional
+from npgp.training import lbfgs
 from npgp.variational.natural import natural_gradient
 from npgp.variational.posterior import Posterior
 
@@ -47,12 +56,16 @@ STARTS = ((0.4, 1.0), (0.7, 1.0))
 FEW_ROWS, CONCENTRATED = 300, (0.7, 3.0)
 #: Steps after which the bound chooses among starts, for more rows than these.
 RACE_STEPS = 300
+#: Steps after which it is seen whether narrowing a dimension has led higher, and by what dimensions are narrowed.
+NARROW_STEPS, NARROWING = 170, 0.4
+#: Dimensions of less relevance are switched off, all but.
+OFF = 0.02
 #: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
 POSTERIOR_SHARE = 0.15
 #: Noise variance at first, as a share of the data's.
 NOISE_SHARE = 0.1
 #: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
-NATURAL_RATE, ADAM_RATE = 0.1, 0.003
+NATURAL_RATE, ADAM_RATE = 0.1, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +77,8 @@ class GPLVMFit:
     :param params: its parameters by site name, q(ε) among them: for ``gplvm`` and, as ``init_params``, for
         :func:`npgp.fit` to go on.
     :param posterior: of the D functions less ``gplvm.start.offset``, over latent space.
-    :param bounds: the bound at each step of the start that won, in nats: the collapsed bound, then what SVI added.
+    :param bounds: the bound at each step that led to the end, in nats: the collapsed bound of the start that won, which
+        falls where a dimension is narrowed, then what SVI added.
     :param race: of each start, the bound when one was chosen.
     :param converged: whether the last steps of the climb gained less than the tolerance.
     :param message: why it ended.
@@ -122,9 +136,9 @@ def fit(
     """
     Train a Bayesian GPLVM: no start to choose, no rates.
 
-    Starts race on the collapsed bound, by L-BFGS in float64, and the best goes on until it has converged. That is all
-    for data with Gaussian noise, entries of which may be missing. Otherwise SVI goes on from there, with natural
-    gradients for q(ε):
+    Starts race on the collapsed bound, by L-BFGS in float64, and the best goes on until it has converged, through
+    latent spaces of fewer and fewer relevant dimensions as long as that leads higher. That is all for data with
+    Gaussian noise, entries of which may be missing. Otherwise SVI goes on from there, with natural gradients for q(ε):
 
     ==============  ===============================================================================================
     many rows       The collapsed bound is climbed for ``max_rows`` of them, the others' latents are inferred.
@@ -145,8 +159,8 @@ def fit(
     :param likelihood: as for :class:`BayesianGPLVM`; Gaussian noise of one variance if omitted.
     :param conditional: ``"tight"`` or ``"prior"``.
     :param kernel: as for :class:`CollapsedGPLVM`.
-    :param offset: constant mean of the functions, (D,) or a number; the columns' means if omitted, and 0 with a
-        likelihood, where it is on f's scale.
+    :param offset: constant mean of the functions, (D,) or a number; if omitted the columns' means, and with a
+        likelihood the constants that explain them best, on f's scale.
     :param starts: of each start, the standard deviation of the first principal component in lengthscales, and the power
         of the components' standard deviations that the others are proportional to. If omitted (.4, 1) and (.7, 1), and
         for at most 300 rows (.7, 3), where all starts are climbed to the end.
@@ -174,13 +188,13 @@ def fit(
     if given.ndim != 2 or given.shape[1] != 2 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
         raise ValueError(f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power each.")
     start_key, row_key, svi_key = jax.random.split(rng_key, 3)
-    if offset is None and likelihood is not None:
-        offset = 0.0
     if mask is None and not np.all(np.isfinite(np.asarray(Y, float))):
         raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
-    first = pca_start(start_key, Y, latent_dim, num_inducing, mask=mask, offset=offset)
     data = np.asarray(Y, float)
     present = np.ones(data.shape, bool) if mask is None else np.asarray(checks.mask(mask, of=Y))
+    first = pca_start(start_key, Y, latent_dim, num_inducing, mask=mask, offset=offset)
+    if offset is None and likelihood is not None:
+        first = dataclasses.replace(first, offset=_likeliest(likelihood, data, present))
     collapsed = np.where(present, data, first.offset)
     if likelihood is not None:
         collapsed = _normal_scores(collapsed, present) + first.offset
@@ -215,20 +229,23 @@ def fit(
 
 def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
     """The model whose bound is the largest after some steps, its fit, and these bounds."""
-    fits: list[CollapsedFit] = []
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        short = len(models) > 1 and len(Y) > FEW_ROWS
-        steps = min(RACE_STEPS, max_steps) if short else max_steps
+        steps = min(RACE_STEPS, max_steps) if len(Y) > FEW_ROWS else max_steps
+
+        def climb(model: CollapsedGPLVM, steps: int, params=None) -> CollapsedFit:
+            return model.fit(Y, steps, mask=present, params=params, tolerance=tolerance, progress=progress)
+
+        fits: list[CollapsedFit] = []
         for model in models:
-            fits.append(model.fit(Y, steps, mask=present, tolerance=tolerance, progress=progress))
+            if not fits or fits[-1].message != lbfgs.INTERRUPTED:
+                fits.append(climb(model, steps))
         race = np.array([one.bounds[-1] for one in fits])
         chosen = int(np.argmax(race))
-        model, found = models[chosen], fits[chosen]
-        left = max_steps - (len(found.bounds) - 1)
-        if not found.converged and left > 0:
-            more = model.fit(Y, left, mask=present, params=found.params, tolerance=tolerance, progress=progress)
-            found = more._replace(bounds=np.concatenate([found.bounds, more.bounds[1:]]))
+        model = models[chosen]
+        found, left = _narrowed(partial(climb, model), fits[chosen], max_steps - (len(fits[chosen].bounds) - 1))
+        if not found.converged and found.message != lbfgs.INTERRUPTED and left > 0:
+            found = _joined(found, climb(model, left, found.params))
     if not found.converged:
         warnings.warn(
             f"npgp.gplvm.fit has not converged after {len(found.bounds) - 1} steps ({found.message}): the last 50 "
@@ -238,6 +255,37 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
             stacklevel=3,
         )
     return model, found, race
+
+
+def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int) -> tuple[CollapsedFit, int]:
+    """
+    The climb through fewer and fewer dimensions, and how many of the steps are left.
+
+    Each time, the least of the relevant dimensions is narrowed, in lengthscales, and all that are less than it, for
+    some steps. If the bound is higher then, it goes on from there, and otherwise that dimension stays.
+    """
+    least = OFF
+    while left >= 2 * NARROW_STEPS and found.message != lbfgs.INTERRUPTED:
+        of = relevance(found.params)
+        relevant = np.sort(of[of > least])
+        if len(relevant) < 2:
+            break
+        ell = found.params["lengthscale"]
+        narrow = found.params | {"lengthscale": jnp.where(of <= relevant[0], ell / NARROWING, ell)}
+        tried = climb(NARROW_STEPS, narrow)
+        left -= len(tried.bounds) - 1
+        if tried.bounds[-1] > found.bounds[-1]:
+            found = _joined(found, tried)
+        elif tried.message == lbfgs.INTERRUPTED:
+            found = found._replace(message=tried.message)
+        else:
+            least = relevant[0]
+    return found, left
+
+
+def _joined(one: CollapsedFit, other: CollapsedFit) -> CollapsedFit:
+    """A climb and what came after it."""
+    return other._replace(bounds=np.concatenate([one.bounds, other.bounds[1:]]))
 
 
 def _curved(
@@ -297,6 +345,24 @@ def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:
         middle = (np.cumsum(count) - 0.5 * count) / max(np.sum(there), 1)
         scores[there, d] = ndtri(middle)[place]
     return scores
+
+
+def _likeliest(likelihood: Likelihood | Callable[[], Likelihood], Y: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """
+    For each column the f, the same in all rows, at which it is most probable, (D,). Under N(0, 100²), without which it
+    would be infinite where a column is all zeros.
+    """
+    y = np.where(present, Y, 1.0).T  # 1 is possible for all likelihoods
+
+    def loss(f, y, present):
+        with Hidden(), handlers.seed(rng_seed=0):
+            of_columns = likelihood if isinstance(likelihood, Likelihood) else likelihood()
+        terms = of_columns.log_prob(jnp.broadcast_to(f[:, None], y.shape), y)
+        return 0.5 * jnp.sum(jnp.square(f / 100.0)) - jnp.sum(jnp.where(present, terms, 0.0))
+
+    with jax.enable_x64(True):
+        given = jnp.zeros(len(y)), jnp.asarray(y), jnp.asarray(present.T)
+        return np.asarray(lbfgs.minimize(loss, *given, max_steps=200, progress=False).params)
 
 
 def _some(rng_key: jax.Array, count: int, most: int) -> np.ndarray:

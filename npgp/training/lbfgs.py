@@ -38,6 +38,8 @@ MAX_TRIALS = 25
 MEMORY = 10
 #: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most.
 FIRST_SCALING, SCALING_GROWTH, LAST_SCALING = 50, 1.4, 300
+#: Searches of at most so many steps share a compiled program.
+SHARED_STEPS = 2000
 #: Aimed-for seconds per device call: how often the progress bar moves.
 SECONDS_PER_CALL = 1.0
 
@@ -47,6 +49,7 @@ MESSAGES = {
     CONVERGED: "the last steps gained less than the tolerance",
     STALLED: "the line search found no better point: the loss is at its precision",
 }
+INTERRUPTED = "interrupted"
 
 
 class LBFGSResult(NamedTuple):
@@ -173,7 +176,7 @@ def minimize(
         restore(search.x * search.scale),
         losses,
         status == CONVERGED,
-        "interrupted" if interrupted else MESSAGES[status],
+        INTERRUPTED if interrupted else MESSAGES[status],
     )
 
 
@@ -193,7 +196,7 @@ def _before(x: jax.Array, scale: jax.Array, memory: int, max_steps: int) -> _Sea
         high=jnp.full((), jnp.inf, x.dtype),
         trials=number,
         steps=number - 1,
-        values=jnp.zeros(max_steps + 1, x.dtype),
+        values=jnp.zeros(max(max_steps, SHARED_STEPS) + 1, x.dtype),
         status=number,
     )
 

@@ -7,6 +7,8 @@ import numpy as np
 from npgp import datasets
 
 SETS = {"yacht": "yacht_raw", "energy": "energy", "concrete": "concrete", "kin8nm": "kin8nm", "power": "power"}
+#: Sets of some 40,000 rows, which the tables do not have.
+LARGER = ("kin40k", "protein", "keggdirected")
 
 
 def load(name: str, repetition: int, rows: int | None) -> datasets.RegressionSplit:
