@@ -56,8 +56,9 @@ STARTS = ((0.4, 1.0), (0.7, 1.0))
 FEW_ROWS, CONCENTRATED = 300, (0.7, 3.0)
 #: Steps after which the bound chooses among starts, for more rows than these.
 RACE_STEPS = 300
-#: Steps after which it is seen whether narrowing a dimension has led higher, and by what dimensions are narrowed.
-NARROW_STEPS, NARROWING = 170, 0.4
+#: Steps after which it is seen what narrowing a dimension has gained, by what dimensions are narrowed, and the share of
+#: the gain of the time before below which it is not worth it.
+NARROW_STEPS, NARROWING, WORTH = 170, 0.4, 0.25
 #: Dimensions of less relevance are switched off, all but.
 OFF = 0.02
 #: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
@@ -262,24 +263,23 @@ def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int
     The climb through fewer and fewer dimensions, and how many of the steps are left.
 
     Each time, the least of the relevant dimensions is narrowed, in lengthscales, and all that are less than it, for
-    some steps. If the bound is higher then, it goes on from there, and otherwise that dimension stays.
+    some steps. If the bound is higher then, it goes on from there; otherwise, or where that gains far less than the
+    time before, the climb goes on from before it, and that was the last.
     """
-    least = OFF
+    gained = 0.0
     while left >= 2 * NARROW_STEPS and found.message != lbfgs.INTERRUPTED:
         of = relevance(found.params)
-        relevant = np.sort(of[of > least])
+        relevant = of[of > OFF]
         if len(relevant) < 2:
             break
         ell = found.params["lengthscale"]
-        narrow = found.params | {"lengthscale": jnp.where(of <= relevant[0], ell / NARROWING, ell)}
+        narrow = found.params | {"lengthscale": jnp.where(of <= np.min(relevant), ell / NARROWING, ell)}
         tried = climb(NARROW_STEPS, narrow)
         left -= len(tried.bounds) - 1
-        if tried.bounds[-1] > found.bounds[-1]:
-            found = _joined(found, tried)
-        elif tried.message == lbfgs.INTERRUPTED:
-            found = found._replace(message=tried.message)
-        else:
-            least = relevant[0]
+        before, gained = gained, tried.bounds[-1] - found.bounds[-1]
+        if not gained > WORTH * before:
+            return found._replace(message=tried.message), left
+        found = _joined(found, tried)
     return found, left
 
 

@@ -11,7 +11,9 @@ from test_collapsed_gplvm import simulated
 
 import npgp
 from npgp.gplvm import BayesianGPLVM, GPLVMFit, fit
+from npgp.gplvm.collapsed import CollapsedFit
 from npgp.gplvm.coordinates import Coordinates
+from npgp.gplvm.race import NARROW_STEPS, _narrowed
 from npgp.training import lbfgs
 
 KEY = jax.random.key(0)
@@ -46,6 +48,31 @@ def test_keys_decide_on_restarts_alone_and_missing_entries_need_no_svi():
     assert one.race.shape == (2,) and one.race[0] == other.race[0] and one.race[1] != other.race[1]
     assert one.bound >= one.race.max() and "noise_variance" in one.params
     assert np.all(np.diff(one.bounds) > 0)  # the collapsed bound's throughout, of which SVI has none
+
+
+@pytest.mark.parametrize("message", ["stopped", lbfgs.INTERRUPTED])
+def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(message):
+    """Under a bound that wants no third dimension, and the second as it is."""
+    tried = []
+
+    def climb(steps, params):
+        least, second, _ = np.sort(npgp.gplvm.relevance(params))
+        tried.append((second, least))
+        bound = -least - 10.0 * (second < 0.3)
+        return CollapsedFit(params, np.array([bound - 1.0, *[bound] * steps]), False, message)
+
+    loc = np.random.default_rng(0).normal(size=(20, 3))
+    loc = loc / np.std(loc, axis=0) * np.array([0.1, 1.0, 0.5])
+    begun = CollapsedFit({"x.loc": loc, "lengthscale": jnp.ones(3)}, np.array([-1.0]), False, "stopped")
+    found, left = _narrowed(climb, begun, 10 * NARROW_STEPS)
+    every = np.array([(0.5, 0.04), (0.5, 0.016), (0.2, 0.0064)])
+    np.testing.assert_allclose(tried, every if message == "stopped" else every[:1], rtol=1e-5)
+    assert left == (10 - len(tried)) * NARROW_STEPS and found.message == message
+    taken = 2 if message == "stopped" else 1
+    assert len(found.bounds) == 1 + taken * NARROW_STEPS
+    np.testing.assert_allclose(found.bounds[-1], -every[taken - 1, 1], rtol=1e-5)
+    unchanged, left = _narrowed(climb, begun, 2 * NARROW_STEPS - 1)  # too few to see anything
+    assert unchanged is begun and left == 2 * NARROW_STEPS - 1
 
 
 def test_coordinates_go_back_and_forth_and_a_lengthscale_moves_the_prior_alone(float64):

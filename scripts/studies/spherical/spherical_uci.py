@@ -7,8 +7,8 @@ as second block (both with a dense covariance), and 2M features. M is 128.
 
     python scripts/studies/spherical/spherical_uci.py --sets yacht energy concrete --iterations 300 --json out/uci.json
     python scripts/studies/spherical/spherical_uci.py --sets kin8nm power --iterations 60 --json out/uci.json
-    python scripts/studies/spherical/spherical_uci.py --sets kin40k protein keggdirected --kernels arccos --iterations 60
-        --repetitions 1 --json out/uci.json
+    python scripts/studies/spherical/spherical_uci.py --sets keggdirected protein kin40k --kernels arccos
+        --levels 6 --iterations 60 --repetitions 1 --json out/uci.json
     python scripts/studies/spherical/spherical_uci.py --sets simulated --quick
 
 All but the last need the sets in the folder named by ``NPGP_DATA``. A run takes hours; with ``--json`` every fit is
