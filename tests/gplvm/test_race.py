@@ -50,9 +50,14 @@ def test_keys_decide_on_restarts_alone_and_missing_entries_need_no_svi():
     assert np.all(np.diff(one.bounds) > 0)  # the collapsed bound's throughout, of which SVI has none
 
 
-@pytest.mark.parametrize("message", ["stopped", lbfgs.INTERRUPTED])
-def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(message):
-    """Under a bound that wants no third dimension, and the second as it is."""
+@pytest.mark.parametrize(
+    "bound, message, tries, taken",
+    [(-0.1, "stopped", 3, 2), (-1.0, "stopped", 2, 1), (-0.1, lbfgs.INTERRUPTED, 1, 1)],
+)
+def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(bound, message, tries, taken):
+    """
+    Under a bound that wants no third dimension, and the second as it is: until it falls, or gains little, or is stopped.
+    """
     tried = []
 
     def climb(steps, params):
@@ -63,12 +68,11 @@ def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(mes
 
     loc = np.random.default_rng(0).normal(size=(20, 3))
     loc = loc / np.std(loc, axis=0) * np.array([0.1, 1.0, 0.5])
-    begun = CollapsedFit({"x.loc": loc, "lengthscale": jnp.ones(3)}, np.array([-1.0]), False, "stopped")
+    begun = CollapsedFit({"x.loc": loc, "lengthscale": jnp.ones(3)}, np.array([bound]), False, "stopped")
     found, left = _narrowed(climb, begun, 10 * NARROW_STEPS)
     every = np.array([(0.5, 0.04), (0.5, 0.016), (0.2, 0.0064)])
-    np.testing.assert_allclose(tried, every if message == "stopped" else every[:1], rtol=1e-5)
-    assert left == (10 - len(tried)) * NARROW_STEPS and found.message == message
-    taken = 2 if message == "stopped" else 1
+    np.testing.assert_allclose(tried, every[:tries], rtol=1e-5)
+    assert left == (10 - tries) * NARROW_STEPS and found.message == message
     assert len(found.bounds) == 1 + taken * NARROW_STEPS
     np.testing.assert_allclose(found.bounds[-1], -every[taken - 1, 1], rtol=1e-5)
     unchanged, left = _narrowed(climb, begun, 2 * NARROW_STEPS - 1)  # too few to see anything
