@@ -278,7 +278,8 @@ def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int
         left -= len(tried.bounds) - 1
         before, gained = gained, tried.bounds[-1] - found.bounds[-1]
         if not gained > WORTH * before:
-            return found._replace(message=tried.message), left
+            stopped = tried.message == lbfgs.INTERRUPTED
+            return found._replace(message=tried.message if stopped else found.message), left
         found = _joined(found, tried)
     return found, left
 
