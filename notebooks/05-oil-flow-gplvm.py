@@ -58,7 +58,9 @@ print(f"{Y.shape[0]} rows of {Y.shape[1]} measurements; {', '.join(class_names)}
 # `npgp.gplvm.fit` needs no start and no rates: starts of several widths race on the collapsed bound, which has q(u) at
 # its optimum and no noise, by L-BFGS, and the best goes on for at most 1500 steps. There are more latent dimensions
 # than are needed, ten: each has a lengthscale of its own in the kernel, and those that explain nothing are switched off
-# by their lengthscales growing long. `tight`, the default, is the conditional of Bui, Ashman & Turner (2025).
+# by their lengthscales growing long. They help on the way, though: with many dimensions clusters can pass one another,
+# and `fit` narrows one after the other as long as the bound is the better for it. `tight`, the default, is the
+# conditional of Bui, Ashman & Turner (2025).
 
 # %%
 num_inducing, steps = (6, 30) if SMALL else (25, 6000)
@@ -75,7 +77,8 @@ print(f"bound per row: {trained.bound / rows:.2f} nats; noise variance {params['
 
 # %% [markdown]
 # The relevance of a dimension is how far the rows are spread along it, in units of its lengthscale. The dimensions that
-# count are those with at least a tenth of the largest relevance.
+# count are those with at least a tenth of the largest relevance. That is a convention: one with a little less is
+# narrow, and still tells rows apart.
 
 # %%
 relevance = trained.relevance

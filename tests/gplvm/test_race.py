@@ -55,7 +55,7 @@ def test_keys_decide_on_restarts_alone_and_missing_entries_need_no_svi():
     [(-0.1, "stopped", 3, 2), (-1.0, "stopped", 2, 1), (-0.1, lbfgs.INTERRUPTED, 1, 1)],
 )
 def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(bound, message, tries, taken):
-    """Under a bound that wants no third dimension, and the second as it is: until it falls, gains little or is stopped."""
+    """Until the bound falls, gains little or is stopped; this one wants no third dimension, and the second as it is."""
     tried = []
 
     def climb(steps, params):
