@@ -173,7 +173,9 @@ def fit(
     :param batch_size: rows of its steps; all if omitted.
     :param tolerance: it has converged when 50 steps together gain less than this, in nats per row.
     :param progress: show progress bars.
-    :raises ValueError: for data, sizes and starts out of range, and missing entries without a mask.
+    :raises TypeError: for what is no likelihood.
+    :raises ValueError: for data, sizes and starts out of range, data that the likelihood does not take, and missing
+        entries without a mask.
 
     If the climb has not converged, a ``RuntimeWarning`` says so.
 
@@ -183,6 +185,8 @@ def fit(
         checks.whole_number(value, name)
     for name, value in (("svi_steps", svi_steps), ("restarts", restarts)):
         checks.whole_number(value, name, least=0)
+    if not (likelihood is None or callable(likelihood) or isinstance(likelihood, Likelihood)):
+        raise TypeError(f"likelihood is {likelihood!r}; it must be a likelihood, a function that gives one, or None.")
     if starts is None:
         starts = (*STARTS, CONCENTRATED) if len(np.asarray(Y)) <= FEW_ROWS else STARTS
     given = np.asarray(starts, float)
@@ -355,14 +359,22 @@ def _likeliest(likelihood: Likelihood | Callable[[], Likelihood], Y: np.ndarray,
     """
     y = np.where(present, Y, 1.0).T  # 1 is possible for all likelihoods
 
-    def loss(f, y, present):
+    def terms(f, y):
         with Hidden(), handlers.seed(rng_seed=0):
             of_columns = likelihood if isinstance(likelihood, Likelihood) else likelihood()
-        terms = of_columns.log_prob(jnp.broadcast_to(f[:, None], y.shape), y)
-        return 0.5 * jnp.sum(jnp.square(f / 100.0)) - jnp.sum(jnp.where(present, terms, 0.0))
+        return of_columns.log_prob(jnp.broadcast_to(f[:, None], y.shape), y)
+
+    def loss(f, y, present):
+        return 0.5 * jnp.sum(jnp.square(f / 100.0)) - jnp.sum(jnp.where(present, terms(f, y), 0.0))
 
     with jax.enable_x64(True):
         given = jnp.zeros(len(y)), jnp.asarray(y), jnp.asarray(present.T)
+        impossible = np.argwhere(~np.isfinite(np.asarray(terms(*given[:2]))).T)
+        if len(impossible):
+            n, d = impossible[0]
+            raise ValueError(
+                f"Y has the value {Y[n, d]:.6g} in row {n}, column {d}, which the likelihood does not take."
+            )
         return np.asarray(lbfgs.minimize(loss, *given, max_steps=200, progress=False).params)
 
 
