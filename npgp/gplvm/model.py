@@ -215,9 +215,9 @@ class BayesianGPLVM:
         with Hidden(), sites.Trained(None, params):
             return self._gp().posterior(params)
 
-    def likelihood_at(self, params: dict[str, jax.Array]) -> Likelihood:
-        """The likelihood of y, (D, N), at trained parameters."""
-        with Hidden(), sites.Trained(None, params):
+    def likelihood_at(self, params: dict[str, jax.Array] | None = None) -> Likelihood:
+        """The likelihood of y, (D, N), at trained parameters; where training starts, if they are omitted."""
+        with Hidden(), handlers.seed(rng_seed=0) if params is None else sites.Trained(None, params):
             return self._likelihood()
 
     def latents_at(

@@ -26,7 +26,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import ndtri
 
@@ -40,7 +39,7 @@ from npgp.inducing.selection import greedy_variance, kmeans
 from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
-from npgp.model.rerun import Hidden
+from npgp.likelihoods.base import impossible
 from npgp.sparse.conditionals import Conditional
 from npgp.training import lbfgs
 from npgp.variational.natural import natural_gradient
@@ -185,8 +184,6 @@ def fit(
         checks.whole_number(value, name)
     for name, value in (("svi_steps", svi_steps), ("restarts", restarts)):
         checks.whole_number(value, name, least=0)
-    if not (likelihood is None or callable(likelihood) or isinstance(likelihood, Likelihood)):
-        raise TypeError(f"likelihood is {likelihood!r}; it must be a likelihood, a function that gives one, or None.")
     if starts is None:
         starts = (*STARTS, CONCENTRATED) if len(np.asarray(Y)) <= FEW_ROWS else STARTS
     given = np.asarray(starts, float)
@@ -198,8 +195,9 @@ def fit(
     data = np.asarray(Y, float)
     present = np.ones(data.shape, bool) if mask is None else np.asarray(checks.mask(mask, of=Y))
     first = pca_start(start_key, Y, latent_dim, num_inducing, mask=mask, offset=offset)
+    gplvm = BayesianGPLVM(first, conditional=conditional, kernel=kernel, likelihood=likelihood)
     if offset is None and likelihood is not None:
-        first = dataclasses.replace(first, offset=_likeliest(likelihood, data, present))
+        first = dataclasses.replace(first, offset=_likeliest(gplvm.likelihood_at(), data, present))
     collapsed = np.where(present, data, first.offset)
     if likelihood is not None:
         collapsed = _normal_scores(collapsed, present) + first.offset
@@ -214,15 +212,14 @@ def fit(
     best, climbed, race = _race(models, *some, max_steps, tolerance, progress)
     params = best.svi_params(climbed.params, some[0], mask=some[1])
     posterior = best.posterior(climbed.params, some[0], mask=some[1])
-    options = dict(conditional=conditional, kernel=kernel, likelihood=likelihood)
     if len(rows) == len(data) and likelihood is None:
-        gplvm = BayesianGPLVM(best.start, **options)  # type: ignore[arg-type]
+        gplvm = dataclasses.replace(gplvm, start=best.start)
         return GPLVMFit(gplvm, params, posterior, climbed.bounds, race, climbed.converged, climbed.message)
 
     start, params = best.start, dict(params)
     if len(rows) < len(data):
         start, params = _all_rows(start, params, posterior, collapsed, present, rows)
-    gplvm = BayesianGPLVM(start, **options)  # type: ignore[arg-type]
+    gplvm = dataclasses.replace(gplvm, start=start)
     if likelihood is not None:
         del params["noise_variance"]
     bounds = climbed.bounds * (len(data) / len(rows))
@@ -352,30 +349,24 @@ def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:
     return scores
 
 
-def _likeliest(likelihood: Likelihood | Callable[[], Likelihood], Y: np.ndarray, present: np.ndarray) -> np.ndarray:
+def _likeliest(likelihood: Likelihood, Y: np.ndarray, present: np.ndarray) -> np.ndarray:
     """
     For each column the f, the same in all rows, at which it is most probable, (D,). Under N(0, 100²), without which it
     would be infinite where a column is all zeros.
     """
-    y = np.where(present, Y, 1.0).T  # 1 is possible for all likelihoods
-
-    def terms(f, y):
-        with Hidden(), handlers.seed(rng_seed=0):
-            of_columns = likelihood if isinstance(likelihood, Likelihood) else likelihood()
-        return of_columns.log_prob(jnp.broadcast_to(f[:, None], y.shape), y)
 
     def loss(f, y, present):
-        return 0.5 * jnp.sum(jnp.square(f / 100.0)) - jnp.sum(jnp.where(present, terms(f, y), 0.0))
+        terms = likelihood.log_prob(jnp.broadcast_to(f[:, None], y.shape), y)
+        return 0.5 * jnp.sum(jnp.square(f / 100.0)) - jnp.sum(jnp.where(present, terms, 0.0))
 
     with jax.enable_x64(True):
-        given = jnp.zeros(len(y)), jnp.asarray(y), jnp.asarray(present.T)
-        impossible = np.argwhere(~np.isfinite(np.asarray(terms(*given[:2]))).T)
-        if len(impossible):
-            n, d = impossible[0]
-            raise ValueError(
-                f"Y has the value {Y[n, d]:.6g} in row {n}, column {d}, which the likelihood does not take."
-            )
-        return np.asarray(lbfgs.minimize(loss, *given, max_steps=200, progress=False).params)
+        y = jnp.asarray(np.where(present, Y, 1.0).T)  # 1 is possible for all likelihoods
+        wrong, words = impossible(likelihood, y)
+        if np.any(wrong):
+            n, d = np.argwhere(np.asarray(wrong).T)[0]
+            raise ValueError(f"Y has the value {Y[n, d]:.6g} in row {n}, column {d}; {words}.")
+        found = lbfgs.minimize(loss, jnp.zeros(len(y)), y, jnp.asarray(present.T), max_steps=200, progress=False)
+        return np.asarray(found.params)
 
 
 def _some(rng_key: jax.Array, count: int, most: int) -> np.ndarray:

@@ -217,6 +217,24 @@ class Likelihood(ByName):
         return quadrature.hermite_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents)
 
 
+def impossible(likelihood: Likelihood, y: jax.Array) -> tuple[jax.Array, str]:
+    """
+    Which values of y (..., D, N) cannot be observed, NaN among them; and what they must be, in words.
+
+    :param likelihood: of one part or several.
+    :param y: observations, floating; traced or not.
+    """
+    words = []
+
+    def possible(part, take):
+        at, meaning = part._support(take(y))
+        words.append(f"for {type(part).__name__} it must be {meaning}")
+        return jnp.asarray(at)
+
+    wrong = ~jnp.broadcast_to(likelihood.by_part(possible), y.shape).astype(bool) | jnp.isnan(y)
+    return wrong, ", ".join(dict.fromkeys(words))
+
+
 def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
     """
     The larger of the changes of ``expected_log_prob`` and ``log_marginal`` with twice the nodes.

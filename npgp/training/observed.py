@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer import SVI
 
 from npgp.contract import Handler, Message, base_of, plates_around
+from npgp.likelihoods.base import impossible
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import Hidden
 from npgp.programs.compiled import QUICK, Program
@@ -249,16 +250,8 @@ def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, seen: Statements) 
 def _first_impossible(fn: LatentObservation, y: jax.Array) -> tuple[tuple[jax.Array, jax.Array], str]:
     """Place along the rows of the first value that cannot be observed, and the value; and what it must be."""
     y = jnp.asarray(y, jnp.result_type(float))
-    words = []
-
-    def possible(part, take):
-        at, meaning = part._support(take(y))
-        words.append(f"for {type(part).__name__} it must be {meaning}")
-        return jnp.asarray(at)
-
-    wrong = ~jnp.broadcast_to(fn.likelihood.by_part(possible), y.shape).astype(bool) | jnp.isnan(y)
+    wrong, words = impossible(fn.likelihood, y)
     if fn.mask_ is not None:
         wrong = wrong & fn.mask_
     place = jnp.argmax(wrong)
-    found = jnp.where(jnp.any(wrong), place % y.shape[-1], -1), jnp.ravel(y)[place]
-    return found, ", ".join(dict.fromkeys(words))
+    return (jnp.where(jnp.any(wrong), place % y.shape[-1], -1), jnp.ravel(y)[place]), words
