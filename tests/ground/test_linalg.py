@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend.core import jaxprs_in_params
 
 from npgp import checks, linalg
+from npgp.linalg import triangular
 from npgp.programs import QUICK, Program
 
 EPS = {jnp.float32: 1e-5, jnp.float64: 1e-13}
@@ -184,13 +185,16 @@ def test_the_jitter_used_has_no_derivative(x64):
 
 
 @pytest.mark.parametrize("transpose", [False, True])
-@pytest.mark.parametrize(("rows", "columns"), [(7, 1), (7, 9), (8, 9)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "substituted"),
+    [(7, 1, 0), (7, 9, 0), (8, 9, 0), pytest.param(7, 3, 3, id="few columns, by substitution")],
+)
 def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
-    x64, monkeypatch, transpose, rows, columns
+    x64, monkeypatch, transpose, rows, columns, substituted
 ):
-    monkeypatch.setattr(linalg, "SUBSTITUTED", 0)
-    monkeypatch.setattr(linalg, "LARGEST_BLOCK", 2)  # 7 rows are four blocks, the last of which is smaller
-    monkeypatch.setattr(linalg, "LOOPED", 4)  # 8 rows are a loop of two loops
+    monkeypatch.setattr(triangular, "SUBSTITUTED", substituted)
+    monkeypatch.setattr(triangular, "LARGEST_BLOCK", 2)  # 7 rows are four blocks, the last of which is smaller
+    monkeypatch.setattr(triangular, "LOOPED", 4)  # 8 rows are a loop of two loops
     rng = np.random.default_rng(0)
     K = np.stack([random_psd(seed, rows, x64) for seed in range(2)])
     B, weight = rng.normal(size=(2, 2, rows, columns)).astype(x64)
@@ -225,7 +229,7 @@ def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
 
 def test_large_systems_take_matrix_products_and_no_large_solve(float64):
     # LAPACK inverts blocks of the diagonal, of at most LARGEST_BLOCK rows, in forward and reverse mode.
-    rows = linalg.LARGEST_BLOCK + 1
+    rows = triangular.LARGEST_BLOCK + 1
 
     def program(size):
         def loss(K, B):
@@ -241,7 +245,20 @@ def test_large_systems_take_matrix_products_and_no_large_solve(float64):
             for inner in jaxprs_in_params(equation.params):
                 yield from solves(inner)
 
-    assert 0 < max(solves(program(rows).jaxpr)) <= linalg.LARGEST_BLOCK < rows
+    assert 0 < max(solves(program(rows).jaxpr)) <= triangular.LARGEST_BLOCK < rows
+
+
+def test_few_columns_are_solved_by_substitution_on_a_cpu_and_by_halves_elsewhere(float64):
+    size = 2 * triangular.LARGEST_BLOCK
+    L = np.linalg.cholesky(random_psd(0, size, float64))
+    B = np.random.default_rng(0).normal(size=(size, 2))
+    traced = jax.jit(linalg.solve_lower).trace(L, B)
+    blocks = f"tensor<2x{triangular.LARGEST_BLOCK}x{triangular.LARGEST_BLOCK}xf64>"  # the inverses
+    for platform, inverted in (("cpu", False), ("cuda", True)):
+        assert (blocks in traced.lower(lowering_platforms=(platform,)).as_text()) == inverted, platform
+    for solve, trans in ((triangular._by_halves, 0), (triangular._by_halves_transposed, 1)):
+        expected = scipy.linalg.solve_triangular(L, B, lower=True, trans=trans)
+        np.testing.assert_allclose(jax.jit(solve)(L, B), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_float32_systems_by_halves_leave_the_variance_that_substitution_leaves_but_for_less_than_the_jitter():
