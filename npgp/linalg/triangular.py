@@ -187,8 +187,9 @@ def _in_turn(
     """
     half = T.shape[-1] // 2
 
-    def parts(x: jax.Array, axis: int) -> jax.Array:
-        return jnp.stack(jnp.split(x, 2, axis))
+    def halves(x: jax.Array, axis: int) -> jax.Array:
+        axis %= x.ndim
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], 2, x.shape[axis] // 2, *x.shape[axis + 1 :]), axis, 0)
 
     diagonal = jnp.stack([T[..., :half, :half], T[..., half:, half:]])
 
@@ -199,9 +200,9 @@ def _in_turn(
         return solved, solved
 
     first = jnp.array([False, True]) if upward else jnp.array([True, False])
-    given = first, diagonal, parts(W, -1 if upward else -2), parts(B, -2)
+    given = first, diagonal, halves(W, -1 if upward else -2), halves(B, -2)
     solved = lax.scan(step, jnp.zeros_like(given[-1][0]), given, reverse=upward)[1]
-    return jnp.concatenate([solved[0], solved[1]], axis=-2)
+    return jnp.moveaxis(solved, 0, -3).reshape(B.shape)
 
 
 def _half(size: int, block: int) -> int:
