@@ -79,23 +79,29 @@ def _solvers(L: jax.Array, columns: int) -> tuple[Callable[[jax.Array], jax.Arra
     if size <= SUBSTITUTED or (size <= LARGEST_BLOCK and columns <= size):  # as fast, and more accurate
         return functools.partial(_substitute, L), functools.partial(_substitute_transposed, L)
     if columns <= SUBSTITUTED:
-        # For a column and 512 rows in a quarter to half of the time by halves, for 2048 rows in a seventh to a quarter.
-        return _on_cpu(_substitute, _by_halves, L), _on_cpu(_substitute_transposed, _by_halves_transposed, L)
+        return functools.partial(_solve_few, L), functools.partial(_solve_few_transposed, L)
     W = _inverse_blocks(L)
     return functools.partial(_solve, L, W), functools.partial(_solve_transposed, L, W)
 
 
-def _on_cpu(function: Callable[..., jax.Array], elsewhere: Callable[..., jax.Array], L: jax.Array):
-    """``B → function(L, B)`` on a CPU, and something else that computes the same on an accelerator."""
-    return lambda B: lax.platform_dependent(L, B, cpu=function, default=elsewhere)
+@functools.partial(one_by_one, by_columns=True)
+def _solve_few(L: jax.Array, B: jax.Array) -> jax.Array:
+    return _few(_substitute, lambda L, B: _solve(L, _inverse_blocks(L), B), L, B)
 
 
-def _by_halves(L: jax.Array, B: jax.Array) -> jax.Array:
-    return _solve(L, _inverse_blocks(L), B)
+@functools.partial(one_by_one, by_columns=True)
+def _solve_few_transposed(L: jax.Array, B: jax.Array) -> jax.Array:
+    return _few(_substitute_transposed, lambda L, B: _solve_transposed(L, _inverse_blocks(L), B), L, B)
 
 
-def _by_halves_transposed(L: jax.Array, B: jax.Array) -> jax.Array:
-    return _solve_transposed(L, _inverse_blocks(L), B)
+def _few(substituted: Callable[..., jax.Array], by_halves: Callable[..., jax.Array], L: jax.Array, B: jax.Array):
+    """
+    By substitution on a CPU, unless ``vmap`` has made the columns many: for a column and 512 rows in a quarter to half
+    of the time by halves, for 2048 rows in a seventh to a quarter.
+    """
+    if B.shape[-1] > SUBSTITUTED:
+        return by_halves(L, B)
+    return lax.platform_dependent(L, B, cpu=substituted, default=by_halves)
 
 
 @functools.partial(one_by_one, by_columns=True)

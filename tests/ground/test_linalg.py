@@ -252,13 +252,20 @@ def test_few_columns_are_solved_by_substitution_on_a_cpu_and_by_halves_elsewhere
     size = 2 * triangular.LARGEST_BLOCK
     L = np.linalg.cholesky(random_psd(0, size, float64))
     B = np.random.default_rng(0).normal(size=(size, 2))
-    traced = jax.jit(linalg.solve_lower).trace(L, B)
     blocks = f"tensor<2x{triangular.LARGEST_BLOCK}x{triangular.LARGEST_BLOCK}xf64>"  # the inverses
-    for platform, inverted in (("cpu", False), ("cuda", True)):
-        assert (blocks in traced.lower(lowering_platforms=(platform,)).as_text()) == inverted, platform
-    for solve, trans in ((triangular._by_halves, 0), (triangular._by_halves_transposed, 1)):
-        expected = scipy.linalg.solve_triangular(L, B, lower=True, trans=trans)
-        np.testing.assert_allclose(jax.jit(solve)(L, B), expected, rtol=1e-9, atol=1e-12)
+
+    def inverts(function, B, platform):
+        return blocks in jax.jit(function).trace(L, B).lower(lowering_platforms=(platform,)).as_text()
+
+    for transpose in (False, True):
+        solve = functools.partial(linalg.solve_lower, transpose=transpose)
+        assert not inverts(solve, B, "cpu") and inverts(solve, B, "cuda")
+        # As many as are mapped: each column by itself is few, together they are not.
+        many = np.random.default_rng(1).normal(size=(triangular.SUBSTITUTED, *B.shape))
+        each = jax.vmap(solve, (None, 0))
+        assert inverts(each, many, "cpu")
+        expected = [scipy.linalg.solve_triangular(L, b, lower=True, trans=int(transpose)) for b in many]
+        np.testing.assert_allclose(jax.jit(each)(L, many), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_float32_systems_by_halves_leave_the_variance_that_substitution_leaves_but_for_less_than_the_jitter():
