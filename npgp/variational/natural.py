@@ -39,8 +39,8 @@ from npgp import checks, linalg
 from npgp.contract import Optimizer
 from npgp.variational import site_steps
 from npgp.variational.blocks import SCALE_CONSTRAINTS
+from npgp.variational.losses import in_two, value_and_grads
 from npgp.variational.pseudo import VALUES
-from npgp.variational.reports import Slots
 
 __all__ = ["natural_gradient"]
 
@@ -89,9 +89,10 @@ def natural_gradient(
     its own, and natural gradients. Otherwise blocks given pseudo-data step each by itself. They need reverse-mode
     gradients.
 
-    Beside what a step of Adam costs, a step takes one more evaluation of the loss, a Cholesky factorization per dense
-    block, and products of the projections with vectors; given pseudo-data three factorizations and some ten products of
-    M × M matrices. The loss must be −ELBO, not a multiple of it.
+    Beside what a step of Adam costs, a step takes one more evaluation of what q(ε) has a part in of the loss, not of the
+    kernel's factors, a Cholesky factorization per dense block, and products of the projections with vectors; given
+    pseudo-data three factorizations and some ten products of M × M matrices. The loss must be −ELBO, not a multiple of
+    it.
 
     :param rate: ρ in (0, 1], or a schedule: a function of the step's number, such as those of optax.
     :param others: optax or NumPyro optimizer of the other parameters: hyperparameters, inducing inputs, the guides of
@@ -172,7 +173,8 @@ class _NaturalGradient(Optimizer):
             )
         given_data = {group[0]: group for group in site_steps.groups(q)}
         slots = {site: site_steps.slot_for(group, q, averages[site]) for site, group in given_data.items()}
-        value_and_grad = _value_and_grad(fn, forward_mode)
+        told, again = in_two(fn, q, slots, {name: value for name, value in params.items() if name not in q})
+        value_and_grad = value_and_grads(told, forward_mode)
 
         def mean_gradient(means):
             output, grads, reports = value_and_grad({**params, **means}, slots)
@@ -185,7 +187,7 @@ class _NaturalGradient(Optimizer):
             mean_grads, hessian, (output, grads, reports) = jax.linearize(mean_gradient, means, has_aux=True)
         else:
             output, grads, reports = value_and_grad(params, slots)
-        loss = output[0]
+        loss, (aux, kept) = output
         scales = {loc: _scale(name, q, loc) for loc, name in blocks.items()}
         scale_grads = {loc: _scale_grad(name, scales[loc], grads) for loc, name in blocks.items()}
         new_averages = {site: site_steps.average(averages[site], reports[site], count) for site in averages}
@@ -220,7 +222,7 @@ class _NaturalGradient(Optimizer):
         def retry(carry):
             tries, rate, _, _ = carry
             new = attempt(rate)
-            new_loss = fn({**params, **new})[0]
+            new_loss = again(kept, new)
             slack = ROUNDING * jnp.finfo(loss.dtype).eps * jnp.abs(loss)
             ok = _all_finite(new) & jnp.isfinite(new_loss) & (new_loss <= loss + slack)
             return tries + 1, 0.5 * rate, new, ok
@@ -234,7 +236,7 @@ class _NaturalGradient(Optimizer):
         if rest:
             rest_grads = {name: value for name, value in grads.items() if name not in q}
             rest = self.others.update(rest_grads, rest, value=loss)
-        return output, (count + 1, (new, new_averages, rest)), jnp.isfinite(loss) & _all_finite(grads)
+        return (loss, aux), (count + 1, (new, new_averages, rest)), jnp.isfinite(loss) & _all_finite(grads)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -322,28 +324,6 @@ def _scale_grad(name: str | None, scale: jax.Array, grads: dict[str, Any]) -> ja
 
 def _all_finite(tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
-
-
-def _value_and_grad(fn: Callable, forward_mode: bool) -> Callable:
-    """A function of parameters and slots: the loss and its auxiliary output, gradients, and what slots are told."""
-
-    def told(params, slots):
-        with Slots(slots):
-            return fn(params)
-
-    def reverse(params, slots):
-        output, (grads, reports) = jax.value_and_grad(told, (0, 1), has_aux=True)(params, slots)
-        return output, grads, reports
-
-    def forward(params, slots):
-        def repeated(params):
-            output = fn(params)
-            return output[0], output
-
-        grads, output = jax.jacfwd(repeated, has_aux=True)(params)
-        return output, grads, slots
-
-    return forward if forward_mode else reverse
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -249,7 +249,7 @@ def test_projectors_are_pytrees_that_may_be_mapped(float64):
 # ---------------------------------------------------------------- a training step
 
 
-def factorizations(blocks, guide=None):
+def factorizations(blocks, guide=None, optim=None):
     """How many Cholesky factorizations there are in the program of a step of SVI, gradients included."""
 
     def model(X, y):
@@ -259,7 +259,7 @@ def factorizations(blocks, guide=None):
         with numpyro.plate("data", 3):
             npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
 
-    svi = SVI(model, guide or npgp.AutoSparseGP(model), npgp.adam(0.1), TraceMeanField_ELBO())
+    svi = SVI(model, guide or npgp.AutoSparseGP(model), optim or npgp.adam(0.1), TraceMeanField_ELBO())
     data = jnp.ones((3, 1)), jnp.ones(3)
     state = jax.eval_shape(svi.init, jax.random.key(0), *data)
     # The function is in the text once for all of its calls, or in each call.
@@ -272,4 +272,6 @@ def test_a_training_step_factorizes_each_block_once():
         f.moments(X)
 
     assert [factorizations(1), factorizations(2)] == [1, 2]
+    # The loss after a step of q(ε) takes the factors of the loss before it.
+    assert factorizations(2, optim=npgp.natural_gradient(0.5, npgp.adam(0.1))) == 2
     assert factorizations(1, guide_with_a_factor_of_its_own) == 2

@@ -15,7 +15,6 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import npgp
 from npgp.likelihoods import Columns, Factorized
-from npgp.programs.operations import Operations
 from npgp.training import DataError, Stream, fit
 from npgp.training.inputs import Inputs
 from npgp.training.observed import check_of_rows
@@ -282,31 +281,6 @@ def test_what_was_trained_before_a_bad_row_is_kept():
         fit(svi_of(model), KEY, 10, Stream(lambda epoch: broken(), num_rows=N), **options)
     assert len(error.value.result.losses) == error.value.step == 2
     assert isinstance(error.value.__cause__, OSError)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Operations
-
-
-def test_what_results_depend_on_and_each_alone(capfd):
-    def function(x, y, key):
-        jax.debug.print("printed {}", x)
-        z = jax.random.normal(key, (3,))
-        return {"a": [jnp.where(y > 0, y, 1.0), 2.0 * y], "b": jnp.linalg.cholesky(jnp.eye(3) * x) @ z, "c": 3.0 * x[0]}
-
-    args = (jnp.full(3, 4.0), jnp.array([-1.0, 2.0, 3.0]), jax.random.key(1))
-    operations = Operations(function, *args)
-    expected = function(*args)
-    jax.effects_barrier()
-    capfd.readouterr()
-    for name, needs in (("a", {1}), ("b", {0, 2}), ("c", {0})):
-        found, compute = operations.part(name)
-        assert found == needs
-        given = [arg if i in needs else None for i, arg in enumerate(args)]
-        for got, wanted in zip(jax.tree.leaves(jax.jit(compute)(*given)), jax.tree.leaves(expected[name]), strict=True):
-            np.testing.assert_allclose(got, wanted, rtol=1e-6)
-    jax.effects_barrier()
-    assert "printed" not in capfd.readouterr().out
 
 
 # ---------------------------------------------------------------------------------------------------------------
