@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What npgp relies on in NumPyro and JAX beyond their documentation (npgp/contract.py), tested with the oldest versions
-# that pyproject.toml allows, of every dependency, and with the newest that are to be had: _contract.sh [oldest|newest],
+# What npgp relies on in NumPyro and JAX beyond their documentation (npgp/contract.py, npgp/programs), tested with the oldest
+# versions that pyproject.toml allows, of every dependency, and with the newest to be had: _contract.sh [oldest|newest],
 # both if neither is said. CI runs this; each has an environment of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,7 +30,7 @@ contract() { # NAME PYTHON REQUIREMENT...
 import jax, numpyro, sys
 print(f"jax {jax.__version__}, numpyro {numpyro.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}")')"
   # By itself: the settings and fixtures of all other tests want packages that are not here.
-  JAX_PLATFORMS=cpu "$folder/bin/python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/ground/test_contract.py
+  JAX_PLATFORMS=cpu "$folder/bin/python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/ground/test_contract.py tests/ground/test_operations.py
   echo "== README's first model"
   first_model | JAX_PLATFORMS=cpu "$folder/bin/python" -
 }
