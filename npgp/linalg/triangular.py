@@ -55,7 +55,7 @@ def solve_lower(L: jax.Array, B: jax.Array, *, transpose: bool = False) -> jax.A
 
     Systems of many columns are solved by halves, forward and reverse, down to blocks of the diagonal whose inverses
     are at hand, so that nearly all of the work is matrix products, which all cores share; LAPACK's triangular solve has
-    one thread on a CPU, and autodiff through it two more such solves.
+    one thread on a CPU, and autodiff through it two more such solves. It is quicker, on a CPU, for few columns.
 
     :param L: shape (..., M, M).
     :param B: shape (..., M, N); with leading axes of its own before those of L, if any.

@@ -47,12 +47,12 @@ class Operations:
         jaxpr = self._closed.jaxpr
         positions, structure = jax.tree.flatten(self._results[name])
         results = [jaxpr.outvars[i] for i in positions]
-        needed = {var for var in results if not isinstance(var, Literal)}
+        needed = set(_variables(results))
         operations = []
         for operation in reversed(jaxpr.eqns):
             if not needed.isdisjoint(operation.outvars):
                 operations.append(operation)
-                needed.update(var for var in operation.invars if not isinstance(var, Literal))
+                needed.update(_variables(operation.invars))
 
         def compute(*args: jax.Array, constants: Sequence[Any] = tuple(self.constants)) -> Any:
             values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *args], strict=True))
