@@ -89,8 +89,8 @@ def natural_gradient(
     its own, and natural gradients. Otherwise blocks given pseudo-data step each by itself. They need reverse-mode
     gradients.
 
-    Beside what a step of Adam costs, a step takes one more evaluation of the loss, but for what q(ε) has no part in such
-    as the kernel's factors, a Cholesky factorization per dense block, and products of the projections with vectors;
+    Beside what a step of Adam costs, a step takes one more evaluation of the loss, but for what q(ε) has no part in
+    (the kernel's factors), a Cholesky factorization per dense block, and products of the projections with vectors;
     given pseudo-data three factorizations and some ten products of M × M matrices. The loss must be −ELBO, not a
     multiple of it.
 
