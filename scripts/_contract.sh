@@ -30,7 +30,7 @@ contract() { # NAME PYTHON REQUIREMENT...
 import jax, numpyro, sys
 print(f"jax {jax.__version__}, numpyro {numpyro.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}")')"
   # By itself: the settings and fixtures of all other tests want packages that are not here.
-  JAX_PLATFORMS=cpu "$folder/bin/python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/ground/test_contract.py tests/ground/test_operations.py
+  JAX_PLATFORMS=cpu "$folder/bin/python" -m pytest -q -c /dev/null --rootdir . --noconftest -p no:cacheprovider tests/ground/test_contract.py tests/ground/test_divided_functions.py
   echo "== README's first model"
   first_model | JAX_PLATFORMS=cpu "$folder/bin/python" -
 }

@@ -17,7 +17,8 @@ ROOT = Path(npgp.__file__).parent
 FLOORS = [
     {"contract", "optional", "pytrees"},
     {"programs"},
-    {"batches", "checks", "densities", "keys"},
+    {"batches", "checks", "densities", "keys", "products"},
+    {"triangular"},
     {"linalg", "chunks"},
     {"kernels"},
     {"likelihoods", "features"},

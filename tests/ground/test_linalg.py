@@ -10,8 +10,7 @@ import scipy.linalg
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from npgp import checks, linalg
-from npgp.linalg import triangular
+from npgp import checks, linalg, triangular
 from npgp.programs import QUICK, Program
 
 EPS = {jnp.float32: 1e-5, jnp.float64: 1e-13}

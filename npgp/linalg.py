@@ -1,4 +1,7 @@
-"""The one Cholesky with its jitter policy, and what is made of its factors, in one piece or by blocks."""
+"""
+Numerics that all parts of the library share: the one Cholesky with its jitter policy, and what is made of its factors,
+in one piece or by blocks. Exact products (products.py) and triangular systems (triangular.py) have their names here too.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,44 @@ from jax import lax
 
 from npgp import checks
 from npgp.batches import one_by_one
-from npgp.linalg.products import diagonal, gram, matmul, transposed, transposed_matmul
-from npgp.linalg.triangular import lower_matmul, solve_lower
+from npgp.products import (
+    diagonal,
+    diagonal_matrix,
+    gram,
+    least_square,
+    matmul,
+    safe_sqrt,
+    transposed,
+    transposed_matmul,
+    weighted_sum,
+)
+from npgp.triangular import lower_matmul, solve_lower
+
+__all__ = [
+    "DEFAULT_JITTER",
+    "MAX_JITTER",
+    "block_row",
+    "block_solve",
+    "block_solve_transposed",
+    "cholesky",
+    "default_jitter",
+    "diagonal",
+    "diagonal_matrix",
+    "factor_tangent",
+    "gram",
+    "inverse_factor",
+    "inverse_of_reversed",
+    "least_square",
+    "log_determinant",
+    "lower_half",
+    "lower_matmul",
+    "matmul",
+    "plain_cholesky",
+    "safe_sqrt",
+    "solve_lower",
+    "transposed_matmul",
+    "weighted_sum",
+]
 
 #: First jitter tried, relative to the mean of the diagonal.
 DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}

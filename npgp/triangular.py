@@ -11,7 +11,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 
 from npgp.batches import one_by_one
-from npgp.linalg.products import matmul, transposed, transposed_matmul
+from npgp.products import matmul, transposed, transposed_matmul
 
 #: Triangular systems are solved by halves, down to blocks of the diagonal of at most so many rows.
 LARGEST_BLOCK = 64
