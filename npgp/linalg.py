@@ -1,6 +1,6 @@
 """
 Numerics that all parts of the library share: the one Cholesky with its jitter policy, and what is made of its factors,
-in one piece or by blocks. Exact products (products.py) and triangular systems (triangular.py) have their names here too.
+in one piece or by blocks. Exact products (products.py) and triangular systems (triangular.py) have names here too.
 """
 
 from __future__ import annotations
