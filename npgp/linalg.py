@@ -48,6 +48,7 @@ __all__ = [
     "plain_cholesky",
     "safe_sqrt",
     "solve_lower",
+    "transposed",
     "transposed_matmul",
     "weighted_sum",
 ]

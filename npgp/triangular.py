@@ -85,26 +85,6 @@ def _solvers(L: jax.Array, columns: int) -> tuple[Callable[[jax.Array], jax.Arra
 
 
 @functools.partial(one_by_one, by_columns=True)
-def _solve_few(L: jax.Array, B: jax.Array) -> jax.Array:
-    return _few(_substitute, lambda L, B: _solve(L, _inverse_blocks(L), B), L, B)
-
-
-@functools.partial(one_by_one, by_columns=True)
-def _solve_few_transposed(L: jax.Array, B: jax.Array) -> jax.Array:
-    return _few(_substitute_transposed, lambda L, B: _solve_transposed(L, _inverse_blocks(L), B), L, B)
-
-
-def _few(substituted: Callable[..., jax.Array], by_halves: Callable[..., jax.Array], L: jax.Array, B: jax.Array):
-    """
-    By substitution on a CPU, unless ``vmap`` has made the columns many: for a column and 512 rows in a quarter to half
-    of the time by halves, for 2048 rows in a seventh to a quarter.
-    """
-    if B.shape[-1] > SUBSTITUTED:
-        return by_halves(L, B)
-    return lax.platform_dependent(L, B, cpu=substituted, default=by_halves)
-
-
-@functools.partial(one_by_one, by_columns=True)
 def _substitute(L: jax.Array, B: jax.Array) -> jax.Array:
     return solve_triangular(L, B, lower=True)
 
@@ -209,6 +189,24 @@ def _in_turn(
     given = first, diagonal, halves(W, -1 if upward else -2), halves(B, -2)
     solved = lax.scan(step, jnp.zeros_like(given[-1][0]), given, reverse=upward)[1]
     return jnp.moveaxis(solved, 0, -3).reshape(B.shape)
+
+
+def _few(substituted: Callable[..., jax.Array], by_halves: Callable[..., jax.Array], L: jax.Array, B: jax.Array):
+    """
+    By substitution on a CPU, unless ``vmap`` has made the columns many: for a column and 512 rows in a quarter to half
+    of the time by halves, for 2048 rows in a seventh to a quarter.
+    """
+
+    def halved(L, B):
+        return by_halves(L, _inverse_blocks(L), B)
+
+    if B.shape[-1] > SUBSTITUTED:
+        return halved(L, B)
+    return lax.platform_dependent(L, B, cpu=substituted, default=halved)
+
+
+_solve_few = one_by_one(functools.partial(_few, _substitute, _solve), by_columns=True)
+_solve_few_transposed = one_by_one(functools.partial(_few, _substitute_transposed, _solve_transposed), by_columns=True)
 
 
 def _half(size: int, block: int) -> int:

@@ -25,7 +25,7 @@ class Operations:
         needs, double = operations.part("double")
         assert needs == {0}  # of the arguments, the first one alone
 
-    :param function: of arrays, to a dictionary of arrays, or of lists of these.
+    :param function: of arrays, to a dictionary of arrays, or of pytrees of these.
     :param args: arrays like those that it is to be given.
     """
 

@@ -91,16 +91,18 @@ class CorrectedPosterior:
             """Corrections for rows x (n, D) of one group: each (..., n)."""
             near = self.inputs[group]
             covariance = projector.each(lambda p: p.kernel(x, near))  # (..., n, g)
-            explained = [linalg.matmul(_swap(a), A[..., group, :]) for a, A in zip(A_x, self.A, strict=True)]
+            explained = [
+                linalg.matmul(linalg.transposed(a), A[..., group, :]) for a, A in zip(A_x, self.A, strict=True)
+            ]
             c = covariance - sum(e for e, use in zip(explained, learned, strict=True) if use)
             factor, root = self.factor[..., group, :, :], self.root[..., group, :]
-            half = linalg.solve_lower(factor, root[..., :, None] * _swap(c))
+            half = linalg.solve_lower(factor, root[..., :, None] * linalg.transposed(c))
             less = jnp.sum(jnp.square(half), axis=-2)
             if self.weights is None:
                 return jnp.zeros_like(less), less
             # Given ε, what is left of f has mean zero once mean-only blocks are taken out as well.
             c = c - sum((e for e, use in zip(explained, learned, strict=True) if not use), jnp.zeros_like(c))
-            return along_rows(self.weights[..., group, :], _swap(c)), less
+            return along_rows(self.weights[..., group, :], linalg.transposed(c)), less
 
         if self.groups.count == 1:
             more, less = correct(X, A_new, 0)
@@ -113,10 +115,6 @@ class CorrectedPosterior:
             rows = (X, [jnp.moveaxis(A, -1, 0) for A in A_new], self.groups.assign(X))
             more, less = (jnp.moveaxis(v, 0, -1) for v in lax.map(one, rows, batch_size=BATCH))
         return mean + more, jnp.maximum(variance - less, 0.0)
-
-
-def _swap(A: jax.Array) -> jax.Array:
-    return jnp.swapaxes(A, -1, -2)
 
 
 def exact_variance(

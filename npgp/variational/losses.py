@@ -25,14 +25,12 @@ def in_two(fn: Callable, q: dict[str, Any], slots: Any, others: dict[str, Any]) 
     """
     moving = len(jax.tree.leaves((q, slots)))
     leaves, structure = jax.tree.flatten((q, slots, others))
-    aux_structure: list[Any] = []
 
     def results(*leaves):
         q, slots, others = jax.tree.unflatten(structure, leaves)
         with Slots(slots):
             loss, aux = fn({**others, **q})
-        aux_structure.append(jax.tree.structure(aux))
-        return {"loss": loss, "aux": jax.tree.leaves(aux)}
+        return {"loss": loss, "aux": aux}
 
     before, after = Operations(results, *leaves).divided(range(moving))
 
@@ -40,7 +38,7 @@ def in_two(fn: Callable, q: dict[str, Any], slots: Any, others: dict[str, Any]) 
         leaves = jax.tree.leaves(({name: params[name] for name in q}, slots, {name: params[name] for name in others}))
         kept = before(*leaves)
         found = after(kept, *leaves)
-        return found["loss"], (jax.tree.unflatten(aux_structure[0], found["aux"]), kept)
+        return found["loss"], (found["aux"], kept)
 
     def again(kept, new):
         return after(kept, *jax.tree.leaves((new, slots, others)))["loss"]

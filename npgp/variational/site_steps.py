@@ -140,14 +140,14 @@ class Direction:
         self.root = root = joint_root(roots, weights) if self.dense else roots[0]
         if self.dense:
             half = linalg.lower_matmul(root, covariance, transpose=True)
-            T = linalg.lower_matmul(root, _transposed(half), transpose=True)
+            T = linalg.lower_matmul(root, linalg.transposed(half), transpose=True)
         else:
             T = root[..., None] * covariance * root[..., None, :]
         identity = jnp.broadcast_to(jnp.eye(T.shape[-1], dtype=T.dtype), T.shape)
         # Rounding in T is relative to the largest of its eigenvalues, which the trace bounds.
         damping = DAMPING + jnp.finfo(T.dtype).eps * jnp.trace(T, axis1=-2, axis2=-1)
-        T = 0.5 * (T + _transposed(T)) + damping[..., None, None] * identity
-        inverse = linalg.gram(_transposed(linalg.solve_lower(linalg.plain_cholesky(T), identity)))
+        T = 0.5 * (T + linalg.transposed(T)) + damping[..., None, None] * identity
+        inverse = linalg.gram(linalg.transposed(linalg.solve_lower(linalg.plain_cholesky(T), identity)))
         prior = linalg.plain_cholesky(identity + T)
         pull = _solve_twice(prior, self._transposed_times(self.unit * self.values))  # n
         in_values = jnp.concatenate([grads[f"{site}.{VALUES}"] for site in sites], axis=-1)
@@ -156,11 +156,11 @@ class Direction:
         if self.dense:
             half = in_precision + linalg.matmul(inverse, in_precision)
             half = half + linalg.matmul(half, inverse)
-            self.X = -(half + _transposed(half))
+            self.X = -(half + linalg.transposed(half))
             self.shift = slope + _times(self.X, pull)
         else:
             # Of a diagonal W the Fisher information is ½ Q⁻¹ ∘ Q⁻¹, where Q⁻¹ = I − (I + T)⁻¹.
-            left = linalg.gram(_transposed(linalg.solve_lower(prior, identity)))
+            left = linalg.gram(linalg.transposed(linalg.solve_lower(prior, identity)))
             self.X = -2.0 * _solve_twice(linalg.plain_cholesky(jnp.square(identity - left)), in_precision)
             self.shift = slope + self.X * pull
 
@@ -191,15 +191,11 @@ class Direction:
 
     def _transposed_times(self, x: jax.Array) -> jax.Array:
         """``Rᵀ x``."""
-        return _times(_transposed(self.root), x) if self.dense else self.root * x
+        return _times(linalg.transposed(self.root), x) if self.dense else self.root * x
 
     def _solve(self, x: jax.Array, transpose: bool = False) -> jax.Array:
         """``R⁻¹ x``, or ``R⁻ᵀ x``."""
         return _solve(self.root, x, transpose) if self.dense else x / self.root
-
-
-def _transposed(A: jax.Array) -> jax.Array:
-    return jnp.swapaxes(A, -1, -2)
 
 
 def _times(A: jax.Array, x: jax.Array) -> jax.Array:
