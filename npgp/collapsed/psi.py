@@ -14,11 +14,13 @@ k_j and one row, with ``a = μ − z_m``, ``b = μ − z_m'``, ``t = s² α_i``,
     log E k_i k_j − log E k_i − log E k_j = ½ log(1 + tu/(1 + t + u))
         − ½ tu/(1 + t + u) · (α_i a²/(1 + t) + α_j b²/(1 + u)) + s² α_i α_j ab/(1 + t + u),
 
-all of whose terms vanish with s. Only they need an array (M, M) for each row, a few rows at a time.
+all of whose terms vanish with s. Only they need a number for each row and pair of inducing inputs, of one term i = j
+for each pair once: for all rows at once where these are few, and else for some rows at a time.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,10 +40,11 @@ from npgp.sparse.projection import Projector, factorize
 
 __all__ = ["ExpectedProjection", "PsiStatistics", "expected_projection", "psi_statistics"]
 
-#: Entries of the arrays (rows, M, M) that are made for so many rows at a time.
-CHUNK_ENTRIES = 2**18
-#: Below this, exp(x) − 1 is taken by its series, which has this many terms.
-SERIES_LIMIT, SERIES_TERMS = 0.25, 11
+#: Entries of arrays with a number for each row and pair of inducing inputs: as many as are made and kept for all rows
+#: at once, and else those of a chunk of rows.
+KEPT_ENTRIES, CHUNK_ENTRIES = 2**21, 2**18
+#: Below this, exp(x) − 1 is taken by its series, whose coefficients after the first of them, x, these are, over x.
+SERIES_LIMIT, SERIES = 0.25, [1.0 / math.factorial(k) for k in range(1, 12)]
 
 
 @pytree
@@ -87,7 +90,8 @@ def psi_statistics(
     :param loc: means of the inputs, (N, Q).
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
     :param weights: w_n, (N,); 1 if omitted.
-    :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
+    :param chunk_size: rows for which a number for each pair of inducing inputs is held at a time; if omitted all, or
+        where that is too many as many as fit a cache.
     :raises NotImplementedError: for kernels without a closed form.
     :raises TypeError: for inducing features that are not points, and for inputs that are not floating.
     :raises ValueError: for arrays of the wrong shape, and for a standard deviation known to be negative.
@@ -306,20 +310,22 @@ def _moments(
     terms: _Terms, given: _Given, form: jax.Array, chunk_size: int | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    Ψ1 (N, M), ``Σ_n w_n Cov[k(Z, x_n)]`` (M, M), and for each row ``tr(form · Cov[k(Z, x_n)])`` (N,).
+    Ψ1 (N, M), ``Σ_n w_n Cov[k(Z, x_n)]`` (M, M), and for each row ``tr(form · Cov[k(Z, x_n)])`` (N,), for a symmetric
+    form.
 
-    The gradient computes each chunk of rows again rather than keep anything of it.
+    Of several chunks of rows, the gradient computes each again rather than keep anything of it.
     """
     Z, loc, scale, weights = given
     rows, size = loc.shape[0], Z.shape[0]
     if chunk_size is None:
-        chunk_size = chunks.rows_within(CHUNK_ENTRIES, size, size)
+        pairs = size * (size + 1) // 2
+        chunk_size = rows if rows * pairs <= KEPT_ENTRIES else chunks.rows_within(CHUNK_ENTRIES, pairs)
     else:
         chunk_size = checks.whole_number(chunk_size, "chunk_size")
-
-    @jax.checkpoint
-    def one_chunk(terms, Z, form, loc, scale, weights):
+    if chunk_size >= rows:
         return _chunk_moments(terms, Z, form, loc, scale, weights)
+
+    one_chunk = jax.checkpoint(_chunk_moments)
 
     def body(total, chunk):
         psi1, covariance, spread = one_chunk(terms, Z, form, *chunk)
@@ -334,28 +340,27 @@ def _moments(
 
 
 def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):
-    variance = jnp.square(scale)
-    apart = loc[:, None, :] - Z  # (B, M, Q)
+    size, variance = Z.shape[0], jnp.square(scale)
+    # Quadratic functions of a point are written out, as products of matrices, around the middle of Z.
+    middle = lax.stop_gradient(jnp.mean(Z, axis=0))
+    m, z = loc - middle, Z - middle
     shrunk = [variance * precision for precision in terms.precisions]  # t, (B, Q)
-    logs = [
-        jnp.log(v)
-        - 0.5 * jnp.sum(jnp.log1p(t), axis=-1)[:, None]
-        - 0.5 * jnp.sum((alpha / (1.0 + t))[:, None, :] * jnp.square(apart), axis=-1)
+    logs = [  # log E k_i
+        _negative_square(jnp.log(v) - 0.5 * jnp.sum(jnp.log1p(t), axis=-1), alpha / (1.0 + t), m)
         for alpha, v, t in zip(terms.precisions, terms.variances, shrunk, strict=True)
     ]
-    means = [jnp.exp(log) for log in logs]  # (B, M)
-    psi1 = sum(means, jnp.broadcast_to(terms.constant, (loc.shape[0], Z.shape[0])))
+    means = [jnp.exp(linalg.matmul(log, _powers(z))) for log in logs]  # (B, M)
+    psi1 = sum(means, jnp.broadcast_to(terms.constant, (loc.shape[0], size)))
     total, spread = jnp.zeros_like(form), jnp.zeros_like(weights)
 
     for i in range(len(means)):
         for j in range(i + 1):
-            excess = _log_excess(terms.precisions[i], terms.precisions[j], variance, apart)
-            log = logs[i][:, :, None] + logs[j][:, None, :]
-            product = means[i][:, :, None] * means[j][:, None, :]
-            flat = _exp_difference(product, log, excess).reshape(loc.shape[0], -1)  # (B, M·M)
-            part = linalg.matmul(weights, flat).reshape(form.shape)
-            total = total + (part if i == j else part + part.T)
-            spread = spread + (1.0 if i == j else 2.0) * linalg.matmul(flat, form.reshape(-1))
+            pairs = _Pairs.of(size, same=i == j)
+            one, other = z[pairs.one], z[pairs.other]  # (P, Q)
+            excess = _log_excess(terms.precisions[i], terms.precisions[j], variance, m, one, other)
+            flat = _exp_difference(_at_pairs(logs[i], logs[j], one, other), excess)  # (B, P)
+            total = total + pairs.matrix(linalg.matmul(weights, flat))
+            spread = spread + linalg.matmul(flat, pairs.weighted(form))
 
     if terms.slopes is not None:
         psi1 = psi1 + linalg.matmul(loc * terms.slopes, Z.T)
@@ -363,6 +368,7 @@ def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):
         formed = linalg.matmul(form, half)
         total = total + linalg.matmul(half * linalg.matmul(weights, variance), half.T)
         spread = spread + linalg.matmul(variance, jnp.sum(half * formed, axis=0))
+        apart = m[:, None, :] - z  # (B, M, Q)
         for mean, t in zip(means, shrunk, strict=True):
             # Under the density that k_i(x, z_m) tilts, x_q moves by −t a / (1 + t).
             moved = -mean[:, :, None] * (t / (1.0 + t))[:, None, :] * apart
@@ -372,36 +378,84 @@ def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):
     return psi1, total, spread
 
 
-def _log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, apart: jax.Array) -> jax.Array:
-    """``log E k_i(x, z_m) k_j(x, z_m') − log E k_i(x, z_m) − log E k_j(x, z_m')``, (B, M, M)."""
+class _Pairs(NamedTuple):
+    """Pairs of M inducing inputs: each once, in the order that two terms of a kernel see them or, of one, in any."""
+
+    one: np.ndarray  # (P,)
+    other: np.ndarray
+    #: Of one term: which pair each entry of a symmetric matrix is of, (M, M).
+    of_entry: np.ndarray | None
+
+    @classmethod
+    def of(cls, size: int, same: bool) -> _Pairs:
+        if not same:
+            one, other = np.indices((size, size)).reshape(2, -1)
+            return cls(one, other, None)
+        one, other = np.tril_indices(size)
+        of_entry = np.zeros((size, size), int)
+        of_entry[one, other] = of_entry[other, one] = np.arange(len(one))
+        return cls(one, other, of_entry)
+
+    def matrix(self, values: jax.Array) -> jax.Array:
+        """The symmetric matrix that values of pairs, (P,), contribute, (M, M)."""
+        if self.of_entry is not None:
+            return values[self.of_entry]
+        size = round(len(self.one) ** 0.5)
+        part = values.reshape(size, size)
+        return part + part.T
+
+    def weighted(self, form: jax.Array) -> jax.Array:
+        """Of a symmetric matrix, (M, M), how much values of pairs count in a trace with it, (P,)."""
+        once = self.of_entry is not None and self.one == self.other
+        return form[self.one, self.other] * jnp.where(once, 1.0, 2.0)
+
+
+def _negative_square(constant: jax.Array, precision: jax.Array, at: jax.Array) -> jax.Array:
+    """``constant − ½ Σ_q precision (at − z)²`` of each row as coefficients of :func:`_powers`, (B, 2Q + 1)."""
+    constant = constant - 0.5 * jnp.sum(precision * jnp.square(at), axis=-1)
+    return jnp.concatenate([constant[:, None], precision * at, -0.5 * precision], axis=-1)
+
+
+def _powers(z: jax.Array) -> jax.Array:
+    """1, z and z² of points (P, Q): (2Q + 1, P)."""
+    return jnp.concatenate([jnp.ones_like(z[:, :1]), z, jnp.square(z)], axis=-1).T
+
+
+def _at_pairs(first: jax.Array, second: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    """The sum of two functions of :func:`_negative_square`, the one at one point of each pair: (B, P)."""
+    if first is second:
+        return linalg.matmul(first, _powers(one) + _powers(other))
+    return linalg.matmul(first, _powers(one)) + linalg.matmul(second, _powers(other))
+
+
+def _log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, other) -> jax.Array:
+    """``log E k_i(x, one) k_j(x, other) − log E k_i(x, one) − log E k_j(x, other)``, (B, P)."""
     t, u = variance * alpha, variance * beta
     both = 1.0 + t + u
     share = t * u / both
-    first, second = ((share * p / (1.0 + v))[:, None, :] for p, v in ((alpha, t), (beta, u)))
-    square = jnp.square(apart)
-    row = 0.5 * jnp.sum(jnp.log1p(share), axis=-1)[:, None] - 0.5 * jnp.sum(first * square, axis=-1)
-    column = -0.5 * jnp.sum(second * square, axis=-1)
-    cross = linalg.matmul((t * beta / both)[:, None, :] * apart, jnp.swapaxes(apart, -1, -2))
-    return cross + row[:, :, None] + column[:, None, :]
+    half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
+    first = _negative_square(half, share * alpha / (1.0 + t), m)
+    second = first if alpha is beta else _negative_square(half, share * beta / (1.0 + u), m)
+    # w (m − one)(m − other)
+    w = t * beta / both
+    cross = jnp.concatenate([jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, w], axis=-1)
+    products = jnp.concatenate([jnp.ones_like(one[:, :1]), one + other, one * other], axis=-1).T
+    return _at_pairs(first, second, one, other) + linalg.matmul(cross, products)
 
 
 @jax.custom_jvp
-def _exp_difference(product: jax.Array, log: jax.Array, excess: jax.Array) -> jax.Array:
-    """
-    ``exp(log + excess) − exp(log)`` without loss for a small excess and overflow for a large one.
-
-    :param product: ``exp(log)``, which is at hand.
-    """
-    series = jnp.ones_like(excess)
-    for k in range(SERIES_TERMS, 1, -1):
-        series = 1.0 + series * excess / k
+def _exp_difference(log: jax.Array, excess: jax.Array) -> jax.Array:
+    """``exp(log + excess) − exp(log)`` without loss for a small excess and overflow for a large one."""
+    series = jnp.full_like(excess, SERIES[-1])
+    for coefficient in SERIES[-2::-1]:
+        series = coefficient + excess * series
+    start = jnp.exp(log)
     small = jnp.abs(excess) < SERIES_LIMIT
-    return jnp.where(small, product * excess * series, jnp.exp(log + excess) - product)
+    return jnp.where(small, start * excess * series, jnp.exp(log + excess) - start)
 
 
 @_exp_difference.defjvp
 def _(primals, tangents):
-    # As a function of log and excess, which the product repeats.
-    product, log, excess = primals
-    value = _exp_difference(product, log, excess)
-    return value, value * tangents[1] + (value + product) * tangents[2]
+    log, _ = primals
+    value = _exp_difference(*primals)
+    return value, value * tangents[0] + (value + jnp.exp(log)) * tangents[1]

@@ -99,7 +99,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
     :param mask: True where an observation is present, (N,), or (D, N) for D outputs; the others may be NaN. Outputs
         that miss entries of their own have a q(ε) of their own covariance, at O(M³) for each output.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
-    :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
+    :param chunk_size: as for :func:`~npgp.collapsed.psi_statistics`.
     :raises NotImplementedError: for kernels without a closed form.
     :raises TypeError: for inducing features that are not points, and for a mask that is not boolean.
     :raises ValueError: for several blocks, arrays of the wrong shape, and a variance known not to be positive.

@@ -53,6 +53,11 @@ class CollapsedFit(NamedTuple):
     #: Why it ended.
     message: str
 
+    @property
+    def steps(self) -> int:
+        """How many steps were taken."""
+        return len(self.bounds) - 1
+
 
 T = TypeVar("T")
 
@@ -99,7 +104,7 @@ class CollapsedGPLVM:
     :param penalty_draws: for ``"tight"``, as for :class:`~npgp.collapsed.UncertainInputGP`: the penalty is then
         estimated, with m_n a function of x_n as in the uncollapsed bound. If omitted it is in closed form, with one
         m_n for each row. Few draws can be exploited: evaluate the result with others.
-    :param chunk_size: rows for which an array (M, M) each is held at a time; as many as fit a cache if omitted.
+    :param chunk_size: as for :func:`~npgp.collapsed.psi_statistics`.
     :raises ValueError: for several blocks of inducing inputs, or a kernel or a noise variance for each column.
     """
 
@@ -201,7 +206,7 @@ class CollapsedGPLVM:
         result = CollapsedFit(*_in_double(maximize, params or {}, Y))
         if not result.converged:
             warnings.warn(
-                f"CollapsedGPLVM.fit has not converged after {len(result.bounds) - 1} steps: {result.message}. To go "
+                f"CollapsedGPLVM.fit has not converged after {result.steps} steps: {result.message}. To go "
                 "on from there, pass params=result.params.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -267,6 +272,10 @@ class CollapsedGPLVM:
         posterior = self.posterior(params, Y, mask=mask)
         gp = SparseGP("f", posterior.projector.kernel, posterior.projector.blocks)
         return {**params, **gp.params(posterior.q)}
+
+    def init_params(self) -> dict[str, jax.Array]:
+        """Parameters at the start, by site name."""
+        return {name: value for name, (value, _) in self._sites().items()}
 
     def _gp(self, present: ArrayLike | None = None) -> UncertainInputGP:
         start, positive = self.start, constraints.positive

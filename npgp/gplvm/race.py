@@ -5,8 +5,9 @@ latent spaces of fewer and fewer dimensions.
 The bound has many optima, several nats per row apart, and which of them is found depends on how curved the functions
 are at first. From latents within a small part of a lengthscale, where they are all but linear and the model is
 probabilistic PCA, they curve as far as the data ask, with little noise; from latents of many lengthscales they are
-wiggly, and a large noise variance explains what does not fit. In between is the best, and where depends on the data:
-starts of several widths climb for some steps each, and the bound chooses.
+wiggly, and a large noise variance explains what does not fit. In between is the best. It depends too on how clusters
+lie: where principal components lay them over one another, they have to pass. Distances along the data tell them apart.
+What is best of all depends on the data: many starts climb for some steps each, and the bound chooses, round by round.
 
 Then the climb itself. From few dimensions it ends low: clusters cannot pass one another. With many they can, but the
 dimensions that this took stay, at a price: each row pays for where it is in each, and functions of several take more
@@ -19,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -31,6 +32,7 @@ from scipy.special import ndtri
 
 from npgp import checks, training
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
+from npgp.gplvm.geodesics import geodesic_coordinates
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import infer_latents
 from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, relevance
@@ -47,14 +49,18 @@ from npgp.variational.posterior import Posterior
 
 __all__ = ["GPLVMFit", "fit"]
 
-#: Of each start, the standard deviation of the first principal component in lengthscales, and the power of the
-#: components' shares that gives those of the others.
-STARTS = ((0.4, 1.0), (0.7, 1.0))
-#: For few rows, a further start, in which the first component is far ahead. It is quick at first and may end lower, so
-#: that it is for a race to the end.
-FEW_ROWS, CONCENTRATED = 300, (0.7, 3.0)
-#: Steps after which the bound chooses among starts, for more rows than these.
-RACE_STEPS = 300
+#: Starts by principal components: the standard deviation of the first in lengthscales, and the power of the components'
+#: shares that gives those of the others.
+COMPONENTS = ((0.4, 1.0), (0.7, 1.0))
+#: Starts by distances along the data, in two dimensions: the standard deviation of the first in lengthscales, the share
+#: of it that principal components have in the other dimensions, and how many neighbors each row has.
+GEODESICS = ((0.3, 0.1, 8), (0.3, 0.1, 11), (0.3, 0.1, 15))
+SHEET = 2
+#: For few rows, of which all starts are climbed to the end, fewer, and one in which the first component is far ahead:
+#: it is quick at first and may end lower.
+FEW_ROWS, FEW = 300, (*COMPONENTS, (0.7, 3.0), (0.3, 0.1, 8))
+#: Steps after which the better half of the starts goes on, and at last the best, for more rows than these.
+ROUNDS = (150, 300, 500)
 #: Steps after which it is seen what narrowing a dimension has gained, by what dimensions are narrowed, and the share of
 #: the gain of the time before below which it is not worth it.
 NARROW_STEPS, NARROWING, WORTH = 170, 0.4, 0.25
@@ -124,9 +130,9 @@ def fit(
     conditional: Conditional | str = "tight",
     kernel: Callable[..., Kernel] = RBF,
     offset: ArrayLike | None = None,
-    starts: Sequence[tuple[float, float]] | None = None,
+    starts: Sequence[tuple[float, ...]] | None = None,
     restarts: int = 0,
-    max_steps: int = 1500,
+    max_steps: int = 2200,
     max_rows: int = 1000,
     svi_steps: int = 2000,
     batch_size: int | None = None,
@@ -161,9 +167,13 @@ def fit(
     :param kernel: as for :class:`CollapsedGPLVM`.
     :param offset: constant mean of the functions, (D,) or a number; if omitted the columns' means, and with a
         likelihood the constants that explain them best, on f's scale.
-    :param starts: of each start, the standard deviation of the first principal component in lengthscales, and the power
-        of the components' standard deviations that the others are proportional to. If omitted (.4, 1) and (.7, 1), and
-        for at most 300 rows (.7, 3), where all starts are climbed to the end.
+    :param starts: of each start two or three numbers. Two are for principal components: the standard deviation of the
+        first in lengthscales, and the power of the components' standard deviations that the others are proportional to.
+        Three are for two dimensions by distances along a graph of nearest neighbors
+        (:func:`~npgp.gplvm.geodesics.geodesic_coordinates`) and principal components in the others: the standard
+        deviation of the first in lengthscales, the share of it that principal components have, and how many neighbors
+        there are. If omitted two of the first kind and three of the second; for at most 300 rows, where all starts are
+        climbed to the end, three and one.
     :param restarts: how many more starts there are like the first, with random inducing inputs. Nothing else is random
         where the data are complete, Gaussian, and no more rows than ``max_rows``.
     :param max_steps: most steps of L-BFGS from the best start.
@@ -185,10 +195,12 @@ def fit(
     for name, value in (("svi_steps", svi_steps), ("restarts", restarts)):
         checks.whole_number(value, name, least=0)
     if starts is None:
-        starts = (*STARTS, CONCENTRATED) if len(np.asarray(Y)) <= FEW_ROWS else STARTS
-    given = np.asarray(starts, float)
-    if given.ndim != 2 or given.shape[1] != 2 or not given.size or not np.all(np.isfinite(given) & (given > 0)):
-        raise ValueError(f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power each.")
+        starts = FEW if len(np.asarray(Y)) <= FEW_ROWS else (*COMPONENTS, *GEODESICS)
+    if not starts or not all(len(start) in (2, 3) and 0.0 < min(start) <= max(start) < np.inf for start in starts):
+        raise ValueError(
+            f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power, or triples, a width, "
+            "a share and a number of neighbors."
+        )
     start_key, row_key, svi_key = jax.random.split(rng_key, 3)
     if mask is None and not np.all(np.isfinite(np.asarray(Y, float))):
         raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
@@ -204,9 +216,10 @@ def fit(
     rows = _some(row_key, len(data), max_rows)
     some = collapsed[rows], present[rows]
     keys = [None] * len(starts) + list(jax.random.split(start_key, restarts))
+    layout = _Layouts(first.latents[rows], *some)
     begun = [
-        _curved(key, first, *some, first.latents[rows], *widths)
-        for key, widths in zip(keys, [*starts, *[starts[0]] * restarts], strict=True)
+        _curved(key, first, *some, layout(given), given[0])
+        for key, given in zip(keys, [*starts, *[starts[0]] * restarts], strict=True)
     ]
     models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in begun]
     best, climbed, race = _race(models, *some, max_steps, tolerance, progress)
@@ -230,33 +243,35 @@ def fit(
 
 
 def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
-    """The model whose bound is the largest after some steps, its fit, and these bounds."""
+    """The model whose start led highest, its fit, and of each start the bound when it was given up or chosen."""
+
+    def climb(steps: int, params: dict[str, jax.Array]) -> CollapsedFit:
+        # By one model, whose program is one for all starts.
+        return models[0].fit(Y, steps, mask=present, params=params, tolerance=tolerance, progress=progress)
+
+    fits = [CollapsedFit(model.init_params(), np.array([-np.inf]), False, "") for model in models]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        steps = min(RACE_STEPS, max_steps) if len(Y) > FEW_ROWS else max_steps
-
-        def climb(model: CollapsedGPLVM, steps: int, params=None) -> CollapsedFit:
-            return model.fit(Y, steps, mask=present, params=params, tolerance=tolerance, progress=progress)
-
-        fits: list[CollapsedFit] = []
-        for model in models:
-            if not fits or fits[-1].message != lbfgs.INTERRUPTED:
-                fits.append(climb(model, steps))
-        race = np.array([one.bounds[-1] for one in fits])
-        chosen = int(np.argmax(race))
-        model = models[chosen]
-        found, left = _narrowed(partial(climb, model), fits[chosen], max_steps - (len(fits[chosen].bounds) - 1))
-        if not found.converged and found.message != lbfgs.INTERRUPTED and left > 0:
-            found = _joined(found, climb(model, left, found.params))
+        running = list(range(len(models)))
+        for steps in ROUNDS if len(Y) > FEW_ROWS else (max_steps,):
+            for i in running:
+                if not _interrupted(fits):
+                    fits[i] = _further(climb, fits[i], min(steps, max_steps) - fits[i].steps)
+            running.sort(key=lambda i: -fits[i].bounds[-1])
+            del running[(len(running) + 1) // 2 :]
+        chosen = running[0]
+        best = fits[chosen]._replace(message=lbfgs.INTERRUPTED) if _interrupted(fits) else fits[chosen]
+        found = _further(climb, *_narrowed(climb, best, max_steps - best.steps))
+    race = np.array([one.bounds[-1] for one in fits])
     if not found.converged:
         warnings.warn(
-            f"npgp.gplvm.fit has not converged after {len(found.bounds) - 1} steps ({found.message}): the last 50 "
+            f"npgp.gplvm.fit has not converged after {found.steps} steps ({found.message}): the last 50 "
             f"raised the bound by {(found.bounds[-1] - found.bounds[-51:][0]) / len(Y):.2g} nats per row. A larger "
             "max_steps goes further.",
             RuntimeWarning,
             stacklevel=3,
         )
-    return model, found, race
+    return models[chosen], found, race
 
 
 def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int) -> tuple[CollapsedFit, int]:
@@ -276,7 +291,7 @@ def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int
         ell = found.params["lengthscale"]
         narrow = found.params | {"lengthscale": jnp.where(of <= np.min(relevant), ell / NARROWING, ell)}
         tried = climb(NARROW_STEPS, narrow)
-        left -= len(tried.bounds) - 1
+        left -= tried.steps
         before, gained = gained, tried.bounds[-1] - found.bounds[-1]
         if not gained > WORTH * before:
             stopped = tried.message == lbfgs.INTERRUPTED
@@ -285,9 +300,53 @@ def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int
     return found, left
 
 
+def _interrupted(fits: Sequence[CollapsedFit]) -> bool:
+    return any(one.message == lbfgs.INTERRUPTED for one in fits)
+
+
+def _further(climb: Callable[..., CollapsedFit], found: CollapsedFit, steps: int) -> CollapsedFit:
+    """A climb that goes on for so many steps, unless it has ended."""
+    if steps <= 0 or found.converged or found.message == lbfgs.INTERRUPTED:
+        return found
+    return _joined(found, climb(steps, found.params))
+
+
 def _joined(one: CollapsedFit, other: CollapsedFit) -> CollapsedFit:
     """A climb and what came after it."""
-    return other._replace(bounds=np.concatenate([one.bounds, other.bounds[1:]]))
+    return other._replace(bounds=np.concatenate([one.bounds[:-1], other.bounds]))
+
+
+class _Layouts:
+    """
+    Where latents lie at first, in lengthscales.
+
+    :param components: principal components of variance 1, (N, Q).
+    :param Y: the data, (N, D).
+    :param present: which of their entries there are.
+    """
+
+    def __init__(self, components: np.ndarray, Y: np.ndarray, present: np.ndarray):
+        count = np.maximum(np.sum(present, axis=0), 1)
+        means = np.sum(Y * present, axis=0) / count
+        centered = np.where(present, Y - means, 0.0)
+        slopes = components.T @ centered / count
+        lengths = np.sqrt(np.sum(np.square(slopes), axis=1))
+        self.components, self.filled = components, np.where(present, centered, components @ slopes)
+        self.shares = np.maximum(lengths / (np.max(lengths) or 1.0), 1e-3)
+        self.sheet = cache(self._sheet)
+
+    def _sheet(self, neighbors: int) -> np.ndarray:
+        return geodesic_coordinates(self.filled, min(SHEET, self.components.shape[1]), neighbors)
+
+    def __call__(self, given: tuple[float, ...]) -> np.ndarray:
+        """Latents of a start, (N, Q)."""
+        if len(given) == 2:
+            width, power = given
+            return width * self.shares**power * self.components
+        width, rest, neighbors = given
+        sheet = self.sheet(int(neighbors))
+        others = slice(self.components.shape[1] - sheet.shape[1])
+        return width * np.concatenate([sheet, rest * (self.shares * self.components)[:, others]], axis=1)
 
 
 def _curved(
@@ -295,20 +354,16 @@ def _curved(
     first: Start,
     Y: np.ndarray,
     present: np.ndarray,
-    latents: np.ndarray,
+    scaled: np.ndarray,
     width: float,
-    power: float,
 ) -> Start:
     """
-    Where latents are as wide, in lengthscales, as a power of their principal components says, the first ``width`` wide.
+    Where latents are as given, in lengthscales, ``width`` being the standard deviation of the widest dimension.
 
     The variance is such that the functions' linear parts have that of the data.
     """
     centered, count = np.where(present, Y - first.offset, 0.0), np.maximum(np.sum(present, axis=0), 1)
-    lengths = np.sqrt(np.sum(np.square(latents.T @ centered / count), axis=1))  # latents are uncorrelated
-    share = lengths / np.max(lengths) if np.max(lengths) > 0 else np.ones_like(lengths)
-    width_of = width * np.maximum(share**power, 1e-3)
-    scaled, deviation = latents * width_of, POSTERIOR_SHARE * width
+    deviation = POSTERIOR_SHARE * width
     lengthscale = 1.0 / np.sqrt(np.mean(np.square(scaled), axis=0) + deviation**2)  # the best, given the rest
     variance = float(np.mean(np.sum(np.square(centered), axis=0) / count)) or 1.0
     inducing = _inducing(rng_key, scaled, len(first.blocks[0]))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import oracles
 import pytest
 from models import compiled
 
-from npgp.collapsed.psi import expected_projection, psi_statistics
+from npgp.collapsed.psi import KEPT_ENTRIES, expected_projection, psi_statistics
 from npgp.features import Points
 from npgp.kernels import RBF, Constant, Linear, Matern32
 
@@ -231,6 +231,14 @@ def test_chunks_do_not_matter(float64):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-11), result, results[-1])
 
 
+def test_single_precision_stays(float64):
+    kernel = RBF(np.float32(0.9)) + RBF(np.float32(0.4))
+    given = [np.asarray(a, np.float32) for a in (Z, LOC, SCALE, WEIGHTS)]
+    moments = jax.eval_shape(lambda *a: expected_projection(kernel, *a), *given)
+    for part in (moments.A, moments.covariance, moments.residual_variance):
+        assert part.dtype == np.float32
+
+
 @pytest.mark.parametrize("gradient", [False, True])
 def test_no_array_has_rows_and_pairs_of_inducing_points(gradient):
     """What a program needs grows as N (M + Q), not as N M²."""
@@ -245,7 +253,8 @@ def test_no_array_has_rows_and_pairs_of_inducing_points(gradient):
         program = compiled(jax.grad(total, (0, 1)) if gradient else total).lower(loc, Z).compile()
         return program.memory_analysis().temp_size_in_bytes
 
-    few, many = 1000, 5000
+    few, many = 3000, 15000  # of fewer all is kept
+    assert few * size * (size + 1) // 2 > KEPT_ENTRIES
     for_each_row = (bytes_needed(many) - bytes_needed(few)) / (many - few)
     assert for_each_row < 4 * 8 * (size + columns)
     assert for_each_row < 0.25 * 4 * size**2

@@ -13,7 +13,7 @@ import npgp
 from npgp.gplvm import BayesianGPLVM, GPLVMFit, fit
 from npgp.gplvm.collapsed import CollapsedFit
 from npgp.gplvm.coordinates import Coordinates
-from npgp.gplvm.race import NARROW_STEPS, _narrowed
+from npgp.gplvm.race import FEW_ROWS, NARROW_STEPS, ROUNDS, _narrowed, _race
 from npgp.training import lbfgs
 
 KEY = jax.random.key(0)
@@ -43,9 +43,9 @@ def test_it_finds_the_dimension_and_the_noise_in_double_precision(trained):
 def test_keys_decide_on_restarts_alone_and_missing_entries_need_no_svi():
     Y = simulated()[1]
     Y[2:9, 1] = np.nan
-    options = dict(mask="nan", starts=[(0.4, 1.0)], restarts=1, max_steps=20, progress=False)
+    options = dict(mask="nan", starts=[(0.4, 1.0), (0.3, 0.1, 5)], restarts=1, max_steps=20, progress=False)
     one, other = (fit(key, Y, 2, 6, **options) for key in jax.random.split(KEY))
-    assert one.race.shape == (2,) and one.race[0] == other.race[0] and one.race[1] != other.race[1]
+    assert one.race.shape == (3,) and np.all((one.race == other.race) == [True, True, False])
     assert one.bound >= one.race.max() and "noise_variance" in one.params
     assert np.all(np.diff(one.bounds) > 0)  # the collapsed bound's throughout, of which SVI has none
 
@@ -75,6 +75,43 @@ def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(bou
     np.testing.assert_allclose(found.bounds[-1], -every[taken - 1, 1], rtol=1e-5)
     unchanged, left = _narrowed(climb, begun, 2 * NARROW_STEPS - 1)  # too few to see anything
     assert unchanged is begun and left == 2 * NARROW_STEPS - 1
+
+
+class Hill:
+    """In place of a model: a climb halves its distance from the height that its start leads to, each step."""
+
+    def __init__(self, height: float, climbs: list[tuple[float, int]], interrupted_at: int | None = None):
+        self.height, self.climbs, self.interrupted_at = height, climbs, interrupted_at
+
+    def init_params(self):
+        return {"height": self.height, "left": 100.0, "x.loc": np.arange(5.0)[:, None], "lengthscale": np.ones(1)}
+
+    def fit(self, Y, steps, *, params, **options):
+        self.climbs.append((params["height"], steps))
+        left = params["left"] * 0.99 ** np.arange(steps + 1)
+        message = lbfgs.INTERRUPTED if len(self.climbs) == self.interrupted_at else "stopped"
+        return CollapsedFit(params | {"left": left[-1]}, params["height"] - left, False, message)
+
+
+@pytest.mark.parametrize("interrupted_at", [None, 3, 7])
+def test_the_better_half_goes_on_each_round_and_an_interrupt_ends_all(interrupted_at):
+    climbs: list[tuple[float, int]] = []
+    heights = (3.0, 5.0, 1.0, 4.0, 2.0)
+    hills = [Hill(height, climbs, interrupted_at) for height in heights]
+    Y, words = np.zeros((FEW_ROWS + 1, 2)), "stopped" if interrupted_at is None else lbfgs.INTERRUPTED
+    with pytest.warns(RuntimeWarning, match=words):
+        model, found, race = _race(hills, Y, np.ones(Y.shape, bool), 600, 1e-4, False)
+    first, second, third = np.diff([0, *ROUNDS])
+    every = [(height, first) for height in heights]
+    every += [(height, second) for height in (5.0, 4.0, 3.0)] + [(5.0, third), (4.0, third), (5.0, 600 - ROUNDS[-1])]
+    assert climbs == every[:interrupted_at]
+    assert model.height == 5.0 and found.steps == sum(steps for height, steps in climbs if height == 5.0)
+    np.testing.assert_allclose(found.bounds, 5.0 - 100.0 * 0.99 ** np.arange(found.steps + 1))
+    started = [any(height == climbed for climbed, _ in climbs) for height in heights]
+    np.testing.assert_array_equal(np.isfinite(race), started)
+    if interrupted_at is None:
+        taken = dict(zip(heights, [ROUNDS[1], ROUNDS[2], ROUNDS[0], ROUNDS[2], ROUNDS[0]], strict=True))
+        np.testing.assert_allclose(race, [height - 100.0 * 0.99 ** taken[height] for height in heights])
 
 
 def test_coordinates_go_back_and_forth_and_a_lengthscale_moves_the_prior_alone(float64):
@@ -140,6 +177,7 @@ def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
     [
         ({"starts": []}, "starts is"),
         ({"starts": [(-1.0, 1.0)]}, "starts is"),
+        ({"starts": [(0.3, 0.1, 8, 1)]}, "starts is"),
         ({"max_steps": 0}, "max_steps"),
         ({"svi_steps": -1}, "svi_steps"),
         ({"restarts": -1}, "restarts"),
