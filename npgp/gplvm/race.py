@@ -49,21 +49,21 @@ from npgp.variational.posterior import Posterior
 
 __all__ = ["GPLVMFit", "fit"]
 
-#: Starts by principal components: the standard deviation of the first in lengthscales, and the power of the components'
-#: shares that gives those of the others.
-COMPONENTS = ((0.4, 1.0), (0.7, 1.0))
+#: A start by principal components: the standard deviation of the first in lengthscales, and the power of the
+#: components' shares that gives those of the others.
+COMPONENTS = (0.4, 1.0)
 #: Starts by distances along the data, in two dimensions: the standard deviation of the first in lengthscales, the share
 #: of it that principal components have in the other dimensions, and how many neighbors each row has.
 GEODESICS = ((0.3, 0.1, 8), (0.3, 0.1, 11), (0.3, 0.1, 15))
 SHEET = 2
-#: For few rows, of which all starts are climbed to the end, fewer, and one in which the first component is far ahead:
-#: it is quick at first and may end lower.
-FEW_ROWS, FEW = 300, (*COMPONENTS, (0.7, 3.0), (0.3, 0.1, 8))
+#: For few rows, of which all starts are climbed to the end: wider ones, and one in which the first component is far
+#: ahead. It is quick at first and may end lower.
+FEW_ROWS, FEW = 300, (COMPONENTS, (0.7, 1.0), (0.7, 3.0), GEODESICS[0])
 #: Steps after which the better half of the starts goes on, and at last the best, for more rows than these.
 ROUNDS = (150, 300, 500)
 #: Steps after which it is seen what narrowing a dimension has gained, by what dimensions are narrowed, and the share of
 #: the gain of the time before below which it is not worth it.
-NARROW_STEPS, NARROWING, WORTH = 170, 0.4, 0.25
+NARROW_STEPS, NARROWING, WORTH = 170, 0.5, 0.25
 #: Dimensions of less relevance are switched off, all but.
 OFF = 0.02
 #: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
@@ -132,7 +132,7 @@ def fit(
     offset: ArrayLike | None = None,
     starts: Sequence[tuple[float, ...]] | None = None,
     restarts: int = 0,
-    max_steps: int = 2200,
+    max_steps: int = 2800,
     max_rows: int = 1000,
     svi_steps: int = 2000,
     batch_size: int | None = None,
@@ -172,7 +172,7 @@ def fit(
         Three are for two dimensions by distances along a graph of nearest neighbors
         (:func:`~npgp.gplvm.geodesics.geodesic_coordinates`) and principal components in the others: the standard
         deviation of the first in lengthscales, the share of it that principal components have, and how many neighbors
-        there are. If omitted two of the first kind and three of the second; for at most 300 rows, where all starts are
+        there are. If omitted one of the first kind and three of the second; for at most 300 rows, where all starts are
         climbed to the end, three and one.
     :param restarts: how many more starts there are like the first, with random inducing inputs. Nothing else is random
         where the data are complete, Gaussian, and no more rows than ``max_rows``.
@@ -188,14 +188,15 @@ def fit(
 
     If the climb has not converged, a ``RuntimeWarning`` says so.
 
-    Source: Titsias & Lawrence 2010 (the collapsed bound); Lalchand, Ravuri & Lawrence 2022 (SVI).
+    Source: Titsias & Lawrence 2010 (the collapsed bound); Tenenbaum, de Silva & Langford 2000 (distances along the
+    data); Lalchand, Ravuri & Lawrence 2022 (SVI).
     """
     for name, value in (("max_steps", max_steps), ("max_rows", max_rows)):
         checks.whole_number(value, name)
     for name, value in (("svi_steps", svi_steps), ("restarts", restarts)):
         checks.whole_number(value, name, least=0)
     if starts is None:
-        starts = FEW if len(np.asarray(Y)) <= FEW_ROWS else (*COMPONENTS, *GEODESICS)
+        starts = FEW if len(np.asarray(Y)) <= FEW_ROWS else (COMPONENTS, *GEODESICS)
     if not starts or not all(len(start) in (2, 3) and 0.0 < min(start) <= max(start) < np.inf for start in starts):
         raise ValueError(
             f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power, or triples, a width, "
