@@ -20,7 +20,6 @@ for each pair once: for all rows at once where these are few, and else for some 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, chunks, linalg
+from npgp.collapsed.pairs import Pairs, at_pairs, exp_difference, log_excess, negative_square, powers
 from npgp.features import Points, as_block
 from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
 from npgp.kernels.base import check_ard, columns_seen
@@ -43,8 +43,6 @@ __all__ = ["ExpectedProjection", "PsiStatistics", "expected_projection", "psi_st
 #: Entries of arrays with a number for each row and pair of inducing inputs: as many as are made and kept for all rows
 #: at once, and else those of a chunk of rows.
 KEPT_ENTRIES, CHUNK_ENTRIES = 2**21, 2**18
-#: Below this, exp(x) − 1 is taken by its series, whose coefficients after the first of them, x, these are, over x.
-SERIES_LIMIT, SERIES = 0.25, [1.0 / math.factorial(k) for k in range(1, 12)]
 
 
 @pytree
@@ -341,24 +339,25 @@ def _moments(
 
 def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):
     size, variance = Z.shape[0], jnp.square(scale)
-    # Quadratic functions of a point are written out, as products of matrices, around the middle of Z.
+    # Quadratic functions of a point are written out around the middle of Z: rounding grows with the square of how many
+    # lengthscales the inputs span.
     middle = lax.stop_gradient(jnp.mean(Z, axis=0))
     m, z = loc - middle, Z - middle
     shrunk = [variance * precision for precision in terms.precisions]  # t, (B, Q)
     logs = [  # log E k_i
-        _negative_square(jnp.log(v) - 0.5 * jnp.sum(jnp.log1p(t), axis=-1), alpha / (1.0 + t), m)
+        negative_square(jnp.log(v) - 0.5 * jnp.sum(jnp.log1p(t), axis=-1), alpha / (1.0 + t), m)
         for alpha, v, t in zip(terms.precisions, terms.variances, shrunk, strict=True)
     ]
-    means = [jnp.exp(linalg.matmul(log, _powers(z))) for log in logs]  # (B, M)
+    means = [jnp.exp(linalg.matmul(log, powers(z))) for log in logs]  # (B, M)
     psi1 = sum(means, jnp.broadcast_to(terms.constant, (loc.shape[0], size)))
     total, spread = jnp.zeros_like(form), jnp.zeros_like(weights)
 
     for i in range(len(means)):
         for j in range(i + 1):
-            pairs = _Pairs.of(size, same=i == j)
+            pairs = Pairs.of(size, same=i == j)
             one, other = z[pairs.one], z[pairs.other]  # (P, Q)
-            excess = _log_excess(terms.precisions[i], terms.precisions[j], variance, m, one, other)
-            flat = _exp_difference(_at_pairs(logs[i], logs[j], one, other), excess)  # (B, P)
+            excess = log_excess(terms.precisions[i], terms.precisions[j], variance, m, one, other)
+            flat = exp_difference(at_pairs(logs[i], logs[j], one, other), excess)  # (B, P)
             total = total + pairs.matrix(linalg.matmul(weights, flat))
             spread = spread + linalg.matmul(flat, pairs.weighted(form))
 
@@ -376,86 +375,3 @@ def _chunk_moments(terms: _Terms, Z, form, loc, scale, weights):
             total = total + part + part.T
             spread = spread + 2.0 * jnp.sum(moved * formed, axis=(-2, -1))
     return psi1, total, spread
-
-
-class _Pairs(NamedTuple):
-    """Pairs of M inducing inputs: each once, in the order that two terms of a kernel see them or, of one, in any."""
-
-    one: np.ndarray  # (P,)
-    other: np.ndarray
-    #: Of one term: which pair each entry of a symmetric matrix is of, (M, M).
-    of_entry: np.ndarray | None
-
-    @classmethod
-    def of(cls, size: int, same: bool) -> _Pairs:
-        if not same:
-            one, other = np.indices((size, size)).reshape(2, -1)
-            return cls(one, other, None)
-        one, other = np.tril_indices(size)
-        of_entry = np.zeros((size, size), int)
-        of_entry[one, other] = of_entry[other, one] = np.arange(len(one))
-        return cls(one, other, of_entry)
-
-    def matrix(self, values: jax.Array) -> jax.Array:
-        """The symmetric matrix that values of pairs, (P,), contribute, (M, M)."""
-        if self.of_entry is not None:
-            return values[self.of_entry]
-        size = round(len(self.one) ** 0.5)
-        part = values.reshape(size, size)
-        return part + part.T
-
-    def weighted(self, form: jax.Array) -> jax.Array:
-        """Of a symmetric matrix, (M, M), how much values of pairs count in a trace with it, (P,)."""
-        once = self.of_entry is not None and self.one == self.other
-        return form[self.one, self.other] * jnp.where(once, 1.0, 2.0)
-
-
-def _negative_square(constant: jax.Array, precision: jax.Array, at: jax.Array) -> jax.Array:
-    """``constant − ½ Σ_q precision (at − z)²`` of each row as coefficients of :func:`_powers`, (B, 2Q + 1)."""
-    constant = constant - 0.5 * jnp.sum(precision * jnp.square(at), axis=-1)
-    return jnp.concatenate([constant[:, None], precision * at, -0.5 * precision], axis=-1)
-
-
-def _powers(z: jax.Array) -> jax.Array:
-    """1, z and z² of points (P, Q): (2Q + 1, P)."""
-    return jnp.concatenate([jnp.ones_like(z[:, :1]), z, jnp.square(z)], axis=-1).T
-
-
-def _at_pairs(first: jax.Array, second: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
-    """The sum of two functions of :func:`_negative_square`, the one at one point of each pair: (B, P)."""
-    if first is second:
-        return linalg.matmul(first, _powers(one) + _powers(other))
-    return linalg.matmul(first, _powers(one)) + linalg.matmul(second, _powers(other))
-
-
-def _log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, other) -> jax.Array:
-    """``log E k_i(x, one) k_j(x, other) − log E k_i(x, one) − log E k_j(x, other)``, (B, P)."""
-    t, u = variance * alpha, variance * beta
-    both = 1.0 + t + u
-    share = t * u / both
-    half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
-    first = _negative_square(half, share * alpha / (1.0 + t), m)
-    second = first if alpha is beta else _negative_square(half, share * beta / (1.0 + u), m)
-    # w (m − one)(m − other)
-    w = t * beta / both
-    cross = jnp.concatenate([jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, w], axis=-1)
-    products = jnp.concatenate([jnp.ones_like(one[:, :1]), one + other, one * other], axis=-1).T
-    return _at_pairs(first, second, one, other) + linalg.matmul(cross, products)
-
-
-@jax.custom_jvp
-def _exp_difference(log: jax.Array, excess: jax.Array) -> jax.Array:
-    """``exp(log + excess) − exp(log)`` without loss for a small excess and overflow for a large one."""
-    series = jnp.full_like(excess, SERIES[-1])
-    for coefficient in SERIES[-2::-1]:
-        series = coefficient + excess * series
-    start = jnp.exp(log)
-    small = jnp.abs(excess) < SERIES_LIMIT
-    return jnp.where(small, start * excess * series, jnp.exp(log + excess) - start)
-
-
-@_exp_difference.defjvp
-def _(primals, tangents):
-    log, _ = primals
-    value = _exp_difference(*primals)
-    return value, value * tangents[0] + (value + jnp.exp(log)) * tangents[1]

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -32,12 +32,11 @@ from scipy.special import ndtri
 
 from npgp import checks, training
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
-from npgp.gplvm.geodesics import geodesic_coordinates
+from npgp.gplvm.layouts import FEW, MANY, Sheets, begin, checked
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import infer_latents
 from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, relevance
 from npgp.gplvm.start import Start, pca_start
-from npgp.inducing.selection import greedy_variance, kmeans
 from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
@@ -49,16 +48,8 @@ from npgp.variational.posterior import Posterior
 
 __all__ = ["GPLVMFit", "fit"]
 
-#: A start by principal components: the standard deviation of the first in lengthscales, and the power of the
-#: components' shares that gives those of the others.
-COMPONENTS = (0.4, 1.0)
-#: Starts by distances along the data, in two dimensions: the standard deviation of the first in lengthscales, the share
-#: of it that principal components have in the other dimensions, and how many neighbors each row has.
-GEODESICS = ((0.3, 0.1, 8), (0.3, 0.1, 11), (0.3, 0.1, 15))
-SHEET = 2
-#: For few rows, of which all starts are climbed to the end: wider ones, and one in which the first component is far
-#: ahead. It is quick at first and may end lower.
-FEW_ROWS, FEW = 300, (COMPONENTS, (0.7, 1.0), (0.7, 3.0), GEODESICS[0])
+#: Of so few rows all starts are climbed to the end.
+FEW_ROWS = 300
 #: Steps after which the better half of the starts goes on, and at last the best, for more rows than these.
 ROUNDS = (150, 300, 500)
 #: Steps after which it is seen what narrowing a dimension has gained, by what dimensions are narrowed, and the share of
@@ -66,10 +57,6 @@ ROUNDS = (150, 300, 500)
 NARROW_STEPS, NARROWING, WORTH = 170, 0.5, 0.25
 #: Dimensions of less relevance are switched off, all but.
 OFF = 0.02
-#: Standard deviation of q(x) at first, as a share of the widest latent dimension's.
-POSTERIOR_SHARE = 0.15
-#: Noise variance at first, as a share of the data's.
-NOISE_SHARE = 0.1
 #: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
 NATURAL_RATE, ADAM_RATE = 0.1, 0.01
 
@@ -196,12 +183,8 @@ def fit(
     for name, value in (("svi_steps", svi_steps), ("restarts", restarts)):
         checks.whole_number(value, name, least=0)
     if starts is None:
-        starts = FEW if len(np.asarray(Y)) <= FEW_ROWS else (COMPONENTS, *GEODESICS)
-    if not starts or not all(len(start) in (2, 3) and 0.0 < min(start) <= max(start) < np.inf for start in starts):
-        raise ValueError(
-            f"starts is {starts!r}; it must hold pairs of positive numbers, a width and a power, or triples, a width, "
-            "a share and a number of neighbors."
-        )
+        starts = FEW if len(np.asarray(Y)) <= FEW_ROWS else MANY
+    layouts = checked(starts)
     start_key, row_key, svi_key = jax.random.split(rng_key, 3)
     if mask is None and not np.all(np.isfinite(np.asarray(Y, float))):
         raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
@@ -216,12 +199,9 @@ def fit(
         collapsed = _normal_scores(collapsed, present) + first.offset
     rows = _some(row_key, len(data), max_rows)
     some = collapsed[rows], present[rows]
-    keys = [None] * len(starts) + list(jax.random.split(start_key, restarts))
-    layout = _Layouts(first.latents[rows], *some)
-    begun = [
-        _curved(key, first, *some, layout(given), given[0])
-        for key, given in zip(keys, [*starts, *[starts[0]] * restarts], strict=True)
-    ]
+    sheets = Sheets(first.latents[rows], *some)
+    begun = [begin(first, *some, layout, sheets) for layout in layouts]
+    begun += [begin(first, *some, layouts[0], sheets, key) for key in jax.random.split(start_key, restarts)]
     models = [CollapsedGPLVM(start, conditional=conditional, kernel=kernel) for start in begun]
     best, climbed, race = _race(models, *some, max_steps, tolerance, progress)
     params = best.svi_params(climbed.params, some[0], mask=some[1])
@@ -315,84 +295,6 @@ def _further(climb: Callable[..., CollapsedFit], found: CollapsedFit, steps: int
 def _joined(one: CollapsedFit, other: CollapsedFit) -> CollapsedFit:
     """A climb and what came after it."""
     return other._replace(bounds=np.concatenate([one.bounds[:-1], other.bounds]))
-
-
-class _Layouts:
-    """
-    Where latents lie at first, in lengthscales.
-
-    :param components: principal components of variance 1, (N, Q).
-    :param Y: the data, (N, D).
-    :param present: which of their entries there are.
-    """
-
-    def __init__(self, components: np.ndarray, Y: np.ndarray, present: np.ndarray):
-        count = np.maximum(np.sum(present, axis=0), 1)
-        means = np.sum(Y * present, axis=0) / count
-        centered = np.where(present, Y - means, 0.0)
-        slopes = components.T @ centered / count
-        lengths = np.sqrt(np.sum(np.square(slopes), axis=1))
-        self.components, self.filled = components, np.where(present, centered, components @ slopes)
-        self.shares = np.maximum(lengths / (np.max(lengths) or 1.0), 1e-3)
-        self.sheet = cache(self._sheet)
-
-    def _sheet(self, neighbors: int) -> np.ndarray:
-        return geodesic_coordinates(self.filled, min(SHEET, self.components.shape[1]), neighbors)
-
-    def __call__(self, given: tuple[float, ...]) -> np.ndarray:
-        """Latents of a start, (N, Q)."""
-        if len(given) == 2:
-            width, power = given
-            return width * self.shares**power * self.components
-        width, rest, neighbors = given
-        sheet = self.sheet(int(neighbors))
-        others = slice(self.components.shape[1] - sheet.shape[1])
-        return width * np.concatenate([sheet, rest * (self.shares * self.components)[:, others]], axis=1)
-
-
-def _curved(
-    rng_key: jax.Array | None,
-    first: Start,
-    Y: np.ndarray,
-    present: np.ndarray,
-    scaled: np.ndarray,
-    width: float,
-) -> Start:
-    """
-    Where latents are as given, in lengthscales, ``width`` being the standard deviation of the widest dimension.
-
-    The variance is such that the functions' linear parts have that of the data.
-    """
-    centered, count = np.where(present, Y - first.offset, 0.0), np.maximum(np.sum(present, axis=0), 1)
-    deviation = POSTERIOR_SHARE * width
-    lengthscale = 1.0 / np.sqrt(np.mean(np.square(scaled), axis=0) + deviation**2)  # the best, given the rest
-    variance = float(np.mean(np.sum(np.square(centered), axis=0) / count)) or 1.0
-    inducing = _inducing(rng_key, scaled, len(first.blocks[0]))  # type: ignore[arg-type]
-    return dataclasses.replace(
-        first,
-        latents=scaled * lengthscale,
-        inducing=inducing * lengthscale,
-        lengthscale=lengthscale,
-        latent_scale=deviation * lengthscale,
-        noise_variance=NOISE_SHARE * variance,
-        variance=variance * max(1.0, 0.3 / width**2),
-    )
-
-
-def _inducing(rng_key: jax.Array | None, points: np.ndarray, count: int) -> np.ndarray:
-    """
-    Inducing inputs among latents in units of lengthscales: where f's variance is largest given those before, which no
-    key has a part in; or, with a key, centers of k-means. Where there are fewer different points, close copies too.
-    """
-    different = points[np.sort(np.unique(points, axis=0, return_index=True)[1])]
-    size = min(count, len(different))
-    with jax.enable_x64(True):
-        if rng_key is None:
-            chosen = np.asarray(greedy_variance(RBF(1.0), different, size))
-        else:
-            chosen = np.asarray(kmeans(rng_key, different, size))
-    copies = np.arange(count - size) % size
-    return np.concatenate([chosen, chosen[copies] + 0.01 * (1.0 + np.arange(count - size))[:, None]])
 
 
 def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ import numpy as np
 
 import npgp
 from npgp import datasets
-from npgp.gplvm.race import COMPONENTS
+from npgp.gplvm.layouts import COMPONENTS
 from npgp.gplvm.relevance import RELEVANT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

@@ -178,6 +178,8 @@ def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
         ({"starts": []}, "starts is"),
         ({"starts": [(-1.0, 1.0)]}, "starts is"),
         ({"starts": [(0.3, 0.1, 8, 1)]}, "starts is"),
+        ({"starts": [(0.3, 0.1, 8.5)]}, "whole number of neighbors"),
+        ({"starts": (0.3, 0.1)}, "starts is .0.3, 0.1."),
         ({"max_steps": 0}, "max_steps"),
         ({"svi_steps": -1}, "svi_steps"),
         ({"restarts": -1}, "restarts"),

@@ -1,0 +1,106 @@
+"""
+Functions of a Gaussian input and a pair of inducing inputs, for all rows and pairs at once: what
+:mod:`npgp.collapsed.psi` needs of two exponential terms of a kernel.
+
+Quadratic functions of a point are written out as products of matrices, (B, K) of rows and (K, P) of points or pairs, so
+that no array has rows, pairs and columns.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from npgp import linalg
+
+__all__ = ["Pairs", "at_pairs", "exp_difference", "log_excess", "negative_square", "powers"]
+
+#: Below this, exp(x) − 1 is taken by its series, whose coefficients after the first of them, x, these are, over x.
+SERIES_LIMIT, SERIES = 0.25, [1.0 / math.factorial(k) for k in range(1, 12)]
+
+
+class Pairs(NamedTuple):
+    """Pairs of M inducing inputs: each once, in the order that two terms of a kernel see them or, of one, in any."""
+
+    one: np.ndarray  # (P,)
+    other: np.ndarray
+    #: Of one term: which pair each entry of a symmetric matrix is of, (M, M).
+    of_entry: np.ndarray | None
+
+    @classmethod
+    def of(cls, size: int, same: bool) -> Pairs:
+        if not same:
+            one, other = np.indices((size, size)).reshape(2, -1)
+            return cls(one, other, None)
+        one, other = np.tril_indices(size)
+        of_entry = np.zeros((size, size), int)
+        of_entry[one, other] = of_entry[other, one] = np.arange(len(one))
+        return cls(one, other, of_entry)
+
+    def matrix(self, values: jax.Array) -> jax.Array:
+        """The symmetric matrix that values of pairs, (P,), contribute, (M, M)."""
+        if self.of_entry is not None:
+            return values[self.of_entry]
+        size = round(len(self.one) ** 0.5)
+        part = values.reshape(size, size)
+        return part + part.T
+
+    def weighted(self, form: jax.Array) -> jax.Array:
+        """Of a symmetric matrix, (M, M), how much values of pairs count in a trace with it, (P,)."""
+        once = self.of_entry is not None and self.one == self.other
+        return form[self.one, self.other] * jnp.where(once, 1.0, 2.0)
+
+
+def negative_square(constant: jax.Array, precision: jax.Array, at: jax.Array) -> jax.Array:
+    """``constant − ½ Σ_q precision (at − z)²`` of each row as coefficients of :func:`powers`, (B, 2Q + 1)."""
+    constant = constant - 0.5 * jnp.sum(precision * jnp.square(at), axis=-1)
+    return jnp.concatenate([constant[:, None], precision * at, -0.5 * precision], axis=-1)
+
+
+def powers(z: jax.Array) -> jax.Array:
+    """1, z and z² of points (P, Q): (2Q + 1, P)."""
+    return jnp.concatenate([jnp.ones_like(z[:, :1]), z, jnp.square(z)], axis=-1).T
+
+
+def at_pairs(first: jax.Array, second: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
+    """The sum of two functions of :func:`negative_square`, the one at one point of each pair: (B, P)."""
+    if first is second:
+        return linalg.matmul(first, powers(one) + powers(other))
+    return linalg.matmul(first, powers(one)) + linalg.matmul(second, powers(other))
+
+
+def log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, other) -> jax.Array:
+    """``log E k_i(x, one) k_j(x, other) − log E k_i(x, one) − log E k_j(x, other)``, (B, P)."""
+    t, u = variance * alpha, variance * beta
+    both = 1.0 + t + u
+    share = t * u / both
+    half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
+    first = negative_square(half, share * alpha / (1.0 + t), m)
+    second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m)
+    # w (m − one)(m − other)
+    w = t * beta / both
+    cross = jnp.concatenate([jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, w], axis=-1)
+    products = jnp.concatenate([jnp.ones_like(one[:, :1]), one + other, one * other], axis=-1).T
+    return at_pairs(first, second, one, other) + linalg.matmul(cross, products)
+
+
+@jax.custom_jvp
+def exp_difference(log: jax.Array, excess: jax.Array) -> jax.Array:
+    """``exp(log + excess) − exp(log)`` without loss for a small excess and overflow for a large one."""
+    series = jnp.full_like(excess, SERIES[-1])
+    for coefficient in SERIES[-2::-1]:
+        series = coefficient + excess * series
+    start = jnp.exp(log)
+    small = jnp.abs(excess) < SERIES_LIMIT
+    return jnp.where(small, start * excess * series, jnp.exp(log + excess) - start)
+
+
+@exp_difference.defjvp
+def _(primals, tangents):
+    log, _ = primals
+    value = exp_difference(*primals)
+    return value, value * tangents[0] + (value + jnp.exp(log)) * tangents[1]
