@@ -234,10 +234,12 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
         running = list(range(len(models)))
-        for steps in ROUNDS if len(Y) > FEW_ROWS else (max_steps,):
+        rounds = ROUNDS if len(Y) > FEW_ROWS else (max_steps,)
+        for steps in rounds:
+            until = min(steps if len(running) > 1 else rounds[-1], max_steps)
             for i in running:
                 if not _interrupted(fits):
-                    fits[i] = _further(climb, fits[i], min(steps, max_steps) - fits[i].steps)
+                    fits[i] = _further(climb, fits[i], until - fits[i].steps)
             running.sort(key=lambda i: -fits[i].bounds[-1])
             del running[(len(running) + 1) // 2 :]
         chosen = running[0]

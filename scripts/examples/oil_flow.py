@@ -21,7 +21,7 @@ import numpy as np
 
 import npgp
 from npgp import datasets
-from npgp.gplvm.layouts import COMPONENTS
+from npgp.gplvm.layouts import GEODESIC
 from npgp.gplvm.relevance import RELEVANT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -36,10 +36,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--conditional", choices=["prior", "tight", "both"], default="both")
     parser.add_argument("--latent-dim", type=whole, default=10)
     rows = dict(default=1000, help="rows to simulate (real data: the first so many)")
-    steps = dict(help="most steps of L-BFGS: 500 if omitted, for real data 2800 from the best start")
+    steps = dict(help="most steps of L-BFGS: 800 if omitted, for real data 2800 from the best start")
     parser.shared("seed", "float32", "out", "json", rows=rows, inducing=25, steps=steps)
     args = parser.read(argv)
-    args.steps = args.steps or (2800 if args.data == "real" else 500)
+    args.steps = args.steps or (2800 if args.data == "real" else 800)
     return args
 
 
@@ -48,7 +48,7 @@ def train(data: datasets.OilFlow, conditional: str, args: argparse.Namespace) ->
     began = time.perf_counter()
     print(f"training with the {conditional!r} conditional", flush=True)
     key = jax.random.key(args.seed)
-    starts = None if args.data == "real" else [COMPONENTS]
+    starts = None if args.data == "real" else [GEODESIC]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*has not converged", RuntimeWarning)  # the table says so
         fit = npgp.gplvm.fit(
