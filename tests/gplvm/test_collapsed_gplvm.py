@@ -138,7 +138,7 @@ def trained():
         x, Y = simulated()
         start = pca_start(jax.random.key(0), Y, latent_dim=3, num_inducing=8)
         gplvm = CollapsedGPLVM(dataclasses.replace(start, lengthscale=2.5))  # with 1, all dimensions stay in use
-        return gplvm, x, Y, gplvm.fit(Y, 1500, tolerance=1e-5, progress=False)
+        return gplvm, x, Y, gplvm.fit(Y, 3000, tolerance=1e-6, progress=False)
 
 
 def test_training_climbs_to_an_optimum(trained, float64):
