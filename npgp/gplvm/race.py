@@ -7,7 +7,7 @@ are at first. From latents within a small part of a lengthscale, where they are 
 probabilistic PCA, they curve as far as the data ask, with little noise; from latents of many lengthscales they are
 wiggly, and a large noise variance explains what does not fit. In between is the best. It depends too on how clusters
 lie: where principal components lay them over one another, they have to pass. Distances along the data tell them apart.
-What is best of all depends on the data: many starts climb for some steps each, and the bound chooses, round by round.
+What is best of all depends on the data: several starts climb for some steps each, and the bound chooses round by round.
 
 Then the climb itself. From few dimensions it ends low: clusters cannot pass one another. With many they can, but the
 dimensions that this took stay, at a price: each row pays for where it is in each, and functions of several take more
