@@ -28,30 +28,28 @@ class Pairs(NamedTuple):
 
     one: np.ndarray  # (P,)
     other: np.ndarray
-    #: Of one term: which pair each entry of a symmetric matrix is of, (M, M).
-    of_entry: np.ndarray | None
+    #: Which pair each entry of a matrix is of, (M, M).
+    of_entry: np.ndarray
+    #: Whether the two terms are one.
+    same: bool
 
     @classmethod
     def of(cls, size: int, same: bool) -> Pairs:
-        if not same:
-            one, other = np.indices((size, size)).reshape(2, -1)
-            return cls(one, other, None)
-        one, other = np.tril_indices(size)
+        one, other = np.tril_indices(size) if same else np.indices((size, size)).reshape(2, -1)
         of_entry = np.zeros((size, size), int)
-        of_entry[one, other] = of_entry[other, one] = np.arange(len(one))
-        return cls(one, other, of_entry)
+        if same:
+            of_entry[other, one] = np.arange(len(one))
+        of_entry[one, other] = np.arange(len(one))
+        return cls(one, other, of_entry, same)
 
     def matrix(self, values: jax.Array) -> jax.Array:
         """The symmetric matrix that values of pairs, (P,), contribute, (M, M)."""
-        if self.of_entry is not None:
-            return values[self.of_entry]
-        size = round(len(self.one) ** 0.5)
-        part = values.reshape(size, size)
-        return part + part.T
+        part = values[self.of_entry]
+        return part if self.same else part + part.T
 
     def weighted(self, form: jax.Array) -> jax.Array:
         """Of a symmetric matrix, (M, M), how much values of pairs count in a trace with it, (P,)."""
-        once = self.of_entry is not None and self.one == self.other
+        once = self.same & (self.one == self.other)
         return form[self.one, self.other] * jnp.where(once, 1.0, 2.0)
 
 

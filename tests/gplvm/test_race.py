@@ -78,7 +78,7 @@ def test_dimensions_are_narrowed_from_the_least_as_long_as_that_leads_higher(bou
 
 
 class Hill:
-    """In place of a model: a climb halves its distance from the height that its start leads to, each step."""
+    """In place of a model: each step of a climb is a hundredth of the way to the height that its start leads to."""
 
     def __init__(self, height: float, climbs: list[tuple[float, int]], interrupted_at: int | None = None):
         self.height, self.climbs, self.interrupted_at = height, climbs, interrupted_at
