@@ -77,13 +77,18 @@ def log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, o
     both = 1.0 + t + u
     share = t * u / both
     half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
+    w = t * beta / both  # of (m − one)(m − other)
     first = negative_square(half, share * alpha / (1.0 + t), m)
     second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m)
-    # w (m − one)(m − other)
-    w = t * beta / both
-    cross = jnp.concatenate([jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, w], axis=-1)
-    products = jnp.concatenate([jnp.ones_like(one[:, :1]), one + other, one * other], axis=-1).T
-    return at_pairs(first, second, one, other) + linalg.matmul(cross, products)
+    constant = first[:, :1] + second[:, :1] + jnp.sum(w * jnp.square(m), axis=-1, keepdims=True)
+    crossed = jnp.concatenate([-w * m, jnp.zeros_like(m)], axis=-1)
+    # In one product: its time, and that of its gradients, grows with the number of columns.
+    if alpha is beta:
+        rows, points = [first[:, 1:] + crossed], [powers(one)[1:] + powers(other)[1:]]
+    else:
+        rows, points = [first[:, 1:] + crossed, second[:, 1:] + crossed], [powers(one)[1:], powers(other)[1:]]
+    points = [jnp.ones_like(points[0][:1]), *points, (one * other).T]
+    return linalg.matmul(jnp.concatenate([constant, *rows, w], axis=-1), jnp.concatenate(points))
 
 
 @jax.custom_jvp

@@ -12,7 +12,7 @@ What is best of all depends on the data: several starts climb for some steps eac
 Then the climb itself. From few dimensions it ends low: clusters cannot pass one another. With many they can, but the
 dimensions that this took stay, at a price: each row pays for where it is in each, and functions of several take more
 inducing inputs. So the least of the relevant dimensions is narrowed, and the climb goes on from there, as long as that
-leads higher.
+leads higher. How high it leads the first time tells two starts apart that were as good before.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ __all__ = ["GPLVMFit", "fit"]
 
 #: Of so few rows all starts are climbed to the end.
 FEW_ROWS = 300
-#: Steps after which the better half of the starts goes on, and at last the best, for more rows than these.
-ROUNDS = (150, 300, 500)
-#: Steps after which it is seen what narrowing a dimension has gained, by what dimensions are narrowed, and the share of
-#: the gain of the time before below which it is not worth it.
-NARROW_STEPS, NARROWING, WORTH = 170, 0.5, 0.25
+#: Steps after which the better half of the starts goes on, for more rows than these, until there are so many.
+ROUNDS, FINALISTS = (150, 300, 500), 2
+#: Steps before a dimension is narrowed for the first time, by what dimensions are narrowed, and steps until it is seen
+#: what that has gained.
+BEFORE_NARROWING, NARROWING, NARROW_STEPS = 1500, 0.5, 600
 #: Dimensions of less relevance are switched off, all but.
 OFF = 0.02
 #: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
@@ -119,7 +119,7 @@ def fit(
     offset: ArrayLike | None = None,
     starts: Sequence[tuple[float, ...]] | None = None,
     restarts: int = 0,
-    max_steps: int = 2800,
+    max_steps: int = 3600,
     max_rows: int = 1000,
     svi_steps: int = 2000,
     batch_size: int | None = None,
@@ -223,6 +223,55 @@ def fit(
     )
 
 
+class _Climb:
+    """
+    The way up from one start.
+
+    :param climb: from a number of steps and parameters to a fit.
+    :param params: of the start.
+    :param max_steps: most steps.
+    """
+
+    def __init__(self, climb: Callable[[int, dict[str, jax.Array]], CollapsedFit], params, max_steps: int):
+        self.climb, self.max_steps = climb, max_steps
+        self.found = CollapsedFit(params, np.array([-np.inf]), False, "")
+        self.narrow_enough = False
+
+    @property
+    def bound(self) -> float:
+        return float(self.found.bounds[-1])
+
+    @property
+    def interrupted(self) -> bool:
+        return self.found.message == lbfgs.INTERRUPTED
+
+    def go_on(self, until: int) -> None:
+        """Until it has so many steps in all, unless it has ended."""
+        steps = min(until, self.max_steps) - self.found.steps
+        if steps > 0 and not self.found.converged and not self.interrupted:
+            self._join(self.climb(steps, self.found.params))
+
+    def narrow(self) -> None:
+        """Goes on from where the least of the relevant dimensions, and all that are less, are narrower, or stays."""
+        of = relevance(self.found.params)
+        relevant = of[of > OFF]
+        self.narrow_enough = len(relevant) < 2 or self.interrupted or self.found.steps + NARROW_STEPS > self.max_steps
+        if self.narrow_enough:
+            return
+        ell = self.found.params["lengthscale"]
+        narrower = jnp.where(of <= np.min(relevant), ell / NARROWING, ell)
+        tried = self.climb(NARROW_STEPS, self.found.params | {"lengthscale": narrower})
+        if tried.bounds[-1] > self.bound:
+            self._join(tried)
+        else:
+            self.narrow_enough = True
+            stopped = tried.message == lbfgs.INTERRUPTED
+            self.found = self.found._replace(message=tried.message if stopped else self.found.message)
+
+    def _join(self, more: CollapsedFit) -> None:
+        self.found = more._replace(bounds=np.concatenate([self.found.bounds[:-1], more.bounds]))
+
+
 def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
     """The model whose start led highest, its fit, and of each start the bound when it was given up or chosen."""
 
@@ -230,22 +279,37 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
         # By one model, whose program is one for all starts.
         return models[0].fit(Y, steps, mask=present, params=params, tolerance=tolerance, progress=progress)
 
-    fits = [CollapsedFit(model.init_params(), np.array([-np.inf]), False, "") for model in models]
+    climbs = [_Climb(climb, model.init_params(), max_steps) for model in models]
+    running = list(climbs)
+
+    def interrupted() -> bool:
+        return any(one.interrupted for one in climbs)
+
+    def all_of(act: Callable[..., None], *args: int) -> None:
+        """Those that are running, unless there was an interrupt; the best of them is the first then."""
+        for one in running:
+            if not interrupted():
+                act(one, *args)
+        running.sort(key=lambda one: -one.bound)
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        running = list(range(len(models)))
-        rounds = ROUNDS if len(Y) > FEW_ROWS else (max_steps,)
-        for steps in rounds:
-            until = min(steps if len(running) > 1 else rounds[-1], max_steps)
-            for i in running:
-                if not _interrupted(fits):
-                    fits[i] = _further(climb, fits[i], until - fits[i].steps)
-            running.sort(key=lambda i: -fits[i].bounds[-1])
-            del running[(len(running) + 1) // 2 :]
-        chosen = running[0]
-        best = fits[chosen]._replace(message=lbfgs.INTERRUPTED) if _interrupted(fits) else fits[chosen]
-        found = _further(climb, *_narrowed(climb, best, max_steps - best.steps))
-    race = np.array([one.bounds[-1] for one in fits])
+        if len(Y) <= FEW_ROWS:
+            all_of(_Climb.go_on, max_steps)
+        else:
+            for steps in ROUNDS:
+                if len(running) > FINALISTS:
+                    all_of(_Climb.go_on, steps)
+                    del running[max((len(running) + 1) // 2, FINALISTS) :]
+            all_of(_Climb.go_on, BEFORE_NARROWING)
+            if len(running) > 1:
+                all_of(_Climb.narrow)
+        best, race = running[0], np.array([one.bound for one in climbs])
+        while not (interrupted() or best.narrow_enough):
+            best.narrow()
+        if not interrupted():
+            best.go_on(max_steps)
+    found = best.found._replace(message=lbfgs.INTERRUPTED) if interrupted() else best.found
     if not found.converged:
         warnings.warn(
             f"npgp.gplvm.fit has not converged after {found.steps} steps ({found.message}): the last 50 "
@@ -254,49 +318,7 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
             RuntimeWarning,
             stacklevel=3,
         )
-    return models[chosen], found, race
-
-
-def _narrowed(climb: Callable[..., CollapsedFit], found: CollapsedFit, left: int) -> tuple[CollapsedFit, int]:
-    """
-    The climb through fewer and fewer dimensions, and how many of the steps are left.
-
-    Each time, the least of the relevant dimensions is narrowed, in lengthscales, and all that are less than it, for
-    some steps. If the bound is higher then, it goes on from there; otherwise, or where that gains far less than the
-    time before, the climb goes on from before it, and that was the last.
-    """
-    gained = 0.0
-    while left >= 2 * NARROW_STEPS and found.message != lbfgs.INTERRUPTED:
-        of = relevance(found.params)
-        relevant = of[of > OFF]
-        if len(relevant) < 2:
-            break
-        ell = found.params["lengthscale"]
-        narrow = found.params | {"lengthscale": jnp.where(of <= np.min(relevant), ell / NARROWING, ell)}
-        tried = climb(NARROW_STEPS, narrow)
-        left -= tried.steps
-        before, gained = gained, tried.bounds[-1] - found.bounds[-1]
-        if not gained > WORTH * before:
-            stopped = tried.message == lbfgs.INTERRUPTED
-            return found._replace(message=tried.message if stopped else found.message), left
-        found = _joined(found, tried)
-    return found, left
-
-
-def _interrupted(fits: Sequence[CollapsedFit]) -> bool:
-    return any(one.message == lbfgs.INTERRUPTED for one in fits)
-
-
-def _further(climb: Callable[..., CollapsedFit], found: CollapsedFit, steps: int) -> CollapsedFit:
-    """A climb that goes on for so many steps, unless it has ended."""
-    if steps <= 0 or found.converged or found.message == lbfgs.INTERRUPTED:
-        return found
-    return _joined(found, climb(steps, found.params))
-
-
-def _joined(one: CollapsedFit, other: CollapsedFit) -> CollapsedFit:
-    """A climb and what came after it."""
-    return other._replace(bounds=np.concatenate([one.bounds[:-1], other.bounds]))
+    return models[climbs.index(best)], found, race
 
 
 def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:

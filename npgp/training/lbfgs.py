@@ -3,7 +3,7 @@ L-BFGS for bounds without noise: quasi-Newton directions of Optax, and a line se
 
 Every round of one device loop evaluates loss and gradient at one trial point, and then either takes it or moves the
 bracket of the step size (bisection for the weak Wolfe conditions: Lewis & Overton 2013). Optax's own line search
-compiles the loss several times.
+compiles the loss several times. Where losses may differ by their rounding alone, slopes decide (Hager & Zhang 2005).
 
 Directions are as good as the coordinates: given ``scales``, the search begins anew now and then in coordinates in which
 what is left of each parameter's way is about 1.
@@ -32,12 +32,17 @@ __all__ = ["LBFGSResult", "minimize"]
 
 #: The weak Wolfe conditions: sufficient decrease, and sufficient change of slope.
 DECREASE, CURVATURE = 1e-4, 0.9
+#: Of losses that differ by less than this share, rounding may say which is lower, for that of a collapsed bound is
+#: multiplied by the condition of K_uu: after so many trial points, slopes decide.
+ROUNDING, DOUBTFUL_TRIALS = 1e-5, 3
 #: Trial points of one line search.
 MAX_TRIALS = 25
 #: Differences of gradients that directions are made of.
 MEMORY = 10
 #: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most.
 FIRST_SCALING, SCALING_GROWTH, LAST_SCALING = 50, 1.4, 300
+#: Where no better point was found after at least so many, too.
+LEAST_STRETCH = 20
 #: Searches of at most so many steps share a compiled program.
 SHARED_STEPS = 2000
 #: Aimed-for seconds per device call: how often the progress bar moves.
@@ -99,6 +104,7 @@ def minimize(
     window: int = 50,
     memory: int = MEMORY,
     scales: Callable[[Any], Any] | None = None,
+    options: dict[str, Any] = STEPS,
     progress: bool = True,
     describe: Callable[[float], str] = "loss {:.6g}".format,
 ) -> LBFGSResult:
@@ -116,6 +122,7 @@ def minimize(
     :param memory: how many differences of gradients directions are made of.
     :param scales: from params to the scale of each, of the same structure with shapes that broadcast: about what the
         loss still changes with by 1. The search begins anew with them after 50 steps, and later ever less often.
+    :param options: compiler options, on a CPU.
     :param progress: show a progress bar.
     :param describe: what the bar says of a loss.
     :raises ValueError: for fewer than one step, a tolerance below 0 or a window below 1.
@@ -139,11 +146,12 @@ def minimize(
     evaluate = jax.value_and_grad(lambda x, scale, *args: loss(restore(x * scale), *args))
     run = Program(
         lambda search, rounds, until, *args: _rounds(evaluate, window, tolerance, search, rounds, until, *args),
-        options=STEPS,
+        options=options,
     )
     search = _before(flat, scale_at(flat), memory, max_steps)
     size, interrupted = 1, False
     stretch, until = FIRST_SCALING, max_steps if scales is None else min(FIRST_SCALING, max_steps)
+    begun = 0
     with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:
         try:
             while int(search.status) == RUNNING and int(search.steps) < max_steps:
@@ -161,9 +169,11 @@ def minimize(
                     size = int(np.clip(speed * SECONDS_PER_CALL, 1, 10 * size))
                 else:
                     size = 2
-                if until <= int(search.steps) < max_steps and int(search.status) == RUNNING:
+                steps, status = int(search.steps), int(search.status)
+                stalled = status == STALLED and scales is not None and steps >= begun + LEAST_STRETCH
+                if steps < max_steps and (stalled or (steps >= until and status == RUNNING)):
                     stretch = min(int(SCALING_GROWTH * stretch), LAST_SCALING)
-                    until = min(until + stretch, max_steps)
+                    begun, until = steps, min(steps + stretch, max_steps)
                     search = _rescaled(search, scale_at(search.x * search.scale))
         except KeyboardInterrupt:
             if int(search.steps) < 0:
@@ -207,7 +217,13 @@ def _rescaled(search: _Search, scale: jax.Array) -> _Search:
     ratio = scale / search.scale
     x = search.x / ratio
     return _redirected(
-        search._replace(x=x, scale=scale, gradient=search.gradient * ratio, memory=_directions(search).init(x))
+        search._replace(
+            x=x,
+            scale=scale,
+            gradient=search.gradient * ratio,
+            memory=_directions(search).init(x),
+            status=jnp.full_like(search.status, RUNNING),
+        )
     )
 
 
@@ -225,16 +241,21 @@ def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, un
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
         # The start is taken in any case; its loss is reported if it is not finite.
         first = search.steps < 0
+        slope = jnp.vdot(gradient, search.direction)
         lower = finite & (value <= search.value + DECREASE * search.step * search.slope)
-        curved = jnp.vdot(gradient, search.direction) >= CURVATURE * search.slope
-        take = first | (lower & (curved | (search.trials >= MAX_TRIALS)))
+        level = finite & (value <= search.value + ROUNDING * jnp.abs(search.value))
+        level &= (search.trials >= DOUBTFUL_TRIALS) & (slope <= (2.0 * DECREASE - 1.0) * search.slope)
+        curved = slope >= CURVATURE * search.slope
+        # The start is taken in any case; its loss is reported if it is not finite.
+        first = search.steps < 0
+        take = first | ((lower | level) & curved) | (lower & (search.trials >= MAX_TRIALS))
         value = jnp.where(first & ~finite, jnp.nan, value)
         given_up = ~take & (search.trials >= MAX_TRIALS)
         # Either way a new line search begins; written once, as its program is the larger part of all but the loss.
         begun = lax.cond(
             take,
             lambda: _taken(search, trial, value, gradient, window, tolerance),
-            lambda: lax.cond(given_up, lambda: _given_up(search), lambda: _narrowed(search, lower)),
+            lambda: lax.cond(given_up, lambda: _given_up(search), lambda: _narrowed(search, lower | level)),
         )
         redirect = take | (given_up & (begun.status == RUNNING))
         return i + 1, lax.cond(redirect, _redirected, lambda search: search, begun)

@@ -72,6 +72,21 @@ def test_it_steps_back_from_where_the_loss_is_not_finite(float64):
         assert np.all(np.isfinite(result.losses))
 
 
+def test_slopes_decide_where_rounding_hides_which_loss_is_lower(float64):
+    """By losses alone the search ends after 44 steps, .27 above the least."""
+    curvatures = jnp.logspace(-2, 2, 50)
+
+    def exact(x):
+        return jnp.sum(curvatures * jnp.square(x - 1.0))
+
+    def rounded(x):
+        return 1e4 + exact(x) + jax.lax.stop_gradient(0.03 * jnp.sin(1e9 * jnp.sum(x)))
+
+    result = lbfgs.minimize(rounded, jnp.zeros(50), max_steps=150, window=1000, progress=False)
+    assert len(result.losses) == 151 and np.any(np.diff(result.losses) > 0.0)
+    assert exact(result.params) < 0.05
+
+
 def test_how_it_ends(float64):
     def square(x):
         return jnp.sum(jnp.square(x))

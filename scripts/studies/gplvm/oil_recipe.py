@@ -34,7 +34,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--pair-steps", type=int, default=0, help="steps of both bounds from the optimum found; 0 for none"
     )
     parser.add_argument("--restarts", type=int, default=0, help="further starts, with random inducing inputs")
-    add_arguments(parser, minibatches=False, inducing={"nargs": "+", "default": [25]}, steps=2800)
+    add_arguments(parser, minibatches=False, inducing={"nargs": "+", "default": [25]}, steps=3600)
     return parser.read(argv)
 
 
