@@ -1,5 +1,5 @@
 """
-Training a GPLVM by one call: several starts race on the collapsed bound, and the best is climbed to the end, through
+Training a GPLVM by one call: several starts race on the collapsed bound, and the best are climbed to the end, through
 latent spaces of fewer and fewer dimensions.
 
 The bound has many optima, several nats per row apart, and which of them is found depends on how curved the functions
@@ -12,7 +12,7 @@ What is best of all depends on the data: several starts climb for some steps eac
 Then the climb itself. From few dimensions it ends low: clusters cannot pass one another. With many they can, but the
 dimensions that this took stay, at a price: each row pays for where it is in each, and functions of several take more
 inducing inputs. So the least of the relevant dimensions is narrowed, and the climb goes on from there, as long as that
-leads higher. How high it leads the first time tells two starts apart that were as good before.
+leads higher. Where it ends no start tells before: two are climbed to the end.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = ["GPLVMFit", "fit"]
 FEW_ROWS = 300
 #: Steps after which the better half of the starts goes on, for more rows than these, until there are so many.
 ROUNDS, FINALISTS = (150, 300, 500), 2
-#: Steps before a dimension is narrowed for the first time, by what dimensions are narrowed, and steps until it is seen
-#: what that has gained.
-BEFORE_NARROWING, NARROWING, NARROW_STEPS = 1500, 0.5, 600
+#: Steps before a dimension is narrowed for the first time, by what dimensions are narrowed, steps until it is seen what
+#: that has gained, and how many times in a row it may have gained nothing.
+BEFORE_NARROWING, NARROWING, NARROW_STEPS, PATIENCE = 1500, 0.5, 600, 2
 #: Dimensions of less relevance are switched off, all but.
 OFF = 0.02
 #: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
@@ -72,7 +72,7 @@ class GPLVMFit:
     :param posterior: of the D functions less ``gplvm.start.offset``, over latent space.
     :param bounds: the bound at each step that led to the end, in nats: the collapsed bound of the start that won, which
         falls where a dimension is narrowed, then what SVI added.
-    :param race: of each start, the bound when one was chosen.
+    :param race: of each start, the bound where it was given up or ended.
     :param converged: whether the last steps of the climb gained less than the tolerance.
     :param message: why it ended.
     """
@@ -129,7 +129,7 @@ def fit(
     """
     Train a Bayesian GPLVM: no start to choose, no rates.
 
-    Starts race on the collapsed bound, by L-BFGS in float64, and the best goes on until it has converged, through
+    Starts race on the collapsed bound, by L-BFGS in float64, and the two best go on until they have converged, through
     latent spaces of fewer and fewer relevant dimensions as long as that leads higher. That is all for data with
     Gaussian noise, entries of which may be missing. Otherwise SVI goes on from there, with natural gradients for q(ε):
 
@@ -163,7 +163,7 @@ def fit(
         climbed to the end, three and one.
     :param restarts: how many more starts there are like the first, with random inducing inputs. Nothing else is random
         where the data are complete, Gaussian, and no more rows than ``max_rows``.
-    :param max_steps: most steps of L-BFGS from the best start.
+    :param max_steps: most steps of L-BFGS from one start.
     :param max_rows: most rows for which the collapsed bound is climbed.
     :param svi_steps: steps of SVI, where it is needed; 0 to leave the model where the collapsed bound led.
     :param batch_size: rows of its steps; all if omitted.
@@ -235,7 +235,6 @@ class _Climb:
     def __init__(self, climb: Callable[[int, dict[str, jax.Array]], CollapsedFit], params, max_steps: int):
         self.climb, self.max_steps = climb, max_steps
         self.found = CollapsedFit(params, np.array([-np.inf]), False, "")
-        self.narrow_enough = False
 
     @property
     def bound(self) -> float:
@@ -249,31 +248,42 @@ class _Climb:
         """Until it has so many steps in all, unless it has ended."""
         steps = min(until, self.max_steps) - self.found.steps
         if steps > 0 and not self.found.converged and not self.interrupted:
-            self._join(self.climb(steps, self.found.params))
+            self.found = _joined(self.found, self.climb(steps, self.found.params))
 
-    def narrow(self) -> None:
-        """Goes on from where the least of the relevant dimensions, and all that are less, are narrower, or stays."""
-        of = relevance(self.found.params)
-        relevant = of[of > OFF]
-        self.narrow_enough = len(relevant) < 2 or self.interrupted or self.found.steps + NARROW_STEPS > self.max_steps
-        if self.narrow_enough:
-            return
-        ell = self.found.params["lengthscale"]
-        narrower = jnp.where(of <= np.min(relevant), ell / NARROWING, ell)
-        tried = self.climb(NARROW_STEPS, self.found.params | {"lengthscale": narrower})
-        if tried.bounds[-1] > self.bound:
-            self._join(tried)
-        else:
-            self.narrow_enough = True
-            stopped = tried.message == lbfgs.INTERRUPTED
-            self.found = self.found._replace(message=tried.message if stopped else self.found.message)
+    def finish(self) -> None:
+        """To the end, dimensions being narrowed on the way."""
+        self.go_on(BEFORE_NARROWING)
+        at, in_vain = self.found, 0
+        while in_vain < PATIENCE and at.steps + NARROW_STEPS <= self.max_steps and not self.interrupted:
+            narrower = _narrower(at.params)
+            if narrower is None:
+                break
+            at = _joined(at, self.climb(NARROW_STEPS, narrower))
+            if at.bounds[-1] > self.bound:
+                self.found, in_vain = at, 0
+            else:
+                stopped = at.message == lbfgs.INTERRUPTED
+                self.found, in_vain = self.found._replace(message=at.message) if stopped else self.found, in_vain + 1
+        self.go_on(self.max_steps)
 
-    def _join(self, more: CollapsedFit) -> None:
-        self.found = more._replace(bounds=np.concatenate([self.found.bounds[:-1], more.bounds]))
+
+def _narrower(params: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
+    """With the least of the relevant dimensions, and all below, narrower in lengthscales; none if there is but one."""
+    of = relevance(params)
+    relevant = of[of > OFF]
+    ell = params["lengthscale"]
+    if len(relevant) < 2:
+        return None
+    return params | {"lengthscale": jnp.where(of <= np.min(relevant), ell / NARROWING, ell)}
+
+
+def _joined(one: CollapsedFit, other: CollapsedFit) -> CollapsedFit:
+    """A climb and what came after it."""
+    return other._replace(bounds=np.concatenate([one.bounds[:-1], other.bounds]))
 
 
 def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[CollapsedGPLVM, CollapsedFit, np.ndarray]:
-    """The model whose start led highest, its fit, and of each start the bound when it was given up or chosen."""
+    """The model whose start led highest, its fit, and of each start the bound where it was given up or ended."""
 
     def climb(steps: int, params: dict[str, jax.Array]) -> CollapsedFit:
         # By one model, whose program is one for all starts.
@@ -294,21 +304,12 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        if len(Y) <= FEW_ROWS:
-            all_of(_Climb.go_on, max_steps)
-        else:
-            for steps in ROUNDS:
-                if len(running) > FINALISTS:
-                    all_of(_Climb.go_on, steps)
-                    del running[max((len(running) + 1) // 2, FINALISTS) :]
-            all_of(_Climb.go_on, BEFORE_NARROWING)
-            if len(running) > 1:
-                all_of(_Climb.narrow)
-        best, race = running[0], np.array([one.bound for one in climbs])
-        while not (interrupted() or best.narrow_enough):
-            best.narrow()
-        if not interrupted():
-            best.go_on(max_steps)
+        for steps in ROUNDS if len(Y) > FEW_ROWS else (max_steps,):
+            if len(running) > FINALISTS:
+                all_of(_Climb.go_on, steps)
+                del running[max((len(running) + 1) // 2, FINALISTS) :]
+        all_of(_Climb.finish)
+    best = running[0]
     found = best.found._replace(message=lbfgs.INTERRUPTED) if interrupted() else best.found
     if not found.converged:
         warnings.warn(
@@ -318,7 +319,7 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
             RuntimeWarning,
             stacklevel=3,
         )
-    return models[climbs.index(best)], found, race
+    return models[climbs.index(best)], found, np.array([one.bound for one in climbs])
 
 
 def _normal_scores(Y: np.ndarray, present: np.ndarray) -> np.ndarray:
