@@ -18,6 +18,7 @@ leads higher. Where it ends no start tells before: two are climbed to the end.
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -50,8 +51,8 @@ __all__ = ["GPLVMFit", "fit"]
 
 #: Of so few rows all starts are climbed to the end.
 FEW_ROWS = 300
-#: Steps after which the better half of the starts goes on, for more rows than these, until there are so many.
-ROUNDS, FINALISTS = (150, 300, 500), 2
+#: Steps after which the better three quarters of the starts go on, for more rows than these, and then so many of them.
+FIRST_ROUND, SECOND_ROUND, FINALISTS = 150, 500, 2
 #: Steps before a dimension is narrowed for the first time, by what dimensions are narrowed, steps until it is seen what
 #: that has gained, and how many times in a row it may have gained nothing.
 BEFORE_NARROWING, NARROWING, NARROW_STEPS, PATIENCE = 1500, 0.5, 600, 2
@@ -304,10 +305,12 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        for steps in ROUNDS if len(Y) > FEW_ROWS else (max_steps,):
-            if len(running) > FINALISTS:
-                all_of(_Climb.go_on, steps)
-                del running[max((len(running) + 1) // 2, FINALISTS) :]
+        if len(Y) > FEW_ROWS and len(running) > FINALISTS:
+            all_of(_Climb.go_on, FIRST_ROUND)
+            del running[max(math.ceil(0.75 * len(running)), FINALISTS) :]
+        if len(running) > FINALISTS:
+            all_of(_Climb.go_on, SECOND_ROUND if len(Y) > FEW_ROWS else max_steps)
+            del running[FINALISTS:]
         all_of(_Climb.finish)
     best = running[0]
     found = best.found._replace(message=lbfgs.INTERRUPTED) if interrupted() else best.found
