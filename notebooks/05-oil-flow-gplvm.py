@@ -56,7 +56,7 @@ print(f"{Y.shape[0]} rows of {Y.shape[1]} measurements; {', '.join(class_names)}
 # ## 1. A model, and the number of its dimensions
 #
 # `npgp.gplvm.fit` needs no start and no rates: several starts race on the collapsed bound, which has q(u) at its
-# optimum and no noise, by L-BFGS, and the best goes on for at most 3600 steps. There are more latent dimensions
+# optimum and no noise, by L-BFGS, and the two best go on for at most 3600 steps. There are more latent dimensions
 # than are needed, ten: each has a lengthscale of its own in the kernel, and those that explain nothing are switched off
 # by their lengthscales growing long. They help on the way, though: with many dimensions clusters can pass one another,
 # and `fit` narrows one after the other as long as the bound is the better for it. `tight`, the default, is the
