@@ -36,7 +36,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--conditional", choices=["prior", "tight", "both"], default="both")
     parser.add_argument("--latent-dim", type=whole, default=10)
     rows = dict(default=1000, help="rows to simulate (real data: the first so many)")
-    steps = dict(help="most steps of L-BFGS: 800 if omitted, for real data 3600 from the best start")
+    steps = dict(help="most steps of L-BFGS: 800 if omitted, for real data 3600")
     parser.shared("seed", "float32", "out", "json", rows=rows, inducing=25, steps=steps)
     args = parser.read(argv)
     args.steps = args.steps or (3600 if args.data == "real" else 800)
