@@ -164,7 +164,7 @@ def fit(
         climbed to the end, three and one.
     :param restarts: how many more starts there are like the first, with random inducing inputs. Nothing else is random
         where the data are complete, Gaussian, and no more rows than ``max_rows``.
-    :param max_steps: most steps of L-BFGS from one start.
+    :param max_steps: most steps of L-BFGS from one start; after 1500 of them dimensions are narrowed.
     :param max_rows: most rows for which the collapsed bound is climbed.
     :param svi_steps: steps of SVI, where it is needed; 0 to leave the model where the collapsed bound led.
     :param batch_size: rows of its steps; all if omitted.

@@ -41,8 +41,6 @@ MAX_TRIALS = 25
 MEMORY = 10
 #: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most.
 FIRST_SCALING, SCALING_GROWTH, LAST_SCALING = 50, 1.4, 300
-#: Where no better point was found after at least so many, too.
-LEAST_STRETCH = 20
 #: Searches of at most so many steps share a compiled program.
 SHARED_STEPS = 2000
 #: Aimed-for seconds per device call: how often the progress bar moves.
@@ -68,7 +66,7 @@ class LBFGSResult(NamedTuple):
         found = minimize(lambda a: (a - 2.0) ** 2, jnp.zeros(()), progress=False)
     """
 
-    #: Where the loss is least of all points seen; of the structure of the start.
+    #: Where the loss is least of all points seen, but for rounding; of the structure of the start.
     params: Any
     #: The loss at the start and after each step.
     losses: np.ndarray
@@ -151,7 +149,6 @@ def minimize(
     search = _before(flat, scale_at(flat), memory, max_steps)
     size, interrupted = 1, False
     stretch, until = FIRST_SCALING, max_steps if scales is None else min(FIRST_SCALING, max_steps)
-    begun = 0
     with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:
         try:
             while int(search.status) == RUNNING and int(search.steps) < max_steps:
@@ -169,11 +166,9 @@ def minimize(
                     size = int(np.clip(speed * SECONDS_PER_CALL, 1, 10 * size))
                 else:
                     size = 2
-                steps, status = int(search.steps), int(search.status)
-                stalled = status == STALLED and scales is not None and steps >= begun + LEAST_STRETCH
-                if steps < max_steps and (stalled or (steps >= until and status == RUNNING)):
+                if until <= int(search.steps) < max_steps and int(search.status) == RUNNING:
                     stretch = min(int(SCALING_GROWTH * stretch), LAST_SCALING)
-                    begun, until = steps, min(steps + stretch, max_steps)
+                    until = min(until + stretch, max_steps)
                     search = _rescaled(search, scale_at(search.x * search.scale))
         except KeyboardInterrupt:
             if int(search.steps) < 0:
@@ -217,13 +212,7 @@ def _rescaled(search: _Search, scale: jax.Array) -> _Search:
     ratio = scale / search.scale
     x = search.x / ratio
     return _redirected(
-        search._replace(
-            x=x,
-            scale=scale,
-            gradient=search.gradient * ratio,
-            memory=_directions(search).init(x),
-            status=jnp.full_like(search.status, RUNNING),
-        )
+        search._replace(x=x, scale=scale, gradient=search.gradient * ratio, memory=_directions(search).init(x))
     )
 
 
@@ -239,8 +228,6 @@ def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, un
         trial = search.x + search.step * search.direction
         value, gradient = evaluate(trial, search.scale, *args)
         finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
-        # The start is taken in any case; its loss is reported if it is not finite.
-        first = search.steps < 0
         slope = jnp.vdot(gradient, search.direction)
         lower = finite & (value <= search.value + DECREASE * search.step * search.slope)
         level = finite & (value <= search.value + ROUNDING * jnp.abs(search.value))
