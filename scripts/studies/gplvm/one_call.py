@@ -37,7 +37,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--steps", type=whole, default=4000, help="of SVI alone; half as many after the climb")
-    parser.add_argument("--climb", type=whole, default=1500, help="most steps of L-BFGS")
+    parser.add_argument("--climb", type=whole, default=3600, help="most steps of L-BFGS")
     parser.shared(
         "quick",
         inducing=20,
