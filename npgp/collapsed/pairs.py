@@ -64,11 +64,22 @@ def powers(z: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.ones_like(z[:, :1]), z, jnp.square(z)], axis=-1).T
 
 
-def at_pairs(first: jax.Array, second: jax.Array, one: jax.Array, other: jax.Array) -> jax.Array:
-    """The sum of two functions of :func:`negative_square`, the one at one point of each pair: (B, P)."""
+def at_pairs(
+    first: jax.Array, second: jax.Array, one: jax.Array, other: jax.Array, cross: jax.Array | None = None
+) -> jax.Array:
+    """
+    The sum of two functions of :func:`negative_square`, the one at one point of each pair, and of ``Σ_q cross one
+    other``: (B, P).
+
+    It is one product, whose time, and that of its gradients, grows with the number of columns.
+    """
     if first is second:
-        return linalg.matmul(first, powers(one) + powers(other))
-    return linalg.matmul(first, powers(one)) + linalg.matmul(second, powers(other))
+        rows, points = [first], [powers(one) + powers(other)]
+    else:
+        rows, points = [first, second], [powers(one), powers(other)]
+    if cross is not None:
+        rows, points = [*rows, cross], [*points, (one * other).T]
+    return linalg.matmul(jnp.concatenate(rows, axis=-1), jnp.concatenate(points))
 
 
 def log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, other) -> jax.Array:
@@ -77,18 +88,13 @@ def log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, o
     both = 1.0 + t + u
     share = t * u / both
     half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
-    w = t * beta / both  # of (m − one)(m − other)
-    first = negative_square(half, share * alpha / (1.0 + t), m)
-    second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m)
-    constant = first[:, :1] + second[:, :1] + jnp.sum(w * jnp.square(m), axis=-1, keepdims=True)
-    crossed = jnp.concatenate([-w * m, jnp.zeros_like(m)], axis=-1)
-    # In one product: its time, and that of its gradients, grows with the number of columns.
-    if alpha is beta:
-        rows, points = [first[:, 1:] + crossed], [powers(one)[1:] + powers(other)[1:]]
-    else:
-        rows, points = [first[:, 1:] + crossed, second[:, 1:] + crossed], [powers(one)[1:], powers(other)[1:]]
-    points = [jnp.ones_like(points[0][:1]), *points, (one * other).T]
-    return linalg.matmul(jnp.concatenate([constant, *rows, w], axis=-1), jnp.concatenate(points))
+    # w (m − one)(m − other), of which each point has a half but for the product of both.
+    w = t * beta / both
+    part = [0.5 * jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, jnp.zeros_like(m)]
+    apart = jnp.concatenate(part, axis=-1)
+    first = negative_square(half, share * alpha / (1.0 + t), m) + apart
+    second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m) + apart
+    return at_pairs(first, second, one, other, w)
 
 
 @jax.custom_jvp

@@ -41,7 +41,7 @@ __all__ = ["CollapsedFit", "CollapsedGPLVM"]
 MEMORY = 20
 #: Compiler options of its steps: XLA's own. Fused loops over rows and pairs of inducing inputs take most of their time,
 #: so that its emitters of such loops are worth a second more of compiling (M = 25 and 50: .74 and .82 of the time).
-STEPS: dict[str, Any] = {}
+COMPILER_OPTIONS: dict[str, Any] = {}
 
 
 class CollapsedFit(NamedTuple):
@@ -233,7 +233,7 @@ class CollapsedGPLVM:
             window=window,
             memory=MEMORY,
             scales=coordinates.scales,
-            options=STEPS,
+            options=COMPILER_OPTIONS,
             progress=progress,
             describe=lambda loss: f"bound {-loss:.6g}, per row {-loss / rows:.4g}",
         )

@@ -260,11 +260,11 @@ class _Climb:
             if narrower is None:
                 break
             at = _joined(at, self.climb(NARROW_STEPS, narrower))
-            if at.bounds[-1] > self.bound:
-                self.found, in_vain = at, 0
-            else:
-                stopped = at.message == lbfgs.INTERRUPTED
-                self.found, in_vain = self.found._replace(message=at.message) if stopped else self.found, in_vain + 1
+            in_vain = 0 if at.bounds[-1] > self.bound else in_vain + 1
+            if not in_vain:
+                self.found = at
+            elif at.message == lbfgs.INTERRUPTED:
+                self.found = self.found._replace(message=at.message)
         self.go_on(self.max_steps)
 
 
@@ -272,9 +272,9 @@ def _narrower(params: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
     """With the least of the relevant dimensions, and all below, narrower in lengthscales; none if there is but one."""
     of = relevance(params)
     relevant = of[of > OFF]
-    ell = params["lengthscale"]
     if len(relevant) < 2:
         return None
+    ell = params["lengthscale"]
     return params | {"lengthscale": jnp.where(of <= np.min(relevant), ell / NARROWING, ell)}
 
 
@@ -305,12 +305,11 @@ def _race(models, Y, present, max_steps, tolerance, progress) -> tuple[Collapsed
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CollapsedGPLVM.fit has not converged", RuntimeWarning)
-        if len(Y) > FEW_ROWS and len(running) > FINALISTS:
-            all_of(_Climb.go_on, FIRST_ROUND)
-            del running[max(math.ceil(0.75 * len(running)), FINALISTS) :]
-        if len(running) > FINALISTS:
-            all_of(_Climb.go_on, SECOND_ROUND if len(Y) > FEW_ROWS else max_steps)
-            del running[FINALISTS:]
+        rounds = [(FIRST_ROUND, math.ceil(0.75 * len(models))), (SECOND_ROUND, FINALISTS)]
+        for steps, left in rounds if len(Y) > FEW_ROWS else [(max_steps, FINALISTS)]:
+            if len(running) > FINALISTS:
+                all_of(_Climb.go_on, steps)
+                del running[max(left, FINALISTS) :]
         all_of(_Climb.finish)
     best = running[0]
     found = best.found._replace(message=lbfgs.INTERRUPTED) if interrupted() else best.found

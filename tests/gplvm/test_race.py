@@ -118,10 +118,17 @@ def test_the_better_starts_go_on_each_round_and_an_interrupt_ends_all(interrupte
     every += [(8.0, third), (8.0, NARROW_STEPS), (8.0, NARROW_STEPS), (8.0, 50)]
     assert climbs == every[:interrupted_at]
     assert model.height == (8.0 if interrupted_at in (None, 15) else 5.0)
+    narrow = BEFORE_NARROWING, BEFORE_NARROWING + NARROW_STEPS
+    assert found.steps == {3: FIRST_ROUND, 7: SECOND_ROUND, 11: narrow[0], 15: narrow[1], None: most}[interrupted_at]
+    steps = np.arange(found.steps + 1)
+    height = np.select([steps < narrow[0], steps < narrow[1]], [4.4, 6.2], 7.1) if model.height == 8.0 else 5.2
+    if interrupted_at == 15:  # where the second narrowing would have begun
+        height[-1] = 6.2
+    np.testing.assert_allclose(found.bounds, height - 100.0 * 0.99**steps)
     started = [any(height == climbed for climbed, _ in climbs) for height in heights]
     np.testing.assert_array_equal(np.isfinite(race), started)
     if interrupted_at is None:
-        assert found.steps == most and found.bounds[-1] == race.max()
+        assert found.bounds[-1] == race.max()
         left = 100.0 * 0.99 ** np.array([SECOND_ROUND, most, FIRST_ROUND, most, SECOND_ROUND])
         ends = np.array([3.0, 5.2, 1.0, 7.1, 2.0]) - left
         np.testing.assert_allclose(race, ends, atol=1e-4)
