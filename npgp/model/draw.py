@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp import checks, linalg
+from npgp import checks
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, NoArray, Term
@@ -299,7 +299,7 @@ class ChosenFunction(Function):
         else:
             D = jax.vmap(projector.kernel)(X)
         for A, use in zip(self._projection.A, blocks, strict=True):
-            D = D - linalg.gram(groups.gather_rows(self._by_row(A).T)) if use else D
+            D = D - groups.gram(self._by_row(A)) if use else D
         return jnp.where(member[:, :, None] == member[:, None, :], D, 0.0)
 
 

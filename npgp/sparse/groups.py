@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from npgp import checks
+from npgp import checks, products
 from npgp.keys import host_generator
 from npgp.pytrees import pytree
 from npgp.sparse.kmeans import kmeans_centers
@@ -165,6 +165,12 @@ class Groups:
         if self._in_order:
             return jnp.reshape(X, (*self.rows.shape, X.shape[1]))
         return jnp.take(X, jnp.asarray(self.rows), axis=0, mode="clip")
+
+    def gram(self, A: jax.Array) -> jax.Array:
+        """``A_gᵀ A_g`` for each group, of the columns A_g of its rows in A (M, N); (G, g, g), as of :meth:`gather`."""
+        if self._in_order:
+            return products.gram_of_columns(A, self.size)
+        return products.gram(self.gather_rows(A.T))
 
     def scatter(self, w: ArrayLike) -> jax.Array:
         """

@@ -141,7 +141,7 @@ class Projector:
             return jax.vmap(lambda X, A: self.group_covariance(X, A, groups, blocks))(X, tuple(A))
         D = jax.vmap(self.kernel)(groups.gather_rows(X))
         for A_i in _projected_out(A, blocks):
-            D = D - linalg.gram(groups.gather_rows(A_i.T))
+            D = D - groups.gram(A_i)
         return D
 
 

@@ -265,6 +265,17 @@ def test_data_are_laid_out_group_after_group(x64):
     np.testing.assert_array_equal(jax.jit(lambda made: made.arrange(X))(made), made.arrange(X))
 
 
+@pytest.mark.parametrize("made", [consecutive(12, 4), single(12), median_split(np.arange(12.0)[::-1, None], 4)])
+def test_gram_matrices_are_those_of_the_columns_of_each_group(x64, made):
+    A, weights = (np.random.default_rng(0).normal(size=size).astype(x64) for size in ((3, 12), (made.size, made.size)))
+    members = A[:, made.rows]  # (M, G, g)
+    gram, pull = jax.vjp(jax.jit(made.gram), A)
+    np.testing.assert_allclose(gram, np.einsum("mgi,mgj->gij", members, members), rtol=1e-5, atol=1e-5)
+    found = np.asarray(pull(jnp.broadcast_to(weights, gram.shape))[0])
+    expected = np.einsum("mgj,ij->mgi", members, weights + weights.T)
+    np.testing.assert_allclose(found[:, made.rows], expected, rtol=1e-5, atol=1e-5)
+
+
 # ---------------------------------------------------------------- the size
 
 
