@@ -43,7 +43,7 @@ def default_size(num_inducing: int) -> int:
     that), and groups of g rows add ``g M`` for the Gram matrix of their projections and about ``2 g²`` for the Cholesky
     factor and its uses; but products of small matrices run at a third of the speed of large ones, and there is a part
     that hardly depends on g. Training steps of ``grouped``, in units of those of ``tight`` (2 CPU cores, float32,
-    batches of 1024): 1.16 to 1.23 for M = 512 and g = 64. Larger groups give tighter bounds: where time is no concern
+    batches of 1024): 1.05 to 1.15 for M = 512 and g = 64. Larger groups give tighter bounds: where time is no concern
     take 64.
 
     .. code-block:: python
