@@ -27,7 +27,7 @@ def geodesic_coordinates(Y: np.ndarray, dims: int, neighbors: int) -> np.ndarray
     :return: (N, dims), of mean 0, the widest dimension first, whose standard deviation is 1; 0 for rows that are all
         the same.
     """
-    from scipy.spatial.distance import cdist  # a tenth of what npgp takes to import, for those who come here
+    from scipy.spatial.distance import cdist  # a seventh of what npgp takes to import, for those who come here
 
     count = len(Y)
     apart = cdist(Y, Y)

@@ -88,10 +88,12 @@ def cores() -> int:
 def threads(count: int, library: str = "npgp") -> dict[str, str]:
     """
     Of linear algebra and OpenMP; and XLA's, as many as users have, for npgp. Programs of other libraries may wait in a
-    circle with few, and get 16, which cost nothing where a program has no batched products.
+    circle with few, and get 16, which cost nothing where a program has no batched products. And bytecode is kept, as
+    pip keeps that of what it installs: an import of this repository is no longer than that of an installed library.
     """
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     found = dict.fromkeys(names, str(count)) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # an accelerator is shared
+    found |= {"PYTHONDONTWRITEBYTECODE": ""}  # to Python as if it were not set
     return found if library == "npgp" else found | {"NPROC": os.environ.get("NPROC", "16")}
 
 
@@ -253,8 +255,7 @@ def example(bench: Bench) -> list[dict[str, Any]]:
     args, found = bench.args, []
     programs = {"npgp": readme_example(), "gpjax": (BENCH / "gpjax_example.py").read_text()}
     present = [name for name in programs if name in args.libraries and name not in bench.missing]
-    # Libraries are there as pip leaves them, with bytecode. The check below writes that of this repository.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = os.environ | threads(1) | {"MPLBACKEND": "Agg"}
     for name in list(present):
         (bench.folder / f"{name}_example.py").write_text(programs[name] + "\nprint('drawn', flush=True)\n")
         check = [args.interpreters[name], "-c", f"import matplotlib, {name}"]
@@ -267,8 +268,8 @@ def example(bench: Bench) -> list[dict[str, Any]]:
             for start in ("cold", "warm"):  # the second finds what the first has compiled
                 # All programs are kept: on a fast machine none takes the second that JAX's default asks for.
                 kept = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-                own = environment | threads(1) | kept | {"MPLBACKEND": "Agg"}
-                row = time_of_example([args.interpreters[name], f"{name}_example.py"], bench.folder, own)
+                line = [args.interpreters[name], f"{name}_example.py"]
+                row = time_of_example(line, bench.folder, environment | kept)
                 found.append({"program": name, "start": start} | row)
     return found
 
