@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from npgp import checks
-from npgp.batches import one_by_one
+from npgp.batches import on_cpu, one_by_one
 from npgp.products import (
     diagonal,
     diagonal_matrix,
@@ -104,8 +104,8 @@ def lower_half(A: jax.Array) -> jax.Array:
 def factor_tangent(L: jax.Array, dK: jax.Array) -> jax.Array:
     """``dL = L Φ(L⁻¹ dK L⁻ᵀ)``, Φ as in :func:`lower_half`."""
     dK = 0.5 * (dK + transposed(dK))
-    # A loop of two, as programs are half as large as with both solves written out.
-    inner = lax.scan(lambda X, _: (transposed(solve_lower(L, X)), None), dK, length=2)[0]
+    # A loop of two on a CPU, as programs are half as large as with both solves written out.
+    inner = lax.scan(lambda X, _: (transposed(solve_lower(L, X)), None), dK, length=2, unroll=1 if on_cpu() else 2)[0]
     across = transposed(lax.optimization_barrier(transposed(L)))  # reverse mode multiplies by the transpose
     return lower_matmul(across, lower_half(inner))
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from npgp.batches import one_by_one
+from npgp.batches import on_cpu, one_by_one
 from npgp.products import matmul, transposed, transposed_matmul
 
 #: Triangular systems are solved by halves, down to blocks of the diagonal of at most so many rows.
 LARGEST_BLOCK = 64
-#: Halves of equal size are solved in a loop in systems of at least so many rows: what solves a half is in the
+#: On a CPU, halves of equal size are solved in a loop in systems of at least so many rows: what solves a half is in the
 #: program once then. Programs of 512 inducing points are a tenth smaller, and no slower.
 LOOPED = 512
 #: Systems of at most so many rows, and on a CPU those of so few columns, are solved by substitution.
@@ -128,7 +128,7 @@ def _solve(L: jax.Array, W: jax.Array, B: jax.Array) -> jax.Array:
     if size <= block:
         return matmul(W[..., :size, :size], B)
     half = _half(size, block)
-    if 2 * half == size >= LOOPED:
+    if 2 * half == size >= LOOPED and on_cpu():
         return _in_turn(_solve, L, W, B, L[..., half:, :half])
     top = _solve(L[..., :half, :half], W[..., :half, :], B[..., :half, :])
     rest = B[..., half:, :] - matmul(L[..., half:, :half], top)
@@ -149,7 +149,7 @@ def _solve_upper(U: jax.Array, W: jax.Array, B: jax.Array) -> jax.Array:
     if size <= block:
         return matmul(W[..., :size, :size], B)
     half = _half(size, block)
-    if 2 * half == size >= LOOPED:
+    if 2 * half == size >= LOOPED and on_cpu():
         return _in_turn(_solve_upper, U, W, B, U[..., :half, half:], upward=True)
     low = _solve_upper(U[..., half:, half:], W[..., :, half:], B[..., half:, :])
     rest = B[..., :half, :] - matmul(U[..., :half, half:], low)

@@ -29,12 +29,21 @@ T = TypeVar("T")
 #: Held wherever a model is run or traced: NumPyro's handlers are in one list for all threads.
 one_model_at_a_time = threading.RLock()
 
-#: Compiler options of programs that run once or take no time. XLA's optimization takes three quarters of compiling.
-QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+#: Compiler options of programs that run once or take no time. XLA's optimization takes three quarters of compiling on a
+#: CPU, and trying out kernels most of it on a GPU.
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_autotune_level": 0,
+}
 
 #: Compiler options of programs that run thousands of times: without XLA's emitters of fused loops for CPUs, a step is
-#: compiled in half the time. (M = 20 to 512: .50 to .62; the step takes .87 to 1.08 of the time.)
-STEPS = {"xla_cpu_use_fusion_emitters": False}
+#: compiled in half the time. (M = 20 to 512: .50 to .62; the step takes .87 to 1.08 of the time.) On a GPU XLA writes
+#: many kernels for each shape of matrix products, to see whether one is faster than the vendor's. (M = 1024 on an H200:
+#: without them the first step comes after 7 s, with them it did not within 45; steps of a program by hand took 1.51 ms
+#: without them and 1.57 with.)
+STEPS = {"xla_cpu_use_fusion_emitters": False, "xla_gpu_enable_triton_gemm": False}
 
 #: So many programs are kept, those last used.
 _MOST = 64
@@ -54,7 +63,7 @@ class Program:
         assert double(jnp.ones(3)).sum() == 6.0
 
     :param function: of pytrees of arrays, to a pytree of arrays. It is traced once for arguments of each shape.
-    :param options: compiler options; on a CPU only, as they are CPU's.
+    :param options: compiler options: on a GPU those that are named ``xla_gpu_…``, on a CPU the others.
     :param donate: whether the first argument may be written over.
     """
 
@@ -95,7 +104,7 @@ def _compiled(
     # The text would say nothing of arguments without use.
     traced = jax.jit(flat, keep_unused=True, donate_argnums=range(donated)).trace(*leaves)
     lowered = traced.lower()
-    options = options if options and jax.default_backend() == "cpu" else {}
+    options = _options_here(options or {})
     text = lowered.as_text()
     key = text, out_avals(traced), tuple(sorted(options.items()))
     with _lock:
@@ -111,6 +120,14 @@ def _compiled(
                     _programs.popitem(last=False)
 
     return run, returned
+
+
+def _options_here(options: dict[str, Any]) -> dict[str, Any]:
+    """Those for the devices that programs run on."""
+    backend = jax.default_backend()
+    if backend not in ("cpu", "gpu"):
+        return {}
+    return {name: value for name, value in options.items() if name.startswith("xla_gpu_") == (backend == "gpu")}
 
 
 def _compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:

@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,11 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def at_once() -> int:
+    """How many workers may compile at the same time: each is to have three cores."""
+    return max(1, cores() // 3)
 
 
 def threads(count: int, library: str = "npgp") -> dict[str, str]:
@@ -189,17 +195,22 @@ def steps_of(bench: Bench, size: int, dtype: str, predictions: bool = True) -> l
         if PROGRAMS[program] == library
     }
     rows, elbos = {}, {}
-    for (program, setting), process in list(programs.items()):
-        kind = "plain" if program == "plain" else "svgp"
-        row = {"program": program, "setting": setting, "inducing": size, "dtype": dtype}
-        try:
-            if program not in elbos:
-                elbos[program] = process.ask("elbo", kind=kind, dtype=dtype, file=file)
-            row |= process.ask("setup", name=program, kind=kind, dtype=dtype, file=file)
-            rows[program, setting] = row | {"elbo": elbos[program]}
-        except Failed as failed:
-            print(f"M = {size}, {dtype}, {program} FAILED: {failed}", flush=True)
-            del programs[program, setting]
+
+    def set_up(process: Process) -> None:
+        for program, setting in [key for key, of in programs.items() if of is process]:
+            kind = "plain" if program == "plain" else "svgp"
+            row = {"program": program, "setting": setting, "inducing": size, "dtype": dtype}
+            try:
+                if program not in elbos:
+                    elbos[program] = process.ask("elbo", kind=kind, dtype=dtype, file=file)
+                row |= process.ask("setup", name=program, kind=kind, dtype=dtype, file=file)
+                rows[program, setting] = row | {"elbo": elbos[program]}
+            except Failed as failed:
+                print(f"M = {size}, {dtype}, {program} FAILED: {failed}", flush=True)
+
+    with ThreadPoolExecutor(at_once()) as threads:
+        list(threads.map(set_up, dict.fromkeys(programs.values())))
+    programs = {key: process for key, process in programs.items() if key in rows}
     check_elbos(elbos, size, dtype)
     advance: dict[Any, Callable[[int], float]] = {
         key: lambda count, key=key: programs[key].ask("steps", name=key[0], count=count) for key in programs
@@ -363,14 +374,14 @@ def kin40k(bench: Bench, found: dict[str, Any] | None = None) -> dict[str, Any]:
     file = str(bench.folder / "kin40k.npz")
     np.savez(file, X=X, y=y, X_test=X_test, y_test=y_test, Z=Z)
     found |= {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
-    for (library, setting), process in bench.all().items():
-        if library == "gpytorch":
-            # The threads that took its steps faster on this machine, by a few of them.
-            trial = process.ask("train", file=file, **{**options, "epochs": 1})
-            found.setdefault("trials", {})[setting] = trial["curve"][-1][0]
-    if "trials" in found:
-        setting = min(found["trials"], key=found["trials"].__getitem__)
-        found["gpytorch"] = {"setting": setting} | bench.all()["gpytorch", setting].ask("train", file=file, **options)
+    peers = {setting: process for (library, setting), process in bench.all().items() if library == "gpytorch"}
+    if len(peers) > 1:
+        # The threads that took its steps faster on this machine, by a few of them.
+        trials = {name: peer.ask("train", file=file, **{**options, "epochs": 1}) for name, peer in peers.items()}
+        found["trials"] = {name: trial["curve"][-1][0] for name, trial in trials.items()}
+    if peers:
+        setting = min(found["trials"], key=found["trials"].__getitem__) if len(peers) > 1 else next(iter(peers))
+        found["gpytorch"] = {"setting": setting} | peers[setting].ask("train", file=file, **options)
     process = bench.one("npgp")
     if process is not None:
         recipe = {**options, **RECIPE} | ({"epochs": 2} if args.quick else {})

@@ -23,11 +23,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import queue
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ from processes import Failed, Process
 from common import Arguments, command, interleaved_steps, whole, write_json
 
 #: Shares of the time.
-SHARES = {"right": 20, "steps": 30, "others": 14, "factors": 5, "kin40k": 9, "oil": 22}
+SHARES = {"right": 14, "steps": 40, "others": 20, "factors": 7, "kin40k": 11, "oil": 8}
 #: Of the problem on which npgp is compared with the processor.
 RIGHT = dict(rows=240, inducing=64, group_size=16)
 RIGHT_CASES = (
@@ -54,6 +56,8 @@ ROWS, BATCH_SIZES = 20_000, (256, 1024, 4096, 16_384)
 #: The oil-flow data's recipe: inducing points, steps; so many are taken before the clock is looked at.
 OIL = dict(inducing=25, steps=20_000)
 OIL_CHUNK = 1000
+#: Of workers of one library, which share the device's memory.
+MOST_WORKERS = 5
 #: Seconds without which nothing more is begun, and those without which no training and evaluation of a GPLVM is.
 RESERVE, OIL_RESERVE = 5.0, 15.0
 QUICK = dict(
@@ -94,8 +98,10 @@ def settings(library: str) -> dict[str, dict[str, str]]:
     path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
     cache = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(HERE.parents[1] / ".jax_cache")
     cached = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+    # As npgp's own programs have it: XLA tries out dozens of kernels for each shape of products otherwise.
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_enable_triton_gemm=false".strip()
     threads = benchmark.cores() if library == "gpytorch" else 1
-    return {"": benchmark.threads(threads) | cached | {"PYTHONPATH": path}}
+    return {"": benchmark.threads(threads) | cached | {"PYTHONPATH": path, "XLA_FLAGS": flags}}
 
 
 class Run(benchmark.Bench):
@@ -110,28 +116,51 @@ class Run(benchmark.Bench):
         super().__init__(args, folder, settings)
         self.began, self.until = time.monotonic(), 0.0
         self.found: dict[str, Any] = {"command": args.command, "machine": benchmark.machine(), "quick": args.quick}
-        self.late = threading.Event()
+        self.late, self.lock = threading.Event(), threading.RLock()
         self.found |= {"cases": args.cases if "right" in args.parts else []}
         self.found |= {"batch_size": args.batch_size, "rows": args.rows, "columns": benchmark.COLUMNS, "notes": []}
 
-    def worker(self, library: str) -> Process | None:
-        """The worker of a library, begun where there is none that lives; none where the library is not there."""
-        process = self.workers.get((library, ""))
+    def worker(self, library: str, name: str = "") -> Process | None:
+        """A worker of a library, begun where there is none that lives; none where the library is not there."""
+        process = self.workers.get((library, name))
         if (process is None or process.process.poll() is not None) and library not in self.missing:
-            self.workers.pop((library, ""), None)
+            self.workers.pop((library, name), None)
             process = self.start(library)
             if process is None:
                 self.note(f"{library}: {self.missing[library]}")
                 return None
-            self.workers[library, ""] = self.stack.enter_context(process)
-            self.found |= {"versions": self.versions, "missing": self.missing}
+            self.workers[library, name] = self.stack.enter_context(process)
+            with self.lock:
+                self.found |= {"versions": self.versions, "missing": self.missing}
         return process
 
     def all(self) -> dict[tuple[str, str], Process]:
-        for library in LIBRARIES:
-            if library != "checks":
-                self.worker(library)
-        return {key: process for key, process in self.workers.items() if key[0] != "checks"}
+        with ThreadPoolExecutor(benchmark.at_once()) as threads:
+            list(threads.map(self.worker, [library for library in LIBRARIES if library != "checks"]))
+        return {key: process for key, process in self.workers.items() if key[0] != "checks" and not key[1]}
+
+    def side_by_side(self, library: str, jobs: Iterable[str], do: Callable[[Process, str], None]) -> None:
+        """
+        Share out jobs of compiling, which takes most of the time, among workers on a processor of many cores.
+
+        :param do: what a worker is to do, given the name of a job; its failure is noted.
+        """
+        waiting = queue.SimpleQueue[str]()
+        for job in jobs:
+            waiting.put(job)
+
+        def work(name: str) -> None:
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    job = waiting.get_nowait()
+                    process = self.worker(library, name) if self.time_for(job) else None
+                    if process is not None and not self.late.is_set():  # it may have begun when the time was up
+                        with self.attempt(job):
+                            do(process, job)
+
+        count = min(MOST_WORKERS, benchmark.at_once(), waiting.qsize())
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(work, [str(i) if i else "" for i in range(count)]))
 
     @property
     def on_gpu(self) -> bool:
@@ -150,12 +179,14 @@ class Run(benchmark.Bench):
 
     def note(self, line: str) -> None:
         print(f"  {line}", flush=True)
-        self.found["notes"].append(line)
+        with self.lock:
+            self.found["notes"].append(line)
 
     def keep(self, part: str, value: Any) -> None:
         """Put it with what was found in this part, and write all that there is."""
-        self.found.setdefault(part, []).append(value)
-        self.write()
+        with self.lock:
+            self.found.setdefault(part, []).append(value)
+            self.write()
 
     def write(self) -> None:
         self.found["seconds"] = time.monotonic() - self.began
@@ -212,16 +243,19 @@ class Run(benchmark.Bench):
 
 def right(run: Run) -> None:
     options: dict[str, Any] = QUICK_RIGHT if run.args.quick else RIGHT
-    for case in run.args.cases:
-        if not run.time_for(f"right, {case}") or (process := run.worker("checks")) is None:
-            continue
+
+    def compare(process: Process, job: str) -> None:
+        case = job.removeprefix("right, ")
         found: dict[str, Any] = {"case": case, "conditionals": {}, "wrong": ["it was not computed"]}
-        with run.attempt(f"right, {case}"):
+        try:
             found |= process.ask("call", function="compare", case=case, **options)
             found["wrong"] = accelerator_report.wrong(found)
-        if not run.late.is_set():
-            run.keep("right", found)
-            print(f"  {case}: {'; '.join(found['wrong']) or 'right'}", flush=True)
+        finally:
+            if not run.late.is_set():
+                run.keep("right", found)
+                print(f"  {case}: {'; '.join(found['wrong']) or 'right'}", flush=True)
+
+    run.side_by_side("checks", [f"right, {case}" for case in run.args.cases], compare)
 
 
 def steps(run: Run) -> None:
@@ -244,16 +278,21 @@ def others(run: Run) -> None:
     for size in (32,) if args.quick else BATCH_SIZES:
         name = f"SVGP, prior, M = {middle}, batches of {size}"
         table[name] = dict(kind="svgp", file=run.problem(middle, size))
-    args.sizes = given
-    for name, options in table.items():
-        if not run.time_for(name) or (process := run.worker("npgp")) is None:
-            continue
+    args.sizes, compiled = given, {}
+
+    def compile_one(process: Process, name: str) -> None:
+        process.ask("setup", name=name, dtype="float32", **table[name])
+        compiled[name] = process
+
+    run.side_by_side("npgp", table, compile_one)
+    for name in (name for name in table if name in compiled and run.time_for(name)):
         with run.attempt(name):
-            process.ask("setup", name=name, dtype="float32", **options)
-            turn = {name: lambda count, name=name, process=process: process.ask("steps", name=name, count=count)}
+            turn = {name: lambda count, name=name: compiled[name].ask("steps", name=name, count=count)}
             seconds = interleaved_steps(turn, args.repetitions, args.seconds)[name].tolist()
+            run.keep("others", {"program": name, "kind": table[name]["kind"], "seconds": seconds})
+    for process in set(compiled.values()):
+        with run.attempt("others, the end"):
             process.ask("drop")
-            run.keep("others", {"program": name, "kind": options["kind"], "seconds": seconds})
 
 
 def factors(run: Run) -> None:

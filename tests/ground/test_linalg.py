@@ -185,12 +185,22 @@ def test_the_jitter_used_has_no_derivative(x64):
 
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize(
-    ("rows", "columns", "substituted"),
-    [(7, 1, 0), (7, 9, 0), (8, 9, 0), pytest.param(7, 3, 3, id="few columns, by substitution")],
+    ("rows", "columns", "substituted", "on_cpu"),
+    [
+        (7, 1, 0, True),
+        (7, 9, 0, True),
+        (8, 9, 0, True),
+        pytest.param(8, 10, 0, False, id="without loops, as on a GPU"),  # (8, 9) again would be the program of before
+        pytest.param(7, 3, 3, True, id="few columns, by substitution"),
+    ],
 )
 def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
-    x64, monkeypatch, transpose, rows, columns, substituted
+    x64, monkeypatch, transpose, rows, columns, substituted, on_cpu
 ):
+    for module in (triangular, linalg):
+        monkeypatch.setattr(module, "on_cpu", lambda: on_cpu)
+    if not on_cpu:
+        monkeypatch.setattr(triangular, "_in_turn", None)  # is not called
     monkeypatch.setattr(triangular, "SUBSTITUTED", substituted)
     monkeypatch.setattr(triangular, "LARGEST_BLOCK", 2)  # 7 rows are four blocks, the last of which is smaller
     monkeypatch.setattr(triangular, "LOOPED", 4)  # 8 rows are a loop of two loops

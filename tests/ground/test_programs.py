@@ -12,7 +12,8 @@ from numpyro import handlers
 from programs import compilations
 
 from npgp import checks
-from npgp.programs.compiled import QUICK, Program, one_program
+from npgp.programs import compiled
+from npgp.programs.compiled import QUICK, STEPS, Program, one_program
 from npgp.programs.grids import on_grid, padded_size
 from npgp.programs.keepers import Keepers
 from npgp.programs.later import SeesLater, see_later
@@ -313,3 +314,19 @@ def test_grids_in_transformations_and_without_rows():
 def test_options_that_xla_does_not_have_are_left_out():
     program = Program(scaled(7.0), options={"xla_no_such_option": True, **QUICK})
     np.testing.assert_allclose(program(given())["sum"], 7.0 * np.sum(X**2))
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("cpu", {"xla_cpu_use_fusion_emitters": False}),
+        ("gpu", {"xla_gpu_enable_triton_gemm": False}),
+        ("tpu", {}),
+    ],
+)
+def test_options_are_those_for_the_device(monkeypatch, backend, expected):
+    seen = []
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(compiled, "_compiled_with", lambda options, lowered: seen.append(options) or lowered.compile())
+    Program(scaled({"cpu": 11.0, "gpu": 12.0, "tpu": 13.0}[backend]), options=STEPS).prepare(given())
+    assert seen == [expected]

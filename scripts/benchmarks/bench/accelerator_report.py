@@ -125,7 +125,8 @@ def _steps(found: dict[str, Any]) -> str:
         f"## SVGP training step\n\nMilliseconds: medians, and quartiles in brackets, of rounds in turn. M inducing "
         f"points, {found['rows']} rows, batches of {found['batch_size']} with {found['columns']} columns, Matérn-3/2. "
         "The limit is the time of the step's matrix products alone at the rate of products in the same rounds, with "
-        "the precision HIGHEST.\n\n"
+        "the precision HIGHEST. On a GPU all JAX programs are compiled with `xla_gpu_enable_triton_gemm` off, as "
+        "`npgp.fit` does it.\n\n"
         + markdown_table(["M", "", *names, "limit"], lines)
         + "\n\nThat rate, the limit's share of each step, and the most memory of the device so far.\n\n"
         + markdown_table(head, rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -77,8 +78,9 @@ class Process:
 
     def close(self) -> None:
         for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
+            with contextlib.suppress(BrokenPipeError):  # of a request that a process did not live to read
+                if pipe is not None:
+                    pipe.close()
         try:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:

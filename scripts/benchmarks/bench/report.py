@@ -240,7 +240,8 @@ def kin40k(found: dict[str, Any]) -> str:
     lines = []
     if other is not None:
         seconds, target = other["curve"][-1]
-        lines.append([f"GPyTorch, {other['setting']}", f"{seconds:.1f}", "", f"{target:.4f}", ""])
+        name = ", ".join(filter(None, ["GPyTorch", other["setting"]]))
+        lines.append([name, f"{seconds:.1f}", "", f"{target:.4f}", ""])
     if own is not None:
         seconds, last = own["curve"][-1]
         compiled = own["compile_seconds"]
