@@ -19,15 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-__all__ = ["on_cpu", "one_by_one"]
-
-
-def on_cpu() -> bool:
-    """
-    Whether programs are made for a CPU, unless another device is named. There a loop is as fast as what it repeats
-    written out, and its program smaller; a GPU waits at each turn, as long as for a product of small matrices.
-    """
-    return jax.default_backend() == "cpu"
+__all__ = ["one_by_one"]
 
 
 def one_by_one(function: Callable[..., jax.Array], *, by_columns: bool = False) -> Callable[..., jax.Array]:

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from npgp.programs.backend import on_cpu
+
 T = TypeVar("T")
 
 
@@ -25,7 +27,7 @@ def entries_at_once() -> int:
     A CPU's caches hold them: predictions at 10,000 rows from 512 inducing points then take half the time. Elsewhere
     memory is the limit.
     """
-    return 2**19 if jax.default_backend() == "cpu" else 2**26
+    return 2**19 if on_cpu() else 2**26
 
 
 def rows_within(budget: int, *per_row: int) -> int:

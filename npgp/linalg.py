@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from npgp import checks
-from npgp.batches import on_cpu, one_by_one
+from npgp.batches import one_by_one
 from npgp.products import (
     diagonal,
     diagonal_matrix,
@@ -24,6 +24,7 @@ from npgp.products import (
     transposed_matmul,
     weighted_sum,
 )
+from npgp.programs.backend import on_cpu
 from npgp.triangular import lower_matmul, solve_lower
 
 __all__ = [
@@ -104,7 +105,7 @@ def lower_half(A: jax.Array) -> jax.Array:
 def factor_tangent(L: jax.Array, dK: jax.Array) -> jax.Array:
     """``dL = L Φ(L⁻¹ dK L⁻ᵀ)``, Φ as in :func:`lower_half`."""
     dK = 0.5 * (dK + transposed(dK))
-    # A loop of two on a CPU, as programs are half as large as with both solves written out.
+    # A loop of two on a CPU, as programs are half as large as with both solves written out; a GPU waits at each turn.
     inner = lax.scan(lambda X, _: (transposed(solve_lower(L, X)), None), dK, length=2, unroll=1 if on_cpu() else 2)[0]
     across = transposed(lax.optimization_barrier(transposed(L)))  # reverse mode multiplies by the transpose
     return lower_matmul(across, lower_half(inner))

@@ -10,13 +10,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.linalg import solve_triangular
 
-from npgp.batches import on_cpu, one_by_one
+from npgp.batches import one_by_one
 from npgp.products import matmul, transposed, transposed_matmul
+from npgp.programs.backend import on_cpu
 
 #: Triangular systems are solved by halves, down to blocks of the diagonal of at most so many rows.
 LARGEST_BLOCK = 64
 #: On a CPU, halves of equal size are solved in a loop in systems of at least so many rows: what solves a half is in the
-#: program once then. Programs of 512 inducing points are a tenth smaller, and no slower.
+#: program once then. Programs of 512 inducing points are a tenth smaller, and no slower. A GPU waits at each turn of a
+#: loop, as long as for a product of small matrices.
 LOOPED = 512
 #: Systems of at most so many rows, and on a CPU those of so few columns, are solved by substitution.
 SUBSTITUTED = 32
@@ -128,7 +130,7 @@ def _solve(L: jax.Array, W: jax.Array, B: jax.Array) -> jax.Array:
     if size <= block:
         return matmul(W[..., :size, :size], B)
     half = _half(size, block)
-    if 2 * half == size >= LOOPED and on_cpu():
+    if _is_looped(size, half):
         return _in_turn(_solve, L, W, B, L[..., half:, :half])
     top = _solve(L[..., :half, :half], W[..., :half, :], B[..., :half, :])
     rest = B[..., half:, :] - matmul(L[..., half:, :half], top)
@@ -149,7 +151,7 @@ def _solve_upper(U: jax.Array, W: jax.Array, B: jax.Array) -> jax.Array:
     if size <= block:
         return matmul(W[..., :size, :size], B)
     half = _half(size, block)
-    if 2 * half == size >= LOOPED and on_cpu():
+    if _is_looped(size, half):
         return _in_turn(_solve_upper, U, W, B, U[..., :half, half:], upward=True)
     low = _solve_upper(U[..., half:, half:], W[..., :, half:], B[..., half:, :])
     rest = B[..., :half, :] - matmul(U[..., :half, half:], low)
@@ -207,6 +209,11 @@ def _few(substituted: Callable[..., jax.Array], by_halves: Callable[..., jax.Arr
 
 _solve_few = one_by_one(functools.partial(_few, _substitute, _solve), by_columns=True)
 _solve_few_transposed = one_by_one(functools.partial(_few, _substitute_transposed, _solve_transposed), by_columns=True)
+
+
+def _is_looped(size: int, half: int) -> bool:
+    """Whether both halves of a system are solved in a loop."""
+    return 2 * half == size >= LOOPED and on_cpu()
 
 
 def _half(size: int, block: int) -> int:

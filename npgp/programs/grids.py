@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from npgp.programs.backend import on_cpu
 from npgp.programs.compiled import STEPS, Program, one_program
 from npgp.programs.tracing import is_traced
 
@@ -71,4 +72,4 @@ def _cut(x: jax.Array, rows: int, axes: tuple[int, ...]) -> jax.Array:
     for axis in axes:
         index[axis] = slice(rows)
     # Elsewhere than on a CPU the host is far away, and a program for each length the lesser evil.
-    return jax.device_put(np.asarray(x)[tuple(index)]) if jax.default_backend() == "cpu" else x[tuple(index)]
+    return jax.device_put(np.asarray(x)[tuple(index)]) if on_cpu() else x[tuple(index)]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks
+from npgp.programs.backend import on_cpu
 from npgp.training.devices import Sharding
 from npgp.training.files import Rows, map_of, native
 from npgp.training.shuffle import Shuffle
@@ -362,7 +363,7 @@ class Inputs:
         item = jax.tree.map(lambda x: x[0], self.read(step, 1))
         self.sharding = sharding
         arrays: list[Any] = self.arrays if sharding is None else [jax.device_put(x) for x in self._kept]
-        if jax.default_backend() == "cpu" and item is not None:  # rows are taken there without a program
+        if on_cpu() and item is not None:  # rows are taken there without a program
             arrays = [np.asarray(x) for x in arrays]
         args, kwargs = self.layout.call(arrays, item, step)
         return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs))

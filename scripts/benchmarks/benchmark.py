@@ -379,9 +379,10 @@ def kin40k(bench: Bench, found: dict[str, Any] | None = None) -> dict[str, Any]:
         # The threads that took its steps faster on this machine, by a few of them.
         trials = {name: peer.ask("train", file=file, **{**options, "epochs": 1}) for name, peer in peers.items()}
         found["trials"] = {name: trial["curve"][-1][0] for name, trial in trials.items()}
+        peers = dict(sorted(peers.items(), key=lambda peer: found["trials"][peer[0]]))
     if peers:
-        setting = min(found["trials"], key=found["trials"].__getitem__) if len(peers) > 1 else next(iter(peers))
-        found["gpytorch"] = {"setting": setting} | peers[setting].ask("train", file=file, **options)
+        setting, peer = next(iter(peers.items()))
+        found["gpytorch"] = {"setting": setting} | peer.ask("train", file=file, **options)
     process = bench.one("npgp")
     if process is not None:
         recipe = {**options, **RECIPE} | ({"epochs": 2} if args.quick else {})

@@ -145,22 +145,22 @@ class Run(benchmark.Bench):
 
         :param do: what a worker is to do, given the name of a job; its failure is noted.
         """
-        waiting = queue.SimpleQueue[str]()
-        for job in jobs:
-            waiting.put(job)
+        count, idle = min(MOST_WORKERS, benchmark.at_once()), queue.LifoQueue[str]()
+        for i in reversed(range(count)):
+            idle.put(str(i) if i else "")
 
-        def work(name: str) -> None:
-            with contextlib.suppress(queue.Empty):
-                while True:
-                    job = waiting.get_nowait()
-                    process = self.worker(library, name) if self.time_for(job) else None
-                    if process is not None and not self.late.is_set():  # it may have begun when the time was up
-                        with self.attempt(job):
-                            do(process, job)
+        def work(job: str) -> None:
+            name = idle.get()
+            try:
+                process = self.worker(library, name) if self.time_for(job) else None
+                if process is not None and not self.late.is_set():  # it may have begun when the time was up
+                    with self.attempt(job):
+                        do(process, job)
+            finally:
+                idle.put(name)
 
-        count = min(MOST_WORKERS, benchmark.at_once(), waiting.qsize())
         with ThreadPoolExecutor(count) as threads:
-            list(threads.map(work, [str(i) if i else "" for i in range(count)]))
+            list(threads.map(work, jobs))
 
     @property
     def on_gpu(self) -> bool:
@@ -244,8 +244,10 @@ class Run(benchmark.Bench):
 def right(run: Run) -> None:
     options: dict[str, Any] = QUICK_RIGHT if run.args.quick else RIGHT
 
-    def compare(process: Process, job: str) -> None:
-        case = job.removeprefix("right, ")
+    cases = {f"right, {case}": case for case in run.args.cases}
+
+    def compare(process: Process, name: str) -> None:
+        case = cases[name]
         found: dict[str, Any] = {"case": case, "conditionals": {}, "wrong": ["it was not computed"]}
         try:
             found |= process.ask("call", function="compare", case=case, **options)
@@ -255,7 +257,7 @@ def right(run: Run) -> None:
                 run.keep("right", found)
                 print(f"  {case}: {'; '.join(found['wrong']) or 'right'}", flush=True)
 
-    run.side_by_side("checks", [f"right, {case}" for case in run.args.cases], compare)
+    run.side_by_side("checks", cases, compare)
 
 
 def steps(run: Run) -> None:
