@@ -20,7 +20,7 @@ import jax
 from npgp.programs.keepers import Keepers
 from npgp.programs.later import SeesLater
 from npgp.programs.operations import Operations
-from npgp.programs.tracing import calls_python, current_trace, is_traced, out_avals, trace_of
+from npgp.programs.tracing import calls_python, current_trace, default_device, is_traced, out_avals, trace_of
 
 __all__ = ["QUICK", "STEPS", "Program", "one_model_at_a_time", "one_program"]
 
@@ -65,15 +65,23 @@ class Program:
     :param function: of pytrees of arrays, to a pytree of arrays. It is traced once for arguments of each shape.
     :param options: compiler options: on a GPU those that are named ``xla_gpu_…``, on a CPU the others.
     :param donate: whether the first argument may be written over.
+    :param out_shardings: how several devices share what it returns, as for ``jax.jit``.
     """
 
-    def __init__(self, function: Callable[..., Any], *, options: dict[str, Any] | None = None, donate: bool = False):
-        self._function, self._options, self._donate = function, options, donate
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        options: dict[str, Any] | None = None,
+        donate: bool = False,
+        out_shardings: Any = None,
+    ):
+        self._function, self._options, self._donate, self._out_shardings = function, options, donate, out_shardings
         self._known: OrderedDict[Hashable, tuple[jax.stages.Compiled, Any]] = OrderedDict()
 
     def __call__(self, *args: Any) -> Any:
         run, returned = self._for(args)
-        return jax.tree.unflatten(returned, run(*jax.tree.leaves(args)))
+        return jax.tree.unflatten(returned, jax.tree.leaves(run(*jax.tree.leaves(args))))
 
     def prepare(self, *args: Any) -> jax.stages.Compiled:
         """Compile it for arguments like these, if need be; JAX's object, of flat arguments."""
@@ -81,45 +89,48 @@ class Program:
 
     def _for(self, args: tuple[Any, ...]) -> tuple[jax.stages.Compiled, Any]:
         leaves, structure = jax.tree.flatten(args)
-        key = structure, tuple(map(jax.typeof, leaves))
+        key = structure, tuple(map(jax.typeof, leaves)), _places(leaves)
         if key not in self._known:
-            donated = len(jax.tree.leaves(args[0])) if self._donate else 0
-            self._known[key] = _compiled(self._function, leaves, structure, self._options, donated)
+            self._known[key] = self._compiled(leaves, structure, len(jax.tree.leaves(args[:1])))
             if len(self._known) > _MOST:
                 self._known.popitem(last=False)
         return self._known[key]
 
+    def _compiled(self, leaves: list[Any], structure: Any, of_first: int) -> tuple[jax.stages.Compiled, Any]:
+        """The program of such leaves, so many of which are the first argument's; and the structure of its result."""
+        function = self._function
+        traced = jax.jit(
+            lambda *leaves: function(*jax.tree.unflatten(structure, leaves)),
+            keep_unused=True,  # the text would say nothing of arguments without use
+            donate_argnums=range(of_first if self._donate else 0),
+            out_shardings=self._out_shardings,
+        ).trace(*leaves)
+        lowered = traced.lower()
+        options = _options_here(self._options or {})
+        text = lowered.as_text()
+        key = text, out_avals(traced), tuple(sorted(options.items())), _places(leaves)
+        with _lock:
+            run = _programs.get(key)
+            if run is not None:
+                _programs.move_to_end(key)
+        if run is None:
+            run = _compiled_with(options, lowered)
+            if not calls_python(text):  # whose functions the text does not tell apart
+                with _lock:
+                    _programs[key] = run
+                    while len(_programs) > _MOST:
+                        _programs.popitem(last=False)
+        return run, lowered.out_tree
 
-def _compiled(
-    function: Callable[..., Any], leaves: list[Any], structure: Any, options: Any, donated: int
-) -> tuple[jax.stages.Compiled, Any]:
-    """The program of the leaves of such arguments, some of which may be written over; and its result's structure."""
-    returned: Any = None
 
-    def flat(*leaves):
-        nonlocal returned
-        results, returned = jax.tree.flatten(function(*jax.tree.unflatten(structure, leaves)))
-        return results
-
-    # The text would say nothing of arguments without use.
-    traced = jax.jit(flat, keep_unused=True, donate_argnums=range(donated)).trace(*leaves)
-    lowered = traced.lower()
-    options = _options_here(options or {})
-    text = lowered.as_text()
-    key = text, out_avals(traced), tuple(sorted(options.items()))
-    with _lock:
-        run = _programs.get(key)
-        if run is not None:
-            _programs.move_to_end(key)
-    if run is None:
-        run = _compiled_with(options, lowered)
-        if not calls_python(text):  # whose functions the text does not tell apart
-            with _lock:
-                _programs[key] = run
-                while len(_programs) > _MOST:
-                    _programs.popitem(last=False)
-
-    return run, returned
+def _places(leaves: list[Any]) -> Hashable:
+    """The devices that a program of such arguments runs on, of which its text has the number alone."""
+    shardings = [leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None for leaf in leaves]
+    devices = {device for sharding in shardings if sharding is not None for device in sharding.device_set}
+    if len(devices) > 1:
+        return tuple(shardings)
+    # Arguments that may be moved follow the others, and are no reason to compile again.
+    return devices.pop() if devices else default_device()
 
 
 def _options_here(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-__all__ = ["calls_python", "current_trace", "is_traced", "is_weakly_typed", "out_avals", "trace_of"]
+__all__ = ["calls_python", "current_trace", "default_device", "is_traced", "is_weakly_typed", "out_avals", "trace_of"]
 
 
 def is_traced(x: object) -> bool:
@@ -57,3 +57,12 @@ def calls_python(text: str) -> bool:
 def is_weakly_typed(x: jax.Array) -> bool:
     """Whether an array lets another's precision win, as a Python number does. Relied on: ``Array.weak_type``."""
     return bool(x.weak_type)
+
+
+def default_device() -> Any:
+    """
+    Where JAX computes with arrays that need not stay on a device: a device, or a platform's name.
+
+    Relied on: inside ``jax.default_device``, ``jax.config`` has it as ``jax_default_device``, outside ``None``.
+    """
+    return jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]

@@ -177,7 +177,7 @@ class Observed:
 
         if not self._wrong:
             return None
-        return Program(run, options=QUICK) if sharding is None else jax.jit(run, out_shardings=sharding)
+        return Program(run, options=QUICK, out_shardings=sharding)
 
     def refuse(self, found: dict[str, Any], num_steps: int, row: Callable[[int, int], str]) -> None:
         """

@@ -18,7 +18,7 @@ from npgp.training.programs import kept
 from npgp.training.row_tables import LazySVI, has_nan, join, split
 
 
-def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any = None) -> Any:
+def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any = None) -> Program:
     """
     Compile-once function of up to ``max_steps`` steps.
 
@@ -43,7 +43,7 @@ def step_program(svi: SVI, layout: Layout, max_steps: int, state_sharding: Any =
     if state_sharding is None:
         return Program(run, options=STEPS)
     whole, states = state_sharding
-    return jax.jit(run, out_shardings=(whole, states, whole, whole))
+    return Program(run, options=STEPS, out_shardings=(whole, states, whole, whole))
 
 
 def row_program(svi: LazySVI, layout: Layout, max_steps: int) -> Program:
@@ -96,11 +96,7 @@ class Steps:
 
     def prepare(self, chunk: Any, num_steps: int) -> None:
         """Compile what :meth:`advance` runs."""
-        args = self.state, self.inputs.arrays, chunk, num_steps
-        if isinstance(self._run, Program):
-            self._run.prepare(*args)
-        else:
-            self._run.lower(*args).compile()
+        self._run.prepare(self.state, self.inputs.arrays, chunk, num_steps)
 
     def advance(self, chunk: Any, num_steps: int) -> tuple[int, np.ndarray, bool]:
         """

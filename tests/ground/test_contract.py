@@ -871,6 +871,14 @@ def test_weak_types():
     assert (jnp.asarray(1.0) * jnp.ones((), jnp.bfloat16)).dtype == jnp.bfloat16
 
 
+@relies("JAX's configuration has the device where it computes.", "default_device")
+def test_default_device():
+    [first, *_] = jax.local_devices()
+    assert tracing().default_device() == first
+    with jax.default_device("cpu"):
+        assert tracing().default_device() == "cpu"
+
+
 @relies("traced arrays know what traces them, which is one object for all of them.", "trace_of", "current_trace")
 def test_traces():
     of, current = tracing().trace_of, tracing().current_trace

@@ -84,11 +84,22 @@ def collectives(svi, result, sharding, y, batch_size):
     inputs = Inputs((X,), {"y": y}, KEY, batch_size, None, sharding=sharding)
     program = step_program(svi, inputs.layout, 5, (sharding.replicated, sharding.of_state(result.state)))
     chunk = inputs.place(inputs.read(0, 5))
-    text = program.lower(sharding.place_state(result.state), inputs.arrays, chunk, 5).compile().as_text()
+    text = program.prepare(sharding.place_state(result.state), inputs.arrays, chunk, 5).as_text()
     names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
     counts = [len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names]
     rows = (batch_size or N) // sharding.num_parts
     return np.array([*counts, len(re.findall(rf"\[{M},{rows}\]", text)), len(re.findall(rf"\[{M},{rows * 8}\]", text))])
+
+
+def elsewhere():
+    """A program goes where its arguments must stay, or where JAX is told to compute, whatever ran it before."""
+    one, two, three = jax.devices()[:3]
+    double = npgp.programs.Program(lambda x: {"twice": 2.0 * x})
+    for place in (one, two):
+        assert double(jax.device_put(X, place))["twice"].devices() == {place}
+        assert double(jnp.asarray(X))["twice"].devices() == {one}
+    with jax.default_device(three):
+        assert double(X)["twice"].devices() == {three}
 
 
 def main():
@@ -111,6 +122,7 @@ def main():
         keep("batches/0", train(model, Y[:, 0], batch_size=B)[0])
         keep("whole/0", train(model, Y[:, 0])[0])
         keep("outputs/0", train(outputs_model, Y, batch_size=B)[0])
+        elsewhere()
         for k in (2, 8):
             result, svi = train(model, Y[:, 0], npgp.training.Sharding(mesh(k)), batch_size=B)
             keep(f"batches/{k}", result)
