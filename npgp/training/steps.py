@@ -94,9 +94,9 @@ class Steps:
         )
         self._before: tuple[SVIState, Any, int] | None = None  # what the last call started from
 
-    def prepare(self, chunk: Any, num_steps: int) -> None:
-        """Compile what :meth:`advance` runs."""
-        self._run.prepare(self.state, self.inputs.arrays, chunk, num_steps)
+    def prepare(self, chunk: Any, num_steps: int) -> jax.stages.Compiled:
+        """Compile what :meth:`advance` runs; JAX's object."""
+        return self._run.prepare(self.state, self.inputs.arrays, chunk, num_steps)
 
     def advance(self, chunk: Any, num_steps: int) -> tuple[int, np.ndarray, bool]:
         """
@@ -154,10 +154,10 @@ class RowSteps:
         self._good = svi.start(self.state, inputs.layout.call, inputs.arrays, item)
         self._run = row_program(svi, inputs.layout, max_steps)
 
-    def prepare(self, chunk: Any, num_steps: int) -> None:
+    def prepare(self, chunk: Any, num_steps: int) -> jax.stages.Compiled:
         """As :meth:`Steps.prepare`."""
         small, tables = split(self.state)
-        self._run.prepare(tables, small, self._good, self.inputs.arrays, chunk, num_steps)
+        return self._run.prepare(tables, small, self._good, self.inputs.arrays, chunk, num_steps)
 
     def advance(self, chunk: Any, num_steps: int) -> tuple[int, np.ndarray, bool]:
         """As :meth:`Steps.advance`, but ``state`` is used up at once: no interrupt may come before its successor."""

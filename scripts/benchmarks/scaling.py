@@ -66,7 +66,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         first_args, first_kwargs = inputs.first_call()
         loop = Steps(svi, inputs, svi.init(key, *first_args, **first_kwargs), args.steps)
         chunk = inputs.place(inputs.read(0, args.steps))
-        analysis = loop._run.lower(loop.state, inputs.arrays, chunk, args.steps).compile().cost_analysis()
+        analysis = loop.prepare(chunk, args.steps).cost_analysis()
         loops[k], work[k] = (loop, inputs), float(analysis["flops"])
 
     def advance(k: int) -> float:
