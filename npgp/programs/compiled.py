@@ -89,38 +89,48 @@ class Program:
 
     def _for(self, args: tuple[Any, ...]) -> tuple[jax.stages.Compiled, Any]:
         leaves, structure = jax.tree.flatten(args)
-        key = structure, tuple(map(jax.typeof, leaves)), _places(leaves)
+        places = _places(leaves)
+        key = structure, tuple(map(jax.typeof, leaves)), places
         if key not in self._known:
-            self._known[key] = self._compiled(leaves, structure, len(jax.tree.leaves(args[:1])))
+            donated = len(jax.tree.leaves(args[0])) if self._donate else 0
+            self._known[key] = self._compiled(leaves, structure, donated, places)
             if len(self._known) > _MOST:
                 self._known.popitem(last=False)
         return self._known[key]
 
-    def _compiled(self, leaves: list[Any], structure: Any, of_first: int) -> tuple[jax.stages.Compiled, Any]:
-        """The program of such leaves, so many of which are the first argument's; and the structure of its result."""
-        function = self._function
-        traced = jax.jit(
-            lambda *leaves: function(*jax.tree.unflatten(structure, leaves)),
-            keep_unused=True,  # the text would say nothing of arguments without use
-            donate_argnums=range(of_first if self._donate else 0),
-            out_shardings=self._out_shardings,
-        ).trace(*leaves)
+    def _compiled(
+        self, leaves: list[Any], structure: Any, donated: int, places: Hashable
+    ) -> tuple[jax.stages.Compiled, Any]:
+        """The program of such leaves, some of which may be written over; and the structure of its result."""
+        function, out_shardings = self._function, self._out_shardings
+        returned: Any = None
+
+        def run(*leaves):
+            nonlocal returned
+            results = function(*jax.tree.unflatten(structure, leaves))
+            flat, returned = jax.tree.flatten(results)
+            # The text has the names of results, which are no reason to compile again; but shardings are by structure.
+            return flat if out_shardings is None else results
+
+        # The text would say nothing of arguments without use.
+        jitted = jax.jit(run, keep_unused=True, donate_argnums=range(donated), out_shardings=out_shardings)
+        traced = jitted.trace(*leaves)
         lowered = traced.lower()
         options = _options_here(self._options or {})
         text = lowered.as_text()
-        key = text, out_avals(traced), tuple(sorted(options.items())), _places(leaves)
+        key = text, out_avals(traced), tuple(sorted(options.items())), places
         with _lock:
-            run = _programs.get(key)
-            if run is not None:
+            compiled = _programs.get(key)
+            if compiled is not None:
                 _programs.move_to_end(key)
-        if run is None:
-            run = _compiled_with(options, lowered)
+        if compiled is None:
+            compiled = _compiled_with(options, lowered)
             if not calls_python(text):  # whose functions the text does not tell apart
                 with _lock:
-                    _programs[key] = run
+                    _programs[key] = compiled
                     while len(_programs) > _MOST:
                         _programs.popitem(last=False)
-        return run, lowered.out_tree
+        return compiled, returned
 
 
 def _places(leaves: list[Any]) -> Hashable:
