@@ -1,4 +1,4 @@
-"""The house as docs/architecture.md draws it: imports run one way, and files are small."""
+"""The house as docs/architecture.md draws it: imports run one way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ FLOORS = [
     {"plots", "datasets"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}
-MAX_LINES = 450
 
 
 def modules() -> dict[str, Path]:
@@ -100,11 +99,6 @@ def test_there_is_no_circle():
 def test_a_wrong_import_is_seen():
     with pytest.raises(CycleError):
         list(TopologicalSorter({**ARROWS, "npgp.checks": {"npgp.io.saving"}}).static_order())
-
-
-def test_files_are_small():
-    long = {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > MAX_LINES}
-    assert not long, f"files of more than {MAX_LINES} lines: {long}"
 
 
 def test_numpyros_messages_are_seen_in_one_folder():
