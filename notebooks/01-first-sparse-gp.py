@@ -111,7 +111,7 @@ for conditional in ("tight", "prior"):
 print(f"{'':>20}{'ELBO':>9}{'exact log evidence':>21}{'noise variance':>17}")
 for name, (result, _) in fits.items():
     lengthscale, variance, noise = (result.params[key] for key in ("lengthscale", "variance", "noise_variance"))
-    evidence = npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
+    evidence = npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
     print(f"{name:>20}{-result.losses[-1]:9.1f}{evidence:21.1f}{noise:17.4f}")
 print(f"{'truth':>20}{noise_variance:47.4f}")
 
@@ -227,7 +227,9 @@ _ = ax.legend(frameon=False, fontsize=8)
 def collapsed_model(X, group, y=None):
     effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
     kernel, noise_variance = hyperparameters()
-    numpyro.sample("y", npgp.CollapsedGP(kernel, X, inducing, noise_variance, offset=effect * group), obs=y)
+    numpyro.sample(
+        "y", npgp.CollapsedGP(kernel, X, inducing, noise_variance=noise_variance, offset=effect * group), obs=y
+    )
 
 
 num_warmup, num_samples = (20, 20) if SMALL else (300, 500)

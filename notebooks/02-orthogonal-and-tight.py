@@ -45,7 +45,7 @@ def fit(conditional, structure, num_points):
         points = inducing[:, None]
         blocks = points if covariances is None else [points[: num_points // 2], points[num_points // 2 :]]
         kernel = npgp.RBF(lengthscale, variance=variance)
-        return npgp.CollapsedGP(kernel, X, blocks, noise, conditional=treatment, covariances=covariances)
+        return npgp.CollapsedGP(kernel, X, blocks, noise_variance=noise, conditional=treatment, covariances=covariances)
 
     def model():
         positive = {"lengthscale": 0.5, "variance": 1.0, "noise": 0.1}
@@ -113,7 +113,7 @@ figure = plots.plot_fit(x, y, grid[:, 0], panels)
 kernel = npgp.RBF(lengthscale=0.4, variance=1.0)
 Z = jnp.asarray(npgp.inducing.greedy_variance(kernel, X, 8))
 O = jnp.asarray(npgp.inducing.greedy_variance(kernel, X, 8, given=Z))
-posterior = npgp.CollapsedGP(kernel, X, [Z, O], noise_variance).condition(y)
+posterior = npgp.CollapsedGP(kernel, X, [Z, O], noise_variance=noise_variance).condition(y)
 figure = plots.plot_decomposition(grid, posterior.decompose(grid), data=(x, y))
 
 # %% [markdown]
@@ -135,7 +135,7 @@ fits = {conditional: fit(conditional, "one block", 16) for conditional in condit
 
 print(f"{'16 inducing points':>20}{'bound':>10}{'exact evidence there':>23}{'lengthscale':>13}{'noise variance':>16}")
 for conditional, (bound, gp) in fits.items():
-    exact = npgp.exact_log_evidence(gp.kernel, X, y, gp.noise_variance)
+    exact = npgp.exact_log_evidence(gp.kernel, X, y, noise_variance=gp.noise_variance)
     print(f"{conditional:>20}{bound:10.1f}{exact:23.1f}{gp.kernel.lengthscale:13.3f}{gp.noise_variance:16.4f}")
 print(f"{'truth':>20}{noise_variance:62.4f}")
 
@@ -173,7 +173,7 @@ for structure in ("ODVGP",) if SMALL else ("one block", "SOLVE-GP", "ODVGP"):
 # lower it.
 
 # %%
-print(npgp.certificate(gp.kernel, X, y, gp.blocks, gp.noise_variance))
+print(npgp.certificate(gp.kernel, X, y, gp.blocks, noise_variance=gp.noise_variance))
 
 # %% [markdown]
 # ## 5. In SVI

@@ -167,7 +167,7 @@ def fit_snelson(start, blocks_of):
 
     def gp(weight, bias, noise, **arrays):
         kernel = kernels.ZonalArcCosine(1, weight_variance=weight, bias_variance=bias)
-        return npgp.CollapsedGP(kernel, x, blocks_of(**arrays), noise, conditional="prior")
+        return npgp.CollapsedGP(kernel, x, blocks_of(**arrays), noise_variance=noise, conditional="prior")
 
     def model():
         positive = {"weight": 4.0, "bias": 1.0, "noise": 0.1}

@@ -40,7 +40,7 @@ Z = np.linspace(0.0, 2.0, 30)[:, None]
 
 def gp(X, trend, season, noise, offset=0.0):
     yearly = npgp.kernels.Periodic(1.0, lengthscale=1.0, variance=season**2)
-    return npgp.CollapsedGP(npgp.RBF(trend, variance=1.0) + yearly, X, Z, noise**2, offset=offset)
+    return npgp.CollapsedGP(npgp.RBF(trend, variance=1.0) + yearly, X, Z, npgp.Gaussian(scale=noise), offset=offset)
 
 
 def model(X, is_weekday, is_holiday, y=None):

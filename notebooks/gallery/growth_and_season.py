@@ -45,7 +45,7 @@ def kernel(p):
 def model(X, y=None):
     positive = dist.constraints.positive
     p = {name: numpyro.param(name, value, constraint=positive) for name, value in START.items()}
-    numpyro.sample("y", npgp.CollapsedGP(kernel(p), X, Z, p["noise"] ** 2), obs=y)
+    numpyro.sample("y", npgp.CollapsedGP(kernel(p), X, Z, npgp.Gaussian(scale=p["noise"])), obs=y)
 
 
 data = (X[now], y)
@@ -53,8 +53,8 @@ data = (X[now], y)
 # %%
 fit = npgp.fit_collapsed(jax.random.key(0), model, *data, progress=False)
 best, variance = fit.params, fit.params["noise"] ** 2
-sparse = npgp.CollapsedGP(kernel(best), X[now], Z, variance).condition(y)
-evidence = npgp.exact_log_evidence(kernel(best), X[now], y, variance)
+sparse = npgp.CollapsedGP(kernel(best), X[now], Z, noise_variance=variance).condition(y)
+evidence = npgp.exact_log_evidence(kernel(best), X[now], y, noise_variance=variance)
 print(f"bound {-fit.losses[-1]:.2f}, exact log evidence at the same hyperparameters {evidence:.2f}")
 
 # %% [markdown]

@@ -46,7 +46,7 @@ class Advice:
 
     .. code-block:: python
 
-        advice = npgp.certificate(kernel, X, y, Z, noise_variance).advice
+        advice = npgp.certificate(kernel, X, y, Z, noise_variance=noise_variance).advice
         print(advice)  # what would help
 
     :param conditional: the best one that costs less than O(N³); gains are with it.
@@ -211,7 +211,7 @@ def _bounds_of(kernel, X, y, noise_variance, jitter, structures, covariances, co
     """The bound of each of several structures with one conditional."""
     return [
         CollapsedGP(
-            kernel, X, blocks, noise_variance, conditional=conditional, covariances=kinds, jitter=jitter
+            kernel, X, blocks, noise_variance=noise_variance, conditional=conditional, covariances=kinds, jitter=jitter
         ).log_prob(y)
         for blocks, kinds in zip(structures, covariances, strict=True)
     ]

@@ -37,6 +37,8 @@ from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
+from npgp.likelihoods import Gaussian
+from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
@@ -60,7 +62,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
 
     .. code-block:: python
 
-        numpyro.sample("y", npgp.ApproximateGP(kernel, X, Z, noise_variance, method="fitc"), obs=y)
+        numpyro.sample("y", npgp.ApproximateGP(kernel, X, Z, npgp.Gaussian(scale=0.3), method="fitc"), obs=y)
 
     The cost is O(N M²), and O(N g²) more with blocks of g rows. Several outputs that share the GP's
     hyperparameters are rows of y: ``log_prob`` maps (..., N) to (...).
@@ -82,7 +84,8 @@ class ApproximateGP(JointDensity, dist.Distribution):
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D).
     :param inducing: Z of shape (M, D), or a block of features. A list of arrays means all their points together.
-    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``.
+    :param noise_variance: in its stead σ², a scalar or one for each row (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,). Add its values at new
         inputs to predictions.
     :param method: which of the six.
@@ -106,8 +109,9 @@ class ApproximateGP(JointDensity, dist.Distribution):
         kernel: Kernel,
         X: ArrayLike,
         inducing: object,
-        noise_variance: ArrayLike,
+        likelihood: Gaussian | None = None,
         *,
+        noise_variance: ArrayLike | None = None,
         offset: ArrayLike = 0.0,
         method: Method = "fitc",
         power: ArrayLike | None = None,
@@ -117,7 +121,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
     ):
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(map(repr, get_args(Method)))}.")
-        checks.require_positive(noise_variance, "noise_variance")
+        noise_variance = likelihood_or_noise(likelihood, noise_variance).variance
         _check_power(method, power)
         self.kernel = as_kernel(kernel)
         self.X = checks.inputs(X)
@@ -250,7 +254,7 @@ class DegeneratePosterior:
 
     .. code-block:: python
 
-        gp = npgp.ApproximateGP(kernel, X, Z, noise_variance, method="sor")
+        gp = npgp.ApproximateGP(kernel, X, Z, noise_variance=noise_variance, method="sor")
         mean, variance = gp.condition(y).mean_and_variance(X)
 
     :param projector: the factorized inducing features.

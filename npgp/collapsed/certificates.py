@@ -45,7 +45,7 @@ class Certificate:
 
     .. code-block:: python
 
-        certificate = npgp.certificate(kernel, X, y, Z, noise_variance)
+        certificate = npgp.certificate(kernel, X, y, Z, noise_variance=noise_variance)
         assert certificate.lower <= certificate.upper
 
     :param lower: the best of the lower bounds.
@@ -99,8 +99,8 @@ def certificate(
     X: ArrayLike,
     y: ArrayLike,
     inducing: object,
-    noise_variance: ArrayLike,
     *,
+    noise_variance: ArrayLike,
     covariances: Sequence[str] | None = None,
     offset: ArrayLike = 0.0,
     grouped: Grouped = Grouped(),  # noqa: B008  (frozen)
@@ -112,7 +112,7 @@ def certificate(
 
     .. code-block:: python
 
-        print(npgp.certificate(kernel, X, y, Z, noise_variance))
+        print(npgp.certificate(kernel, X, y, Z, noise_variance=noise_variance))
 
     The lower bound is the best that blocks of this structure give with any conditional, the upper one Titsias' (2014;
     :func:`npgp.collapsed.upper_bound`). Up to ``exact_rows`` rows the ``full`` conditional, the upper bound with the
@@ -136,7 +136,14 @@ def certificate(
     if any(map(checks.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, offset)))):
         raise TypeError("certificate was called on traced values; it runs outside jit, on concrete ones.")
     gp = CollapsedGP(
-        kernel, X, inducing, noise_variance, offset=offset, conditional=grouped, covariances=covariances, jitter=jitter
+        kernel,
+        X,
+        inducing,
+        noise_variance=noise_variance,
+        offset=offset,
+        conditional=grouped,
+        covariances=covariances,
+        jitter=jitter,
     )
     X, N = gp.X, gp.X.shape[0]
     checks.require_finite(offset, "offset")
@@ -225,7 +232,7 @@ def evidence_bounds(
     if whole:
         largest = jnp.linalg.eigvalsh(projector.residual_covariance(X, projection.A))[-1]
         norm = jnp.clip(largest, 0.0, norm)  # no more than the trace but for rounding
-        exact = exact_log_evidence(kernel, X, y, noise_variance)
+        exact = exact_log_evidence(kernel, X, y, noise_variance=noise_variance)
     upper = projected_upper_bound(projection, y, noise_variance, norm)  # which increases with the norm
     ratio = rows.variance / noise_variance
     rounding = _rounding(projector, projection, y, noise_variance)

@@ -20,6 +20,7 @@ from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian, Likelihood
+from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.sparse.members import Members, factorize_members
@@ -44,7 +45,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
 
     .. code-block:: python
 
-        numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, noise_variance), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Gaussian(scale=0.3)), obs=y)
         counts, slope = np.round(3.0 * np.exp(y)), np.array([0.1])
         numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Poisson(), offset=1.0 + X @ slope), obs=counts)
 
@@ -59,13 +60,15 @@ class CollapsedGP(JointDensity, dist.Distribution):
         with numpyro.plate("functions", Q, dim=-2):
             lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))                       # (Q, 1)
         with numpyro.plate("outputs", Q):
-            numpyro.sample("Y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, 0.1, outputs=Q), obs=Y)   # (Q, N)
+            gp = npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=0.1, outputs=Q)
+            numpyro.sample("Y", gp, obs=Y)                                                              # (Q, N)
 
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D).
     :param inducing: Z of shape (M, D), a block of features, or a list of these.
-    :param likelihood: p(y_n | f_n); or the variance σ² of Gaussian noise, a scalar or one for each row (N,). One of C
-        latent values (:class:`npgp.likelihoods.Softmax`) is of C functions with this kernel.
+    :param likelihood: p(y_n | f_n). One of C latent values (:class:`npgp.likelihoods.Softmax`) is of C functions with
+        this kernel.
+    :param noise_variance: in its stead σ² of Gaussian noise, a scalar or one for each row (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,); for C latent values also
         (C, N) or (C, 1). Add its values at new inputs to predictions.
     :param conditional: what q does to the residual: :class:`npgp.Tight` (Bui et al. 2025), :class:`npgp.Grouped`
@@ -89,7 +92,8 @@ class CollapsedGP(JointDensity, dist.Distribution):
         shape (Q, 1), or (Q, 1, D), and inducing inputs (Q, M, D), as :class:`npgp.SparseGP` takes them in a plate of Q
         members; parameters of the likelihood, offset and mask may be (Q, 1) or (Q, N). ``None`` for one function, or
         outputs that share all.
-    :raises TypeError: for what is no likelihood.
+    :raises TypeError: for what is no likelihood, a bare number too, and unless one of likelihood and noise_variance is
+        given.
     :raises ValueError: for inputs of the wrong shape, hyperparameters of another number of outputs, a noise variance
         known not to be positive, and a conditional that learns a parameter where the likelihood is not Gaussian.
 
@@ -107,8 +111,9 @@ class CollapsedGP(JointDensity, dist.Distribution):
         kernel: Kernel,
         X: ArrayLike,
         inducing: object,
-        likelihood: Likelihood | ArrayLike,
+        likelihood: Likelihood | None = None,
         *,
+        noise_variance: ArrayLike | None = None,
         offset: ArrayLike = 0.0,
         conditional: Conditional | str = "tight",
         covariances: Sequence[str] | str | None = None,
@@ -123,7 +128,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
     ):
         self.outputs = None if outputs is None else checks.whole_number(outputs, "outputs")
         conditional = as_conditional(conditional)
-        self.likelihood: Likelihood = likelihood if isinstance(likelihood, Likelihood) else _noise(likelihood)
+        self.likelihood: Likelihood = likelihood_or_noise(likelihood, noise_variance, only_gaussian=False)
         self.kernel = as_kernel(kernel)
         self.X = checks.inputs(X)
         self.blocks = as_blocks(inducing)
@@ -385,12 +390,3 @@ class CollapsedGP(JointDensity, dist.Distribution):
     def _present(self, y: Any) -> Any:
         """Where there is an observation; ``None`` for everywhere."""
         return checks.mask("nan", of=checks.array(y, "y")) if self.nan_is_missing else self.present
-
-
-def _noise(variance: Any) -> Gaussian:
-    if callable(variance) or isinstance(variance, type):
-        raise TypeError(
-            f"likelihood is {variance!r:.80}; it must be an npgp likelihood such as npgp.Poisson(), or the variance of "
-            "Gaussian noise."
-        )
-    return Gaussian(variance=checks.require_positive(variance, "noise_variance"))

@@ -38,7 +38,7 @@ def collapsed_bound(
         residual = npgp.sparse.residual_of(projector, X, projection, [True], None)
         values = jnp.asarray(y)
         bound = npgp.collapsed.collapsed_bound(projection, residual, values, noise_variance, ["dense"], npgp.Tight())
-        assert np.isclose(bound, npgp.CollapsedGP(kernel, X, Z, noise_variance).log_prob(y), rtol=1e-3)
+        assert np.isclose(bound, npgp.CollapsedGP(kernel, X, Z, noise_variance=noise_variance).log_prob(y), rtol=1e-3)
 
     :param projection: of the training inputs.
     :param residual: what the blocks with a learned covariance leave at the training inputs.
@@ -75,8 +75,8 @@ def upper_bound(
     X: ArrayLike,
     y: ArrayLike,
     inducing: object,
-    noise_variance: ArrayLike,
     *,
+    noise_variance: ArrayLike,
     residual_norm: ArrayLike | None = None,
     jitter: float | None = None,
 ) -> jax.Array:
@@ -85,8 +85,8 @@ def upper_bound(
 
     .. code-block:: python
 
-        lower = npgp.CollapsedGP(kernel, X, Z, noise_variance).log_prob(y)
-        upper = npgp.upper_bound(kernel, X, y, Z, noise_variance)
+        lower = npgp.CollapsedGP(kernel, X, Z, noise_variance=noise_variance).log_prob(y)
+        upper = npgp.upper_bound(kernel, X, y, Z, noise_variance=noise_variance)
 
     :param kernel: the kernel.
     :param X: training inputs, (N, D).
@@ -135,14 +135,14 @@ def projected_upper_bound(
     return fit + _normalizer(scaled, y) - 0.5 * log_det
 
 
-def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, noise_variance: ArrayLike) -> jax.Array:
+def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_variance: ArrayLike) -> jax.Array:
     """
     Log evidence of the exact GP with Gaussian noise, at O(N³): what every bound stays below.
 
     .. code-block:: python
 
-        evidence = npgp.exact_log_evidence(npgp.RBF(1.0), X, y, 0.01)
-        assert npgp.CollapsedGP(npgp.RBF(1.0), X, Z, 0.01).log_prob(y) < evidence
+        evidence = npgp.exact_log_evidence(npgp.RBF(1.0), X, y, noise_variance=0.01)
+        assert npgp.CollapsedGP(npgp.RBF(1.0), X, Z, noise_variance=0.01).log_prob(y) < evidence
 
     :param X: inputs (N, D).
     :param y: observations less the offset, (..., N).

@@ -32,6 +32,8 @@ from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator, known_key
+from npgp.likelihoods import Gaussian
+from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.sparse.conditionals import Conditional, Prior, Tight, as_conditional
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
@@ -74,7 +76,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
 
     .. code-block:: python
 
-        numpyro.sample("y", npgp.collapsed.UncertainInputGP(kernel, X, 0.1, Z, noise_variance), obs=y)
+        numpyro.sample("y", npgp.collapsed.UncertainInputGP(kernel, X, 0.1, Z, npgp.Gaussian(scale=0.3)), obs=y)
 
     If they are latent with another prior, subtract the Kullback-Leibler divergence of q(x) from it, which belongs to
     the model (:class:`npgp.gplvm.CollapsedGPLVM`). Several outputs that share the GP's hyperparameters are rows of y:
@@ -87,7 +89,8 @@ class UncertainInputGP(JointDensity, dist.Distribution):
     :param loc: means of the inputs, (N, Q).
     :param scale: their standard deviations, (N, Q), (Q,) or a scalar; 0 for inputs that are known.
     :param inducing: Z of shape (M, Q), or one block of :class:`npgp.features.Points`.
-    :param noise_variance: σ², a scalar or one for each row (N,).
+    :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``.
+    :param noise_variance: in its stead σ², a scalar or one for each row (N,).
     :param offset: what is added to f, a scalar or (N,), the same wherever in q(x) a row is.
     :param conditional: ``"tight"`` or ``"prior"`` (Titsias & Lawrence 2010).
     :param penalty_draws: for ``"tight"``: standard normal points ε, (S, N, Q) or (S, 1, Q) for the same in all rows, or
@@ -129,8 +132,9 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         loc: ArrayLike,
         scale: ArrayLike,
         inducing: object,
-        noise_variance: ArrayLike,
+        likelihood: Gaussian | None = None,
         *,
+        noise_variance: ArrayLike | None = None,
         offset: ArrayLike = 0.0,
         conditional: Conditional | str = "tight",
         penalty_draws: ArrayLike | int | None = None,
@@ -143,7 +147,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         conditional = as_conditional(conditional)
         if type(conditional) not in (Tight, Prior):
             raise ValueError(f"conditional is {conditional!r}; with uncertain inputs it must be 'tight' or 'prior'.")
-        checks.require_positive(noise_variance, "noise_variance")
+        noise_variance = likelihood_or_noise(likelihood, noise_variance).variance
         self.kernel = as_kernel(kernel)
         self.loc, self.scale = gaussian_inputs(loc, scale)
         self.inducing = points(inducing)

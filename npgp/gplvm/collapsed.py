@@ -297,7 +297,7 @@ class CollapsedGPLVM:
             param("x.loc", start.latents),
             param("x.scale", jnp.full(shape, start.latent_scale), positive),
             param("inducing", start.blocks[0]),  # type: ignore[arg-type]
-            param("noise_variance", start.noise_variance, positive),
+            noise_variance=param("noise_variance", start.noise_variance, positive),
             conditional=self.conditional,
             penalty_draws=self.penalty_draws,
             mask=present,

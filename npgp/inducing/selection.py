@@ -212,9 +212,9 @@ def greedy_fit(
     kernel: Kernel,
     X: ArrayLike,
     y: ArrayLike,
-    noise_variance: ArrayLike,
     size: int,
     *,
+    noise_variance: ArrayLike,
     candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: Literal[False] = False,
@@ -225,9 +225,9 @@ def greedy_fit(
     kernel: Kernel,
     X: ArrayLike,
     y: ArrayLike,
-    noise_variance: ArrayLike,
     size: int,
     *,
+    noise_variance: ArrayLike,
     candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: Literal[True],
@@ -237,9 +237,9 @@ def greedy_fit(
     kernel: Kernel,
     X: ArrayLike,
     y: ArrayLike,
-    noise_variance: ArrayLike,
     size: int,
     *,
+    noise_variance: ArrayLike,
     candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: bool = False,
@@ -257,14 +257,14 @@ def greedy_fit(
 
     .. code-block:: python
 
-        assert npgp.inducing.greedy_fit(key, npgp.RBF(1.0), X, y, 0.01, 5).shape == (5, 1)
+        assert npgp.inducing.greedy_fit(key, npgp.RBF(1.0), X, y, 5, noise_variance=0.01).shape == (5, 1)
 
     :param rng_key: a JAX random key, for the candidates.
     :param kernel: the kernel.
     :param X: inputs, (N, D).
     :param y: observations less the mean function, (..., N); of several outputs the sum is lowered.
-    :param noise_variance: σ², a scalar or one for each row (N,).
     :param size: how many, M.
+    :param noise_variance: σ², a scalar or one for each row (N,).
     :param candidates: how many rows are looked at for each point; ``None`` for all, at O(N² M²) time.
     :param jitter: relative jitter of the inducing values, as in :func:`npgp.linalg.cholesky`; default by dtype.
     :param return_trace: whether to return also ``yᵀ (Q + σ² I)⁻¹ y``, (M + 1,), for 0 to M points.

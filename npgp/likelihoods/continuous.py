@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +88,30 @@ class Gaussian(Likelihood):
     def moments(self, mean, variance):
         mean, variance, noise = floats(mean, variance, self.variance)
         return mean, variance + noise
+
+
+def likelihood_or_noise(likelihood: Any, noise_variance: Any, *, only_gaussian: bool = True) -> Any:
+    """
+    Check the two ways to state the noise of a density of observations: a likelihood, or σ² by its name.
+
+    :param likelihood: a likelihood, or ``None``. A bare number is refused: variance and scale look alike.
+    :param noise_variance: σ², or ``None``.
+    :param only_gaussian: whether no other likelihood than :class:`Gaussian` will do.
+    :return: the likelihood.
+    :raises TypeError: unless one of the two is given, and for a likelihood that is none, or of another kind.
+    :raises ValueError: for a variance that is known to be non-positive.
+    """
+    accepted = "npgp.Gaussian(scale=…)" if only_gaussian else "a likelihood such as npgp.Gaussian(scale=…)"
+    if (likelihood is None) == (noise_variance is None):
+        given = "neither" if likelihood is None else "both"
+        raise TypeError(f"likelihood must be {accepted}, or noise_variance=… in its stead (σ²); {given} was given.")
+    if likelihood is None:
+        return Gaussian(variance=require_positive(noise_variance, "noise_variance"))
+    if not isinstance(likelihood, Gaussian if only_gaussian else Likelihood):
+        raise TypeError(
+            f"likelihood is {likelihood!r:.80}; it must be {accepted}, and a noise variance is spelled noise_variance=…"
+        )
+    return likelihood
 
 
 @pytree

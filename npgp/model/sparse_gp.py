@@ -213,7 +213,7 @@ class SparseGP:
         """
         The parameters at which the guide's q(ε) is the one given: to start SVI from a collapsed optimum, say::
 
-            optimum = npgp.CollapsedGP(kernel, X, gp.inducing, noise_variance).condition(y)
+            optimum = npgp.CollapsedGP(kernel, X, gp.inducing, noise_variance=noise_variance).condition(y)
             npgp.fit(svi, key, 1000, X, y, init_params=gp.params(optimum.q))
 
         :param q: the approximate posterior of each block (``Posterior.q``), of the same structure as this component's.

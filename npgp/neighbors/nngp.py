@@ -22,6 +22,8 @@ from numpyro.infer.reparam import Reparam
 from npgp import checks
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
+from npgp.likelihoods import Gaussian
+from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.neighbors.search import Neighbors, nearest, nearest_before
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
 from npgp.pytrees import pytree
@@ -147,15 +149,16 @@ class ResponseNNGP(NNGP):
     .. code-block:: python
 
         neighbors = npgp.neighbors.nearest_before(X, 5)
-        numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, noise_variance, neighbors), obs=y)
+        numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, neighbors, npgp.Gaussian(scale=0.3)), obs=y)
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
     it. ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
 
     :param kernel: the kernel.
     :param X: sites, shape (N, D).
-    :param noise_variance: σ², a scalar or one for each site (N,).
     :param neighbors: as for :class:`NNGP`.
+    :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``.
+    :param noise_variance: in its stead σ², a scalar or one for each site (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,).
     :param jitter: relative jitter tried first; 0 if omitted, as the noise makes it needless.
     :raises ValueError: as for :class:`NNGP`, and for a noise variance known not to be positive.
@@ -165,14 +168,15 @@ class ResponseNNGP(NNGP):
         self,
         kernel: Kernel,
         X: ArrayLike,
-        noise_variance: ArrayLike,
         neighbors: Neighbors | int,
+        likelihood: Gaussian | None = None,
         *,
+        noise_variance: ArrayLike | None = None,
         offset: ArrayLike = 0.0,
         jitter: float | None = 0.0,
         validate_args=None,
     ):
-        checks.require_positive(noise_variance, "noise_variance")
+        noise_variance = likelihood_or_noise(likelihood, noise_variance).variance
         super().__init__(kernel, X, neighbors, offset=offset, jitter=jitter, validate_args=validate_args)
         checks.require_per_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance

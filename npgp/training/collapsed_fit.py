@@ -38,7 +38,7 @@ class CollapsedFit(NamedTuple):
 
         def collapsed(y):
             noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
-            numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, noise), obs=y)
+            numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Gaussian(scale=noise)), obs=y)
 
 
         found = npgp.fit_collapsed(key, collapsed, y, progress=False)
@@ -76,10 +76,11 @@ def fit_collapsed(
         def model(X, y=None):
             lengthscale = numpyro.param("lengthscale", 1.0, constraint=dist.constraints.positive)
             noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
-            numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise), obs=y)
+            numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, npgp.Gaussian(scale=noise)), obs=y)
 
-        result = npgp.fit_collapsed(jax.random.key(0), model, X, y)
-        posterior = npgp.CollapsedGP(npgp.RBF(result.params["lengthscale"]), X, Z, result.params["noise"]).condition(y)
+        params = npgp.fit_collapsed(jax.random.key(0), model, X, y).params
+        gp = npgp.CollapsedGP(npgp.RBF(params["lengthscale"]), X, Z, npgp.Gaussian(scale=params["noise"]))
+        posterior = gp.condition(y)
 
     ``numpyro.param`` statements are at their maximum of likelihood then, latent sites at the mode of their posterior
     (``AutoDelta``). All rows take part in each step: it is for data that fit in memory. In float64, please, as in all

@@ -133,7 +133,7 @@ def collapsed():
     X, y = data(1000)
 
     def bound(lengthscale):
-        return npgp.CollapsedGP(npgp.RBF(lengthscale), X, X[:100], 0.1).log_prob(y)
+        return npgp.CollapsedGP(npgp.RBF(lengthscale), X, X[:100], noise_variance=0.1).log_prob(y)
 
     return jax.vmap(jax.value_and_grad(bound)), (jnp.linspace(0.5, 1.0, 8),)
 

@@ -120,7 +120,7 @@ def collapsed():
 
     def bound(lengthscale):
         Z = np.linspace(0.0, 10.0, 50, dtype=np.float32)[:, None]
-        return npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, 0.1).log_prob(y)
+        return npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=0.1).log_prob(y)
 
     program = jax.jit(jax.vmap(jax.value_and_grad(bound)))
     return lambda: program(jnp.linspace(0.5, 2.0, 30))

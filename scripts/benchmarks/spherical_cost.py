@@ -105,7 +105,9 @@ def collapsed_bound(blocks: Sequence[Block], X, y) -> Callable[[], Any]:
     columns = X.shape[1]
 
     def bound(params, X, y):
-        return npgp.CollapsedGP(arc_cosine(params), X, features(params, blocks, columns), params["noise"]).log_prob(y)
+        return npgp.CollapsedGP(
+            arc_cosine(params), X, features(params, blocks, columns), noise_variance=params["noise"]
+        ).log_prob(y)
 
     params = start(blocks, columns)
     compiled = jax.jit(jax.value_and_grad(bound)).lower(params, X, y).compile()

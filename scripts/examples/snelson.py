@@ -53,7 +53,7 @@ def fit_exact(X, y) -> dict:
 
     def loss(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
+        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
 
     value, theta = best_of(loss, [np.zeros(3)])
     return {"log_evidence": -value, "hyperparameters": np.exp(theta)}
@@ -69,7 +69,9 @@ def fit_collapsed(X, y, grid, conditional: str, starts: list[np.ndarray]) -> tup
     def gp(theta):
         lengthscale, variance, noise = jnp.exp(theta[:3])
         kernel = npgp.RBF(lengthscale, variance=variance)
-        return npgp.CollapsedGP(kernel, X, theta[3:][:, None], noise, conditional=conditional, jitter=JITTER)
+        return npgp.CollapsedGP(
+            kernel, X, theta[3:][:, None], noise_variance=noise, conditional=conditional, jitter=JITTER
+        )
 
     value, theta = best_of(lambda t: -gp(t).log_prob(y), starts)
     lengthscale, variance, noise = np.exp(theta[:3])
@@ -104,9 +106,9 @@ def fit_svi(X, y, conditional: str, inducing: np.ndarray, args: argparse.Namespa
     def collapsed(params):
         kernel = npgp.RBF(params["lengthscale"], variance=params["variance"])
         noise = params["noise_variance"]
-        return npgp.CollapsedGP(kernel, X, params["inducing"], noise, conditional=conditional, jitter=JITTER).log_prob(
-            y
-        )
+        return npgp.CollapsedGP(
+            kernel, X, params["inducing"], noise_variance=noise, conditional=conditional, jitter=JITTER
+        ).log_prob(y)
 
     return {"bound": elbo, **figures}, float(collapsed(params))
 
@@ -147,7 +149,7 @@ def main(argv: list[str] | None = None) -> dict:
 
     @jax.jit
     def reference(lengthscale, variance, noise):
-        gp = npgp.CollapsedGP(npgp.RBF(lengthscale, variance=variance), X, X, noise)
+        gp = npgp.CollapsedGP(npgp.RBF(lengthscale, variance=variance), X, X, noise_variance=noise)
         return gp.condition(y).mean_and_variance(grid)
 
     mean, var = reference(*exact["hyperparameters"])

@@ -259,6 +259,29 @@ def test_what_cannot_be_is_said():
         CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), max_steps=1).condition(100.0 * COUNTS)
 
 
+@pytest.mark.parametrize("density", ["CollapsedGP", "ApproximateGP", "ResponseNNGP", "UncertainInputGP"])
+def test_noise_is_a_likelihood_or_a_variance_by_its_name(density):
+    """A bare number could be a scale as well: it is refused."""
+    X, Z, kernel = models.X.copy(), models.Z.copy(), npgp.RBF(0.9)
+    given = {
+        "CollapsedGP": (CollapsedGP, kernel, X, Z),
+        "ApproximateGP": (npgp.ApproximateGP, kernel, X, Z),
+        "ResponseNNGP": (npgp.neighbors.ResponseNNGP, kernel, X, 3),
+        "UncertainInputGP": (npgp.collapsed.UncertainInputGP, kernel, X, 0.1, Z),
+    }[density]
+    gp = functools.partial(*given)
+    np.testing.assert_allclose(gp(npgp.Gaussian(scale=0.2)).noise_variance, 0.04, rtol=1e-6)
+    assert gp(noise_variance=0.04).noise_variance == 0.04
+    with pytest.raises(TypeError, match=r"^likelihood is 0.04; it must be .*, and a noise variance is spelled noise_v"):
+        gp(0.04)
+    for noise, words in (((), "neither"), ((npgp.Gaussian(scale=0.2),), "both")):
+        with pytest.raises(TypeError, match=f"noise_variance=… in its stead .*; {words} was given"):
+            gp(*noise, **({"noise_variance": 0.04} if noise else {}))
+    if density != "CollapsedGP":
+        with pytest.raises(TypeError, match=r"must be npgp.Gaussian\(scale=…\)"):
+            gp(npgp.Poisson())
+
+
 @pytest.mark.parametrize("name", ["Poisson", "Bernoulli", "Softmax"])
 def test_sites_of_other_hyperparameters_as_a_start(float64, name):
     """The same bound, gradient and posterior; and much nearer after a step than without, though the offset differs."""

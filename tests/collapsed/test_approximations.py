@@ -37,7 +37,9 @@ def approximation(method, dtype=np.float64, noise=NOISE, inducing=Z, inputs=X, *
     if method == "pitc":
         settings.setdefault("groups", BLOCKS)
     kernel = Matern32(jnp.asarray(LENGTHSCALE.astype(dtype)), variance=dtype(VARIANCE))
-    return ApproximateGP(kernel, inputs.astype(dtype), jnp.asarray(inducing, dtype), noise, method=method, **settings)
+    return ApproximateGP(
+        kernel, inputs.astype(dtype), jnp.asarray(inducing, dtype), noise_variance=noise, method=method, **settings
+    )
 
 
 def everything(gp, y, new):
@@ -61,7 +63,7 @@ def computed():
             results["singletons"] = everything(approximation("pitc", groups=consecutive(12, 1), **settings), y, new)
             results["one block"] = approximation("pitc", groups=single(12), **settings).log_prob(y)
             results["exact"] = npgp.exact_log_evidence(
-                Matern32(LENGTHSCALE.copy(), variance=VARIANCE), X, y - mean, noise
+                Matern32(LENGTHSCALE.copy(), variance=VARIANCE), X, y - mean, noise_variance=noise
             )
             return results
 
@@ -145,7 +147,7 @@ def test_approximations_are_no_bounds():
     x = np.linspace(-3.0, 3.0, 12)[:, None]
     y = np.random.default_rng(0).normal(size=12)
     with jax.enable_x64(True):
-        fitc = float(compiled(lambda y: ApproximateGP(npgp.RBF(2.0), x, x[:1], 0.05).log_prob(y))(y))
+        fitc = float(compiled(lambda y: ApproximateGP(npgp.RBF(2.0), x, x[:1], noise_variance=0.05).log_prob(y))(y))
     exact = oracles.log_normal(y, oracles.stationary("RBF", x, x, 2.0) + 0.05 * np.eye(12))
     assert fitc > exact + 10.0
 
@@ -187,7 +189,7 @@ def test_gradients_by_finite_differences(float64):
     def both(points):
         def density(theta):
             kernel, inducing = Matern32(jnp.exp(theta[:2]), variance=jnp.exp(theta[2])), theta[4:].reshape(4, 2)
-            gp = functools.partial(ApproximateGP, kernel, X.copy(), inducing, jnp.exp(theta[3]))
+            gp = functools.partial(ApproximateGP, kernel, X.copy(), inducing, noise_variance=jnp.exp(theta[3]))
             methods = gp(method="dtc"), gp(method="fitc"), gp(method="pitc", groups=BLOCKS)
             return sum(weight * gp.log_prob(Y.copy()) for weight, gp in enumerate(methods, 1))
 
@@ -206,7 +208,7 @@ def test_gradients_by_finite_differences(float64):
 def test_points_in_a_list_are_taken_together(computed):
     with jax.enable_x64(True):
         gp = ApproximateGP(
-            Matern32(jnp.asarray(LENGTHSCALE), variance=VARIANCE), X, [Z[:1], Z[1:]], NOISE, jitter=1e-12
+            Matern32(jnp.asarray(LENGTHSCALE), variance=VARIANCE), X, [Z[:1], Z[1:]], noise_variance=NOISE, jitter=1e-12
         )
         np.testing.assert_allclose(compiled(gp.log_prob)(Y.copy()), computed[0]["fitc"][0][0], rtol=1e-10)
         fit = compiled(gp.log_likelihood)(Y.copy())
@@ -220,7 +222,9 @@ def test_nuts_over_hyperparameters():
     def model(y):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
         noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-        numpyro.sample("y", ApproximateGP(Matern32(lengthscale), inputs, Z.astype(np.float32), noise), obs=y)
+        numpyro.sample(
+            "y", ApproximateGP(Matern32(lengthscale), inputs, Z.astype(np.float32), noise_variance=noise), obs=y
+        )
 
     samples, diverging = nuts(model, y, num_warmup=50, num_samples=50)
     assert np.mean(diverging) < 0.1
@@ -242,18 +246,18 @@ def test_what_cannot_be_a_model_is_refused():
         "method is 'vfe'; it must be one of 'sor', 'dtc', 'fitc', 'pitc', 'pep', 'structured-pep'",
         x,
         z,
-        0.1,
+        noise_variance=0.1,
         method="vfe",
     )
-    refused("noise_variance is .* must be positive", x, z, 0.0)
-    refused(r"offset has shape \(3,\); it must be a scalar or \(12,\)", x, z, 0.1, offset=np.ones(3))
-    refused("groups is given, but method is 'fitc'", x, z, 0.1, groups=BLOCKS)
-    refused("groups is 4; it must be npgp Groups", x, z, 0.1, method="pitc", groups=4)
-    refused("partition of 8 rows, but X has 12", x, z, 0.1, method="pitc", groups=single(8))
-    gp = ApproximateGP(Matern32(), x, z, 0.1)
+    refused("noise_variance is .* must be positive", x, z, noise_variance=0.0)
+    refused(r"offset has shape \(3,\); it must be a scalar or \(12,\)", x, z, noise_variance=0.1, offset=np.ones(3))
+    refused("groups is given, but method is 'fitc'", x, z, noise_variance=0.1, groups=BLOCKS)
+    refused("groups is 4; it must be npgp Groups", x, z, noise_variance=0.1, method="pitc", groups=4)
+    refused("partition of 8 rows, but X has 12", x, z, noise_variance=0.1, method="pitc", groups=single(8))
+    gp = ApproximateGP(Matern32(), x, z, noise_variance=0.1)
     with pytest.raises(ValueError, match="^y has NaN"):
         gp.condition(np.full(12, np.nan))
     with pytest.raises(ValueError, match=r"y has shape \(8,\); its last axis must match the 12 rows"):
         gp.condition(np.ones(8))
     with pytest.raises(ValueError, match="X is traced"):
-        jax.jit(lambda x: ApproximateGP(Matern32(), x, z, 0.1, method="pitc").log_prob(x[:, 0]))(x)
+        jax.jit(lambda x: ApproximateGP(Matern32(), x, z, noise_variance=0.1, method="pitc").log_prob(x[:, 0]))(x)

@@ -79,7 +79,13 @@ def certified(seed):
         groups = consecutive(N, SIZE)
         blocks, kinds = [problem.Z, problem.O], ("dense", "mean-only")
         return problem, certificate(
-            problem.kernel, problem.X, problem.y, blocks, problem.noise, covariances=kinds, grouped=Grouped(groups)
+            problem.kernel,
+            problem.X,
+            problem.y,
+            blocks,
+            noise_variance=problem.noise,
+            covariances=kinds,
+            grouped=Grouped(groups),
         )
 
 
@@ -113,13 +119,15 @@ def test_many_rows_leave_out_what_is_cubic(float64):
         problem.X,
         problem.y + 3,
         blocks,
-        problem.noise,
+        noise_variance=problem.noise,
         offset=3.0,
         exact_rows=N - 1,
         grouped=grouped,
         covariances=covariances,
     )
-    gp = CollapsedGP(problem.kernel, problem.X, blocks, problem.noise, conditional=grouped, covariances=covariances)
+    gp = CollapsedGP(
+        problem.kernel, problem.X, blocks, noise_variance=problem.noise, conditional=grouped, covariances=covariances
+    )
     assert found.lower == pytest.approx(float(jax.jit(gp.log_prob)(problem.y)), rel=1e-9)
     assert found.exact is None and tuple(found.bounds) == CONDITIONALS[:4]
     assert found.bounds == pytest.approx({name: whole.bounds[name] for name in CONDITIONALS[:4]}, rel=1e-9)
@@ -177,7 +185,9 @@ def test_problems_are_of_both_kinds():
 def test_more_points_beside_a_block_that_is_not_dense(float64, monkeypatch):
     monkeypatch.setattr(MODULE, "MORE_POINTS", 2)
     problem = Problem.random(0)
-    found = certificate(problem.kernel, problem.X, problem.y, problem.Z, 0.01, covariances=("mean-only",), exact_rows=0)
+    found = certificate(
+        problem.kernel, problem.X, problem.y, problem.Z, noise_variance=0.01, covariances=("mean-only",), exact_rows=0
+    )
     advice = found.advice
     assert advice.points_needed is None and advice.points_tried == 2
     assert advice.penalty == pytest.approx(0.5 * N * np.log1p(problem.variance / 0.01))
@@ -203,7 +213,7 @@ def default_groups(X):
 def test_inducing_points_at_all_inputs_leave_nothing_open(x64, noise):
     rng = np.random.default_rng(0)
     X, y = np.linspace(0, 5, 12, dtype=x64)[:, None], rng.normal(size=12).astype(x64)
-    found = certificate(Matern32(0.5), X, y, X, noise, grouped=Grouped(4))
+    found = certificate(Matern32(0.5), X, y, X, noise_variance=noise, grouped=Grouped(4))
     # The jitter leaves a little of the prior variance unexplained, and noise weighs it.
     jitter = {"float32": 1e-5, "float64": 1e-8}[jnp.dtype(x64).name]
     K = oracles.stationary("Matern32", X, X, 0.5)
@@ -279,7 +289,7 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
 
     def refused(words, X=X, y=y, inducing=Z, noise=0.1, error=ValueError, kernel=problem.kernel, **settings):
         with pytest.raises(error, match=words):
-            certificate(kernel, X, y, inducing, noise, **settings)
+            certificate(kernel, X, y, inducing, noise_variance=noise, **settings)
 
     refused(r"y has shape \(14,\); it must be \(15,\), one observation for each row", y=y[:14])
     refused(r"y has shape \(2, 15\)", y=np.stack([y, y]))
@@ -294,7 +304,7 @@ def test_bad_input_is_an_error_in_a_sentence(float64):
     refused("groups is 4; .* divide the 15 rows", grouped=Grouped(4))
     refused("exact_rows is 'all'", exact_rows="all", error=TypeError)
     with pytest.raises(TypeError, match="certificate was called on traced values"):
-        jax.jit(lambda y: certificate(problem.kernel, X, y, Z, 0.1).lower)(y)
+        jax.jit(lambda y: certificate(problem.kernel, X, y, Z, noise_variance=0.1).lower)(y)
     # Of the shapes of the problems above, and with numbers that overflow.
     overflow = dict(noise=problem.noise, inducing=[Z, problem.O], covariances=("dense", "mean-only"))
     refused(
@@ -312,12 +322,12 @@ def test_upper_bounds_are_above_where_float32_has_no_factor():
     X = np.sort(rng.uniform(0, 10, (450, 1)), axis=0)
     y = np.sin(2 * X[:, 0]) + 1e-3 * rng.normal(size=450)
     Z, noise = np.linspace(0, 10, 300)[:, None], 1e-6
-    upper = npgp.upper_bound(RBF(1.0), *(np.float32(x) for x in (X, y, Z)), np.float32(noise))
+    upper = npgp.upper_bound(RBF(1.0), *(np.float32(x) for x in (X, y, Z)), noise_variance=np.float32(noise))
     scaled = ScaledProjection.of(factorize(RBF(1.0), [Points(np.float32(Z))])(np.float32(X)), np.float32(noise))
     assert scaled.added > 1.0
     with jax.enable_x64(True):
         X, y = np.float64(np.float32(X)), np.float64(np.float32(y))
-        evidence = float(npgp.exact_log_evidence(RBF(1.0), X, y, np.float64(np.float32(noise))))
+        evidence = float(npgp.exact_log_evidence(RBF(1.0), X, y, noise_variance=np.float64(np.float32(noise))))
         wide = ScaledProjection.of(factorize(RBF(1.0), [Points(Z)])(X), noise)
         assert wide.added == 0.0
     assert np.isfinite(upper) and float(upper) > evidence

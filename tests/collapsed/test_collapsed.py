@@ -79,12 +79,12 @@ def all_bounds(Z, O, X, y, lengthscale, variance, noise):
     projection = union(X)
     largest = jnp.linalg.eigvalsh(union.residual_covariance(X, projection.A))[-1]
     upper = {
-        "trace": upper_bound(kernel, X, y, points["union"], noise),
-        "eigenvalue": upper_bound(kernel, X, y, points["union"], noise, residual_norm=largest),
-        "blocks": upper_bound(kernel, X, y, points["SOLVE"], noise),
-        "fewer": upper_bound(kernel, X, y, points["SGPR"], noise),
+        "trace": upper_bound(kernel, X, y, points["union"], noise_variance=noise),
+        "eigenvalue": upper_bound(kernel, X, y, points["union"], noise_variance=noise, residual_norm=largest),
+        "blocks": upper_bound(kernel, X, y, points["SOLVE"], noise_variance=noise),
+        "fewer": upper_bound(kernel, X, y, points["SGPR"], noise_variance=noise),
     }
-    return exact_log_evidence(kernel, X, y, noise), upper, bounds
+    return exact_log_evidence(kernel, X, y, noise_variance=noise), upper, bounds
 
 
 def groups_of(rows):
@@ -266,7 +266,7 @@ def test_outputs_in_a_batch_and_a_mean_function(float64):
     rng = np.random.default_rng(0)
     Y, mean, noise = rng.normal(size=(2, 3, len(X))), rng.normal(size=len(X)), rng.uniform(0.1, 1.0, size=len(X))
     Z = X[::3]
-    together = compute(lambda Y: CollapsedGP(KERNEL, X, Z, noise, offset=mean).log_prob(Y), Y)
+    together = compute(lambda Y: CollapsedGP(KERNEL, X, Z, noise_variance=noise, offset=mean).log_prob(Y), Y)
     assert together.shape == (2, 3)
     for i in np.ndindex(2, 3):
         alone = oracles.Joint.of(FORMULA, [Z], X, 1e-8).bound(Y[i] - mean, noise, [True], "tight")
@@ -279,7 +279,7 @@ def test_float32_bound_is_near_the_float64_one():
     for dtype in (np.float32, np.float64):
         with jax.enable_x64(dtype == np.float64):
             X, y = one_problem(N=60, dtype=dtype)
-            bounds[dtype] = compute(lambda X, y: CollapsedGP(KERNEL, X, X[::8], 0.1).log_prob(y), X, y)
+            bounds[dtype] = compute(lambda X, y: CollapsedGP(KERNEL, X, X[::8], noise_variance=0.1).log_prob(y), X, y)
             assert bounds[dtype].dtype == dtype
     np.testing.assert_allclose(bounds[np.float32], bounds[np.float64], atol=0.01)
 
@@ -292,7 +292,9 @@ def test_gradients_by_finite_differences(float64):
     def bound(theta):
         kernel = Matern32(jnp.exp(theta[0]), variance=jnp.exp(theta[1]))
         inducing = [theta[3:6][:, None], theta[6:][:, None]]
-        return CollapsedGP(kernel, X, inducing, jnp.exp(theta[2]), covariances=("dense", "mean-only")).log_prob(y)
+        return CollapsedGP(
+            kernel, X, inducing, noise_variance=jnp.exp(theta[2]), covariances=("dense", "mean-only")
+        ).log_prob(y)
 
     theta = np.array([-0.1, 0.3, -2.0, -2.1, 0.2, 2.3, -1.1, 1.4])
     _, slope = bound(theta)
@@ -306,10 +308,10 @@ def test_no_square_of_rows_and_full_precision_throughout():
     X, Z, y = np.ones((N, 2), np.float32), np.ones((M, 2), np.float32), np.ones(N, np.float32)
 
     def bound(Z, noise):
-        return CollapsedGP(RBF(), X, [Z, Z + 1], noise, covariances=("dense", "mean-only")).log_prob(y)
+        return CollapsedGP(RBF(), X, [Z, Z + 1], noise_variance=noise, covariances=("dense", "mean-only")).log_prob(y)
 
     def predict(Z, noise):
-        return CollapsedGP(RBF(), X, [Z, Z + 1], noise).condition(y).mean_and_variance(X)
+        return CollapsedGP(RBF(), X, [Z, Z + 1], noise_variance=noise).condition(y).mean_and_variance(X)
 
     for f in (bound, jax.grad(bound, argnums=(0, 1)), predict):
         seen = list(equations(jax.make_jaxpr(f)(Z, np.float32(0.1)).jaxpr))
@@ -330,7 +332,7 @@ def test_posterior_given_observations_is_dense_algebra(float64, covariances):
     noise, offset = np.random.default_rng(1).uniform(0.05, 0.5, size=len(X)), 2.0
 
     def predict(y):
-        gp = CollapsedGP(KERNEL, X, [Z, O], noise, offset=offset, covariances=covariances, jitter=1e-12)
+        gp = CollapsedGP(KERNEL, X, [Z, O], noise_variance=noise, offset=offset, covariances=covariances, jitter=1e-12)
         posterior = gp.condition(y)
         return posterior.mean_and_variance(new), posterior.covariance(new), gp.log_likelihood(y)
 
@@ -358,7 +360,7 @@ def test_posterior_with_inducing_points_at_all_inputs_is_exact(float64):
     Y, new = np.random.default_rng(0).normal(size=(2, len(X))), np.linspace(-4, 4, 7)[:, None]
 
     def predict(Y):
-        posterior = CollapsedGP(KERNEL, X, X, 0.1, jitter=1e-12).condition(Y)
+        posterior = CollapsedGP(KERNEL, X, X, noise_variance=0.1, jitter=1e-12).condition(Y)
         return posterior.mean(new), posterior.covariance(new)
 
     mean, covariance = compute(predict, Y)
@@ -373,7 +375,8 @@ def test_draws_are_from_the_model(x64):
     X, _ = one_problem(N=5, dtype=x64)
     noise = np.array([0.1, 0.2, 0.3, 0.4, 1.5], x64)
     draws = compute(
-        lambda key: CollapsedGP(KERNEL, X, X[:2], noise, offset=3.0).sample(key, (20_000,)), jax.random.key(0)
+        lambda key: CollapsedGP(KERNEL, X, X[:2], noise_variance=noise, offset=3.0).sample(key, (20_000,)),
+        jax.random.key(0),
     )
     assert draws.shape == (20_000, 5) and draws.dtype == x64
     covariance = FORMULA(X, X) + np.diag(noise)
@@ -395,7 +398,7 @@ def test_nuts_samples_hyperparameters_under_the_bound(float64):
     def model(y=None):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
         noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-        return numpyro.sample("y", CollapsedGP(RBF(lengthscale), X, Z, noise), obs=y)
+        return numpyro.sample("y", CollapsedGP(RBF(lengthscale), X, Z, noise_variance=noise), obs=y)
 
     values = {"lengthscale": 0.8, "noise": 0.2}
     density = compute(lambda values: log_density(model, (y,), {}, values)[0], values)
@@ -423,29 +426,31 @@ def test_what_cannot_be_a_model_is_refused():
         with pytest.raises(error, match=words):
             CollapsedGP(RBF(), *arguments, **settings)
 
-    refused(r"X has shape \(9,\)", X[:, 0], Z, 0.1)
-    refused("X has dtype int", X.astype(int), Z, 0.1, error=TypeError)
-    refused("X has NaN", X * np.nan, Z, 0.1)
-    refused(r"inducing has shape \(3,\)", X, Z[:, 0], 0.1)
-    refused("inducing has no features", X, [Z[:0], Z[:0]], 0.1)
-    refused("must be an npgp.Conditional", X, Z, 0.1, conditional=single(9), error=TypeError)
-    refused("partition of 8 rows, but there are 9", X, Z, 0.1, conditional=Grouped(single(8)))
-    refused("empty list", X, [], 0.1)
+    refused(r"X has shape \(9,\)", X[:, 0], Z, noise_variance=0.1)
+    refused("X has dtype int", X.astype(int), Z, noise_variance=0.1, error=TypeError)
+    refused("X has NaN", X * np.nan, Z, noise_variance=0.1)
+    refused(r"inducing has shape \(3,\)", X, Z[:, 0], noise_variance=0.1)
+    refused("inducing has no features", X, [Z[:0], Z[:0]], noise_variance=0.1)
+    refused("must be an npgp.Conditional", X, Z, noise_variance=0.1, conditional=single(9), error=TypeError)
+    refused("partition of 8 rows, but there are 9", X, Z, noise_variance=0.1, conditional=Grouped(single(8)))
+    refused("empty list", X, [], noise_variance=0.1)
     for noise in (0.0, -0.1, np.nan, np.array([0.1] * 8 + [-0.1], np.float32)):
-        refused("noise_variance is .* must be positive", X, Z, noise)
-    refused(r"noise_variance has shape \(3,\); it must be a scalar or \(9,\)", X, Z, np.ones(3, np.float32))
-    refused(r"offset has shape \(9, 1\)", X, Z, 0.1, offset=np.ones((9, 1), np.float32))
-    refused("conditional is 'titgh'; it must be one of 'prior', 'tight'", X, Z, 0.1, conditional="titgh")
-    refused("'mean-only'.* must come last", X, [Z, Z + 1], 0.1, covariances=("mean-only", "dense"))
-    refused("must give one of .* for each of 1 blocks", X, Z, 0.1, covariances=("dense", "dense"))
-    refused("must give one of", X, Z, 0.1, covariances="diag")
+        refused("noise_variance is .* must be positive", X, Z, noise_variance=noise)
+    refused(
+        r"noise_variance has shape \(3,\); it must be a scalar or \(9,\)", X, Z, noise_variance=np.ones(3, np.float32)
+    )
+    refused(r"offset has shape \(9, 1\)", X, Z, noise_variance=0.1, offset=np.ones((9, 1), np.float32))
+    refused("conditional is 'titgh'; it must be one of 'prior', 'tight'", X, Z, noise_variance=0.1, conditional="titgh")
+    refused("'mean-only'.* must come last", X, [Z, Z + 1], noise_variance=0.1, covariances=("mean-only", "dense"))
+    refused("must give one of .* for each of 1 blocks", X, Z, noise_variance=0.1, covariances=("dense", "dense"))
+    refused("must give one of", X, Z, noise_variance=0.1, covariances="diag")
     with pytest.raises(ValueError, match="columns"):
-        jax.jit(CollapsedGP(RBF(), X, np.ones((3, 2), np.float32), 0.1).log_prob)(y)
+        jax.jit(CollapsedGP(RBF(), X, np.ones((3, 2), np.float32), noise_variance=0.1).log_prob)(y)
 
 
 def test_what_cannot_be_observations_is_refused():
     X, y = one_problem(dtype=np.float32)
-    gp = CollapsedGP(RBF(), X, X[:3], 0.1)
+    gp = CollapsedGP(RBF(), X, X[:3], noise_variance=0.1)
     for use in (gp.condition, gp.log_likelihood):
         with pytest.raises(ValueError, match="^y has NaN"):
             use(np.where(y > 0, y, np.nan))
@@ -489,7 +494,9 @@ def test_published_fits_of_five_inducing_points(snelson, conditional, bound, hyp
         lengthscale, variance, noise = jnp.exp(theta[:3])
         kernel = RBF(lengthscale, variance=variance)
         # The paper's jitter is 1e-6, here relative to a prior variance of about a tenth.
-        return CollapsedGP(kernel, X, theta[3:][:, None], noise, conditional=conditional, jitter=1e-5).log_prob(y)
+        return CollapsedGP(
+            kernel, X, theta[3:][:, None], noise_variance=noise, conditional=conditional, jitter=1e-5
+        ).log_prob(y)
 
     value, found = fit(log_bound, np.concatenate([np.zeros(3), X[points, 0]]))
     assert value == pytest.approx(bound, abs=1e-3)
@@ -501,7 +508,7 @@ def test_published_exact_fit(snelson):
 
     def evidence(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return exact_log_evidence(RBF(lengthscale, variance=variance), X, y, noise)
+        return exact_log_evidence(RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
 
     value, _ = fit(evidence, np.zeros(3))
     assert value == pytest.approx(-55.9003, abs=1e-3)

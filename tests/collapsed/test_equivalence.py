@@ -51,7 +51,7 @@ def collapsed_of(gp, conditional, noise=NOISE):
         gp.kernel,
         X,
         gp.inducing,
-        noise,
+        noise_variance=noise,
         covariances=gp.covariances,
         conditional=with_groups(conditional),
         jitter=1e-12,

@@ -29,13 +29,13 @@ def of(q: int) -> npgp.Matern32:
 
 @pytest.mark.parametrize("conditional", ["tight", "shared", "grouped"])
 def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
-    gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], NOISE, outputs=Q, conditional=conditional)
+    gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], noise_variance=NOISE, outputs=Q, conditional=conditional)
     bound, posterior = gp.log_prob(np.stack([Y, -2.0 * Y])), gp.condition(Y)
     corrected = npgp.local_correction(posterior, X, Y, npgp.Gaussian(variance=0.2), npgp.median_split(X, 4))
     draws = gp.sample(jax.random.key(0), (3,))
     assert bound.shape == (2, Q) and draws.shape == (3, Q, N)
     for q in range(Q):
-        one = npgp.CollapsedGP(of(q), X, [Z, OWN[q]], NOISE[q, 0], conditional=conditional)
+        one = npgp.CollapsedGP(of(q), X, [Z, OWN[q]], noise_variance=NOISE[q, 0], conditional=conditional)
         np.testing.assert_allclose(bound[:, q], one.log_prob(np.stack([Y[q], -2.0 * Y[q]])), rtol=1e-9)
         wanted = one.condition(Y[q])
         np.testing.assert_allclose(posterior.covariance(X)[q], wanted.covariance(X), rtol=1e-7, atol=1e-10)
@@ -66,9 +66,9 @@ def test_bounds_are_below_the_evidence_of_each(seed, lengthscale, noise):
     rng = np.random.default_rng(seed)
     lengthscales = lengthscale * np.array([[1.0], [5.0]])
     y = rng.normal(size=(Q, N))
-    bound = npgp.CollapsedGP(npgp.RBF(lengthscales), X, Z, noise, outputs=Q).log_prob(y)
+    bound = npgp.CollapsedGP(npgp.RBF(lengthscales), X, Z, noise_variance=noise, outputs=Q).log_prob(y)
     for q in range(Q):
-        evidence = npgp.exact_log_evidence(npgp.RBF(lengthscales[q, 0]), X, y[q], noise)
+        evidence = npgp.exact_log_evidence(npgp.RBF(lengthscales[q, 0]), X, y[q], noise_variance=noise)
         assert bound[q] <= evidence + 1e-3 * abs(evidence)  # float32
 
 
@@ -77,7 +77,7 @@ def test_in_a_model_with_kernels_sampled_in_a_plate():
         with numpyro.plate("functions", Q, dim=-2):
             lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
         with numpyro.plate("outputs", Q):
-            numpyro.sample("Y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, 0.1, outputs=Q), obs=y)
+            numpyro.sample("Y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=0.1, outputs=Q), obs=y)
 
     with handlers.trace() as trace, handlers.seed(rng_seed=0):
         model(jnp.asarray(Y))
@@ -86,10 +86,10 @@ def test_in_a_model_with_kernels_sampled_in_a_plate():
 
 def test_wrong_shapes_are_errors_by_name():
     with pytest.raises(ValueError, match=r"RBF lengthscale has shape \(3, 1\).*plates of shape \(2, 1\)"):
-        npgp.CollapsedGP(npgp.RBF(np.ones((3, 1))), X, Z, 0.1, outputs=Q)
+        npgp.CollapsedGP(npgp.RBF(np.ones((3, 1))), X, Z, noise_variance=0.1, outputs=Q)
     with pytest.raises(ValueError, match=r"noise_variance has shape \(3, 1\); it must be"):
-        npgp.CollapsedGP(KERNEL, X, Z, np.ones((3, 1)), outputs=Q)
+        npgp.CollapsedGP(KERNEL, X, Z, noise_variance=np.ones((3, 1)), outputs=Q)
     with pytest.raises(ValueError, match=r"y has shape \(8,\); it must end with \(2, 8\)"):
-        npgp.CollapsedGP(KERNEL, X, Z, 0.1, outputs=Q).log_prob(Y[0])
+        npgp.CollapsedGP(KERNEL, X, Z, noise_variance=0.1, outputs=Q).log_prob(Y[0])
     with pytest.raises(ValueError, match="outputs is 2, but Softmax mixes"):
         npgp.CollapsedGP(KERNEL, X, Z, npgp.likelihoods.Softmax(Q), outputs=Q)

@@ -46,7 +46,7 @@ def untrained(kernel, Z):
 def report(truth, given, side):
     """Of counts with one lengthscale, and the best q(ε) at another."""
     y, kernel = counts(truth), Matern32(given, variance=1.5)
-    start = npgp.CollapsedGP(kernel, CELLS, spread(side), 1e6).condition(np.zeros(len(y), np.float32))
+    start = npgp.CollapsedGP(kernel, CELLS, spread(side), noise_variance=1e6).condition(np.zeros(len(y), np.float32))
     level = np.log(y.mean())
     posterior = start.update(CELLS, y, npgp.Poisson(), offset=level)
     return shorter_lengthscales(posterior, CELLS, y, npgp.Poisson(), offset=level)
@@ -126,10 +126,10 @@ def test_certificates_say_so_too(float64):
     rng = np.random.default_rng(0)
     X, noise = np.linspace(0, 10, 80)[:, None], 0.1 * rng.normal(size=80)
     # Trained on too few points, a long lengthscale leaves everything to the noise.
-    few = npgp.certificate(RBF(5.0), X, np.sin(6 * X[:, 0]) + noise, X[::10], 0.6)
+    few = npgp.certificate(RBF(5.0), X, np.sin(6 * X[:, 0]) + noise, X[::10], noise_variance=0.6)
     assert few.lengthscales.too_few and few.lengthscales.points_needed > 10
     assert str(few).endswith(str(few.lengthscales))
-    enough = npgp.certificate(RBF(2.0), X, np.sin(X[:, 0]) + noise, X[::10], 0.01)
+    enough = npgp.certificate(RBF(2.0), X, np.sin(X[:, 0]) + noise, X[::10], noise_variance=0.01)
     assert enough.lengthscales.divisor == 1 and "shorter" not in str(enough)
 
 

@@ -34,8 +34,16 @@ def kernel(dtype=np.float64):
 
 def approximation(method, groups, power=None, dtype=np.float64):
     settings = dict(offset=dtype(OFFSET), jitter=1e-12 if dtype is np.float64 else None)
-    arrays = X.astype(dtype), jnp.asarray(Z, dtype), NOISE.astype(dtype)
-    return ApproximateGP(kernel(dtype), *arrays, method=method, power=power, groups=groups, **settings)
+    arrays = X.astype(dtype), jnp.asarray(Z, dtype)
+    return ApproximateGP(
+        kernel(dtype),
+        *arrays,
+        noise_variance=NOISE.astype(dtype),
+        method=method,
+        power=power,
+        groups=groups,
+        **settings,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +62,13 @@ def computed():
 
             def bound(conditional):
                 gp = npgp.CollapsedGP(
-                    kernel(), X.copy(), Z.copy(), NOISE.copy(), offset=OFFSET, conditional=conditional, jitter=1e-12
+                    kernel(),
+                    X.copy(),
+                    Z.copy(),
+                    noise_variance=NOISE.copy(),
+                    offset=OFFSET,
+                    conditional=conditional,
+                    jitter=1e-12,
                 )
                 return everything(gp)
 
@@ -63,7 +77,7 @@ def computed():
             models["blocks"] = everything(approximation("pitc", BLOCKS))
             bounds = {("structured-pep", "rows"): bound("tight"), ("structured-pep", "one"): bound("full")}
             bounds |= {("structured-pep", "blocks"): bound(npgp.Grouped(BLOCKS)), ("pep", "rows"): bound("prior")}
-            exact = npgp.exact_log_evidence(kernel(), X.copy(), y - OFFSET, NOISE.copy())
+            exact = npgp.exact_log_evidence(kernel(), X.copy(), y - OFFSET, noise_variance=NOISE.copy())
             return found, models, bounds, exact
 
         return jax.tree.map(np.asarray, run(np.array([SMALL, POWER, 1.0]), Y.copy(), NEW.copy()))
@@ -147,9 +161,9 @@ def between():
             k, blocks = npgp.RBF(scales[:2], variance=scales[2]), consecutive(8, 3)
 
             def values(method, groups, conditional, model):
-                gp = functools.partial(ApproximateGP, k, x, z, scales[3])
+                gp = functools.partial(ApproximateGP, k, x, z, noise_variance=scales[3])
                 inside = jax.lax.map(lambda power: gp(method=method, power=power, groups=groups).log_prob(y), powers)
-                bound = npgp.CollapsedGP(k, x, z, scales[3], conditional=conditional).log_prob(y)
+                bound = npgp.CollapsedGP(k, x, z, noise_variance=scales[3], conditional=conditional).log_prob(y)
                 return jnp.stack([bound, *inside, gp(method=model, groups=groups).log_prob(y)])
 
             return jnp.stack(
@@ -197,7 +211,14 @@ def test_it_is_what_sites_of_power_ep_amount_to(float64, method):
         log_t += np.log(np.exp(power * (log_p + log_ratio)) @ pair_weights) / power
     expected = np.log(np.exp(log_t) @ weights)
     gp = ApproximateGP(
-        npgp.RBF(1.1, variance=1.2), x, z, noise, method=method, power=power, groups=consecutive(4, 2), jitter=1e-12
+        npgp.RBF(1.1, variance=1.2),
+        x,
+        z,
+        noise_variance=noise,
+        method=method,
+        power=power,
+        groups=consecutive(4, 2),
+        jitter=1e-12,
     )
     np.testing.assert_allclose(compiled(gp.log_prob)(y), expected, atol=1e-8)
 
@@ -214,7 +235,7 @@ def test_draws_are_of_the_model():
 def test_powers_that_are_none_are_refused():
     def refused(words, **settings):
         with pytest.raises(ValueError, match=words):
-            ApproximateGP(Matern32(), X.astype(np.float32), Z.astype(np.float32), 0.1, **settings)
+            ApproximateGP(Matern32(), X.astype(np.float32), Z.astype(np.float32), noise_variance=0.1, **settings)
 
     for power in (None, 0.0, -0.5, 1.5, np.nan):
         refused(f"power is {power}; for method 'pep' it must be above 0 and at most 1", method="pep", power=power)

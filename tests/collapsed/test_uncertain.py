@@ -16,6 +16,7 @@ from numpyro.infer.util import log_density
 from scipy import special
 from test_psi import KERNELS, LOC, ROWS, SCALE, SIZE, Features, Z, ard, by_quadrature, gauss_hermite
 
+from npgp import Gaussian
 from npgp.collapsed import CollapsedGP
 from npgp.collapsed.psi import expected_projection
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
@@ -79,7 +80,7 @@ def test_the_bound_is_that_of_gpflow(name, float64):
 
     @compiled
     def run(Y, loc, scale, Z):
-        gp = UncertainInputGP(make(), loc, scale, Z, 0.15, conditional="prior", jitter=1e-9)
+        gp = UncertainInputGP(make(), loc, scale, Z, noise_variance=0.15, conditional="prior", jitter=1e-9)
         return gp.log_prob(Y.T), gp.condition(Y.T).mean_and_variance(jnp.array(NEW_INPUTS))
 
     bounds, (mean, variance) = run(Y, loc, scale, Z)
@@ -124,7 +125,7 @@ def three_bounds(kernel, loc, scale, Z, noise, y, mean=0.0):
         "nodes": dict(penalty_draws=jnp.array(NODES), penalty_weights=jnp.array(NODE_WEIGHTS)),
     }
     return {
-        name: UncertainInputGP(kernel, loc, scale, Z, noise, offset=mean, **options).log_prob(y)
+        name: UncertainInputGP(kernel, loc, scale, Z, noise_variance=noise, offset=mean, **options).log_prob(y)
         for name, options in settings.items()
     }
 
@@ -146,8 +147,8 @@ def test_known_inputs_are_sgpr(x64):
     @compiled
     def run(loc, Z, noise, y):
         bounds = three_bounds(kernel, loc, 0.0, Z, noise, y)
-        gps = [CollapsedGP(kernel, loc, Z, noise, conditional=c) for c in ("prior", "tight")]
-        gps.append(UncertainInputGP(kernel, loc, 1e-9, Z, noise))
+        gps = [CollapsedGP(kernel, loc, Z, noise_variance=noise, conditional=c) for c in ("prior", "tight")]
+        gps.append(UncertainInputGP(kernel, loc, 1e-9, Z, noise_variance=noise))
         moments = [gp.condition(y).mean_and_variance(new) for gp in (gps[0], gps[-1])]
         return bounds, [gp.log_prob(y) for gp in gps], moments
 
@@ -211,7 +212,7 @@ def test_bounds_stay_below_the_evidence(float64):
             penalty_draws=jnp.array(nodes)[:, None, None], penalty_weights=jnp.array(weights / weights.sum())
         )
         return [
-            UncertainInputGP(RBF(lengthscale), loc, scale, Z, noise, **kwargs).log_prob(y).sum()
+            UncertainInputGP(RBF(lengthscale), loc, scale, Z, noise_variance=noise, **kwargs).log_prob(y).sum()
             for kwargs in (dict(conditional="prior"), {}, options)
         ]
 
@@ -243,8 +244,10 @@ def test_draws_estimate_the_expectation(float64):
 
     @compiled
     def run(draws):
-        by_draws = jax.vmap(lambda d: UncertainInputGP(*problem, penalty_draws=d).log_prob(y))(draws)
-        number = UncertainInputGP(*problem, penalty_draws=4).log_prob(y)
+        by_draws = jax.vmap(lambda d: UncertainInputGP(*problem[:4], noise_variance=0.1, penalty_draws=d).log_prob(y))(
+            draws
+        )
+        number = UncertainInputGP(*problem[:4], noise_variance=0.1, penalty_draws=4).log_prob(y)
         return by_draws, number, three_bounds(*problem, y)
 
     draws = np.stack([penalty_nodes(jax.random.key(seed), 4, ROWS, 2) for seed in range(400)])
@@ -273,7 +276,7 @@ def test_penalty_nodes_are_standard_normal_pairs():
 def test_gradients_and_chunks(float64):
     def bound(lengthscale, loc, scale, Z, noise, chunk_size=None):
         gp = UncertainInputGP(
-            RBF(lengthscale, variance=1.3), loc, scale, Z, noise, penalty_draws=2, chunk_size=chunk_size
+            RBF(lengthscale, variance=1.3), loc, scale, Z, noise_variance=noise, penalty_draws=2, chunk_size=chunk_size
         )
         return jnp.sum(gp.log_prob(jnp.array(Y)))
 
@@ -295,10 +298,12 @@ def test_in_a_numpyro_model_and_as_a_pytree(float64):
     def model(y):
         lengthscale = numpyro.param("lengthscale", jnp.array(0.8))
         with numpyro.plate("outputs", 3):
-            gp = UncertainInputGP(RBF(lengthscale), LOC.copy(), SCALE.copy(), Z.copy(), 0.1, penalty_draws=2)
+            gp = UncertainInputGP(
+                RBF(lengthscale), LOC.copy(), SCALE.copy(), Z.copy(), noise_variance=0.1, penalty_draws=2
+            )
             numpyro.sample("y", gp, obs=y)
 
-    gp = UncertainInputGP(RBF(0.8), LOC.copy(), SCALE.copy(), Z.copy(), 0.1, penalty_draws=2)
+    gp = UncertainInputGP(RBF(0.8), LOC.copy(), SCALE.copy(), Z.copy(), noise_variance=0.1, penalty_draws=2)
 
     @compiled
     def run(gp, y):
@@ -310,7 +315,9 @@ def test_in_a_numpyro_model_and_as_a_pytree(float64):
 
 def test_draws_have_the_covariance_of_the_model(float64):
     rows = 3
-    gp = UncertainInputGP(ard(1.3), LOC[:rows].copy(), SCALE[:rows].copy(), Z.copy(), NOISES[:rows].copy(), offset=0.7)
+    gp = UncertainInputGP(
+        ard(1.3), LOC[:rows].copy(), SCALE[:rows].copy(), Z.copy(), noise_variance=NOISES[:rows].copy(), offset=0.7
+    )
     draws = np.asarray(compiled(lambda key: gp.sample(key, (2, 4000)))(jax.random.key(0)))
     assert draws.shape == (2, 4000, rows)
     draws = draws.reshape(-1, rows) - 0.7
@@ -360,7 +367,7 @@ def test_refusals(change, error, words):
 )
 def test_condition_refuses(y, words):
     with pytest.raises(ValueError, match=words):
-        UncertainInputGP(RBF(), LOC, SCALE, Z, 0.1).condition(y)
+        UncertainInputGP(RBF(), LOC, SCALE, Z, noise_variance=0.1).condition(y)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -379,7 +386,7 @@ def test_an_output_with_missing_entries_is_the_one_without_these_rows(options, f
     def gp(noise, rows=slice(None), mask=None):
         own = rest if nodes is None else rest | {"penalty_draws": jnp.asarray(nodes[:, rows])}
         arrays = jnp.asarray(LOC[rows]), jnp.asarray(SCALE[rows]), jnp.asarray(Z.copy())
-        return UncertainInputGP(ard(1.3), *arrays, noise * NOISES[rows], offset=0.2, mask=mask, **own)
+        return UncertainInputGP(ard(1.3), *arrays, noise_variance=noise * NOISES[rows], offset=0.2, mask=mask, **own)
 
     def found(make, y):
         value, slope = jax.value_and_grad(lambda noise: jnp.sum(make(noise).log_prob(y)))(1.0)
@@ -402,7 +409,7 @@ def test_an_output_with_missing_entries_is_the_one_without_these_rows(options, f
 
 
 def test_masks_of_another_shape_or_type_are_refused(float64):
-    arguments = ard(1.3), LOC, SCALE, Z, 0.1
+    arguments = ard(1.3), LOC, SCALE, Z, Gaussian(variance=0.1)
     with pytest.raises(ValueError, match=r"mask has shape \(3, 4\); it must be"):
         UncertainInputGP(*arguments, mask=np.ones((3, 4), bool))
     with pytest.raises(TypeError, match="mask has dtype float64; it must be boolean"):

@@ -68,13 +68,15 @@ def test_the_bound_holds_and_is_what_the_formulas_say(float64):
     x, y = X.astype(float), Y.astype(float)
 
     def bound(conditional, points_first=False):
-        return npgp.CollapsedGP(kernel, x, blocks(points_first), 0.1, conditional=conditional).log_prob(y)
+        return npgp.CollapsedGP(kernel, x, blocks(points_first), noise_variance=0.1, conditional=conditional).log_prob(
+            y
+        )
 
     bounds, evidence, d = jax.jit(
         lambda: (
             [bound(c) for c in (FixedShare(share), "shared", npgp.Prior(), FixedShare(1.0))],
-            npgp.exact_log_evidence(kernel, x, y, 0.1),
-            npgp.CollapsedGP(kernel, x, blocks(), 0.1).condition(y).decompose(x).variance[-1],
+            npgp.exact_log_evidence(kernel, x, y, noise_variance=0.1),
+            npgp.CollapsedGP(kernel, x, blocks(), noise_variance=0.1).condition(y).decompose(x).variance[-1],
         )
     )()
     assert bounds[0] < bounds[1] < evidence  # one share, at most the best one's
@@ -94,7 +96,7 @@ def test_dense_algebra_of_the_feature(float64):
     average = np.kron(np.eye(5), np.full((1, 3), 1.0 / 3.0))
     K_uu, K_uf = average @ K[:15, :15] @ average.T, average @ K[:15, 15:]
     found = npgp.CollapsedGP(
-        kernel, x, Averages(jnp.asarray(PLACES.astype(float))), 0.1, conditional="prior", jitter=1e-12
+        kernel, x, Averages(jnp.asarray(PLACES.astype(float))), noise_variance=0.1, conditional="prior", jitter=1e-12
     )
     Q = K_uf.T @ np.linalg.solve(K_uu, K_uf)
     y = Y[:6].astype(float)
@@ -138,7 +140,7 @@ def test_sample_takes_a_conditional_that_is_a_scale():
 
 
 def test_they_are_saved_and_loaded(tmp_path):
-    gp = npgp.CollapsedGP(Wendland(2.0), X, blocks(), 0.1, conditional=FixedShare(0.4))
+    gp = npgp.CollapsedGP(Wendland(2.0), X, blocks(), noise_variance=0.1, conditional=FixedShare(0.4))
     posterior = gp.condition(Y)
     npgp.save(tmp_path / "file", {"gp": gp, "posterior": posterior, "likelihood": Geometric()})
     with pytest.raises(ValueError, match=r"pass it: load\(path, classes=\["):

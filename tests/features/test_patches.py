@@ -128,11 +128,11 @@ def toy(case):
 )
 def test_bounds_are_below_the_evidence(name):
     kernel, blocks = toy(name)
-    evidence = npgp.exact_log_evidence(kernel, IMAGES, Y, 0.2)
+    evidence = npgp.exact_log_evidence(kernel, IMAGES, Y, noise_variance=0.2)
     conditionals = ["prior", "shared", "tight", npgp.Grouped(3), "full"]
 
     def bound(blocks, conditional):
-        return npgp.CollapsedGP(kernel, IMAGES, blocks, 0.2, conditional=conditional).log_prob(Y)
+        return npgp.CollapsedGP(kernel, IMAGES, blocks, noise_variance=0.2, conditional=conditional).log_prob(Y)
 
     bounds = jax.jit(lambda: [bound(blocks, conditional) for conditional in conditionals])()  # as one program
     assert np.all(np.diff([*bounds, evidence]) > 0)

@@ -263,7 +263,7 @@ def test_all_harmonics_to_a_level_are_the_exact_gp_of_the_truncated_kernel(float
 
     @jax.jit
     def run(X, y, new):
-        gp = CollapsedGP(kernel, X, SphericalHarmonics(levels, 3), NOISE, conditional="prior")
+        gp = CollapsedGP(kernel, X, SphericalHarmonics(levels, 3), noise_variance=NOISE, conditional="prior")
         posterior = gp.condition(y)
         residual = posterior.projector(new).residual_variance()
         return posterior.mean(new), posterior.variance(new) - residual, gp.log_prob(y), kernel.diag(X)
@@ -330,7 +330,7 @@ def test_minibatches_of_the_component_average_to_the_collapsed_bound(last, float
 
     @jax.jit
     def optimum(X, y):
-        collapsed = CollapsedGP(kernel, X, blocks, NOISE, covariances=kinds)
+        collapsed = CollapsedGP(kernel, X, blocks, noise_variance=NOISE, covariances=kinds)
         return collapsed.log_prob(y), gp.params(collapsed.condition(y).q)
 
     bound, params = optimum(X, y)
@@ -454,7 +454,7 @@ def test_independent_features_need_no_cholesky_factor(float64):
     @jax.jit
     def run(X, y):
         quick, dense = (factorize(kernel, [first, Points(X[:2])], 1e-12) for first in (harmonics, Silent(harmonics)))
-        posterior = CollapsedGP(kernel, X, [harmonics, X[:2]], NOISE).condition(y)
+        posterior = CollapsedGP(kernel, X, [harmonics, X[:2]], noise_variance=NOISE).condition(y)
         again = unwhitened.posterior(unwhitened.params(posterior.q))  # through factors as matrices
         A = [projector(X).A for projector in (quick, dense)]
         return A, (quick.factors, dense.factors), (posterior.mean(X), again.mean(X)), quick.cholesky[0], quick.jitter

@@ -49,8 +49,10 @@ def test_missing_entries_count_for_nothing(float64):
     @compiled
     def run(params, present, y):
         kernel = RBF(params["lengthscale"], variance=params["variance"])
-        arrays = params["x.loc"], params["x.scale"], params["inducing"], params["noise_variance"]
-        return jnp.sum(UncertainInputGP(kernel, *arrays, mask=present.T).log_prob(y.T))
+        arrays = params["x.loc"], params["x.scale"], params["inducing"]
+        return jnp.sum(
+            UncertainInputGP(kernel, *arrays, noise_variance=params["noise_variance"], mask=present.T).log_prob(y.T)
+        )
 
     kl = 0.5 * np.sum(SCALE**2 + LOC**2 - 1 - 2 * np.log(SCALE))
     expected = run(params, ~np.isnan(missing), missing) - kl
@@ -100,7 +102,7 @@ def test_the_uncollapsed_elbo_at_the_best_q_is_the_bound_in_expectation(conditio
             LOC.copy(),
             SCALE.copy(),
             Z.copy(),
-            noise,
+            noise_variance=noise,
             **options,
         )
         one_m = collapsed.bound(params, data)

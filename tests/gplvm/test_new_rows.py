@@ -22,7 +22,9 @@ NOISE = 0.01
 def condition(kernel, X, Y, inducing, noise, dtype=float):
     """The posterior of the columns' functions at known latents."""
     arrays = [jnp.asarray(np.array(array), dtype) for array in (X, Y.T, inducing)]
-    return compiled(lambda X, Y, Z: npgp.CollapsedGP(kernel, X, Z, noise, jitter=1e-6).condition(Y))(*arrays)
+    return compiled(lambda X, Y, Z: npgp.CollapsedGP(kernel, X, Z, noise_variance=noise, jitter=1e-6).condition(Y))(
+        *arrays
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ KERNEL = npgp.RBF()
 def test_jitter_is_a_number_from_0_on(jitter):
     for use in (
         lambda: linalg.cholesky(jnp.eye(2), jitter),
-        lambda: npgp.CollapsedGP(KERNEL, X, X[:2], 0.1, jitter=jitter).log_prob(Y),
+        lambda: npgp.CollapsedGP(KERNEL, X, X[:2], noise_variance=0.1, jitter=jitter).log_prob(Y),
         lambda: neighbors.NNGP(KERNEL, X, 2, jitter=jitter).log_prob(Y),
     ):
         with pytest.raises((TypeError, ValueError), match="jitter is .*; it must be"):
@@ -30,10 +30,10 @@ def test_jitter_is_a_number_from_0_on(jitter):
 def test_no_density_of_nan(density):
     def made(offset=0.0):
         if density == "CollapsedGP":
-            return npgp.CollapsedGP(KERNEL, X, X[:2], 0.1, offset=offset)
+            return npgp.CollapsedGP(KERNEL, X, X[:2], noise_variance=0.1, offset=offset)
         if density == "NNGP":
             return neighbors.NNGP(KERNEL, X, 2, offset=offset)
-        return neighbors.ResponseNNGP(KERNEL, X, 0.1, 2, offset=offset)
+        return neighbors.ResponseNNGP(KERNEL, X, 2, noise_variance=0.1, offset=offset)
 
     with pytest.raises(ValueError, match=r"(value|y) has NaN or infinite entries"):
         made().log_prob(np.where(Y > 0.5, np.nan, Y))
@@ -94,7 +94,7 @@ def test_functions_as_likelihoods_keep_rows_apart():
 def test_what_else_is_checked():
     with pytest.raises(ValueError, match=r"the values have shape \(2, 2\), and the Standardizer 3 columns"):
         npgp.Standardizer.of(np.eye(3))(np.ones((2, 2)))
-    posterior = npgp.CollapsedGP(KERNEL, X, X[:2], 0.1).condition(Y)
+    posterior = npgp.CollapsedGP(KERNEL, X, X[:2], noise_variance=0.1).condition(Y)
     with pytest.raises(ValueError, match="y has .*; for Poisson it must be a count"):
         npgp.local_correction(posterior, X, -np.ones(6), npgp.Poisson(), npgp.median_split(X, 3))
     start = npgp.gplvm.pca_start(jax.random.key(0), np.random.default_rng(0).normal(size=(8, 3)), 1, 3)

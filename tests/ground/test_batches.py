@@ -104,10 +104,10 @@ PROGRAMS = {
     "VNNGP": (step(through_neighbors), Y),
     "NNGP": (over_lengthscales(lambda kernel, X, y: nearest(kernel, X[:6], y)), Y),
     "collapsed": (
-        over_lengthscales(lambda kernel, X, y: npgp.CollapsedGP(kernel, X, X[:4], 0.1).log_prob(y)),
+        over_lengthscales(lambda kernel, X, y: npgp.CollapsedGP(kernel, X, X[:4], noise_variance=0.1).log_prob(y)),
         Y,
     ),
-    "exact": (over_lengthscales(lambda kernel, X, y: npgp.exact_log_evidence(kernel, X, y, 0.1)), Y),
+    "exact": (over_lengthscales(lambda kernel, X, y: npgp.exact_log_evidence(kernel, X, y, noise_variance=0.1)), Y),
     "posterior draws": (posterior_draws, Y),
     "normal rows": (rows_normal, Y),
 }

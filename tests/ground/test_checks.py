@@ -106,13 +106,17 @@ def test_lists_are_arrays_in_collapsed_bounds():
     values = []
     for X_, Z_, noise_, offset in (arrays, lists):
         y_ = y if X_ is X else y.tolist()
-        gp = CollapsedGP(RBF(), X_, Z_, noise_, offset=offset)
-        bounds = gp.log_prob(y_), upper_bound(RBF(), X_, y_, Z_, noise_), exact_log_evidence(RBF(), X_, y_, noise_)
+        gp = CollapsedGP(RBF(), X_, Z_, noise_variance=noise_, offset=offset)
+        bounds = (
+            gp.log_prob(y_),
+            upper_bound(RBF(), X_, y_, Z_, noise_variance=noise_),
+            exact_log_evidence(RBF(), X_, y_, noise_variance=noise_),
+        )
         values.append([*bounds, *gp.condition(y_).mean(X_)])
     np.testing.assert_array_equal(*values)
 
-    gp = CollapsedGP(RBF(), X, Z, noise)
-    for of in (gp.log_prob, gp.condition, lambda y: exact_log_evidence(RBF(), X, y, noise)):
+    gp = CollapsedGP(RBF(), X, Z, noise_variance=noise)
+    for of in (gp.log_prob, gp.condition, lambda y: exact_log_evidence(RBF(), X, y, noise_variance=noise)):
         with pytest.raises(ValueError, match="^y has NaN"):
             of(y * np.nan)
         with pytest.raises(TypeError, match="^y has dtype complex"):
@@ -120,9 +124,9 @@ def test_lists_are_arrays_in_collapsed_bounds():
         with pytest.raises(ValueError, match="^y is a NumPy masked array"):
             of(np.ma.masked_equal(y, 1.0))
     with pytest.raises(TypeError, match="^offset is 'a'; it must be a real number"):
-        CollapsedGP(RBF(), X, Z, noise, offset="a")
+        CollapsedGP(RBF(), X, Z, noise_variance=noise, offset="a")
     with pytest.raises(ValueError, match=r"^inducing has shape \(2,\); .* inducing\[:, None\]"):
-        CollapsedGP(RBF(), X, [0.0, 2.0], noise)
+        CollapsedGP(RBF(), X, [0.0, 2.0], noise_variance=noise)
 
 
 MINUTES = 1.7e9 + 60.0 * np.arange(200)

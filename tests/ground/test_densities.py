@@ -19,11 +19,13 @@ SEVERAL = np.stack([Y, 2.0 * Y, Y + 1.0])
 KERNEL = npgp.RBF(lengthscale=0.3)
 
 DENSITIES = {
-    "CollapsedGP": lambda: npgp.CollapsedGP(KERNEL, X, X[:2], 0.1),
-    "ApproximateGP": lambda: npgp.ApproximateGP(KERNEL, X, X[:2], 0.1),
-    "UncertainInputGP": lambda: npgp.collapsed.UncertainInputGP(KERNEL, X, 0.1, X[:2], 0.1, penalty_draws=2),
+    "CollapsedGP": lambda: npgp.CollapsedGP(KERNEL, X, X[:2], noise_variance=0.1),
+    "ApproximateGP": lambda: npgp.ApproximateGP(KERNEL, X, X[:2], noise_variance=0.1),
+    "UncertainInputGP": lambda: npgp.collapsed.UncertainInputGP(
+        KERNEL, X, 0.1, X[:2], noise_variance=0.1, penalty_draws=2
+    ),
     "NNGP": lambda: npgp.neighbors.NNGP(KERNEL, X, 2),
-    "ResponseNNGP": lambda: npgp.neighbors.ResponseNNGP(KERNEL, X, 0.1, 2),
+    "ResponseNNGP": lambda: npgp.neighbors.ResponseNNGP(KERNEL, X, 2, noise_variance=0.1),
 }
 
 

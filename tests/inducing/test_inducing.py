@@ -148,7 +148,15 @@ def test_greedy_fit_takes_the_best_of_all_rows(x64, make_y, make_noise):
     X[-3:] = X[:3]
     y, noise = make_y(rng, X).astype(x64), make_noise(rng, X)
     Z, trace = greedy_fit(
-        jax.random.key(0), kernel(), X, y, noise, 4, candidates=None, jitter=JITTER[x64], return_trace=True
+        jax.random.key(0),
+        kernel(),
+        X,
+        y,
+        4,
+        noise_variance=noise,
+        candidates=None,
+        jitter=JITTER[x64],
+        return_trace=True,
     )
     assert isinstance(Z, jax.Array) and Z.dtype == trace.dtype == x64 and trace.shape == (5,)
 
@@ -170,7 +178,10 @@ def test_greedy_fit_of_random_candidates():
 
     def choose(candidates, keys):
         return jax.lax.map(
-            lambda key: greedy_fit(key, kernel(), X, y, 0.1, M, candidates=candidates, return_trace=True), keys
+            lambda key: greedy_fit(
+                key, kernel(), X, y, M, noise_variance=0.1, candidates=candidates, return_trace=True
+            ),
+            keys,
         )
 
     keys = jax.random.split(jax.random.key(0), 20)
@@ -185,7 +196,7 @@ def test_greedy_fit_of_random_candidates():
     last = [np.mean(trace[:, -1]) for _, trace in (one, some, everyone)]
     assert last[0] > 1.5 * last[1] and last[1] > last[2]
     # A single candidate is any row with equal probability: each is the first with probability 1/30.
-    firsts = jax.vmap(lambda key: greedy_fit(key, kernel(), X, y, 0.1, 1, candidates=1)[0])(
+    firsts = jax.vmap(lambda key: greedy_fit(key, kernel(), X, y, 1, noise_variance=0.1, candidates=1)[0])(
         jax.random.split(jax.random.key(1), 3000)
     )
     counts = np.sum(np.all(np.asarray(firsts)[:, None] == X, axis=-1), axis=0)
@@ -201,7 +212,7 @@ def test_greedy_fit_goes_where_the_function_varies():
 
     @jax.jit
     def choose(key):
-        return greedy_fit(key, Matern32(0.8, variance=1.7), X, y, 0.01, 8), random_subset(key, X, 8)
+        return greedy_fit(key, Matern32(0.8, variance=1.7), X, y, 8, noise_variance=0.01), random_subset(key, X, 8)
 
     errors = []
     for key in jax.random.split(jax.random.key(0), 5):
@@ -216,30 +227,30 @@ def test_greedy_fit_goes_where_the_function_varies():
 def test_greedy_fit_refuses_what_it_cannot_fit():
     X, key = data(np.float32), jax.random.key(0)
     y = X[:, 0]
-    for error, words, arguments in [
-        (ValueError, r"y has shape \(29,\); its last axis must match the 30 rows", (y[1:], 0.1, 2)),
-        (ValueError, "y has NaN", (np.where(y == y[2], np.nan, y), 0.1, 2)),
-        (ValueError, "noise_variance is 0.0; it must be positive", (y, 0.0, 2)),
-        (ValueError, r"noise_variance has shape \(3,\)", (y, np.ones(3), 2)),
+    for error, words, (values, noise) in [
+        (ValueError, r"y has shape \(29,\); its last axis must match the 30 rows", (y[1:], 0.1)),
+        (ValueError, "y has NaN", (np.where(y == y[2], np.nan, y), 0.1)),
+        (ValueError, "noise_variance is 0.0; it must be positive", (y, 0.0)),
+        (ValueError, r"noise_variance has shape \(3,\)", (y, np.ones(3))),
     ]:
         with pytest.raises(error, match=words):
-            greedy_fit(key, kernel(), X, *arguments)
+            greedy_fit(key, kernel(), X, values, 2, noise_variance=noise)
     for error, words, candidates in [
         (ValueError, "candidates is 0; it must be at least 1", 0),
         (TypeError, "candidates is 2.5; it must be a whole number", 2.5),
     ]:
         with pytest.raises(error, match=words):
-            greedy_fit(key, kernel(), X, y, 0.1, 2, candidates=candidates)
+            greedy_fit(key, kernel(), X, y, 2, noise_variance=0.1, candidates=candidates)
     with pytest.raises(TypeError, match="kernel is None"):
-        greedy_fit(key, None, X, y, 0.1, 2)
+        greedy_fit(key, None, X, y, 2, noise_variance=0.1)
 
 
 def test_greedy_fit_refuses_more_points_than_there_are():
     X = np.repeat(data(np.float32)[:5], 4, axis=0)
     y = np.sin(X[:, 0])
     with pytest.raises(ValueError, match="size is 7, but X has only 5 different rows"):
-        greedy_fit(jax.random.key(0), kernel(), X, y, 0.1, 7)
-    traced = jax.jit(lambda X: greedy_fit(jax.random.key(0), kernel(), X, y, 0.1, 7))(X)
+        greedy_fit(jax.random.key(0), kernel(), X, y, 7, noise_variance=0.1)
+    traced = jax.jit(lambda X: greedy_fit(jax.random.key(0), kernel(), X, y, 7, noise_variance=0.1))(X)
     np.testing.assert_array_equal(np.unique(traced[:5], axis=0), np.unique(X, axis=0))
     assert np.all(np.isnan(traced[5:]))
 
@@ -307,7 +318,9 @@ def test_random_rows_are_different_and_equally_likely(x64):
 STARTS = {
     "random": lambda key, X: npgp.inducing.random_subset(key, X, 4),
     "greedy": lambda key, X: npgp.inducing.greedy_variance(kernel(), X, 4),
-    "greedy fit": lambda key, X: npgp.inducing.greedy_fit(key, kernel(), X, np.sin(data(np.float32)[:, 0]), 0.1, 4),
+    "greedy fit": lambda key, X: npgp.inducing.greedy_fit(
+        key, kernel(), X, np.sin(data(np.float32)[:, 0]), 4, noise_variance=0.1
+    ),
 }
 
 
@@ -340,7 +353,7 @@ CHOICES = {
     "random_subset": lambda X, size: random_subset(jax.random.key(0), X, size),
     "kmeans": lambda X, size: kmeans(jax.random.key(0), X, size),
     "greedy_variance": lambda X, size: greedy_variance(RBF(), X, size),
-    "greedy_fit": lambda X, size: greedy_fit(jax.random.key(0), RBF(), X, np.ones(N), 0.1, size),
+    "greedy_fit": lambda X, size: greedy_fit(jax.random.key(0), RBF(), X, np.ones(N), size, noise_variance=0.1),
 }
 
 
@@ -363,7 +376,7 @@ def test_lists_are_arrays_and_what_is_no_key_or_kernel_is_named():
     X = data()
     for choose in CHOICES.values():
         np.testing.assert_array_equal(choose(X.tolist(), 3), choose(X, 3))
-    for call in (lambda: random_subset(0, X, 2), lambda: greedy_fit(0, RBF(), X, np.ones(N), 0.1, 2)):
+    for call in (lambda: random_subset(0, X, 2), lambda: greedy_fit(0, RBF(), X, np.ones(N), 2, noise_variance=0.1)):
         with pytest.raises(TypeError, match="^rng_key is 0; it must be a JAX random key"):
             call()
     with pytest.raises(TypeError, match="^kernel is 'rbf'; it must be a kernel"):

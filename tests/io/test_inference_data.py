@@ -59,7 +59,9 @@ def exact_gp():
 
 def collapsed_gp(lengthscale):
     inputs = jnp.asarray(X_LOO.copy())
-    return npgp.CollapsedGP(npgp.RBF(lengthscale, variance=VARIANCE), inputs, inputs, NOISE_LOO, jitter=1e-12)
+    return npgp.CollapsedGP(
+        npgp.RBF(lengthscale, variance=VARIANCE), inputs, inputs, noise_variance=NOISE_LOO, jitter=1e-12
+    )
 
 
 def observed(X, y=None):
@@ -267,7 +269,7 @@ def test_several_outputs_of_a_collapsed_gp():
     def model(X, y=None):
         variance = numpyro.sample("variance", dist.LogNormal())
         with numpyro.plate("outputs", 3):
-            gp = npgp.CollapsedGP(npgp.RBF(1.0, variance=variance), X, X[:3], NOISE)
+            gp = npgp.CollapsedGP(npgp.RBF(1.0, variance=variance), X, X[:3], noise_variance=NOISE)
             numpyro.sample("y", gp, obs=y, infer={"event_dims": ["rows"]})
 
     draws = {"variance": np.ones((2, 2))}
@@ -351,7 +353,9 @@ def level_beside(X, y=None):
 def level_collapsed(X, y=None):
     level = numpyro.sample("level", dist.Normal(0.0, 3.0))
     inputs = jnp.asarray(X_LOO.copy())
-    gp = npgp.CollapsedGP(npgp.RBF(LONG, variance=VARIANCE), inputs, inputs, NOISE_LOO, offset=level, jitter=1e-12)
+    gp = npgp.CollapsedGP(
+        npgp.RBF(LONG, variance=VARIANCE), inputs, inputs, noise_variance=NOISE_LOO, offset=level, jitter=1e-12
+    )
     numpyro.sample("y", gp, obs=y)
 
 

@@ -136,7 +136,7 @@ def objects(dtype):
             likelihoods.StudentT(df=4.0, scale=array),
             likelihoods.Bernoulli("probit"),
         ],
-        "collapsed": CollapsedGP(KERNEL, array, [array], 0.1, conditional="prior"),
+        "collapsed": CollapsedGP(KERNEL, array, [array], noise_variance=0.1, conditional="prior"),
         "posterior": Posterior(projector, blocks[:1]),
         "paths": Paths(projector, (array, 0.5), array, (array,), 3),
         "parts": Decomposition(("principal", "residual"), array, array),

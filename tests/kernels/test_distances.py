@@ -215,7 +215,7 @@ def test_evidence_with_equal_rows_is_that_of_differences(float64):
     values, vectors = np.linalg.eigh(C)
     expected = -0.5 * (np.sum((vectors.T @ y) ** 2 / values) + np.sum(np.log(values)) + 15 * np.log(2 * np.pi))
     kernel = kernels.Matern12(lengthscale, variance=variance)
-    np.testing.assert_allclose(exact_log_evidence(kernel, X, y, noise), expected, atol=1e-4)
+    np.testing.assert_allclose(exact_log_evidence(kernel, X, y, noise_variance=noise), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("smooth", [True, False])

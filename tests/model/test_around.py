@@ -104,7 +104,11 @@ def test_masks_by_handlers_are_masks_by_argument_in_groups(float64):
                 )
 
         ignored = jnp.where(mask, noise, 1e12)
-        q = npgp.CollapsedGP(gp.kernel, X, X[:2], ignored, jitter=1e-12).condition(jnp.where(mask, y, 0.0)).q
+        q = (
+            npgp.CollapsedGP(gp.kernel, X, X[:2], noise_variance=ignored, jitter=1e-12)
+            .condition(jnp.where(mask, y, 0.0))
+            .q
+        )
         return [make_elbo(observed)(KEY, gp.params(q), by_handler) for by_handler in (True, False)]
 
     by_handler, by_argument = compiled(jax.vmap(bounds))(*data.values())

@@ -536,7 +536,7 @@ def test_results_and_gradients_have_the_inputs_dtype(statement, x64):
 
 def test_more_inducing_points_than_rows(float64):
     few_X, few_Y = X[:2], Y[:2]
-    bound = npgp.CollapsedGP(kernel(), few_X, Z, NOISE)
+    bound = npgp.CollapsedGP(kernel(), few_X, Z, noise_variance=NOISE)
     q = compiled(lambda: bound.condition(few_Y))().q[0]
     params = {"f.u.loc": q.loc, "f.u.scale_tril": q.scale_tril}
 
@@ -561,12 +561,12 @@ def test_duplicate_inducing_points_change_nothing_but_the_jitter(x64):
     @compiled
     def run(inducing):
         def bound(inducing):
-            return npgp.CollapsedGP(kernel(), x, inducing, NOISE).log_prob(y)
+            return npgp.CollapsedGP(kernel(), x, inducing, noise_variance=NOISE).log_prob(y)
 
         def elbo(params):
             return make_elbo(model(inducing))(jax.random.key(0), params, x, y)
 
-        posterior = npgp.CollapsedGP(kernel(), x, inducing, NOISE).condition(y)
+        posterior = npgp.CollapsedGP(kernel(), x, inducing, noise_variance=NOISE).condition(y)
         params = models.params_of(posterior)
         made = model(inducing)
         jitter = npgp.posterior("f", made, npgp.AutoSparseGP(made), params, x, y).jitter[0]

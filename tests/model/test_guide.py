@@ -827,7 +827,7 @@ def test_posterior_is_that_of_the_parameters(float64):
     @compiled
     def run():
         blocks, kinds = gp.inducing, gp.covariances
-        collapsed = npgp.CollapsedGP(kernel(), X, list(blocks), NOISE, covariances=kinds, jitter=1e-12)
+        collapsed = npgp.CollapsedGP(kernel(), X, list(blocks), noise_variance=NOISE, covariances=kinds, jitter=1e-12)
         conditioned = collapsed.condition(Y)
         params = params_of(conditioned, "odvgp")
         # Observations may be left out.

@@ -193,7 +193,7 @@ def test_draws_and_posteriors_are_those_of_components(float64, tmp_path):
 def test_whole_functions_have_the_posteriors_moments(float64):
     # The linear kernel's features are exact, so that what is left is Monte Carlo error.
     kernel = npgp.kernels.Linear(variance=KERNELS["l"]) + npgp.kernels.Constant(variance=KERNELS["v"])
-    posterior = npgp.CollapsedGP(kernel, X, Z, 0.3, outputs=Q).condition(Y[:Q])
+    posterior = npgp.CollapsedGP(kernel, X, Z, noise_variance=0.3, outputs=Q).condition(Y[:Q])
     paths = posterior.draw_functions(jax.random.key(0), 4000, 8)(X)
     assert paths.shape == (4000, Q, N)
     mean, covariance = posterior.mean(X), posterior.covariance(X)

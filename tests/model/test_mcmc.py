@@ -91,7 +91,7 @@ def worst_z(chain, weights, values) -> float:
 
 def collapsed(sample, X):
     kernel = npgp.RBF(sample["lengthscale"], variance=VARIANCE)
-    return npgp.CollapsedGP(kernel, X, jnp.asarray(Z.copy()), sample["noise"], jitter=1e-12)
+    return npgp.CollapsedGP(kernel, X, jnp.asarray(Z.copy()), noise_variance=sample["noise"], jitter=1e-12)
 
 
 def test_nuts_over_hyperparameters_with_the_collapsed_bound(float64):

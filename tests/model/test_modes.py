@@ -81,7 +81,7 @@ def collapsed(structure="svgp", conditional="tight", **kwargs):
     blocks, kinds = STRUCTURES[structure]
     blocks = [jnp.asarray(block) for block in blocks]
     return npgp.CollapsedGP(
-        kernel(), jnp.asarray(X), blocks, NOISE, conditional=conditional, covariances=kinds, **kwargs
+        kernel(), jnp.asarray(X), blocks, noise_variance=NOISE, conditional=conditional, covariances=kinds, **kwargs
     )
 
 
@@ -447,7 +447,7 @@ def test_collapsed_without_guide_and_under_svi_is_the_bound(float64):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
         noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
         k = npgp.RBF(lengthscale, variance=models.VARIANCE)
-        numpyro.sample("y", npgp.CollapsedGP(k, x, jnp.asarray(models.Z), noise), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(k, x, jnp.asarray(models.Z), noise_variance=noise), obs=y)
 
     x, y = jnp.asarray(X), jnp.asarray(Y)
     latents = {"lengthscale": jnp.asarray(models.LENGTHSCALE), "noise": jnp.asarray(NOISE)}

@@ -176,7 +176,7 @@ def everything():
         results = []
         for gp in (
             NNGP(kernel(), X, neighbors, offset=MEAN, jitter=0.0),
-            ResponseNNGP(kernel(), X, noise, neighbors, offset=np.full(N, MEAN)),
+            ResponseNNGP(kernel(), X, neighbors, noise_variance=noise, offset=np.full(N, MEAN)),
         ):
             factor = gp.factor()
             krige = gp.condition(values).mean_and_variance(NEW.copy(), near)
@@ -279,7 +279,10 @@ def test_gradients_by_finite_differences(float64):
     def both(points):
         def value(theta):
             k, f = Matern32(jnp.exp(theta[:2]), variance=jnp.exp(theta[2])), theta[4:]
-            prior, response = NNGP(k, X.copy(), neighbors), ResponseNNGP(k, X.copy(), jnp.exp(theta[3]), neighbors)
+            prior, response = (
+                NNGP(k, X.copy(), neighbors),
+                ResponseNNGP(k, X.copy(), neighbors, noise_variance=jnp.exp(theta[3])),
+            )
             mean, variance = response.condition(f).mean_and_variance(NEW.copy(), near)
             colored = jnp.sum(jnp.sin(prior.factor().color(f)))
             return prior.log_prob(f) + response.log_prob(f) + jnp.sum(mean * variance) + 10.0 * colored
@@ -443,8 +446,8 @@ def test_what_cannot_be_a_model_is_refused():
     refused("X has NaN", nearest_before, x * np.nan, 3)
     refused("neighbors are those of 24 sites, but X has 8 rows", NNGP, Matern32(), x[:8], neighbors)
     refused(r"offset has shape \(3,\)", NNGP, Matern32(), x, neighbors, offset=np.ones(3))
-    refused("noise_variance is .* must be positive", ResponseNNGP, Matern32(), x, -1.0, neighbors)
-    refused(r"noise_variance has shape \(3,\)", ResponseNNGP, Matern32(), x, np.ones(3), neighbors)
+    refused("noise_variance is .* must be positive", ResponseNNGP, Matern32(), x, neighbors, noise_variance=-1.0)
+    refused(r"noise_variance has shape \(3,\)", ResponseNNGP, Matern32(), x, neighbors, noise_variance=np.ones(3))
     gp = NNGP(Matern32(), x, 3)
     assert gp.neighbors.size == 3
     refused("value has NaN", gp.condition, np.full(N, np.nan))

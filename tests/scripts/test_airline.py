@@ -88,7 +88,7 @@ def test_harmonics_are_timed_beside_points(tmp_path, capsys):
     with jax.enable_x64(False):
         X, y = cost.data(40, 2, 0)
         kernel = npgp.kernels.ZonalArcCosine(weight_variance=np.float32(0.5))
-        evidence = float(npgp.collapsed.exact_log_evidence(kernel, X, y, cost.NOISE_VARIANCE)) / 40
+        evidence = float(npgp.collapsed.exact_log_evidence(kernel, X, y, noise_variance=cost.NOISE_VARIANCE)) / 40
         activated, _ = cost.collapsed_bound([("activations", 6, (0, 1, 2)), ("points", 6, ())], X, y)()
     bounds = [figures["bound_per_row"] for figures in harmonics["collapsed"].values()]
     for bound in (*bounds, float(activated) / 40):

@@ -67,7 +67,7 @@ def test_elbo_in_chunks_is_the_elbo_of_all_rows(kin40k, monkeypatch):
     @jax.jit
     def best():
         gp = kin40k.component(params, kinds)
-        collapsed = npgp.CollapsedGP(gp.kernel, X, gp.inducing, 0.3, conditional=npgp.Grouped(groups))
+        collapsed = npgp.CollapsedGP(gp.kernel, X, gp.inducing, noise_variance=0.3, conditional=npgp.Grouped(groups))
         return gp.params(collapsed.condition(y).q), collapsed.log_prob(y)
 
     # At the best q, ELBO and collapsed bound are the same number by two ways of computing it.

@@ -50,7 +50,9 @@ def test_elbo_of_all_rows(benchmark, float64):
     @jax.jit
     def best():
         gp = benchmark.component(params, method.covariances)
-        collapsed = npgp.CollapsedGP(gp.kernel, X, gp.inducing, 0.3, conditional="prior", covariances="dense")
+        collapsed = npgp.CollapsedGP(
+            gp.kernel, X, gp.inducing, noise_variance=0.3, conditional="prior", covariances="dense"
+        )
         return gp.params(collapsed.condition(y).q)
 
     params |= best()

@@ -579,7 +579,7 @@ def test_full_is_finite_where_float32_knows_no_residual():
 
     @jax.jit
     def bounds(lengthscale, X, Z, y):
-        gps = [CollapsedGP(RBF(lengthscale), X, Z, 1e-7, conditional=c) for c in ("tight", "full")]
+        gps = [CollapsedGP(RBF(lengthscale), X, Z, noise_variance=1e-7, conditional=c) for c in ("tight", "full")]
         return jnp.stack([gp.log_prob(y) for gp in gps])
 
     tight, full = bounds(1.5, *arrays)

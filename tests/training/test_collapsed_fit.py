@@ -28,14 +28,14 @@ def by_params(X, y=None):
     variance = numpyro.param("variance", 1.0, **positive)
     noise = numpyro.param("noise", 0.5, **positive)
     kernel = npgp.Matern52(lengthscale, variance=variance)
-    numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, noise), obs=y)
+    numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, noise_variance=noise), obs=y)
 
 
 def by_sites(X, y=None):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
     noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-    numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise, offset=level), obs=y)
+    numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=noise, offset=level), obs=y)
 
 
 def fit(model, *args, **options):
@@ -46,7 +46,7 @@ def test_it_is_at_the_maximum(float64):
     @jax.jit
     def loss(logs):
         lengthscale, variance, noise = jnp.exp(logs)
-        return -npgp.CollapsedGP(npgp.Matern52(lengthscale, variance=variance), X, Z, noise).log_prob(Y)
+        return -npgp.CollapsedGP(npgp.Matern52(lengthscale, variance=variance), X, Z, noise_variance=noise).log_prob(Y)
 
     expected = minimize(loss, np.zeros(3), jac=jax.jit(jax.grad(loss)), method="BFGS", options={"gtol": 1e-7})
     result = fit(by_params, tolerance=1e-10)
@@ -86,7 +86,7 @@ def test_random_starts_move_what_has_a_constraint(float64):
     def model(X, y):
         numpyro.param("positive", jnp.ones(3), constraint=constraints.positive)
         inputs = numpyro.param("Z", jnp.asarray(Z))
-        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, inputs, 0.1), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, inputs, noise_variance=0.1), obs=y)
 
     from npgp.training.collapsed_fit import _random_starts
     from npgp.training.start import start
@@ -137,10 +137,10 @@ def test_misuse(float64):
         key = numpyro.prng_key()
         noise = numpyro.param("noise", 0.5, constraint=constraints.positive)
         shift = 0.0 if key is None else 0.3 * jax.random.normal(key)
-        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, Z, noise, offset=shift), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, Z, noise_variance=noise, offset=shift), obs=y)
 
     def fixed(X, y):
-        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, Z, 0.1), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, Z, noise_variance=0.1), obs=y)
 
     with pytest.raises(ValueError, match=r"draws the GP 'f'.*npgp\.fit does that"):
         fit(with_gp)

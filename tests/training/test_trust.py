@@ -34,7 +34,7 @@ def test_at_the_optimum_for_gaussian_noise_all_weights_are_the_same(structure, c
     blocks, kinds = STRUCTURES[structure]
     blocks = [jnp.asarray(block.copy()) for block in blocks]
     optimum = npgp.CollapsedGP(
-        kernel(), jnp.asarray(X), blocks, NOISE, covariances=kinds, conditional=conditional, jitter=1e-12
+        kernel(), jnp.asarray(X), blocks, noise_variance=NOISE, covariances=kinds, conditional=conditional, jitter=1e-12
     )
     params = sparse_gp(structure).params(optimum.condition(Y).q)
     model = regression(structure, conditional)
@@ -212,7 +212,9 @@ def test_collapsed_gps_have_no_inducing_values(float64):
 
     def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, LEVEL))
-        numpyro.sample("y", npgp.CollapsedGP(kernel(), X, Z, NOISE, offset=level, conditional="prior"), obs=y)
+        numpyro.sample(
+            "y", npgp.CollapsedGP(kernel(), X, Z, noise_variance=NOISE, offset=level, conditional="prior"), obs=y
+        )
 
     dense = Dense("svgp", X)
     precision = np.linalg.inv(dense.Q + NOISE * np.eye(8))

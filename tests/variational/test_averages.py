@@ -223,12 +223,15 @@ def test_collapsed_gps_are_conditioned_at_each_draw(float64):
     def collapsed(X, y=None):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, NOISE, offset=level), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=NOISE, offset=level), obs=y)
 
     draws = {name: value for name, value in whitened_draws().items() if name in ("lengthscale", "level")}
     found = npgp.posterior("y", collapsed, draws, {}, inputs, y)
     pairs = zip(draws["lengthscale"], draws["level"], strict=True)
-    alone = [npgp.CollapsedGP(npgp.RBF(ell), inputs, Z, NOISE, offset=level).condition(y) for ell, level in pairs]
+    alone = [
+        npgp.CollapsedGP(npgp.RBF(ell), inputs, Z, noise_variance=NOISE, offset=level).condition(y)
+        for ell, level in pairs
+    ]
     means, variances = map(np.array, zip(*(p.mean_and_variance(X_NEW) for p in alone), strict=True))
     expected = means.mean(0), variances.mean(0) + means.var(0)
     np.testing.assert_allclose(found.mean_and_variance(X_NEW), expected, rtol=1e-9)
@@ -243,7 +246,7 @@ def test_a_collapsed_gp_under_a_guide_for_the_rest(float64):
     inputs, y, Z = jnp.asarray(X), jnp.asarray(Y), jnp.asarray(STRUCTURES["svgp"][0][0])
 
     def gp(lengthscale):
-        return npgp.CollapsedGP(npgp.RBF(lengthscale), inputs, Z, NOISE)
+        return npgp.CollapsedGP(npgp.RBF(lengthscale), inputs, Z, noise_variance=NOISE)
 
     def collapsed(X, y=None):
         numpyro.sample("y", gp(numpyro.sample("lengthscale", dist.LogNormal(0.0, 0.3))), obs=y)

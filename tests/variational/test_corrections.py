@@ -70,7 +70,7 @@ def test_exact_variance_is_that_of_the_q_with_a_full_residual(float64, kind):
     O = np.array([[-1.0], [2.4]])
 
     def predict(y):
-        gp = npgp.CollapsedGP(KERNEL, X, [Z, O], NOISE, covariances=("dense", kind), jitter=1e-12)
+        gp = npgp.CollapsedGP(KERNEL, X, [Z, O], noise_variance=NOISE, covariances=("dense", kind), jitter=1e-12)
         posterior = gp.condition(y)
         corrected = exact_variance(posterior, X, y, likelihoods.Gaussian(variance=NOISE))
         return corrected.mean_and_variance(new), posterior.mean_and_variance(new)
@@ -94,7 +94,7 @@ def test_mean_only_blocks_and_several_outputs(float64):
 
     @jax.jit
     def predict(Y):
-        gp = npgp.CollapsedGP(KERNEL, X, [Z, O], NOISE, covariances=("dense", "mean-only"), jitter=1e-12)
+        gp = npgp.CollapsedGP(KERNEL, X, [Z, O], noise_variance=NOISE, covariances=("dense", "mean-only"), jitter=1e-12)
         posterior = gp.condition(Y)
         return (
             local_correction(posterior, X, Y, likelihoods.Gaussian(variance=NOISE), single(len(X))).mean_and_variance(

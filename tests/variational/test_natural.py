@@ -118,7 +118,7 @@ def test_a_unit_step_gives_the_collapsed_bound_and_its_posterior(structure, cond
         models.kernel(),
         jnp.asarray(X),
         inducing(structure),
-        NOISE,
+        noise_variance=NOISE,
         conditional=conditional,
         covariances=STRUCTURES[structure],
         jitter=1e-12,

@@ -155,7 +155,7 @@ def test_two_outputs_observed_are_the_exact_multi_output_gp(float64):
 
     @models.compiled
     def run(x2, rows, y):
-        posterior = npgp.CollapsedGP(gp.kernel, rows, rows, NOISE, jitter=1e-12).condition(y)
+        posterior = npgp.CollapsedGP(gp.kernel, rows, rows, noise_variance=NOISE, jitter=1e-12).condition(y)
         new = npgp.kernels.at_outputs(x2, [0, 1])
         elbo = models.make_elbo(model)(KEY(0), gp.params(posterior.q), rows, y)
         return elbo, posterior.mean(new), posterior.covariance(new)

@@ -272,7 +272,7 @@ def test_slopes_of_the_exact_posterior(float64):
     lengthscale, variance, noise = np.array([0.9, 1.4]), 1.6, 0.1
 
     def evaluate(y, new):
-        gp = CollapsedGP(RBF(jnp.asarray(lengthscale), variance=variance), X, X, noise, jitter=0.0)
+        gp = CollapsedGP(RBF(jnp.asarray(lengthscale), variance=variance), X, X, noise_variance=noise, jitter=0.0)
         return [gp.condition(y).derivative(new, dim) for dim in range(2)]
 
     K = functools.partial(oracles.stationary, "RBF", lengthscale=lengthscale, variance=variance)

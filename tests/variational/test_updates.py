@@ -94,7 +94,9 @@ def test_from_the_prior_it_is_the_collapsed_posterior(float64, structure):
     @models.compiled
     def both(prior, x, y, offset):
         Z = [block.inputs for block in prior.projector.blocks]
-        collapsed = npgp.CollapsedGP(kernel(), x, Z, NOISE, offset=offset, covariances=KINDS[structure], jitter=1e-10)
+        collapsed = npgp.CollapsedGP(
+            kernel(), x, Z, noise_variance=NOISE, offset=offset, covariances=KINDS[structure], jitter=1e-10
+        )
         return prior.update(x, y, npgp.Gaussian(variance=NOISE), offset=offset), collapsed.condition(y)
 
     ours, theirs = both(prior(structure), x, y, offset)
@@ -263,9 +265,9 @@ def test_a_natural_step_with_other_parameters_held_is_the_optimum(float64):
         state = svi.init(jax.random.key(0), x, y, init_params={**start, **hyperparameters})
         state, _ = svi.update(state, x, y)
         Z = jnp.asarray(models.Z.copy())
-        return svi.get_params(state), npgp.CollapsedGP(npgp.RBF(0.9, variance=models.VARIANCE), x, Z, 0.2).condition(
-            y
-        ).q[0]
+        return svi.get_params(state), npgp.CollapsedGP(
+            npgp.RBF(0.9, variance=models.VARIANCE), x, Z, noise_variance=0.2
+        ).condition(y).q[0]
 
     params, optimum = run(x, y)
     np.testing.assert_allclose(params["f.u.loc"], optimum.loc, atol=1e-6)

@@ -44,7 +44,8 @@ class Grouped(Tight):
     .. code-block:: python
 
         def bound(conditional):
-            return npgp.CollapsedGP(kernel, X, X[::10], noise_variance, conditional=conditional).log_prob(y)
+            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            return gp.log_prob(y)
 
         assert bound(npgp.Tight()) < bound(npgp.Grouped(npgp.median_split(X, 8)))
 

@@ -24,7 +24,8 @@ class Shared(Conditional):
     .. code-block:: python
 
         def bound(conditional):
-            return npgp.CollapsedGP(kernel, X, X[::10], noise_variance, conditional=conditional).log_prob(y)
+            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            return gp.log_prob(y)
 
         assert bound(npgp.Prior()) < bound(npgp.Shared()) < bound(npgp.Tight()) + 1e-3
 

@@ -198,7 +198,11 @@ def _collapsed(case: str, conditionals: Sequence[str], data: dict[str, Any], gro
         found = []
         for i, name in enumerate(conditionals):
             p, how = _of(params, i), _conditional(name, groups)
-            found.append(npgp.CollapsedGP(_kernel(p), X, p["Z0"], p["noise"], conditional=how, jitter=1e-5).log_prob(y))
+            found.append(
+                npgp.CollapsedGP(
+                    _kernel(p), X, p["Z0"], noise_variance=p["noise"], conditional=how, jitter=1e-5
+                ).log_prob(y)
+            )
         return jnp.stack(found)
 
     return elbos

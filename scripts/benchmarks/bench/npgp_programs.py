@@ -141,7 +141,7 @@ class Collapsed:
         def run(params, X, y):
             def bound(p):
                 kernel = npgp.Matern32(p["lengthscale"], variance=p["variance"])
-                return npgp.CollapsedGP(kernel, X, p["Z0"], p["noise"], jitter=jitter).log_prob(y)
+                return npgp.CollapsedGP(kernel, X, p["Z0"], noise_variance=p["noise"], jitter=jitter).log_prob(y)
 
             return jax.value_and_grad(bound)(params)
 

@@ -41,7 +41,7 @@ class ExactGP:
     noise: jax.Array
 
     def log_prob(self, y):
-        return npgp.exact_log_evidence(self.kernel, self.X, y, self.noise)
+        return npgp.exact_log_evidence(self.kernel, self.X, y, noise_variance=self.noise)
 
     def predict(self, y, X):
         L = jnp.linalg.cholesky(self.kernel(self.X) + self.noise * jnp.eye(len(y)))
@@ -94,13 +94,13 @@ def model_of(name: str, params: Params, X: jax.Array, fixed: Params, kernel: str
     if name == "exact":
         return ExactGP(k, X, noise)
     if name == "sgpr":
-        return npgp.CollapsedGP(k, X, params["inducing"], noise, conditional="prior")
+        return npgp.CollapsedGP(k, X, params["inducing"], noise_variance=noise, conditional="prior")
     if name == "solve":
-        return npgp.CollapsedGP(k, X, params["inducing"], noise, conditional="tight")
+        return npgp.CollapsedGP(k, X, params["inducing"], noise_variance=noise, conditional="tight")
     if name == "fitc":
-        return npgp.ApproximateGP(k, X, params["inducing"], noise, method="fitc")
+        return npgp.ApproximateGP(k, X, params["inducing"], noise_variance=noise, method="fitc")
     if name == "nngp":
-        return npgp.neighbors.ResponseNNGP(k, X, noise, fixed["neighbors"])
+        return npgp.neighbors.ResponseNNGP(k, X, fixed["neighbors"], noise_variance=noise)
     columns, functions = X.shape[1], round(fixed["features"].shape[1] ** (1 / X.shape[1]))
     lengthscale, variance = jnp.exp(params["lengthscale"]), jnp.exp(params["variance"])
     if kernel == "rbf":

@@ -96,8 +96,8 @@ def gp_at(theta, X, groups, power, kind: Kind) -> npgp.CollapsedGP | npgp.Approx
     groups = groups if kind.grouped else None
     if kind in BOUNDS:
         conditional = npgp.Grouped(groups) if kind.grouped else kind.name
-        return npgp.CollapsedGP(kernel, X, Z, scales[D + 1], conditional=conditional)
-    return npgp.ApproximateGP(kernel, X, Z, scales[D + 1], method=kind.name, power=power, groups=groups)
+        return npgp.CollapsedGP(kernel, X, Z, noise_variance=scales[D + 1], conditional=conditional)
+    return npgp.ApproximateGP(kernel, X, Z, noise_variance=scales[D + 1], method=kind.name, power=power, groups=groups)
 
 
 @partial(jax.jit, static_argnames="kind")
@@ -120,7 +120,7 @@ def evidence(theta, X, y):
     D = X.shape[1]
     scales = jnp.exp(theta[: D + 2])
     kernel = npgp.Matern32(scales[:D], variance=scales[D])
-    return npgp.exact_log_evidence(kernel, X, y, scales[D + 1]) / len(y)
+    return npgp.exact_log_evidence(kernel, X, y, noise_variance=scales[D + 1]) / len(y)
 
 
 def fit(name: str, split: int, method: Method, data, args: argparse.Namespace) -> dict[str, Any]:

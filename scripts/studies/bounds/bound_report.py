@@ -222,7 +222,7 @@ def predict(problem: Problem, blocks: tuple[npgp.features.Points, ...], covarian
 
     @partial(jax.jit, static_argnames="covariances")
     def moments(X, y, Xs, kernel, blocks, noise, covariances):
-        gp = npgp.CollapsedGP(kernel, X, blocks, noise, covariances=covariances, jitter=problem.jitter)
+        gp = npgp.CollapsedGP(kernel, X, blocks, noise_variance=noise, covariances=covariances, jitter=problem.jitter)
         return gp.condition(y).mean_and_variance(Xs)
 
     found = moments(problem.X, problem.y, problem.Xs, problem.kernel, blocks, problem.noise, covariances)

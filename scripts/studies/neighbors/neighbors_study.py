@@ -146,7 +146,9 @@ def krige(data: Data, start: Start, neighbors: npgp.neighbors.Neighbors, X: np.n
     def moments(start, data, neighbors, X, near):
         kernel, noise = start.model()
         return (
-            npgp.neighbors.ResponseNNGP(kernel, data.X, noise, neighbors).condition(data.y).mean_and_variance(X, near)
+            npgp.neighbors.ResponseNNGP(kernel, data.X, neighbors, noise_variance=noise)
+            .condition(data.y)
+            .mean_and_variance(X, near)
         )
 
     return moments(start, data, neighbors, X, npgp.neighbors.nearest(X, data.X, args.neighbors, scale=neighbors.scale))

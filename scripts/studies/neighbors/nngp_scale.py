@@ -52,7 +52,9 @@ def measure(rows: int, args: argparse.Namespace) -> dict[str, Any]:
 
     def gp(theta, X, neighbors):
         lengthscale, variance, noise = jnp.exp(theta)
-        return npgp.neighbors.ResponseNNGP(npgp.Matern32(lengthscale, variance=variance), X, noise, neighbors)
+        return npgp.neighbors.ResponseNNGP(
+            npgp.Matern32(lengthscale, variance=variance), X, neighbors, noise_variance=noise
+        )
 
     def density(theta, X, neighbors, y):
         return gp(theta, X, neighbors).log_prob(y)

@@ -108,7 +108,7 @@ def collapsed_step(M: int, method: str, X, y) -> Program:
         def bound(parameters):
             lengthscale, (variance, noise), Z = parameters
             inducing, kernel = jnp.split(Z, blocks), npgp.Matern32(lengthscale, variance=variance)
-            gp = npgp.CollapsedGP(kernel, X, inducing, noise, covariances=STRUCTURES[structure])
+            gp = npgp.CollapsedGP(kernel, X, inducing, noise_variance=noise, covariances=STRUCTURES[structure])
             return gp.log_prob(y)
 
         return jax.value_and_grad(bound)(parameters)

@@ -53,7 +53,7 @@ def collapsed(hyper, points, X, split: int, structure: str, conditional: str) ->
         npgp.RBF(lengthscale, variance=variance),
         X,
         points if structure == "SGPR" else [points[:split], points[split:]],
-        noise,
+        noise_variance=noise,
         conditional=conditional,
         covariances=STRUCTURES[structure],
         jitter=JITTER,
@@ -84,7 +84,7 @@ def bound(points, data: Data, split: int, structure: str) -> float:
 def _evidence_and_slope(hyper, X, y):
     def evidence(hyper):
         lengthscale, variance, noise = jnp.exp(hyper)
-        return npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
+        return npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
 
     return jax.value_and_grad(evidence)(hyper)
 

@@ -60,7 +60,7 @@ def gp_at(theta, X, groups, conditional: str, kernel: str) -> npgp.CollapsedGP:
         KERNELS[kernel](scales[:columns], variance=scales[columns]),
         X,
         theta[columns + 2 :].reshape(-1, columns),
-        scales[columns + 1],
+        noise_variance=scales[columns + 1],
         conditional=npgp.Grouped(groups) if conditional == "grouped" else conditional,
     )
 

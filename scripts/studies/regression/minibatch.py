@@ -166,7 +166,7 @@ def best_elbo(
         gp.kernel,
         X,
         gp.inducing,
-        params["noise_variance"],
+        noise_variance=params["noise_variance"],
         conditional=npgp.Grouped(groups) if conditional == "grouped" else conditional,
         covariances=covariances,
     )

@@ -30,7 +30,7 @@ def snelson_loss(theta, X, y, groups, mean_only: int, conditional: str):
             npgp.RBF(lengthscale, variance=variance),
             X,
             blocks,
-            noise,
+            noise_variance=noise,
             conditional=npgp.Grouped(groups) if conditional == "grouped" else conditional,
             covariances=("dense", "mean-only")[: len(blocks)],
             jitter=SNELSON_JITTER,
@@ -54,7 +54,7 @@ def snelson(args: argparse.Namespace) -> dict:
     @jax.value_and_grad
     def evidence_loss(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise)
+        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
 
     exact = -float(lbfgs(evidence_loss, np.zeros(3), 200, 3).fun)
     report: dict[str, Any] = {"exact": exact}

@@ -139,8 +139,8 @@ def five_bounds(batch: dict[str, jax.Array], kernel: str, structure: str) -> dic
         lengthscale, variance, noise = one["hyper"] * jnp.exp(logs)
         k = getattr(npgp.kernels, kernel)(lengthscale, variance=variance)
         words: list[Any] = [npgp.Grouped(GROUP) if word == "grouped" else word for word in ORDER]
-        data = k, one["X"], blocks(one["Z"]), noise
-        gps = [npgp.CollapsedGP(*data, conditional=word, covariances=kinds) for word in words]
+        data = k, one["X"], blocks(one["Z"])
+        gps = [npgp.CollapsedGP(*data, noise_variance=noise, conditional=word, covariances=kinds) for word in words]
         bounds = jnp.stack([gp.log_prob(one["y"]) for gp in gps])
         return jnp.sum(bounds), bounds
 
@@ -152,7 +152,7 @@ def five_bounds(batch: dict[str, jax.Array], kernel: str, structure: str) -> dic
         return {
             "bounds": bounds,
             "gradients": gradients,  # of their sum, which is NaN where one of theirs is
-            "upper": npgp.upper_bound(k, one["X"], one["y"], blocks(one["Z"]), one["hyper"][2]),
+            "upper": npgp.upper_bound(k, one["X"], one["y"], blocks(one["Z"]), noise_variance=one["hyper"][2]),
             "jitter": jnp.stack(projector.jitter),
         }
 
@@ -245,7 +245,9 @@ def line(size: int, steps: int, seed: int, dtype: Any) -> dict[str, Any]:
         def bounds(logs, of=of):
             k = of(jnp.exp(logs[0]), variance=jnp.exp(logs[1]))
             words = [npgp.Grouped(groups) if word == "grouped" else word for word in ORDER]
-            return jnp.stack([npgp.CollapsedGP(k, X, Z, noise, conditional=word).log_prob(y) for word in words])
+            return jnp.stack(
+                [npgp.CollapsedGP(k, X, Z, noise_variance=noise, conditional=word).log_prob(y) for word in words]
+            )
 
         def model(X, y, of=of):
             f = npgp.SparseGP("f", of(), jnp.asarray(Z)).draw()
@@ -256,7 +258,7 @@ def line(size: int, steps: int, seed: int, dtype: Any) -> dict[str, Any]:
         got = {
             "bounds": bounds(jnp.zeros(2, dtype)),
             "gradients": jax.jit(jax.grad(lambda logs, of=bounds: jnp.sum(of(logs))))(jnp.zeros(2, dtype)),
-            "upper": npgp.upper_bound(of(), X, y, Z, noise),
+            "upper": npgp.upper_bound(of(), X, y, Z, noise_variance=noise),
             "jitter": projector.jitter[0][None],
         }
         got = {name: np.asarray(value)[None] for name, value in got.items()}
@@ -314,7 +316,7 @@ def kin40k(size: int, steps: int, rows: int | None, seed: int, dtype: Any) -> di
         given = groups if word == "grouped" else None
         bounds[word] = float(best_elbo(params, X, y, ("dense",), word, given))
     gp = component(params, ("dense",))
-    upper = float(npgp.upper_bound(gp.kernel, X, y, gp.inducing, params["noise_variance"]))
+    upper = float(npgp.upper_bound(gp.kernel, X, y, gp.inducing, noise_variance=params["noise_variance"]))
     ladder = [*bounds.values(), upper]
     return {
         "rows": len(y),

@@ -91,7 +91,7 @@ def study(X: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> dict[str, A
     num_logs = points.logs(1)
 
     def exact(theta):
-        return -npgp.exact_log_evidence(points.kernel_at(theta, 1), X, y, jnp.exp(theta[2]))
+        return -npgp.exact_log_evidence(points.kernel_at(theta, 1), X, y, noise_variance=jnp.exp(theta[2]))
 
     rng = np.random.default_rng(args.seed)
     evidence, logs = maximum(jax.jit(jax.value_and_grad(exact)), rng.normal(size=(4, num_logs)), num_logs, 1000)
@@ -107,7 +107,7 @@ def study(X: np.ndarray, y: np.ndarray, args: argparse.Namespace) -> dict[str, A
         @jax.value_and_grad
         def all_of_them(theta, block=block):
             kernel, noise = points.kernel_at(theta, 1), jnp.exp(theta[2])
-            return -npgp.CollapsedGP(kernel, X, block, noise, conditional=args.conditional).log_prob(y)
+            return -npgp.CollapsedGP(kernel, X, block, noise_variance=noise, conditional=args.conditional).log_prob(y)
 
         bound, _ = maximum(all_of_them, around, num_logs, args.iterations)
         count = int(np.sum(gegenbauer.multiplicities(2, units.levels)))

@@ -78,7 +78,7 @@ class Model(NamedTuple):
             self.kernel_at(theta, columns),
             X,
             self.blocks_at(theta, columns),
-            jnp.exp(theta[columns + 1]),
+            noise_variance=jnp.exp(theta[columns + 1]),
             conditional=self.conditional,  # type: ignore[arg-type]
             covariances=("dense",) * len(self.blocks),
         )

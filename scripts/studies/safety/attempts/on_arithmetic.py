@@ -174,7 +174,7 @@ def draw_inside(where: str) -> Any:
 def rows_by_columns_for_columns_by_rows(where: str) -> Any:
     Y = p.x(np.stack([p.Y, p.Y], axis=1))  # (N, P) for (P, N)
     if where == "CollapsedGP":
-        return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), p.NOISE).log_prob(Y)
+        return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE).log_prob(Y)
     if where == "BayesianGPLVM":
         gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(p.key(), Y, 1, 3))
         return p.fit(gplvm.model, Y.T, svi=p.svi_of(gplvm.model, guide=gplvm.guide)).losses

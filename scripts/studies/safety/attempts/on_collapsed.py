@@ -18,14 +18,16 @@ CONDITIONALS = ("prior", "shared", "tight", "grouped", "full")
 
 
 def _gp(**options: Any) -> npgp.CollapsedGP:
-    return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), p.NOISE, **options)
+    return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE, **options)
 
 
 DENSITIES: dict[str, Callable[[], Any]] = {
     "CollapsedGP": _gp,
-    "ApproximateGP": lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), p.NOISE),
-    "UncertainInputGP": lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), 0.1, p.x(p.Z), p.NOISE),
-    "ResponseNNGP": lambda: npgp.neighbors.ResponseNNGP(p.kernel(), p.x(), p.NOISE, 3),
+    "ApproximateGP": lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE),
+    "UncertainInputGP": lambda: npgp.collapsed.UncertainInputGP(
+        p.kernel(), p.x(), 0.1, p.x(p.Z), noise_variance=p.NOISE
+    ),
+    "ResponseNNGP": lambda: npgp.neighbors.ResponseNNGP(p.kernel(), p.x(), 3, noise_variance=p.NOISE),
     "NNGP": lambda: npgp.neighbors.NNGP(p.kernel(), p.x(), 3),
 }
 
@@ -47,7 +49,7 @@ def NaN_in_a_model_with_CollapsedGP(how: str) -> Any:
 
     def program(y):
         l = numpyro.sample("l", numpyro.distributions.LogNormal(0.0, 0.3))
-        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(l), p.x(), p.x(p.Z), 0.2), obs=y)
+        numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(l), p.x(), p.x(p.Z), noise_variance=0.2), obs=y)
 
     if how == "sample":
         with handlers.seed(rng_seed=0), handlers.trace() as trace:
@@ -67,7 +69,7 @@ def duplicate_rows_with_almost_no_noise(conditional: str) -> Any:
     y = np.repeat(p.Y[:6], 2)
     noise = 1e-7 * p.VARIANCE
     chosen = npgp.Grouped(npgp.median_split(X, 4)) if conditional == "grouped" else conditional
-    gp = npgp.CollapsedGP(p.kernel(), X, X[::4], noise, conditional=chosen)
+    gp = npgp.CollapsedGP(p.kernel(), X, X[::4], noise_variance=noise, conditional=chosen)
     found = float(jax.jit(gp.log_prob)(p.x(y)))
     # Covariances are right to ε k, which is ε k/σ² nats in a direction of variance σ², and the fit to y²/σ².
     rounding = np.finfo(np.float32).eps * np.sum(1 + (p.VARIANCE + y**2) / noise)
@@ -89,7 +91,9 @@ def order_of_structures(which: str) -> Any:
     O = p.X[1::5]
 
     def of(inducing, kinds=None):
-        gp = npgp.CollapsedGP(p.kernel(), p.x(), inducing, p.NOISE, conditional="prior", covariances=kinds)
+        gp = npgp.CollapsedGP(
+            p.kernel(), p.x(), inducing, noise_variance=p.NOISE, conditional="prior", covariances=kinds
+        )
         return float(gp.log_prob(p.x(p.Y)))
 
     sgpr, union = of(p.Z), of(np.concatenate([p.Z, O]))
@@ -122,9 +126,9 @@ def observations_of_other_rows(y: Any) -> Any:
 def other_densities_of_other_rows(which: str) -> Any:
     y = p.x(p.Y[:, None])
     if which == "exact":
-        return npgp.exact_log_evidence(p.kernel(), p.x(), y, p.NOISE)
+        return npgp.exact_log_evidence(p.kernel(), p.x(), y, noise_variance=p.NOISE)
     if which == "upper_bound":
-        return npgp.upper_bound(p.kernel(), p.x(), y, p.x(p.Z), p.NOISE)
+        return npgp.upper_bound(p.kernel(), p.x(), y, p.x(p.Z), noise_variance=p.NOISE)
     return DENSITIES[which]().log_prob(y)
 
 
@@ -138,10 +142,13 @@ SETTINGS: dict[str, tuple[str, Callable[[], Any]]] = {
     "a conditional's class": ("conditional", lambda: _gp(conditional=npgp.Tight)),
     "unknown covariances": ("covariances", lambda: _gp(covariances=["full"])),
     "too many covariances": ("covariances", lambda: _gp(covariances=["dense", "dense"])),
-    "an unknown method": ("method", lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), 0.1, method="vfe")),
+    "an unknown method": (
+        "method",
+        lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=0.1, method="vfe"),
+    ),
     "groups for FITC": (
         "groups, method",
-        lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), 0.1, groups=npgp.median_split(p.x(), 3)),
+        lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=0.1, groups=npgp.median_split(p.x(), 3)),
     ),
     "groups of other rows": (
         "groups",
@@ -149,27 +156,37 @@ SETTINGS: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "a negative error of inputs": (
         "scale",
-        lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), -0.1, p.x(p.Z), 0.1),
+        lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), -0.1, p.x(p.Z), noise_variance=0.1),
     ),
-    "an error of NaN": ("scale", lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), np.nan, p.x(p.Z), 0.1)),
+    "an error of NaN": (
+        "scale",
+        lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), np.nan, p.x(p.Z), noise_variance=0.1),
+    ),
     "a kernel without closed form": (
         "kernel, Matern32",
-        lambda: npgp.collapsed.UncertainInputGP(npgp.Matern32(), p.x(), 0.1, p.x(p.Z), 0.1).log_prob(p.x(p.Y)),
+        lambda: npgp.collapsed.UncertainInputGP(npgp.Matern32(), p.x(), 0.1, p.x(p.Z), noise_variance=0.1).log_prob(
+            p.x(p.Y)
+        ),
     ),
     "an odd number of penalty draws": (
         "penalty_draws, draws",
-        lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), 0.1, p.x(p.Z), 0.1, penalty_draws=3),
+        lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), 0.1, p.x(p.Z), noise_variance=0.1, penalty_draws=3),
     ),
     "a grouped bound of uncertain inputs": (
         "conditional",
-        lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), 0.1, p.x(p.Z), 0.1, conditional="grouped"),
+        lambda: npgp.collapsed.UncertainInputGP(
+            p.kernel(), p.x(), 0.1, p.x(p.Z), noise_variance=0.1, conditional="grouped"
+        ),
     ),
     "a certificate under jit": (
         "certificate",
-        lambda: jax.jit(lambda y: npgp.certificate(p.kernel(), p.x(), y, p.x(p.Z), 0.1).lower)(p.x(p.Y)),
+        lambda: jax.jit(lambda y: npgp.certificate(p.kernel(), p.x(), y, p.x(p.Z), noise_variance=0.1).lower)(p.x(p.Y)),
     ),
-    "a certificate of several outputs": ("y", lambda: npgp.certificate(p.kernel(), p.x(), p.x([p.Y]), p.x(p.Z), 0.1)),
-    "a certificate of NaN": ("y", lambda: npgp.certificate(p.kernel(), p.x(), _nan(), p.x(p.Z), 0.1)),
+    "a certificate of several outputs": (
+        "y",
+        lambda: npgp.certificate(p.kernel(), p.x(), p.x([p.Y]), p.x(p.Z), noise_variance=0.1),
+    ),
+    "a certificate of NaN": ("y", lambda: npgp.certificate(p.kernel(), p.x(), _nan(), p.x(p.Z), noise_variance=0.1)),
     "conditioning on NaN": ("y", lambda: _gp().condition(_nan())),
     "conditioning on other rows": ("y", lambda: _gp().condition(p.x(p.Y[:4]))),
     "predictions at other columns": ("columns", lambda: _gp().condition(p.x(p.Y)).mean(p.x(np.ones((2, 3))))),
@@ -198,7 +215,7 @@ def approximations(method: str) -> Any:
         block[np.ix_(r, r)] = D[np.ix_(r, r)]
     more = {"sor": 0.0, "dtc": 0.0, "fitc": np.diag(np.diag(D)), "pitc": block}[method]
     gp = npgp.ApproximateGP(
-        p.kernel(), p.x(), p.x(p.Z), p.NOISE, method=method, groups=groups if method == "pitc" else None
+        p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE, method=method, groups=groups if method == "pitc" else None
     )
     return same(gp.log_prob(p.x(p.Y)), p.log_normal(p.Y, A.T @ A + p.NOISE * np.eye(p.N) + more), 1e-5)
 
@@ -221,7 +238,7 @@ def predictions(which: str) -> Any:
 
 @attempt("beyond", "answer", x64=True)
 def certificate_holds_the_evidence() -> Any:
-    found = npgp.certificate(p.kernel(), p.x(), p.x(p.Y), p.x(p.Z), p.NOISE)
+    found = npgp.certificate(p.kernel(), p.x(), p.x(p.Y), p.x(p.Z), noise_variance=p.NOISE)
     exact = p.log_evidence()
     return true(found.lower <= exact + 1e-8 <= found.upper + 2e-8), same(found.exact, exact, 1e-6)
 
@@ -236,7 +253,7 @@ def _wiggly() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 @attempt(20, "answer", x64=True)
 def certificate_says_how_many_points_would_do() -> Any:
     X, y, Z = _wiggly()
-    text = str(npgp.certificate(npgp.RBF(0.2), X, y, Z, 0.01))
+    text = str(npgp.certificate(npgp.RBF(0.2), X, y, Z, noise_variance=0.01))
     return true(re.search(r"\d+ more inducing points", text), text)
 
 

@@ -58,7 +58,7 @@ def bounds_and_gradients_side_by_side(which: str) -> Any:
 
     def bound(logs):
         kernel = npgp.Matern32(jnp.exp(logs[0]), variance=jnp.exp(logs[1]))
-        return npgp.CollapsedGP(kernel, X, inducing, 0.1, conditional=conditional).log_prob(y)
+        return npgp.CollapsedGP(kernel, X, inducing, noise_variance=0.1, conditional=conditional).log_prob(y)
 
     logs = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, (64, 2)))
     step = jax.jit(jax.vmap(jax.value_and_grad(bound)))
@@ -88,7 +88,9 @@ def many_small_matrices(which: str) -> Any:
         neighbors = npgp.neighbors.nearest_before(X, 15)
         of = jax.jit(
             jax.vmap(
-                jax.value_and_grad(lambda l: npgp.neighbors.ResponseNNGP(npgp.RBF(l), X, 0.1, neighbors).log_prob(y))
+                jax.value_and_grad(
+                    lambda l: npgp.neighbors.ResponseNNGP(npgp.RBF(l), X, neighbors, noise_variance=0.1).log_prob(y)
+                )
             )
         )
         return finite(of(jnp.linspace(0.5, 2.0, 4))[1])
@@ -96,11 +98,13 @@ def many_small_matrices(which: str) -> Any:
     if which == "pitc":
         of = jax.jit(
             jax.grad(
-                lambda l: npgp.ApproximateGP(npgp.RBF(l), X, X[:50], 0.1, method="pitc", groups=groups).log_prob(y)
+                lambda l: npgp.ApproximateGP(
+                    npgp.RBF(l), X, X[:50], noise_variance=0.1, method="pitc", groups=groups
+                ).log_prob(y)
             )
         )
         return finite(of(1.0))
-    posterior = npgp.CollapsedGP(npgp.RBF(), X, X[:50], 0.1).condition(y)
+    posterior = npgp.CollapsedGP(npgp.RBF(), X, X[:50], noise_variance=0.1).condition(y)
     local = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=0.1), groups)
     return finite(local.mean_and_variance(X[:300])[1])
 

@@ -23,21 +23,21 @@ def _in_model(X: Any) -> Any:
 
 
 def _collapsed(X: Any) -> Any:
-    return same(npgp.CollapsedGP(p.kernel(), X, p.x(p.Z), p.NOISE).log_prob(p.x(p.Y)), p.bound())
+    return same(npgp.CollapsedGP(p.kernel(), X, p.x(p.Z), noise_variance=p.NOISE).log_prob(p.x(p.Y)), p.bound())
 
 
 def _exact(X: Any) -> Any:
-    return same(npgp.exact_log_evidence(p.kernel(), X, p.x(p.Y), p.NOISE), p.log_evidence())
+    return same(npgp.exact_log_evidence(p.kernel(), X, p.x(p.Y), noise_variance=p.NOISE), p.log_evidence())
 
 
 def _fitc(X: Any) -> Any:
     A, D = p.projected()
     expected = p.log_normal(p.Y, A.T @ A + np.diag(np.diag(D) + p.NOISE))
-    return same(npgp.ApproximateGP(p.kernel(), X, p.x(p.Z), p.NOISE).log_prob(p.x(p.Y)), expected)
+    return same(npgp.ApproximateGP(p.kernel(), X, p.x(p.Z), noise_variance=p.NOISE).log_prob(p.x(p.Y)), expected)
 
 
 def _nngp(X: Any) -> Any:
-    gp = npgp.neighbors.ResponseNNGP(p.kernel(), X, p.NOISE, p.N - 1)
+    gp = npgp.neighbors.ResponseNNGP(p.kernel(), X, p.N - 1, noise_variance=p.NOISE)
     return same(gp.log_prob(p.x(p.Y)), p.log_evidence())
 
 
@@ -146,14 +146,14 @@ def wrong_Z(make: Callable[[], Any]) -> Any:
 @attempt("beyond", "answer", cases={"twice the same": [0, 0, 1, 2, 3], "all rows": None}, x64=True)
 def points_that_coincide(rows: Any) -> Any:
     Z = p.X if rows is None else p.Z[rows]
-    found = npgp.CollapsedGP(p.kernel(), p.X, Z, p.NOISE).log_prob(p.Y)
+    found = npgp.CollapsedGP(p.kernel(), p.X, Z, noise_variance=p.NOISE).log_prob(p.Y)
     return same(found, p.log_evidence() if rows is None else p.bound(), 1e-5)
 
 
 @attempt("beyond", "answer", x64=None)
 def fewer_rows_than_points() -> Any:
     X, y = p.X[:2], p.Y[:2]
-    found = npgp.CollapsedGP(p.kernel(), p.x(X), p.x(p.Z), p.NOISE).log_prob(p.x(y))
+    found = npgp.CollapsedGP(p.kernel(), p.x(X), p.x(p.Z), noise_variance=p.NOISE).log_prob(p.x(y))
     return same(found, p.bound(inputs=X, y=y))
 
 
@@ -161,18 +161,21 @@ def fewer_rows_than_points() -> Any:
 def one_row(which: str) -> Any:
     X, y = p.x(p.X[:1]), p.x(p.Y[:1])
     if which == "CollapsedGP":
-        return same(npgp.CollapsedGP(p.kernel(), X, X, p.NOISE).log_prob(y), p.log_evidence(p.X[:1], p.Y[:1]))
+        return same(
+            npgp.CollapsedGP(p.kernel(), X, X, noise_variance=p.NOISE).log_prob(y), p.log_evidence(p.X[:1], p.Y[:1])
+        )
     if which == "ResponseNNGP":
         return same(
-            npgp.neighbors.ResponseNNGP(p.kernel(), X, p.NOISE, 1).log_prob(y), p.log_evidence(p.X[:1], p.Y[:1])
+            npgp.neighbors.ResponseNNGP(p.kernel(), X, 1, noise_variance=p.NOISE).log_prob(y),
+            p.log_evidence(p.X[:1], p.Y[:1]),
         )
-    return same(npgp.exact_log_evidence(p.kernel(), X, y, p.NOISE), p.log_evidence(p.X[:1], p.Y[:1]))
+    return same(npgp.exact_log_evidence(p.kernel(), X, y, noise_variance=p.NOISE), p.log_evidence(p.X[:1], p.Y[:1]))
 
 
 @attempt("beyond", "answer", cases={"tight": "tight", "full": "full", "shared": "shared", "prior": "prior"}, x64=True)
 def all_rows_the_same(conditional: str) -> Any:
     X = np.full((p.N, 1), 1.7)
-    found = npgp.CollapsedGP(p.kernel(), X, X[:1], p.NOISE, conditional=conditional).log_prob(p.Y)
+    found = npgp.CollapsedGP(p.kernel(), X, X[:1], noise_variance=p.NOISE, conditional=conditional).log_prob(p.Y)
     return same(found, p.log_evidence(X), 1e-4)
 
 
@@ -188,7 +191,9 @@ def _times(spread: float) -> np.ndarray:
 @attempt(11, "warning", "X, args[0], inputs", cases={"2 s apart": 2.0, "1 minute apart": 60.0})
 def times_that_merge_in_float32(spread: float) -> Any:
     X = _times(spread)
-    return npgp.CollapsedGP(npgp.Matern32(20 * spread), X, X[::20], 0.1).log_prob(np.sin(np.arange(200.0)))
+    return npgp.CollapsedGP(npgp.Matern32(20 * spread), X, X[::20], noise_variance=0.1).log_prob(
+        np.sin(np.arange(200.0))
+    )
 
 
 @attempt(11, "warning", "X, args[0], inputs, argument 'X'")
@@ -213,7 +218,7 @@ def standardizer_of_times(which: str) -> Any:
         return same(scaled, expected, atol=1e-5)
     y = jnp.sin(jnp.arange(200.0) / 10)
     inputs = jnp.asarray(scaled, jnp.float32)
-    found = npgp.exact_log_evidence(npgp.RBF(0.3), inputs, y, 0.1)
+    found = npgp.exact_log_evidence(npgp.RBF(0.3), inputs, y, noise_variance=0.1)
     expected_evidence = p.log_evidence(expected, np.sin(np.arange(200.0) / 10), 0.1, lengthscale=0.3, variance=1.0)
     return same(found, expected_evidence)
 
@@ -257,26 +262,28 @@ NOISES: dict[str, Any] = {
 
 @attempt("beyond", "error", "noise_variance", cases=NOISES)
 def wrong_noise(noise: Any) -> Any:
-    return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise).log_prob(p.x(p.Y))
+    return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=noise).log_prob(p.x(p.Y))
 
 
 @attempt("beyond", "error", "noise_variance", cases=("zero", "negative", "a column", "a string"))
 def wrong_noise_of_the_exact_evidence(which: str) -> Any:
-    return npgp.exact_log_evidence(p.kernel(), p.x(), p.x(p.Y), NOISES[which])
+    return npgp.exact_log_evidence(p.kernel(), p.x(), p.x(p.Y), noise_variance=NOISES[which])
 
 
 @attempt("beyond", "answer", cases={"list": list, "tuple": tuple, "numpy": np.asarray})
 def noise_for_each_row(make: Callable[[Any], Any]) -> Any:
     noise = np.linspace(0.1, 0.4, p.N)
     given = make(noise.astype(np.float32).tolist())
-    found = npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), given).log_prob(p.x(p.Y))
+    found = npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=given).log_prob(p.x(p.Y))
     return same(found, p.bound(noise=noise))
 
 
 @attempt("beyond", "answer", cases=("jit", "vmap", "grad", "jacfwd"), x64=True)
 def bound_under_transformations(which: str) -> Any:
     def of(noise, X=None):
-        return npgp.CollapsedGP(p.kernel(), p.x() if X is None else X, p.x(p.Z), noise).log_prob(p.x(p.Y))
+        return npgp.CollapsedGP(p.kernel(), p.x() if X is None else X, p.x(p.Z), noise_variance=noise).log_prob(
+            p.x(p.Y)
+        )
 
     if which == "jit":
         return same(jax.jit(of)(0.2, p.x()), p.bound(), 1e-6)

@@ -80,8 +80,8 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "other columns": ("columns", lambda: npgp.RBF()(p.x(), p.x(np.ones((3, 2))))),
     "a class for a kernel": ("kernel", lambda: npgp.SparseGP("f", npgp.RBF, p.x(p.Z))),
     "a function for a kernel": ("kernel", lambda: npgp.SparseGP("f", lambda a, b: 1.0, p.x(p.Z))),
-    "a string for a kernel": ("kernel", lambda: npgp.CollapsedGP("rbf", p.x(), p.x(p.Z), 0.1)),
-    "None for a kernel": ("kernel", lambda: npgp.exact_log_evidence(None, p.x(), p.x(p.Y), 0.1)),
+    "a string for a kernel": ("kernel", lambda: npgp.CollapsedGP("rbf", p.x(), p.x(p.Z), noise_variance=0.1)),
+    "None for a kernel": ("kernel", lambda: npgp.exact_log_evidence(None, p.x(), p.x(p.Y), noise_variance=0.1)),
     "outputs that W has not": (
         "output, outputs, column, W",
         lambda: k.Coregion(npgp.RBF(), np.ones((2, 1), np.float32))(p.x(np.array([[0.5, 5.0]]))),
@@ -140,8 +140,8 @@ def gradient_of_the_penalty_in_the_lengthscale(name: str) -> Any:
 
     def penalty(logs):
         kernel = getattr(k, name)(jnp.exp(logs[0]), variance=jnp.exp(logs[1]))
-        prior = npgp.CollapsedGP(kernel, X, Z, 0.3, conditional="prior")
-        sor = npgp.ApproximateGP(kernel, X, Z, 0.3, method="dtc")
+        prior = npgp.CollapsedGP(kernel, X, Z, noise_variance=0.3, conditional="prior")
+        sor = npgp.ApproximateGP(kernel, X, Z, noise_variance=0.3, method="dtc")
         y = jnp.zeros(40, dtype)
         return sor.log_prob(y) - prior.log_prob(y)
 
@@ -176,7 +176,7 @@ def ten_plain_fits(name: str) -> Any:
 
     def loss(logs):
         kernel = getattr(k, name)(jnp.exp(logs[0]), variance=jnp.exp(logs[1]))
-        return -npgp.CollapsedGP(kernel, X, Z, jnp.exp(logs[2]), conditional="prior").log_prob(y)
+        return -npgp.CollapsedGP(kernel, X, Z, noise_variance=jnp.exp(logs[2]), conditional="prior").log_prob(y)
 
     import optax
 
@@ -239,7 +239,7 @@ def evidence_of_duplicate_rows(name: str) -> Any:
     X = rng.normal(size=(10, 3))
     X, lengthscale = np.concatenate([X, X[:5]]), np.array([0.6, 0.026, 0.07])
     y = np.linalg.cholesky(p.gram(X, None, name, lengthscale, 39.3) + 7e-6 * np.eye(15)) @ rng.normal(size=15)
-    found = npgp.exact_log_evidence(getattr(npgp, name)(lengthscale, variance=39.3), X, y, 7e-6)
+    found = npgp.exact_log_evidence(getattr(npgp, name)(lengthscale, variance=39.3), X, y, noise_variance=7e-6)
     return same(found, p.log_evidence(X, y, 7e-6, name=name, lengthscale=lengthscale, variance=39.3), 1e-5)
 
 
@@ -281,7 +281,7 @@ def lengthscales_of_other_units(unit: float) -> Any:
 @attempt("beyond", "answer", cases={"1e-12": 1e-12, "1e12": 1e12}, x64=None)
 def evidence_in_other_units(unit: float) -> Any:
     y = p.Y * np.sqrt(unit)
-    gp = npgp.CollapsedGP(p.kernel(variance=p.VARIANCE * unit), p.x(), p.x(p.Z), p.NOISE * unit)
+    gp = npgp.CollapsedGP(p.kernel(variance=p.VARIANCE * unit), p.x(), p.x(p.Z), noise_variance=p.NOISE * unit)
     return same(gp.log_prob(p.x(y)), p.bound() - 0.5 * p.N * np.log(unit))
 
 

@@ -65,7 +65,7 @@ def parameters_of_counts_of_another_shape(which: str) -> Any:
 def parameters_that_fit(which: str) -> Any:
     rows = np.linspace(0.1, 0.4, p.N)
     if which == "per row":
-        found = npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), p.x(rows)).log_prob(p.x(p.Y))
+        found = npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.x(rows)).log_prob(p.x(p.Y))
         return same(found, p.bound(noise=rows))
     values = np.array([0.1, 0.5]) if which == "per output" else np.array([p.NOISE] * 2)
 

@@ -105,7 +105,7 @@ def mistake(make: Callable[[], Any]) -> Any:
 @attempt("beyond", "answer", cases={"all": p.N - 1, "more than there are": 40}, x64=None)
 def vecchia_with_all_neighbors_is_the_GP(k: int) -> Any:
     k = min(k, p.N - 1) if k == p.N - 1 else k
-    response = nb.ResponseNNGP(p.kernel(), p.x(), p.NOISE, k)
+    response = nb.ResponseNNGP(p.kernel(), p.x(), k, noise_variance=p.NOISE)
     return same(response.log_prob(p.x(p.Y)), p.log_evidence())
 
 
@@ -113,7 +113,11 @@ def vecchia_with_all_neighbors_is_the_GP(k: int) -> Any:
 def kriging_with_all_neighbors_is_the_GP() -> Any:
     K = p.gram(p.X) + p.NOISE * np.eye(p.N)
     k = p.gram(p.X_NEW, p.X)
-    found = nb.ResponseNNGP(p.kernel(), p.x(), p.NOISE, p.N - 1).condition(p.x(p.Y)).mean_and_variance(p.x(p.X_NEW))
+    found = (
+        nb.ResponseNNGP(p.kernel(), p.x(), p.N - 1, noise_variance=p.NOISE)
+        .condition(p.x(p.Y))
+        .mean_and_variance(p.x(p.X_NEW))
+    )
     variance = p.VARIANCE - np.einsum("nm,mn->n", k, np.linalg.solve(K, k.T))
     return same(found[0], k @ np.linalg.solve(K, p.Y), 1e-5), same(found[1], variance, 1e-4)
 
@@ -122,7 +126,9 @@ def kriging_with_all_neighbors_is_the_GP() -> Any:
 def duplicate_sites(which: str) -> Any:
     X = np.repeat(p.X[:6], 2, axis=0)
     if which == "ResponseNNGP":
-        return same(nb.ResponseNNGP(p.kernel(), p.x(X), p.NOISE, 11).log_prob(p.x(p.Y)), p.log_evidence(X))
+        return same(
+            nb.ResponseNNGP(p.kernel(), p.x(X), 11, noise_variance=p.NOISE).log_prob(p.x(p.Y)), p.log_evidence(X)
+        )
     if which == "NNGP":
         y = np.repeat(p.Y[:6], 2)
         return finite(nb.NNGP(p.kernel(), p.x(X), 3).log_prob(p.x(y)))

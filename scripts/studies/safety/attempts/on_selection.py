@@ -40,15 +40,21 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
         lambda: inducing.greedy_variance(p.kernel(), np.ones((9, 1), np.float32), 3),
     ),
     "greedy variance of a class": ("kernel", lambda: inducing.greedy_variance(npgp.RBF, p.x(), 3)),
-    "greedy fit of NaN": ("y", lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y * np.nan), 0.1, 3)),
-    "greedy fit of other rows": ("y", lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y[:3]), 0.1, 3)),
+    "greedy fit of NaN": (
+        "y",
+        lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y * np.nan), 3, noise_variance=0.1),
+    ),
+    "greedy fit of other rows": (
+        "y",
+        lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y[:3]), 3, noise_variance=0.1),
+    ),
     "greedy fit without noise": (
         "noise_variance",
-        lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), 0.0, 3),
+        lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), 3, noise_variance=0.0),
     ),
     "greedy fit of no candidates": (
         "candidates",
-        lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), 0.1, 3, candidates=0),
+        lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), 3, noise_variance=0.1, candidates=0),
     ),
     "groups of no rows": ("size", lambda: npgp.median_split(p.x(), 0)),
     "groups of a string": ("groups", lambda: npgp.Grouped("3")),
@@ -82,13 +88,15 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "harmonics of a half level": ("levels, level", lambda: features.SphericalHarmonics((0.5,), 2)),
     "harmonics of a plain kernel": (
         "kernel, zonal, Zonal, RBF",
-        lambda: npgp.CollapsedGP(npgp.RBF(), p.x(), features.SphericalHarmonics((0, 1), 2), 0.1).log_prob(p.x(p.Y)),
+        lambda: npgp.CollapsedGP(
+            npgp.RBF(), p.x(), features.SphericalHarmonics((0, 1), 2), noise_variance=0.1
+        ).log_prob(p.x(p.Y)),
     ),
     "harmonics of other columns": (
         "columns, dimension",
-        lambda: npgp.CollapsedGP(kernels.ZonalRBF(), p.x(), features.SphericalHarmonics((0, 1), 5), 0.1).log_prob(
-            p.x(p.Y)
-        ),
+        lambda: npgp.CollapsedGP(
+            kernels.ZonalRBF(), p.x(), features.SphericalHarmonics((0, 1), 5), noise_variance=0.1
+        ).log_prob(p.x(p.Y)),
     ),
     "activations of one axis": ("directions", lambda: features.Activations(np.ones(3, np.float32))),
     "activations of NaN": ("directions", lambda: features.Activations(np.full((3, 2), np.nan, np.float32))),
@@ -134,7 +142,7 @@ def as_many_points_as_rows(which: str) -> Any:
         "kmeans": lambda: inducing.kmeans(p.key(), p.x(), p.N),
         "greedy_variance": lambda: inducing.greedy_variance(p.kernel(), p.x(), p.N),
         "random_subset": lambda: inducing.random_subset(p.key(), p.x(), p.N),
-        "greedy_fit": lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), 0.1, p.N),
+        "greedy_fit": lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), p.N, noise_variance=0.1),
     }[which]()
     return same(np.sort(np.ravel(Z)), np.sort(p.X[:, 0]), 1e-5)
 
@@ -142,7 +150,7 @@ def as_many_points_as_rows(which: str) -> Any:
 @attempt("beyond", "answer", x64=True)
 def posterior_after_an_update() -> Any:
     """The first six rows, then the others: what all at once give."""
-    first = npgp.CollapsedGP(p.kernel(), p.x(p.X[:6]), p.x(p.Z), p.NOISE).condition(p.x(p.Y[:6]))
+    first = npgp.CollapsedGP(p.kernel(), p.x(p.X[:6]), p.x(p.Z), noise_variance=p.NOISE).condition(p.x(p.Y[:6]))
     both = first.update(p.x(p.X[6:]), p.x(p.Y[6:]), p.gaussian())
     mean, variance = p.exact_posterior()
     found = both.mean_and_variance(p.x(p.X_NEW))
@@ -178,7 +186,9 @@ def components_that_compose(which: str) -> Any:
     expected = p.bound()
     if which == "three blocks":
         params["inducing"] = [p.x(p.Z[:2]), p.x(p.Z[2:3]), p.x(p.Z[3:])]
-        expected = float(npgp.CollapsedGP(p.kernel(), p.x(), params["inducing"], p.NOISE).log_prob(p.x(p.Y)))
+        expected = float(
+            npgp.CollapsedGP(p.kernel(), p.x(), params["inducing"], noise_variance=p.NOISE).log_prob(p.x(p.Y))
+        )
     if which == "unwhitened":
         params["whitened"] = False
 

@@ -103,10 +103,12 @@ def SVI_of_the_right_size(size: int) -> Any:
 # Item 2: joint densities in a plate
 
 JOINT: dict[str, Callable[[], Any]] = {
-    "CollapsedGP": lambda: npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), p.NOISE),
-    "ApproximateGP": lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), p.NOISE),
-    "UncertainInputGP": lambda: npgp.collapsed.UncertainInputGP(p.kernel(), p.x(), 0.1, p.x(p.Z), p.NOISE),
-    "ResponseNNGP": lambda: npgp.neighbors.ResponseNNGP(p.kernel(), p.X.astype(np.float32), p.NOISE, 3),
+    "CollapsedGP": lambda: npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE),
+    "ApproximateGP": lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE),
+    "UncertainInputGP": lambda: npgp.collapsed.UncertainInputGP(
+        p.kernel(), p.x(), 0.1, p.x(p.Z), noise_variance=p.NOISE
+    ),
+    "ResponseNNGP": lambda: npgp.neighbors.ResponseNNGP(p.kernel(), p.X.astype(np.float32), 3, noise_variance=p.NOISE),
     "NNGP": lambda: npgp.neighbors.NNGP(p.kernel(), p.X.astype(np.float32), 3),
 }
 
@@ -224,7 +226,7 @@ def wrong_y(case: tuple[str, Any]) -> Any:
 
 @attempt(10, "error", "y, obs", cases=["NaN", "complex", "masked", "strings", "objects"])
 def wrong_y_of_CollapsedGP(what: str) -> Any:
-    return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), p.NOISE).log_prob(WRONG_Y[what][1])
+    return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=p.NOISE).log_prob(WRONG_Y[what][1])
 
 
 def _closed_over(y: Any, mask: Any = None) -> Callable[..., None]:

@@ -257,7 +257,9 @@ def optimizers_reach_the_optimum(which: str) -> Any:
         from npgp.training import lbfgs
 
         def loss(logs):
-            return -npgp.CollapsedGP(p.kernel(variance=jnp.exp(logs["v"])), p.x(), p.x(p.Z), p.NOISE).log_prob(p.x(p.Y))
+            return -npgp.CollapsedGP(
+                p.kernel(variance=jnp.exp(logs["v"])), p.x(), p.x(p.Z), noise_variance=p.NOISE
+            ).log_prob(p.x(p.Y))
 
         result = lbfgs.minimize(loss, {"v": p.x(0.0)}, max_steps=100, progress=False)
         grid = np.linspace(-4, 3, 1401)
