@@ -11,7 +11,7 @@ component. So the automatic guide runs the model once before, with the other sit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from npgp import linalg
 from npgp.contract import Message
 from npgp.model.draw import Cache, Function
 from npgp.model.latents import Latents
+from npgp.model.protocol import Draw
 from npgp.model.pseudo_data import JOINED, declared, values_and_root
 from npgp.model.rerun import Hidden, Unseen
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site
@@ -52,10 +53,35 @@ def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs
     return sites
 
 
-def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, ...]]:
+class Joined(NamedTuple):
+    """Which components share one q(ε), and which do not though they meet."""
+
+    #: The groups, each as the sites of its members' first blocks, the largest first, but before all the one that is
+    #: drawn in a plate.
+    groups: list[tuple[str, ...]]
+    #: Of components in no group, by the ``id`` of their draw, why: a key of :data:`ADVICE`.
+    reasons: dict[int, str]
+
+
+#: What would let components share one q(ε), by why they do not.
+ONE_KERNEL = "let one component have the sum of their kernels, if they are at the same inputs"
+ADVICE = {
+    # Of a component by itself,
+    "mixed": "draw the functions one by one, outside plates, and add a multiple of each, W[:, :1] * g1(X) + ...",
+    "family": 'SparseGPs share one whose first block is whitened and "dense", outside loops and plates of plates',
+    "dependent": "no kernel of components that share one may depend on a GP",
+    # and beside the others.
+    "order": "draw components outside plates before those in a plate",
+    "plates": ONE_KERNEL,
+    "size": f"they have more than {MOST} inducing features together: take fewer, or {ONE_KERNEL}",
+    "latents": "components that are different latent values of one observation share none",
+}
+ALONE = ("mixed", "family", "dependent")
+
+
+def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> Joined:
     """
-    The groups of components that share a q, each as the sites of its members' first blocks, the largest first, but
-    before all the one that is drawn in a plate.
+    The groups of components that share a q.
 
     Members are :class:`~npgp.SparseGP` components drawn outside control flow, whose first block is dense and whose
     parameters are whitened, and whose kernel and inducing features do not depend on a GP. Those that meet in one sum
@@ -66,7 +92,7 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     :param model: the model.
     :param sites: its trace.
     """
-    statements = _statements(sites)
+    statements = list(_statements(sites).values())
     terms = [term for latents in statements for part in latents.parts for term in part.terms]
     mixed = {id(term.function.source) for term in terms if term.mixing is not None}
     functions = {
@@ -75,6 +101,8 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
         if is_gp_site(msg) and isinstance(msg["infer"].get(FUNCTION), Function) and _may_join(msg, mixed)
     }
     names = {id(function): name for name, function in functions.items()}
+    others = {id(term.function.source) for term in terms} - set(names)
+    reasons = {source: "mixed" if source in mixed else "family" for source in others}
     found: list[set[str]] = []
     for latents in statements:
         for part in latents.parts:
@@ -83,24 +111,75 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
             found = [group for group in found if not group & met] + [met.union(*touched)]
     found = [group for group in found if len(group) > 1]
     if not found:
-        return []
+        return Joined([], reasons)
     dependent = _dependent(model, functions, args, kwargs)
     order, groups = list(sites), []
+
+    def leave_out(which: Iterable[str], why: str) -> None:
+        reasons.update({id(functions[name]): why for name in which})
+
     for group in found:
+        leave_out(group & dependent, "dependent")
         group -= dependent
         single = [name for name in group if not functions[name].batch_shape]
-        last = max((order.index(name) for name in single), default=len(order))
-        later = [name for name in order if name in group and functions[name].batch_shape and order.index(name) > last]
+        last = max((order.index(name) for name in single), default=-1)
+        plated = [name for name in order if name in group and functions[name].batch_shape]
+        later = [name for name in plated if order.index(name) > last]
+        if len(group) > 1:  # taken back below of those that find their place
+            leave_out(group, "order" if single and plated and not later else "plates" if len(plated) > 1 else "size")
         size = 0
         members = []
         for name in sorted([*single, *later[:1]], key=lambda n: (_size(functions[n]), order.index(n))):
             size += _size(functions[name])
             if size <= MOST:
                 members.append(name)
-        if len(members) > 1 and not any(_apart(latents, names, set(members)) for latents in statements):
+            else:
+                leave_out([name], "size")
+        if any(_apart(latents, names, set(members)) for latents in statements):
+            leave_out(members, "latents")
+        elif len(members) > 1:
             members.sort(key=lambda n: (n not in later, -_size(functions[n]), order.index(n)))
             groups.append(tuple(members))
-    return groups
+            for name in members:
+                del reasons[id(functions[name])]
+    return Joined(groups, reasons)
+
+
+class Meeting(NamedTuple):
+    """Components that meet in one sum and share no q(ε)."""
+
+    #: The components and the statement, in words.
+    words: str
+    draws: tuple[Draw, ...]
+
+
+def meetings(sites: dict[str, Message], latent: Container[str], shared: Container[str]) -> list[Meeting]:
+    """
+    Where components that share no q(ε) meet in a sum, or are mixed by a matrix.
+
+    :param sites: the model's trace.
+    :param latent: its latent sites; components whose inducing values are known meet nothing.
+    :param shared: sites of the first blocks of components that share one.
+    """
+    drawn = {name: msg for name, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
+    fixed = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name not in latent}
+    together = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name in shared}
+    found = []
+    for name, latents in _statements(sites).items():
+        for part in latents.parts:
+            terms = [term for term in part.terms if id(term.function.source) not in fixed]
+            mixed = [term for term in terms if term.mixing is not None and term.function.batch_shape[-1] > 1]
+            if mixed or (len(terms) > 1 and any(id(term.function.source) not in together for term in terms)):
+                names = [f"the functions of {t.function.name}" if t in mixed else t.function.name for t in terms]
+                draws = tuple(term.function.source for term in terms)
+                found.append(Meeting(f"{' and '.join(names)}, which meet in {name!r}", draws))
+    return found
+
+
+def advice(draws: Sequence[Draw], reasons: Mapping[int, str]) -> str:
+    """What would let components that meet share one q(ε)."""
+    found = dict.fromkeys(reasons[id(draw)] for draw in draws if id(draw) in reasons)
+    return "; ".join(ADVICE[why] for why in ([why for why in found if why in ALONE] or found))
 
 
 def _size(function: Function) -> int:
@@ -108,9 +187,9 @@ def _size(function: Function) -> int:
     return jnp.shape(function.values[0])[-1]
 
 
-def _statements(sites: dict[str, Message]) -> list[Latents]:
-    """What statements about GP values are about."""
-    return [msg["infer"][LATENTS] for msg in sites.values() if LATENTS in (msg.get("infer") or {})]
+def _statements(sites: dict[str, Message]) -> dict[str, Latents]:
+    """What statements about GP values are about, by their names."""
+    return {name: msg["infer"][LATENTS] for name, msg in sites.items() if LATENTS in (msg.get("infer") or {})}
 
 
 def _may_join(msg: Message, mixed: set[int]) -> bool:
@@ -306,7 +385,7 @@ class Start:
 
     def __init__(self, group: Sequence[str], functions: dict[str, Function], sites: dict[str, Message]):
         self._group, self._functions = list(group), functions
-        self._statements = _statements(sites)
+        self._statements = list(_statements(sites).values())
         self._seen: list[dict[str, Weights]] | None = None
 
     def _rows(self) -> list[dict[str, Weights]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -27,7 +28,7 @@ from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.contract import Message, base_of, under_predictive
-from npgp.model.components import JointPseudoData, joined, survey
+from npgp.model.components import JointPseudoData, advice, joined, meetings, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, Unseen, check_cover, is_latent, is_restated, name_of
@@ -93,7 +94,8 @@ class AutoSparseGP:
     them, one drawn in a plate at dim −2 (a function of each group beside a shared one), and their first block if that
     is dense; as long as they have 1000 inducing features together (beyond, the largest components keep a q of their
     own), and if no observation has two of them as different latent values. Others have a q(ε) of their own, given t
-    independent of all components.
+    independent of all components: where these meet in a sum, or functions of a plate are mixed by a matrix, intervals
+    may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and the way out.
 
     Sites that q(ε) does not follow:
 
@@ -113,7 +115,8 @@ class AutoSparseGP:
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
     :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"coupled"``, or ``"independent"``.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
-    :param joint: whether components that meet in one sum share one q(ε).
+    :param joint: whether components that meet in one sum share one q(ε). False accepts that they do not, without a
+        warning.
     :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; if ``couple``
         is no list of names; and if ``joint`` is neither true nor false.
     :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent.
@@ -137,7 +140,7 @@ class AutoSparseGP:
         self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
         if not isinstance(joint, bool):
             raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
-        self._join = joint and dependence == "pseudo-data"
+        self._joint = joint and dependence != "independent"
         #: The components that share one q(ε).
         self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
@@ -165,26 +168,44 @@ class AutoSparseGP:
 
     def _setup(self, *args, **kwargs) -> None:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
+        apart: list[str] = []
 
         def look():
             with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), Unseen():
                 self.model(*args, **kwargs)
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
-            if self._join:
-                self._groups = joined(self.model, sites, args, kwargs)
+            if self._joint:
+                apart.extend(self._join(sites, args, kwargs))
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
             self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
             self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
 
         jax.eval_shape(look)
+        for sentence in apart:
+            warnings.warn(sentence, UserWarning, stacklevel=2)
         if self._share and self._coupling is not None and (together := self._coupling.together()):
 
-            def apart(msg: Message) -> bool:
+            def hidden(msg: Message) -> bool:
                 return self._is_hidden(msg) or (msg["type"] == "sample" and msg["name"] not in together)
 
-            self._parts.append(_made(AutoMultivariateNormal, Hidden(Unseen(self.model), apart)))
+            self._parts.append(_made(AutoMultivariateNormal, Hidden(Unseen(self.model), hidden)))
+
+    def _join(self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> list[str]:
+        """Find the components that share one q; sentences about those that do not, though they meet."""
+        groups, reasons = joined(self.model, sites, args, kwargs)
+        pseudo_data = self._coupling is not None and self._coupling.pseudo_data
+        self._groups = groups if pseudo_data else []
+        found: dict[str, None] = {}
+        latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
+        for words, draws in meetings(sites, latent, {name for group in self._groups for name in group}):
+            way_out = advice(draws, reasons) if pseudo_data else 'write dependence="pseudo-data"'
+            found[
+                f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to "
+                "accept it, AutoSparseGP(model, joint=False)."
+            ] = None
+        return list(found)
 
     @property
     def components(self) -> list[str]:

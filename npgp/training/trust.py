@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,11 +15,13 @@ from numpyro.infer.util import log_density
 
 from npgp import checks
 from npgp.contract import Message, is_enumerated, plate_size
+from npgp.model.components import meetings
 from npgp.model.rerun import is_latent
 from npgp.model.sites import Q, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.optional import optional
 from npgp.programs.compiled import STEPS, one_program
 from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
+from npgp.variational.joint import JointBlock
 
 __all__ = ["PosteriorCheck", "check_posterior"]
 
@@ -44,6 +46,8 @@ class PosteriorCheck:
     :param effective: effective number of these draws if they are weighted by their smoothed ratios.
     :param spread: standard deviation of the logarithms of the ratios, in nats; 0 for the exact posterior.
     :param elbo: their mean, an estimate of the ELBO.
+    :param independent: components that q(ε) takes for independent though they meet in one statement, in words: their
+        intervals may be far too narrow, for which few draws have no eye.
     """
 
     khat: float
@@ -51,11 +55,12 @@ class PosteriorCheck:
     effective: float
     spread: float
     elbo: float
+    independent: tuple[str, ...] = ()
 
     @property
     def trusted(self) -> bool:
-        """Whether k̂ is below 0.7."""
-        return self.khat < USABLE
+        """Whether k̂ is below 0.7, and no components that meet are taken for independent."""
+        return self.khat < USABLE and not self.independent
 
     def __str__(self):
         if self.khat < GOOD:
@@ -69,7 +74,13 @@ class PosteriorCheck:
                 "NUTS, over hyperparameters alone where the GP is stated as npgp.CollapsedGP"
             )
         khat = "−∞" if self.khat == -np.inf else f"{self.khat:.2f}"
-        return f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."
+        verdict = f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."
+        if self.independent:
+            verdict += (
+                f" But q(ε) takes for independent {'; '.join(self.independent)}: their intervals may be far too narrow "
+                "whatever k̂ is."
+            )
+        return verdict
 
 
 def check_posterior(
@@ -123,7 +134,10 @@ def check_posterior(
     checks.random_key(rng_key)
     given = trained(params)
 
+    independent: tuple[str, ...] = ()
+
     def log_ratio(key):
+        nonlocal independent
         values = traced_inside(given)
         guide_key, model_key = jax.random.split(key)
         log_q, drawn = log_density(Trained(handlers.seed(guide, guide_key), values), args, kwargs, {})
@@ -133,6 +147,7 @@ def check_posterior(
                 raise NotImplementedError(
                     f"{name} belongs to a VNNGP, whose posterior check_posterior does not know yet."
                 )
+        shared = {name for name, q in approximate.items() if isinstance(q, JointBlock)}
         # Inducing values at their draw, but for blocks that move the mean only, whose variance is the residual's.
         at_draw = {n: drawn[n]["value"] for n, q in approximate.items() if getattr(q, "learned", False)}
         replayed = handlers.replay(handlers.condition(model, data=at_draw), drawn)
@@ -143,6 +158,7 @@ def check_posterior(
                 # In the place of a draw's log ratio, its mean.
                 ratio = (site[name]["fn"].log_prob(drawn[name]["value"]) for site in (sites, drawn))
                 log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
+        independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared)))
         return log_p - log_q
 
     def compute():
@@ -150,7 +166,7 @@ def check_posterior(
         return lax.map(log_ratio, jax.random.split(rng_key, draws))
 
     found = one_program(compute, keepers=(guide,), apart=(model,), options=STEPS)
-    return _judged(np.asarray(found, np.float64))
+    return replace(_judged(np.asarray(found, np.float64)), independent=independent)
 
 
 def _check(sites: dict[str, Message], latent: set[str]) -> None:

@@ -1,6 +1,7 @@
 """Components that share one q(ε): exactness, bounds, the chain rule of divergences, which components share, draws."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -403,10 +404,29 @@ def test_minibatches(float64):
     np.testing.assert_allclose(np.mean(parts), whole, rtol=1e-10)
 
 
-def groups(model, **options):
+def look(model, **options):
+    """The groups that share, and what is said of those that do not."""
     guide = npgp.AutoSparseGP(model, **options)
-    guide._setup(jnp.asarray(X), jnp.asarray(Y))
-    return [set(group) for group in guide._groups]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        guide._setup(jnp.asarray(X), jnp.asarray(Y))
+    return [set(group) for group in guide._groups], [str(warning.message) for warning in caught]
+
+
+def groups(model, **options):
+    """The groups of a model of which nothing needs to be said."""
+    found, said = look(model, **options)
+    assert said == []
+    return found
+
+
+def unshared(model, *expected):
+    """The groups of a model of which so much is said: the components and the way out, in each sentence."""
+    found, said = look(model)
+    assert len(said) == len(expected) and look(model, joint=False)[1] == []
+    for sentence, (names, way_out) in zip(said, expected, strict=True):
+        assert f"for independent {names}: " in sentence and f"To mend it, {way_out}" in sentence
+    return found
 
 
 def component(name, kernel=None, **more):
@@ -426,12 +446,18 @@ def test_which_components_share(monkeypatch):
         return numpyro.sample("offset", dist.Normal(0.0, 1.0))
 
     assert groups(chain) == [{"f.u", "g.u", "h.u"}]
-    for options in ({"joint": False}, {"dependence": "coupled"}, {"dependence": "independent"}):
+    for options in ({"joint": False}, {"dependence": "coupled", "joint": False}, {"dependence": "independent"}):
         assert groups(chain, **options) == []
+    found, said = look(chain, dependence="coupled")
+    assert found == [] and [sentence.split(":")[0] for sentence in said] == [
+        "q(ε) takes for independent f and g, which meet in 'y'",
+        "q(ε) takes for independent g and h, which meet in 'y2'",
+    ]
+    assert all('To mend it, write dependence="pseudo-data"; to accept' in sentence for sentence in said)
     with pytest.raises(TypeError, match="joint is 'yes'"):
         npgp.AutoSparseGP(chain, joint="yes")
     monkeypatch.setattr(components, "MOST", 6)
-    assert groups(chain) == [{"f.u", "g.u"}]
+    assert unshared(chain, ("g and h, which meet in 'y2'", "they have more than")) == [{"f.u", "g.u"}]
     monkeypatch.undo()
 
     def scoped(X, y):
@@ -457,7 +483,14 @@ def test_which_components_share(monkeypatch):
         scale = npgp.sample("scale", component("d").draw()(X))
         npgp.observe("y3", f(X) + component("e", npgp.RBF(jnp.exp(scale[0]))).draw()(X), noise, obs=y)
 
-    assert groups(others) == []
+    family, first = "SparseGPs share one whose first block", "draw components outside plates before"
+    expected = [
+        ("f and a and b, which meet in 'y'", family),
+        ("f and c2, which meet in 'y2'", first),
+        ("f and the functions of c, which meet in 'y4'", "draw the functions one by one, outside plates"),
+        ("f and e, which meet in 'y3'", "no kernel of components"),
+    ]
+    assert unshared(others, *expected) == []
 
     def plated(X, y):
         """Of two components in plates one shares; a plate of plates does not."""
@@ -469,7 +502,28 @@ def test_which_components_share(monkeypatch):
         npgp.observe("y", f(X) + a(X) + b(X), noise, obs=jnp.stack([y, y]))
         npgp.observe("y2", f(X) + c(X), noise, obs=jnp.broadcast_to(y, (2, 2, len(y))))
 
-    assert groups(plated) == [{"f.u", "a.u"}]
+    expected = [
+        ("f and a and b, which meet in 'y'", "let one component have the sum of their kernels"),
+        ("f and c, which meet in 'y2'", family),
+    ]
+    assert unshared(plated, *expected) == [{"f.u", "a.u"}]
+
+    def both(X, y):
+        """Only among functions of a plate; and functions that do not meet, each with its own outputs or rows."""
+        with numpyro.plate("two", 2, dim=-2):
+            a, b, c, d = (component(n).draw() for n in "abcd")
+        npgp.observe("y", a(X) + b(X), noise, obs=jnp.stack([y, y]))
+        npgp.observe("y2", c(X), noise, obs=jnp.stack([y, y]))
+        npgp.observe("y3", d(X)[np.arange(8) % 2, np.arange(8)], noise, obs=y)
+        npgp.observe("y4", np.ones((2, 2)) @ d(X), noise, obs=jnp.stack([y, y]))
+
+    expected = [
+        ("a and b, which meet in 'y'", "let one component have the sum"),
+        ("the functions of d, which meet in 'y4'", "draw the functions one by one"),
+    ]
+    assert unshared(both, *expected) == []
+    known = handlers.condition(both, data={"a.u": jnp.zeros((2, 1, 3)), "d.u": jnp.zeros((2, 1, 3))})
+    assert groups(known) == []  # what is known meets nothing
 
     def latents(X, y):
         """Mean and log-scale, which the likelihood takes to be independent."""
@@ -477,4 +531,77 @@ def test_which_components_share(monkeypatch):
         npgp.observe("y", (f(X) + g(X), h(X)), lambda m, s: dist.Normal(m, jnp.exp(s)), obs=y)
         npgp.observe("y2", g(X) + h(X), noise, obs=y)
 
-    assert groups(latents) == []
+    way_out = "components that are different latent values"
+    expected = [("f and g, which meet in 'y'", way_out), ("g and h, which meet in 'y2'", way_out)]
+    assert unshared(latents, *expected) == []
+
+
+def mixed_one_by_one(K, Z):
+    """Two functions, drawn outside plates, and a multiple of each in two outputs."""
+    W = np.array([[1.0, 0.2], [1.0, -0.2]])
+
+    def latent(X):
+        g = [npgp.SparseGP(f"g{i}", npgp.RBF(1.0), Z).draw() for i in range(2)]
+        return W[:, :1] * g[0](X) + W[:, 1:] * g[1](X)
+
+    return latent, np.kron(W @ W.T, K(1.0))
+
+
+def sum_of_kernels(K, Z):
+    """What two functions of each output add up to."""
+
+    def latent(X):
+        with numpyro.plate("functions", 2, dim=-2):
+            return npgp.SparseGP("f", npgp.RBF(1.0) + npgp.RBF(1.5), Z).draw()(X)
+
+    return latent, np.kron(np.eye(2), K(1.0) + K(1.5))
+
+
+def shared_first(K, Z):
+    """A function of both outputs, and one of each."""
+
+    def latent(X):
+        f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
+        with numpyro.plate("functions", 2, dim=-2):
+            return f(X) + npgp.SparseGP("h", npgp.RBF(1.5), Z).draw()(X)
+
+    return latent, np.kron(np.ones((2, 2)), K(1.0)) + np.kron(np.eye(2), K(1.5))
+
+
+AT_ONCE, IN_STEPS = (npgp.natural_gradient(1.0, optax.set_to_zero()), 100), (npgp.adam(0.1, 1500), 1500)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "optimizer", "steps"),
+    [(mixed_one_by_one, *AT_ONCE), (sum_of_kernels, *AT_ONCE), (shared_first, *IN_STEPS)],
+    ids=["mixed one by one", "sum of kernels", "shared first"],
+)
+def test_the_spellings_that_are_advised_have_the_intervals_of_dense_algebra(spelling, optimizer, steps, float64):
+    """Where an output is missing, too; nothing is said of these."""
+    X = np.linspace(0.0, 4.0, 12)[:, None]
+    latent, prior = spelling(lambda lengthscale: rbf(X, X, lengthscale, 1.0), np.linspace(-0.2, 4.2, 9)[:, None])
+    y = np.sin(2.0 * X[:, 0]) + np.array([[0.0], [0.3]])
+    y[1, 4:9] = np.nan
+    there = ~np.isnan(y.ravel())
+    C = prior[np.ix_(there, there)] + 0.04 * np.eye(there.sum())
+    gain = np.linalg.solve(C, prior[there]).T
+    expected = np.sqrt(np.diag(prior - gain @ prior[there])).reshape(y.shape)
+
+    def model(X, y=None):
+        values = latent(X)
+        with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", len(X)):
+            npgp.observe("y", values, npgp.Gaussian(scale=0.2), obs=y, mask="nan")
+
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), steps, X, y, progress=False)
+    np.testing.assert_allclose(-result.losses[-1], log_normal(y.ravel()[there], C), atol=0.02)
+    _, trace = compiled(
+        lambda: tuple(
+            {n: {"moments": m["fn"].moments} for n, m in t.items() if n == "y"}
+            for t in traces(model, guide, result.params, jnp.asarray(X), jnp.asarray(y))
+        )
+    )()
+    mean, variance, residual = trace["y"]["moments"]
+    np.testing.assert_allclose(mean.ravel(), gain @ y.ravel()[there], atol=0.02)
+    np.testing.assert_allclose(np.sqrt(variance + residual), expected, rtol=0.05)

@@ -90,7 +90,7 @@ def value_and_gradient(model, dependence, params, y):
 
 def some_params(model, dependence, y):
     """Parameters of the guide, away from where it starts."""
-    guide = npgp.AutoSparseGP(model, dependence=dependence)
+    guide = npgp.AutoSparseGP(model, dependence=dependence, joint=False)
     with handlers.trace() as trace, handlers.seed(rng_seed=0):
         guide(X, y)
     rng = np.random.default_rng(2)

@@ -111,10 +111,9 @@ def mixed_outputs(X, Y=None, mask=None, *, outputs, functions):
     W = numpyro.param("W", lambda key: jax.random.normal(key, (outputs, functions)))
     lengthscale = numpyro.param("lengthscale", 1.5, constraint=dist.constraints.positive)
     noise = numpyro.sample("noise", dist.HalfNormal(0.5).expand([outputs, 1]).to_event(2))
-    with numpyro.plate("functions", functions, dim=-2):
-        g = npgp.SparseGP("g", npgp.RBF(lengthscale), Z).draw()
+    mixed = [W[:, q, None] * npgp.SparseGP(f"g{q}", npgp.RBF(lengthscale), Z).draw()(X) for q in range(functions)]
     with numpyro.plate("outputs", outputs, dim=-2), numpyro.plate("data", len(X)):
-        npgp.observe("Y", W @ g(X), npgp.Gaussian(scale=noise), obs=Y, mask=mask)
+        npgp.observe("Y", sum(mixed), npgp.Gaussian(scale=noise), obs=Y, mask=mask)
 
 
 # ---------------------------------------------------------------------------------------------------------------

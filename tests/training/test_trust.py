@@ -110,6 +110,34 @@ def test_a_level_beside_a_gp_is_right_if_q_follows_it_and_not_otherwise(float64)
     assert "as npgp.AutoSparseGP(model) does by default" in str(found)
 
 
+def test_components_that_meet_and_share_no_posterior_are_said_whatever_the_tail_is(float64):
+    """The functions of a plate, mixed; and not those of a sum that share one, or of which one is known."""
+
+    def model(X, y=None, mixed=False, noise=10.0):
+        f, g = (npgp.SparseGP(name, kernel(), X[:3]).draw() for name in "fg")
+        with numpyro.plate("functions", 2, dim=-2):
+            h = npgp.SparseGP("h", kernel(), X[:3]).draw()
+        with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", len(X)):
+            latent = np.array([[1.0, 0.5], [1.0, -0.5]]) @ h(X) if mixed else f(X) + g(X)
+            npgp.observe("y", latent + jnp.zeros((2, 1)), npgp.Gaussian(variance=noise), obs=y)
+
+    y = np.stack([Y, Y])
+
+    def check(model, **options):
+        guide = npgp.AutoSparseGP(model, **options)
+        svi = numpyro.infer.SVI(model, guide, npgp.adam(0.05, 300), TraceMeanField_ELBO())
+        params = npgp.fit(svi, KEY, 300, X, y, progress=False).params
+        return npgp.check_posterior(KEY, model, guide, params, X, y, draws=200)
+
+    found = check(partial(model, mixed=True), joint=False)
+    assert found.independent == ("the functions of h, which meet in 'y'",)
+    assert found.khat < 0.7 and not found.trusted
+    assert "But q(ε) takes for independent the functions of h, which meet in 'y': " in str(found)
+    for known in (model, handlers.condition(model, data={"g.u": jnp.zeros(3)})):
+        found = check(known)
+        assert found.trusted and found.independent == () and "independent" not in str(found)
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # A tail that is known
 

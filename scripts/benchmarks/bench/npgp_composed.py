@@ -34,6 +34,9 @@ class Composed:
     :param natural: rate of natural gradients for q(ε); Adam there too if omitted.
     """
 
+    #: Whether components that meet in a sum share one q(ε).
+    joint = True
+
     def __init__(
         self,
         arrays: str,
@@ -45,7 +48,7 @@ class Composed:
     ):
         data = composed_problems.load(arrays, np.dtype(jnp.result_type(float)))
         self.start, self.conditional = {name: jnp.asarray(value) for name, value in data.items()}, conditional
-        self.guide, self.batch_size = npgp.AutoSparseGP(self.model), batch_size
+        self.guide, self.batch_size = npgp.AutoSparseGP(self.model, joint=self.joint), batch_size
         loss = TraceMeanField_ELBO(num_particles=draws)
         optimizer = npgp.adam(learning_rate)
         if natural is not None:
@@ -108,6 +111,8 @@ class Deep(Composed):
 
 class Mixture(Composed):
     """Outputs that are mixtures of functions with lengthscales and inducing inputs of their own."""
+
+    joint = False  # as it is elsewhere
 
     def model(self, X, y=None):
         start = self.start

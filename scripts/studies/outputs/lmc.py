@@ -73,7 +73,7 @@ def fitted(own: bool, seed: int, args: argparse.Namespace) -> dict[str, object]:
     """Lengthscales, bound, and log density of new observations."""
     data = simulate(seed, args.rows, args.outputs)
     model = lmc(own, args.inducing, args.outputs)
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, joint=False)
     svi = SVI(model, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
     result = npgp.fit(svi, jax.random.key(seed), args.steps, data["X"], data["Y"])
     params = result.params
@@ -130,7 +130,7 @@ def steps(args: argparse.Namespace) -> dict[str, float]:
     }
     jobs = {}
     for name, model in models.items():
-        svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10), TraceMeanField_ELBO())
+        svi = SVI(model, npgp.AutoSparseGP(model, joint=False), npgp.adam(0.01, 10), TraceMeanField_ELBO())
         state = svi.init(jax.random.key(0))
         step = jax.jit(svi.update)
         jobs[name] = functools.partial(step, state)
