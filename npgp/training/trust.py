@@ -209,11 +209,11 @@ def _judged(log_ratios: np.ndarray) -> PosteriorCheck:
 
 
 def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto smoothing by ArviZ: logarithms of weights, and k̂."""
+    """Pareto smoothing by ArviZ: logarithms of weights, and k̂ of the tail of the largest."""
     arviz = optional("arviz", extra="arviz", what="check_posterior")
     if int(arviz.__version__.split(".")[0]) < 1:
         smoothed, khat = arviz.psislw(log_ratios)
-    else:
+    else:  # it takes log likelihoods, to leave one row out: the ratios' reciprocals
         array_stats = optional("arviz_stats.base", extra="arviz", what="check_posterior").array_stats
-        smoothed, khat = array_stats.psislw(log_ratios)
+        smoothed, khat = array_stats.psislw(-log_ratios)
     return np.asarray(smoothed), float(khat)
