@@ -1,7 +1,11 @@
 """Sparse Gaussian processes as building blocks of NumPyro programs."""
 
+import os
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+import jaxlib
 
 from npgp import datasets, features, gplvm, inducing, kernels, likelihoods, neighbors, training
 from npgp.collapsed import ApproximateGP, CollapsedGP, certificate, exact_log_evidence, upper_bound
@@ -23,6 +27,7 @@ from npgp.model import (
     sample,
     tighten,
 )
+from npgp.programs.backend import wrong_sums
 from npgp.pytrees import pytree
 from npgp.sparse import Conditional, Full, Grouped, Prior, Published, Shared, Tight, median_split
 from npgp.training import adam, check_posterior, evaluate, fit, fit_collapsed
@@ -91,6 +96,9 @@ __all__ = [
 ]
 
 __version__ = "0.2.0"
+
+if (_wrong := wrong_sums(jaxlib.__version__, os.environ.get("XLA_FLAGS", ""))) is not None:
+    warnings.warn(_wrong, RuntimeWarning, stacklevel=2)
 
 
 def __getattr__(name: str) -> Any:

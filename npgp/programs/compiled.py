@@ -45,6 +45,11 @@ QUICK = {
 #: without them and 1.57 with.)
 STEPS = {"xla_cpu_use_fusion_emitters": False, "xla_gpu_enable_triton_gemm": False}
 
+#: Compiler options of all programs: on a CPU, without the loops that XLA leaves to the library YNNPACK. With jaxlib
+#: 0.10.2 they compute sums of few over many rows wrongly (jax-ml/jax#39103), and crash for arrays of seven axes
+#: (jax-ml/jax#39257); with versions that are right they are no faster.
+_ALWAYS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+
 #: So many programs are kept, those last used.
 _MOST = 64
 _programs: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
@@ -148,7 +153,8 @@ def _options_here(options: dict[str, Any]) -> dict[str, Any]:
     backend = jax.default_backend()
     if backend not in ("cpu", "gpu"):
         return {}
-    return {name: value for name, value in options.items() if name.startswith("xla_gpu_") == (backend == "gpu")}
+    every = _ALWAYS | options
+    return {name: value for name, value in every.items() if name.startswith("xla_gpu_") == (backend == "gpu")}
 
 
 def _compiled_with(options: dict[str, Any], lowered: jax.stages.Lowered) -> jax.stages.Compiled:

@@ -319,7 +319,7 @@ def test_options_that_xla_does_not_have_are_left_out():
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
-        ("cpu", {"xla_cpu_use_fusion_emitters": False}),
+        ("cpu", {"xla_cpu_use_fusion_emitters": False, "xla_cpu_experimental_ynn_fusion_type": ""}),
         ("gpu", {"xla_gpu_enable_triton_gemm": False}),
         ("tpu", {}),
     ],

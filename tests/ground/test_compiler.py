@@ -1,0 +1,77 @@
+"""
+The installed jaxlib as users have it: sums that some version computed wrongly, or crashed at, against float64 of NumPy.
+
+In a process of its own, without the flags of the tests around it, which a crash does not take along.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from npgp.programs.backend import wrong_sums
+
+SUMS = """
+import json, warnings
+import jax, jax.numpy as jnp, numpy as np, numpyro.distributions as dist
+
+rng, errors = np.random.default_rng(0), {}
+
+def compare(name, function, expected, *args):
+    found, expected = np.asarray(jax.jit(function)(*args), float), expected(*(a.astype(float) for a in args))
+    errors[name] = float(np.max(np.abs(found - expected) / (1 + np.abs(expected))))
+
+def pairs(np):
+    def function(s, y):
+        c, v = np.stack([s, 1 - s], -1), np.stack([y, 1 - y], -1)
+        return np.sum(v * c, -1) + np.sum(c, -1)
+    return function
+
+s, y = rng.uniform(size=(64, 1000)).astype("float32"), rng.uniform(size=1000).astype("float32")
+compare("pairs", pairs(jnp), pairs(np), s, y)
+for rows, bits in ((32_769, "float32"), (16_385, "float64")):
+    with jax.enable_x64(bits == "float64"):
+        X, A = rng.normal(size=(rows, 3)).astype(bits), rng.normal(size=(3, 3)).astype(bits)
+        squares = jax.vmap(lambda row, A: jnp.sum((A @ row) ** 2), (0, None))
+        compare(bits, squares, lambda X, A: ((X @ A.T) ** 2).sum(1), X, A)
+w, v = rng.normal(size=8).astype("float32"), rng.normal(size=(8, 10, 3277)).astype("float32")
+compare("weighted", lambda w, v: jnp.sum(w[:, None, None] * v, 0), lambda w, v: np.tensordot(w, v, 1), w, v)
+
+import npgp
+
+beta = npgp.likelihoods.as_likelihood(lambda f: dist.Beta(10 * jax.nn.sigmoid(f), 10 * jax.nn.sigmoid(-f)))
+at = lambda y: beta.expected_log_prob(y, jnp.zeros(len(y)), 0.1)
+few = np.concatenate([np.asarray(at(part)) for part in np.split(y, 100)])
+compare("beta", at, lambda y: few, y)
+with jax.enable_x64(True):
+    X = rng.normal(size=(40_000, 3))
+    gp = npgp.CollapsedGP(npgp.kernels.Linear(variance=np.ones(3)), X, X[:3], 0.1, jitter=1e-12)
+    exact = 0.1 * ((X @ np.linalg.inv(X.T @ X + 0.1 * np.eye(3))) * X).sum(1)
+    errors["linear"] = float(np.max(np.abs(gp.condition(np.sin(X[:, 0])).variance(X) / exact - 1)))
+print(json.dumps(errors), flush=True)
+
+u = rng.normal(size=(3, 1, 2, 2, 8, 8, 8)).astype("float32")
+compare("seven axes", lambda u, v: jnp.sum(u * v, 3), lambda u, v: (u * v).sum(3), u, u)
+print(json.dumps(errors))
+"""
+
+
+def test_sums_as_users_compile_them():
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SUMS], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout, done.stderr
+    errors = json.loads(done.stdout.splitlines()[-1])
+    assert {name: error for name, error in errors.items() if error > 1e-5} == {}
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_backend_optimization_level=0"])
+def test_the_version_that_is_wrong_is_named(flags):
+    assert "Install another version (pip install 'jaxlib!=0.10.2')" in wrong_sums("0.10.2", flags)
+    assert wrong_sums("0.10.2", f"{flags} --xla_cpu_experimental_ynn_fusion_type=") is None
+    assert wrong_sums("0.10.1", flags) is None
+    assert wrong_sums("0.12.0.1", flags) is None
