@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks
@@ -50,18 +52,26 @@ class Points:
                 f"{self.name} has shape {self.inputs.shape}; inducing inputs (Q, M, D) are for Q functions drawn in a "
                 "plate, and elsewhere they are (M, D)."
             )
-        return kernel(self.inputs) if self.size else jnp.zeros((0, 0), self.inputs.dtype)
+        return kernel(self._fixed_levels(kernel)) if self.size else jnp.zeros((0, 0), self.inputs.dtype)
 
     def cross(self, kernel: Kernel, X: ArrayLike) -> jax.Array:
         """``k(Z, X)``, (M, N)."""
         X = jnp.asarray(X)
         if not (self.size and X.shape[0]):
             return jnp.zeros((self.size, X.shape[0]), jnp.result_type(self.inputs, X))
-        return kernel(self.inputs, X)
+        return kernel(self._fixed_levels(kernel), X)
 
     def cross_features(self, kernel: Kernel, other: InducingBlock) -> jax.Array:
         """Covariance with the features of any other block, (M, M of the other)."""
-        return other.cross(kernel, self.inputs).T
+        return other.cross(kernel, self._fixed_levels(kernel)).T
+
+    def _fixed_levels(self, kernel: Kernel) -> jax.Array:
+        """The inputs; levels, which are labels, have no gradient, even where a kernel is told to read them."""
+        levels = sorted(kernel.level_columns(self.inputs.shape[-1]))
+        if not levels:
+            return self.inputs
+        columns = np.asarray(levels)
+        return self.inputs.at[..., columns].set(lax.stop_gradient(self.inputs[..., columns]))
 
 
 def as_block(block: object, name: str = "inducing") -> InducingBlock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ from jax.typing import ArrayLike
 from npgp.checks import require_positive, whole_number
 from npgp.kernels import random_features
 from npgp.kernels.random_features import FeatureMap
-from npgp.pytrees import ByName, pytree
+from npgp.pytrees import ByName, pytree, static
 
 
 class Kernel(ByName):
@@ -25,6 +26,9 @@ class Kernel(ByName):
     A kernel of one's own subclasses this, as a frozen dataclass registered with
     :func:`npgp.pytrees.pytree`, and defines :meth:`__call__` and :meth:`diag`; also :meth:`feature_draws` if random
     features are wanted, and ``differentiable = False`` if its sample paths have no derivative.
+
+    ``active_dims`` count the columns of the program's inputs, in every expression. A kernel without them sees all
+    columns but those that hold levels in its expression, such as the number of the output (:class:`Coregion`).
 
     It computes the covariances of one function. For functions drawn in a plate of Q members at dim −2, hyperparameters
     of shape (Q, 1), or (Q, 1, D), as sampled in that plate, are one for each: the kernel is mapped over them.
@@ -64,6 +68,38 @@ class Kernel(ByName):
         Where it is true, JAX derivatives of ``k(x[None], x2[None])[0, 0]`` are right at equal inputs too.
         """
         return True
+
+    def level_columns(self, columns: int) -> frozenset[int]:
+        """Columns, among so many, that hold levels here: numbers of outputs, which are labels and no inputs."""
+        return frozenset().union(*(kernel.level_columns(columns) for kernel in _inner(self)))
+
+    def apart_from(self, levels: frozenset[int], columns: int) -> Kernel:
+        """
+        This kernel of inputs with so many columns, some of which hold levels: where no ``active_dims`` say what it
+        sees, it sees the others.
+
+        :raises ValueError: for a kernel of one's own around kernels with levels, which may count other columns.
+        """
+        if not levels:
+            return self
+        if not hasattr(self, "active_dims"):
+            if self.level_columns(columns):
+                raise ValueError(
+                    f"{type(self).__name__} holds a kernel with levels, and others stand beside it: which columns each "
+                    "sees is not known; give these to it, or it to Coregion."
+                )
+            return _OtherColumns(self, tuple(sorted(levels)))
+        if self.active_dims is not None:
+            return self
+        seen = tuple(i for i in range(columns) if i not in levels)
+        if not seen:
+            raise ValueError(
+                f"{type(self).__name__} sees no column: all {columns} columns of the inputs hold levels; it needs at "
+                "least one more."
+            )
+        restricted = copy.copy(self)
+        object.__setattr__(restricted, "active_dims", seen)
+        return restricted
 
     def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         """
@@ -116,9 +152,26 @@ class Kernel(ByName):
         return Scaled(self, other)
 
 
+@dataclass(frozen=True)
+class _Several(Kernel):
+    """Kernels of the same inputs, none of which reads another's levels."""
+
+    kernels: tuple[Kernel, ...]
+
+    def apart_from(self, levels, columns):
+        return type(self)(tuple(k.apart_from(levels, columns) for k in self.kernels))
+
+    def _apart(self, columns: int) -> tuple[Kernel, ...]:
+        return self.apart_from(self.level_columns(columns), columns).kernels  # type: ignore[attr-defined]
+
+    @property
+    def differentiable(self) -> bool:
+        return all(k.differentiable for k in self.kernels)
+
+
 @pytree
 @dataclass(frozen=True)
-class Sum(Kernel):
+class Sum(_Several):
     """
     Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``.
 
@@ -127,30 +180,24 @@ class Sum(Kernel):
         assert isinstance(npgp.RBF(1.0) + npgp.Matern32(2.0), npgp.kernels.Sum)
     """
 
-    kernels: tuple[Kernel, ...]
-
     def __call__(self, X, X2=None):
-        return sum(k(X, X2) for k in self.kernels)
+        return sum(k(X, X2) for k in self._apart(X.shape[-1]))
 
     def diag(self, X):
-        return sum(k.diag(X) for k in self.kernels)
-
-    @property
-    def differentiable(self) -> bool:
-        return all(k.differentiable for k in self.kernels)
+        return sum(k.diag(X) for k in self._apart(X.shape[-1]))
 
     def random_features(self, rng_key, columns, count):
         keys = jax.random.split(rng_key, len(self.kernels))
-        parts = zip(self.kernels, keys, strict=True)
+        parts = zip(self._apart(columns), keys, strict=True)
         return Partial(random_features.side_by_side, tuple(k.random_features(key, columns, count) for k, key in parts))
 
     def feature_draws(self, rng_key, columns, count):
-        return Partial(random_features.side_by_side, _parts(self.kernels, rng_key, columns, count))
+        return Partial(random_features.side_by_side, _parts(self._apart(columns), rng_key, columns, count))
 
 
 @pytree
 @dataclass(frozen=True)
-class Product(Kernel):
+class Product(_Several):
     """
     Product of kernels. Written ``k1 * k2``.
 
@@ -159,20 +206,14 @@ class Product(Kernel):
         assert isinstance(npgp.RBF(1.0) * npgp.Matern32(2.0), npgp.kernels.Product)
     """
 
-    kernels: tuple[Kernel, ...]
-
     def __call__(self, X, X2=None):
-        return math.prod(k(X, X2) for k in self.kernels)
+        return math.prod(k(X, X2) for k in self._apart(X.shape[-1]))
 
     def diag(self, X):
-        return math.prod(k.diag(X) for k in self.kernels)
-
-    @property
-    def differentiable(self) -> bool:
-        return all(k.differentiable for k in self.kernels)
+        return math.prod(k.diag(X) for k in self._apart(X.shape[-1]))
 
     def feature_draws(self, rng_key, columns, count):
-        return Partial(random_features.products, _parts(self.kernels, rng_key, columns, count))
+        return Partial(random_features.products, _parts(self._apart(columns), rng_key, columns, count))
 
 
 def _parts(kernels, rng_key, columns, count) -> tuple[FeatureMap, ...]:
@@ -206,6 +247,9 @@ class Scaled(Kernel):
     def diag(self, X):
         return self.scale * self.kernel.diag(X)
 
+    def apart_from(self, levels, columns):
+        return Scaled(self.kernel.apart_from(levels, columns), self.scale)
+
     @property
     def differentiable(self) -> bool:
         return self.kernel.differentiable
@@ -215,6 +259,47 @@ class Scaled(Kernel):
 
     def feature_draws(self, rng_key, columns, count):
         return Partial(random_features.scaled, self.scale, self.kernel.feature_draws(rng_key, columns, count))
+
+
+@pytree
+@dataclass(frozen=True)
+class _OtherColumns(Kernel):
+    """A kernel without ``active_dims``, of the columns that hold no levels."""
+
+    kernel: Kernel
+    levels: tuple[int, ...] = static(())
+
+    def __call__(self, X, X2=None):
+        return self.kernel(self._others(X), None if X2 is None else self._others(X2))
+
+    def diag(self, X):
+        return self.kernel.diag(self._others(X))
+
+    def apart_from(self, levels, columns):
+        return _OtherColumns(self.kernel, tuple(sorted(levels.union(self.levels))))
+
+    @property
+    def differentiable(self) -> bool:
+        return self.kernel.differentiable
+
+    def random_features(self, rng_key, columns, count):
+        return Partial(_of_others, self, self.kernel.random_features(rng_key, columns - len(self.levels), count))
+
+    def feature_draws(self, rng_key, columns, count):
+        return Partial(_of_others, self, self.kernel.feature_draws(rng_key, columns - len(self.levels), count))
+
+    def _others(self, X: jax.Array) -> jax.Array:
+        return X[:, np.delete(np.arange(X.shape[-1]), np.asarray(self.levels))]
+
+
+def _of_others(kernel: _OtherColumns, base: FeatureMap, X: jax.Array) -> jax.Array:
+    return base(kernel._others(X))
+
+
+def _inner(kernel: Kernel) -> list[Kernel]:
+    """Kernels in the fields of another."""
+    leaves = jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Kernel) and x is not kernel)
+    return [leaf for leaf in leaves if isinstance(leaf, Kernel)]
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -41,13 +42,21 @@ class Coregion(Kernel):
     of coregionalization, ``Coregion(RBF(1.0), W1) + Coregion(RBF(5.0), W2)``. Inducing inputs have the column too: a
     point of one output informs the others through B.
 
+    The column holds levels: no kernel of the same expression reads it as a number, the base kernel, other summands,
+    factors and other Coregions' bases included, unless its ``active_dims`` name it; and inducing inputs that are
+    trained keep their levels. With several columns of levels each Coregion names its own, by ``column``::
+
+        both = Coregion(npgp.RBF(1.0), W, column=0) * Coregion(npgp.RBF(1.0), V, column=1)  # inputs from column 2 on
+
     An output's number that does not exist is an error where it can be seen, and gives NaN inside ``jit``.
 
-    :param kernel: the base kernel of the other columns, npgp's or tinygp's. Its ``active_dims`` count these alone.
+    :param kernel: the base kernel of the columns without levels, npgp's or tinygp's. Its ``active_dims`` count all
+        columns, as everywhere; another library's kernel, and one of your own without them, counts those without levels.
     :param W: shape (P, R), for P outputs.
     :param kappa: κ, positive, (P,) or one number for all outputs; 0 if omitted, and B then has rank R.
     :param column: the input column that holds the output's number 0, …, P − 1, as floating-point numbers.
-    :raises ValueError: for W or κ of another shape, or κ known not to be positive.
+    :raises ValueError: for W or κ of another shape, or κ known not to be positive; and for a base kernel with levels
+        in the same column, where it is used.
 
     Source: Álvarez, Rosasco & Lawrence 2012, section 4.2; B as in Bonilla, Chai & Williams 2008 and GPflow.
     """
@@ -72,6 +81,18 @@ class Coregion(Kernel):
                 raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[-2:-1]}.")
         checks.whole_number(self.column, "Coregion column", least=None)
 
+    def level_columns(self, columns):
+        own, inner = self._column(columns), self.kernel.level_columns(columns)
+        if own in inner:
+            raise ValueError(
+                f"a Coregion and one within it read the same column, {own}; each must have its own, by column=…, or be "
+                "a factor beside the other."
+            )
+        return inner | {own}
+
+    def apart_from(self, levels, columns):
+        return dataclasses.replace(self, kernel=self.kernel.apart_from(levels, columns))
+
     def output_covariance(self) -> jax.Array:
         """B, the covariance of the outputs at one input, in units of the base kernel's variance; (P, P)."""
         loadings = self._loadings(jnp.result_type(float))
@@ -79,26 +100,28 @@ class Coregion(Kernel):
 
     def __call__(self, X, X2=None):
         check_columns(X, X2)
-        x, outputs = self._split(X)
-        x2, outputs2 = (None, outputs) if X2 is None else self._split(X2)
-        loadings = self._loadings(x.dtype)
+        outputs = self._outputs(X)
+        outputs2 = outputs if X2 is None else self._outputs(X2)
+        loadings = self._loadings(jnp.result_type(X))
         # Of the rows' own loadings: a gradient with respect to B[p, p'] would scatter N × M values.
-        return self.kernel(x, x2) * linalg.matmul(_take(loadings, outputs), _take(loadings, outputs2).T)
+        return self._base(X.shape[-1])(X, X2) * linalg.matmul(_take(loadings, outputs), _take(loadings, outputs2).T)
 
     def diag(self, X):
-        x, outputs = self._split(X)
-        return self.kernel.diag(x) * _take(jnp.sum(jnp.square(self._loadings(x.dtype)), -1), outputs)
+        B = jnp.sum(jnp.square(self._loadings(jnp.result_type(X))), -1)
+        return self._base(X.shape[-1]).diag(X) * _take(B, self._outputs(X))
 
     @property
     def differentiable(self) -> bool:
         return self.kernel.differentiable
 
     def random_features(self, rng_key, columns, count):
-        base = self.kernel.random_features(rng_key, columns - 1, count)
-        return Partial(_features, self, base)
+        return Partial(_features, self, self._base(columns).random_features(rng_key, columns, count))
 
     def feature_draws(self, rng_key, columns, count):
-        return Partial(_features, self, self.kernel.feature_draws(rng_key, columns - 1, count))
+        return Partial(_features, self, self._base(columns).feature_draws(rng_key, columns, count))
+
+    def _base(self, columns: int) -> Kernel:
+        return self.kernel.apart_from(self.level_columns(columns), columns)
 
     def _loadings(self, dtype) -> jax.Array:
         """A root of B: (P, R), or (P, R + P)."""
@@ -113,24 +136,25 @@ class Coregion(Kernel):
         own = jnp.sqrt(jnp.asarray(self.kappa, dtype)) * jnp.eye(W.shape[0], dtype=dtype)
         return jnp.concatenate([W, own], axis=-1)
 
-    def _split(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """The columns of the base kernel, and the rows' outputs: P for one that does not exist."""
-        columns, count = jnp.shape(X)[-1], jnp.shape(self.W)[0]
+    def _column(self, columns: int) -> int:
         if columns < 2 or not -columns <= self.column < columns:
             raise ValueError(
                 f"Coregion reads the output's number from column {self.column} of inputs that have {columns} columns; "
                 "they need this one and at least one more."
             )
+        return self.column % columns
+
+    def _outputs(self, X: ArrayLike) -> jax.Array:
+        """The rows' outputs: P for one that does not exist."""
+        column, count = self._column(jnp.shape(X)[-1]), jnp.shape(self.W)[0]
         if checks.is_traced(X):
-            see_later(partial(_check_outputs, count=count), jnp.asarray(X)[:, self.column])
+            see_later(partial(_check_outputs, count=count), jnp.asarray(X)[:, column])
         else:
-            _check_outputs(np.asarray(X)[:, self.column], count)
-        X = jnp.asarray(X)
-        numbers = X[:, self.column]
+            _check_outputs(np.asarray(X)[:, column], count)
+        numbers = jnp.asarray(X)[:, column]
         outputs = jnp.round(numbers).astype(int)
         known = (outputs == numbers) & (outputs >= 0) & (outputs < count)
-        others = np.delete(np.arange(columns), self.column)
-        return X[:, others], jnp.where(known, outputs, count)
+        return jnp.where(known, outputs, count)
 
 
 def at_outputs(X: ArrayLike, outputs: Sequence[int]) -> jax.Array:
@@ -174,8 +198,8 @@ def _take(values: jax.Array, outputs: jax.Array) -> jax.Array:
 
 def _features(kernel: Coregion, base, X: jax.Array) -> jax.Array:
     """Products of the base kernel's features with the loadings; (N, F · R), or of groups (N, count, F · R)."""
-    x, outputs = kernel._split(X)
-    features = base(x)
+    outputs = kernel._outputs(X)
+    features = base(X)
     loadings = _take(kernel._loadings(features.dtype), outputs)
     loadings = loadings.reshape(len(outputs), *[1] * (features.ndim - 1), -1)
     product = features[..., :, None] * loadings

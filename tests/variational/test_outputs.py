@@ -63,14 +63,97 @@ def test_on_a_grid_of_outputs_and_inputs_it_is_kronecker(x64):
 
 
 def test_rows_in_any_order_and_the_column_anywhere(float64):
-    """The base kernel's columns are counted without the outputs'."""
+    """The base kernel's columns are counted as everybody's."""
     rows = np.column_stack([X[:, 0], OUTPUTS, X[:, 1]])
-    base = npgp.RBF(0.7, variance=1.3, active_dims=(1,))
+    base = npgp.RBF(0.7, variance=1.3, active_dims=(2,))
     found = models.compiled(lambda rows: npgp.kernels.Coregion(base, W, kappa=KAPPA, column=1)(rows))(
         *arrays(float64, rows)
     )
     p = OUTPUTS.astype(int)
     np.testing.assert_allclose(found, rbf(X[:, 1:], X[:, 1:]) * B[np.ix_(p, p)], atol=1e-12)
+
+
+V = np.array([[0.9], [-0.4], [0.7]])
+LEVELS = np.array([[0, 1], [2, 0], [1, 2], [1, 1], [0, 0], [2, 1]], float)
+#: Expressions of columns 0 and 3 with levels and 1 and 2 without, and what they are of kernels of inputs and of levels.
+EXPRESSIONS = {
+    "nested": (
+        lambda C, k: C(C(k(1.0), V, column=3), W, column=0),
+        lambda r, B, A: r(1.0) * B * A,
+    ),
+    "product": (
+        lambda C, k: C(k(1.0), W, column=0) * C(k(0.6), V, column=-1),
+        lambda r, B, A: r(1.0) * r(0.6) * B * A,
+    ),
+    "sum beside a kernel without levels": (
+        lambda C, k: k(2.0) * k(0.9) + 0.5 * C(k(1.0), W, column=0) + C(k(0.6), V, column=3),
+        lambda r, B, A: r(2.0) * r(0.9) + 0.5 * r(1.0) * B + r(0.6) * A,
+    ),
+    "sum in a Coregion in a product": (
+        lambda C, k: C(k(1.0) + 2.0 * k(0.4, active_dims=(2,)), W, column=0) * C(npgp.kernels.Constant(), V, column=3),
+        lambda r, B, A: (r(1.0) + 2.0 * r(0.4, (2,))) * B * A,
+    ),
+    "a kernel that is told to read a level": (
+        lambda C, k: C(k(1.0, active_dims=(3, 1)), W, column=0) + C(k(1.0), V, column=3),
+        lambda r, B, A: r(1.0, (3, 1)) * B + r(1.0) * A,
+    ),
+    "one column for two, factors": (
+        lambda C, k: C(k(1.0), W, column=0) * C(k(0.6), W, column=0) + C(k(1.0), V, column=3),
+        lambda r, B, A: r(1.0) * r(0.6) * B * B + r(1.0) * A,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EXPRESSIONS)
+def test_no_kernel_of_an_expression_reads_levels_as_numbers(what, float64):
+    """Nested, summed or multiplied: absolute columns everywhere, and levels for those alone that name them."""
+    expression, dense = EXPRESSIONS[what]
+    rows = np.column_stack([LEVELS[:, 0], X, LEVELS[:, 1]])
+
+    def r(lengthscale, columns=(1, 2)):
+        return rbf(rows[:, columns], rows[:, columns], lengthscale)
+
+    p, q = LEVELS.astype(int).T
+    expected = dense(r, (W @ W.T)[np.ix_(p, p)], (V @ V.T)[np.ix_(q, q)])
+    kernel = expression(npgp.kernels.Coregion, functools.partial(npgp.RBF, variance=1.3))
+
+    @models.compiled
+    def evaluate(X):
+        # Levels have no gradient: whoever trains inducing inputs leaves them where they are.
+        points = lambda Z: jnp.sum(jnp.sin(npgp.features.Points(Z).cross(kernel, X)))  # noqa: E731
+        features = kernel.random_features(KEY(0), 4, 20000)(X)
+        return kernel(X), kernel(X, X[:4]), kernel.diag(X), features @ features.T, jax.grad(points)(X[:3])
+
+    square, cross, diagonal, estimate, gradient = map(np.asarray, evaluate(*arrays(float64, rows)))
+    np.testing.assert_allclose(square, expected, atol=1e-12)
+    np.testing.assert_allclose(cross, expected[:, :4], atol=1e-12)
+    np.testing.assert_allclose(diagonal, np.diag(expected), atol=1e-12)
+    np.testing.assert_allclose(estimate, expected, atol=0.05 * np.abs(expected).max())  # 1/√20000 is .007
+    np.testing.assert_array_equal(gradient[:, [0, 3]], 0.0)
+    assert np.all(gradient[:, 1] != 0.0)
+
+
+def test_kernels_of_ones_own_see_the_other_columns(float64):
+    """Of tinygp and of one's own: without active_dims they see what holds no levels."""
+    import tinygp
+
+    rows = np.column_stack([LEVELS[:, 0], X, LEVELS[:, 1]])
+    coregion = npgp.kernels.Coregion(npgp.kernels.Constant(), W, column=0)
+    B = (W @ W.T)[np.ix_(*2 * [LEVELS[:, 0].astype(int)])]
+    other = npgp.kernels.Tinygp(tinygp.kernels.ExpSquared(0.7))
+    found = models.compiled(lambda X: (coregion * other)(X))(*arrays(float64, rows[:, :3]))
+    np.testing.assert_allclose(found, B * rbf(X, X, variance=1.0), atol=1e-12)
+
+
+def test_ambiguous_columns_of_levels_are_refused():
+    C, rows = npgp.kernels.Coregion, np.column_stack([LEVELS, X]).astype(np.float32)
+    with pytest.raises(ValueError, match="a Coregion and one within it read the same column, 0"):
+        C(C(npgp.RBF(), V, column=0), W, column=-4)(rows)
+    with pytest.raises(ValueError, match="RBF sees no column: all 2 columns of the inputs hold levels"):
+        C(C(npgp.RBF(), V, column=0), W, column=1)(rows[:, :2])
+    around = npgp.kernels.Convolutional(C(npgp.RBF(), W, column=0), image_shape=(1, 4), patch_shape=(1, 2))
+    with pytest.raises(ValueError, match="Convolutional holds a kernel with levels, and others stand beside it"):
+        (around * C(npgp.RBF(), W, column=1))(rows)
 
 
 def test_gradients_are_those_of_the_kronecker_product(float64):
