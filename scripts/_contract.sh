@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What npgp relies on in NumPyro and JAX beyond their documentation (npgp/contract.py, npgp/programs), tested with the oldest
-# versions that pyproject.toml allows, of every dependency, and with the newest to be had: _contract.sh [oldest|newest],
-# both if neither is said. CI runs this; each has an environment of its own.
+# versions that pyproject.toml allows, of every dependency, and with the newest to be had; with the newest also what npgp
+# does with other libraries. _contract.sh [oldest|newest], both if neither is said. CI runs this; each has an environment
+# of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/_env.sh
@@ -17,13 +18,13 @@ newest_python() {
   find_python
 }
 
-contract() { # NAME PYTHON REQUIREMENT...
+contract() { # NAME PYTHON REQUIREMENT..., npgp among them
   local folder=.venv-$1 python=$2 key
   shift 2
   key=$({ cat pyproject.toml; pwd; echo "$@"; } | cksum)
   if ! grep -qsxF "$key" "$folder/npgp-contract"; then
     "$python" -m venv --clear "$folder"
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check -e . pytest "$@"
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check pytest "$@"
     echo "$key" >"$folder/npgp-contract"
   fi
   echo "== the contract with $("$folder/bin/python" -c '
@@ -46,13 +47,23 @@ for requirement in every:
 '
 }
 
+with_other_libraries() { # ArviZ, Equinox, matplotlib, Optax, Orbax, PyArrow, scikit-learn, SciPy, tinygp; and XLA
+  environment=.venv-newest
+  . scripts/_pytest.sh
+  XLA_FLAGS=$flags_in_use in_parallel tests/ground/test_compiler.py tests/ground/test_programs.py tests/likelihoods/test_large_averages.py
+  XLA_FLAGS=$quick_flags in_parallel tests/datasets tests/inducing tests/io tests/plots tests/training/test_checkpoints.py \
+    tests/training/test_convergence.py tests/training/test_lbfgs.py tests/training/test_sources.py tests/training/test_trust.py \
+    tests/features/test_kernel_features.py tests/kernels/test_kernels.py
+}
+
 case ${1:-both} in oldest | newest | both) ;; *) echo "usage: $0 [oldest|newest]" >&2 && exit 2 ;; esac
 if [ "${1:-both}" != newest ]; then
   python=$(find_python)
   mapfile -t oldest < <(lowest "$python")
   [ ${#oldest[@]} -gt 0 ] || exit 1
-  contract oldest "$python" "${oldest[@]}"
+  contract oldest "$python" -e . "${oldest[@]}"
 fi
 if [ "${1:-both}" != oldest ]; then
-  contract newest "$(newest_python)"
+  contract newest "$(newest_python)" -e ".[test]"
+  with_other_libraries
 fi

@@ -1,5 +1,8 @@
-# Sourced after _env.sh by what runs tests: `in_parallel OPTION...` runs pytest with a worker for each core.
-# `flags_in_use` has XLA's flags for tests of how programs are compiled, `quick_flags` those for all other tests.
+# Sourced after _env.sh by what runs tests, in the environment that `environment` names, .venv if none is:
+# `in_parallel OPTION...` runs pytest with a worker for each core. `flags_in_use` has XLA's flags for tests of how
+# programs are compiled, `quick_flags` those for all other tests.
+
+environment=${environment:-.venv}
 
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 # per worker: BLAS threads would fight XLA's
@@ -9,11 +12,11 @@ export JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0 # programs without the lines of Python
 
 run() {
   echo "== $*"
-  .venv/bin/python -m "$@"
+  "$environment/bin/python" -m "$@"
 }
 
 # ArviZ notes the day in a file when it is first imported on it: of two workers that do so at once, one fails.
-.venv/bin/python -W ignore -c 'import arviz'
+"$environment/bin/python" -W ignore -c 'import arviz'
 
 in_parallel() {
   local workers
@@ -35,7 +38,7 @@ known_of() {
 }
 
 _starts_with() {
-  XLA_FLAGS="$*" .venv/bin/python -c 'import jax; jax.devices()' >/dev/null 2>&1
+  XLA_FLAGS="$*" "$environment/bin/python" -c 'import jax; jax.devices()' >/dev/null 2>&1
 }
 
 # Each worker has one core, and need not cut programs into parts to compile these at the same time (6.3 s in place of

@@ -1,13 +1,18 @@
 """Tests of npgp.datasets."""
 
 import hashlib
+import http.server
+import inspect
 import sys
+import threading
 import types
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import sklearn.datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,32 +106,44 @@ def write_oil_text(folder: Path, data: datasets.OilFlow, stem: str) -> None:
     np.savetxt(folder / f"{stem}Lbls.txt", np.eye(3)[data.labels], fmt="%d")
 
 
-def fake_pooch(retrieve, cache: Path) -> types.ModuleType:
-    module = types.ModuleType("pooch")
-    module.retrieve = retrieve
-    module.os_cache = lambda name: cache / name
-    return module
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """A folder that a server of this machine serves in the place of the network; and a cache of pooch's own."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *args: None)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        monkeypatch.setattr(_oil, "_URL", f"http://127.0.0.1:{server.server_port}/{{name}}")
+        for name in ("HOME", "XDG_CACHE_HOME"):
+            monkeypatch.setenv(name, str(tmp_path / "home"))
+        yield folder
+        server.shutdown()
 
 
-def test_oil_flow_download(no_data, monkeypatch, tmp_path):
-    made = datasets.simulate_oil_flow(KEY, 7)
-    write_oil_text(tmp_path, made, "DataVdn")
-    asked = []
-
-    def retrieve(url, known_hash, fname, path):
-        asked.append((url, known_hash))
-        return str(tmp_path / fname)
-
-    monkeypatch.setitem(sys.modules, "pooch", fake_pooch(retrieve, tmp_path))
-    data = datasets.oil_flow("valid")
-    np.testing.assert_array_equal(data.Y, made.Y)
-    np.testing.assert_array_equal(data.labels, made.labels)
-    assert data.fractions is None
+def test_oil_flow_download(no_data, monkeypatch, request):
     base = (
         "https://raw.githubusercontent.com/lawrennd/datasets_mirror/"
         "2eb6dce7501464457465facc7ef9334250efe4b4/three_phase_oil_flow/"
     )
-    assert asked == [(base + name, "sha256:" + _oil._SHA256[name]) for name in ("DataVdn.txt", "DataVdnLbls.txt")]
+    assert _oil._URL.format(name="DataVdn.txt") == base + "DataVdn.txt"
+    served = request.getfixturevalue("served")
+    made = datasets.simulate_oil_flow(KEY, 7)
+    write_oil_text(served, made, "DataVdn")
+    with pytest.raises(ValueError, match="hash"):
+        datasets.oil_flow("valid")  # other contents than those that are published
+    for file in served.iterdir():
+        monkeypatch.setitem(_oil._SHA256, file.name, hashlib.sha256(file.read_bytes()).hexdigest())
+    data = datasets.oil_flow("valid")
+    np.testing.assert_array_equal(data.Y, made.Y)
+    np.testing.assert_array_equal(data.labels, made.labels)
+    assert data.fractions is None
+    for file in served.iterdir():
+        file.unlink()
+    np.testing.assert_array_equal(datasets.oil_flow("valid").Y, made.Y)  # kept
+    with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\]"):
+        datasets.oil_flow("train")
 
 
 def test_oil_flow_digests_are_those_of_the_listing(data_dir):
@@ -137,13 +154,7 @@ def test_oil_flow_digests_are_those_of_the_listing(data_dir):
     assert {name: value for value, name in words} == _oil._SHA256
 
 
-def test_oil_flow_without_network_or_pooch(no_data, monkeypatch, tmp_path):
-    def retrieve(**_):
-        raise ConnectionError("no network")
-
-    monkeypatch.setitem(sys.modules, "pooch", fake_pooch(retrieve, tmp_path))
-    with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\]"):
-        datasets.oil_flow()
+def test_oil_flow_without_pooch(no_data, monkeypatch):
     monkeypatch.setitem(sys.modules, "pooch", None)
     with pytest.raises(ImportError, match=r"NPGP_DATA.*npgp\[data\].*simulate_oil_flow"):
         datasets.oil_flow()
@@ -219,11 +230,17 @@ def test_uci_refuses_unknown_name():
         datasets.uci("boston")
 
 
-def fake_openml(monkeypatch, fetch) -> None:
-    module = types.ModuleType("sklearn.datasets")
-    module.fetch_openml = fetch
-    monkeypatch.setitem(sys.modules, "sklearn", types.ModuleType("sklearn"))
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", module)
+OPENML = inspect.signature(sklearn.datasets.fetch_openml)
+
+
+def in_place_of_openml(monkeypatch, fetch) -> None:
+    """A function that is asked in the place of the network, in ways that scikit-learn's own can be."""
+
+    def fetched(**given):
+        OPENML.bind(**given)
+        return fetch(**given)
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetched)
 
 
 def test_uci_from_openml(no_data, monkeypatch):
@@ -235,7 +252,7 @@ def test_uci_from_openml(no_data, monkeypatch):
         names = [*"abcd", "cooling_load", *"efgh"]
         return types.SimpleNamespace(data=X, target=heating.astype(str), feature_names=names)
 
-    fake_openml(monkeypatch, fetch)
+    in_place_of_openml(monkeypatch, fetch)
     with pytest.warns(UserWarning, match="not the published ones"):
         data = datasets.uci("energy", 2, standardize=False)
     train, test = _uci._rows("energy", {"y": heating}, 2)
@@ -248,11 +265,11 @@ def test_uci_openml_errors(no_data, monkeypatch):
     def refuse(**_):
         raise ConnectionError("no network")
 
-    fake_openml(monkeypatch, refuse)
+    in_place_of_openml(monkeypatch, refuse)
     with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\].*not be reached"):
         datasets.uci("wine")
     wrong = types.SimpleNamespace(data=np.zeros((3, 2)), target=np.zeros(3), feature_names=["a"] * 2)
-    fake_openml(monkeypatch, lambda **_: wrong)
+    in_place_of_openml(monkeypatch, lambda **_: wrong)
     with pytest.raises(ValueError, match=r"shape \(3, 2\), not \(1599, 11\)"):
         datasets.uci("wine")
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
