@@ -27,11 +27,23 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.contract import Message, base_of, under_predictive
+from npgp.contract import Message, base_of, frames, under_predictive
 from npgp.model.components import JointPseudoData, advice, joined, meetings, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
-from npgp.model.rerun import AllRows, Hidden, Rerun, SameRows, Unseen, check_cover, is_latent, is_restated, name_of
+from npgp.model.rerun import (
+    AllRows,
+    Hidden,
+    Rerun,
+    SameRows,
+    Unseen,
+    check_cover,
+    data_plates,
+    is_latent,
+    is_restated,
+    name_of,
+    observed_plates,
+)
 from npgp.model.sites import (
     NOTHING,
     SCALE,
@@ -105,6 +117,12 @@ class AutoSparseGP:
     - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``: a warning says so;
     - discrete sites, those without a spread (``AutoDelta``), and those whose prior depends on a GP.
 
+    **New rows.** Latent sites in the plate over rows of data have an autoguide's posterior for the rows trained on.
+    Where nothing in that plate is observed, as in ``Predictive(model, guide=guide, params=params)(key, X_new)``, rows
+    are new, as many as there are, and the model draws these sites from their prior; :func:`npgp.posterior` needs none.
+    For the rows trained on give their observations too: ``Predictive(model, guide.sample_posterior(key, params, X, y,
+    sample_shape=(1000,)), params=params)(key, X)``. A guide by hand is run with whatever rows there are, as an encoder.
+
     NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
     on the evidence of what the model says without a guide, as under NUTS: ``p(y_n | ε)`` row by row (FITC), which may
     be above the GP's.
@@ -159,6 +177,8 @@ class AutoSparseGP:
         self._whitened: dict[str, bool] | None = None  # of each whitened site
         self._scales: dict[str, str | None] = {}  # likewise, the suffix of its scale's parameter
         self._other_sites: set[str] = set()
+        #: Of sites in plates over rows of data, the plate.
+        self._local: dict[str, str] = {}
 
     def _is_hidden(self, msg: Message) -> bool:
         """What the autoguide for what is left must not see."""
@@ -181,6 +201,9 @@ class AutoSparseGP:
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
             self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
             self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
+            plates = data_plates(sites)
+            around = {n: [frame.name for frame in frames(latent[n]) if frame.name in plates] for n in self._other_sites}
+            self._local = {name: names[0] for name, names in around.items() if names}
 
         jax.eval_shape(look)
         for sentence in apart:
@@ -224,9 +247,11 @@ class AutoSparseGP:
 
     def _run(self, *args, **kwargs) -> dict[str, Message]:
         """Run the guide: its sites, and the model's deterministic ones."""
-        if self._whitened is None:
+        if new := self._whitened is None:
             self._setup(*args, **kwargs)
+        local = self._of_new_rows(new, args, kwargs)
         rest, known = self._run_parts(*args, **kwargs)
+        rest = {n: site for n, site in rest.items() if n not in local or not isinstance(site["part"], AutoGuide)}
         followed = NOTHING
         if self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
             followed = Followed(t, self._coupling.pseudo_data)
@@ -250,6 +275,29 @@ class AutoSparseGP:
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
+
+    def _of_new_rows(self, new: bool, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+        """
+        Plates over rows, and the sites in them, of which an autoguide has no values for the rows at hand: where nothing
+        in the plate is observed, as under ``Predictive``, rows are new, and the model draws these sites from the prior.
+
+        :param new: whether this is the guide's first call.
+        :raises ValueError: if it is, as the autoguide would take these rows for those of its parameters.
+        """
+        if self._auto is None and not any(isinstance(part, AutoGuide) for part in self._parts):
+            return set()
+        if not self._local or not under_predictive("guide"):
+            return set()
+        plates = set(self._local.values()) - observed_plates(survey(self.model, {}, args, kwargs))
+        sites = {name for name, plate in self._local.items() if plate in plates}
+        if new and sites:
+            name = min(sites)
+            raise ValueError(
+                f"{name!r} is local to the rows of plate {self._local[name]!r}, and this guide was not yet called with "
+                "the rows that it was trained on: call guide.sample_posterior(key, params, ...) with these and their "
+                "observations first."
+            )
+        return plates | sites
 
     def _run_parts(self, *args, **kwargs) -> tuple[dict[str, Message], dict[str, Spread]]:
         """The sites of all other guides, each with its guide under ``"part"``; and what q(ε) has to know of them."""
@@ -279,8 +327,10 @@ class AutoSparseGP:
     def sample_posterior(self, rng_key, params, *args, sample_shape: tuple[int, ...] = (), **kwargs):
         """
         Draws from the guide: whitened values ε, the other latent sites, and what of the model is deterministic given
-        these. Plates that draw a subsample of their rows take all of them, so that draws line up row by row. Latent
-        sites in the plate over rows are of these rows: leave them out of ``Predictive(model, draws)`` at others.
+        these. Plates that draw a subsample of their rows take all of them, so that draws line up row by row.
+
+        Latent sites in the plate over rows of data are of the rows trained on, and among the draws if these come with
+        their observations. Without observations rows are new ones, and such sites are left to the model's prior.
 
         :param rng_key: random key.
         :param params: parameters, from ``svi.get_params(state)``.

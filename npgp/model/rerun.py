@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks
@@ -12,13 +13,15 @@ from npgp.contract import (
     Handler,
     Message,
     copy_rows,
+    frames,
     is_auxiliary,
     is_enumerated,
+    plate_size,
     plate_takes_all,
     random_key,
     take_all,
 )
-from npgp.model.sites import CONTEXT, COUPLED, UNSEEN, Followed, is_gp_site, is_observation
+from npgp.model.sites import CONTEXT, COUPLED, UNSEEN, WHITENED, Followed, is_gp_site, is_observation
 
 
 class SameRows(Handler):
@@ -32,9 +35,35 @@ class SameRows(Handler):
         site = self.sites.get(msg.get("name"))
         if msg["type"] != "plate" or site is None or site["type"] != "plate":
             return
+        if plate_size(msg) != plate_size(site):
+            self._refuse_other_rows(msg, site)
         if not plate_takes_all(msg):
             _check_same_rows(msg, site)
         copy_rows(msg, site)
+
+    def _refuse_other_rows(self, msg: Message, site: Message) -> None:
+        name = msg["name"]
+        local = [n for n, s in self.sites.items() if s["type"] == "sample" and name in {f.name for f in frames(s)}]
+        raise ValueError(
+            f"plate {name!r} has {plate_size(msg)} members, but {plate_size(site)} in {name_of(site['part'])}, the "
+            f"guide that samples {local}: these are of the rows trained on. Leave out observations of new rows, for "
+            "which an autoguide's sites are drawn from their prior; a guide by hand must take rows from the arguments."
+        )
+
+
+def _check_same_shape(msg: Message, site: Message) -> None:
+    """Raise ``ValueError`` for a value of other rows than the model has."""
+    shape, wanted = jnp.shape(site["value"]), msg["fn"].shape(msg["kwargs"].get("sample_shape", ()))
+    try:
+        fits = np.broadcast_shapes(shape, wanted) == wanted
+    except ValueError:
+        fits = False
+    if not (fits or is_enumerated(msg)):
+        raise ValueError(
+            f"{msg['name']} has shape {shape} in {name_of(site['part'])}, but {wanted} in the model with these "
+            "arguments: if it is local to rows, sample it in the plate over rows, and new rows have theirs from the "
+            "prior."
+        )
 
 
 def _check_same_rows(msg: Message, site: Message) -> None:
@@ -124,9 +153,35 @@ class Rerun(SameRows):
         elif not (is_observation(msg) or is_enumerated(msg)):
             self.latent.add(msg["name"])
         if site is not None and site["type"] == "sample":
+            _check_same_shape(msg, site)
             # No intermediates: a handler outside may put another value in the place of this one.
             msg["value"], msg["fn"], msg["intermediates"] = site["value"], site["fn"], []
             msg["infer"] = {**msg["infer"], **site["infer"]}
+
+
+def data_plates(sites: Mapping[str, Message]) -> set[str]:
+    """
+    Names of the plates over rows of data: those at dim −1 around statements about GP values, and around other
+    observations of as many rows as these have.
+
+    :param sites: a model's trace.
+    """
+    names: set[str] = set()
+    sizes: set[int] = set()
+    for msg in sites.values():
+        if is_observation(msg) or (is_gp_site(msg) and WHITENED not in msg["infer"]):  # or a residual
+            names |= {frame.name for frame in frames(msg) if frame.dim == -1}
+            sizes |= set(jnp.shape(msg["value"])[-1:])
+    for msg in sites.values():
+        if msg["type"] == "sample" and msg["is_observed"]:
+            names |= {frame.name for frame in frames(msg) if frame.dim == -1 and frame.size in sizes}
+    return names
+
+
+def observed_plates(sites: Mapping[str, Message]) -> set[str]:
+    """Names of the plates in which something is observed."""
+    observed = (msg for msg in sites.values() if msg["type"] == "sample" and msg["is_observed"])
+    return {frame.name for msg in observed for frame in frames(msg)}
 
 
 def name_of(part: Any) -> str:

@@ -903,3 +903,111 @@ def test_a_fresh_guide_predicts_without_data(float64):
     assert set(draws) == {"y", "y.latent"}
     within = dense.A.T @ dense.S @ dense.A + np.diag(np.diag(dense.D)) + NOISE * np.eye(8)
     assert models.worst_z_of_moments(draws["y"], dense.mean, within) < Z_LIMIT
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# New rows of models with latent sites in the plate over rows
+
+ERROR = 0.3
+
+
+def measured_model(measured, y=None, *, batch=None):
+    """Inputs that were measured with an error; in batches if wanted, which NumPyro draws."""
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    f = sparse_gp("svgp").draw()
+    with numpyro.plate("data", len(measured), subsample_size=batch) as rows:
+        x = numpyro.sample("x", dist.Normal(jnp.asarray(measured)[rows], ERROR).to_event(1))
+        npgp.observe("y", f(x) + level, npgp.Gaussian(variance=NOISE), obs=None if y is None else y[rows])
+
+
+@pytest.fixture(scope="module", params=[None])
+def measured(request):
+    """The model, a guide that knows the rows trained on, and parameters; these rows' latent inputs are far away."""
+    with jax.enable_x64(True):
+        model = partial(measured_model, batch=request.param)
+        guide = npgp.AutoSparseGP(model)
+        svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+        params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
+        params |= {"auto_loc": jnp.array([0.7]), "auto_scale_tril": jnp.array([[0.2]])}
+        params |= {"x_auto_loc": jnp.asarray(X + 2.0), "x_auto_scale": jnp.full(X.shape, 1e-3)}
+        params["f.u.pseudo_loc"] = jnp.asarray([1.5, -1.0, 2.0])
+        return model, guide, params
+
+
+def mean_at(model, guide, params, x):
+    """Mean of y at known inputs, level and all; f's is the same at each level."""
+    f = npgp.posterior("f", model, guide, params, X, jnp.asarray(Y))
+    return np.asarray(f.mean(x)) + 0.7
+
+
+@pytest.mark.parametrize(("measured", "count"), [(None, 8), (None, 5), (4, 8)], indirect=["measured"])
+def test_new_rows_have_their_latent_sites_from_the_prior(measured, count, float64):
+    """As many rows as those trained on, or not: y's mean is that over the prior of x, by quadrature."""
+    model, guide, params = measured
+    new = np.linspace(-1.0, 1.5, count)[:, None]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(20)
+    points = (new + ERROR * nodes).reshape(-1, 1)
+    mean = mean_at(model, guide, params, points)
+    expected = mean.reshape(count, -1) @ (weights / weights.sum())
+    draws = Predictive(model, guide=guide, params=params, num_samples=4000, parallel=True)
+    y = np.asarray(draws(jax.random.key(1), jnp.asarray(new))["y"])
+    if y.shape[1] < count:  # some of the rows in each draw
+        assert y.shape == (4000, 4)
+        y, expected = y.mean(1), np.mean(expected)
+    error = y.std(0) / np.sqrt(4000)
+    assert np.abs((y.mean(0) - expected) / error).max() < 4.5
+    elsewhere = mean_at(model, guide, params, X + 2.0)
+    assert np.abs(np.mean(elsewhere) - np.mean(expected)) > 10 * np.max(error)  # where the rows trained on are
+    # What is not asked for a row's input needs none.
+    f = npgp.posterior("f", model, guide, params, jnp.asarray(new))
+    assert np.all(np.isfinite(f.mean(new)))
+    assert "x" not in guide.sample_posterior(jax.random.key(2), params, jnp.asarray(new))
+
+
+def test_predictions_of_the_rows_trained_on_take_their_latent_sites(measured, float64):
+    model, guide, params = measured
+    given = jnp.asarray(X), jnp.asarray(Y)
+    draws = guide.sample_posterior(jax.random.key(1), params, *given, sample_shape=(2000,))
+    np.testing.assert_allclose(np.mean(draws["x"], 0), X + 2.0, atol=1e-3)
+    y = np.asarray(Predictive(model, draws, params=params, parallel=True)(jax.random.key(2), given[0])["y"])
+    expected = mean_at(model, guide, params, X + 2.0)
+    assert np.abs((y.mean(0) - expected) / (y.std(0) / np.sqrt(2000))).max() < 4.5
+
+
+def test_what_cannot_be_said_of_new_rows(float64):
+    guide = npgp.AutoSparseGP(measured_model)
+    svi = SVI(measured_model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
+    five = jnp.asarray(X[:5])
+    # With observations rows are those trained on.
+    with pytest.raises(
+        ValueError, match=r"'data' has 5 members, but 8 in AutoNormal.*\['x'\].*Leave out the observations"
+    ):
+        guide.sample_posterior(jax.random.key(0), params, five, jnp.asarray(Y[:5]))
+    fresh = npgp.AutoSparseGP(measured_model)
+    with pytest.raises(ValueError, match="'x' is local to the rows of plate 'data'.*call guide.sample_posterior"):
+        npgp.posterior("f", measured_model, fresh, params, five)
+    assert npgp.posterior("f", measured_model, npgp.AutoSparseGP(measured_model), params, X, jnp.asarray(Y))
+
+    def without_plate(measured, y=None):
+        x = numpyro.sample("x", dist.Normal(jnp.asarray(measured), ERROR).to_event(2))
+        npgp.observe("y", sparse_gp("svgp").draw()(x), npgp.Gaussian(variance=NOISE), obs=y)
+
+    guide = npgp.AutoSparseGP(without_plate)
+    svi = SVI(without_plate, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
+    with pytest.raises(
+        ValueError, match=r"x has shape \(8, 1\) in AutoMultivariateNormal, but \(5, 1\).*in the plate over rows"
+    ):
+        Predictive(without_plate, guide=guide, params=params, num_samples=2)(jax.random.key(0), five)
+
+    def by_hand(measured, y=None):
+        with numpyro.plate("data", len(measured)):
+            numpyro.sample("x", dist.Normal(jnp.asarray(measured) + 1.0, 0.1).to_event(1))
+
+    # A guide written by hand takes its rows from the arguments, as an encoder does.
+    guide = npgp.AutoSparseGP(measured_model, [by_hand, AutoNormal])
+    svi = SVI(measured_model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
+    x = guide.sample_posterior(jax.random.key(0), params, five)["x"]
+    np.testing.assert_allclose(x, five + 1.0, atol=0.5)
