@@ -165,7 +165,7 @@ def _check_found(found: jax.Array, size: int) -> None:
 
 
 def _nugget(prior: jax.Array, jitter: float | None) -> jax.Array:
-    return (linalg.default_jitter(prior.dtype) if jitter is None else jitter) * jnp.mean(prior)
+    return linalg.jitter_variance(linalg.default_jitter(prior.dtype) if jitter is None else jitter, prior)
 
 
 @partial(jax.jit, static_argnames="size")
@@ -185,7 +185,7 @@ def _greedy(
         x = lax.dynamic_slice_in_dim(X, row, 1)
         # The next row of the whitened projections: what the point explains of what is left.
         covariance = kernel(x, X)[0] - linalg.matmul(A[:, row], A)
-        a = (covariance / jnp.sqrt(d[row] + nugget)).astype(d.dtype)
+        a = (covariance / jnp.sqrt(d[row] + nugget[row])).astype(d.dtype)
         d = jnp.maximum(d - jnp.square(a), 0.0)
         rows = rows.at[i].set(jnp.where(free[row], row, -1).astype(jnp.int32))
         return A.at[before + i].set(a), d, free & jnp.any(X != x, axis=1), rows, trace.at[i + 1].set(jnp.sum(d))
@@ -309,7 +309,7 @@ def _greedy_fit(
     # adds a row a to A, and (I − VᵀV) a / √(1 + s), in which s = aᵀ (I − VᵀV) a, to V; a is in units of σ there.
     def looked_at(rows, A, V, d, rest):
         """Of some rows: their rows of A and V, and by how much these lower the quadratic form."""
-        a = (kernel(X[rows], X) - linalg.matmul(A[:, rows].T, A)) / jnp.sqrt(d[rows] + nugget)[:, None]
+        a = (kernel(X[rows], X) - linalg.matmul(A[:, rows].T, A)) / jnp.sqrt(d[rows] + nugget[rows])[:, None]
         v = a / scale
         v = v - linalg.matmul(linalg.matmul(v, V.T), V)
         root = jnp.sqrt(1.0 + jnp.maximum(jnp.sum(a / scale * v, axis=1), 0.0))

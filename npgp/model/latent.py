@@ -337,7 +337,7 @@ class Latent(NoArray):
             # Of the function by itself: outputs that are mixed of it share its residual.
             f = term.function.given(term.X, joint=joint)
             z = jax.random.normal(key, (*sample_shape, *f.mean.shape), f.mean.dtype)
-            root = _square_root(f.residual, jnp.mean(f.prior, axis=-1), joint)
+            root = _square_root(f.residual, f.prior, joint)
             value = value + term.values(f.mean + times_root(root, z, joint))
         return jnp.broadcast_to(value, (*sample_shape, *self.shape))
 
@@ -356,8 +356,8 @@ def _square_root(residual: jax.Array, prior: jax.Array, joint: bool) -> jax.Arra
     """A square root of a residual's covariance (..., N, N), or of its variances (..., N)."""
     if not joint:
         return jnp.sqrt(jnp.maximum(residual, jnp.finfo(residual.dtype).tiny))
-    # Relative to the prior variance: the residual vanishes at inducing points.
-    return linalg.cholesky(residual, scale=jnp.broadcast_to(prior, residual.shape[:-2]))[0]
+    # Relative to prior variances: the residual vanishes at inducing points.
+    return linalg.cholesky(residual, scale=jnp.broadcast_to(prior, residual.shape[:-1]))[0]
 
 
 def times_root(root: jax.Array, z: jax.Array, joint: bool) -> jax.Array:

@@ -40,7 +40,6 @@ def conditional_weights(
     neighbors: tuple[jax.Array, jax.Array],
     mask: jax.Array,
     jitter: float | None,
-    scale: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
     Mean weights and variance of values given their neighbors', by one Cholesky factor for each site.
@@ -49,9 +48,8 @@ def conditional_weights(
     :param sites: inputs (N, D), and what is added to their variance, (N,).
     :param neighbors: the neighbors' inputs (N, k, D), and what is added to theirs, (N, k).
     :param mask: False where there is no neighbor, (N, k).
-    :param jitter: relative jitter tried first.
-    :param scale: what the jitter is relative to, a scalar. It is added at sites and neighbors alike, so that what is
-        approximated is the covariance with jitter.
+    :param jitter: relative jitter tried first. It is added at sites and neighbors alike, relative to the variance of
+        each, so that what is approximated is the covariance with jitter.
     :return: b (N, k), F (N,), and the relative jitter it took.
     """
     k = mask.shape[1]
@@ -64,10 +62,10 @@ def conditional_weights(
             jnp.concatenate([there, here[:, None]], axis=1) for here, there in zip(sites, neighbors, strict=True)
         )
         present = jnp.pad(mask, ((0, 0), (0, 1)), constant_values=True)
-        # Places without a neighbor have the identity's rows, hence weights of 0.
+        # Places without a neighbor have rows of a multiple of the identity, hence weights of 0.
         C = jax.vmap(kernel)(X) + noise[:, :, None] * eye
-        C = jnp.where(present[:, :, None] & present[:, None, :], C, scale * eye)
-        weights, variance, used = _regress(C, first, scale)
+        C = jnp.where(present[:, :, None] & present[:, None, :], C, C[:, -1:, -1:] * eye)
+        weights, variance, used = _regress(C, first)
         return weights, variance, jnp.broadcast_to(used, C.shape[:1])
 
     size = rows_within(ENTRIES, k + 1, k + 1)
@@ -94,13 +92,12 @@ def site_weights(
     :param sites: numbers of the sites wanted, (B,); all if omitted.
     """
     rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
-    scale = jitter_scale(kernel, X, noise_variance)
     if sites is None:
         sites = jnp.arange(X.shape[0])
     else:
         rows, mask = rows[sites], mask[sites]
     here, there = ((X[at], at_rows(noise_variance, at, X.dtype)) for at in (sites, rows))
-    return conditional_weights(kernel, here, there, mask, jitter, scale)
+    return conditional_weights(kernel, here, there, mask, jitter)
 
 
 def new_site_weights(
@@ -123,8 +120,7 @@ def new_site_weights(
     """
     here = X_new, jnp.zeros_like(X_new[:, 0])
     there = X[neighbors], at_rows(noise_variance, neighbors, X.dtype)
-    scale = jitter_scale(kernel, X, noise_variance)
-    return conditional_weights(kernel, here, there, jnp.ones(neighbors.shape, bool), jitter, scale)[:2]
+    return conditional_weights(kernel, here, there, jnp.ones(neighbors.shape, bool), jitter)[:2]
 
 
 def at_rows(value: ArrayLike, rows: jax.Array, dtype: Any) -> jax.Array:
@@ -133,16 +129,10 @@ def at_rows(value: ArrayLike, rows: jax.Array, dtype: Any) -> jax.Array:
     return value[rows] if value.ndim else jnp.broadcast_to(value, rows.shape)
 
 
-def jitter_scale(kernel: Kernel, X: jax.Array, noise_variance: ArrayLike = 0.0) -> jax.Array:
-    """The mean variance of at most 512 of the sites, the same ones always: what jitter is relative to, a scalar."""
-    some = jnp.arange(0, X.shape[0], -(-X.shape[0] // 512))
-    return jnp.mean(kernel.diag(X[some]) + at_rows(noise_variance, some, X.dtype))
-
-
-def _factorize(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, ...]:
+def _factorize(C: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
     """``L_NN⁻¹``, the last row of L, and the jitter used, for C with the neighbors first and the site last."""
     k = C.shape[-1] - 1
-    L, used = linalg.cholesky(C, first, scale=jnp.broadcast_to(scale, C.shape[:1]))  # type: ignore[arg-type]
+    L, used = linalg.cholesky(C, first)  # type: ignore[arg-type]
     identity = jnp.broadcast_to(jnp.eye(k, dtype=C.dtype), (C.shape[0], k, k))
     return linalg.solve_lower(L[:, :k, :k], identity), L[:, k], used
 
@@ -156,9 +146,9 @@ def _weights(inverse: jax.Array, c: jax.Array) -> jax.Array:
 
 
 @jax.custom_jvp
-def _regress(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _regress(C: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """b (B, k), F (B,) and the jitter used, from the covariances C (B, k + 1, k + 1)."""
-    inverse, row, used = _factorize(C, first, scale)
+    inverse, row, used = _factorize(C, first)
     return _weights(inverse, row[:, :-1]), jnp.square(row[:, -1]), used
 
 
@@ -166,10 +156,9 @@ def _regress(C: jax.Array, first: jax.Array, scale: jax.Array) -> tuple[jax.Arra
 def _(primals, tangents):
     # db = C_NN⁻¹ (dc − dC_NN b) and dF = dC_ii − 2 bᵀ dc + bᵀ dC_NN b: products alone. Differentiating the factor would
     # take triangular solves side by side, which XLA may leave waiting for one another on CPUs with few threads.
-    C, first, scale = primals
-    inverse, row, used = _factorize(C, first, scale)
+    inverse, row, used = _factorize(*primals)
     weights, variance = _weights(inverse, row[:, :-1]), jnp.square(row[:, -1])
-    dC = tangents[0] + used * tangents[2] * jnp.eye(C.shape[-1], dtype=C.dtype)
+    dC = linalg.add_jitter(tangents[0], used, linalg.diagonal(tangents[0]))
     dc, moved = dC[:, -1, :-1], _times(dC[:, :-1, :-1], weights)
     d_weights = _weights(inverse, _times(inverse, dc - moved))
     d_variance = dC[:, -1, -1] + jnp.sum(weights * (moved - 2.0 * dc), axis=-1)

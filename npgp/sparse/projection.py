@@ -170,8 +170,8 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
             column = [covariance(kernel, b, block) for b in projector.blocks]
             gram = block.gram(kernel)
             before, C = linalg.block_row(projector.cholesky, projector.cross, column, gram)
-            # Relative to the prior variance: the residual of a block that repeats an earlier one is rounding error.
-            L, used = linalg.cholesky(C, jitter, scale=jnp.mean(linalg.diagonal(gram)))
+            # Relative to prior variances: the residual of a block that repeats an earlier one is rounding error.
+            L, used = linalg.cholesky(C, jitter, scale=linalg.diagonal(gram))
         projector = Projector(
             kernel,
             (*projector.blocks, block),

@@ -92,7 +92,9 @@ class ScaledProjection:
             cholesky.append(L)
             cross.append(before)
             if C.shape[0]:
-                added = jnp.maximum(added, jax.lax.stop_gradient(jitter * jnp.mean(linalg.diagonal(C))))
+                added = jnp.maximum(
+                    added, jax.lax.stop_gradient(jnp.max(linalg.jitter_variance(jitter, linalg.diagonal(C))))
+                )
         return cls(A, gram, tuple(cholesky), tuple(cross), scale, added)
 
     def factor(self, i: int) -> jax.Array:

@@ -95,8 +95,8 @@ def draw_functions(
     values = []
     noise_keys = jax.random.split(noise_key, len(inputs))
     for Z, phi_Z, jitter, key in zip(inputs, features, projector.jitter, noise_keys, strict=True):
-        # The factors are those of u with noise: the jitter, which is relative to the mean prior variance.
-        noise = jnp.sqrt(jitter * jnp.mean(projector.kernel.diag(Z)))
+        # The factors are those of u with noise: the jitter.
+        noise = jnp.sqrt(linalg.jitter_variance(jitter, projector.kernel.diag(Z)))
         u = linalg.matmul(w, phi_Z.T)
         u = u + noise * jax.random.normal(key, u.shape, dtype)
         values.append(u.reshape(math.prod(shape), Z.shape[0]).T)

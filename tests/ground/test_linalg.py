@@ -22,14 +22,20 @@ def random_psd(seed, size, dtype):
     return (W @ W.T / size + 0.3 * np.eye(size)).astype(dtype)
 
 
+def added(K, jitter):
+    """What a relative jitter puts on the diagonal of K: of each row's own variance, and a little of their mean."""
+    variance = np.diagonal(K, axis1=-2, axis2=-1)
+    return (jitter * (variance + jitter * variance.mean(-1, keepdims=True)))[..., None] * np.eye(K.shape[-1])
+
+
 def with_eigenvalues(values, dtype):
-    """A symmetric matrix with these eigenvalues, whose mean is that of its diagonal."""
-    Q, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(len(values), len(values))))
-    return (Q * values @ Q.T).astype(dtype)
+    """A symmetric matrix with these eigenvalues; (1, …, 1) is the eigenvector of the last."""
+    Q, _ = np.linalg.qr(np.c_[np.ones(len(values)), np.random.default_rng(0).normal(size=(len(values), 2))])
+    return (Q[:, ::-1] * values @ Q[:, ::-1].T).astype(dtype)
 
 
-#: The last eigenvalue is -3e-4 of the mean diagonal: a jitter of 1e-4 cannot help, one of 1e-3 does.
-NEEDS_JITTER = np.array([2.0003, 1.0, -3e-4])
+#: The diagonal is 1 and the last eigenvalue -3e-4: a jitter of 1e-4 cannot help, one of 1e-3 does.
+NEEDS_JITTER = np.array([1.50015, 1.50015, -3e-4])
 
 
 # ---------------------------------------------------------------- values
@@ -43,10 +49,8 @@ def test_cholesky_reproduces_the_matrix_and_the_jitter_it_reports(x64, size):
     np.testing.assert_array_equal(L, np.tril(L))
     assert np.all(np.diagonal(L, axis1=1, axis2=2) > 0)
     np.testing.assert_array_equal(jitter, np.asarray(linalg.default_jitter(x64), x64))  # nothing was retried
-    added = jitter * np.trace(K, axis1=1, axis2=2) / size
-    np.testing.assert_allclose(
-        L @ np.swapaxes(L, 1, 2), K + added[:, None, None] * np.eye(size), atol=EPS[x64] * np.max(K)
-    )
+    expected = K + added(K, jitter[:, None])
+    np.testing.assert_allclose(L @ np.swapaxes(L, 1, 2), expected, atol=EPS[x64] * np.max(K))
 
 
 def test_default_jitter_is_above_rounding_of_its_dtype():
@@ -65,7 +69,7 @@ def test_jitter_is_retried_inside_jit_and_reported(x64):
     K = with_eigenvalues(NEEDS_JITTER, x64)
     L, jitter = map(np.asarray, cholesky(K))
     np.testing.assert_allclose(jitter, 1e-3, rtol=1e-5)
-    np.testing.assert_allclose(L @ L.T, K + 1e-3 * np.eye(3), atol=10 * EPS[x64])
+    np.testing.assert_allclose(L @ L.T, K + added(K, 1e-3), atol=10 * EPS[x64])
     # The attempts count from what the caller asks for.
     np.testing.assert_allclose(cholesky(K, jitter=2e-3)[1], 2e-3, rtol=1e-5)
 
@@ -74,8 +78,18 @@ def test_jitter_is_relative(x64):
     K = random_psd(0, 3, x64)
     np.testing.assert_allclose(cholesky(1e6 * K)[0], 1e3 * np.asarray(cholesky(K)[0]), rtol=100 * EPS[x64])
     # … to what the caller says: a residual that is all rounding has no scale of its own.
-    L, jitter = cholesky(np.zeros((3, 3), x64), scale=np.asarray(4.0, x64))
-    np.testing.assert_allclose(L, 2 * np.sqrt(jitter) * np.eye(3), rtol=1e-5)
+    L, jitter = cholesky(np.zeros((3, 3), x64), scale=np.array([4.0, 1.0, 0.01], x64))
+    np.testing.assert_allclose(L, np.sqrt(jitter) * np.diag([2.0, 1.0, 0.1]), rtol=3e-3)
+
+
+def test_rows_of_unlike_size_have_a_jitter_each(x64):
+    # As values and slopes in one kernel: the factor is that of the matrix of unit variances, row by row.
+    K, size = with_eigenvalues(np.array([1.5, 1.5, 1e-3]), x64), np.array([10.0, 1.0, 0.1], x64)
+    alike, apart = (np.asarray(cholesky(matrix)[0]) for matrix in (K, size[:, None] * K * size))
+    np.testing.assert_allclose(apart / size[:, None], alike, rtol=2e-3)  # 2.5 and 6e-3 if relative to one mean
+    # A row without any variance has a pivot all the same.
+    L, jitter = map(np.asarray, cholesky(np.diag(np.array([1.0, 0.0, 4.0], x64))))
+    assert L[1, 1] > 0 and jitter == x64(linalg.default_jitter(x64))
 
 
 def test_no_jitter_if_none_is_asked_for_or_needed(x64):
@@ -91,8 +105,7 @@ def test_batches_share_one_jitter_unless_mapped(x64):
     batch = np.stack([random_psd(0, 3, x64), with_eigenvalues(NEEDS_JITTER, x64)])
     L, jitter = map(np.asarray, cholesky(batch))
     assert L.shape == (2, 3, 3) and jitter.shape == ()
-    expected = batch + (jitter * np.trace(batch, axis1=1, axis2=2) / 3)[:, None, None] * np.eye(3)
-    np.testing.assert_allclose(L @ np.swapaxes(L, 1, 2), expected, atol=10 * EPS[x64])
+    np.testing.assert_allclose(L @ np.swapaxes(L, 1, 2), batch + added(batch, jitter), atol=10 * EPS[x64])
     _, each = jax.jit(jax.vmap(linalg.cholesky))(batch)
     np.testing.assert_allclose(each, [linalg.default_jitter(x64), 1e-3], rtol=1e-5)
 
@@ -205,9 +218,8 @@ def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
         return jnp.sum(weight * jnp.sin(linalg.solve_lower(L, B, transpose=transpose))) + jnp.sum(bar * L)
 
     def plain(K, B, weight):
-        L = jnp.linalg.cholesky(
-            K + linalg.default_jitter(K.dtype) * jnp.mean(jnp.diagonal(K)) * jnp.eye(rows, dtype=x64)
-        )
+        variance, jitter = jnp.diagonal(K), linalg.default_jitter(K.dtype)
+        L = jnp.linalg.cholesky(K + jitter * jnp.diag(variance + jitter * jnp.mean(variance)))
         solved = jax.scipy.linalg.solve_triangular(L, B, lower=True, trans=int(transpose))
         return jnp.sum(weight * jnp.sin(solved)) + jnp.sum(bar * L)
 

@@ -110,10 +110,10 @@ class Joint:
 
     @classmethod
     def of(cls, kernel: Callable, inducing: Sequence[np.ndarray], X: np.ndarray, jitter: float = 0.0) -> Joint:
-        """For points; ``jitter`` is relative to the mean prior variance of the inducing values."""
+        """For points; ``jitter`` is relative to each inducing value's variance, its square to their mean."""
         Z = np.concatenate(inducing)
         K_uu = kernel(Z, Z)
-        K_uu = K_uu + jitter * np.mean(np.diag(K_uu)) * np.eye(len(Z))
+        K_uu = K_uu + jitter * np.diag(np.diag(K_uu) + jitter * np.mean(np.diag(K_uu)))
         return cls(tuple(len(z) for z in inducing), K_uu, kernel(Z, X), kernel(X, X))
 
     @property
