@@ -9,8 +9,10 @@ here knows of GPs.
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -37,6 +39,7 @@ __all__ = [
     "KeepsIntermediates",
     "Message",
     "Optimizer",
+    "Stackable",
     "answer",
     "ask",
     "base_of",
@@ -53,6 +56,7 @@ __all__ = [
     "is_prng_key",
     "losses_around",
     "mask_of",
+    "per_stacked",
     "plate_of_rows",
     "plate_size",
     "plate_takes_all",
@@ -334,6 +338,55 @@ class _Masked(KeepsIntermediates, dist.MaskedDistribution):
 
     def log_prob(self, value, intermediates=None):
         return super().log_prob(value)
+
+
+class Stackable(dist.Distribution):
+    """
+    A distribution that NumPyro's ``scan``, or ``jax.vmap``, may stack: all its arrays get further leading axes.
+
+    A subclass names in ``counted`` one of its arrays, calls :meth:`count_axes` at the end of its ``__init__``, and has
+    its ``log_prob`` under :func:`per_stacked`.
+
+    Relied on: ``scan`` stacks the leaves of a site's distribution along a new first axis, leaves ``pytree_aux_fields``
+    as they are, and takes ``log_prob`` of the stacked values; where a plate expanded it, it puts axes of size 1 in.
+    """
+
+    pytree_aux_fields: tuple[str, ...] = ("own_axes",)
+    #: The attribute whose axes say how often the distribution has been stacked; dots lead to attributes of attributes.
+    counted: str
+
+    def count_axes(self) -> None:
+        """Note how many axes the counted array and the batch shape have before anything is stacked."""
+        self.own_axes = len(self._counted_shape()), len(self._batch_shape)
+
+    def _counted_shape(self) -> tuple[int, ...]:
+        return jnp.shape(operator.attrgetter(self.counted)(self))
+
+    @property
+    def stacked(self) -> tuple[int, ...]:
+        """Sizes of the axes along which distributions are stacked."""
+        shape = self._counted_shape()
+        return shape[: len(shape) - self.own_axes[0]] if hasattr(self, "own_axes") else ()
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """As ``Distribution.batch_shape``, with the stacked axes in front."""
+        own = self._batch_shape
+        return self.stacked + own[len(own) - self.own_axes[1] :] if hasattr(self, "own_axes") else own
+
+
+def per_stacked(log_prob: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Decorate the ``log_prob`` of a :class:`Stackable`: each of the stacked distributions takes its own value."""
+
+    @functools.wraps(log_prob)
+    def mapped(self, value, intermediates=None):
+        if not self.stacked:
+            return log_prob(self, value)
+        if self.stacked[0] == 1 != jnp.shape(value)[0]:  # put in for a plate
+            return mapped(jax.tree.map(lambda leaf: leaf[0], self), value)
+        return jax.vmap(mapped)(self, value)
+
+    return mapped
 
 
 def bounds_of(constraint: constraints.Constraint) -> list[Any]:

@@ -33,6 +33,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
+from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel, as_kernel
@@ -54,7 +55,7 @@ Method = Literal["sor", "dtc", "fitc", "pitc", "pep", "structured-pep"]
 POWERS, GROUPED = ("pep", "structured-pep"), ("pitc", "pep", "structured-pep")
 
 
-class ApproximateGP(JointDensity, dist.Distribution):
+class ApproximateGP(JointDensity, Stackable):
     """
     Gaussian-noise observations of a GP under a classical approximation: ``log_prob(y)`` is the exact log density of an
     approximate model, or power EP's estimate of the log evidence; **not a bound** on it. For NUTS, L-BFGS or SVI over
@@ -101,6 +102,7 @@ class ApproximateGP(JointDensity, dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
+    counted = "X"
     pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups", "power")
     pytree_aux_fields = ("method", "jitter")
 
@@ -141,7 +143,9 @@ class ApproximateGP(JointDensity, dist.Distribution):
         self.groups = groups
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
+        self.count_axes()
 
+    @per_stacked
     def log_prob(self, value):
         """The method's log density of observations y of shape (..., N): (...)."""
         checks.require_rows(value, self.event_shape[0])

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
 from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
+from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian, Likelihood
@@ -38,7 +38,7 @@ __all__ = ["CollapsedGP"]
 WORTH_A_WORD = 1e-2
 
 
-class CollapsedGP(JointDensity, dist.Distribution):
+class CollapsedGP(JointDensity, Stackable):
     """
     Observations of a sparse GP, with q(ε) collapsed: ``log_prob(y)`` is a lower bound on the log evidence, the ELBO at
     the best q(ε). For NUTS, L-BFGS or SVI over hyperparameters and all else of a model:
@@ -103,6 +103,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
+    counted = "X"
     pytree_data_fields = ("kernel", "X", "blocks", "likelihood", "offset", "conditional", "present", "weights", "start")
     pytree_aux_fields = ("covariances", "jitter", "max_steps", "tolerance", "outputs", "nan_is_missing")
 
@@ -170,6 +171,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
         if self.outputs:
             self._projector()  # which checks the shapes; unused, the compiler drops it
         super().__init__((self.outputs,) if self.outputs else (), (rows,), validate_args=validate_args)
+        self.count_axes()
 
     def _require_per_row(self, value: Any, name: str) -> Any:
         rows, Q = self.X.shape[0], self.outputs
@@ -209,6 +211,7 @@ class CollapsedGP(JointDensity, dist.Distribution):
             raise AttributeError(f"noise_variance: the likelihood is {type(self.likelihood).__name__}, not Gaussian.")
         return self.likelihood.variance
 
+    @per_stacked
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
         y = self._observations(value)

@@ -22,13 +22,13 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jax import lax
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
+from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator, known_key
@@ -66,7 +66,7 @@ def penalty_nodes(rng_key: jax.Array, count: int, rows: int, columns: int) -> np
     return np.concatenate([half, -half])
 
 
-class UncertainInputGP(JointDensity, dist.Distribution):
+class UncertainInputGP(JointDensity, Stackable):
     """
     Gaussian-noise observations of a sparse GP at Gaussian inputs, with q(ε) collapsed.
 
@@ -112,6 +112,7 @@ class UncertainInputGP(JointDensity, dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
+    counted = "loc"
     pytree_data_fields = (
         "kernel",
         "loc",
@@ -183,7 +184,9 @@ class UncertainInputGP(JointDensity, dist.Distribution):
         self.jitter = jitter
         self.chunk_size = chunk_size
         super().__init__((), (rows,), validate_args=validate_args)
+        self.count_axes()
 
+    @per_stacked
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
         y = self._present(value)

@@ -16,7 +16,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, KeepsIntermediates, Message, ask, given_by, mask_of
+from npgp.contract import Handler, KeepsIntermediates, Message, Stackable, ask, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
@@ -29,7 +29,7 @@ from npgp.sparse.residuals import Residual
 __all__ = ["joint", "observe"]
 
 
-class LatentObservation(KeepsIntermediates, dist.Distribution):
+class LatentObservation(KeepsIntermediates, Stackable):
     """
     Observations of Gaussian latent values, which are integrated out row by row.
 
@@ -55,6 +55,7 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
 
     support = constraints.real
     reparametrized_params: list[str] = []
+    counted = "moments.mean"
     pytree_data_fields = ("likelihood", "moments", "conditional", "parameter", "mask_", "residual")
     #: Draws the latent values; ``None`` where they would be drawn row by row from the moments.
     simulate: Callable[[jax.Array, tuple[int, ...]], jax.Array] | None = None
@@ -73,6 +74,7 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
         self.parameter, self.mask_, self.residual, self.simulate = parameter, mask, residual, simulate
         shape = moments.mean.shape
         super().__init__(shape if likelihood.num_latents == 1 else shape[1:], (), validate_args=False)
+        self.count_axes()
 
     @property
     def certified(self) -> bool:
@@ -95,6 +97,7 @@ class LatentObservation(KeepsIntermediates, dist.Distribution):
         masked.mask_ = present if self.mask_ is None else present & self.mask_
         return masked
 
+    @per_stacked
     def log_prob(self, value, intermediates=None):
         mean, variance, prior_residual = self.moments
         # 1 is a possible observation of every likelihood; a masked row may hold NaN, also in the gradient.

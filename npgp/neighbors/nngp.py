@@ -20,6 +20,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.reparam import Reparam
 
 from npgp import checks
+from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
@@ -35,7 +36,7 @@ __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 # The distributions
 
 
-class NNGP(JointDensity, dist.Distribution):
+class NNGP(JointDensity, Stackable):
     """
     The nearest-neighbor GP prior of f at given sites, a latent site of a model with any likelihood, by NUTS or SVI:
 
@@ -63,6 +64,7 @@ class NNGP(JointDensity, dist.Distribution):
 
     support = constraints.real_vector
     reparametrized_params: list[str] = []
+    counted = "X"
     pytree_data_fields = ("kernel", "X", "neighbors", "offset", "noise_variance")
     pytree_aux_fields = ("jitter",)
 
@@ -96,6 +98,7 @@ class NNGP(JointDensity, dist.Distribution):
         self.noise_variance = 0.0  # what is added to the covariance's diagonal
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
+        self.count_axes()
 
     def factor(self) -> VecchiaFactor:
         """The sparse Cholesky factor of the precision."""
@@ -105,6 +108,7 @@ class NNGP(JointDensity, dist.Distribution):
     def mean(self):
         return jnp.broadcast_to(jnp.asarray(self.offset, self.X.dtype), self.event_shape)
 
+    @per_stacked
     def log_prob(self, value):
         """
         Log density of values (..., N): (...).

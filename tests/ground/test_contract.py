@@ -20,6 +20,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
+from numpyro.contrib.control_flow import scan
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import SVI, Predictive, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
@@ -593,6 +594,39 @@ def remembering():
             return -0.5 * (value - self.loc) ** 2
 
     return Remembering
+
+
+@relies(
+    "scan stacks the arrays of a site's distribution and takes log_prob of the stacked values, in plates too.",
+    "Stackable",
+    "per_stacked",
+)
+def test_stacked_distributions():
+    class Sum(contract().Stackable):
+        support = constraints.real_vector
+        pytree_data_fields = ("rows", "scale")
+        counted = "rows"
+
+        def __init__(self, rows, scale):
+            self.rows, self.scale = rows, scale
+            super().__init__((), jnp.shape(rows))
+            self.count_axes()
+
+        @contract().per_stacked
+        def log_prob(self, value, intermediates=None):
+            assert jnp.shape(self.rows) == (2,) and jnp.shape(self.scale) == ()
+            return jnp.sum(self.rows * value, -1) / self.scale
+
+    rows, values = jnp.arange(6.0).reshape(3, 2), jnp.ones((3, 4, 2))
+
+    def step(carry, step):
+        with numpyro.plate("outputs", 4):
+            numpyro.sample("x", Sum(step[0], carry), obs=step[1])
+        return carry, None
+
+    sites = handlers.trace(lambda: scan(step, jnp.asarray(2.0), (rows, values))).get_trace()
+    density = sites["x"]["fn"].log_prob(sites["x"]["value"])
+    np.testing.assert_allclose(density, jnp.broadcast_to(rows.sum(-1)[:, None] / 2.0, (3, 4)))
 
 
 @relies(
