@@ -299,7 +299,7 @@ def _of_others(kernel: _OtherColumns, base: FeatureMap, X: jax.Array) -> jax.Arr
 def _inner(kernel: Kernel) -> list[Kernel]:
     """Kernels in the fields of another."""
     leaves = jax.tree.leaves(kernel, is_leaf=lambda x: isinstance(x, Kernel) and x is not kernel)
-    return [leaf for leaf in leaves if isinstance(leaf, Kernel)]
+    return [leaf for leaf in leaves if isinstance(leaf, Kernel) and leaf is not kernel]  # which may be no pytree
 
 
 # ---------------------------------------------------------------------------------------------------------------
