@@ -8,6 +8,8 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 # per worker: BLAS threads would fight XLA's
 # Programs of several files: workers share them. To look for the smallest takes longer than to compile them.
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.05 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+# Collecting takes half the time where pytest has written down the tests with their assertions.
+unset PYTHONDONTWRITEBYTECODE
 export JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0 # programs without the lines of Python that they are of: sooner written
 
 run() {

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import costs
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -37,19 +38,36 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=["quick", "rest"], help="the quick tier alone, or what it leaves out")
+    parser.addoption("--costs", action="store_true", help="write what the items cost into tests/costs.tsv")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # xdist: files in our order, not that of their numbers of tests
+    if config.option.costs:
+        table = None if hasattr(config, "workerinput") else costs.TABLE
+        config.pluginmanager.register(costs.Recorder(table), "costs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "data_dir" in getattr(item, "fixturenames", ()):
             item.add_marker("data")
+    known = costs.read()
+    if config.option.tier:
+        quick = costs.quick([item.nodeid for item in items], known, costs.killers())
+        sides: dict[bool, list[pytest.Item]] = {True: [], False: []}
+        for item in items:
+            sides[(item.nodeid in quick) == (config.option.tier == "quick")].append(item)
+        config.hook.pytest_deselected(items=sides[False])
+        items[:] = sides[True]
     if hasattr(config, "workerinput"):
         # Workers take file after file: the long ones first, so that at the end none waits long for another.
-        size = Counter(item.path for item in items)
-        slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-        items.sort(key=lambda item: (-slow[item.path], -size[item.path]))
+        seconds: Counter[Path] = Counter()
+        for item in items:
+            seconds[item.path] += known[item.nodeid].seconds if item.nodeid in known else 1.0
+        items.sort(key=lambda item: -seconds[item.path])
 
 
 def pytest_collection_finish() -> None:

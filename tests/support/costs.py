@@ -1,0 +1,152 @@
+"""
+What each item costs, and which are the quick tier. ``scripts/test --costs`` writes the table, ``tests/costs.tsv``.
+
+The quick tier costs at most a tenth of what all items cost (`SHARE`), and no item in it more than one in 300 (`LIMIT`):
+1. new items, which the table does not have yet, of files that it has;
+2. for each mutant of the library (``tests/mutants/``), an item that fails on it: again and again the one that kills the
+   most of those still alive for its cost;
+3. the contract with NumPyro and JAX;
+4. all other items, the cheapest first.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Collection, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import pytest
+
+TESTS = Path(__file__).parents[1]
+TABLE = TESTS / "costs.tsv"
+KILLED = TESTS / "mutants" / "killed.tsv"
+CONTRACT = "tests/ground/test_contract.py::"
+SHARE = 1 / 10
+LIMIT = 1 / 300
+HEADER = "item\tseconds\tfixtures\tprograms"
+
+
+class Cost(NamedTuple):
+    """Of an item: processor seconds, those of them or of earlier items for fixtures of several, compiled programs."""
+
+    seconds: float
+    fixtures: float
+    programs: int
+
+    @property
+    def alone(self) -> float:
+        """Processor seconds at most, should the item be the first that needs its fixtures."""
+        return max(self.seconds, self.fixtures)
+
+
+def read(table: Path = TABLE) -> dict[str, Cost]:
+    """The costs of each item that was measured."""
+    if not table.exists():
+        return {}
+    lines = (line.split("\t") for line in table.read_text().splitlines()[1:])
+    return {item: Cost(float(seconds), float(fixtures), int(programs)) for item, seconds, fixtures, programs in lines}
+
+
+def write(costs: dict[str, Cost], table: Path = TABLE) -> None:
+    lines = (f"{item}\t{cost.seconds:.2f}\t{cost.fixtures:.2f}\t{cost.programs}" for item, cost in costs.items())
+    table.write_text("\n".join([HEADER, *sorted(lines)]) + "\n")
+
+
+def killers(table: Path = KILLED) -> dict[str, set[str]]:
+    """The items that fail on each mutant, as far as is known."""
+    found: dict[str, set[str]] = {}
+    for line in table.read_text().splitlines()[1:] if table.exists() else ():
+        mutant, item = line.split("\t")[:2]
+        found.setdefault(mutant, set()).add(item)
+    return found
+
+
+def quick(items: Collection[str], costs: dict[str, Cost], killed: dict[str, set[str]]) -> set[str]:
+    """Those of some items that the quick tier has: see above."""
+    total = sum(cost.seconds for cost in costs.values())
+    prices = {item: costs[item].alone for item in items if item in costs}
+    files = {item.split("::")[0] for item in costs}
+    chosen = {item for item in items if item not in costs and item.split("::")[0] in files}
+    spent = 0.0
+
+    def take(item: str) -> bool:
+        nonlocal spent
+        if item not in chosen and prices[item] <= min(LIMIT * total, SHARE * total - spent):
+            chosen.add(item)
+            spent += prices[item]
+        return item in chosen
+
+    alive = {mutant: found & prices.keys() for mutant, found in killed.items() if not found & chosen}
+    worth: dict[str, set[str]] = {}
+    for mutant, found in alive.items():
+        for item in found:
+            worth.setdefault(item, set()).add(mutant)
+    while worth:
+        best = max(sorted(worth), key=lambda item: len(worth[item]) / (prices[item] + 0.01))
+        mutants = worth.pop(best)
+        if take(best):
+            worth = {item: left for item, others in worth.items() if (left := others - mutants)}
+    for item in sorted(prices, key=lambda item: (not item.startswith(CONTRACT), prices[item], item)):
+        take(item)
+    return chosen
+
+
+def _seconds() -> float:
+    """Processor seconds of this process, all its threads, and of those that it started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+class Recorder:
+    """
+    The plugin of ``--costs``: measures the items of this process, and adds what workers measured to the table.
+
+    :param table: the file to add to; `None` in a worker, whose reports tell the process that started it.
+    """
+
+    def __init__(self, table: Path | None) -> None:
+        self.table = table
+        self.costs: dict[str, Cost] = {}
+        self.programs = 0
+        self.began = (0.0, 0)
+        self.fixtures: dict[Any, float] = {}  # seconds of each that several items use
+        jax.monitoring.register_event_duration_secs_listener(self._compiled)
+
+    def _compiled(self, event: str, duration: float, **details: object) -> None:
+        self.programs += event == "/jax/core/compile/backend_compile_duration"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self) -> None:
+        self.began = _seconds(), self.programs
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
+        before = _seconds()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                self.fixtures[fixturedef] = _seconds() - before
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+        if call.when == "teardown":
+            used = getattr(item, "_fixtureinfo", None)
+            names = used.name2fixturedefs if used else {}
+            wide = sum(self.fixtures.get(defs[-1], 0.0) for defs in names.values())
+            cost = _seconds() - self.began[0], wide, self.programs - self.began[1]
+            item.user_properties.append(("cost", cost))
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown" and not report.skipped:
+            measured = dict(report.user_properties).get("cost")
+            if measured is not None:
+                self.costs[report.nodeid] = Cost(*measured)
+
+    def pytest_sessionfinish(self) -> None:
+        if self.table is not None and self.costs:
+            write(read(self.table) | self.costs, self.table)
