@@ -19,6 +19,9 @@ from npgp.programs.backend import on_cpu
 
 T = TypeVar("T")
 
+#: Predictions take at least so many rows at a time.
+FEWEST_ROWS = 256
+
 
 def entries_at_once() -> int:
     """
@@ -38,6 +41,11 @@ def rows_within(budget: int, *per_row: int) -> int:
     :param per_row: of which each row has the product of these.
     """
     return max(1, budget // max(1, math.prod(per_row)))
+
+
+def rows_at_once(*per_row: int) -> int:
+    """How many rows predictions take at a time; arguments as for :func:`rows_within`."""
+    return max(FEWEST_ROWS, rows_within(entries_at_once(), *per_row))
 
 
 def map_chunks(function: Callable[..., T], size: int, *arrays: Any, axis: int = 0) -> T:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from scipy.linalg import lapack, solve_triangular
 
+from npgp import checks
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
 from npgp.linalg import matmul, safe_sqrt
@@ -66,21 +67,29 @@ class SphericalHarmonics:
         """
         The harmonics of as many whole levels as fit in a number of features, the kernel's largest λ_ℓ first.
 
-        For choosing outside ``jit``; levels that the kernel lacks are left out.
+        Levels are chosen for the kernel's hyperparameters, which must be known: in a model that learns them, call it
+        before with initial values. Levels that the kernel lacks are left out.
 
         :param size: most features, up to 4,000.
         :param kernel: the zonal kernel.
         :param columns: the number of input columns.
+        :raises TypeError: for a kernel with traced hyperparameters.
         :raises ValueError: if not even one level fits.
         """
         zonal, _ = as_zonal(kernel, cls.__name__)
+        if any(map(checks.is_traced, jax.tree.leaves(zonal))):
+            raise TypeError(
+                "kernel has traced hyperparameters, such as a model's numpyro.param; levels are chosen for known ones: "
+                "call within before, outside the model, for a kernel with initial values."
+            )
         d = zonal.dimension(columns)
         limit = min(size, MAX_HARMONICS)
         candidates, counted = 0, 0
         while counted <= 2 * limit and gegenbauer.multiplicity(d, candidates) <= limit:  # every other one may be absent
             counted += gegenbauer.multiplicity(d, candidates)
             candidates += 1
-        eigenvalues = np.asarray(_eigenvalues(zonal, candidates, d)) if candidates else np.zeros(0)
+        with jax.ensure_compile_time_eval():  # inside a traced model, too
+            eigenvalues = np.asarray(_eigenvalues(zonal, candidates, d)) if candidates else np.zeros(0)
         levels: list[int] = []
         for level in sorted(range(candidates), key=lambda level: -eigenvalues[level]):
             count = gegenbauer.multiplicity(d, level)

@@ -23,7 +23,7 @@ def adam(
 
     .. code-block:: python
 
-        optimizer = npgp.adam(0.05, 1000)  # the rate falls to zero over a thousand steps
+        optimizer = npgp.adam(0.05, 1000)  # the rate falls to 2% of that over a thousand steps
 
     :param learning_rate: the highest learning rate.
     :param num_steps: steps, warm-up included, after which the decay ends; no decay if ``None``.

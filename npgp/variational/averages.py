@@ -23,6 +23,7 @@ from npgp.neighbors.posterior import NeighborPosterior, with_neighbors
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
+from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths
 
 __all__ = ["PathMixture", "PosteriorMixture"]
@@ -82,9 +83,37 @@ class PosteriorMixture:
         """Numbers of the draws; one stands for all if the posterior does not depend on the other sites."""
         return jnp.arange(self.size if any(self.varies) else 1)
 
+    def mixed(self, W: ArrayLike) -> PosteriorMixture:
+        """
+        The posterior of outputs that mix a batch of functions, ``h = W g``, averaged over draws like this one::
+
+            g = npgp.posterior("g", model, mcmc.get_samples(), {}, X, Y)
+            mean, variance = g.mixed(g.sites["W"]).mean_and_variance(X_new)  # each (P, N)
+
+        Its :meth:`covariance` is joint over outputs and rows, (P, N, P, N), and :meth:`output_covariance` that between
+        outputs at each row.
+
+        :param W: the mixing matrix, (P, Q); or one for each draw, (draws, P, Q), as ``sites`` has it where W is a site.
+        :raises TypeError: for a posterior of a :class:`npgp.VNNGP`.
+        :raises ValueError: for a matrix without a column for each function, or of another number of draws.
+        """
+        if self._of_neighbors:
+            raise TypeError("mixed is for functions of a SparseGP drawn in a plate; this one is of a VNNGP.")
+        checks.require_finite(W, "W")
+        W = jnp.asarray(W)
+        of_each = W.ndim == 3
+        if of_each and len(W) != self.size:
+            raise ValueError(f"W has shape {W.shape}; it must be (P, Q) or, one for each draw, ({self.size}, P, Q).")
+        one = MixedPosterior((self._given(0),), W[0] if of_each else W)
+        leaves = [*jax.tree.leaves(self.posterior), W]
+        mixed = jax.tree.unflatten(jax.tree.structure(one), leaves)
+        return PosteriorMixture(mixed, self.sites, self.size, (*self.varies, of_each))
+
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """Shape of the batch of outputs."""
+        if self._is_mixed:
+            return self.posterior.W.shape[-2:-1]
         return jax.eval_shape(lambda: jnp.zeros(self._given(0).batch_shape)).shape
 
     def mean(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
@@ -155,8 +184,18 @@ class PosteriorMixture:
         return one_program(density, options=STEPS)
 
     def covariance(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D), by the law of total covariance: batch + (N, N)."""
-        return self._at(PosteriorMixture._covariance, X, neighbors, axes=(-2, -1))
+        """
+        Joint posterior covariance of f at inputs X (N, D), by the law of total covariance: batch + (N, N); of
+        :meth:`mixed` outputs (P, N, P, N).
+        """
+        axes = (-3, -1) if self._is_mixed else (-2, -1)
+        return self._at(PosteriorMixture._covariance, X, neighbors, axes=axes)
+
+    def output_covariance(self, X: ArrayLike) -> jax.Array:
+        """Posterior covariance between :meth:`mixed` outputs at each row of inputs X (N, D): (N, P, P)."""
+        if not self._is_mixed:
+            raise TypeError("output_covariance is of outputs that mix functions: f.mixed(W).output_covariance(X).")
+        return self._at(PosteriorMixture._output_covariance, X, None, axes=(0,))
 
     def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
         """Posterior mean and variance of the slope ``∂f/∂x_dim``: :meth:`npgp.Posterior.derivative`."""
@@ -212,6 +251,10 @@ class PosteriorMixture:
     def _of_neighbors(self) -> bool:
         return isinstance(self.posterior, NeighborPosterior)
 
+    @property
+    def _is_mixed(self) -> bool:
+        return isinstance(self.posterior, MixedPosterior)
+
     def _rows(self, X: ArrayLike, neighbors: ArrayLike | None) -> Any:
         """Rows as the methods below take them: inputs, or a pair of inputs and neighbors."""
         if not self._of_neighbors:
@@ -241,11 +284,18 @@ class PosteriorMixture:
         def add(total, draw):
             p = self._given(draw)
             away = p.mean(*_arguments(rows)) - mean
+            if self._is_mixed:
+                return total + p.covariance(*_arguments(rows)) + away[:, :, None, None] * away, None
             return total + p.covariance(*_arguments(rows)) + away[..., :, None] * away[..., None, :], None
 
-        draws = self._different
-        total, _ = lax.scan(add, jnp.zeros((*mean.shape, mean.shape[-1]), mean.dtype), draws)
+        draws, shape = self._different, mean.shape if self._is_mixed else mean.shape[-1:]
+        total, _ = lax.scan(add, jnp.zeros((*mean.shape, *shape), mean.dtype), draws)
         return total / draws.size
+
+    def _output_covariance(self, rows: Any) -> jax.Array:
+        means, covariances = self._each(lambda p: (p.mean(rows).T, p.output_covariance(rows)))  # of rows and outputs
+        away = means - jnp.mean(means, axis=0)
+        return jnp.mean(covariances + away[..., :, None] * away[..., None, :], axis=0)
 
 
 @pytree

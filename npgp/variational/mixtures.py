@@ -14,7 +14,6 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.pytrees import pytree
-from npgp.variational.averages import PosteriorMixture
 from npgp.variational.paths import Paths
 
 __all__ = ["MixedPaths", "MixedPosterior"]
@@ -48,7 +47,8 @@ class MixedPosterior:
 
         h = npgp.variational.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns for batches
 
-    A posterior of W is a mixture over its draws: use one object for each, under ``jax.vmap``.
+    Where W, or hyperparameters, are sampled, the average over draws mixes them: ``f.mixed(f.sites["W"])``
+    (:meth:`npgp.variational.PosteriorMixture.mixed`).
 
     .. code-block:: python
 
@@ -69,10 +69,10 @@ class MixedPosterior:
     def __post_init__(self):
         posteriors = tuple(self.posteriors)
         object.__setattr__(self, "posteriors", posteriors)
-        if any(isinstance(posterior, PosteriorMixture) for posterior in posteriors):
+        if any(hasattr(posterior, "sites") for posterior in posteriors):
             raise TypeError(
-                "posteriors has an average over draws, whose functions depend on one another through these: mix the "
-                "posterior given each draw, f[i].mixed(W) for i in range(len(f))."
+                "posteriors has an average over draws, whose functions depend on one another through these: use its "
+                "own mixed(W)."
             )
         shapes = [posterior.batch_shape for posterior in posteriors]
         if not shapes or any(len(shape) > 1 for shape in shapes):

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.chunks import map_chunks, rows_at_once
 from npgp.features import Points
+from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projector
@@ -49,12 +51,22 @@ class Paths:
 
     def __call__(self, X: ArrayLike) -> jax.Array:
         """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
-        X = checks.inputs(X)
+        return on_grid(Paths._values, self, checks.inputs(X))
+
+    def _values(self, X: jax.Array) -> jax.Array:
+        members = math.prod(self.projector.batch_shape) if isinstance(self.projector, Members) else 1
+        features = self.feature_weights.shape[-1] + sum(w.shape[-1] for w in self.block_weights)
+        size = rows_at_once(members * features + math.prod(self.feature_weights.shape[:-1]))
+        return map_chunks(self._values_of_rows, size, X, axis=-1)
+
+    def _values_of_rows(self, X: jax.Array) -> jax.Array:
         if isinstance(self.projector, Members):
             batch = len(self.projector.batch_shape)
             w, blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 0, batch), (self.feature_weights, self.block_weights))
             values = self.projector.each(
-                lambda projector, arrays, w, blocks: Paths(projector, arrays, w, blocks, self.num_features)(X),
+                lambda projector, arrays, w, blocks: Paths(
+                    projector, arrays, w, blocks, self.num_features
+                )._values_of_rows(X),
                 self.feature_arrays,
                 w,
                 blocks,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.chunks import entries_at_once, map_chunks, rows_within
+from npgp.chunks import map_chunks, rows_at_once
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
@@ -28,9 +28,6 @@ from npgp.variational.updates import update
 __all__ = ["Decomposition", "Posterior"]
 
 T = TypeVar("T")
-
-#: Predictions take at least so many rows at a time.
-FEWEST_ROWS = 256
 
 
 @pytree
@@ -84,8 +81,16 @@ class Posterior:
     def _project(self, rows: jax.Array) -> Projection:
         return self.projector(jnp.moveaxis(rows, 0, -2))
 
+    def _in_chunks(self, function: Callable[[jax.Array], T], X: jax.Array) -> T:
+        """A function of rows, for as many at a time as are fast: no array of all rows and inducing features is made."""
+        features = math.prod(self.batch_shape) * sum(block.event_shape[0] for block in self.q)
+        return map_chunks(function, rows_at_once(features), X, axis=-1)
+
     def _mean(self, X: jax.Array) -> jax.Array:
-        return whitened_mean(self._project(X), [block.loc for block in self.q])
+        def of_rows(X):
+            return whitened_mean(self._project(X), [block.loc for block in self.q])
+
+        return self._in_chunks(of_rows, X)
 
     def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
         """Posterior variance of f, batch + (N,). Arguments as :meth:`mean_and_variance`."""
@@ -107,9 +112,7 @@ class Posterior:
         return on_grid(Posterior._moments, self, X)
 
     def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        entries = math.prod(self.batch_shape) * sum(block.event_shape[0] for block in self.q)
-        size = max(FEWEST_ROWS, rows_within(entries_at_once(), entries))
-        return map_chunks(self._moments_of_rows, size, X, axis=-1)
+        return self._in_chunks(self._moments_of_rows, X)
 
     def _moments_of_rows(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
         projection = self._project(X)
@@ -283,13 +286,17 @@ class Posterior:
         checks.whole_number(
             dim, "dim", least=-columns, most=columns - 1, must_be=f"the number of one of the {columns} columns of X"
         )
-        direction = jnp.zeros_like(X).at[:, dim].set(1.0)
-        _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
-        # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
-        projection = Projection(slopes, self.projector.each(lambda p: _slope_variance(p.kernel, X, direction[0])))
-        mean = whitened_mean(projection, [block.loc for block in self.q])
-        variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
-        return mean, jnp.broadcast_to(variance, mean.shape)
+
+        def of_rows(X):
+            direction = jnp.zeros_like(X).at[:, dim].set(1.0)
+            _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
+            # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
+            projection = Projection(slopes, self.projector.each(lambda p: _slope_variance(p.kernel, X, direction[0])))
+            mean = whitened_mean(projection, [block.loc for block in self.q])
+            variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
+            return mean, jnp.broadcast_to(variance, mean.shape)
+
+        return one_program(lambda: self._in_chunks(of_rows, X), options=STEPS)
 
     def decompose(self, X: ArrayLike) -> Decomposition:
         """
@@ -302,6 +309,9 @@ class Posterior:
         return on_grid(Posterior._decomposition, self, self._rows(X))
 
     def _decomposition(self, X: jax.Array) -> Decomposition:
+        return self._in_chunks(self._decomposition_of_rows, X)
+
+    def _decomposition_of_rows(self, X: jax.Array) -> Decomposition:
         projection = self._project(X)
         means = [along_rows(block.loc, A) for block, A in zip(self.q, projection.A, strict=True)]
         shape = self.batch_shape + projection.prior_variance.shape[-1:]

@@ -112,6 +112,19 @@ def test_harmonics_within_a_number_are_those_of_largest_eigenvalues():
         SphericalHarmonics.within(0, ZonalRBF(), 3)
 
 
+def test_levels_are_chosen_inside_a_traced_model():
+    """As ``fit`` traces it; for a kernel that is known. Of one that is not, no levels are."""
+
+    def model(variance):
+        known = SphericalHarmonics.within(60, ZonalArcCosine(), 3)
+        assert known == SphericalHarmonics((0, 1, 2, 4), 4)
+        with pytest.raises(TypeError, match="kernel has traced hyperparameters.* call within before"):
+            SphericalHarmonics.within(60, ZonalArcCosine(weight_variance=variance), 3)
+        return known.gram(ZonalArcCosine(weight_variance=variance))
+
+    assert jax.eval_shape(model, 1.0).shape == (39, 39)
+
+
 # ---------------------------------------------------------------- covariances
 
 

@@ -310,7 +310,7 @@ def test_misuse(float64):
     # What f does not depend on may be missing.
     assert len(npgp.posterior("f", model, {n: v for n, v in draws.items() if n != "level"}, {}, *args)) == 5
     average = npgp.posterior("f", model, draws, {}, *args)
-    with pytest.raises(TypeError, match=r"posteriors has an average over draws.*f\[i\].mixed"):
+    with pytest.raises(TypeError, match=r"posteriors has an average over draws.*its own mixed\(W\)"):
         npgp.variational.MixedPosterior((average,), np.ones((2, 1)))
     with pytest.raises(TypeError, match="neighbors is for the posterior of a VNNGP"):
         average.mean(X_NEW, neighbors=np.zeros((8, 1), int))

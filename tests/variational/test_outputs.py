@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import oracles
 import pytest
+from numpyro import handlers
 
 import npgp
 from npgp.features import Points
@@ -379,3 +381,46 @@ def test_a_model_that_observes_a_mixture_has_its_moments(float64, functions):
     mean, covariance = dense_mixture(W, means[:2], covariances[:2])
     rows = models.log_normal(np.ravel(y), mean, NOISE) - 0.5 * np.diag(covariance) / NOISE
     np.testing.assert_allclose(elbo, np.sum(rows) - np.sum(batch.kl()), rtol=1e-8)
+
+
+# ---------------------------------------------------------------- averages over draws
+
+
+def test_mixtures_averaged_over_draws_are_the_law_of_total_covariance(float64):
+    """W a site, and drawn by whatever: MCMC's draws of it and of the inducing values, or W alone."""
+    Z, x = (jnp.asarray(a.copy()) for a in (X[:4], X2))
+
+    def model(X, y=None):
+        loadings = numpyro.sample("W", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+        with numpyro.plate("functions", 2, dim=-2):
+            g = npgp.SparseGP("g", npgp.RBF(0.7), Z).draw()
+        with numpyro.plate("outputs", 3, dim=-2), numpyro.plate("data", len(X)):
+            npgp.observe("y", loadings @ g(X), npgp.Gaussian(scale=0.1), obs=y)
+
+    rng = np.random.default_rng(3)
+    site = next(n for n in handlers.trace(handlers.seed(model, 0)).get_trace(x) if n.startswith("g."))
+    draws = {"W": rng.normal(size=(5, 3, 2)), site: rng.normal(size=(5, 2, 1, 4))}
+    g = npgp.posterior("g", model, draws, {}, x)
+    fixed = rng.normal(size=(3, 2))
+    for mixing, of_draw in ((g.sites["W"], draws["W"]), (fixed, np.broadcast_to(fixed, (5, 3, 2)))):
+        h = g.mixed(mixing)
+        means, joint = [], []
+        for i in range(5):  # dense algebra of each draw: h = W g, with functions independent given the draw
+            mean, covariance = np.asarray(g[i].mean(x)), np.asarray(g[i].covariance(x))
+            means.append(of_draw[i] @ mean)
+            joint.append(np.einsum("pq,qnm,rq->pnrm", of_draw[i], covariance, of_draw[i]))
+        means = np.array(means)
+        away = means - means.mean(0)
+        expected = np.mean(joint, 0) + np.einsum("ipn,irm->pnrm", away, away) / 5
+        close = functools.partial(np.testing.assert_allclose, atol=1e-10)
+        close(h.mean(x), means.mean(0))
+        close(h.covariance(x), expected)
+        close(h.mean_and_variance(x)[1], np.einsum("pnpn->pn", expected))
+        close(h.output_covariance(x), np.einsum("pnrn->npr", expected))
+        assert h.batch_shape == (3,) and h.sample(KEY(0), x, (7,)).shape == (7, 3, 4)
+        assert h.draw_functions(KEY(0), 7, 16)(x).shape == (7, 3, 4)
+    for wrong in (np.ones((4, 3, 2)), np.ones((3, 3))):
+        with pytest.raises(ValueError, match=r"W has shape .*; it must be \("):
+            g.mixed(wrong)
+    with pytest.raises(TypeError, match="output_covariance is of outputs that mix functions"):
+        g.output_covariance(x)

@@ -1,5 +1,6 @@
 """The posterior of f against dense Gaussian algebra: moments, draws, sample paths, derivatives and parts."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from programs import equations
 from test_variational import (
     SIZES,
     assert_moments,
@@ -19,10 +21,12 @@ from test_variational import (
     problem,
 )
 
+import npgp
+from npgp import chunks
 from npgp.collapsed import CollapsedGP
 from npgp.features import Points
-from npgp.kernels import RBF, Constant, Linear, Matern12
-from npgp.sparse.projection import Projector
+from npgp.kernels import RBF, Constant, Linear, Matern12, Matern52
+from npgp.sparse.projection import Projector, factorize
 from npgp.variational import DenseNormal, DiagonalNormal, MeanOnlyNormal
 from npgp.variational.posterior import Paths, Posterior
 
@@ -183,6 +187,43 @@ def test_memory_does_not_grow_with_rows_in_batches():
     assert temporaries(size) > 0.5 * features * rows
     assert temporaries(1000) < 8 * rows
     assert temporaries(None) < 12 * rows  # in chunks too, of 10,000 rows here
+
+
+def test_no_prediction_makes_an_array_of_all_rows_and_features(monkeypatch):
+    """Not by any method: rows are taken in chunks, and each result is that of the rows at once."""
+    X, Z = (np.random.default_rng(0).uniform(0.0, 3.0, (n, 2)).astype(np.float32) for n in (3000, 40))
+    q = DenseNormal(np.ones(40, np.float32), 0.1 * np.eye(40, dtype=np.float32))
+    posterior = Posterior(factorize(Matern52(1.0), [Points(Z)]), (q,))
+    y = X[:, 0]
+    methods = {
+        "mean": posterior.mean,
+        "mean_and_variance": posterior.mean_and_variance,
+        "decompose": lambda X: dataclasses.astuple(posterior.decompose(X))[1:],
+        "derivative": posterior.derivative,
+        "log_density": lambda X: posterior.log_density(X, y, npgp.Gaussian(scale=0.3)),
+        "draw_functions": posterior.draw_functions(jax.random.key(0), 2, num_features=64),
+    }
+
+    def largest(method):
+        return max(v.aval.size for e in equations(jax.make_jaxpr(lambda X: method(X))(X).jaxpr) for v in e.outvars)
+
+    sizes = []
+    for chunk in (256, 100_000):
+        monkeypatch.setattr(chunks, "FEWEST_ROWS", chunk)
+        monkeypatch.setattr(chunks, "entries_at_once", lambda: 1)
+        sizes.append({name: largest(method) for name, method in methods.items()})
+    few, many = sizes
+    for name in methods:
+        assert few[name] < 8 * X.size, name  # inputs and results, and chunks of 256 rows or fewer
+        assert many[name] > 8 * X.size, name  # the test would see it
+    # Of the rows by themselves, not in chunks: what the dense tests above have checked.
+    for name in ("mean", "decompose", "derivative", "draw_functions"):
+        monkeypatch.setattr(chunks, "FEWEST_ROWS", 100)
+        chunked = jax.jit(lambda X, method=methods[name]: method(X))(X[:150])
+        monkeypatch.setattr(chunks, "FEWEST_ROWS", 1000)
+        whole = jax.jit(lambda X, method=methods[name]: method(X))(X[:150])
+        for a, b in zip(jax.tree.leaves(chunked), jax.tree.leaves(whole), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.parametrize("batch_size", [0, -3, 2.0, True, "all"])
