@@ -253,6 +253,43 @@ def test_rounding_is_of_the_order_of_magnitude_said(shortest, noises):
         assert np.all(error < 3) and np.max(error) > 0.03, (name, error)
 
 
+def test_rounding_is_of_the_data_and_of_the_fit(float64):
+    # With long lengthscales the weights of the points, α = K_uu⁻¹ E[u], are large, and of opposite signs.
+    rng = np.random.default_rng(1)
+    X, noise = np.sort(rng.uniform(0, 10, 30))[:, None], 1e-3 * np.exp(rng.normal(size=30))
+    y, Z = rng.normal(size=30), X[::6]
+    K_uu, K_uf = (oracles.stationary("RBF", Z, other, 3.0, 2.0) for other in (Z, X))
+    alpha = np.linalg.solve(K_uu + 1e-6 * 2.0 * np.eye(5) + (K_uf / noise) @ K_uf.T, K_uf @ (y / noise))
+    w, left = np.linalg.norm(alpha), np.linalg.norm((y - K_uf.T @ alpha) / noise)
+    fit, data = 0.5 * 2.0 * w * (w + 2.0 * left), np.sum(1.0 + (2.0 + y**2) / noise)
+    assert fit > 2.0 * data
+    found = evidence_bounds(
+        RBF(3.0, variance=2.0), X, y, noise, 1e-6, (Points(Z),), ("dense",), {"tight": Tight()}, False
+    )
+    assert found["rounding"] == pytest.approx(np.finfo(float).eps * (data + fit), rel=1e-4)
+
+
+def test_rounding_makes_no_negative_residual():
+    # One row, and the inducing point at it: v − (v/√v)² is rounding, of either sign, and as large as the noise.
+    variances = np.linspace(1.0, 2.0, 64, dtype=np.float32)
+    X, y = np.zeros((1, 1), np.float32), np.full(1, 0.3, np.float32)
+
+    @jax.jit
+    @jax.vmap
+    def figures(variance):
+        block, noise = Points(X), 5e-8 * variance
+        kernel = RBF(variance=variance)
+        projector = factorize(kernel, (block,), 0.0)
+        D = projector.residual_covariance(X, projector(X).A)
+        return D[0, 0], evidence_bounds(kernel, X, y, noise, 0.0, (block,), ("dense",), {"tight": Tight()}, True)
+
+    residual, found = jax.tree.map(np.asarray, figures(variances))
+    assert np.min(residual) < -5e-8 * np.min(variances)  # it would make the noise negative
+    assert np.all(np.isfinite(found["upper"]))
+    exact = [oracles.log_normal(y.astype(float), np.array([[v * (1.0 + 5e-8)]])) for v in variances.astype(float)]
+    assert np.all(found["upper"] > np.array(exact) - found["rounding"])
+
+
 def test_report_is_of_these_numbers():
     _, found = certified(SEEDS[0])
     report = str(found)

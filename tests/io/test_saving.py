@@ -287,6 +287,25 @@ def test_paths_are_names(path):
             call()
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    path, happened = tmp_path / "saved", []
+    sync, replace = os.fsync, os.replace
+
+    def fsync(file):
+        sync(file)
+        happened.append(("written", os.fstat(file).st_size, path.exists()))
+
+    def rename(source, target):
+        replace(source, target)
+        happened.append(("named", os.path.getsize(target), True))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    save(path, {"a": np.arange(10_000)})
+    size = path.stat().st_size
+    assert happened == [("written", size, False), ("named", size, True)] and size > 10_000
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "posterior"  # the name is used as it is
     save(path, 1)

@@ -569,6 +569,26 @@ def test_rounding_that_outweighs_the_identity_leaves_rows_one_by_one(x64):
     assert np.all(np.isfinite(slope))
 
 
+def test_gradients_of_costs_of_groups_are_dense_algebra(float64):
+    # ½ log |I + R D R| with R = diag(√λ): ∂/∂D = ½ R B⁻¹ R, and ∂/∂λ_n = ½ (D R B⁻¹ R⁻¹)_nn.
+    rng = np.random.default_rng(3)
+    groups, precision = consecutive(6, 3), rng.uniform(0.5, 4.0, 6)
+    roots = rng.normal(size=(2, 3, 3))
+    D = roots @ np.swapaxes(roots, -1, -2)
+
+    def cost(D, precision):
+        return jnp.sum(GroupResidual(D, groups).cost(precision))
+
+    value, (of_D, of_precision) = jax.jit(jax.value_and_grad(cost, (0, 1)))(jnp.asarray(D), jnp.asarray(precision))
+    R = np.sqrt(precision).reshape(2, 3)
+    B = np.eye(3) + R[:, :, None] * D * R[:, None, :]
+    inverse = np.linalg.inv(B)
+    np.testing.assert_allclose(value, 0.5 * np.sum(np.linalg.slogdet(B)[1]), rtol=1e-12)
+    np.testing.assert_allclose(of_D, 0.5 * R[:, :, None] * inverse * R[:, None, :], rtol=1e-10)
+    expected = 0.5 * np.einsum("gij,gj,gji,gi->gi", D, R, inverse, 1.0 / R)
+    np.testing.assert_allclose(of_precision, expected.ravel(), rtol=1e-10)
+
+
 def test_full_is_finite_where_float32_knows_no_residual():
     rng = np.random.default_rng(2)
     X = np.tile(rng.uniform(0, 3, size=(20, 1)), (2, 1))

@@ -336,3 +336,10 @@ def test_of_many_rows_a_part_is_clustered_and_there_are_few_cells(monkeypatch):
     own = np.zeros(2000, int)
     own[made.rows[made.mask]] = np.nonzero(made.mask)[0]
     np.testing.assert_array_equal(made.assign(X), own)
+
+
+def test_groups_of_consecutive_rows_move_nothing():
+    v = np.arange(24.0).reshape(2, 12)
+    for made, moves in ((consecutive(12, 4), False), (single(12), False), (median_split(plane(12)[::-1], 4), True)):
+        for function, array in ((made.gather, v), (made.gather_rows, v.T), (made.scatter, made.gather(v))):
+            assert ("gather[" in str(jax.make_jaxpr(function)(array))) == moves

@@ -67,6 +67,19 @@ def test_a_training_that_ends_above_where_it_was(noise, seed):
     assert verdict(spikes, ROWS) is None
 
 
+def test_words_are_of_these_steps_and_levels():
+    # In tenths of 200 steps: the lowest is the fourth, around step 700; the sixth is half-way.
+    levels = np.repeat([900.0, 700.0, 500.0, 300.0, 400.0, 500.0, 600.0, 700.0, 800.0, 850.0], 200)
+    words = verdict(levels, ROWS)
+    assert "the loss is 850 after 2000 steps, and was 300 after 700:" in words and "npgp.adam(rate, 2000)" in words
+    falling = verdict(np.repeat(np.arange(1000.0, 0.0, -100.0), 200), ROWS)
+    assert "still falling after 2000 steps, from 500 half-way to 100:" in falling
+    # Normal noise of deviation s moves the loss by about s·√2 from one step to the next: s is what is named.
+    noisy = verdict(np.random.default_rng(0).normal(scale=5e4, size=20_000), ROWS)
+    spread, by_row = (float(words.split()[0].rstrip(",")) for words in noisy.split("varies by ")[1].split("next, "))
+    assert spread == pytest.approx(5e4, rel=0.05) and by_row == pytest.approx(spread / ROWS, rel=0.01)
+
+
 def test_a_training_in_nothing_but_noise():
     lost = losses(1e6, 1e5, noise=5e4, tails=True)
     assert "so gradients are noise" in verdict(lost, ROWS)

@@ -281,6 +281,24 @@ def test_minibatches_approach_the_optimum(float64):
     assert np.sqrt((mean - exact) @ B @ (mean - exact) / len(B)) < 0.3  # in posterior standard deviations
 
 
+def test_conjugate_gradients_go_on_to_two_thirds_of_the_digits(x64):
+    # Forty eigenvalues between 1 and 10: some three digits in ten iterations.
+    rng = np.random.default_rng(0)
+    V = np.linalg.qr(rng.normal(size=(40, 40)))[0]
+    A, b = (V * np.linspace(1.0, 10.0, 40)) @ V.T, rng.normal(size=40)
+
+    def solve(b, most):
+        rhs = {"a": b[:15], "b": b[15:].reshape(5, 5)}
+        flat = lambda v: jnp.concatenate([v["a"], v["b"].ravel()])  # noqa: E731
+        system = lambda v: {"a": (A_ := jnp.asarray(A, x64) @ flat(v))[:15], "b": A_[15:].reshape(5, 5)}  # noqa: E731
+        return flat(natural._conjugate_gradients(system, lambda v: v, rhs, most))
+
+    found = jax.jit(solve, static_argnums=1)
+    left = [np.linalg.norm(b - A @ np.asarray(found(jnp.asarray(b, x64), most), float)) for most in (5, 100)]
+    wanted = {"float32": 1e-4, "float64": 1e-10}[jnp.dtype(x64).name]
+    assert left[1] < wanted * np.linalg.norm(b) < left[0]
+
+
 @pytest.mark.parametrize("x64", [False], ids=["float32"], indirect=True)
 def test_hyperparameters_are_trained_beside_q(x64):
     def model(X, y=None):
