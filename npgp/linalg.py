@@ -221,9 +221,10 @@ def inverse_factor(L: jax.Array) -> jax.Array:
 
     Factorizing the inverse would square its condition number; reversing the order of rows and columns turns
     the upper factor ``L⁻ᵀ`` into one without. With P the reversal, ``P (L Lᵀ) P = F Fᵀ`` gives
-    ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular.
+    ``(L Lᵀ)⁻¹ = (P F⁻ᵀ P)(P F⁻ᵀ P)ᵀ``, and ``P F⁻ᵀ P`` is lower triangular. Jitter is added where rounding of the
+    product leaves it no factor.
     """
-    return inverse_of_reversed(plain_cholesky(jnp.flip(matmul(L, transposed(L)), (-2, -1))))
+    return inverse_of_reversed(cholesky(jnp.flip(matmul(L, transposed(L)), (-2, -1)), jitter=0.0)[0])
 
 
 def inverse_of_reversed(F: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
+from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.programs.compiled import STEPS, one_program
@@ -36,6 +37,8 @@ __all__ = ["CollapsedGP"]
 
 #: A search that leaves more nats than this undone is worth a word.
 WORTH_A_WORD = 1e-2
+#: Jitter above this share of the noise variance is worth a word: intervals are then a twentieth too wide, or more.
+JITTER_SHARE = 0.1
 
 
 class CollapsedGP(JointDensity, Stackable):
@@ -133,6 +136,7 @@ class CollapsedGP(JointDensity, Stackable):
         self.kernel = as_kernel(kernel)
         self.X = checks.inputs(X)
         self.blocks = as_blocks(inducing)
+        warn_of_white_noise(self.kernel, "CollapsedGP")
         self.covariances = check_covariances(covariances, len(self.blocks))
         rows = self.X.shape[0]
         self.conditional = conditional.for_inputs(X, sum(block.size for block in self.blocks))
@@ -241,16 +245,27 @@ class CollapsedGP(JointDensity, Stackable):
         The posterior of f, without the offset, given observations y of shape (..., N), or (outputs, N). For C latent
         values it has C functions, (C, ...).
 
+        It warns where the search has not arrived, and where the jitter of the inducing values' covariance is no longer
+        small beside the variance of Gaussian noise, as in float32 with a kernel whose variance is 1e4 times as large.
+
         :raises ValueError: if y has NaN or another number of rows, or is not possible for the likelihood.
         """
         y = self._observations(y)
         if self.outputs and y.ndim > 2:
             raise ValueError(f"y has shape {y.shape}; condition takes one of ({self.outputs}, {y.shape[-1]}).")
-        posterior, to_go = one_program(lambda: self._conditioned(y), options=STEPS)
+        posterior, to_go, share = one_program(lambda: self._conditioned(y), options=STEPS)
         if not checks.is_traced(to_go) and not float(to_go) < WORTH_A_WORD:
             warnings.warn(
                 f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(to_go):.2g} nats; "
                 "raise max_steps, or use float64.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        if not checks.is_traced(share) and float(share) > JITTER_SHARE:
+            advice = "give a smaller jitter" if self.X.dtype == jnp.float64 else "use float64 (jax_enable_x64)"
+            warnings.warn(
+                f"CollapsedGP: the inducing values' covariance took a jitter of {float(share):.2g} times the noise "
+                f"variance, so bounds are too low and intervals too wide; {advice}.",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -280,10 +295,15 @@ class CollapsedGP(JointDensity, Stackable):
         precision = jnp.broadcast_to(1.0 / jnp.asarray(self.noise_variance, self.X.dtype), y.shape)
         return Sites(precision, precision * y)
 
-    def _conditioned(self, y: jax.Array) -> tuple[Posterior, jax.Array]:
+    def _conditioned(self, y: jax.Array) -> tuple[Posterior, jax.Array, jax.Array]:
+        """The posterior, what the search leaves to go, and the jitter's share of the noise variance."""
         arrays, to_go = self._each(CollapsedGP._optimum, y)
         q = (block_normal(kind, *values) for kind, values in zip(self.covariances, arrays, strict=True))
-        return Posterior(self._projector(), tuple(q)), jnp.sum(to_go)
+        projector = self._projector()
+        share = jnp.zeros((), self.X.dtype)
+        if isinstance(self.likelihood, Gaussian):
+            share = jnp.max(projector.each(Projector.most_jitter)) / jnp.min(jnp.asarray(self.likelihood.variance))
+        return Posterior(projector, tuple(q)), jnp.sum(to_go), share
 
     def _optimum(self, projector: Projector, y: jax.Array):
         """The arrays of the best q(ε), and what the search leaves to go."""

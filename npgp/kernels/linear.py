@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections import Counter
 from dataclasses import KW_ONLY, dataclass
 
@@ -193,6 +194,10 @@ class White(Kernel):
 
     ``k(X)`` is diagonal and ``k(X, X2)`` zero even where rows coincide, since each evaluation is fresh noise.
 
+    Inducing points cannot learn white noise at rows: it all stays in the residual, and lowers bounds. Noise of
+    observations belongs in the likelihood, as in ``npgp.Gaussian(scale=0.3)``; :class:`npgp.SparseGP` and
+    :class:`npgp.CollapsedGP` warn of this kernel.
+
     .. code-block:: python
 
         rough = npgp.RBF(1.0) + npgp.kernels.White(variance=0.1)
@@ -220,3 +225,18 @@ class White(Kernel):
 
     def feature_draws(self, rng_key, columns, count):
         raise NotImplementedError("White has no random features: white noise has no continuous paths.")
+
+
+def warn_of_white_noise(kernel: Kernel, gp: str) -> None:
+    """
+    Warn of white noise in the kernel of a GP with inducing features, which cannot learn it.
+
+    :param gp: what the message calls the GP.
+    """
+    if any(isinstance(k, White) for k in jax.tree.leaves(kernel, is_leaf=lambda k: isinstance(k, White))):
+        warnings.warn(
+            f"the kernel of {gp} has a White, which inducing features cannot learn: bounds and predictions are far "
+            "off. Leave it out and add its variance to the likelihood's noise, as in npgp.Gaussian(variance=...).",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -15,6 +15,7 @@ from npgp import checks, linalg
 from npgp.contract import ask
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
+from npgp.kernels.linear import warn_of_white_noise
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
@@ -117,6 +118,7 @@ class SparseGP:
         kinds = check_covariances(self.covariances, len(blocks))
         object.__setattr__(self, "covariances", kinds)
         checks.require_positive(self.init_scale, "init_scale")
+        warn_of_white_noise(self.kernel, f"SparseGP {self.name!r}")
 
     @property
     def sites(self) -> tuple[str, ...]:

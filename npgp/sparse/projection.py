@@ -89,6 +89,15 @@ class Projector:
         """A function of this projector and arrays: the one kernel's share of :meth:`npgp.sparse.Members.each`."""
         return function(self, *arrays)
 
+    def most_jitter(self) -> jax.Array:
+        """Largest variance that jitter has added to an inducing value, a scalar."""
+        most = jnp.zeros((), self.jitter[0].dtype)
+        for L, before, used in zip(self.factors, self.cross, self.jitter, strict=True):
+            if L.shape[0]:
+                variance = sum((jnp.sum(jnp.square(A), 0) for A in before), jnp.sum(jnp.square(L), 1))
+                most = jnp.maximum(most, jnp.max(linalg.jitter_variance(used, variance)))
+        return most
+
     @property
     def factors(self) -> tuple[jax.Array, ...]:
         """L_i as matrices, (M_i, M_i)."""

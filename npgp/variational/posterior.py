@@ -165,7 +165,9 @@ class Posterior:
 
     def _sample(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
         mean, cov = self._mean(X), self._covariance(X)
-        L, _ = linalg.cholesky(cov)
+        # What is left of a large prior variance has its rounding: jitter may grow to N ε of it.
+        rounding = 10 * X.shape[0] * jnp.finfo(cov.dtype).eps * self._project(X).prior_variance
+        L, _ = linalg.cholesky(cov, scale=jnp.maximum(linalg.diagonal(cov), rounding))
         z = jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)
         return mean + linalg.matmul(L, z[..., None])[..., 0]
 

@@ -16,9 +16,10 @@ from programs import equations
 from scipy import stats
 from scipy.optimize import minimize
 
+import npgp
 from npgp.collapsed import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
 from npgp.features import Points
-from npgp.kernels import RBF, Matern32
+from npgp.kernels import RBF, Matern12, Matern32, White
 from npgp.sparse.conditionals import Grouped, as_conditional
 from npgp.sparse.groups import consecutive, single
 from npgp.sparse.projection import factorize
@@ -369,6 +370,53 @@ def test_posterior_with_inducing_points_at_all_inputs_is_exact(float64):
         exact = oracles.gp_posterior(FORMULA(X, X), FORMULA(new, X), FORMULA(new, new), Y[i], 0.1)
         np.testing.assert_allclose(mean[i], exact[0], atol=1e-7)
         np.testing.assert_allclose(covariance[i], exact[1], atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["Matern12", "Matern32", "RBF"])
+def test_posteriors_of_any_lengthscale_are_finite_and_right_to_the_jitter(x64, name):
+    # From a tenth of the inputs' spacing to a thousand times their range, where Gram matrices are of rank one.
+    rng = np.random.default_rng(0)
+    X, Z, noise = np.sort(rng.uniform(0, 6, (80, 1)), axis=0), np.linspace(0, 6, 20)[:, None], 1e-4
+    y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=80)
+    cases = np.array([(l, v) for l in (0.03, 1.0, 10.0, 100.0, 1000.0, 6000.0) for v in (1.0, 1e4)])
+
+    @jax.jit
+    @jax.vmap
+    def run(case):
+        kernel = {"Matern12": Matern12, "Matern32": Matern32, "RBF": RBF}[name](case[0], variance=case[1])
+        posterior = CollapsedGP(kernel, X.astype(x64), Z.astype(x64), noise_variance=noise).condition(y.astype(x64))
+        draw = posterior.sample(jax.random.key(0), X.astype(x64))
+        return posterior.variance(X.astype(x64)), posterior.covariance(X.astype(x64)), draw
+
+    found = run(cases.astype(x64))
+    assert all(np.all(np.isfinite(values)) for values in found)
+    jitter = {jnp.float32: 1e-5, jnp.float64: 1e-8}[x64]
+    for variance, draw, (lengthscale, prior) in zip(found[0], found[2], cases, strict=True):
+        kernel = functools.partial(oracles.stationary, name, lengthscale=lengthscale, variance=prior)
+        K_uu, K_uf = kernel(Z, Z) + 1e-11 * prior * np.eye(20), kernel(Z, X)
+        half = np.linalg.solve(np.linalg.cholesky(K_uu), K_uf)
+        given = np.linalg.solve(np.eye(20) + half @ half.T / noise, half)
+        right = prior - np.sum(half * half, axis=0) + np.sum(half * given, axis=0)
+        assert np.all(variance >= 0)
+        np.testing.assert_allclose(variance, right, rtol=3e-3, atol=10 * jitter * prior)
+        # A draw has no more of the prior's variance in it than rounding of N rows.
+        rounding = jitter + 80 * np.finfo(x64).eps
+        assert np.all(np.abs(draw) < 5 + 6 * np.sqrt(right + 3 * rounding * prior))
+
+
+def test_jitter_beside_the_noise_is_said():
+    X, y = np.linspace(0, 1, 20, dtype=np.float32)[:, None], np.zeros(20, np.float32)
+    with pytest.warns(RuntimeWarning, match=r"took a jitter of 1 times the noise .*; use float64"):
+        CollapsedGP(RBF(1.0, variance=1e3), X, X[::4], noise_variance=1e-2).condition(y)
+    CollapsedGP(RBF(1.0, variance=10.0), X, X[::4], noise_variance=1e-2).condition(y)  # a hundredth: no warning
+
+
+@pytest.mark.parametrize("kernel", [RBF() + White(), RBF() + 0.1 * (RBF(0.1) * White(variance=2.0))], ids=["+", "*"])
+def test_white_noise_in_the_kernel_of_inducing_points_is_said(kernel):
+    X = np.zeros((2, 1), np.float32)
+    for make in (lambda: CollapsedGP(kernel, X, X, noise_variance=0.1), lambda: npgp.SparseGP("f", kernel, X)):
+        with pytest.warns(UserWarning, match="has a White, .* likelihood's noise"):
+            make()
 
 
 def test_draws_are_from_the_model(x64):
