@@ -51,7 +51,7 @@ from npgp.model.sites import (
 from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
-from npgp.neighbors.search import Neighbors
+from npgp.neighbors.search import Neighbors, repeated_sites
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows
 
@@ -82,7 +82,9 @@ class VNNGP:
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
     with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site
     ``name.u`` with an :class:`npgp.neighbors.NNGP` prior, for NUTS too. Where inducing points are the training inputs,
-    say so by ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value.
+    say so by ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value. Inputs that are
+    repeated, such as a station's, are inducing points once: ``Z, row = np.unique(X, axis=0, return_inverse=True)``, and
+    ``neighbors = row.reshape(-1, 1)``.
 
     As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
     inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.
@@ -99,8 +101,8 @@ class VNNGP:
     :param init_scale: initial standard deviations of q(u), as a share of those that the prior has given neighbors.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :raises TypeError: for inducing inputs that are not floating.
-    :raises ValueError: for inducing inputs of another shape, without rows or with NaN, neighbors of other sites, and
-        a batch larger than M.
+    :raises ValueError: for inducing inputs of another shape, without rows or with NaN, neighbors of other sites,
+        inducing inputs that repeat one another, and a batch larger than M.
     """
 
     name: str
@@ -122,6 +124,12 @@ class VNNGP:
         object.__setattr__(self, "inducing", prior.X)
         object.__setattr__(self, "neighbors", prior.neighbors)
         size = prior.event_shape[0]
+        if repeated := repeated_sites(prior.X, prior.neighbors):
+            raise ValueError(
+                f"inducing has {repeated} rows that repeat another, whose value q(u) would take for independent: give "
+                "each once, inducing, row = np.unique(X, axis=0, return_inverse=True), and f(X, "
+                "neighbors=row.reshape(-1, 1))."
+            )
         if self.batch_size is not None:
             number = checks.whole_number(self.batch_size, "batch_size")
             must_be = f"at most {size}, the number of inducing points"

@@ -9,6 +9,7 @@ k = N − 1 it is the GP.
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import jax
@@ -25,7 +26,7 @@ from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
-from npgp.neighbors.search import Neighbors, nearest, nearest_before
+from npgp.neighbors.search import Neighbors, nearest, nearest_before, repeated_sites
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
 from npgp.pytrees import pytree
 
@@ -34,6 +35,10 @@ __all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
 
 # ---------------------------------------------------------------------------------------------------------------
 # The distributions
+
+
+#: Where a larger share of rows repeats a site, neighbors are few other sites.
+MANY_REPEATED = 0.1
 
 
 class NNGP(JointDensity, Stackable):
@@ -156,7 +161,15 @@ class ResponseNNGP(NNGP):
         numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, neighbors, npgp.Gaussian(scale=0.3)), obs=y)
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
-    it. ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
+    it. A site that was measured several times, in rows of its own, has its other measurements for neighbors, in the
+    place of other sites, which a warning says. Merge them, exactly but for a factor that f has no part in: sites once
+    each, the mean of their measurements, and σ² divided by their number::
+
+        S, site, count = np.unique(X, axis=0, return_inverse=True, return_counts=True)
+        means = np.bincount(site.ravel(), y) / count
+        merged = npgp.neighbors.ResponseNNGP(kernel, S, 5, noise_variance=noise_variance / count)
+
+    ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
 
     :param kernel: the kernel.
     :param X: sites, shape (N, D).
@@ -184,6 +197,14 @@ class ResponseNNGP(NNGP):
         super().__init__(kernel, X, neighbors, offset=offset, jitter=jitter, validate_args=validate_args)
         checks.require_per_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance
+        repeated = repeated_sites(self.X, self.neighbors)
+        if repeated > MANY_REPEATED * self.event_shape[0]:
+            warnings.warn(
+                f"{repeated} of {self.event_shape[0]} rows of X repeat a site, and stand for other sites among the "
+                "neighbors. Give each site once, with the mean of its measurements and σ² over their number.",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 class WhitenNNGP(Reparam):

@@ -112,7 +112,8 @@ def nearest_before(
 
     :param X: sites, (N, D).
     :param size: k, the number of neighbors: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
-        exact GP, at its cost.
+        exact GP, but dearer than that itself, at O(N⁴) work: use :func:`npgp.exact_log_evidence`, or
+        :class:`npgp.SparseGP` with inducing points at the sites.
     :param ordering: see :func:`order_sites`.
     :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column.
     :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
@@ -140,6 +141,17 @@ def nearest_before(
     rows[order] = np.where(np.isfinite(distance), order[places], order[:, None])
     waves = _waves(order, np.where(np.isfinite(distance), places, 0))
     return Neighbors(order.astype(np.int32), rows, mask, waves, size, np.asarray(scale))
+
+
+def repeated_sites(X: ArrayLike, neighbors: Neighbors) -> int:
+    """How many sites are where one before them is, which is then among their neighbors; 0 where that is traced."""
+    if any(map(checks.is_traced, (X, neighbors.rows, neighbors.mask))):
+        return 0
+    sites, rows, mask = np.asarray(X), np.asarray(neighbors.rows), np.asarray(neighbors.mask)
+    repeated = np.zeros(len(sites), bool)
+    for k in range(rows.shape[1]):
+        repeated |= mask[:, k] & np.all(sites[rows[:, k]] == sites, axis=1)
+    return int(np.sum(repeated))
 
 
 def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0) -> NDArray[np.int32]:

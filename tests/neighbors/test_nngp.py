@@ -18,6 +18,7 @@ from programs import equations
 from scipy import stats
 from scipy.sparse import linalg
 
+import npgp
 from npgp.kernels import Matern32
 from npgp.neighbors import nearest, nearest_before, order_sites, vecchia
 from npgp.neighbors.nngp import NNGP, Kriging, ResponseNNGP, WhitenNNGP
@@ -461,3 +462,29 @@ def test_what_cannot_be_a_model_is_refused():
 
     model = handlers.reparam(lambda: numpyro.sample("f", dist.Normal()), config={"f": WhitenNNGP()})
     refused("site 'f' is a Normal; WhitenNNGP is for NNGP sites", handlers.seed(model, 0))
+
+
+def test_repeated_sites_are_merged_as_a_warning_says(float64):
+    """Five measurements a site: merged, and with all others for neighbors, it is the exact GP of all rows."""
+    rng = np.random.default_rng(5)
+    sites, new = rng.uniform(0.0, 1.0, (12, 2)), rng.uniform(0.0, 1.0, (7, 2))
+    rows, y = np.repeat(sites, 5, axis=0), rng.normal(size=60)
+    kernel, noise = Matern32(0.3), 0.5
+    with pytest.warns(UserWarning, match="48 of 60 rows of X repeat a site"):
+        ResponseNNGP(kernel, rows, 5, noise_variance=noise)
+    S, site, count = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
+    means = np.bincount(site.ravel(), y) / count
+    merged = ResponseNNGP(kernel, S, 11, noise_variance=noise / count)
+
+    def k(A, B):
+        r = np.sqrt(3.0) * np.linalg.norm(A[:, None] - B, axis=-1) / 0.3
+        return (1.0 + r) * np.exp(-r)
+
+    weights = np.linalg.solve(k(rows, rows) + noise * np.eye(60), k(rows, new)).T
+    mean, variance = merged.condition(means).mean_and_variance(new, np.tile(np.arange(12), (7, 1)))
+    np.testing.assert_allclose(mean, weights @ y, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(variance, 1.0 - np.sum(weights * k(new, rows), axis=1), rtol=1e-7)
+    few = np.concatenate([sites, sites[:1]])  # one of 13 is no harm
+    ResponseNNGP(kernel, few, 3, noise_variance=noise)
+    with pytest.raises(ValueError, match="inducing has 1 rows that repeat another"):
+        npgp.VNNGP("f", kernel, few, 3)
