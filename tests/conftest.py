@@ -102,6 +102,23 @@ def one_context() -> Iterator[None]:
         yield
 
 
+#: Linux allows a process 65,530 of them by default.
+MANY_MAPPINGS = 30_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs() -> Iterator[None]:
+    """
+    Has JAX forget its programs after a module where they are many. Each takes some twenty memory mappings; at the
+    system's limit XLA compiles nothing any more, and a worker crashes where JAX writes the next program into its cache.
+    """
+    yield
+    mappings = Path("/proc/self/maps")  # where there is none, no limit is known either
+    if mappings.is_file() and mappings.read_bytes().count(b"\n") > MANY_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of data sets named by NPGP_DATA; without one, tests skip or (in CI) fail."""
