@@ -12,23 +12,33 @@ Which bound holds rests on how log p(y | f) curves in f: each class says why it 
 from npgp.likelihoods.base import Likelihood, quadrature_error
 from npgp.likelihoods.classes import Bernoulli, Ordinal
 from npgp.likelihoods.columns import Columns
-from npgp.likelihoods.continuous import Exponential, Gamma, Gaussian, Laplace, StudentT
-from npgp.likelihoods.counts import NegativeBinomial, Poisson
+from npgp.likelihoods.continuous import AsymmetricLaplace, Exponential, Gamma, Gaussian, Laplace, StudentT, VonMises
+from npgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from npgp.likelihoods.factorized import Factorized, as_likelihood
 from npgp.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from npgp.likelihoods.intervals import CensoredGaussian, TruncatedGaussian
+from npgp.likelihoods.proportions import Beta, BetaBinomial
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.likelihoods.softmax import Softmax
 from npgp.likelihoods.survival import Weibull
+from npgp.likelihoods.tweedie import Tweedie
+from npgp.likelihoods.zeros import Hurdle, ZeroInflated
 
 __all__ = [
     "NUM_NODES",
+    "AsymmetricLaplace",
     "Bernoulli",
+    "Beta",
+    "BetaBinomial",
+    "Binomial",
+    "CensoredGaussian",
     "Columns",
     "Exponential",
     "Factorized",
     "Gamma",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "Hurdle",
     "Laplace",
     "Likelihood",
     "NegativeBinomial",
@@ -36,7 +46,11 @@ __all__ = [
     "Poisson",
     "Softmax",
     "StudentT",
+    "TruncatedGaussian",
+    "Tweedie",
+    "VonMises",
     "Weibull",
+    "ZeroInflated",
     "as_likelihood",
     "quadrature_error",
 ]

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.nn import softplus
 
 from npgp import checks, linalg
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.logistic import expected_softplus
-from npgp.likelihoods.numerics import LOG_CDF, floats
+from npgp.likelihoods.numerics import LOG_CDF, floats, log_normal_mass
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
@@ -85,10 +86,14 @@ class Ordinal(Likelihood):
 
         npgp.likelihoods.Ordinal(cutpoints=[-1.0, 0.5])  # three categories, 0, 1 and 2
 
-    :param cutpoints: increasing numbers, shape (K − 1,).
-    :param link: "logit" (F logistic) or "probit" (F normal).
+        raters = np.array([[-1.0, 0.5], [-0.2, 0.9]])  # of two raters
+        npgp.likelihoods.Ordinal(cutpoints=raters[np.array([0, 1, 1, 0])])  # four rows
+
+    :param cutpoints: increasing numbers, shape (K − 1,), or (N, K − 1) for rows with cutpoints of their own, such as
+        those of their raters.
+    :param link: "logit" (F logistic; expectations by a mixture of normals, as Bernoulli's) or "probit" (F normal).
     :param num_nodes: nodes of the quadrature.
-    :raises ValueError: for cutpoints of another shape or known not to increase, another link, or no nodes.
+    :raises ValueError: for cutpoints that are a number or known not to increase, another link, or no nodes.
     """
 
     cutpoints: Any  # stored as an array
@@ -100,28 +105,62 @@ class Ordinal(Likelihood):
         check_choice(self, "link", tuple(LOG_CDF))
         check_nodes(self)
         object.__setattr__(self, "cutpoints", floats(checks.array(self.cutpoints, "Ordinal cutpoints"))[0])
-        if self.cutpoints.ndim != 1 or not self.cutpoints.size:
+        if not self.cutpoints.ndim or not self.cutpoints.size:
             raise ValueError(
-                f"Ordinal cutpoints has shape {self.cutpoints.shape}; it must be a vector of K − 1 numbers."
+                f"Ordinal cutpoints has shape {self.cutpoints.shape}; it must be a vector of K − 1 numbers, or one for "
+                "each row."
             )
         _require_increasing(self.cutpoints)
 
+    @property
+    def _last(self) -> int:
+        return self.cutpoints.shape[-1]
+
     def _support(self, y):
-        top = self.cutpoints.size
-        return (y >= 0) & (y <= top) & (y == y.round()), f"a category from 0 to {top}"
+        return (y >= 0) & (y <= self._last) & (y == y.round()), f"a category from 0 to {self._last}"
 
     def log_prob(self, f, y):
         f, cutpoints = floats(f, self.cutpoints)
-        y, last = jnp.asarray(y).astype(int), cutpoints.size
-        one_sided = (y == 0) | (y == last)
-        upper = cutpoints[jnp.clip(y, 0, last - 1)] - f
-        lower = cutpoints[jnp.clip(y - 1, 0, last - 1)] - f
-        # F(upper) − F(lower) = F(−lower) − F(−upper); nothing cancels on the side where F is small.
-        mirror = jnp.where(one_sided, y == last, upper + lower > 0)
-        ends = jnp.where(mirror, jnp.stack([-lower, -upper]), jnp.stack([upper, lower]))
-        log_upper, log_lower = LOG_CDF[self.link](ends)
-        log_ratio = jnp.where(one_sided, -1.0, log_lower - log_upper)
-        return log_upper + jnp.where(one_sided, 0.0, jnp.log(-jnp.expm1(log_ratio)))
+        if self.link == "logit":
+            return self._by_softplus(y, cutpoints, lambda end, sign: softplus(sign * (f - end)))
+        lower, upper, width, first, last = self._interval(y, cutpoints)
+        ends = jnp.where(first, -jnp.inf, lower - f), jnp.where(last, jnp.inf, upper - f)
+        return log_normal_mass(*jnp.broadcast_arrays(*ends, jnp.where(first | last, jnp.inf, width)))
+
+    def expected_log_prob(self, y, mean, variance):
+        if self.link != "logit":
+            return super().expected_log_prob(y, mean, variance)
+        mean, variance, cutpoints = floats(mean, variance, self.cutpoints)
+
+        def expected(end, sign):
+            return expected_softplus(sign * (mean - end), variance, self.num_nodes)
+
+        return self._by_softplus(y, cutpoints, expected)
+
+    def _by_softplus(self, y, cutpoints, function):
+        """F(u) − F(l) = F(u) (1 − F(l)) (1 − e^(l − u)), of which only softplus functions depend on f."""
+        lower, upper, width, first, last = self._interval(y, cutpoints)
+        above = jnp.where(last, 0.0, function(upper, 1.0))
+        return (
+            jnp.where(first | last, 0.0, jnp.log(-jnp.expm1(-width)))
+            - above
+            - jnp.where(first, 0.0, function(lower, -1.0))
+        )
+
+    def _interval(self, y, cutpoints):
+        """Cutpoints on both sides of each category and their distance, and whether it is the first or the last."""
+        k, top = jnp.asarray(y).astype(int), self._last
+
+        def cutpoint(k):
+            k = jnp.clip(k, 0, top - 1)
+            if cutpoints.ndim == 1:
+                return cutpoints[k]
+            shape = jnp.broadcast_shapes(k.shape, cutpoints.shape[:-1])
+            rows = jnp.broadcast_to(cutpoints, (*shape, top))
+            return jnp.take_along_axis(rows, jnp.broadcast_to(k, shape)[..., None], -1)[..., 0]
+
+        lower, upper, first, last = cutpoint(k - 1), cutpoint(k), k <= 0, k >= top
+        return lower, upper, jnp.where(first | last, 1.0, upper - lower), first, last
 
     def sample(self, rng_key, f):
         (f,) = floats(f)
@@ -131,8 +170,8 @@ class Ordinal(Likelihood):
 
     def moments(self, mean, variance):
         """Mean and variance of the category's number when f ~ N(mean, variance)."""
-        mean, variance = jnp.broadcast_arrays(*floats(mean, variance))
-        k = jnp.arange(self.cutpoints.size + 1).reshape((-1,) + (1,) * mean.ndim)
+        mean, variance, _ = jnp.broadcast_arrays(*floats(mean, variance, self.cutpoints[..., 0]))
+        k = jnp.arange(self._last + 1).reshape((-1,) + (1,) * mean.ndim)
         probabilities = jnp.exp(self.log_marginal(k, mean, variance))
         average = linalg.weighted_sum(k, probabilities)
         return average, jnp.sum((k - average) ** 2 * probabilities, axis=0)
@@ -141,5 +180,5 @@ class Ordinal(Likelihood):
 def _require_increasing(cutpoints: jax.Array) -> None:
     if checks.is_traced(cutpoints):
         see_later(_require_increasing, cutpoints)
-    elif not np.all(np.diff(cutpoints) > 0):
+    elif not np.all(np.diff(cutpoints, axis=-1) > 0):
         raise ValueError(f"Ordinal cutpoints is {cutpoints}; it must increase.")

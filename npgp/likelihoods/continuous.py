@@ -10,21 +10,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.scipy.special import gammaln, logsumexp, xlogy
+from jax.scipy.special import i0e, i1e, logsumexp
 from jax.typing import ArrayLike
+from numpyro import distributions as dist
 
-from npgp.checks import positive_fields, require_positive
+from npgp.checks import is_traced, positive_fields, require_positive
 from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.numerics import (
     LOG_2PI,
     SQRT_HALF,
     at_least,
     deviation,
+    exp_excess,
     floats,
     hazard,
+    log_excess,
+    log_gamma_density,
     log_link_moments,
     log_normal,
     log_normal_cdf,
+    log_scaled_bessel,
+    stirling,
 )
 from npgp.likelihoods.quadrature import NUM_NODES, trapezoid
 from npgp.pytrees import pytree, static
@@ -151,8 +157,10 @@ class StudentT(Likelihood):
         return self._log_density(df, scale, jnp.log1p(((y - f) / scale) ** 2 / df))
 
     def _log_density(self, df, scale, log1p):
-        normalizer = gammaln(0.5 * (df + 1)) - gammaln(0.5 * df) - 0.5 * jnp.log(math.pi * df)
-        return normalizer - jnp.log(scale) - 0.5 * (df + 1) * log1p
+        half = 0.5 * df
+        # Log-gammas by Stirling's formula, of which nothing is left but a remainder where df is large.
+        normalizer = stirling(half + 0.5) - stirling(half) - half * log_excess(1 / df)
+        return normalizer - 0.5 * LOG_2PI - jnp.log(scale) - 0.5 * (df + 1) * log1p
 
     def sample(self, rng_key, f):
         f, df, scale = jnp.broadcast_arrays(*floats(f, self.df, self.scale))
@@ -166,7 +174,7 @@ class StudentT(Likelihood):
         u, step = trapezoid(-20 - jnp.log1p(spread + residual), jnp.full_like(y, 3.3), self.num_nodes)
         x = jnp.exp(u)
         inflation = 1 + 2 * x * spread
-        complement = -jnp.expm1(-0.5 * jnp.log(inflation) - x * residual / inflation)
+        complement = -jnp.expm1(-0.5 * jnp.log1p(2 * x * spread) - x * residual / inflation)
         return self._log_density(df, scale, step * jnp.sum(jnp.exp(-x) * complement, axis=0))
 
     @property
@@ -178,7 +186,8 @@ class StudentT(Likelihood):
         y, mean, variance, df, scale = floats(y, mean, variance, self.df, self.scale)
         squared, half = (y - mean) ** 2, 0.5 * df
         # The mode lies between that for no variance and u = 1/df; 20 nats of decay on either side.
-        mode = jnp.minimum(jnp.log((df + 1) / (df + squared / scale**2)), 0)
+        standardized = squared / scale**2
+        mode = jnp.minimum(jnp.log1p((1 - standardized) / (df + standardized)), 0)
         decay = jnp.sqrt(40 / half)
         lower, upper = decay + 20 / half, 1 / df + jnp.minimum(decay, 1 + jnp.log1p(40 / half))
         # The left tail is long for small df: u = mode + unit (t - e⁻ᵗ) covers it in longer steps.
@@ -187,7 +196,7 @@ class StudentT(Likelihood):
         t, step = trapezoid(-jnp.log1p(lower / unit), last + jnp.exp(-last), self.num_nodes)
         u = lax.stop_gradient(mode) + unit * (t - jnp.exp(-t))
         log_step = jnp.log(step * unit * (1 + jnp.exp(-t)))
-        log_mixing = half * (jnp.log(half) + u - jnp.exp(u)) - gammaln(half)
+        log_mixing = 0.5 * (jnp.log(half) - LOG_2PI) - stirling(half) - half * exp_excess(u)
         total = at_least(variance, 0) + scale**2 * jnp.exp(-u)
         return logsumexp(log_step + log_mixing + log_normal(squared, total), axis=0)
 
@@ -200,11 +209,87 @@ class StudentT(Likelihood):
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class Laplace(Likelihood):
+class AsymmetricLaplace(Likelihood):
+    """
+    f is a quantile of y: quantile regression (Koenker & Machado 1999; Yu & Moyeed 2001). All in closed form.
+
+    The density is ``q (1 − q)/scale · exp(−ρ(y − f)/scale)`` for the quantile q, with ``ρ(u) = q u`` above 0 and
+    ``(q − 1) u`` below.
+
+    Log-concave: log p is minus the convex ρ, plus a constant.
+
+    .. code-block:: python
+
+        upper = npgp.likelihoods.AsymmetricLaplace(scale=0.1, quantile=0.9)
+        assert upper.log_prob(1.0, 0.5) > upper.log_prob(0.0, 0.5)  # nine in ten are below f
+
+    :param scale: scale, positive.
+    :param quantile: q, between 0 and 1: the probability that y is below f.
+    :raises ValueError: for a scale that is known to be non-positive, or a quantile outside (0, 1).
+    """
+
+    _: KW_ONLY
+    scale: ArrayLike
+    quantile: ArrayLike
+    proof: ClassVar[str] = "log-concave"
+
+    def __post_init__(self):
+        positive_fields(self, "scale", "quantile")
+        if not is_traced(self.quantile) and np.any(np.asarray(self.quantile) >= 1):
+            raise ValueError(f"{type(self).__name__} quantile is {self.quantile}; it must be between 0 and 1.")
+
+    def _rates(self, *values):
+        """The values, and how fast log p falls above f and below."""
+        *arrays, scale, quantile = floats(*values, self.scale, self.quantile)
+        return *arrays, quantile / scale, (1 - quantile) / scale
+
+    def log_prob(self, f, y):
+        f, y, above, below = self._rates(f, y)
+        return _log_peak(above, below) - 0.5 * ((above - below) * (y - f) + (above + below) * jnp.abs(y - f))
+
+    def sample(self, rng_key, f):
+        f, above, below = jnp.broadcast_arrays(*self._rates(f))
+        up, down = jax.random.exponential(rng_key, (2, *f.shape), f.dtype)
+        return f + up / above - down / below
+
+    def expected_log_prob(self, y, mean, variance):
+        y, mean, variance, above, below = self._rates(y, mean, variance)
+        sd = deviation(variance)
+        # |y − mean| stands apart: no derivative in the variance as a difference of large numbers.
+        z = jnp.abs(y - mean) / sd
+        excess = math.sqrt(2 / math.pi) * jnp.exp(-0.5 * z**2) - z * lax.erfc(z * SQRT_HALF)
+        loss = (above - below) * (y - mean) + (above + below) * (jnp.abs(y - mean) + sd * excess)
+        return _log_peak(above, below) - 0.5 * loss
+
+    def log_marginal(self, y, mean, variance):
+        y, mean, variance, above, below = self._rates(y, mean, variance)
+        sd = deviation(variance)
+        z = (y - mean) / sd
+
+        def side(z, r):  # of y = f; no difference of two large numbers where r is large
+            inner = r + z
+            near = -0.5 * (z**2 + LOG_2PI) - jnp.log(hazard(-jnp.maximum(inner, 0)))
+            far = r * (0.5 * r + z) + log_normal_cdf(jnp.where(inner > 0, 0, -inner))  # a maximum halves gradients at 0
+            return jnp.where(inner > 0, near, far)
+
+        return jnp.logaddexp(side(z, below * sd), side(-z, above * sd)) + _log_peak(above, below)
+
+    def moments(self, mean, variance):
+        mean, variance, above, below = self._rates(mean, variance)
+        return mean + 1 / above - 1 / below, variance + 1 / above**2 + 1 / below**2
+
+
+def _log_peak(above: jax.Array, below: jax.Array) -> jax.Array:
+    return jnp.log(above) + jnp.log(below) - jnp.log(above + below)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Laplace(AsymmetricLaplace):
     """
     y = f + noise, noise with density ``e^(−|noise|/scale)/(2 scale)``. All in closed form.
 
-    Log-concave: log p is −|y − f|/scale, minus a norm.
+    Log-concave: log p is −|y − f|/scale, minus a norm. It is :class:`AsymmetricLaplace` at the median.
 
     .. code-block:: python
 
@@ -216,44 +301,11 @@ class Laplace(Likelihood):
     """
 
     _: KW_ONLY
-    scale: ArrayLike
-    proof: ClassVar[str] = "log-concave"
+    quantile: ArrayLike = field(default=0.5, init=False)
 
-    def __post_init__(self):
-        positive_fields(self, "scale")
-
-    def log_prob(self, f, y):
-        f, y, scale = floats(f, y, self.scale)
-        return -jnp.abs(y - f) / scale - jnp.log(2 * scale)
-
-    def sample(self, rng_key, f):
-        f, scale = jnp.broadcast_arrays(*floats(f, self.scale))
-        return f + scale * jax.random.laplace(rng_key, f.shape, f.dtype)
-
-    def expected_log_prob(self, y, mean, variance):
-        y, mean, variance, scale = floats(y, mean, variance, self.scale)
-        sd = deviation(variance)
-        # |y − mean| stands apart: no derivative in the variance as a difference of large numbers.
-        z = jnp.abs(y - mean) / sd
-        excess = math.sqrt(2 / math.pi) * jnp.exp(-0.5 * z**2) - z * lax.erfc(z * SQRT_HALF)
-        return -(jnp.abs(y - mean) + sd * excess) / scale - jnp.log(2 * scale)
-
-    def log_marginal(self, y, mean, variance):
-        y, mean, variance, scale = floats(y, mean, variance, self.scale)
-        sd = deviation(variance)
-        z, r = (y - mean) / sd, sd / scale
-
-        def side(z):  # of y = f; no difference of two large numbers where r is large
-            inner = r + z
-            near = -0.5 * (z**2 + LOG_2PI) - jnp.log(hazard(-jnp.maximum(inner, 0)))
-            far = r * (0.5 * r + z) + log_normal_cdf(jnp.where(inner > 0, 0, -inner))  # a maximum halves gradients at 0
-            return jnp.where(inner > 0, near, far)
-
-        return jnp.logaddexp(side(z), side(-z)) - jnp.log(2 * scale)
-
-    def moments(self, mean, variance):
-        mean, variance, scale = floats(mean, variance, self.scale)
-        return mean, variance + 2 * scale**2
+    def _rates(self, *values):
+        *arrays, scale = floats(*values, self.scale)
+        return *arrays, 1 / scale, 1 / scale
 
 
 @pytree
@@ -294,8 +346,7 @@ class Gamma(Likelihood):
 
     def expected_log_prob(self, y, mean, variance):
         y, mean, variance, a = floats(y, mean, variance, self.concentration)
-        normalizer = xlogy(a, a) - gammaln(a) + xlogy(a - 1, y)
-        return normalizer - a * (mean + y * jnp.exp(0.5 * variance - mean))
+        return log_gamma_density(jnp.log(y), a, mean, 0.5 * variance)
 
     def moments(self, mean, variance):
         mean, variance, a = floats(mean, variance, self.concentration)
@@ -320,3 +371,58 @@ class Exponential(Gamma):
 
     def _support(self, y):
         return (y >= 0) & (abs(y) < np.inf), "non-negative"
+
+    def expected_log_prob(self, y, mean, variance):
+        y, mean, variance = floats(y, mean, variance)
+        return -mean - y * jnp.exp(0.5 * variance - mean)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class VonMises(Likelihood):
+    """
+    Angles y in radians around f, with density ``e^(concentration · cos(y − f))`` over its norm (Mardia & Jupp 2000).
+
+    Not log-concave: the density is periodic. Its expected curvature, ``concentration · e^(−variance/2) cos(y − mean)``,
+    is single-peaked, for it falls with the variance where it is positive.
+
+    :meth:`moments` are the mean direction and the circular variance, one less the mean resultant length.
+
+    .. code-block:: python
+
+        headings = npgp.likelihoods.VonMises(concentration=4.0)
+        np.testing.assert_allclose(headings.log_prob(0.1, 0.3), headings.log_prob(0.1, 0.3 + 2 * np.pi), rtol=1e-5)
+
+    :param concentration: positive; one over the variance where that is small.
+    :param num_nodes: nodes of :meth:`log_marginal`; the rest is in closed form.
+    :raises ValueError: for a concentration that is known to be non-positive.
+    """
+
+    _: KW_ONLY
+    concentration: ArrayLike
+    num_nodes: int = static(NUM_NODES)
+    proof: ClassVar[str] = "single-peaked"
+
+    def __post_init__(self):
+        positive_fields(self, "concentration")
+        check_nodes(self)
+
+    @property
+    def greatest_curvature(self):
+        return jnp.asarray(self.concentration)
+
+    def log_prob(self, f, y):
+        return self.expected_log_prob(y, f, 0.0)
+
+    def expected_log_prob(self, y, mean, variance):
+        y, mean, variance, k = floats(y, mean, variance, self.concentration)
+        loss = 2 * jnp.square(jnp.sin(0.5 * (y - mean))) - jnp.expm1(-0.5 * variance) * jnp.cos(y - mean)
+        return -k * loss - LOG_2PI - log_scaled_bessel(k)
+
+    def sample(self, rng_key, f):
+        f, k = jnp.broadcast_arrays(*floats(f, self.concentration))
+        return dist.VonMises(f, k).sample(rng_key).astype(f.dtype)
+
+    def moments(self, mean, variance):
+        mean, variance, k = jnp.broadcast_arrays(*floats(mean, variance, self.concentration))
+        return mean, 1 - jnp.exp(-0.5 * variance) * i1e(k) / i0e(k)

@@ -8,15 +8,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.nn import softplus
-from jax.scipy.special import gammaln
+from jax.nn import sigmoid, softplus
 from jax.typing import ArrayLike
 
 from npgp.checks import positive_fields
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.continuous import Gamma
-from npgp.likelihoods.logistic import expected_softplus
-from npgp.likelihoods.numerics import floats, log_link_moments, log_softplus
+from npgp.likelihoods.logistic import logistic_moments, softplus_gap
+from npgp.likelihoods.numerics import floats, log_binomial, log_link_moments, log_poisson, log_softplus
 from npgp.likelihoods.quadrature import NUM_NODES, hermite_moments
 from npgp.pytrees import pytree, static
 
@@ -63,8 +62,7 @@ class Poisson(Likelihood):
 
     def log_prob(self, f, y):
         f, y = floats(f, y)
-        rate, log_rate = self._rates(f)
-        return y * log_rate - rate - gammaln(y + 1)
+        return log_poisson(y, self._rates(f)[1])
 
     def sample(self, rng_key, f):
         return jax.random.poisson(rng_key, self._rates(f)[0])
@@ -73,8 +71,7 @@ class Poisson(Likelihood):
         if self.link != "exp":
             return super().expected_log_prob(y, mean, variance)
         y, mean, variance = floats(y, mean, variance)
-        expected_rate, _ = self._rates(mean + 0.5 * variance)
-        return y * self._rates(mean)[1] - expected_rate - gammaln(y + 1)
+        return log_poisson(y, self._rates(mean)[1], 0.5 * variance)
 
     def moments(self, mean, variance):
         if self.link != "exp":
@@ -87,9 +84,9 @@ class Poisson(Likelihood):
 @dataclass(frozen=True, eq=False)
 class NegativeBinomial(Likelihood):
     """
-    Counts with mean eᶠ and variance eᶠ + e²ᶠ/concentration: Poisson with a gamma rate.
+    Counts with mean μ = exposure · eᶠ and variance μ + μ²/concentration: Poisson with a gamma rate.
 
-    Log-concave: log p is linear in f minus the convex ``(y + concentration) softplus(f − log concentration)``.
+    Log-concave: log p is linear in f minus the convex ``(y + concentration) softplus(log μ − log concentration)``.
 
     .. code-block:: python
 
@@ -97,43 +94,98 @@ class NegativeBinomial(Likelihood):
         assert counts.log_prob(0.0, 3.0) < 0.0
 
     :param concentration: positive; Poisson in the limit of large values.
-    :param num_nodes: nodes of the quadrature; expectations, by a mixture of a third as many normals, are exact to
-        rounding.
+    :param exposure: positive multiplier of the mean, such as time observed; None for 1.
+    :param num_nodes: nodes of the quadrature; expectations, by pairs of fewer nodes or a mixture of a third as many
+        normals, are exact to rounding.
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
     concentration: ArrayLike = field(kw_only=True)
+    exposure: ArrayLike | None = field(default=None, kw_only=True)
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
     def __post_init__(self):
-        positive_fields(self, "concentration")
+        positive_fields(self, "concentration", *([] if self.exposure is None else ["exposure"]))
         check_nodes(self)
 
     def _support(self, y):
         return _is_count(y)
 
     def log_prob(self, f, y):
-        f, y, r = floats(f, y, self.concentration)
-        logit = f - jnp.log(r)
-        return self._log_choose(y, r) + y * logit - (y + r) * softplus(logit)
+        f, y, r, e = self._floats(f, y)
+        return log_binomial(y, r, f + jnp.log(e))
 
     def expected_log_prob(self, y, mean, variance):
-        y, mean, variance, r = floats(y, mean, variance, self.concentration)
-        logit = mean - jnp.log(r)
-        return self._log_choose(y, r) + y * logit - (y + r) * expected_softplus(logit, variance, self.num_nodes)
+        y, mean, variance, r, e = self._floats(y, mean, variance)
+        log_mean = mean + jnp.log(e)
+        gap = softplus_gap(log_mean - jnp.log(r), variance, self.num_nodes)
+        return log_binomial(y, r, log_mean, gap=gap)
 
-    @staticmethod
-    def _log_choose(y, r):
-        return gammaln(y + r) - gammaln(r) - gammaln(y + 1)
+    def _floats(self, *values):
+        return floats(*values, self.concentration, 1.0 if self.exposure is None else self.exposure)
 
     def sample(self, rng_key, f):
         rate_key, count_key = jax.random.split(rng_key)
-        return jax.random.poisson(count_key, Gamma(concentration=self.concentration).sample(rate_key, f))
+        f, _, e = self._floats(f)
+        return jax.random.poisson(count_key, Gamma(concentration=self.concentration).sample(rate_key, f + jnp.log(e)))
 
     def moments(self, mean, variance):
-        mean, variance, r = floats(mean, variance, self.concentration)
-        return log_link_moments(mean, variance, 1.0, 1 / r)
+        mean, variance, r, e = self._floats(mean, variance)
+        return log_link_moments(mean + jnp.log(e), variance, 1.0, 1 / r)
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Binomial(Likelihood):
+    """
+    Successes y among trials, each with probability 1/(1 + e⁻ᶠ).
+
+    Log-concave: log p is linear in f minus the convex ``trials · softplus(f)``.
+
+    .. code-block:: python
+
+        successes = npgp.likelihoods.Binomial(trials=np.array([10, 20]))
+        assert successes.log_prob(np.zeros(2), np.array([4, 20])).shape == (2,)
+
+    :param trials: positive whole numbers; one for all rows or one per row.
+    :param num_nodes: nodes of the quadrature, as for :class:`NegativeBinomial`.
+    :raises ValueError: for trials that are known to be non-positive.
+    """
+
+    trials: ArrayLike = field(kw_only=True)
+    num_nodes: int = static(NUM_NODES, kw_only=True)
+    proof: ClassVar[str] = "log-concave"
+
+    def __post_init__(self):
+        positive_fields(self, "trials")
+        check_nodes(self)
+
+    def _support(self, y):
+        return _is_count(y)[0] & (y <= self.trials), "a count from 0 to the number of trials"
+
+    def log_prob(self, f, y):
+        y, f, n = floats(y, f, self.trials)
+        return self._log_prob(y, f, n, 0.0)
+
+    def expected_log_prob(self, y, mean, variance):
+        y, mean, variance, n = floats(y, mean, variance, self.trials)
+        return self._log_prob(y, mean, n, softplus_gap(mean, variance, self.num_nodes))
+
+    @staticmethod
+    def _log_prob(y, logit, n, gap):
+        most = 2 * y > n  # count what is rarer: the other number is positive
+        y, logit = jnp.where(most, n - y, y), jnp.where(most, -logit, logit)
+        return log_binomial(y, n - y, logit + jnp.log(n - y), gap=gap) - jnp.log1p(-y / n)
+
+    def sample(self, rng_key, f):
+        f, n = jnp.broadcast_arrays(*floats(f, self.trials))
+        return jax.random.binomial(rng_key, n, sigmoid(f)).astype(int)
+
+    def moments(self, mean, variance):
+        mean, variance, n = floats(mean, variance, self.trials)
+        probability, inside = logistic_moments(mean, variance, self.num_nodes)
+        return n * probability, n * inside + n**2 * (probability * (1 - probability) - inside)
 
 
 def _is_count(y: np.ndarray) -> tuple[Any, str]:

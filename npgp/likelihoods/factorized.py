@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +34,8 @@ class Factorized(Likelihood):
     it once, or jitted functions that take this object compile again. Gauss-Hermite supposes the log-density to be
     smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures what it leaves. Of two
     parametrizations choose that in logits and logarithms. NumPyro's censored distributions have log-probabilities that
-    stop at the log of machine epsilon, and are not log-concave for that reason; see :class:`Weibull`.
+    stop at the log of machine epsilon, and are not log-concave for that reason: :func:`npgp.observe` warns of them; see
+    :class:`CensoredGaussian` and :class:`Weibull`.
 
     .. code-block:: python
 
@@ -108,6 +110,7 @@ class Factorized(Likelihood):
             for f in (-1.0, 1.0):
                 self._check_link(f, (*latents, *np.shape(y)))
             self._check_rows(latents, np.shape(y))
+            _warn_of_censored(self._made(jnp.zeros((*latents, *np.shape(y)))))
         super().check(y)
 
     def _check_rows(self, latents: tuple[int, ...], rows: tuple[int, ...]) -> None:
@@ -167,6 +170,17 @@ class Factorized(Likelihood):
 
         mean, variance = aligned(self, 0.0, mean, variance)
         return hermite_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
+
+
+def _warn_of_censored(made) -> None:
+    """Their log-probabilities end at the log of the smallest number there is, or of machine epsilon."""
+    name = type(made).__name__
+    if name.endswith("CensoredDistribution"):
+        warnings.warn(
+            f"The log-probabilities of {name} stop where the tail is below machine precision, so that rows that "
+            "contradict f count for too little. npgp.likelihoods.CensoredGaussian and Weibull have exact tails.",
+            stacklevel=3,
+        )
 
 
 def _check_arguments(fn: Callable, num_latents: int) -> None:

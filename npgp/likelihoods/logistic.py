@@ -18,13 +18,16 @@ import numpy as np
 from jax import lax
 
 from npgp import linalg
-from npgp.likelihoods.numerics import SQRT_HALF, floats
+from npgp.likelihoods.numerics import SQRT_HALF, deviation, floats
+from npgp.likelihoods.quadrature import hermite
 
 #: Most nodes by dtype. Softplus, its slope and its curvature are off by at most 3e-9, 7e-9 and 2e-8 with the first, and
 #: by 6e-14, 1e-13 and 4e-13 with the second; with 6, by 8e-7, 1e-6 and 3e-6. Less where f has a variance.
 NODES = {"float32": 10, "float64": 20}
 #: So many nodes of Gauss-Hermite are worth one here.
 WORTH = 3
+#: Standard deviation of f from which on the mixture is better than 16 nodes of Gauss-Hermite, by dtype.
+SEAM = {"float32": 1.5, "float64": 0.5}
 #: Where log K is, but for less than 1e-16 of it, and points of the sum that Gauss's rule is made from.
 SUPPORT, POINTS = (np.log(0.15), np.log(4.6)), 401
 
@@ -38,7 +41,39 @@ def expected_softplus(mean: jax.Array, variance: jax.Array, num_nodes: int) -> j
     :param num_nodes: a likelihood's; a third of it is the number of nodes here, up to what the dtype can tell.
     """
     mean, variance = jnp.broadcast_arrays(*floats(mean, variance))
-    return _softplus(max(1, min(num_nodes // WORTH, NODES.get(mean.dtype.name, NODES["float64"]))), mean, variance)
+    return _softplus(_number(mean, num_nodes), mean, variance)
+
+
+def _number(mean: jax.Array, num_nodes: int) -> int:
+    return max(1, min(num_nodes // WORTH, NODES.get(mean.dtype.name, NODES["float64"])))
+
+
+def logistic_moments(mean: jax.Array, variance: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array]:
+    """E[σ(f)] and E[σ(f) σ(−f)]; the variance of σ(f) is p − p² less the second. Arguments as above."""
+    mean, variance = jnp.broadcast_arrays(*floats(mean, variance))
+    nodes = _number(mean, num_nodes)
+    return _logistic(nodes, mean, variance), _curvature(nodes, mean, variance)
+
+
+def softplus_gap(mean: jax.Array, variance: jax.Array, num_nodes: int) -> jax.Array:
+    """
+    ``E[log(1 + eᶠ)] − log(1 + e^mean)``, accurate relative to itself where f is narrow: large counts multiply it.
+
+    There it is a sum over pairs of Gauss-Hermite nodes, mean ± h: ``½ log(1 + 4 σ(mean) σ(−mean) sinh²(h/2))``.
+
+    :param num_nodes: a likelihood's; a quarter of it is the number of Gauss-Hermite nodes.
+    """
+    mean, variance = jnp.broadcast_arrays(*floats(mean, variance))
+    sd = deviation(variance)
+    seam = SEAM.get(mean.dtype.name, SEAM["float64"])
+    narrow = sd < seam
+    z, weights = hermite(max(2, min(num_nodes // 4, 16)) // 2 * 2)
+    z, weights = (a[len(a) // 2 :].reshape((-1,) + (1,) * mean.ndim) for a in (z, weights))
+    steepness = 4 * jax.nn.sigmoid(mean) * jax.nn.sigmoid(-mean)
+    h = 0.5 * jnp.where(narrow, sd, seam) * jnp.asarray(z, mean.dtype)
+    pairs = linalg.weighted_sum(jnp.asarray(weights, mean.dtype), jnp.log1p(steepness * jnp.square(jnp.sinh(h))))
+    wide = jnp.where(narrow, 1.0, variance)
+    return jnp.where(narrow, pairs, expected_softplus(mean, wide, num_nodes) - jax.nn.softplus(mean))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

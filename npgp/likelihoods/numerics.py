@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.nn import log_sigmoid, softplus
+from jax.scipy.special import i0e
 from jax.typing import ArrayLike
 
 LOG_2PI, SQRT_HALF = math.log(2 * math.pi), math.sqrt(0.5)
@@ -79,6 +81,158 @@ def log_normal_cdf(x: jax.Array) -> jax.Array:
 
 hazard.defjvps(lambda t, hazard, x: -hazard * (x + hazard) * t)
 log_normal_cdf.defjvps(lambda t, _, x: hazard(x) * t)
+
+
+@jax.custom_jvp
+def exp_excess(x: jax.Array) -> jax.Array:
+    """``eˣ − 1 − x``, which is x²/2 + … near 0: half the deviance of a Poisson or gamma variable, per unit."""
+    near = jnp.abs(x) < 0.5
+    small, series = jnp.where(near, x, 0.0), jnp.zeros_like(x)
+    for k in range(14, 1, -1):
+        series = (series * small) + 1.0 / math.factorial(k)
+    return jnp.where(near, small**2 * series, jnp.expm1(x) - x)
+
+
+exp_excess.defjvps(lambda t, _, x: jnp.expm1(x) * t)
+
+
+def log_excess(x: jax.Array) -> jax.Array:
+    """``x − log(1 + x)``, which is x²/2 + … near 0."""
+    return exp_excess(jnp.log1p(x))
+
+
+def stirling(x: jax.Array, log_x: jax.Array | None = None) -> jax.Array:
+    """
+    ``log Γ(x) − (x − ½) log x + x − ½ log 2π``, about 1/(12x): what Stirling's formula leaves.
+
+    Log-densities of counts are deviances plus such remainders (Loader 2000, "Fast and accurate computation of binomial
+    probabilities"), where log-gammas of large arguments would cancel.
+
+    :param x: positive; it may underflow to 0 where its logarithm is there.
+    :param log_x: its logarithm, if that is known more precisely.
+    """
+    log_x = jnp.log(x) if log_x is None else log_x
+    small = x < 8
+    low, above = jnp.where(small, x, 1.0), jnp.where(small, x + 8, x)
+    inverse = 1 / above
+    series = jnp.zeros_like(x)
+    for c in (43867 / 244188, -3617 / 122400, 1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12):
+        series = series * inverse**2 + c
+    series = series * inverse
+    product = jnp.ones_like(x)  # Γ(x + 8) = x (x + 1) … (x + 7) Γ(x)
+    for k in range(1, 8):
+        product = product * (low + k)
+    shift = (above - 0.5) * jnp.log(above) - 8 - jnp.log(product) - (low + 0.5) * jnp.where(small, log_x, 0.0)
+    return series + jnp.where(small, shift, 0.0)
+
+
+def bernoulli_deviance(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+    """
+    ``log(v + w eˣ) − w x``, the divergence of Bernoulli(w) from Bernoulli(p) with logit p = logit w + x; v = 1 − w.
+
+    Non-negative, convex, and w v x²/2 + … near 0; accurate relative to itself, however small w or v is.
+    """
+    flip = w > v
+    w, v, x = jnp.where(flip, v, w), jnp.where(flip, w, v), jnp.where(flip, -x, x)
+    near, high = jnp.abs(x) < 1, x > 30
+    small = jnp.where(near, x, 0.0)
+    u = w * jnp.expm1(small)
+    middle = jnp.where(near | high, 0.0, x)
+    tall = jnp.where(high, x, 30.0)
+    direct = jnp.log1p(w * jnp.expm1(middle)) - w * middle
+    far = v * tall + jnp.log(w + v * jnp.exp(-tall))
+    return jnp.where(near, w * exp_excess(small) - log_excess(u), jnp.where(high, far, direct))
+
+
+def log_binomial(
+    y: jax.Array, r: jax.Array, log_mean: jax.Array, log_r: jax.Array | None = None, gap: ArrayLike = 0.0
+) -> jax.Array:
+    """
+    Log-density of a negative binomial count, also where y and r are large: ``log Γ(y + r)/(Γ(r) y!) + y log p +
+    r log(1 − p)`` with ``log p/(1 − p) = log_mean − log r``. A binomial one lacks ``log (y + r)/r``.
+
+    :param y: successes, at least 0.
+    :param r: failures, positive; it may underflow to 0 where its logarithm is there.
+    :param log_mean: logarithm of the mean.
+    :param log_r: log r, if that is known more precisely.
+    :param gap: ``E log(1 + eˣ) − log(1 + e^E[x])``, if the expectation is meant over log_mean with this mean.
+    """
+    log_r = jnp.log(r) if log_r is None else log_r
+    some = jnp.where(y > 0, y, 1.0)
+    log_some, total = jnp.log(some), some + r
+    remainders = stirling(total) - stirling(r, log_r) - stirling(some)
+    constant = remainders - 0.5 * (LOG_2PI + log_some + softplus(log_some - log_r))
+    deviance = bernoulli_deviance(some / total, r / total, log_mean - log_some)
+    return jnp.where(y > 0, constant - total * (deviance + gap), -r * (softplus(log_mean - log_r) + gap))
+
+
+def log_poisson(y: jax.Array, log_rate: jax.Array, half_variance: ArrayLike = 0.0) -> jax.Array:
+    """
+    E[log Poisson(y; rate)] where log rate ~ N(log_rate, 2 half_variance); accurate for large counts.
+
+    :param y: counts, at least 0.
+    """
+    some = jnp.where(y > 0, y, 1.0)
+    above = log_rate - jnp.log(some) + half_variance
+    positive = -0.5 * (LOG_2PI + jnp.log(some)) - stirling(some) - some * (exp_excess(above) + half_variance)
+    return jnp.where(y > 0, positive, -jnp.exp(log_rate + half_variance))
+
+
+def log_gamma_density(
+    log_y: jax.Array, concentration: jax.Array, log_mean: jax.Array, half_variance: ArrayLike = 0.0
+) -> jax.Array:
+    """E[log Gamma(y; concentration, mean)] where log mean ~ N(log_mean, 2 half_variance)."""
+    a = concentration
+    log_a = jnp.log(a)
+    excess = exp_excess(log_y - log_mean + half_variance) + half_variance
+    return 0.5 * (log_a - LOG_2PI) - stirling(a, log_a) - log_y - a * excess
+
+
+def log_scaled_bessel(x: jax.Array) -> jax.Array:
+    """``log(e⁻ˣ I₀(x))``; from 30 on by the asymptotic series, whose derivative does not cancel."""
+    large = x > 30
+    series, inverse = jnp.zeros_like(x), 1 / (8 * jnp.where(large, x, 30.0))
+    for k in range(9, 0, -1):
+        series = (2 * k - 1) ** 2 / k * inverse * (1 + series)
+    far = jnp.log1p(series) - 0.5 * (LOG_2PI + jnp.log(jnp.where(large, x, 30.0)))
+    return jnp.where(large, far, jnp.log(i0e(jnp.where(large, 30.0, x))))
+
+
+#: Points and weights of Gauss's rule on [−1, 1], for the normal mass of narrow intervals.
+LEGENDRE = np.polynomial.legendre.leggauss(10)
+
+
+def log_normal_mass(lower: jax.Array, upper: jax.Array, width: jax.Array) -> jax.Array:
+    """
+    ``log(Φ(upper) − Φ(lower))``, accurate in both tails and for narrow intervals.
+
+    :param lower: lower end, or −∞.
+    :param upper: upper end, or ∞.
+    :param width: ``upper − lower``, which may be known more precisely than the two.
+    """
+    flip = lower + upper > 0  # to the left tail, where nothing cancels
+    near, far = jnp.where(flip, -lower, upper), jnp.where(flip, -upper, lower)
+    one_sided = jnp.isinf(far)
+    middle = jnp.where(one_sided, 0.0, 0.5 * (near + far))
+    half = jnp.where(one_sided, 0.1, 0.5 * width)
+    narrow = ~one_sided & (half * (1 + jnp.abs(middle)) < 1)
+    # e^(−½ m²) ∫ e^(−m t − ½ t²) dt
+    m, h = jnp.where(narrow, middle, 0.0), jnp.where(narrow, half, 0.1)
+    body = jnp.zeros_like(m)
+    for x, weight in zip(*LEGENDRE, strict=True):
+        body = body + float(weight) * jnp.exp(-h * float(x) * (m + 0.5 * h * float(x)))
+    small = jnp.log(h * body) - 0.5 * (m**2 + LOG_2PI)
+    log_near = log_normal_cdf(jnp.where(narrow, 0.0, near))
+    log_far = log_normal_cdf(jnp.where(narrow | one_sided, -1.0, far))
+    ratio = jnp.where(narrow | one_sided, -jnp.inf, log_far - log_near)
+    return jnp.where(narrow, small, log_near + jnp.log1p(-jnp.exp(ratio)))
+
+
+def standardized(end: jax.Array, mean: jax.Array, scale: jax.Array) -> jax.Array:
+    """``(end − mean)/scale``; ends that are infinite stay so, without a gradient that is NaN."""
+    finite = jnp.isfinite(end)
+    return jnp.where(finite, (jnp.where(finite, end, 0.0) - mean) / scale, end)
+
 
 #: log F of each link, F a distribution function with a log-concave density: then log F is concave too, and so is
 #: ``log(F(b + x) − F(a + x))`` (Prékopa 1973; Pratt 1981).

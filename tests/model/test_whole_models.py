@@ -20,6 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+import pytest
 from cookbook import square
 from models import adam, compiled, elbo_value, random_params, sparse_gp
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
@@ -363,6 +364,7 @@ def test_outliers():
 fit_survival = fitter(cookbook.survival, steps=300)
 
 
+@pytest.mark.filterwarnings("ignore:The log-probabilities of RightCensoredDistribution stop")
 def test_survival_with_censored_times():
     rng = np.random.default_rng(SEED)
     x, log_hazard, shape = rng.uniform(0, 10, 200), lambda x: np.sin(x) - 0.5, 1.5
