@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 #: Names under which packages are installed, where these are not the names that are imported.
-_INSTALLED_AS = {"sklearn": "scikit-learn", "orbax": "orbax-checkpoint"}
+_INSTALLED_AS = {"sklearn": "scikit-learn"}
 
 
 def optional(module: str, *, extra: str, what: str, otherwise: str = "") -> Any:

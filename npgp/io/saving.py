@@ -29,13 +29,12 @@ import numpy as np
 from numpyro.distributions import Distribution
 
 from npgp import checks
-from npgp.io.earlier_files import CLASSES, FOLDERS, from_version_1
 from npgp.programs.tracing import is_weakly_typed
 
 __all__ = ["load", "save"]
 
-#: Raised when files change in a way that older versions of this module would misread. Earlier ones are read.
-VERSION = 2
+#: Raised when files change in a way that older versions of this module would misread.
+VERSION = 1
 _PACKAGE = __name__.partition(".")[0]
 _DESCRIPTION = _PACKAGE
 #: Of the dtypes that arrays in files may have.
@@ -114,9 +113,9 @@ def load(path: str | os.PathLike, classes: Sequence[type] = (), *, max_bytes: in
             if header["format"] != _PACKAGE:
                 raise TypeError("another program's file")
             version = header["version"]
-            if version not in range(1, VERSION + 1):
-                raise _Refusal(f"has version {version!r} of the file format; this npgp reads 1 to {VERSION}.")
-            return _Builder(arrays, own, version).build(header["content"])
+            if version != VERSION:
+                raise _Refusal(f"has version {version!r} of the file format; this npgp reads {VERSION}.")
+            return _Builder(arrays, own).build(header["content"])
     except _Refusal as refusal:
         raise ValueError(f"{path!r} {refusal}") from None
     except Exception as error:  # of whatever met the damage
@@ -271,8 +270,8 @@ class _Arrays:
 class _Builder:
     """Rebuilds what :func:`_describe` described."""
 
-    def __init__(self, arrays: _Arrays, classes: dict[str, type], version: int):
-        self.arrays, self.classes, self.version = arrays, classes, version
+    def __init__(self, arrays: _Arrays, classes: dict[str, type]):
+        self.arrays, self.classes = arrays, classes
 
     def build(self, node: Any) -> Any:
         if not isinstance(node, dict):
@@ -306,8 +305,6 @@ class _Builder:
 
     def _rebuild(self, name: str, fields: dict[str, Any]) -> Any:
         cls: Any = self._class(name)
-        if self.version == 1 and cls.__module__.startswith(f"{_PACKAGE}."):
-            fields = from_version_1(cls.__qualname__, fields)
         is_distribution = issubclass(cls, Distribution)
         if is_distribution:
             data, metadata = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
@@ -334,9 +331,7 @@ class _Builder:
         if module.partition(".")[0] == _PACKAGE:
             folder = _folder(module)
             try:
-                found = getattr(
-                    importlib.import_module(CLASSES.get(name) or FOLDERS.get(folder, folder)), qualname, None
-                )
+                found = getattr(importlib.import_module(folder), qualname, None)
             except ImportError:  # a folder that another version has
                 pass
             if getattr(found, "__module__", "").partition(".")[0] != _PACKAGE:

@@ -19,7 +19,7 @@ import numpy as np
 
 #: Raised when checkpoints change in a way that older versions of this module would misread. What comes before the
 #: header stays as it is.
-VERSION = 2
+VERSION = 1
 MARK = b"npgp checkpoint\n"
 #: Between mark and header: the header's length, and the checksum of that and the header.
 _LENGTH, _CHECKSUM = struct.Struct("<Q"), struct.Struct("<I")

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from npgp import checks
-from npgp.training import checkpoint_file, earlier_checkpoints
+from npgp.training import checkpoint_file
 from npgp.training.checkpoint_file import VERSION, Damaged
 from npgp.training.interrupts import interrupts_held
 
@@ -87,7 +87,6 @@ class Checkpoints:
         :return: the newest checkpoint that is whole; ``None`` if there are no checkpoints.
         :raises ValueError: if the folder's checkpoints are of another run, or all damaged.
         :raises OSError: if the folder or a checkpoint cannot be read.
-        :raises ModuleNotFoundError: for checkpoints of version 1, without orbax.
         """
         self.close()
         self._about, self._settings = json.loads(json.dumps([about, settings or {}]))
@@ -205,7 +204,7 @@ class Checkpoints:
 
     def _first_whole(self) -> tuple[int, Any]:
         damaged: dict[int, Damaged] = {}
-        for step in sorted({*self._ours(), *earlier_checkpoints.find(self.directory)}, reverse=True):
+        for step in sorted(self._ours(), reverse=True):
             try:
                 found = self._read(step)
             except Damaged as error:
@@ -227,10 +226,8 @@ class Checkpoints:
         return -1, None
 
     def _set_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint, but for those of version 1; what was done, as words."""
-        path = self._ours().get(step)
-        if path is None:
-            return " and is left alone"
+        """Rename a damaged checkpoint; what was done, as words."""
+        path = self._ours()[step]
         names = (path.with_name(f"{path.name}.damaged{i or ''}") for i in itertools.count())
         new = next(name for name in names if not name.exists())
         path.rename(new)
@@ -238,25 +235,14 @@ class Checkpoints:
 
     def _read(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """Header and arrays of a checkpoint."""
-        path = self._ours().get(step)
-        return earlier_checkpoints.read(self.directory / str(step)) if path is None else checkpoint_file.read(path)
+        return checkpoint_file.read(self._ours()[step])
 
     def _check(self, header: dict[str, Any], like: Any) -> None:
         """Refuse the checkpoint of another run."""
         where = f"The checkpoints in {str(self.directory)!r}"
         about, settings = header.get("about", {}), header.get("settings", {})
-        if header["npgp"] == earlier_checkpoints.VERSION:  # which has no more than this
-            about = {**self._about, **about}
-            settings = self._settings
-            warnings.warn(
-                f"{where} are of an earlier npgp, which did not note data and model: whether they are those of this "
-                "run cannot be checked.",
-                stacklevel=5,
-            )
-        elif header["npgp"] != VERSION:
-            raise ValueError(
-                f"{where} have version {header['npgp']!r} of their format; this npgp reads versions 1 to {VERSION}."
-            )
+        if header["npgp"] != VERSION:
+            raise ValueError(f"{where} have version {header['npgp']!r} of their format; this npgp reads {VERSION}.")
         advice = "Choose another folder to start afresh, or go on as before."
         if (differs := _difference(about, self._about)) is not None:
             raise ValueError(f"{where} are of a run with {differs}. {advice}")

@@ -3,11 +3,9 @@
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -328,47 +326,12 @@ def test_nothing_else_in_the_folder_is_touched(tmp_path):
     assert files == {*others, "2025.checkpoint"}
 
 
-def test_checkpoints_of_version_1_are_read(tmp_path):
-    """As another version of npgp wrote it, with Orbax; it stays where it is."""
-    folder = tmp_path / "run"
-    shutil.copytree(Path(__file__).with_name("version_1"), folder)
-    checkpoints = Checkpoints(folder, keep=1)
-    with pytest.warns(UserWarning, match="of an earlier npgp, which did not note data and model"):
-        found = checkpoints.open(some_state(), {**ABOUT, "args[0]": "float32[60,2]"})
-    assert_same_bits(found.state, some_state(number=20.0))
-    np.testing.assert_array_equal(found.losses, np.arange(20.0))
-    np.testing.assert_array_equal(found.monitor["values"], [0.5, 0.25])
-    checkpoints.save(30, saved(3.0, 30))
-    with pytest.raises(ValueError, match=r"run with args\[0\] = 'float32\[60,2\]', and this one has 'missing'"):
-        checkpoints.open(some_state(), ABOUT)  # of step 30
-    (folder / "30.checkpoint").unlink()
-    with (
-        pytest.warns(UserWarning, match="earlier"),
-        pytest.raises(ValueError, match="run with batch_size = 16, and this one has 32"),
-    ):
-        checkpoints.open(some_state(), {**ABOUT, "batch_size": 32})
-    (folder / "20" / "arrays" / "manifest.ocdbt").write_bytes(b"")
-    with pytest.raises(ValueError, match="None of the checkpoints in .* can be read"):
-        checkpoints.open(some_state(), ABOUT)
-    assert (folder / "20").is_dir()
-
-
 def test_another_version(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("npgp.training.checkpoint_file.VERSION", 99)
         checkpoints = folder_of(tmp_path, 10)
-    with pytest.raises(ValueError, match="have version 99 of their format; this npgp reads versions 1 to 2"):
+    with pytest.raises(ValueError, match="have version 99 of their format; this npgp reads 1"):
         checkpoints.open(some_state(), ABOUT)
-
-
-def test_without_orbax(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    assert len(restored(folder_of(tmp_path, 10)).losses) == 10
-    shutil.copytree(Path(__file__).with_name("version_1"), tmp_path / "earlier")
-    with pytest.raises(
-        ModuleNotFoundError, match=r"checkpoints of an earlier npgp needs .* pip install npgp\[checkpoint\]"
-    ):
-        Checkpoints(tmp_path / "earlier").open(some_state(), ABOUT)
 
 
 @pytest.mark.parametrize("options", [dict(every=0.0), dict(steps=0), dict(keep=0), dict(every=np.nan)])
