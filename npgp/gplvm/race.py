@@ -58,6 +58,10 @@ FIRST_ROUND, SECOND_ROUND, FINALISTS = 150, 500, 2
 BEFORE_NARROWING, NARROWING, NARROW_STEPS, PATIENCE = 1500, 0.5, 600, 2
 #: Dimensions of less relevance are switched off, all but.
 OFF = 0.02
+#: Functions whose means vary over rows by less than this share of the data's standard deviation are constant.
+CONSTANT = 1e-3
+#: Columns whose standard deviations differ by more than this factor are worth a word: they share one noise variance.
+UNLIKE = 10.0
 #: Rates of natural gradients and of Adam when SVI goes on from the collapsed optimum.
 NATURAL_RATE, ADAM_RATE = 0.1, 0.01
 
@@ -136,12 +140,16 @@ def fit(
 
     ==============  ===============================================================================================
     many rows       The collapsed bound is climbed for ``max_rows`` of them, the others' latents are inferred.
-    a likelihood    Collapsed, the data are the normal scores of each column.
+    a likelihood    Collapsed, the data are the normal scores of each column. Where no dimension is relevant to these,
+                    SVI begins at principal components.
     ==============  ===============================================================================================
+
+    Without a likelihood one noise variance and one kernel variance are for all columns: standardize columns of unlike
+    units (:class:`npgp.Standardizer`).
 
     .. code-block:: python
 
-        Y = np.random.default_rng(0).normal(size=(12, 3))
+        Y = np.sin(np.linspace(0.0, 3.0, 12)[:, None] + np.arange(3.0))
         trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0)
         figure = npgp.plots.plot_latents(trained)
 
@@ -171,10 +179,11 @@ def fit(
     :param tolerance: it has converged when 50 steps together gain less than this, in nats per row.
     :param progress: show progress bars.
     :raises TypeError: for what is no likelihood.
-    :raises ValueError: for data, sizes and starts out of range, data that the likelihood does not take, and missing
-        entries without a mask.
+    :raises ValueError: for data, sizes and starts out of range, data that the likelihood does not take, missing
+        entries without a mask, and data that are constant in each column.
 
-    If the climb has not converged, a ``RuntimeWarning`` says so.
+    If the climb has not converged, or no dimension is relevant in the end, a ``RuntimeWarning`` says so; a
+    ``UserWarning`` if columns have standard deviations that differ more than tenfold, with Gaussian noise.
 
     Source: Titsias & Lawrence 2010 (the collapsed bound); Tenenbaum, de Silva & Langford 2000 (distances along the
     data); Lalchand, Ravuri & Lawrence 2022 (SVI).
@@ -195,6 +204,7 @@ def fit(
     gplvm = BayesianGPLVM(first, conditional=conditional, kernel=kernel, likelihood=likelihood)
     if offset is None and likelihood is not None:
         first = dataclasses.replace(first, offset=_likeliest(gplvm.likelihood_at(), data, present))
+    _check_spread(data, present, named=likelihood is None)
     collapsed = np.where(present, data, first.offset)
     if likelihood is not None:
         collapsed = _normal_scores(collapsed, present) + first.offset
@@ -207,21 +217,61 @@ def fit(
     best, climbed, race = _race(models, *some, max_steps, tolerance, progress)
     params = best.svi_params(climbed.params, some[0], mask=some[1])
     posterior = best.posterior(climbed.params, some[0], mask=some[1])
-    if len(rows) == len(data) and likelihood is None:
-        gplvm = dataclasses.replace(gplvm, start=best.start)
-        return GPLVMFit(gplvm, params, posterior, climbed.bounds, race, climbed.converged, climbed.message)
-
-    start, params = best.start, dict(params)
-    if len(rows) < len(data):
-        start, params = _all_rows(start, params, posterior, collapsed, present, rows)
+    empty = _is_empty(posterior, params, some[0][some[1]])
+    start, params, bounds, message = best.start, dict(params), climbed.bounds, climbed.message
+    if len(rows) < len(data) or likelihood is not None:
+        if empty and likelihood is not None and svi_steps:
+            message = f"no dimension is relevant to normal scores ({message}): SVI began at principal components"
+            start, params, bounds = first, {}, bounds[:0]
+        elif len(rows) < len(data):
+            start, params = _all_rows(start, params, posterior, collapsed, present, rows)
+            bounds = bounds * (len(data) / len(rows))
+        if likelihood is not None:
+            params.pop("noise_variance", None)
+        gplvm = dataclasses.replace(gplvm, start=start)
+        params, posterior, losses = _by_svi(svi_key, gplvm, params, data, present, svi_steps, batch_size, progress)
+        bounds = np.concatenate([bounds, -losses])
+        empty = _is_empty(posterior, params, some[0][some[1]])
     gplvm = dataclasses.replace(gplvm, start=start)
-    if likelihood is not None:
-        del params["noise_variance"]
-    bounds = climbed.bounds * (len(data) / len(rows))
-    params, posterior, losses = _by_svi(svi_key, gplvm, params, data, present, svi_steps, batch_size, progress)
-    return GPLVMFit(
-        gplvm, params, posterior, np.concatenate([bounds, -losses]), race, climbed.converged, climbed.message
-    )
+    if empty:
+        message = f"{message}; no latent dimension is relevant"
+        warnings.warn(
+            "npgp.gplvm.fit found no relevant latent dimension: the functions are constant, as if the data were noise "
+            "alone. More rows or columns, or a likelihood that is theirs, may change that.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return GPLVMFit(gplvm, params, posterior, bounds, race, climbed.converged, message)
+
+
+def _check_spread(Y: np.ndarray, present: np.ndarray, named: bool) -> None:
+    """
+    Raise ``ValueError`` for data without any variance, and say which columns are of unlike units.
+
+    :param named: whether to say so.
+    """
+    deviation = np.array([np.std(column[there]) for column, there in zip(Y.T, present.T, strict=True)])
+    size = np.array([np.max(np.abs(column[there])) for column, there in zip(Y.T, present.T, strict=True)])
+    varies = deviation > 1e-10 * size
+    if not varies.any():
+        raise ValueError("Y is constant in each column; a GPLVM is of data that vary over rows.")
+    least, most = np.min(deviation[varies]), np.max(deviation)
+    if named and most > UNLIKE * least:
+        large = np.flatnonzero(deviation * UNLIKE > most)
+        small = np.flatnonzero(varies & (deviation * UNLIKE <= most))
+        warnings.warn(
+            f"Y has standard deviations up to {most:.3g} in columns {large.tolist()}, but {least:.3g} and more in "
+            f"columns {small.tolist()}, of which a model with one noise variance takes little notice. If their units "
+            "are not the same, standardize them: npgp.Standardizer.of(Y).",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _is_empty(posterior: Posterior, params: dict[str, jax.Array], Y: np.ndarray) -> bool:
+    """Whether the functions are the same at all rows' latents, in comparison with the data's standard deviation."""
+    means = np.asarray(posterior.mean(jnp.asarray(params["x.loc"], posterior.projector.cholesky[0].dtype)))
+    return bool(np.max(np.std(means, axis=-1)) <= CONSTANT * np.std(Y))
 
 
 class _Climb:

@@ -13,7 +13,16 @@ import npgp
 from npgp.gplvm import BayesianGPLVM, GPLVMFit, fit
 from npgp.gplvm.collapsed import CollapsedFit
 from npgp.gplvm.coordinates import Coordinates
-from npgp.gplvm.race import BEFORE_NARROWING, FEW_ROWS, FIRST_ROUND, NARROW_STEPS, SECOND_ROUND, _Climb, _race
+from npgp.gplvm.race import (
+    BEFORE_NARROWING,
+    FEW_ROWS,
+    FIRST_ROUND,
+    NARROW_STEPS,
+    SECOND_ROUND,
+    _check_spread,
+    _Climb,
+    _race,
+)
 from npgp.training import lbfgs
 
 KEY = jax.random.key(0)
@@ -205,8 +214,37 @@ def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
         ({"restarts": -1}, "restarts"),
         ({"Y": np.full((9, 3), np.nan)}, 'give mask="nan"'),
         ({"Y": -np.eye(9, 3), "likelihood": npgp.Poisson()}, "value -1 in row 0, column 0"),
+        ({"Y": np.full((9, 3), 0.1)}, "Y is constant in each column"),
+        ({"Y": np.zeros((9, 3)), "likelihood": npgp.Poisson()}, "Y is constant in each column"),
     ],
 )
 def test_refused(options, words):
     with pytest.raises(ValueError, match=words):
         fit(KEY, **({"Y": np.zeros((9, 3)), "latent_dim": 2, "num_inducing": 3} | options))
+
+
+def test_columns_of_unlike_units_are_named():
+    """Not those that are constant, nor where the likelihood has a scale for each."""
+    Y = np.random.default_rng(0).normal(size=(9, 4)) * [1.0, 30.0, 40.0, 0.0]
+    Y[0, 1] = np.nan
+    with pytest.warns(UserWarning, match=r"in columns \[1, 2\], but .* in columns \[0\], .*npgp.Standardizer.of"):
+        _check_spread(Y, ~np.isnan(Y), named=True)
+    _check_spread(Y, ~np.isnan(Y), named=False)
+    _check_spread(Y[:, 1:], ~np.isnan(Y[:, 1:]), named=True)
+
+
+def test_a_model_of_noise_alone_is_said_and_svi_begins_elsewhere():
+    """Sparse counts without structure, to whose normal scores no dimension is relevant."""
+    counts = np.random.default_rng(0).poisson(0.4, size=(16, 3)).astype(float)
+    options: dict = {"starts": [(0.4, 1.0)], "max_steps": 300, "tolerance": 0.01, "progress": False}
+    options["likelihood"] = npgp.Poisson()
+    with pytest.warns(RuntimeWarning, match="found no relevant latent dimension: the functions are constant"):
+        found = fit(KEY, counts, 1, 3, svi_steps=0, **options)
+    assert found.message.endswith("no latent dimension is relevant")
+    found = fit(KEY, counts, 1, 3, svi_steps=20, **options)
+    assert found.message.startswith("no dimension is relevant to normal scores")
+    assert len(found.bounds) == 20  # of SVI alone
+    np.testing.assert_allclose(np.exp(found.gplvm.start.offset), counts.mean(0), rtol=1e-3)
+    assert np.std(found.params["x.loc"]) > 0.3  # near the principal component, of variance 1
+    means = np.asarray(found.posterior.mean(found.params["x.loc"]))
+    assert np.std(means, axis=1).max() > 0.01
