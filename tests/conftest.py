@@ -16,7 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.interpreters import mlir
+
+try:
+    from jax._src.interpreters import mlir
+except ImportError:  # JAX's own matter; without it all takes longer
+    mlir = None
 
 # pytest puts this folder on the path, where its folders would pass for packages of others: ``tests/sparse`` for the
 # ``sparse`` that xarray imports and SciPy then asks for its arrays.
@@ -97,7 +101,7 @@ def one_context() -> Iterator[None]:
     dialects, which takes a third of the time of small programs, and a tenth of the time of all tests.
     """
     with pytest.MonkeyPatch.context() as patch:
-        if hasattr(mlir, "make_ir_context"):  # JAX's own matter; without it all takes longer
+        if hasattr(mlir, "make_ir_context"):
             patch.setattr(mlir, "make_ir_context", cache(mlir.make_ir_context))
         yield
 

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LIST, TABLE = HERE / "mutants.txt", HERE / "killed.tsv"
 COPIED = ("npgp", "tests", "scripts", "docs", "notebooks", "conftest.py", "pyproject.toml", "README.md", "CHANGELOG.md")
-HEADER = "mutant\titem\ttier\tseconds"
+HEADER, LIVES = "mutant\titem\ttier\tseconds", "-"
 CLASSES = (0.1, 0.5, 2.0, 10.0)  # of items by their seconds: all of one class before those of the next, file by file
 FAULT = "the runner itself: "
 
@@ -139,12 +139,10 @@ def main() -> None:
     mutants = read(LIST.read_text())
     if unknown := set(args.names) - {mutant.name for mutant in mutants}:
         parser.error(f"there is no mutant {', '.join(sorted(unknown))}")
-    table = {line.split("\t")[0]: line for line in TABLE.read_text().splitlines()[1:]} if TABLE.exists() else {}
-    killed = {name for name, line in table.items() if line.split("\t")[2] != "-"}
+    lines = [line.split("\t") for line in TABLE.read_text().splitlines()[1:]] if TABLE.exists() else []
+    table = {name: (item, seconds) for name, item, _, seconds in lines}
     sound: dict[str, bool] = {}  # which of the items found pass without a mutant
-    measured = costs.read()
-    seconds = {item: cost.alone for item, cost in measured.items()}
-    quick = costs.quick(measured, measured, costs.killers())
+    seconds = {item: cost.alone for item, cost in costs.read().items()}
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "npgp"
         copy.mkdir()
@@ -155,9 +153,8 @@ def main() -> None:
             else:
                 shutil.copy(source, copy / name)
         for mutant in mutants:
-            if (args.names and mutant.name not in args.names) or (
-                mutant.name in killed and not args.again and not args.names
-            ):
+            known = "::" in table.get(mutant.name, ("",))[0]
+            if mutant.name not in args.names if args.names else known and not args.again:
                 continue
             if fault := mutant.fault(copy):
                 print(f"STALE {fault}", flush=True)
@@ -173,13 +170,41 @@ def main() -> None:
             file.write_text(text)
             if "::" in found and found not in sound:
                 sound[found] = not first_failure(copy, [found], seconds, args.limit)
-            if not sound.get(found, True):
-                found = f"fails without a mutant as well: {found}"
-            tier = "quick" if found in quick else "all" if found in sound else "-"
-            table[mutant.name] = f"{mutant.name}\t{found or '-'}\t{tier}\t{time.monotonic() - began:.0f}"
-            print(table[mutant.name], flush=True)
-            known = [table[m.name] for m in mutants if m.name in table]
-            TABLE.write_text("\n".join([HEADER, *known]) + "\n")
+            if "::" not in found or sound[found]:
+                table[mutant.name] = found or LIVES, f"{time.monotonic() - began:.0f}"
+            print(
+                mutant.name,
+                *table.get(mutant.name, (f"cannot be judged by {found}, which fails without it",)),
+                flush=True,
+            )
+            _write(mutants, table)
+    _write(mutants, table)
+    print(_summary(mutants))
+
+
+def _write(mutants: list[Mutant], table: dict[str, tuple[str, str]]) -> None:
+    """The table, with the tier that each item is in now."""
+    import costs
+
+    killers = {name: {item} for name, (item, _) in table.items() if "::" in item}
+    known = costs.read()
+    quick = costs.quick({*known}.union(*killers.values()), known, killers)
+    lines = [HEADER]
+    for mutant in mutants:
+        if mutant.name in table:
+            item, seconds = table[mutant.name]
+            tier = "quick" if item in quick else "all" if "::" in item else LIVES
+            lines.append(f"{mutant.name}\t{item}\t{tier}\t{seconds}")
+    TABLE.write_text("\n".join(lines) + "\n")
+
+
+def _summary(mutants: list[Mutant]) -> str:
+    """How many mutants are killed, and which are not."""
+    tiers = {line.split("\t")[0]: line.split("\t")[2] for line in TABLE.read_text().splitlines()[1:]}
+    quick, rest = (sum(tier == wanted for tier in tiers.values()) for wanted in ("quick", "all"))
+    lines = [f"{quick} of {len(mutants)} mutants are killed by the quick tier, {quick + rest} by all tests that ran"]
+    lines += [f"{m.name}: {m.reason or m.breaks}" for m in mutants if tiers.get(m.name) not in ("quick", "all")]
+    return "\n  ".join(lines)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def test_all_parts_run_small_and_write_what_they_find(gpu, tmp_path, capsys, mon
     (tmp_path / "gpytorch.py").write_text("raise ImportError('none here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("NPGP_DATA", raising=False)
-    found = gpu.main(["--quick", "--out", str(tmp_path / "out")])
+    found = gpu.main(["--quick", "--minutes", "600", "--out", str(tmp_path / "out")])  # time for all, under any load
     kept = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert kept["right"] == found["right"] and not accelerator_report.is_wrong(found)
     assert {case["case"] for case in kept["right"]} == {"SVGP", "collapsed"}

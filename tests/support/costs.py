@@ -60,7 +60,8 @@ def killers(table: Path = KILLED) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for line in table.read_text().splitlines()[1:] if table.exists() else ():
         mutant, item = line.split("\t")[:2]
-        found.setdefault(mutant, set()).add(item)
+        if "::" in item:
+            found.setdefault(mutant, set()).add(item)
     return found
 
 
