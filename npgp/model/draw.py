@@ -46,12 +46,17 @@ class Cache:
         self._projections: list[tuple[jax.Array, Projection]] = []
 
     @property
+    def is_here(self) -> bool:
+        """Whether this is not inside a scan, or another transformation, that the draw was made outside of."""
+        return current_trace() is self._here
+
+    @property
     def projector(self) -> Projector | Members:
         """The factorized covariance of the inducing features."""
         if self._projector is not None:
             return self._projector
         projector = factorize_members(*self._prior)
-        if current_trace() is self._here:  # nothing may be kept from inside a scan
+        if self.is_here:  # nothing may be kept from inside a scan
             self._projector = projector
         return projector
 
@@ -101,6 +106,8 @@ class Function(NoArray):
         self.whole: Any = None
         #: Whether its inputs are draws from their marginals, row by row.
         self.marginal_inputs = False
+        #: Its values that were sampled so far, with those of draws that were sampled in one sum with it.
+        self.sampled: Any = None
 
     def __repr__(self):
         return f"<draw of SparseGP {self.name!r}>"
@@ -120,6 +127,11 @@ class Function(NoArray):
     def source(self) -> Function:
         """The draw itself."""
         return self
+
+    @property
+    def made_here(self) -> bool:
+        """See :meth:`npgp.model.protocol.Draw.made_here`."""
+        return self.cache.is_here
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -192,6 +204,14 @@ class Function(NoArray):
 
     def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
         return self.projector.residual_covariance(X, projection.A, blocks)
+
+    def residual_between(self, X: Any, X2: Any, mean_only_in_residual: bool) -> jax.Array | None:
+        """See :meth:`npgp.model.protocol.Draw.residual_between`."""
+        if isinstance(X, MemberRows) or isinstance(X2, MemberRows):
+            return None
+        blocks = learned_blocks(self._q) if mean_only_in_residual and self._q is not None else None
+        A, A2 = self.project(X).A, self.project(X2).A
+        return self.projector.residual_covariance(X, A, blocks, (X2, A2))
 
     def posterior(self) -> Posterior:
         """The posterior object of this draw; only where a guide gave q."""

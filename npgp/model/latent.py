@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import checks, linalg
-from npgp.model.protocol import Draw, Moments
+from npgp.model.protocol import Draw, Given, Moments
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import sum_of_squares
 
-__all__ = ["Latent", "Term", "as_latent", "times_root"]
+__all__ = ["Latent", "Term", "as_latent", "square_root", "times_root"]
 
 
 #: What to write where an array is wanted.
@@ -310,21 +310,44 @@ class Latent(NoArray):
         parts = [term.covariance(term.function.group_covariance(term.X, groups), groups) for term in self.terms]
         return sum(parts[1:], parts[0])
 
-    def given(self, joint: bool, mean_only_in_residual: bool = False) -> tuple[jax.Array, jax.Array]:
+    def given(self, joint: bool, mean_only_in_residual: bool = False) -> Given:
         """
-        The combination given the drawn inducing values, the draws being independent: its mean, and a square root of
-        what is left, a factor (..., N, N) if joint, else standard deviations (..., N).
+        The combination given the drawn inducing values, the draws being independent.
 
-        :param mean_only_in_residual: see :meth:`Draw.given`.
+        :param joint: see :meth:`Draw.given`.
+        :param mean_only_in_residual: likewise.
         """
         mean, parts, prior = self.offset, [], jnp.zeros(())
         for term in self.terms:
             f = term.function.given(term.X, joint=joint, mean_only_in_residual=mean_only_in_residual)
             mean = mean + term.values(f.mean)
             parts.append(term.covariance(f.residual) if joint else term.variance(f.residual))
-            variance = term.variance(f.prior)
-            prior = prior + (jnp.mean(variance) if f.prior.ndim == 1 else jnp.mean(variance, axis=-1))
-        return mean, _square_root(sum(parts[1:], parts[0]), prior, joint)
+            prior = prior + term.variance(f.prior)
+        return Given(mean, sum(parts[1:], parts[0]), prior)
+
+    def residual_between(self, other: Latent, mean_only_in_residual: bool) -> jax.Array | None:
+        """
+        The residual's covariance between these values and others, (..., N, N2); ``None`` without a draw in common.
+
+        :param mean_only_in_residual: see :meth:`Draw.given`.
+        :raises ValueError: for a draw whose residuals at different rows are not known jointly.
+        """
+        total = None
+        for a in self.terms:
+            for b in other.terms:
+                if a.function.source is not b.function.source:
+                    continue
+                D = a.function.residual_between(a.X, b.X, mean_only_in_residual)
+                if D is None:
+                    raise ValueError(
+                        f"{a.function.name} was sampled before, and its values here cannot be conditioned on those: "
+                        "sample all rows in one statement, or write npgp.sample(..., joint=False) for values that are "
+                        "independent given the inducing points."
+                    )
+                left = a.scale[..., :, None] if a.scale.ndim else a.scale
+                D = left * D * (b.scale[..., None, :] if b.scale.ndim else b.scale)
+                total = D if total is None else total + D
+        return total
 
     def simulate(self, rng_key: jax.Array, joint: bool, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """
@@ -337,7 +360,7 @@ class Latent(NoArray):
             # Of the function by itself: outputs that are mixed of it share its residual.
             f = term.function.given(term.X, joint=joint)
             z = jax.random.normal(key, (*sample_shape, *f.mean.shape), f.mean.dtype)
-            root = _square_root(f.residual, f.prior, joint)
+            root = square_root(f.residual, f.prior, joint)
             value = value + term.values(f.mean + times_root(root, z, joint))
         return jnp.broadcast_to(value, (*sample_shape, *self.shape))
 
@@ -352,7 +375,7 @@ _REFLECTED = {
 }
 
 
-def _square_root(residual: jax.Array, prior: jax.Array, joint: bool) -> jax.Array:
+def square_root(residual: jax.Array, prior: jax.Array, joint: bool) -> jax.Array:
     """A square root of a residual's covariance (..., N, N), or of its variances (..., N)."""
     if not joint:
         return jnp.sqrt(jnp.maximum(residual, jnp.finfo(residual.dtype).tiny))

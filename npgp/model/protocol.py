@@ -80,6 +80,9 @@ class Draw(Protocol):
         """The site of inducing values that ``substitute`` gave, if it did."""
         ...
 
+    sampled: Any
+    """The values that were sampled so far; ``None`` if there are none."""
+
     @property
     def marginal_inputs(self) -> bool:
         """Whether the inputs of rows are draws from their marginals, row by row."""
@@ -106,6 +109,19 @@ class Draw(Protocol):
 
     def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
         """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
+        ...
+
+    @property
+    def made_here(self) -> bool:
+        """Whether this is not inside a scan, or another transformation, that the draw was made outside of."""
+        ...
+
+    def residual_between(self, rows: Any, rows2: Any, /, mean_only_in_residual: bool) -> jax.Array | None:
+        """
+        The residual's covariance between rows and others, (N, N2) or batch + that, where it is known.
+
+        :param mean_only_in_residual: as for :meth:`given`.
+        """
         ...
 
     def given(self, rows: Any, /, *, joint: bool, mean_only_in_residual: bool = False) -> Given:

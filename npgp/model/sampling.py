@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
+from npgp import linalg
 from npgp.contract import random_key, under_predictive
-from npgp.model.latent import Latent, as_latent, times_root
+from npgp.model.latent import Latent, as_latent, square_root, times_root
 from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
 from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
@@ -39,10 +43,12 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
                 numpyro.sample("y", dist.Normal(jnp.tanh(value), 0.1), obs=y)
 
     :param name: name of the site.
-    :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets. Residuals of separate statements are
-        independent.
-    :param joint: draw the rows jointly, at O(N³), or from their marginals, which suffices for training where what
-        follows factorizes over rows, and then has less Monte Carlo noise.
+    :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets. Statements of one draw are values of one
+        function: later ones are conditioned on earlier ones. (:func:`npgp.observe` is not: it integrates over what the
+        inducing points leave open, whatever was sampled.)
+    :param joint: draw the rows jointly with each other and with earlier statements of the same draw, at O(N³) for all N
+        rows together, or from their marginals, independent given the inducing points. That suffices for training where
+        what follows factorizes over rows, and then has less Monte Carlo noise.
     :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence
         whatever follows; one of one's own if it has a :meth:`~npgp.Conditional.residual_scale`.
     :return: shape (N,) or (outputs, N).
@@ -50,6 +56,12 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
     latents = Latents((latent := as_latent(latent, "sample"),), 1)
     latents.check_independent()
     latents.check_unshared()
+    if joint and not all(function.source.made_here for function in latents.functions):
+        raise ValueError(
+            f"{name}: {latents.functions[0].name} is drawn outside of this scan, whose steps would not be values of "
+            "one function: sample in a Python loop, or write npgp.sample(..., joint=False) for values that are "
+            "independent given the inducing points."
+        )
     conditional = as_conditional(conditional)
     if latents.variational and not latents.guided and not (joint and isinstance(conditional, Prior)):
         check_loss(name, "values of f with less noise than draws of f have")
@@ -94,5 +106,78 @@ def _assemble(latents: Latents, z: jax.Array, scale: ArrayLike, joint: bool, kee
         total = variance + jnp.square(scale) * residual
         return mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
     # A mean-only block's variance is drawn with ε; otherwise it is part of the residual.
-    mean, root = latent.given(joint, mean_only_in_residual=not keeps_prior)
-    return jnp.broadcast_to(mean, z.shape) + times_root(root, z, joint)
+    mean, residual, prior = latent.given(joint, mean_only_in_residual=not keeps_prior)
+    if joint:
+        return jnp.broadcast_to(mean, z.shape) + Sampled.of(latent).add(latent, z, residual, prior, keeps_prior)
+    return jnp.broadcast_to(mean, z.shape) + times_root(square_root(residual, prior, joint), z, joint)
+
+
+class Sampled:
+    """
+    Residuals that were sampled so far of some draws, by blocks of a growing Cholesky factor: a statement's residual is
+    its block row times the whitened noise of this statement and of those before.
+    """
+
+    def __init__(self) -> None:
+        self.statements: list[_Statement] = []
+
+    @classmethod
+    def of(cls, latent: Latent) -> Sampled:
+        """The residuals sampled so far of the draws in a sum, which are from now on kept together."""
+        draws = [function.source for function in latent.functions]
+        found = {id(draw.sampled): draw.sampled for draw in draws if draw.sampled is not None}
+        together = cls()
+        for sampled in found.values():
+            # Of different draws: their blocks of the covariance are 0, and so are those of the factor.
+            before = [None] * len(together.statements)
+            together.statements += [s._replace(row=(*before, *s.row)) for s in sampled.statements]
+        draws += [function.source for s in together.statements for function in s.latent.functions]
+        for draw in draws:
+            draw.sampled = together
+        return together
+
+    def add(self, latent: Latent, z: jax.Array, residual: jax.Array, prior: jax.Array, keeps_prior: bool) -> jax.Array:
+        """
+        A statement's residual given those before, (..., N).
+
+        :param z: the statement's whitened noise, likewise.
+        :param residual: the residual's covariance, (..., N, N).
+        :param prior: prior variances, (..., N), for the jitter.
+        :param keeps_prior: whether q leaves the residual its prior.
+        """
+        if any(s.keeps_prior != keeps_prior for s in self.statements):
+            raise ValueError(
+                "conditional differs from that of an earlier npgp.sample of the same draw; it must be one for all."
+            )
+        columns = [s.latent.residual_between(latent, mean_only_in_residual=not keeps_prior) for s in self.statements]
+        lead = np.broadcast_shapes(residual.shape[:-2], *(D.shape[:-2] for D in columns if D is not None))
+        row: list[jax.Array | None] = []
+        total = jnp.zeros((), z.dtype)
+        for statement, column in zip(self.statements, columns, strict=True):
+            for block, solved in zip(statement.row, row, strict=True):
+                if block is not None and solved is not None:
+                    product = linalg.transposed_matmul(block, solved)
+                    column = -product if column is None else column - product
+            if column is not None:
+                column = linalg.solve_lower(statement.root, jnp.broadcast_to(column, (*lead, *column.shape[-2:])))
+                residual = residual - linalg.gram(jnp.swapaxes(column, -1, -2))
+                total = total + linalg.transposed_matmul(column, statement.z[..., None])[..., 0]
+            row.append(column)
+        root = square_root(residual, prior, joint=True)
+        self.statements.append(_Statement(latent, z, root, tuple(row), keeps_prior))
+        return total + times_root(root, z, joint=True)
+
+
+class _Statement(NamedTuple):
+    """
+    One statement's block row of the factor.
+
+    :param root: the block on the diagonal, (..., N, N).
+    :param row: those before it, transposed, (..., N_j, N); ``None`` for 0.
+    """
+
+    latent: Latent
+    z: jax.Array
+    root: jax.Array
+    row: tuple[jax.Array | None, ...]
+    keeps_prior: bool

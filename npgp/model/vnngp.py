@@ -52,6 +52,7 @@ from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
 from npgp.neighbors.search import Neighbors, repeated_sites
+from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows
 
@@ -313,6 +314,8 @@ class NeighborFunction(NoArray):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
         self.substituted: str | None = None
         self.marginal_inputs = False
+        self.sampled: Any = None
+        self._here = current_trace()
         self._weights: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
 
     @property
@@ -336,6 +339,14 @@ class NeighborFunction(NoArray):
 
     def shared(self, rows: NeighborRows) -> None:
         """q is f's own."""
+
+    @property
+    def made_here(self) -> bool:
+        """See :meth:`npgp.model.protocol.Draw.made_here`."""
+        return current_trace() is self._here
+
+    def residual_between(self, rows: NeighborRows, rows2: NeighborRows, mean_only_in_residual: bool) -> None:
+        """Rows are drawn one by one given the inducing values."""
 
     @property
     def fixed(self) -> bool:

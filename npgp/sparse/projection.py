@@ -121,7 +121,11 @@ class Projector:
         return linalg.block_solve(self.cholesky, self.cross, covariances)
 
     def residual_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None
+        self,
+        X: jax.Array,
+        A: Sequence[jax.Array],
+        blocks: Sequence[bool] | None = None,
+        other: tuple[jax.Array, tuple[jax.Array, ...]] | None = None,
     ) -> jax.Array:
         """
         D(X, X), the covariance that is left once blocks are projected out, (N, N).
@@ -129,14 +133,21 @@ class Projector:
         :param X: inputs (N, D); or batch + (N, D), for batch + (N, N).
         :param A: their projections, as :meth:`__call__` gives them.
         :param blocks: which blocks to project out; all if omitted.
+        :param other: other inputs (N2, D) and their projections, for D(X, X2), (N, N2).
         """
-        D = self._own_covariance(X)
-        for A_i in _projected_out(A, blocks):
-            D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
+        if other is None:
+            D = self._covariance(X)
+            for A_i in _projected_out(A, blocks):
+                D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
+            return D
+        X2, A2 = other
+        D = self._covariance(X, X2)
+        for A_i, A2_i in zip(_projected_out(A, blocks), _projected_out(A2, blocks), strict=True):
+            D = D - linalg.transposed_matmul(A_i, A2_i)
         return D
 
-    def _own_covariance(self, X: jax.Array) -> jax.Array:
-        return self.kernel(X) if X.ndim == 2 else jax.vmap(self._own_covariance)(X)
+    def _covariance(self, *X: jax.Array) -> jax.Array:
+        return self.kernel(*X) if X[0].ndim == 2 else jax.vmap(self._covariance)(*X)
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
