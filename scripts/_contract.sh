@@ -47,7 +47,7 @@ for requirement in every:
 '
 }
 
-with_other_libraries() { # ArviZ, Equinox, matplotlib, Optax, Orbax, PyArrow, scikit-learn, SciPy, tinygp; and XLA
+with_other_libraries() { # ArviZ, Equinox, matplotlib, Optax, PyArrow, scikit-learn, SciPy, tinygp; and XLA
   environment=.venv-newest
   . scripts/_pytest.sh
   XLA_FLAGS=$flags_in_use in_parallel tests/ground/test_compiler.py tests/ground/test_programs.py tests/likelihoods/test_large_averages.py
