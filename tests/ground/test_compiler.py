@@ -47,7 +47,7 @@ few = np.concatenate([np.asarray(at(part)) for part in np.split(y, 100)])
 compare("beta", at, lambda y: few, y)
 with jax.enable_x64(True):
     X = rng.normal(size=(40_000, 3))
-    gp = npgp.CollapsedGP(npgp.kernels.Linear(variance=np.ones(3)), X, X[:3], 0.1, jitter=1e-12)
+    gp = npgp.CollapsedGP(npgp.kernels.Linear(variance=np.ones(3)), X, X[:3], noise_variance=0.1, jitter=1e-12)
     exact = 0.1 * ((X @ np.linalg.inv(X.T @ X + 0.1 * np.eye(3))) * X).sum(1)
     errors["linear"] = float(np.max(np.abs(gp.condition(np.sin(X[:, 0])).variance(X) / exact - 1)))
 print(json.dumps(errors), flush=True)
