@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.likelihoods import quadrature
-from npgp.likelihoods.numerics import floats, log_normal
+from npgp.likelihoods.numerics import deviation, floats, log_normal
 from npgp.pytrees import ByName
 
 #: What may be proven of a likelihood, from what is worth least to most.
@@ -31,7 +31,7 @@ class Likelihood(ByName):
 
     Parameters may be traced, and may have one value per row. A likelihood of one's own subclasses this, as a frozen
     dataclass registered with :func:`npgp.pytree`, and gives :meth:`log_prob`, :meth:`sample` and
-    :meth:`moments`; the other methods have defaults for one latent value and two, which need ``num_nodes``. 1 must be
+    :meth:`moments`; the other methods have defaults for up to three latent values, which need ``num_nodes``. 1 must be
     a possible observation: what is computed for masked rows, and thrown away, is computed for y = 1.
 
     :cvar proof: which proof makes the ELBO a bound on the evidence (docs/theory.md, section 2): ``"gaussian"`` (it has
@@ -120,48 +120,79 @@ class Likelihood(ByName):
         E[log p(y | f)] when f ~ N(mean, variance).
 
         Its second derivative in the mean is twice its first in the variance (Price 1958), up to what the quadrature
-        leaves. Gauss-Hermite supposes log p to be smooth in f.
+        leaves, which supposes log p to be smooth in f. Where it is not finite, far out, the node counts for nothing.
 
         :param y: observations.
         :param mean: mean of f.
         :param variance: variance of f.
         """
         mean, variance = aligned(self, y, mean, variance)
-        mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
-        return linalg.weighted_sum(weights, self.log_prob(mean + sd * nodes, y))
+        f, weights = self._normal_rule(y, mean, variance)
+        return linalg.weighted_sum(weights, self.log_prob(f, y))
+
+    def expected_log_probs(
+        self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike, more: ArrayLike
+    ) -> Callable[[jax.Array], jax.Array]:
+        """
+        :meth:`expected_log_prob` as a function of a variance between ``variance`` and ``variance + more``.
+
+        For one latent value, approximately, and without gradients: log p is evaluated once for all variances.
+
+        :param y: observations.
+        :param mean: mean of f.
+        :param variance: the least variance of f.
+        :param more: how much more it may be.
+        """
+        check_quadrature(self)
+        fixed, mean, variance, more = jax.tree.map(lax.stop_gradient, (self, *floats(mean, variance, more)))
+        of = jax.eval_shape(lambda m, v, d: self.log_prob(m + v + d, y), mean, variance, more)
+        m, s, d = (jnp.broadcast_to(array, of.shape).astype(of.dtype) for array in (mean, variance, more))
+        return quadrature.expectations(lambda f: fixed.log_prob(f, y), m, s, d, self.num_nodes)
 
     def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """log ∫ p(y | f) N(f; mean, variance) df; arguments as for :meth:`expected_log_prob`."""
         mean, variance = aligned(self, y, mean, variance)
-        mean, sd, nodes, weights = self._hermite_rule(y, mean, variance)
-        log_weights = jnp.log(weights)
-        if self.num_latents == 1 and self.concave:
-            fixed, m, s = jax.tree.map(lax.stop_gradient, (self, mean, sd))
-            nodes, log_weights = quadrature.rule_at_mode(lambda f: fixed.log_prob(f, y), m, s, self.num_nodes)
-        elif self.concave:
-            return self._log_marginal_of_two(y, jnp.asarray(mean)[:, 0], jnp.asarray(sd)[:, 0])
-        return logsumexp(log_weights + self.log_prob(mean + sd * nodes, y), axis=0)
+        check_quadrature(self)
+        if self.num_latents == 2 and self.concave:
+            return self._log_marginal_of_two(y, mean, variance)
+        fixed, C = jax.tree.map(lax.stop_gradient, self), self.num_latents
+        of = jax.eval_shape(lambda m, v: self.log_prob(m + v, y), mean, variance)
+        shape = of.shape if C == 1 else (C, *of.shape)
+        mean, variance = (jnp.broadcast_to(array, shape).astype(of.dtype) for array in (mean, variance))
+        return quadrature.log_average(
+            lambda f: self.log_prob(f, y),
+            lambda f: fixed.log_prob(f, y),
+            mean,
+            variance,
+            self.num_nodes,
+            C,
+            bool(self.concave),
+        )
 
-    def _log_marginal_of_two(self, y, mean: jax.Array, sd: jax.Array) -> jax.Array:
+    def _log_marginal_of_two(self, y, mean: jax.Array, variance: jax.Array) -> jax.Array:
         """
-        By the rule at the mode for a latent value in which log p is concave, given each value of the other.
+        Averaged over a latent value in which log p is concave, for each value of the other.
 
-        The other's are equidistant: Gauss-Hermite's outermost nodes are where likelihoods of a scale break down.
+        The other's are equidistant: likelihoods of a scale break down far out.
         """
         first = self.concave[0]
         order = np.array([first, 1 - first])  # its own inverse
-        (m, m_other), (s, s_other) = mean[order], sd[order]
+        (m, m_other), (v, v_other) = mean[order], variance[order]
         reach = jnp.full_like(m, quadrature.REACH)
         z, step = quadrature.trapezoid(-reach, reach, 2 * self.num_nodes)
         log_weights = jnp.log(step) + log_normal(z**2, jnp.ones_like(z))
-        other = m_other + s_other * z
+        other = m_other + deviation(v_other) * z
+        fixed, at = jax.tree.map(lax.stop_gradient, (self, other))
 
         def log_prob(likelihood, f, other):
             return likelihood.log_prob(jnp.stack(jnp.broadcast_arrays(f, other))[order], y)
 
-        fixed, m_, s_, at = jax.tree.map(lax.stop_gradient, (self, *jnp.broadcast_arrays(m, s, other)))
-        z, more = quadrature.rule_at_mode(lambda f: log_prob(fixed, f, at), m_, s_, 2 * self.num_nodes)
-        return logsumexp(log_weights + more + log_prob(self, m + s * z, other), axis=(0, 1))
+        shape = jax.eval_shape(lambda f, other: log_prob(self, f, other), m, other).shape
+        m, v = jnp.broadcast_to(m, shape), jnp.broadcast_to(v, shape)
+        averages = quadrature.log_average(
+            lambda f: log_prob(self, f, other), lambda f: log_prob(fixed, f, at), m, v, 2 * self.num_nodes, 1, True
+        )
+        return logsumexp(log_weights + averages, axis=0)
 
     def expected_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """
@@ -212,9 +243,9 @@ class Likelihood(ByName):
         """Which of these values, floats of NumPy or traced, are possible, and in words; NaN is not."""
         return abs(y) < np.inf, "finite"
 
-    def _hermite_rule(self, y, mean, variance):
+    def _normal_rule(self, y, mean, variance):
         check_quadrature(self)
-        return quadrature.hermite_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents)
+        return quadrature.normal_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents)
 
 
 def impossible(likelihood: Likelihood, y: jax.Array) -> tuple[jax.Array, str]:
@@ -276,10 +307,10 @@ def check_choice(likelihood: Likelihood, name: str, choices: tuple[str, ...]) ->
 
 def check_quadrature(likelihood: Likelihood) -> None:
     """Raise ``ValueError`` if there are more latent values than product quadrature can serve."""
-    if likelihood.num_latents > 2:
+    if likelihood.num_latents > 3:
         raise ValueError(
             f"{type(likelihood).__name__} takes {likelihood.num_latents} latent values per observation; quadrature "
-            "serves up to 2. npgp.sample gives GP values as arrays, to be used in numpyro.sample with any distribution."
+            "serves up to 3. npgp.sample gives GP values as arrays, to be used in numpyro.sample with any distribution."
         )
 
 

@@ -16,7 +16,7 @@ from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
 from npgp.likelihoods.continuous import Gamma
 from npgp.likelihoods.logistic import logistic_moments, softplus_gap
 from npgp.likelihoods.numerics import floats, log_binomial, log_link_moments, log_poisson, log_softplus
-from npgp.likelihoods.quadrature import NUM_NODES, hermite_moments
+from npgp.likelihoods.quadrature import NUM_NODES, normal_moments
 from npgp.pytrees import pytree, static
 
 
@@ -75,7 +75,7 @@ class Poisson(Likelihood):
 
     def moments(self, mean, variance):
         if self.link != "exp":
-            return hermite_moments(lambda f: self._rates(f)[:1] * 2, mean, variance, self.num_nodes)
+            return normal_moments(lambda f: self._rates(f)[:1] * 2, mean, variance, self.num_nodes)
         mean, variance = floats(mean, variance)
         return log_link_moments(self._rates(mean)[1], variance, 1.0, 0.0)
 

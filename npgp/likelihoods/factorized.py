@@ -12,12 +12,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.distribution import validation_enabled
 
 from npgp.checks import is_traced, whole_number
 from npgp.contract import base_of
 from npgp.likelihoods.base import Likelihood, aligned, check_nodes, check_quadrature
 from npgp.likelihoods.numerics import floats
-from npgp.likelihoods.quadrature import NUM_NODES, NUM_NODES_EACH, hermite_moments
+from npgp.likelihoods.quadrature import NUM_NODES_EACH, normal_moments
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
@@ -31,11 +32,12 @@ class Factorized(Likelihood):
     Of two latent values it makes ``Factorized(lambda f, g: dist.StudentT(4.0, f, jnp.exp(g)), num_latents=2)``.
 
     The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
-    it once, or jitted functions that take this object compile again. Gauss-Hermite supposes the log-density to be
-    smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures what it leaves. Of two
-    parametrizations choose that in logits and logarithms. NumPyro's censored distributions have log-probabilities that
-    stop at the log of machine epsilon, and are not log-concave for that reason: :func:`npgp.observe` warns of them; see
-    :class:`CensoredGaussian` and :class:`Weibull`.
+    it once, or jitted functions that take this object compile again. Log-marginals may be narrow, have kinks, or two
+    peaks; those of more peaks, such as a von Mises distribution beside a wide f, may need more nodes. Expectations
+    suppose the log-density to be smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures
+    what either leaves. Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions
+    have log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
+    :func:`npgp.observe` warns of them; see :class:`CensoredGaussian` and :class:`Weibull`.
 
     .. code-block:: python
 
@@ -45,9 +47,9 @@ class Factorized(Likelihood):
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
     :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. Of two latent values,
         True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other is.
-    :param num_nodes: nodes of the quadrature, for each latent value; by default 64 for one and 24 for each of two.
-    :param num_latents: number of latent values, 1 or 2.
-    :raises ValueError: if ``fn`` is not a function, for no nodes, for more than two latent values, if ``log_concave``
+    :param num_nodes: nodes of the quadrature, for each latent value; by default 64 for one, 24 for each of two, 14 of three.
+    :param num_latents: number of latent values, 1 to 3.
+    :raises ValueError: if ``fn`` is not a function, for no nodes, for more than three latent values, if ``log_concave``
         names one there is not, and, when used, for events that are not scalar.
     :raises TypeError: when used, if ``fn`` returns no NumPyro distribution.
     :raises NotImplementedError: for the moments of a distribution that has none in NumPyro.
@@ -60,7 +62,7 @@ class Factorized(Likelihood):
 
     def __post_init__(self):
         if self.num_nodes is None:
-            object.__setattr__(self, "num_nodes", NUM_NODES if self.num_latents == 1 else NUM_NODES_EACH)
+            object.__setattr__(self, "num_nodes", NUM_NODES_EACH.get(self.num_latents, 1))
         whole_number(self.num_latents, "Factorized num_latents")
         _check_arguments(self.fn, self.num_latents)
         check_nodes(self)
@@ -152,8 +154,16 @@ class Factorized(Likelihood):
 
     def log_prob(self, f, y):
         (f,) = aligned(self, y, f)
+        dtype = floats(f, y)[0].dtype
+        with validation_enabled(False):  # nodes may be where a parameter overflows
+            made = self._distribution(f)
+            if made.support.is_discrete and jnp.issubdtype(jnp.result_type(y), jnp.floating):
+                y = jnp.asarray(y).astype(int)  # by which some distributions index
+            log_prob = made.log_prob(y)
+            if constraints.is_dependent(type(made).support):  # it may depend on f
+                log_prob = jnp.where(made.support(y), log_prob, -jnp.inf)
         # NumPyro may promote Python numbers to float64 where that is enabled.
-        return self._distribution(f).log_prob(y).astype(floats(f, y)[0].dtype)
+        return log_prob.astype(dtype)
 
     def sample(self, rng_key, f):
         return self._distribution(*aligned(self, 0.0, f)).sample(rng_key)
@@ -169,7 +179,7 @@ class Factorized(Likelihood):
                 ) from None
 
         mean, variance = aligned(self, 0.0, mean, variance)
-        return hermite_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
+        return normal_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
 
 
 def _warn_of_censored(made) -> None:
@@ -211,7 +221,7 @@ def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: in
         NumPyro distribution, which becomes :class:`Factorized`.
     :param num_latents: number of the function's arguments.
     :raises TypeError: for anything else.
-    :raises ValueError: for a function of more than two latent values.
+    :raises ValueError: for a function of more than three latent values.
     """
     if isinstance(obj, Likelihood):
         return obj

@@ -15,7 +15,7 @@ from npgp import checks
 from npgp.checks import positive_fields
 from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.numerics import floats, log_normal, log_normal_mass, standardized
-from npgp.likelihoods.quadrature import NUM_NODES, REACH, hermite_moments
+from npgp.likelihoods.quadrature import NUM_NODES, REACH, normal_moments
 from npgp.pytrees import pytree, static
 
 
@@ -151,7 +151,7 @@ class TruncatedGaussian(Likelihood):
             first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
             return f + scale**2 * first, jnp.maximum(scale**2 * (1 + scale**2 * second), 0)
 
-        return hermite_moments(conditional, mean, variance, self.num_nodes)
+        return normal_moments(conditional, mean, variance, self.num_nodes)
 
 
 def _exact(y: jax.Array, until: jax.Array) -> jax.Array:

@@ -16,7 +16,7 @@ from npgp.likelihoods.classes import Bernoulli
 from npgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from npgp.likelihoods.logistic import expected_softplus
 from npgp.likelihoods.numerics import floats
-from npgp.likelihoods.quadrature import hermite_moments, hermite_rule
+from npgp.likelihoods.quadrature import normal_moments, normal_rule
 from npgp.pytrees import pytree
 
 COUNTS = (Poisson, NegativeBinomial, Binomial)
@@ -91,8 +91,8 @@ class ZeroInflated(_WithZeros):
         def excess(f):
             return expected_softplus(self.counts.log_prob(f, jnp.zeros_like(y)) - g, s, nodes)
 
-        m, sd, z, weights = hermite_rule(excess, f, v, nodes)
-        zero = linalg.weighted_sum(weights, excess(m + sd * z)) - expected_softplus(-g, s, nodes)
+        at, weights = normal_rule(excess, f, v, nodes)
+        zero = linalg.weighted_sum(weights, excess(at)) - expected_softplus(-g, s, nodes)
         return jnp.where(y > 0, self.counts.expected_log_prob(y, f, v) - expected_softplus(g, s, nodes), zero)
 
     def log_marginal(self, y, mean, variance):
@@ -191,8 +191,8 @@ class _ZeroTruncated(Likelihood):
         return self.counts.log_prob(f, jnp.maximum(y, 1)) - self._log_some(f)
 
     def expected_log_prob(self, y, mean, variance):
-        m, sd, z, weights = hermite_rule(self._log_some, mean, variance, self.num_nodes)
-        log_some = linalg.weighted_sum(weights, self._log_some(m + sd * z))
+        at, weights = normal_rule(self._log_some, mean, variance, self.num_nodes)
+        log_some = linalg.weighted_sum(weights, self._log_some(at))
         return self.counts.expected_log_prob(jnp.maximum(y, 1), mean, variance) - log_some
 
     def sample(self, rng_key, f):
@@ -215,7 +215,7 @@ class _ZeroTruncated(Likelihood):
             average, spread = self.counts.moments(f, 0.0)
             return average / some, (spread + average**2) / some - (average / some) ** 2
 
-        return hermite_moments(conditional, mean, variance, self.num_nodes)
+        return normal_moments(conditional, mean, variance, self.num_nodes)
 
 
 def _thinned(share: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -49,7 +49,7 @@ def test_they_are_written_with_public_names_alone():
         sources = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
         assert "npgp" in imported and not [name for name in imported + sources if name.startswith("npgp.")]
         names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert not [name for name in names if name.startswith("__") or name in ("_hermite_rule", "_support")]
+        assert not [name for name in names if name.startswith("__") or name in ("_normal_rule", "_support")]
 
 
 def test_observe_trains_and_predicts():

@@ -666,9 +666,9 @@ def test_quadrature_error_finds_what_is_wrong():
     error = jax.jit(likelihoods.quadrature_error)
     y, mean, variance = jnp.array([0.0, 1.0]), jnp.array([0.3, -0.4]), 1.0
     assert np.all(error(likelihoods.Gaussian(variance=0.1), y, mean, variance) == 0)
-    narrow = likelihoods.Factorized(lambda f: dist.StudentT(4, f, 0.03))
-    assert np.all(error(narrow, y, mean, variance) > 0.05)
-    coarse, fine = (likelihoods.Factorized(bernoulli_logits, num_nodes=n) for n in (5, 20))
+    narrow = likelihoods.Factorized(lambda f: dist.StudentT(4, f, 0.001))
+    assert np.all(error(narrow, y, mean, variance) > 0.01)
+    coarse, fine = (likelihoods.Factorized(bernoulli_logits, num_nodes=n) for n in (5, 64))
     assert np.all(error(coarse, y, mean, variance) > 10 * error(fine, y, mean, variance))
     assert np.all(error(fine, y, mean, variance) < 1e-5)
 
@@ -1096,3 +1096,81 @@ def test_factorized_says_what_its_function_does_wrong():
     with pytest.raises(ValueError, match=r"^Factorized fn returned events of shape \(2,\); they must be scalar"):
         vector = likelihoods.Factorized(lambda f: dist.Normal(jnp.zeros(2), 1.0).to_event(1))
         vector.log_prob(0.0, jnp.zeros(2))
+
+
+def mixture(f):
+    return dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.3, 0.7])), dist.Normal(f[..., None] + PAIR, 0.05))
+
+
+PAIR = np.array([-1.0, 1.0], np.float32)
+
+
+@pytest.mark.parametrize(
+    "fn, log_density",
+    [
+        (lambda f: dist.Normal(f, 0.02), lambda f, y: stats.norm.logpdf(y, f, 0.02)),
+        (lambda f: dist.StudentT(4.0, f, 0.03), lambda f, y: stats.t.logpdf(y, 4.0, f, 0.03)),
+        (lambda f: dist.Laplace(f, 0.3), lambda f, y: stats.laplace.logpdf(y, f, 0.3)),
+        (
+            mixture,
+            lambda f, y: np.log(0.3 * stats.norm.pdf(y, f - 1, 0.05) + 0.7 * stats.norm.pdf(y, f + 1, 0.05) + 1e-300),
+        ),
+        (
+            lambda f: dist.Uniform(0.0, jnp.exp(f)),
+            lambda f, y: np.where(np.abs(y) <= np.exp(f), -f, -np.inf),
+        ),
+    ],
+    ids=["narrow", "heavy", "kink", "two peaks", "jump"],
+)
+def test_log_marginals_of_functions_look_at_the_integrand(fn, log_density, float64):
+    mean, variance = (a.ravel() for a in np.meshgrid([-1.0, 0.2], [0.01, 1.0, 25.0]))
+    y = np.full(mean.shape, 0.5)
+    likelihood = likelihoods.Factorized(fn)
+
+    @jax.jit
+    def value_and_gradient(mean, variance):
+        value, pull = jax.vjp(lambda m, v: likelihood.log_marginal(y, m, v), mean, variance)
+        return value, *pull(jnp.ones_like(value))
+
+    got = np.array(value_and_gradient(mean, variance))
+    breaks = np.array([-60.0, -0.5, np.log(0.5), 0.5, 1.5, 60.0])  # peaks, kinks and jumps of all of these
+    distances = np.concatenate([np.geomspace(1e-4, 60.0, 400)])
+    edges = np.unique(np.concatenate([breaks, *(b + s * distances for b in breaks[1:-1] for s in (-1, 1))]))
+    nodes, weights = np.polynomial.legendre.leggauss(10)
+    half = 0.5 * np.diff(edges)[:, None]
+    f, area = (0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes).ravel(), (half * weights).ravel()
+    truth = []
+    for m, v in zip(mean, variance, strict=True):
+        terms = log_density(f, 0.5) + stats.norm.logpdf(f, m, np.sqrt(v)) + np.log(area)
+        value = special.logsumexp(terms)
+        posterior = np.exp(terms - value)
+        truth.append([value, posterior @ (f - m) / v, posterior @ ((f - m) ** 2 / v - 1) / (2 * v)])
+    np.testing.assert_allclose(got, np.transpose(truth), rtol=1e-6, atol=1e-7)
+
+
+def test_slopes_that_numpyro_clips_are_not_used(float64):
+    # Of a binomial in logits it has a wrong slope at exactly 0.
+    n, y = 100_000, 7586.0
+    f = np.linspace(-2.6, -2.4, 20_001)
+    choose = special.gammaln(n + 1) - special.gammaln(y + 1) - special.gammaln(n - y + 1)
+    right = special.logsumexp(choose + y * f - n * np.logaddexp(0, f) + stats.norm.logpdf(f)) + np.log(f[1] - f[0])
+    for concave in (True, False):
+        binomial = likelihoods.Factorized(lambda f: dist.Binomial(n, logits=f), log_concave=concave)
+        assert jax.jit(binomial.log_marginal)(y, 0.0, 1.0) == pytest.approx(right, rel=1e-8)
+
+
+def test_what_is_not_finite_far_out_counts_for_nothing():
+    # In float32 the sigmoid is 1 there, and the density of a beta distribution no number.
+    likelihood = likelihoods.Factorized(lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 10.0))
+    value, pull = jax.vjp(lambda m, v: likelihood.expected_log_prob(0.3, m, v), jnp.float32(0.5), jnp.float32(9.0))
+    z = np.linspace(-9, 9, 20_001)
+    mu = special.expit(0.5 + 3 * z)
+    terms = stats.beta.logpdf(0.3, 10 * mu, 10 * special.expit(-0.5 - 3 * z))
+    assert float(value) == pytest.approx((terms * stats.norm.pdf(z)).sum() * (z[1] - z[0]), rel=1e-4)
+    assert np.all(np.isfinite(pull(jnp.float32(1.0))))
+
+
+def test_whole_numbers_stay_whole_numbers():
+    ordered = likelihoods.Factorized(lambda f: dist.OrderedLogistic(f, jnp.array([-0.5, 0.5])))
+    f = np.zeros(3)
+    np.testing.assert_array_equal(ordered.log_prob(f, np.arange(3.0)), ordered.log_prob(f, np.arange(3)))

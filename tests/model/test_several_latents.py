@@ -265,7 +265,7 @@ def test_more_kinds_of_data(likelihood, y, log_density, tolerance, float64):
     if log_density is log_censored:  # E[(y e⁻ᶠ)^k]
         curvature = jax.jit(likelihood.expected_curvature)(y, mean, variance)
         power = np.exp(1.5 * (np.log(y) - mean) + 1.5**2 * variance / 2)
-        np.testing.assert_allclose(curvature, 1.5**2 * power, rtol=2 * tolerance)
+        np.testing.assert_allclose(curvature, 1.5**2 * power, rtol=3 * tolerance)
     for row in range(4):
         at = stats.norm(mean[row], np.sqrt(variance[row]))
         ends = at.ppf(1e-15), at.isf(1e-15)
@@ -374,7 +374,7 @@ def test_quadrature_error_of_two_latent_values():
     mean, variance = rows(5, 2, 0.6)
     errors = [
         jax.jit(likelihoods.quadrature_error)(Factorized(bernoulli, num_nodes=n, num_latents=2), 1, mean, variance)
-        for n in (2, 12)
+        for n in (2, 24)
     ]
     assert np.all(errors[0] > 1e-5) and np.all(errors[1] < 1e-5)
 
@@ -464,8 +464,8 @@ SEVERAL = "npgp.sample gives GP values as arrays, to be used in numpyro.sample w
         (lambda: HeteroscedasticGaussian(num_nodes=0), "HeteroscedasticGaussian num_nodes is 0; it must be positive"),
         (lambda: likelihoods.Weibull(concentration=0.0), "Weibull concentration is 0.0; it must be positive"),
         (
-            lambda: likelihoods.as_likelihood(lambda *f: dist.Normal(f[0], 1.0), 3),
-            f"Factorized takes 3 latent values per observation; quadrature serves up to 2. {SEVERAL}",
+            lambda: likelihoods.as_likelihood(lambda *f: dist.Normal(f[0], 1.0), 4),
+            f"Factorized takes 4 latent values per observation; quadrature serves up to 3. {SEVERAL}",
         ),
         (
             lambda: Factorized(normal, log_concave=(2,), num_latents=2),

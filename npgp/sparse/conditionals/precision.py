@@ -45,11 +45,11 @@ CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
 def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
+    if likelihood.proof == "none" and likelihood.num_latents == 1:
+        return _least_site_terms(likelihood, y, mean, variance, residual, present)
     precision = certified_precision(likelihood, y, mean, variance, residual, present)
     if likelihood.proof == "single-peaked":
         return _least_at_ends(likelihood, precision, y, mean, variance, residual)
-    if likelihood.proof == "none" and likelihood.num_latents == 1:
-        return _least_site_terms(likelihood, precision, y, mean, variance, residual)
     return exact_terms(likelihood, precision, y, mean, variance, residual)
 
 
@@ -70,17 +70,20 @@ def site_terms(likelihood: Likelihood, precision, y, mean, variance, residual: R
     return likelihood.expected_log_prob(y, mean, variance + left) + terms
 
 
-def _least_site_terms(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
+def _least_site_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
     """
     Where the likelihood proves nothing: the residual's variance given the data may be anything in [0, ĉ_n], and the
-    row's term is its least value there, on a grid.
+    row's term is its least value there, on a grid. Which of the grid that is, is found without gradient.
     """
+    d = residual.variance
+    expected = likelihood.expected_log_probs(y, mean, variance, d)
+    precision = of_present(_precision_of_least(expected, variance, d), mean, present)
     left, cost = residual.given(precision)
-
-    def term(share):
-        return likelihood.expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left
-
-    return jnp.min(lax.map(term, _shares(left.dtype)), axis=0) - cost
+    s, left_, precision_ = lax.stop_gradient((variance, left, precision))
+    shares = _shares(left.dtype)
+    values = lax.map(lambda share: expected(s + share * left_) + 0.5 * precision_ * share * left_, shares)
+    share = shares[jnp.argmin(values, axis=0)]
+    return likelihood.expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left - cost
 
 
 def _least_at_ends(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
@@ -100,7 +103,8 @@ def certified_precision(likelihood: Likelihood, y, mean, variance, residual: Res
     if likelihood.proof == "gaussian":
         return of_present(likelihood.precision, mean, present)
     if likelihood.proof == "none" and likelihood.num_latents == 1:
-        return of_present(_precision_of_least(likelihood, y, mean, variance, residual.variance), mean, present)
+        expected = likelihood.expected_log_probs(y, mean, variance, residual.variance)
+        return of_present(_precision_of_least(expected, variance, residual.variance), mean, present)
     if likelihood.proof == "single-peaked":
         return of_present(_precision_at_ends(likelihood, y, mean, variance, residual.variance), mean, present)
     certified = None
@@ -155,16 +159,18 @@ def _shares(dtype) -> jax.Array:
     return jnp.asarray((0.0, *CERTIFICATE_SHARES), dtype)
 
 
-def _precision_of_least(likelihood, y, mean, variance, residual: jax.Array) -> jax.Array:
+def _precision_of_least(expected, variance: jax.Array, residual: jax.Array) -> jax.Array:
     """
     The precision, of as many as there are shares, at which a row by itself has the largest certified term.
 
     ``λ_n = (1/share − 1)/d_n`` depends on d_n, with a gradient: the term is not stationary in λ_n. Which share is best
     does not change in the neighborhood.
+
+    :param expected: E[log p(y | f)] as a function of the variance of f.
     """
-    variance, d, mean = lax.stop_gradient((variance, residual, mean))
+    variance, d = lax.stop_gradient((variance, residual))
     shares = _shares(d.dtype)
-    values = lax.map(lambda share: likelihood.expected_log_prob(y, mean, variance + share * d), shares)  # (S, ..., N)
+    values = lax.map(lambda share: expected(variance + share * d), shares)  # (S, ..., N)
     wide = (-1,) + (1,) * (values.ndim - 1)
 
     def certified(i):
