@@ -47,7 +47,8 @@ class Factorized(Likelihood):
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
     :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. Of two latent values,
         True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other is.
-    :param num_nodes: nodes of the quadrature, for each latent value; by default 64 for one, 24 for each of two, 14 of three.
+    :param num_nodes: nodes of the quadrature, for each latent value; by default 64, 24 for each of two and
+        14 of three.
     :param num_latents: number of latent values, 1 to 3.
     :raises ValueError: if ``fn`` is not a function, for no nodes, for more than three latent values, if ``log_concave``
         names one there is not, and, when used, for events that are not scalar.
@@ -161,7 +162,7 @@ class Factorized(Likelihood):
                 y = jnp.asarray(y).astype(int)  # by which some distributions index
             log_prob = made.log_prob(y)
             if constraints.is_dependent(type(made).support):  # it may depend on f
-                log_prob = jnp.where(made.support(y), log_prob, -jnp.inf)
+                log_prob = jnp.where(made.support(jnp.asarray(y)), log_prob, -jnp.inf)
         # NumPyro may promote Python numbers to float64 where that is enabled.
         return log_prob.astype(dtype)
 
