@@ -81,7 +81,7 @@ class Members:
         own = [leaf for varies, leaf in zip(self.varies, leaves, strict=True) if varies]
         first = len(self.batch_shape)
         flat = jax.tree.map(lambda x: jnp.reshape(x, (count, *jnp.shape(x)[first:])), arrays)
-        return jax.tree.map(self._unflat, jax.vmap(of_one)(own, flat))
+        return jax.tree.map(self._unflat, jax.vmap(of_one, axis_size=count)(own, flat))
 
     def expand(self, batch_shape: Shape) -> Members:
         """The same for a larger batch of functions, to whose shape this one's broadcasts."""

@@ -93,3 +93,10 @@ def test_wrong_shapes_are_errors_by_name():
         npgp.CollapsedGP(KERNEL, X, Z, noise_variance=0.1, outputs=Q).log_prob(Y[0])
     with pytest.raises(ValueError, match="outputs is 2, but Softmax mixes"):
         npgp.CollapsedGP(KERNEL, X, Z, npgp.likelihoods.Softmax(Q), outputs=Q)
+
+
+def test_outputs_that_share_all_are_as_without_saying_how_many(float64):
+    together, each = (
+        npgp.CollapsedGP(npgp.RBF(0.8), X, Z, noise_variance=0.1, outputs=outputs) for outputs in (None, Q)
+    )
+    np.testing.assert_allclose(each.condition(Y).mean(X), together.condition(Y).mean(X), rtol=1e-9)

@@ -358,6 +358,7 @@ def test_sampled_values_come_from_q_and_agree_within_a_draw(float64):
     assert worst_z_of_moments(draws, np.tile(dense.moments()[0], 2), twice) < 5
 
 
+@pytest.mark.filterwarnings("ignore:q.ε. takes for independent:UserWarning")  # it is the ELBO at a known q
 def test_sums_several_latents_and_hand_written_guides(float64):
     x, near, y = arguments()
     gp, other = component(5), npgp.SparseGP("g", npgp.RBF(1.0), Z[:3].copy())

@@ -365,6 +365,7 @@ def test_matrices_that_do_not_fit_are_refused(functions):
         plane.mixed(np.eye(2))
 
 
+@pytest.mark.filterwarnings("ignore:q.ε. takes for independent:UserWarning")  # it is the ELBO at a known q
 def test_a_model_that_observes_a_mixture_has_its_moments(float64, functions):
     """``W @ g(X)`` in a model against the mixture of g's posterior: the ELBO with the classical conditional."""
     (batch, _), means, covariances = functions
