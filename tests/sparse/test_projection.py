@@ -275,3 +275,17 @@ def test_a_training_step_factorizes_each_block_once():
     # The loss after a step of q(ε) takes the factors of the loss before it.
     assert factorizations(2, optim=npgp.natural_gradient(0.5, npgp.adam(0.1))) == 2
     assert factorizations(1, guide_with_a_factor_of_its_own) == 2
+
+
+def test_no_residual_is_negative():
+    # One row, and the inducing point at it: v − (v/√v)² is rounding, of either sign.
+    X = jnp.zeros((1, 1), jnp.float32)
+
+    @jax.jit
+    @jax.vmap
+    def figures(variance):
+        projection = factorize(RBF(variance=variance), (Points(X),), 0.0)(X)
+        return projection.residual_variance()[0], variance - jnp.square(projection.A[0][0, 0])
+
+    clipped, rounded = figures(jnp.linspace(1.0, 2.0, 64))
+    assert np.min(rounded) < 0 <= np.min(clipped)
