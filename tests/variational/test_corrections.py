@@ -63,6 +63,20 @@ def test_given_the_inducing_values_it_is_the_exact_gp_of_the_group(float64, size
         np.testing.assert_allclose(variance[i], expected[1][0, 0], atol=1e-6)
 
 
+def test_rows_that_are_not_observed_correct_nothing(float64):
+    X, y, Z, new = problem()
+    present = np.arange(len(y)) % 3 != 1
+    q = (DenseNormal(jnp.array([0.4, -0.7, 1.1]), 0.3 * jnp.eye(3)),)
+
+    def predict(X, y, groups, mask):
+        likelihood = likelihoods.Gaussian(variance=NOISE)
+        return local_correction(posterior_of([Z], q), X, y, likelihood, groups, mask=mask).mean_and_variance(new)
+
+    found = predict(X, np.where(present, y, 7.0), single(len(y)), present)
+    expected = predict(X[present], y[present], single(int(present.sum())), None)
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
 @pytest.mark.parametrize("kind", ["dense", "mean-only"])
 def test_exact_variance_is_that_of_the_q_with_a_full_residual(float64, kind):
     # q(f*, f) = ∫ q(ε) p(f* | f, ε) N(r; 0, (D⁻¹ + Λ)⁻¹): written out with all rows.
