@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -10,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp import checks
+from npgp import checks, linalg
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.protocol import Given, Moments
+from npgp.model.sampled import Points, Sampled, Sampling
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.members import Members, factorize_members
@@ -46,17 +48,12 @@ class Cache:
         self._projections: list[tuple[jax.Array, Projection]] = []
 
     @property
-    def is_here(self) -> bool:
-        """Whether this is not inside a scan, or another transformation, that the draw was made outside of."""
-        return current_trace() is self._here
-
-    @property
     def projector(self) -> Projector | Members:
         """The factorized covariance of the inducing features."""
         if self._projector is not None:
             return self._projector
         projector = factorize_members(*self._prior)
-        if self.is_here:  # nothing may be kept from inside a scan
+        if current_trace() is self._here:  # nothing may be kept from inside a scan
             self._projector = projector
         return projector
 
@@ -73,7 +70,7 @@ class Cache:
         return self._projections[-1][1]
 
 
-class Function(NoArray):
+class Function(Sampling, NoArray):
     """
     A draw of a sparse GP: a function of inputs. Made by :meth:`SparseGP.draw`.
 
@@ -99,6 +96,8 @@ class Function(NoArray):
     ):
         self.name, self.values, self.q, self.guided, self.cache = name, values, q, guided, cache
         self.fixed = False
+        #: Where it was drawn: values sampled inside a loop of JAX, beyond that, are unknown to later ones.
+        self.here = current_trace()
         #: The component; not of its draws in guides written by hand.
         self.component: Any = None
         self.substituted: str | None = None
@@ -106,8 +105,6 @@ class Function(NoArray):
         self.whole: Any = None
         #: Whether its inputs are draws from their marginals, row by row.
         self.marginal_inputs = False
-        #: Its values that were sampled so far, with those of draws that were sampled in one sum with it.
-        self.sampled: Any = None
 
     def __repr__(self):
         return f"<draw of SparseGP {self.name!r}>"
@@ -127,11 +124,6 @@ class Function(NoArray):
     def source(self) -> Function:
         """The draw itself."""
         return self
-
-    @property
-    def made_here(self) -> bool:
-        """See :meth:`npgp.model.protocol.Draw.made_here`."""
-        return self.cache.is_here
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -173,7 +165,10 @@ class Function(NoArray):
         return block.factor_times(self.project(X).A[0]) if isinstance(block, JointBlock) else None
 
     def moments(self, X: Any, shared: bool = True) -> Moments:
-        """Mean, variance from ε, and residual variance at each row."""
+        """Mean, variance from ε, and residual variance at each row, given values sampled before."""
+        return self.conditioned_moments(X, self._moments(X, shared))
+
+    def _moments(self, X: Any, shared: bool) -> Moments:
         projection, q = self.project(X), self._q
         if q is None:
             mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
@@ -186,14 +181,35 @@ class Function(NoArray):
 
     def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
         """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
+        return self.conditioned_groups(X, self._group_covariance(X, groups), groups)
+
+    def _group_covariance(self, X: Any, groups: Groups) -> jax.Array:
         assert self.q is not None
         return self.projector.group_covariance(X, self.cache.project(X).A, groups, learned_blocks(self.q))
 
+    def residual_blocks(self, mean_only_in_residual: bool) -> tuple[bool, ...]:
+        """The blocks that the residual does not contain."""
+        if mean_only_in_residual and self.q is not None:
+            return tuple(learned_blocks(self.q))
+        return (True,) * len(self.values)
+
+    def points(self, X: Any) -> Points:
+        """See :meth:`npgp.model.sampled.Sampling.points`."""
+        return Points(X, tuple(self.project(X).A))
+
+    def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
+        """The residual's covariance between rows, (n, N) or batch + that."""
+        return self.projector.residual_covariance(before.X, before.A, blocks, (after.X, after.A))
+
     def given(self, X: Any, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
-        """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what the blocks leave of the prior."""
-        projection, blocks, values = self.project(X), [True] * len(self.values), self._values
+        """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what blocks, and values sampled before, leave of the prior."""
+        given = self._given(X, joint, mean_only_in_residual)
+        return self.conditioned(X, given, joint, self.residual_blocks(mean_only_in_residual))
+
+    def _given(self, X: Any, joint: bool, mean_only_in_residual: bool) -> Given:
+        projection, values = self.project(X), self._values
+        blocks = self.residual_blocks(mean_only_in_residual)
         if mean_only_in_residual and (q := self._q) is not None:
-            blocks = list(learned_blocks(q))
             values = [value if use else block.loc for value, use, block in zip(values, blocks, q, strict=True)]
         mean = whitened_mean(projection, values)
         if joint:
@@ -204,14 +220,6 @@ class Function(NoArray):
 
     def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
         return self.projector.residual_covariance(X, projection.A, blocks)
-
-    def residual_between(self, X: Any, X2: Any, mean_only_in_residual: bool) -> jax.Array | None:
-        """See :meth:`npgp.model.protocol.Draw.residual_between`."""
-        if isinstance(X, MemberRows) or isinstance(X2, MemberRows):
-            return None
-        blocks = learned_blocks(self._q) if mean_only_in_residual and self._q is not None else None
-        A, A2 = self.project(X).A, self.project(X2).A
-        return self.projector.residual_covariance(X, A, blocks, (X2, A2))
 
     def posterior(self) -> Posterior:
         """The posterior object of this draw; only where a guide gave q."""
@@ -290,20 +298,41 @@ class ChosenFunction(Function):
         half = super().shared(X)
         return None if half is None else self._by_row(half)
 
-    def moments(self, X: Any, shared: bool = True) -> Moments:
-        """Mean, variance from ε, and residual variance at each row."""
-        return Moments(*map(self._by_row, super().moments(X, shared)))
+    def _moments(self, X: Any, shared: bool) -> Moments:
+        return Moments(*map(self._by_row, super()._moments(X, shared)))
 
-    def given(self, X: Any, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
-        """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what the blocks leave of the prior."""
-        mean, residual, prior = super().given(X, joint=joint, mean_only_in_residual=mean_only_in_residual)
+    def apart(self, sampled: Sampled | None = None) -> ChosenFunction:
+        """See :meth:`npgp.model.sampled.Sampling.apart`."""
+        other = copy.copy(self)
+        other._source = self._source.apart(sampled)
+        return other
+
+    def points(self, X: Any) -> Points:
+        """See :meth:`npgp.model.sampled.Sampling.points`."""
+        return Points(self._rows.inputs, tuple(map(self._by_row, self._projection.A)), self._rows.places.group)
+
+    def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
+        """The residual's covariance between rows, (n, N): none between different functions."""
+        projector = self.projector
+        assert before.group is not None
+        if isinstance(projector, Members):
+            # Row by row with its function's kernel; what is another function's is dropped below.
+            members = self._members(projector, before.group)
+            D = members.each(lambda p, x: p.kernel(x[None], after.X)[0], before.X)
+        else:
+            D = projector.kernel(before.X, after.X)
+        for A, B, use in zip(before.A, after.A, blocks, strict=True):
+            D = D - linalg.transposed_matmul(A, B) if use else D
+        return jnp.where(before.group[:, None] == after.group, D, 0.0)
+
+    def _given(self, X: Any, joint: bool, mean_only_in_residual: bool) -> Given:
+        mean, residual, prior, _ = super()._given(X, joint, mean_only_in_residual)
         return Given(self._by_row(mean), residual if joint else self._by_row(residual), self._by_row(prior))
 
     def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
         return self._within(single(X.shape[0]), blocks)[0]
 
-    def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
-        """The residual's prior covariance within groups of rows, (G, g, g): none between different functions."""
+    def _group_covariance(self, X: Any, groups: Groups) -> jax.Array:
         assert self.q is not None
         return self._within(groups, learned_blocks(self.q))
 

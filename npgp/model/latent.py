@@ -95,25 +95,24 @@ class Term:
                 variance = linalg.matmul(squares, variance)
         return jnp.square(self.scale) * variance
 
-    def covariance(self, D: jax.Array, groups: Groups | None = None) -> jax.Array:
+    def covariance(self, D: jax.Array, groups: Groups) -> jax.Array:
         """
-        The term's covariance between rows, from that of f.
+        The term's covariance within groups of rows, from that of f.
 
-        :param D: (N, N), or (G, g, g) within groups; batch + that if it is not the same for all functions.
+        :param D: (G, g, g); batch + that if it is not the same for all functions.
         :param groups: these.
         """
-        own = 2 if groups is None else 3
         if self.mixing is not None:
-            squares, rows = jnp.square(self.mixing), D.shape[D.ndim - own :]
-            if D.ndim == own:
-                D = jnp.sum(squares, 1).reshape(-1, *[1] * own) * D
+            squares = jnp.square(self.mixing)
+            if D.ndim == 3:
+                D = jnp.sum(squares, 1).reshape(-1, 1, 1, 1) * D
             else:
-                D = linalg.matmul(squares, D.reshape(*D.shape[:-own], -1)).reshape(*D.shape[: -own - 1], -1, *rows)
+                rows = D.shape[-3:]
+                D = linalg.matmul(squares, D.reshape(*D.shape[:-3], -1)).reshape(*D.shape[:-4], -1, *rows)
         a = self.scale
         if not a.ndim:
             return jnp.square(a) * D
-        a = jnp.broadcast_to(a, (*a.shape[:-1], self.X.shape[-2]))
-        a = a if groups is None else groups.gather(a)
+        a = groups.gather(jnp.broadcast_to(a, (*a.shape[:-1], self.X.shape[-2])))
         return a[..., :, None] * D * a[..., None, :]
 
 
@@ -310,45 +309,6 @@ class Latent(NoArray):
         parts = [term.covariance(term.function.group_covariance(term.X, groups), groups) for term in self.terms]
         return sum(parts[1:], parts[0])
 
-    def given(self, joint: bool, mean_only_in_residual: bool = False) -> Given:
-        """
-        The combination given the drawn inducing values, the draws being independent.
-
-        :param joint: see :meth:`Draw.given`.
-        :param mean_only_in_residual: likewise.
-        """
-        mean, parts, prior = self.offset, [], jnp.zeros(())
-        for term in self.terms:
-            f = term.function.given(term.X, joint=joint, mean_only_in_residual=mean_only_in_residual)
-            mean = mean + term.values(f.mean)
-            parts.append(term.covariance(f.residual) if joint else term.variance(f.residual))
-            prior = prior + term.variance(f.prior)
-        return Given(mean, sum(parts[1:], parts[0]), prior)
-
-    def residual_between(self, other: Latent, mean_only_in_residual: bool) -> jax.Array | None:
-        """
-        The residual's covariance between these values and others, (..., N, N2); ``None`` without a draw in common.
-
-        :param mean_only_in_residual: see :meth:`Draw.given`.
-        :raises ValueError: for a draw whose residuals at different rows are not known jointly.
-        """
-        total = None
-        for a in self.terms:
-            for b in other.terms:
-                if a.function.source is not b.function.source:
-                    continue
-                D = a.function.residual_between(a.X, b.X, mean_only_in_residual)
-                if D is None:
-                    raise ValueError(
-                        f"{a.function.name} was sampled before, and its values here cannot be conditioned on those: "
-                        "sample all rows in one statement, or write npgp.sample(..., joint=False) for values that are "
-                        "independent given the inducing points."
-                    )
-                left = a.scale[..., :, None] if a.scale.ndim else a.scale
-                D = left * D * (b.scale[..., None, :] if b.scale.ndim else b.scale)
-                total = D if total is None else total + D
-        return total
-
     def simulate(self, rng_key: jax.Array, joint: bool, sample_shape: tuple[int, ...] = ()) -> jax.Array:
         """
         GP values given the drawn ε, with residuals from their prior: sample_shape + :attr:`shape`.
@@ -360,7 +320,7 @@ class Latent(NoArray):
             # Of the function by itself: outputs that are mixed of it share its residual.
             f = term.function.given(term.X, joint=joint)
             z = jax.random.normal(key, (*sample_shape, *f.mean.shape), f.mean.dtype)
-            root = square_root(f.residual, f.prior, joint)
+            root = square_root(f, joint)
             value = value + term.values(f.mean + times_root(root, z, joint))
         return jnp.broadcast_to(value, (*sample_shape, *self.shape))
 
@@ -375,16 +335,16 @@ _REFLECTED = {
 }
 
 
-def square_root(residual: jax.Array, prior: jax.Array, joint: bool) -> jax.Array:
-    """A square root of a residual's covariance (..., N, N), or of its variances (..., N)."""
+def square_root(f: Given, joint: bool) -> jax.Array:
+    """A square root of what is left of f at rows: a factor (..., N, N) if joint, else standard deviations (..., N)."""
     if not joint:
-        return jnp.sqrt(jnp.maximum(residual, jnp.finfo(residual.dtype).tiny))
-    # Relative to prior variances: the residual vanishes at inducing points.
-    return linalg.cholesky(residual, scale=jnp.broadcast_to(prior, residual.shape[:-1]))[0]
+        return jnp.sqrt(jnp.maximum(f.residual, jnp.finfo(f.residual.dtype).tiny))
+    # Relative to prior variances: the residual vanishes at inducing points, and at inputs of sampled values.
+    return linalg.cholesky(f.residual, scale=jnp.broadcast_to(f.prior, f.residual.shape[:-1]))[0]
 
 
 def times_root(root: jax.Array, z: jax.Array, joint: bool) -> jax.Array:
-    """A residual, from its square root (:meth:`Latent.given`) and standard normal noise (..., N)."""
+    """A residual, from its square root (:func:`square_root`) and standard normal noise (..., N)."""
     return linalg.matmul(root, z[..., None])[..., 0] if joint else root * z
 
 

@@ -31,11 +31,14 @@ class Given(NamedTuple):
     :param residual: what is left: variances (N,), or the covariance (N, N) if it is wanted jointly over rows; batch +
         that for functions with a kernel each.
     :param prior: f's own variance, (N,), likewise.
+    :param weights: the rows' projections on values that were sampled before, (..., n, N), which mean and residual are
+        given; ``None`` if there were none.
     """
 
     mean: jax.Array
     residual: jax.Array
     prior: jax.Array
+    weights: jax.Array | None = None
 
 
 class Draw(Protocol):
@@ -80,9 +83,6 @@ class Draw(Protocol):
         """The site of inducing values that ``substitute`` gave, if it did."""
         ...
 
-    sampled: Any
-    """The values that were sampled so far; ``None`` if there are none."""
-
     @property
     def marginal_inputs(self) -> bool:
         """Whether the inputs of rows are draws from their marginals, row by row."""
@@ -109,19 +109,6 @@ class Draw(Protocol):
 
     def group_covariance(self, rows: Any, groups: Groups, /) -> jax.Array:
         """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
-        ...
-
-    @property
-    def made_here(self) -> bool:
-        """Whether this is not inside a scan, or another transformation, that the draw was made outside of."""
-        ...
-
-    def residual_between(self, rows: Any, rows2: Any, /, mean_only_in_residual: bool) -> jax.Array | None:
-        """
-        The residual's covariance between rows and others, (N, N2) or batch + that, where it is known.
-
-        :param mean_only_in_residual: as for :meth:`given`.
-        """
         ...
 
     def given(self, rows: Any, /, *, joint: bool, mean_only_in_residual: bool = False) -> Given:

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from npgp import linalg
+from npgp import checks
 from npgp.contract import random_key, under_predictive
-from npgp.model.latent import Latent, as_latent, square_root, times_root
+from npgp.model.latent import Latent, Term, as_latent, square_root, times_root
 from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
+from npgp.model.sampled import window
 from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
+from npgp.programs.tracing import current_trace
 from npgp.sparse.conditionals import Conditional, Prior, as_conditional
 
 __all__ = ["sample"]
 
 
-def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Conditional | str = "prior") -> jax.Array:
+def sample(
+    name: str,
+    latent: Latent,
+    *,
+    joint: bool = True,
+    conditional: Conditional | str = "prior",
+    earlier: bool | tuple[ArrayLike, ArrayLike] = True,
+) -> jax.Array:
     """
     GP values as an array, for any expression downstream. Use it inside the plate over rows.
 
-    The randomness of the residual is the site ``name.residual``; ``name`` itself is a deterministic site.
+    Several statements of one draw are values of one function: each is conditioned on those before it, at O(n²) for a
+    row where n are sampled. So a state-space model calls f at each of its states, in a Python loop.
+
+    The randomness of the residual is the site ``name.residual``; of a sum of functions drawn jointly, each has one,
+    ``name.residual.f``. ``name`` itself is a deterministic site.
 
     =================================  ===========================================================================
     SVI                                f from q, jointly over the rows unless ``joint=False``
@@ -42,31 +55,45 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
             with numpyro.plate("data", len(X)):
                 numpyro.sample("y", dist.Normal(jnp.tanh(value), 0.1), obs=y)
 
+        def states(steps=3):
+            f, x = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw(), jnp.zeros((1, 1))
+            for t in range(steps):
+                x = x + npgp.sample(f"f{t}", f(x))[:, None]  # of one f throughout
+
+    Statements inside ``numpyro.contrib.control_flow.scan``, of a function drawn outside, cannot know of those of other
+    steps, unless the carry has the last of its values, which are then ``earlier``::
+
+        def step(carry, t):
+            x, (inputs, values) = carry  # to begin with jnp.zeros((W, D)), jnp.full(W, jnp.nan)
+            f_x = npgp.sample("f_x", f(x[None]), earlier=(inputs, values))
+            inputs = jnp.concatenate([inputs[1:], x[None]])
+            values = jnp.concatenate([values[1:], f_x])
+            ...
+
     :param name: name of the site.
-    :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets. Statements of one draw are values of one
-        function: later ones are conditioned on earlier ones. (:func:`npgp.observe` is not: it integrates over what the
-        inducing points leave open, whatever was sampled.)
-    :param joint: draw the rows jointly with each other and with earlier statements of the same draw, at O(N³) for all N
-        rows together, or from their marginals, independent given the inducing points. That suffices for training where
-        what follows factorizes over rows, and then has less Monte Carlo noise.
+    :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets.
+    :param joint: draw the rows jointly, at O(N³), or from their marginals, which suffices for training where what
+        follows factorizes over rows, and then has less Monte Carlo noise. Rows from marginals are independent of other
+        statements' rows too.
     :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence
         whatever follows; one of one's own if it has a :meth:`~npgp.Conditional.residual_scale`.
+    :param earlier: values of f to condition on: ``True``, those of all joint statements before; ``False``, none, so
+        that statements have the inducing values in common and independent residuals; or ``(X, values)``, f's values
+        (..., W) at inputs X (W, D), of which those that are NaN are not there yet. Only what is sampled with ``True``
+        is known to later statements.
     :return: shape (N,) or (outputs, N).
+    :raises TypeError: for ``earlier`` of another kind.
+    :raises ValueError: for a draw that occurs twice in the sum or serves several outputs; for a conditional that bounds
+        not whatever follows; inside a loop or other transformation of JAX, such as ``scan``, without ``earlier``; and
+        for earlier values of another shape, of a sum, or with ``joint=False``.
     """
     latents = Latents((latent := as_latent(latent, "sample"),), 1)
     latents.check_independent()
     latents.check_unshared()
-    if joint and not all(function.source.made_here for function in latents.functions):
-        raise ValueError(
-            f"{name}: {latents.functions[0].name} is drawn outside of this scan, whose steps would not be values of "
-            "one function: sample in a Python loop, or write npgp.sample(..., joint=False) for values that are "
-            "independent given the inducing points."
-        )
     conditional = as_conditional(conditional)
     if latents.variational and not latents.guided and not (joint and isinstance(conditional, Prior)):
         check_loss(name, "values of f with less noise than draws of f have")
-    shape = latent.shape
-    check_plates(name, shape)
+    check_plates(name, latent.shape)
     parameter = conditional_parameter(name, conditional) if latents.variational else 1.0
     scale = conditional.residual_scale(parameter)
     if scale is None:
@@ -74,110 +101,97 @@ def sample(name: str, latent: Latent, *, joint: bool = True, conditional: Condit
             f"conditional is {conditional!r}; npgp.sample takes 'prior' and 'shared': bounds whatever follows."
         )
     scale = scale if latents.variational else 1.0
-    keeps_prior = isinstance(conditional, Prior)
-    if not latents.variational and under_predictive(name):
-        # Under Predictive: a residual sampled at the training rows must not be taken for one at these.
-        key = random_key(name)
-        if key is None:
-            raise ValueError(f"{name}: sampling GP values needs a random key; wrap the model in handlers.seed.")
-        return numpyro.deterministic(name, _assemble(latents, jax.random.normal(key, shape), scale, joint, keeps_prior))
-    prior = dist.Normal(jnp.zeros(shape), 1.0)
-    q = dist.Normal(jnp.zeros(shape), scale)
-    with (catch := Catch("sample")):
-        z = numpyro.sample(f"{name}.residual", q if latents.guided else prior, infer={Q: None, LATENTS: latents})
-    infer = catch.message["infer"]
-    value = None if latents.fixed else infer.get(VALUE)
-    if value is None:
-        value = _assemble(latents, z, scale, joint, keeps_prior)
-        if in_automatic_guide(f"{name}.residual"):
-            infer[VALUE] = value  # the model takes it from here, with no second projection
-    return numpyro.deterministic(name, value)
-
-
-def _assemble(latents: Latents, z: jax.Array, scale: ArrayLike, joint: bool, keeps_prior: bool) -> jax.Array:
-    """
-    GP values from the drawn ε and the residual's noise z, which has standard deviation ``scale`` under q.
-
-    :param keeps_prior: whether q leaves the residual its prior.
-    """
-    (latent,) = latents.parts
-    if latents.variational and not joint:
+    # A mean-only block's variance is drawn with ε where q leaves the residual its prior; else it is part of that.
+    mean_only = not isinstance(conditional, Prior)
+    latent = _conditioned(name, latent, joint, earlier, mean_only)
+    if not joint:
+        z, _ = _noise(f"{name}.residual", latents, latent.shape, scale)
         mean, variance, residual = latent.moments()
         total = variance + jnp.square(scale) * residual
-        return mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
-    # A mean-only block's variance is drawn with ε; otherwise it is part of the residual.
-    mean, residual, prior = latent.given(joint, mean_only_in_residual=not keeps_prior)
-    if joint:
-        return jnp.broadcast_to(mean, z.shape) + Sampled.of(latent).add(latent, z, residual, prior, keeps_prior)
-    return jnp.broadcast_to(mean, z.shape) + times_root(square_root(residual, prior, joint), z, joint)
+        value = mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
+        return numpyro.deterministic(name, value)
+    value = latent.offset
+    for term in latent.terms:
+        site = f"{name}.residual" if len(latent.terms) == 1 else f"{name}.residual.{term.function.name}"
+        value = value + term.values(_joint_values(site, term, latents, latent.shape, scale, mean_only))
+    return numpyro.deterministic(name, jnp.broadcast_to(value, latent.shape))
 
 
-class Sampled:
-    """
-    Residuals that were sampled so far of some draws, by blocks of a growing Cholesky factor: a statement's residual is
-    its block row times the whitened noise of this statement and of those before.
-    """
-
-    def __init__(self) -> None:
-        self.statements: list[_Statement] = []
-
-    @classmethod
-    def of(cls, latent: Latent) -> Sampled:
-        """The residuals sampled so far of the draws in a sum, which are from now on kept together."""
-        draws = [function.source for function in latent.functions]
-        found = {id(draw.sampled): draw.sampled for draw in draws if draw.sampled is not None}
-        together = cls()
-        for sampled in found.values():
-            # Of different draws: their blocks of the covariance are 0, and so are those of the factor.
-            before = [None] * len(together.statements)
-            together.statements += [s._replace(row=(*before, *s.row)) for s in sampled.statements]
-        draws += [function.source for s in together.statements for function in s.latent.functions]
-        for draw in draws:
-            draw.sampled = together
-        return together
-
-    def add(self, latent: Latent, z: jax.Array, residual: jax.Array, prior: jax.Array, keeps_prior: bool) -> jax.Array:
-        """
-        A statement's residual given those before, (..., N).
-
-        :param z: the statement's whitened noise, likewise.
-        :param residual: the residual's covariance, (..., N, N).
-        :param prior: prior variances, (..., N), for the jitter.
-        :param keeps_prior: whether q leaves the residual its prior.
-        """
-        if any(s.keeps_prior != keeps_prior for s in self.statements):
-            raise ValueError(
-                "conditional differs from that of an earlier npgp.sample of the same draw; it must be one for all."
-            )
-        columns = [s.latent.residual_between(latent, mean_only_in_residual=not keeps_prior) for s in self.statements]
-        lead = np.broadcast_shapes(residual.shape[:-2], *(D.shape[:-2] for D in columns if D is not None))
-        row: list[jax.Array | None] = []
-        total = jnp.zeros((), z.dtype)
-        for statement, column in zip(self.statements, columns, strict=True):
-            for block, solved in zip(statement.row, row, strict=True):
-                if block is not None and solved is not None:
-                    product = linalg.transposed_matmul(block, solved)
-                    column = -product if column is None else column - product
-            if column is not None:
-                column = linalg.solve_lower(statement.root, jnp.broadcast_to(column, (*lead, *column.shape[-2:])))
-                residual = residual - linalg.gram(jnp.swapaxes(column, -1, -2))
-                total = total + linalg.transposed_matmul(column, statement.z[..., None])[..., 0]
-            row.append(column)
-        root = square_root(residual, prior, joint=True)
-        self.statements.append(_Statement(latent, z, root, tuple(row), keeps_prior))
-        return total + times_root(root, z, joint=True)
+def _conditioned(name: str, latent: Latent, joint: bool, earlier: Any, mean_only: bool) -> Latent:
+    """The latent, of functions that are conditioned on the earlier values wanted."""
+    if not isinstance(earlier, (bool, tuple, list)) or not (isinstance(earlier, bool) or len(earlier) == 2):
+        raise TypeError(
+            f"{name}: earlier is {checks.shown(earlier)}; it must be True, False, or a pair (X, values), inputs "
+            "(W, D) and f's values there."
+        )
+    if earlier is True and joint:
+        for draw in latent.functions:
+            if cast(Any, draw.source).here is not current_trace():
+                raise ValueError(
+                    f"{name} samples {draw.name}, drawn outside, inside a loop or other transformation of JAX such "
+                    "as scan, where its values at other steps are unknown: write a Python loop, carry the last values "
+                    "and give earlier=(X, values), or take residuals to be independent by earlier=False."
+                )
+        return latent
+    if isinstance(earlier, bool):
+        return _of(latent, [cast(Any, draw).apart() for draw in latent.functions])
+    if not joint or len(latent.terms) > 1:
+        wrong = "joint=False" if not joint else f"a sum of {len(latent.terms)} functions"
+        raise ValueError(
+            f"{name}: earlier is a pair (X, values) for {wrong}; it must be for one function, sampled with joint=True."
+        )
+    function: Any = latent.functions[0]
+    if function.source is not function:
+        raise ValueError(
+            f"{name}: earlier is a pair (X, values) for chosen rows f(X)[group, row]; it must be for f(X) itself."
+        )
+    rows = function(earlier[0]).terms[0].X
+    values = jnp.asarray(checks.array(earlier[1], f"{name}: the earlier values"))
+    shape = (*function.batch_shape, rows.shape[-2])
+    if values.shape != shape:
+        raise ValueError(
+            f"{name}: earlier has values of shape {values.shape} at inputs of shape {rows.shape}; they must be {shape}."
+        )
+    return _of(latent, [function.apart(window(function, rows, values, mean_only))])
 
 
-class _Statement(NamedTuple):
-    """
-    One statement's block row of the factor.
+def _of(latent: Latent, functions: list[Any]) -> Latent:
+    """The latent, of other functions."""
+    terms = (replace(term, function=function) for term, function in zip(latent.terms, functions, strict=True))
+    return Latent(tuple(terms), latent.offset)
 
-    :param root: the block on the diagonal, (..., N, N).
-    :param row: those before it, transposed, (..., N_j, N); ``None`` for 0.
-    """
 
-    latent: Latent
-    z: jax.Array
-    root: jax.Array
-    row: tuple[jax.Array | None, ...]
-    keeps_prior: bool
+def _noise(
+    site: str, latents: Latents, shape: tuple[int, ...], scale: ArrayLike
+) -> tuple[jax.Array, dict[str, Any] | None]:
+    """The residual's noise, which has standard deviation ``scale`` under q; and the site's ``infer``, if it is one."""
+    if not latents.variational and under_predictive(site):
+        # Under Predictive: a residual sampled at the training rows must not be taken for one at these.
+        key = random_key(site)
+        if key is None:
+            raise ValueError(f"{site}: sampling GP values needs a random key; wrap the model in handlers.seed.")
+        return jax.random.normal(key, shape), None
+    fn = dist.Normal(jnp.zeros(shape), scale if latents.guided else 1.0)
+    with (catch := Catch("sample")):
+        z = numpyro.sample(site, fn, infer={Q: None, LATENTS: latents})
+    return z, catch.message["infer"]
+
+
+def _joint_values(
+    site: str, term: Term, latents: Latents, shape: tuple[int, ...], scale: ArrayLike, mean_only: bool
+) -> jax.Array:
+    """f at rows from the drawn ε, values sampled before, and the residual's noise; later values are to know of them."""
+    f: Any = term.function
+    z, infer = _noise(site, latents, shape, scale)
+    known = None if infer is None or latents.fixed else infer.get(VALUE)
+    if known is not None:
+        value, f.source.sampled = known
+        return value
+    given = f.given(term.X, joint=True, mean_only_in_residual=mean_only)
+    root = square_root(given, True)
+    z = jnp.reshape(z, given.mean.shape)
+    value = given.mean + times_root(root, z, True)
+    f.remember(term.X, root, given.weights, z, f.residual_blocks(mean_only))
+    if infer is not None and in_automatic_guide(site):
+        infer[VALUE] = value, f.source.sampled  # the model takes them from here, with no second projection
+    return value

@@ -29,13 +29,14 @@ import numpyro
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from npgp import checks
+from npgp import checks, linalg
 from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
 from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.protocol import Given, Moments
 from npgp.model.row_params import row_param
+from npgp.model.sampled import Points, Sampling
 from npgp.model.sites import (
     FUNCTION,
     SCALE,
@@ -298,7 +299,7 @@ def _approximate(gp: VNNGP, t: jax.Array | None) -> Approximation:
 # The function
 
 
-class NeighborFunction(NoArray):
+class NeighborFunction(Sampling, NoArray):
     """
     A draw of a :class:`VNNGP`: a function of inputs. Made by :meth:`VNNGP.draw`.
 
@@ -314,9 +315,8 @@ class NeighborFunction(NoArray):
         self.gp, self.values, self.q, self.guided = gp, values, q, guided
         self.substituted: str | None = None
         self.marginal_inputs = False
-        self.sampled: Any = None
-        self._here = current_trace()
-        self._weights: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
+        self.here = current_trace()
+        self._regressions: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
 
     @property
     def name(self) -> str:
@@ -339,14 +339,6 @@ class NeighborFunction(NoArray):
 
     def shared(self, rows: NeighborRows) -> None:
         """q is f's own."""
-
-    @property
-    def made_here(self) -> bool:
-        """See :meth:`npgp.model.protocol.Draw.made_here`."""
-        return current_trace() is self._here
-
-    def residual_between(self, rows: NeighborRows, rows2: NeighborRows, mean_only_in_residual: bool) -> None:
-        """Rows are drawn one by one given the inducing values."""
 
     @property
     def fixed(self) -> bool:
@@ -374,14 +366,17 @@ class NeighborFunction(NoArray):
 
     def _regression(self, rows: NeighborRows) -> tuple[jax.Array, jax.Array]:
         """Weights b (N, k) and residual variance F (N,)."""
-        for seen, found in self._weights:
+        for seen, found in self._regressions:
             if seen is rows:
                 return found
-        self._weights.append((rows, rows.regression(self.gp.kernel, self.gp.inducing, self.gp.jitter)))
-        return self._weights[-1][1]
+        self._regressions.append((rows, rows.regression(self.gp.kernel, self.gp.inducing, self.gp.jitter)))
+        return self._regressions[-1][1]
 
     def moments(self, rows: NeighborRows, shared: bool = True) -> Moments:
-        """Mean, variance from the inducing values, and residual variance at each row."""
+        """Mean, variance from the inducing values, and residual variance at each row, given values sampled before."""
+        return self.conditioned_moments(rows, self._moments(rows))
+
+    def _moments(self, rows: NeighborRows) -> Moments:
         b, F = self._regression(rows)
         if self.q is None:
             return Moments(jnp.sum(b * self.values[rows.neighbors], axis=-1), jnp.zeros_like(F), F)
@@ -406,7 +401,24 @@ class NeighborFunction(NoArray):
             keys = jax.vmap(jax.random.fold_in, (None, 0))(self.q.key, jnp.ravel(rows.neighbors))
             z = jax.vmap(lambda key: jax.random.normal(key, (), loc.dtype))(keys)
             u = loc + scale * z.reshape(loc.shape)
-        return Given(jnp.sum(b * u, axis=-1), jnp.diag(F) if joint else F, self.gp.kernel.diag(rows.X))
+        # Residuals at different inputs are independent; at the same input it is one residual.
+        points = self.points(rows)
+        D = self.residual_between(points, points, ()) if joint else F
+        given = Given(jnp.sum(b * u, axis=-1), D, self.gp.kernel.diag(rows.X))
+        return self.conditioned(rows, given, joint, self.residual_blocks(mean_only_in_residual))
+
+    def residual_blocks(self, mean_only_in_residual: bool) -> tuple[bool, ...]:
+        """The one block of inducing values."""
+        return (True,)
+
+    def points(self, rows: NeighborRows) -> Points:
+        """See :meth:`npgp.model.sampled.Sampling.points`: F^½ is what rows at the same input have in common."""
+        return Points(rows.X, (linalg.safe_sqrt(self._regression(rows)[1])[None],))
+
+    def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
+        """The residual's covariance between rows, (n, N): none between different inputs."""
+        same = jnp.all(before.X[:, None] == after.X, axis=-1)
+        return jnp.where(same, before.A[0].T * after.A[0], 0.0)
 
     def posterior(self) -> NeighborPosterior:
         """The posterior object of this draw; only where a guide gave q."""

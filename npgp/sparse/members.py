@@ -25,7 +25,7 @@ from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
-from npgp.sparse.projection import Projection, Projector, factorize
+from npgp.sparse.projection import Projected, Projection, Projector, factorize
 
 Shape = tuple[int, ...]
 #: Of an array of which functions have one each: the functions' shape, and that of one function's.
@@ -147,22 +147,18 @@ class Members:
         return self.each(lambda projector: projector(X))
 
     def residual_covariance(
-        self,
-        X: jax.Array,
-        A: Sequence[jax.Array],
-        blocks: Sequence[bool] | None = None,
-        other: tuple[jax.Array, tuple[jax.Array, ...]] | None = None,
+        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
     ) -> jax.Array:
-        """As of :class:`~npgp.sparse.Projector`: batch + (N, N), or batch + (N, N2)."""
-        if other is None:
-            if X.ndim > 2:
-                members = self.expand(X.shape[:-2])
-                return members.each(lambda p, X, A: p.residual_covariance(X, A, blocks), X, tuple(A))
-            return self.each(lambda p, A: p.residual_covariance(X, A, blocks), tuple(A))
-        batch = np.broadcast_shapes(self.batch_shape, X.shape[:-2], other[0].shape[:-2])
-        X, X2 = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (X, other[0]))
-        arrays = X, tuple(A), (X2, tuple(other[1]))
-        return self.expand(batch).each(lambda p, X, A, other: p.residual_covariance(X, A, blocks, other), *arrays)
+        """As of :class:`~npgp.sparse.Projector`: batch + (N, N), or batch + (N, N')."""
+        if other is not None:
+            batch = np.broadcast_shapes(X.shape[:-2], other[0].shape[:-2], self.batch_shape)
+            arrays = (X, tuple(A), (other[0], tuple(other[1])))
+            arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, *x.shape[-2:])), arrays)
+            return self.expand(batch).each(lambda p, X, A, other: p.residual_covariance(X, A, blocks, other), *arrays)
+        if X.ndim > 2:
+            members = self.expand(X.shape[:-2])
+            return members.each(lambda p, X, A: p.residual_covariance(X, A, blocks), X, tuple(A))
+        return self.each(lambda projector, A: projector.residual_covariance(X, A, blocks), tuple(A))
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from npgp.features import InducingBlock, as_block, covariance
 from npgp.kernels import Kernel
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
+
+#: Inputs, (N, D), and their projections on each block.
+Projected: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 
 
 def _projected_out(A: Sequence[jax.Array], blocks: Sequence[bool] | None) -> list[jax.Array]:
@@ -121,33 +124,34 @@ class Projector:
         return linalg.block_solve(self.cholesky, self.cross, covariances)
 
     def residual_covariance(
-        self,
-        X: jax.Array,
-        A: Sequence[jax.Array],
-        blocks: Sequence[bool] | None = None,
-        other: tuple[jax.Array, tuple[jax.Array, ...]] | None = None,
+        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
     ) -> jax.Array:
         """
-        D(X, X), the covariance that is left once blocks are projected out, (N, N).
+        D(X, X), the covariance that is left once blocks are projected out, (N, N); or D(X, X'), (N, N').
 
         :param X: inputs (N, D); or batch + (N, D), for batch + (N, N).
         :param A: their projections, as :meth:`__call__` gives them.
         :param blocks: which blocks to project out; all if omitted.
-        :param other: other inputs (N2, D) and their projections, for D(X, X2), (N, N2).
+        :param other: the inputs X' and their projections.
         """
-        if other is None:
-            D = self._covariance(X)
-            for A_i in _projected_out(A, blocks):
-                D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
+        if other is not None:
+            D = self._cross_covariance(X, other[0])
+            for A_i, B_i in zip(_projected_out(A, blocks), _projected_out(other[1], blocks), strict=True):
+                D = D - linalg.transposed_matmul(A_i, B_i)
             return D
-        X2, A2 = other
-        D = self._covariance(X, X2)
-        for A_i, A2_i in zip(_projected_out(A, blocks), _projected_out(A2, blocks), strict=True):
-            D = D - linalg.transposed_matmul(A_i, A2_i)
+        D = self._own_covariance(X)
+        for A_i in _projected_out(A, blocks):
+            D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
         return D
 
-    def _covariance(self, *X: jax.Array) -> jax.Array:
-        return self.kernel(*X) if X[0].ndim == 2 else jax.vmap(self._covariance)(*X)
+    def _own_covariance(self, X: jax.Array) -> jax.Array:
+        return self.kernel(X) if X.ndim == 2 else jax.vmap(self._own_covariance)(X)
+
+    def _cross_covariance(self, X: jax.Array, X2: jax.Array) -> jax.Array:
+        if X.ndim == X2.ndim == 2:
+            return self.kernel(X, X2)
+        each = [0 if x.ndim > 2 else None for x in (X, X2)]
+        return jax.vmap(self._cross_covariance, each)(X, X2)
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None

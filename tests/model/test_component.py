@@ -287,7 +287,7 @@ def test_sample_of_a_combination_has_its_covariance(float64):
         trace = handlers.trace(handlers.substitute(model, values)).get_trace(jnp.asarray(X))
         return {name: trace[name]["value"] for name in ("joint", "rows")}
 
-    sizes = {"f.u": 3, "f.v": 2, "g.u": 3, "joint.residual": 8, "rows.residual": 8}
+    sizes = {"f.u": 3, "f.v": 2, "g.u": 3, "rows.residual": 8} | {f"joint.residual.{name}": 8 for name in "fg"}
     mean, jacobian = affine(draw, sizes)
     f, g = Dense("odvgp", X), Dense("svgp", X + 0.4)
     scale = np.outer(a, a)

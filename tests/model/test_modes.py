@@ -287,10 +287,10 @@ def test_prior_predictive_draws_the_exact_gp(float64):
 # ---------------------------------------------------------------------------------------------------------------
 # sample × SVI
 
-SAMPLES = {
-    "joint": dict(joint=True),
+SAMPLES: dict[str, dict] = {
+    "joint": dict(joint=True, earlier=False),
     "rows": dict(joint=False),
-    "joint_shared": dict(joint=True, conditional="shared"),
+    "joint_shared": dict(joint=True, conditional="shared", earlier=False),
     "rows_shared": dict(joint=False, conditional="shared"),
 }
 

@@ -1,0 +1,197 @@
+"""
+Sampled values of a draw, and what they tell about its other values: statements of one draw are of one function.
+
+A statement that samples f at rows makes its residual there ``r = L z`` of whitened noise z. That is one inducing block
+more, whose whitened values are z: at other rows it explains ``A_sᵀ z`` of the residual, with ``A_s = L⁻¹ D(X_s, X)``,
+and leaves the covariance ``D(X, X) − A_sᵀ A_s``. The factor grows by a block with each statement.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from npgp import linalg
+from npgp.model.protocol import Given, Moments
+from npgp.sparse.groups import Groups
+
+__all__ = ["Points", "Sampled", "Sampling"]
+
+Self = TypeVar("Self", bound="Sampling")
+
+
+class Points(NamedTuple):
+    """
+    Rows, with what the residual's covariances between them and others need.
+
+    :param X: inputs, (..., n, D).
+    :param A: their projections on each block, (..., M_i, n).
+    :param group: the function of a plate that each row is of, (n,); ``None`` for rows of all functions.
+    """
+
+    X: jax.Array
+    A: tuple[jax.Array, ...] = ()
+    group: jax.Array | None = None
+
+    def and_then(self, other: Points) -> Points:
+        """These rows, and others after them."""
+        A = tuple(_side_by_side([a, b], -1) for a, b in zip(self.A, other.A, strict=True))
+        group = None if self.group is None or other.group is None else jnp.concatenate([self.group, other.group])
+        return Points(_side_by_side([self.X, other.X], -2), A, group)
+
+
+class Sampled(NamedTuple):
+    """
+    The residual at rows where it has been sampled, ``L z``.
+
+    :param points: the rows.
+    :param factor: L, (..., n, n).
+    :param z: whitened noise, (..., n).
+    :param blocks: the blocks of inducing features that the residual does not contain.
+    :param present: rows that have a value, (..., n); all if ``None``.
+    """
+
+    points: Points
+    factor: jax.Array
+    z: jax.Array
+    blocks: tuple[bool, ...]
+    present: jax.Array | None = None
+
+
+class Sampling:
+    """Mixed into draws: their values at rows are conditioned on those that :func:`npgp.sample` has sampled before."""
+
+    #: Values sampled so far; those of the source where a draw is chosen from functions in a plate.
+    sampled: Sampled | None = None
+
+    @property
+    def _source_of_values(self) -> Any:
+        """The draw that has the sampled values: :attr:`npgp.model.protocol.Draw.source`."""
+        return self.source  # type: ignore[attr-defined]
+
+    def points(self, rows: Any) -> Points:
+        """Rows as :meth:`residual_between` takes them."""
+        raise NotImplementedError
+
+    def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
+        """The residual's covariance between rows, (..., n, N)."""
+        raise NotImplementedError
+
+    def apart(self: Self, sampled: Sampled | None = None) -> Self:
+        """The same function, conditioned on other values of it, or on none."""
+        other = copy.copy(self)
+        other.sampled = sampled
+        return other
+
+    def weights(self, rows: Any, blocks: tuple[bool, ...] | None = None) -> jax.Array | None:
+        """
+        ``A_s``, (..., n, N): the rows' projections on sampled values; ``None`` where there are none.
+
+        :param blocks: the blocks that are not in the residual that is to be sampled.
+        :raises ValueError: for another residual than the sampled one, or another choice of functions.
+        """
+        source = self._source_of_values
+        sampled = source.sampled
+        if sampled is None:
+            return None
+        if blocks is not None and blocks != sampled.blocks:
+            raise ValueError(
+                f"{source.name} has mean-only blocks and is sampled with different conditionals, of which one counts "
+                "these blocks to the residual: give all npgp.sample statements of it the same conditional."
+            )
+        points = self.points(rows)
+        if (points.group is None) != (sampled.points.group is None):
+            raise ValueError(
+                f"{source.name} is sampled at rows of all its functions, and used at chosen ones, f(X)[group, row], or "
+                "the other way round: npgp.sample f(X) once and index that array, or write earlier=False."
+            )
+        D = self.residual_between(sampled.points, points, sampled.blocks)
+        if sampled.present is not None:
+            D = jnp.where(sampled.present[..., :, None], D, 0.0)
+        L = sampled.factor
+        return linalg.solve_lower(L, jnp.broadcast_to(D, (*L.shape[: max(L.ndim - D.ndim, 0)], *D.shape)))
+
+    def explained(self, weights: jax.Array) -> jax.Array:
+        """What sampled values say of the residual at rows, (..., N)."""
+        return linalg.matmul(self._source_of_values.sampled.z[..., None, :], weights)[..., 0, :]
+
+    def conditioned_moments(self, rows: Any, moments: Moments) -> Moments:
+        """Moments at rows, given the sampled values."""
+        weights = self.weights(rows)
+        if weights is None:
+            return moments
+        left = jnp.maximum(moments.residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
+        return Moments(moments.mean + self.explained(weights), moments.variance, left)
+
+    def conditioned(self, rows: Any, given: Given, joint: bool, blocks: tuple[bool, ...]) -> Given:
+        """f at rows given ε, given the sampled values too."""
+        weights = self.weights(rows, blocks)
+        if weights is None:
+            return given
+        mean, residual, prior, _ = given
+        if joint:
+            residual = residual - linalg.transposed_matmul(weights, weights)
+        else:
+            residual = jnp.maximum(residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
+        return Given(mean + self.explained(weights), residual, prior, weights)
+
+    def conditioned_groups(self, rows: Any, covariance: jax.Array, groups: Groups) -> jax.Array:
+        """The residual's covariance within groups of rows, given the sampled values."""
+        weights = self.weights(rows)
+        if weights is None:
+            return covariance
+        gram = groups.gram
+        for _ in weights.shape[:-2]:
+            gram = jax.vmap(gram)
+        return covariance - gram(weights)
+
+    def remember(
+        self, rows: Any, root: jax.Array, weights: jax.Array | None, z: jax.Array, blocks: tuple[bool, ...]
+    ) -> None:
+        """
+        Condition later values on those sampled at rows.
+
+        :param root: of the residual's covariance given what was sampled before, (..., N, N).
+        :param weights: :meth:`weights` of the rows.
+        :param z: whitened noise, (..., N).
+        :param blocks: as of :class:`Sampled`.
+        """
+        before, points = self._source_of_values.sampled, self.points(rows)
+        if before is None or weights is None:
+            self._source_of_values.sampled = Sampled(points, root, z, blocks)
+            return
+        above = jnp.zeros((*before.factor.shape[:-1], root.shape[-1]), root.dtype)
+        upper = _side_by_side([before.factor, above], -1)
+        factor = _side_by_side([upper, _side_by_side([linalg.transposed(weights), root], -1)], -2)
+        z = _side_by_side([before.z, z], -1, own=1)
+        self._source_of_values.sampled = Sampled(before.points.and_then(points), factor, z, blocks)
+
+
+def window(function: Any, rows: Any, values: jax.Array, mean_only_in_residual: bool) -> Sampled:
+    """
+    The residual at rows from values of f there; where they are NaN there is none yet.
+
+    :param function: the draw.
+    :param rows: the rows, as it takes them.
+    :param values: (..., W).
+    :param mean_only_in_residual: as of :meth:`npgp.model.protocol.Draw.given`.
+    """
+    present = ~jnp.isnan(values)
+    f = function.apart().given(rows, joint=True, mean_only_in_residual=mean_only_in_residual)
+    both = present[..., :, None] & present[..., None, :]
+    scale = jnp.broadcast_to(f.prior, both.shape[:-1])
+    D = jnp.where(both, f.residual, scale[..., None] * jnp.eye(values.shape[-1], dtype=f.residual.dtype))
+    L = linalg.cholesky(D, scale=scale)[0]
+    r = jnp.where(present, jnp.where(present, values, 0.0) - f.mean, 0.0)
+    z = linalg.solve_lower(L, r[..., None])[..., 0]
+    return Sampled(function.points(rows), L, z, function.residual_blocks(mean_only_in_residual), present)
+
+
+def _side_by_side(arrays: list[jax.Array], axis: int, own: int = 2) -> jax.Array:
+    """Concatenate matrices, or vectors with ``own=1``, whose leading axes broadcast."""
+    batch = np.broadcast_shapes(*(x.shape[: x.ndim - own] for x in arrays))
+    return jnp.concatenate([jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - own :])) for x in arrays], axis)
