@@ -47,13 +47,12 @@ for requirement in every:
 '
 }
 
-with_other_libraries() { # ArviZ, Equinox, matplotlib, Optax, PyArrow, scikit-learn, SciPy, tinygp; and XLA
+with_other_libraries() { # ArviZ, matplotlib, PyArrow, scikit-learn, SciPy; and XLA
   environment=.venv-newest
   . scripts/_pytest.sh
   XLA_FLAGS=$flags_in_use in_parallel tests/ground/test_compiler.py tests/ground/test_programs.py tests/likelihoods/test_large_averages.py
   XLA_FLAGS=$quick_flags in_parallel tests/datasets tests/inducing tests/io tests/plots tests/training/test_checkpoints.py \
-    tests/training/test_convergence.py tests/training/test_lbfgs.py tests/training/test_sources.py tests/training/test_trust.py \
-    tests/features/test_kernel_features.py tests/kernels/test_kernels.py
+    tests/training/test_sources.py tests/training/test_trust.py
 }
 
 case ${1:-both} in oldest | newest | both) ;; *) echo "usage: $0 [oldest|newest]" >&2 && exit 2 ;; esac
