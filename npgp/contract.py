@@ -52,6 +52,7 @@ __all__ = [
     "given_by",
     "is_auxiliary",
     "is_enumerated",
+    "is_in_stein_vi",
     "is_initialized",
     "is_prng_key",
     "losses_around",
@@ -494,7 +495,19 @@ def losses_around() -> list[ELBO]:
 
     Relied on: an ``ELBO`` runs model and guide inside a call of one of these methods, also where JAX traces them.
     """
-    methods = "loss", "loss_with_mutable_state"
+    return [loss for loss in _callers("loss", "loss_with_mutable_state") if isinstance(loss, ELBO)]
+
+
+def is_in_stein_vi() -> bool:
+    """
+    Whether this is inside ``init`` of NumPyro's ``SteinVI``, or of a class made from it.
+
+    Relied on: that method runs model and guide, before all others do.
+    """
+    return any(kind.__name__ == "SteinVI" for caller in _callers("init") for kind in type(caller).__mro__)
+
+
+def _callers(*methods: str) -> list[Any]:
+    """First arguments of the calls around of functions with these names, the innermost first."""
     calls = (frame for frame, _ in traceback.walk_stack(None) if frame.f_code.co_name in methods)
-    first = (frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in calls if frame.f_code.co_argcount)
-    return [loss for loss in first if isinstance(loss, ELBO)]
+    return [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in calls if frame.f_code.co_argcount]

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import validation_enabled
 
@@ -21,6 +23,9 @@ from npgp.likelihoods.numerics import floats
 from npgp.likelihoods.quadrature import NUM_NODES_EACH, normal_moments
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
+
+#: Values of f so far out stand for all: what is possible there and at 0 is possible at every f.
+_FAR = 100.0
 
 
 @pytree
@@ -99,6 +104,11 @@ class Factorized(Likelihood):
     def _checked(self, made) -> Distribution:
         if not isinstance(made, Distribution):
             raise TypeError(f"Factorized fn returned {made!r:.80}; it must return a NumPyro distribution.")
+        if made.support is None:
+            raise TypeError(
+                f"Factorized fn returned a {type(made).__name__} whose support is None; it must be a constraint, such "
+                "as numpyro.distributions.constraints.real."
+            )
         if made.event_shape:
             raise ValueError(
                 f"Factorized fn returned events of shape {made.event_shape}; they must be scalar, one for each row. "
@@ -150,8 +160,16 @@ class Factorized(Likelihood):
 
     def _support(self, y):
         latents = () if self.num_latents == 1 else (self.num_latents,)
-        support = self._distribution(jnp.zeros((*latents, *y.shape))).support
-        return support(y), f"in the support, {support}"
+        shape = (*latents, *y.shape)
+        with numpyro.validation_enabled(False):  # far out, rates may be 0 or infinite
+            made = [self._distribution(jnp.full(shape, f)) for f in (0.0, -_FAR, _FAR)]
+        # NumPy's comparisons fail at bounds that are traced.
+        values = jnp.asarray(y) if any(map(is_traced, jax.tree.leaves([m.support for m in made]))) else y
+        possible = made[0].support(values) & made[1].support(values) & made[2].support(values)
+        name, bounds = type(made[0]).__name__, jax.tree.leaves(made[0].support)
+        if any(np.ndim(bound) or is_traced(bound) for bound in bounds):
+            return possible, f"in the support of {name} for every f, so that bounds must not depend on f"
+        return possible, f"in the support of {name}, {made[0].support}"
 
     def log_prob(self, f, y):
         (f,) = aligned(self, y, f)

@@ -242,6 +242,11 @@ class Coupling:
         for name in others:
             around = [frame.name for frame in frames(latent[name])]
             of_rows = [plate for plate in around if plate in plates]
+            if latent[name]["fn"].support is None:
+                raise TypeError(
+                    f"{name} is drawn from a {type(latent[name]['fn']).__name__} whose support is None; it must be a "
+                    "constraint, such as numpyro.distributions.constraints.real."
+                )
             if latent[name]["fn"].support.is_discrete:
                 wrong[name] = "is discrete: q(ε) follows continuous sites"
             elif of_rows:

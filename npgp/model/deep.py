@@ -14,6 +14,7 @@ import numpyro
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.features import Points
 from npgp.kernels import Kernel
 from npgp.model.draw import Function
 from npgp.model.latent import Latent, NoArray
@@ -112,7 +113,7 @@ class DeepGP:
         :class:`npgp.Grouped` and :class:`npgp.Full`, which are no bounds with marginal draws and are refused then; and
         for draws of functions from ``Predictive`` (``DeepPosterior.sample`` has these too).
     :raises TypeError: for a name that is no string and layers that are no :class:`npgp.Layer`.
-    :raises ValueError: for no layers.
+    :raises ValueError: for no layers, and for a width that is not that of the next layer's inducing inputs.
 
     Sources: Damianou & Lawrence 2013; Salimbeni & Deisenroth 2017.
     """
@@ -131,6 +132,27 @@ class DeepGP:
         if not self.layers:
             raise ValueError("layers is empty; a deep GP needs at least one.")
         object.__setattr__(self, "layers", tuple(self.layers))
+        self._check_widths()
+
+    def _check_widths(self) -> None:
+        """Raise ``ValueError`` where a layer is not as wide as the next one's inducing inputs, or as its own mean."""
+        columns = [_columns(gp.inducing) for gp in self.components]
+        for number, (layer, into) in enumerate(zip(self.layers, columns, strict=True), 1):
+            last = number == len(self.layers)
+            wanted = None if last else columns[number]
+            if wanted is not None and self.layers[number].skip:
+                wanted = None if columns[0] is None else wanted - columns[0]
+            if wanted is not None and 0 < wanted != layer.width:
+                raise ValueError(
+                    f"layer {number} of {self.name} has width={layer.width}, and the inducing inputs of layer "
+                    f"{number + 1} are for width={wanted}: write npgp.Layer(..., width={wanted})."
+                )
+            if layer.mean is None and not last and into is not None and layer.width != into:
+                raise ValueError(
+                    f"layer {number} of {self.name} has width={layer.width}, and {into} columns come in, which its "
+                    f"mean function, the identity, would keep: write npgp.Layer(..., width={into}), or "
+                    "mean=npgp.model.linear_mean(X, width), a projection, or mean=0.0 for none."
+                )
 
     @property
     def components(self) -> tuple[SparseGP, ...]:
@@ -177,6 +199,11 @@ class DeepGP:
             with plates[-1]:
                 functions.append(draw(gp))
         return DeepFunction(self, tuple(functions), tuple(plates))
+
+
+def _columns(blocks: Sequence[Any]) -> int | None:
+    """Columns of the inducing inputs; ``None`` where all blocks are of other features."""
+    return next((block.inputs.shape[-1] for block in blocks if isinstance(block, Points)), None)
 
 
 class DeepFunction(NoArray):

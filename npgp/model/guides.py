@@ -30,6 +30,7 @@ from npgp import checks, linalg
 from npgp.contract import Message, base_of, frames, under_predictive
 from npgp.model.components import JointPseudoData, advice, joined, meetings, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
     AllRows,
@@ -193,6 +194,12 @@ class AutoSparseGP:
         def look():
             with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), Unseen():
                 self.model(*args, **kwargs)
+            for name, msg in sites.items():
+                if msg["type"] == "deterministic" and isinstance(msg["value"], NoArray):
+                    raise TypeError(
+                        f"numpyro.deterministic {name!r} is {msg['value']!r}; it must be an array, as "
+                        f"npgp.sample({name!r}, f(X)) gives one; Predictive has the values of an observe as 'y.latent'."
+                    )
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
             if self._joint:

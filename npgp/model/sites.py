@@ -21,7 +21,18 @@ from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from npgp import checks
-from npgp.contract import Handler, Message, answer, ask, frames, given_by, losses_around, mask_of, replayed
+from npgp.contract import (
+    Handler,
+    Message,
+    answer,
+    ask,
+    frames,
+    given_by,
+    is_in_stein_vi,
+    losses_around,
+    mask_of,
+    replayed,
+)
 from npgp.sparse.conditionals import Conditional
 
 # Keys of a site's ``infer`` dict.
@@ -249,7 +260,12 @@ class Trained(handlers.substitute):
 
 
 def check_draw_context(site: str, msg: Message) -> None:
-    """Raise ``ValueError`` if a site is drawn where handlers around would change the prior of f."""
+    """Raise ``ValueError`` if a site is drawn where handlers around, or ``SteinVI``, would change the prior of f."""
+    if is_in_stein_vi():
+        raise ValueError(
+            f"{site} is drawn under SteinVI, which scales log densities by its loss_temperature, the prior of f among "
+            "them: use SVI(model, guide, optimizer, TraceMeanField_ELBO()), or NUTS."
+        )
     rows = [frame.name for frame in frames(msg) if frame.dim == -1]
     if rows:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -167,8 +168,10 @@ class Inputs:
         arrays = [x for x in leaves if is_array(x)]
         if self.source is None:
             self.num_rows = next((len(x) for x in arrays if x.ndim), 0)
-            if (batch_size is not None or indices is not None) and not self.num_rows:
-                raise ValueError("batch_size and indices need an array among the arguments.")
+            if batch_size is not None or indices is not None:
+                _require_arrays(args, kwargs, self.num_rows)
+                if not self.num_rows:
+                    raise ValueError("batch_size and indices need an array among the arguments.")
             if batch_size is not None and not 1 <= batch_size <= self.num_rows:
                 raise ValueError(f"batch_size is {batch_size}, not in 1 to {self.num_rows} (the rows).")
         else:
@@ -179,6 +182,13 @@ class Inputs:
             if number is not None and number % group_size:
                 raise ValueError(f"group_size is {group_size}, which does not divide {what}, {number}.")
         self.batch_size, self.group_size, self.sharding = batch_size, group_size, sharding
+        #: Of each array in memory or in files, what messages call it, and its length.
+        self._lengths = [
+            (name, x.shape[0] if x.ndim else 0)
+            for name, value in _named(args, kwargs)
+            for x in jax.tree.leaves(value)
+            if is_array(x)
+        ]
         self._allow_nan = allow_nan
         self._suspects = {} if allow_nan else _with_nan(args, kwargs, maps=batch_size is None)
         #: Arrays that may hold NaN, of those that are read; ``None`` for all.
@@ -340,6 +350,25 @@ class Inputs:
             if self._may_be_nan is None or Origin(number) not in self._may_be_nan:
                 raise ValueError(sentence)
 
+    def uncut(self) -> dict[int, str]:
+        """
+        Arrays that batches are not cut from, as they are not as long as the data, by their place among a call's leaves:
+        a sentence that says so. None where all rows are taken.
+        """
+        if self.source is not None or self.batch_size is None:
+            return {}
+        first = next(name for name, length in self._lengths if length)
+        origins = self.layout.origins(None)
+        return {
+            place: (
+                f"{name} has {length} rows, and {first} has {self.num_rows}: batches are cut from arrays that are as "
+                f"long as the first one, and {name} is passed as a whole."
+            )
+            for place, origin in enumerate(origins)
+            for name, length in [self._lengths[origin.number] if origin.number >= 0 else ("", 0)]
+            if length not in (0, self.num_rows)
+        }
+
     @property
     def has_nan(self) -> bool:
         """Whether arguments in memory have NaN or infinities that are not accepted everywhere."""
@@ -375,6 +404,26 @@ def check_arrays(args, kwargs) -> None:
         for x in filter(is_array, jax.tree.leaves(value)):
             checks.require_unmasked(x, name)
             checks.warn_if_merged(x, name)
+
+
+def _require_arrays(args, kwargs, rows: int) -> None:
+    """
+    Raise ``TypeError`` for tables, lists of numbers and arrays of objects as long as the data, or of any length without
+    arrays: batches cannot be cut from them.
+    """
+    for name, value in _named(args, kwargs):
+        for x in jax.tree.leaves(value, is_leaf=_is_list_of_numbers):
+            length = len(x) if _is_list_of_numbers(x) else next(iter(getattr(x, "shape", ())), 0)
+            if length and not is_array(x) and rows in (0, length):
+                raise TypeError(
+                    f"{name} has a {type(x).__name__} of {length} rows; it must be an array of numbers for batch_size "
+                    "to cut batches from, such as numpy.asarray(x, float)."
+                )
+
+
+def _is_list_of_numbers(x: Any) -> bool:
+    leaves = jax.tree.leaves(x) if isinstance(x, (list, tuple)) else ()
+    return len(leaves) > 0 and all(isinstance(leaf, (numbers.Number, np.generic)) for leaf in leaves)
 
 
 def _named(args, kwargs) -> list[tuple[str, Any]]:

@@ -148,7 +148,8 @@ def fit(
     :param allow_nan: accept NaN and infinities in the arguments: all, none, or, if omitted, those of observations that
         ``npgp.observe`` or :class:`npgp.CollapsedGP` is given a mask for.
     :param kwargs: keyword arguments of model and guide.
-    :raises TypeError: inside ``jit`` and other transformations, and for options of another type.
+    :raises TypeError: inside ``jit`` and other transformations, for options of another type, and for tables and lists
+        that batches are to be cut from.
     :raises ValueError: for options and data as said above, a batch that does not stand for all rows among them.
     :raises NonFiniteLossError: if the ELBO or its gradient is not finite.
     :raises DataError: if rows cannot be read, or are not possible, after training has begun.
@@ -186,8 +187,10 @@ def fit(
         first_args, first_kwargs = inputs.first_call(first)
         try:
             state = start(lazy or svi, rng_key, first_args, first_kwargs, init_params)
-        except Exception:
+        except Exception as error:
             inputs.refuse_nan()  # which says where they came from
+            if isinstance(error, (TypeError, ValueError)) and (uncut := inputs.uncut()):
+                raise ValueError(" ".join([str(error), *uncut.values()])) from error
             raise
         names = jax.eval_shape(lambda: (lazy or svi).get_params(state))
         _check_names(names, init_params, "init_params")

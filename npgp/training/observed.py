@@ -111,10 +111,21 @@ class Observed:
     :param kwargs: its keyword arguments.
     :param rows: number of rows of a step: arrays with as many hold them.
     :param size: number of all rows, if known.
-    :raises ValueError: for a statement that does not scale the rows of a step up to all rows.
+    :param uncut: arrays of ``args`` and ``kwargs`` that are not cut to the rows of a step, and a sentence about each.
+    :raises ValueError: for a statement that does not scale the rows of a step up to all rows, and for one of an array
+        that is as long as these, and not cut.
     """
 
-    def __init__(self, svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict, rows: int, size: int | None):
+    def __init__(
+        self,
+        svi: SVI,
+        params: dict[str, Any],
+        args: tuple,
+        kwargs: dict,
+        rows: int,
+        size: int | None,
+        uncut: dict[int, str],
+    ):
         leaves, structure = jax.tree.flatten((args, kwargs))
         arrays = [leaf for leaf in leaves if is_array(leaf)]
         values, names = jax.tree.flatten(params)
@@ -131,8 +142,7 @@ class Observed:
             for name, (message, _) in seen.found.items():
                 fn, y = message["fn"], message["value"]
                 results[name, "scale"] = jnp.asarray(1.0 if message["scale"] is None else message["scale"])
-                if getattr(base_of(fn), "has_mask", False):
-                    results[name, "masked"] = jnp.asarray(y)
+                results[name, "y"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(y)]
                 results[name, "given"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves((y, fn))]
                 if isinstance(base_of(fn), LatentObservation):
                     results[name, "wrong"], self._words[name] = _first_impossible(base_of(fn), y)
@@ -152,8 +162,11 @@ class Observed:
             sentence = wrong_scale(statement, scale, rows, size)
             if sentence and operations.part((name, "given"))[0] & of_rows:
                 raise ValueError(sentence)
+            from_arrays = {i - first for i in operations.part((name, "y"))[0] if i >= first}
+            if from_arrays and from_arrays <= uncut.keys() and statement.shape[-1:] == (rows,):
+                raise ValueError(f"{name} would have the same {rows} values at each step: {uncut[min(from_arrays)]}")
             if getattr(base_of(statement.message["fn"]), "has_mask", False):
-                self.masked |= {i - first for i in operations.part((name, "masked"))[0] if i >= first}
+                self.masked |= from_arrays
             if name in self._words:
                 needs, compute = operations.part((name, "wrong"))
                 if needs & of_rows and min(needs) >= first:
@@ -216,7 +229,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], inputs: Inputs, step: int) -
         return None
 
     def make():
-        observed = Observed(svi, params, args, kwargs, inputs.step_rows, inputs.num_rows or None)
+        observed = Observed(svi, params, args, kwargs, inputs.step_rows, inputs.num_rows or None, inputs.uncut())
         sharding = None if inputs.sharding is None else inputs.sharding.replicated
         return observed, observed.program(inputs.layout, sharding)
 

@@ -8,6 +8,7 @@ import numpyro.distributions as dist
 import pytest
 from models import NOISE, X_NEW, Dense, X, Y, random_params, sparse_gp
 from numpyro import handlers
+from numpyro.contrib.einstein import RBFKernel, SteinVI
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
@@ -78,6 +79,108 @@ def test_what_is_combined_with_gp_values_is_numbers(other):
             operation(drawn()(INPUTS))
 
 
+def test_deterministic_sites_are_arrays():
+    def stated(X, y=None):
+        f = sparse_gp().draw()
+        numpyro.deterministic("fx", f(X))
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
+
+    with pytest.raises(TypeError, match=r"^numpyro\.deterministic 'fx' is <f at rows.*; it must be an array, as npgp"):
+        handlers.seed(npgp.AutoSparseGP(stated), 0)(INPUTS, Y)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Supports
+
+
+class Bounded(dist.Distribution):
+    arg_constraints = {}
+    support = dist.constraints.open_interval(0.0, 2.0)
+
+    def __init__(self, loc):
+        self.loc = loc
+        super().__init__(jnp.shape(loc), ())
+
+    def sample(self, key, sample_shape=()):
+        return jnp.ones(sample_shape + self.batch_shape)
+
+    def log_prob(self, value):
+        return -0.5 * (value - self.loc) ** 2
+
+
+class WithoutSupport(Bounded):
+    support = None
+
+
+def test_observations_are_in_the_support_whatever_f_is():
+    """With bounds that follow f, E[log p(y | f)] would be −∞ for every Gaussian q(f), and its gradients NaN."""
+
+    def outside(make, y):
+        """Which y are outside, in a program, where bounds are traced."""
+        likelihood = npgp.likelihoods.as_likelihood(make)
+        jax.eval_shape(lambda: likelihood.check(y))
+        return np.asarray(jax.jit(lambda y: npgp.likelihoods.base.impossible(likelihood, y)[0])(y)).tolist()
+
+    y = np.array([0.5, 1.5])
+    for make in (
+        lambda f: dist.Uniform(jnp.zeros_like(f), 2.0),
+        lambda f: dist.Uniform(-3.0, 2.0 + jnp.exp(f)),
+        lambda f: dist.TruncatedNormal(f, 1.0, low=0.0, high=2.0),
+        Bounded,
+    ):
+        npgp.likelihoods.as_likelihood(make).check(y)
+        assert outside(make, y) == [False, False]
+    for make, word in (
+        (lambda f: dist.Uniform(f - 1.0, f + 2.0), "Uniform"),
+        (lambda f: dist.Pareto(jnp.exp(f), 1.0), "Pareto"),
+    ):
+        with pytest.raises(ValueError, match=f"in the support of {word} for every f, so that bounds must not depend"):
+            npgp.likelihoods.as_likelihood(make).check(y)
+        assert outside(make, y) == [True, True]
+    sentence = r"in the support of Bounded, OpenInterval\(lower_bound=0.0, upper_bound=2.0\)"
+    with pytest.raises(ValueError, match=sentence):
+        npgp.likelihoods.as_likelihood(Bounded).check(y + 1.0)
+
+
+def test_distributions_have_a_support():
+    def latent(X, y=None):
+        npgp.observe("y", sparse_gp().draw()(X) + numpyro.sample("l", WithoutSupport(1.0)), npgp.Gaussian(variance=NOISE), obs=y)
+
+    sentence = r"WithoutSupport whose support is None; it must be a constraint, such as numpyro\.distributions\.constr"
+    with pytest.raises(TypeError, match=f"l is drawn from a {sentence}"):
+        handlers.seed(npgp.AutoSparseGP(latent), 0)(INPUTS, Y)
+    with pytest.raises(TypeError, match=f"Factorized fn returned a {sentence}"):
+        npgp.likelihoods.as_likelihood(WithoutSupport).check(Y)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Layers
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            [{"mean": 0.0}, {}],
+            r"layer 1 of deep has width=1, and the inducing inputs of layer 2 are for width=2: write",
+        ),
+        (
+            [{"width": 2}, {}, {"Z": 4, "skip": True}],
+            "layer 2 of deep has width=1, and the inducing inputs of layer 3 are for width=2",
+        ),
+        ([{"width": 3}, {"Z": 3}], r"layer 1 of deep has width=3, and 2 columns come in, .* width=2\), or mean=npgp"),
+    ],
+    ids=["next", "skip", "identity"],
+)
+def test_layers_are_as_wide_as_the_next_one_needs(options, sentence):
+    def layer(Z=2, **more):
+        return npgp.Layer(npgp.RBF(1.0), np.arange(3.0 * Z).reshape(3, Z), **more)
+
+    with pytest.raises(ValueError, match=sentence):
+        npgp.DeepGP("deep", [layer(**some) for some in options])
+    npgp.DeepGP("deep", [layer(width=2), layer(Z=2, width=1, mean=0.0), layer(Z=3, skip=True)])
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Plates, names, keys
 
@@ -144,6 +247,14 @@ def test_parameters_are_a_dictionary_of_numbers():
         sparse_gp().posterior(None)
     mean = npgp.posterior("f", model, guide, params, INPUTS).mean(jnp.asarray(X_NEW))
     np.testing.assert_allclose(mean, Dense("svgp", X_NEW).A.T @ params["f.u.loc"], rtol=1e-3, atol=1e-3)
+
+
+def test_stein_vi_is_not_for_these_priors():
+    stein = SteinVI(model, npgp.AutoSparseGP(model), npgp.adam(0.1), RBFKernel(), num_stein_particles=2)
+    with pytest.raises(
+        ValueError, match=r"f\.u is drawn under SteinVI, .* loss_temperature, .* use SVI\(model, guide, "
+    ):
+        stein.init(KEY, INPUTS, Y)
 
 
 def test_a_guide_draws_what_the_model_draws():

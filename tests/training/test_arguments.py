@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 import pytest
 from models import NOISE, X, Y, sparse_gp
@@ -16,6 +17,10 @@ KEY, INPUTS, TARGETS = jax.random.key(0), jnp.asarray(X.copy()), jnp.asarray(Y.c
 
 def model(X, y=None):
     npgp.observe("y", sparse_gp().draw()(X), npgp.Gaussian(variance=NOISE), obs=y)
+
+
+def uniform(X, y=None):
+    npgp.observe("y", sparse_gp().draw()(X), lambda f: dist.Uniform(f - 9.0, f + 9.0), obs=y)
 
 
 def svi_of(program=model):
@@ -56,6 +61,11 @@ MISTAKES = {
         "result is None; it must be what npgp.fit returned",
         lambda: npgp.evaluate(svi_of(), KEY, None, INPUTS, TARGETS),
     ),
+    "a support": (
+        ValueError,
+        "y has the value .* in row 0; for Factorized it must be in the support of Uniform for every f",
+        lambda: fit(svi_of(uniform)),
+    ),
     "another key": (TypeError, "rng_key is 1", lambda: npgp.evaluate(svi_of(), 1, None, INPUTS, TARGETS)),
 }
 
@@ -90,3 +100,53 @@ def test_schedules_have_steps(options):
     (name,) = options
     with pytest.raises((TypeError, ValueError), match=rf"{name} is .*; it must be"):
         npgp.adam(0.1, **{"num_steps": 10, **options})
+
+
+class Table:
+    """What data frames have in common."""
+
+    def __init__(self, values):
+        self.values, self.shape = np.asarray(values), np.shape(values)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.values.astype(dtype or self.values.dtype)
+
+
+def in_batches(X, y, batch_size=4, **options):
+    def batches(X, y):
+        f = sparse_gp().draw()
+        with npgp.plate("rows", len(INPUTS), rows=np.shape(X)[0]):
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
+
+    return npgp.fit(svi_of(batches), KEY, 1, X, y, batch_size=batch_size, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "what"),
+    [
+        (Table(INPUTS), Table(TARGETS), r"args\[0\] has a Table of 8 rows"),
+        (INPUTS, Table(TARGETS), r"args\[1\] has a Table of 8 rows"),
+        (np.asarray(INPUTS).tolist(), TARGETS, r"args\[0\] has a list of 8 rows"),
+        (INPUTS, np.asarray(TARGETS).astype(object), r"args\[1\] has a ndarray of 8 rows"),
+    ],
+    ids=["tables", "y", "lists", "objects"],
+)
+def test_batches_are_cut_from_arrays(X, y, what):
+    with pytest.raises(TypeError, match=what + "; it must be an array of numbers for batch_size to cut"):
+        in_batches(X, y)
+
+
+def test_lists_of_other_lengths_are_no_data():
+    X, y = INPUTS, TARGETS
+    assert npgp.training.inputs.Inputs((X, y), {"columns": [0, 1], "t": Table([1.0])}, KEY, 4, None).num_rows == len(X)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("length", [4, 7])
+def test_observations_are_as_long_as_inputs(length, on_host):
+    """As long as a batch, they would go with whichever rows of X a step takes."""
+    sentence = rf"args\[1\] has {length} rows, and args\[0\] has 8: batches are cut from arrays that are as long as the"
+    start = "y would have the same 4 values at each step: " if length == 4 else "y: the observations have shape"
+    with pytest.raises(ValueError, match=start) as caught:
+        in_batches(INPUTS, TARGETS[:length], on_host=on_host)
+    assert caught.match(sentence)
