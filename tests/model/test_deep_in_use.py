@@ -222,7 +222,7 @@ def test_what_is_refused():
         npgp.DeepGP("deep", [layer])(X)
     with pytest.raises(ValueError, match=r"the mean function of a layer of width 2 has values of shape \(40, 3\)"):
         evaluated(replace(layer, width=2, mean=lambda H: jnp.ones((40, 3))), layer)
-    with pytest.raises(ValueError, match=r"mean has shape \(3, 1\), but the layer's inputs have 2 columns"):
+    with pytest.raises(ValueError, match=r"mean has shape \(3, 2\), but the layer's inputs have 2 columns"):
         evaluated(replace(layer, width=2, mean=np.ones((3, 2))), layer)
     with pytest.raises(ValueError, match="deep is evaluated twice"):
         evaluated(replace(layer, width=2), layer, times=2)
