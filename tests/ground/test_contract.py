@@ -21,6 +21,7 @@ import numpyro.distributions as dist
 import pytest
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
+from numpyro.contrib.einstein import RBFKernel, SteinVI
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.kl import kl_divergence
 from numpyro.infer import SVI, Predictive, RenyiELBO, Trace_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
@@ -267,6 +268,26 @@ def test_losses_around():
             seen.clear()
             jax.eval_shape(use, state)
             assert seen and all(set(found) == {loss} for found in seen), type(loss).__name__
+
+
+@relies("SteinVI runs model and guide in its method init before all others.", "is_in_stein_vi")
+def test_stein_vi():
+    seen = []
+
+    def model():
+        seen.append(contract().is_in_stein_vi())
+        numpyro.sample("x", dist.Normal())
+
+    def guide():
+        seen.append(contract().is_in_stein_vi())
+        numpyro.sample("x", dist.Normal(numpyro.param("loc", 0.5), 1.0))
+
+    optim = numpyro.optim.SGD(0.1)
+    jax.eval_shape(SVI(model, guide, optim, Trace_ELBO()).init, KEY)
+    assert seen == [False] * len(seen) != []
+    seen.clear()
+    SteinVI(model, guide, optim, RBFKernel(), num_stein_particles=2).init(KEY)
+    assert seen == [True] * len(seen) != []
 
 
 def pair(q, prefix=None):

@@ -144,7 +144,9 @@ def test_observations_are_in_the_support_whatever_f_is():
 
 def test_distributions_have_a_support():
     def latent(X, y=None):
-        npgp.observe("y", sparse_gp().draw()(X) + numpyro.sample("l", WithoutSupport(1.0)), npgp.Gaussian(variance=NOISE), obs=y)
+        npgp.observe(
+            "y", sparse_gp().draw()(X) + numpyro.sample("l", WithoutSupport(1.0)), npgp.Gaussian(variance=NOISE), obs=y
+        )
 
     sentence = r"WithoutSupport whose support is None; it must be a constraint, such as numpyro\.distributions\.constr"
     with pytest.raises(TypeError, match=f"l is drawn from a {sentence}"):
