@@ -346,13 +346,13 @@ def rule_at_peaks(
 
     # How g falls with the distance from a peak: its width is where it has changed by half a nat.
     shares = jnp.asarray(np.geomspace(LEAST_DISTANCE, 1.0, PROFILE_NODES), dtype).reshape((-1, 1) + axes)
-    fall = value(centers) - value(centers + sign * shares * lengths)
+    there = value(centers + sign * shares * lengths)
+    fall = jnp.maximum(value(centers), top - negligible) - there  # a shoulder may be beside a jump to −∞
     changed = jnp.abs(fall) >= 0.5
     index = jnp.where(jnp.any(changed, axis=0), jnp.argmax(changed, axis=0), PROFILE_NODES - 1)
-    by = jnp.maximum(jnp.abs(at(fall, index)), 0.5)
+    by = jnp.clip(jnp.abs(at(fall, index)), 0.5, negligible)
     width = lengths * shares.reshape(-1)[index] * jnp.sqrt(0.5 / by)
-    below = fall + (top - value(centers))
-    felt = below < negligible
+    felt = there > top - negligible
     last = jnp.where(jnp.any(felt, axis=0), PROFILE_NODES - 1 - jnp.argmax(felt[::-1], axis=0), 0)
     end = lengths * shares.reshape(-1)[jnp.minimum(last + 1, PROFILE_NODES - 1)]
 

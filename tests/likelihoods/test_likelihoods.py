@@ -1115,8 +1115,12 @@ PAIR = np.array([-1.0, 1.0], np.float32)
             mixture,
             lambda f, y: np.log(0.3 * stats.norm.pdf(y, f - 1, 0.05) + 0.7 * stats.norm.pdf(y, f + 1, 0.05) + 1e-300),
         ),
+        (
+            lambda f: dist.Uniform(0.0, jnp.exp(f)),
+            lambda f, y: np.where(np.abs(y) <= np.exp(f), -f, -np.inf),
+        ),
     ],
-    ids=["narrow", "heavy", "kink", "two peaks"],
+    ids=["narrow", "heavy", "kink", "two peaks", "jump"],
 )
 def test_log_marginals_of_functions_look_at_the_integrand(fn, log_density, float64):
     mean, variance = (a.ravel() for a in np.meshgrid([-1.0, 0.2], [0.01, 1.0, 25.0]))
