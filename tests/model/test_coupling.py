@@ -225,7 +225,7 @@ def test_never_above_the_evidence(bound, seed, width, strength):
 
 @pytest.mark.parametrize("guide", [AutoNormal, AutoMultivariateNormal])
 def test_without_coupling_it_is_the_independent_guide(guide, float64):
-    """Draw by draw, to the last bit; and with coupling it is not."""
+    """Draw by draw, to rounding (two programs, which some versions of XLA sum in other orders); with coupling not."""
     one, other = npgp.AutoSparseGP(model, guide, dependence="independent"), coupled(model, guide)
     shapes(model, one, X, Y)  # an autoguide's first call takes a random key for itself
     params = start(model, other, X, Y) | random_params("odvgp")
@@ -234,7 +234,7 @@ def test_without_coupling_it_is_the_independent_guide(guide, float64):
     for loss in (TraceMeanField_ELBO(), Trace_ELBO()):
         elbos = [make_elbo(model, g, loss) for g in (one, other)]
         both = over_keys(lambda *args, elbos=elbos: [elbo(*args) for elbo in elbos], 4, params, X, Y)
-        np.testing.assert_array_equal(both[0], both[1])
+        np.testing.assert_allclose(both[0], both[1], rtol=1e-14)
     other_elbo = over_keys(elbos[1], 4, params | random_couplings("odvgp"), X, Y)
     assert np.all(np.abs(other_elbo - both[0]) > 1e-3)
 

@@ -497,6 +497,7 @@ def test_predictions_of_outputs(float64):
     assert models.worst_z_of_moments(draws["y"].reshape(-1, 9), mean, noisy) < Z_LIMIT
 
 
+@pytest.mark.filterwarnings("ignore:q.ε. takes for independent:UserWarning")  # it is the ELBO at a known q
 def test_plates_of_functions_at_two_levels(float64):
     def model(X, y):
         outer, inner = numpyro.plate("outer", 2, dim=-3), numpyro.plate("inner", 3, dim=-2)
@@ -980,9 +981,7 @@ def test_what_cannot_be_said_of_new_rows(float64):
     params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
     five = jnp.asarray(X[:5])
     # With observations rows are those trained on.
-    with pytest.raises(
-        ValueError, match=r"'data' has 5 members, but 8 in AutoNormal.*\['x'\].*Leave out the observations"
-    ):
+    with pytest.raises(ValueError, match=r"'data' has 5 members, but 8 in AutoNormal.*\['x'\].*Leave out observations"):
         guide.sample_posterior(jax.random.key(0), params, five, jnp.asarray(Y[:5]))
     fresh = npgp.AutoSparseGP(measured_model)
     with pytest.raises(ValueError, match="'x' is local to the rows of plate 'data'.*call guide.sample_posterior"):
