@@ -265,6 +265,7 @@ def test_more_kinds_of_data(likelihood, y, log_density, tolerance, float64):
     if log_density is log_censored:  # E[(y e⁻ᶠ)^k]
         curvature = jax.jit(likelihood.expected_curvature)(y, mean, variance)
         power = np.exp(1.5 * (np.log(y) - mean) + 1.5**2 * variance / 2)
+        # NumPyro's clip takes 2% of the last row's curvature, 6.53 of 6.66, and its kink some more of the quadrature.
         np.testing.assert_allclose(curvature, 1.5**2 * power, rtol=3 * tolerance)
     for row in range(4):
         at = stats.norm(mean[row], np.sqrt(variance[row]))
