@@ -78,6 +78,7 @@ def fit_collapsed(
             noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
             numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, npgp.Gaussian(scale=noise)), obs=y)
 
+        y = y + 0.1 * np.random.default_rng(0).normal(size=len(y))
         params = npgp.fit_collapsed(jax.random.key(0), model, X, y).params
         gp = npgp.CollapsedGP(npgp.RBF(params["lengthscale"]), X, Z, npgp.Gaussian(scale=params["noise"]))
         posterior = gp.condition(y)
