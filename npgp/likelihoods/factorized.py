@@ -123,7 +123,7 @@ class Factorized(Likelihood):
             for f in (-1.0, 1.0):
                 self._check_link(f, (*latents, *np.shape(y)))
             self._check_rows(latents, np.shape(y))
-            _warn_of_censored(self._made(jnp.zeros((*latents, *np.shape(y)))))
+            _warn_of_tails(self._made(jnp.zeros((*latents, *np.shape(y)))))
         super().check(y)
 
     def _check_rows(self, latents: tuple[int, ...], rows: tuple[int, ...]) -> None:
@@ -201,13 +201,23 @@ class Factorized(Likelihood):
         return normal_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
 
 
-def _warn_of_censored(made) -> None:
-    """Their log-probabilities end at the log of the smallest number there is, or of machine epsilon."""
+def _warn_of_tails(made) -> None:
+    """
+    Warn of NumPyro's censored and truncated distributions, whose log-probabilities are logarithms of what underflows.
+
+    They end at the log of the smallest number there is, or of machine epsilon; or they are infinite.
+    """
     name = type(made).__name__
     if name.endswith("CensoredDistribution"):
         warnings.warn(
             f"The log-probabilities of {name} stop where the tail is below machine precision, so that rows that "
             "contradict f count for too little. npgp.likelihoods.CensoredGaussian and Weibull have exact tails.",
+            stacklevel=3,
+        )
+    if name.endswith("TruncatedDistribution"):
+        warnings.warn(
+            f"The log-probabilities of {name} are infinite where f is so far outside the bounds that the probability "
+            "inside is below the smallest number. npgp.likelihoods.TruncatedGaussian has exact tails.",
             stacklevel=3,
         )
 

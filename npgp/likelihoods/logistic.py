@@ -28,6 +28,8 @@ NODES = {"float32": 10, "float64": 20}
 WORTH = 3
 #: Standard deviation of f from which on the mixture is better than 16 nodes of Gauss-Hermite, by dtype.
 SEAM = {"float32": 1.5, "float64": 0.5}
+#: Where mean + 2 variance is below this, two terms of softplus' series in eᶠ are exact to rounding, by dtype.
+LOW = {"float32": -8.0, "float64": -18.0}
 #: Where log K is, but for less than 1e-16 of it, and points of the sum that Gauss's rule is made from.
 SUPPORT, POINTS = (np.log(0.15), np.log(4.6)), 401
 
@@ -59,7 +61,8 @@ def softplus_gap(mean: jax.Array, variance: jax.Array, num_nodes: int) -> jax.Ar
     """
     ``E[log(1 + eᶠ)] − log(1 + e^mean)``, accurate relative to itself where f is narrow: large counts multiply it.
 
-    There it is a sum over pairs of Gauss-Hermite nodes, mean ± h: ``½ log(1 + 4 σ(mean) σ(−mean) sinh²(h/2))``.
+    There it is a sum over pairs of Gauss-Hermite nodes, mean ± h: ``½ log(1 + 4 σ(mean) σ(−mean) sinh²(h/2))``. Where f
+    is wide but far below 0 it is that of ``eᶠ − ½ e²ᶠ``, which is below by at most ``⅓ e³ᶠ``; elsewhere the mixture's.
 
     :param num_nodes: a likelihood's; a quarter of it is the number of Gauss-Hermite nodes.
     """
@@ -72,8 +75,12 @@ def softplus_gap(mean: jax.Array, variance: jax.Array, num_nodes: int) -> jax.Ar
     steepness = 4 * jax.nn.sigmoid(mean) * jax.nn.sigmoid(-mean)
     h = 0.5 * jnp.where(narrow, sd, seam) * jnp.asarray(z, mean.dtype)
     pairs = linalg.weighted_sum(jnp.asarray(weights, mean.dtype), jnp.log1p(steepness * jnp.square(jnp.sinh(h))))
-    wide = jnp.where(narrow, 1.0, variance)
-    return jnp.where(narrow, pairs, expected_softplus(mean, wide, num_nodes) - jax.nn.softplus(mean))
+    low = ~narrow & (mean + 2 * variance < LOW.get(mean.dtype.name, LOW["float64"]))
+    m, v = jnp.where(low, mean, -20.0), jnp.where(low, variance, 1.0)
+    series = jnp.exp(m + 0.5 * v) - jnp.exp(m) - 0.5 * (jnp.exp(2 * (m + v)) - jnp.exp(2 * m))
+    m, v = jnp.where(low, 0.0, mean), jnp.where(narrow | low, 1.0, variance)
+    wide = jnp.where(low, series, expected_softplus(m, v, num_nodes) - jax.nn.softplus(m))
+    return jnp.where(narrow, pairs, wide)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))

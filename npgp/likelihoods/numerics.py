@@ -126,6 +126,18 @@ def stirling(x: jax.Array, log_x: jax.Array | None = None) -> jax.Array:
     return series + jnp.where(small, shift, 0.0)
 
 
+@jax.custom_jvp
+def _share(a: jax.Array, b: jax.Array) -> jax.Array:
+    """``a/(a + b)``, with derivatives that do not square the sum: it overflows in float32 from 2e19 on."""
+    return a / (a + b)
+
+
+@_share.defjvp
+def _(primals, tangents):
+    a, b = primals
+    return _share(a, b), (_share(b, a) * tangents[0] - _share(a, b) * tangents[1]) / (a + b)
+
+
 def bernoulli_deviance(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
     """
     ``log(v + w eˣ) − w x``, the divergence of Bernoulli(w) from Bernoulli(p) with logit p = logit w + x; v = 1 − w.
@@ -162,7 +174,7 @@ def log_binomial(
     log_some, total = jnp.log(some), some + r
     remainders = stirling(total) - stirling(r, log_r) - stirling(some)
     constant = remainders - 0.5 * (LOG_2PI + log_some + softplus(log_some - log_r))
-    deviance = bernoulli_deviance(some / total, r / total, log_mean - log_some)
+    deviance = bernoulli_deviance(_share(some, r), _share(r, some), log_mean - log_some)
     return jnp.where(y > 0, constant - total * (deviance + gap), -r * (softplus(log_mean - log_r) + gap))
 
 

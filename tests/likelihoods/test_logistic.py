@@ -8,7 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special, stats
 
-from npgp.likelihoods.logistic import NODES, expected_softplus, kolmogorov_rule
+from npgp import likelihoods
+from npgp.likelihoods.logistic import NODES, expected_softplus, kolmogorov_rule, softplus_gap
 
 Z, STEP = np.linspace(-12.0, 12.0, 24001, retstep=True)
 MASS = stats.norm.pdf(Z) * STEP
@@ -74,3 +75,24 @@ def test_few_nodes_are_enough_for_precisions(float64):
         few = expected_softplus(mean, variance, num_nodes)
         np.testing.assert_allclose(few, softplus(mean, variance), atol=error)
         assert np.abs(few - softplus(mean, variance)).max() > 0.01 * error  # they are few
+
+
+def test_gap_far_below_zero_is_accurate_relative_to_itself():
+    """Negative binomial counts of a concentration of e⁶⁶ multiply it by that; the mixture knows it to 1e-9 or so."""
+    mean, variance = np.array([-66.0, -30.0, -28.0, -60.0, -21.0]), np.array([4.0, 2.5, 4.0, 20.0, 0.3])
+    truth = [
+        MASS @ np.log1p(np.exp(m + np.sqrt(v) * Z)) - np.log1p(np.exp(m)) for m, v in zip(mean, variance, strict=True)
+    ]
+    gap = jax.jit(lambda mean, variance: softplus_gap(mean, variance, 64))
+    np.testing.assert_allclose(
+        gap(jnp.asarray(mean, jnp.float32), jnp.asarray(variance, jnp.float32)), truth, rtol=2e-5
+    )
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(gap(mean, variance), truth, rtol=1e-10)
+    huge = likelihoods.NegativeBinomial(concentration=jnp.exp(jnp.float32(66.0)))
+    poisson = likelihoods.Poisson().expected_log_prob(7.0, 1.0, 4.0)
+    np.testing.assert_allclose(huge.expected_log_prob(7.0, 1.0, 4.0), poisson, rtol=1e-4)
+    # Its slope in the logarithm is the limit's, 0, also where the square of the concentration overflows.
+    at = jnp.float32([30.0, 50.0, 80.0])
+    by_log = jax.vmap(jax.grad(lambda r: likelihoods.NegativeBinomial(concentration=jnp.exp(r)).log_prob(3.0, 40.0)))
+    np.testing.assert_allclose(by_log(at), 0.0, atol=1e-4)

@@ -112,6 +112,7 @@ class WithoutSupport(Bounded):
     support = None
 
 
+@pytest.mark.filterwarnings("ignore:The log-probabilities of .*TruncatedDistribution are infinite")
 def test_observations_are_in_the_support_whatever_f_is():
     """With bounds that follow f, E[log p(y | f)] would be −∞ for every Gaussian q(f), and its gradients NaN."""
 
