@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from jax import lax
 
 from npgp import linalg
-from npgp.chunks import map_chunks
+from npgp.chunks import entries_at_once, map_chunks, rows_within
 from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.likelihoods import Likelihood
 from npgp.training.minimize import minimize
@@ -36,6 +36,8 @@ MAXIMUM_TOLERANCE = 1e-2
 MIN_PRECISION = 1e-2
 #: Most that a step changes the logarithm of a scale.
 LARGEST_STEP = 2.0
+#: At least one of so many searches is at work: fewer would be many steps, more idle while the last are finished.
+SHARE = 32
 
 
 class Modes(NamedTuple):
@@ -45,7 +47,7 @@ class Modes(NamedTuple):
     loc: jax.Array
     #: As :class:`NewRows` has it, with the axis of the starts in front.
     scale: jax.Array
-    #: The bound at each, (S,) + batch; −∞ where a search failed.
+    #: The bound at each, (S,) + batch; −∞ where a row has no further one, or a search failed.
     elbo: jax.Array
     #: ``∝ exp(elbo)``, which is best for a mixture of components far from one another, (S,) + batch. Those
     #: less than a standard deviation from a better one repeat it, and have weight 0.
@@ -62,30 +64,50 @@ class Problem(NamedTuple):
     offset: jax.Array
     present: jax.Array
 
-    def in_parts(self, function: Callable, X: jax.Array, size: int = 1) -> Any:
+    def in_parts(self, function: Callable, X: jax.Array, rows: jax.Array, size: int = 1) -> Any:
         """
-        ``function(points, y, offset, present)`` at points X (..., B, Q), as many at a time as memory allows.
+        ``function(points, y, offset, present)`` at points X (..., N, Q), as many at a time as memory allows.
 
         :param function: of points (P, Q) and their rows' data (D, P); its results have points first.
+        :param rows: the points' rows, (N,).
         :param size: multiple of the memory that moments at a point need.
         """
 
         def part(points, rows):
             return function(points, *(array[:, rows] for array in (self.y, self.offset, self.present)))
 
-        rows = jnp.broadcast_to(jnp.arange(X.shape[-2]), X.shape[:-1])
+        rows = jnp.broadcast_to(rows, X.shape[:-1])
         results = map_chunks(part, affordable(self.posterior, size), X.reshape(-1, X.shape[-1]), rows.ravel())
         return jax.tree.map(lambda r: r.reshape(*X.shape[:-1], *r.shape[1:]), results)
 
-    def log_joint(self, X: jax.Array) -> jax.Array:
-        """``log p(y, x)`` of the entries present, at points (..., B, Q)."""
+    def log_joint(self, X: jax.Array, number: jax.Array, total: int) -> jax.Array:
+        """
+        ``log p(y, x)`` of the entries present, at points (..., S, Q).
+
+        :param number: of each point among all searches, which are so many for each row in turn: (S,).
+        :param total: number of all searches.
+        """
+        rows = self.y.shape[1]
 
         def predictive(points, y, offset, present):
             mean, variance = self.posterior.mean_and_variance(points)
             terms = self.likelihood.log_marginal(y, mean + offset, variance)
             return jnp.sum(jnp.where(present, terms, 0.0), axis=0)
 
-        return self.in_parts(predictive, X) + self.prior.log_prob(X)
+        of_data = self.in_parts(predictive, X, number % rows)
+        if self.prior.batch_shape != (rows,):
+            return of_data + self.prior.log_prob(X)
+        # A prior of each row takes points of all rows at once.
+        points = jnp.zeros((*X.shape[:-2], total, X.shape[-1]), X.dtype).at[..., number, :].set(X)
+        of_all = self.prior.log_prob(points.reshape(*X.shape[:-2], -1, rows, X.shape[-1]))
+        return of_data + of_all.reshape(*X.shape[:-2], total)[..., number]
+
+    def slots(self, nodes: int, total: int) -> int:
+        """How many searches are at work side by side, each of which evaluates the functions at so many points."""
+        features = sum(block.size for block in self.posterior.projector.blocks)
+        return max(
+            rows_within(entries_at_once(), *self.posterior.batch_shape, max(features, 64), nodes), total // SHARE
+        )
 
     def best_candidates(self, candidates: jax.Array, number: int) -> jax.Array:
         """For each row, candidates (C, Q) of large ``log p(y, x)``, whose predicted data differ: (number, B, Q)."""
@@ -110,25 +132,30 @@ class Problem(NamedTuple):
         scores = jnp.where(jnp.isfinite(scores), scores, -jnp.inf)
         return lax.scan(choose, scores, length=number)[1]
 
-    def maxima(self, origin: jax.Array, number: int, num_steps: int) -> tuple[jax.Array, jax.Array]:
+    def maxima(self, origin: jax.Array, number: int, num_steps: int) -> tuple[jax.Array, jax.Array, jax.Array]:
         """
-        Different maxima of ``p(y, x)`` uphill from points (S, B, Q), those of the largest mass: (number, B, Q), and the
-        precisions there.
+        Different maxima of ``p(y, x)`` uphill from points (S, B, Q), those of the largest mass: (number, B, Q); the
+        precisions there; and which are there, (number, B), as a row may have fewer.
         """
-        root = linalg.inverse_factor(linalg.cholesky(self.precision(origin))[0])
+        Q, shape = origin.shape[-1], origin.shape[:-1]
+        total = math.prod(shape)
+        root = linalg.inverse_factor(linalg.cholesky(self.precision(origin))[0]).reshape(total, Q, Q)
+        origin = origin.reshape(total, Q)
 
-        def place(values):
-            return origin + linalg.matmul(root, values[..., None])[..., 0]
+        def at_values(values, which):
+            return origin[which] + linalg.matmul(root[which], values[..., None])[..., 0]
 
         values, losses, _ = minimize(
-            lambda values: -self.log_joint(place(values)),
+            lambda values, which: -self.log_joint(at_values(values, which), which, total),
             jnp.zeros_like(origin),
-            np.ones(origin.shape[-1]),
-            np.full(origin.shape[-1], np.inf),
+            np.ones(Q),
+            np.full(Q, np.inf),
             num_steps,
             MAXIMUM_TOLERANCE,
+            slots=self.slots(1, total),
         )
-        points = jnp.where(jnp.isfinite(losses)[..., None], place(values), origin)
+        points = jnp.where(jnp.isfinite(losses)[:, None], at_values(values, jnp.arange(total)), origin)
+        points, losses = points.reshape(*shape, Q), losses.reshape(shape)
         precision = self.precision(points)
         mass = -losses - 0.5 * linalg.log_determinant(linalg.cholesky(precision)[0])  # Laplace's, but for a constant
         deviations = _deviations(precision)
@@ -139,11 +166,11 @@ class Problem(NamedTuple):
         def choose(mass, _):
             best = jnp.argmax(mass, axis=0)[None]
             same = jnp.all(jnp.abs(points - at(points, best)) < at(deviations, best), axis=-1)
-            return jnp.where(same, -jnp.inf, mass), best[0]
+            return jnp.where(same, -jnp.inf, mass), (best[0], jnp.max(mass, axis=0) > -jnp.inf)
 
         mass = jnp.where(jnp.isfinite(mass), mass, -jnp.inf)
-        _, chosen = lax.scan(choose, mass, length=number)
-        return at(points, chosen), at(precision, chosen)
+        _, (chosen, there) = lax.scan(choose, mass, length=number)
+        return at(points, chosen), at(precision, chosen), there.at[0].set(True)
 
     def precision(self, X: jax.Array) -> jax.Array:
         """A first guess of the precision of q(x) around points (..., B, Q), by Gauss and Newton: (..., B, Q, Q)."""
@@ -160,7 +187,7 @@ class Problem(NamedTuple):
             slopes = along(self.posterior.mean, points).T * jnp.sqrt(weight.T)[..., None]  # (P, D, Q)
             return linalg.gram(jnp.swapaxes(slopes, -1, -2))
 
-        of_data = self.in_parts(part, X, X.shape[-1])
+        of_data = self.in_parts(part, X, jnp.arange(X.shape[-2]), X.shape[-1])
         slope = jax.grad(lambda X: jnp.sum(self.prior.log_prob(X)))
         of_prior = -jnp.einsum("q...q->...q", along(slope, X))
         return of_data + jnp.maximum(of_prior, MIN_PRECISION)[..., None] * directions
@@ -191,7 +218,9 @@ def find_modes(
     if number := min(num_starts, len(candidates)):
         starts.append(problem.best_candidates(candidates, number))
     origin = jnp.concatenate(starts)
-    origin, precision = problem.maxima(origin, min(num_modes, len(origin)), num_steps)
+    origin, precision, there = problem.maxima(origin, min(num_modes, len(origin)), num_steps)
+    shape, total = there.shape, there.size
+    origin, precision = origin.reshape(total, Q), precision.reshape(total, Q, Q)
     nodes, weights = normal_rule(Q, num_nodes, dtype)
 
     # In units of the first guess the bound's curvature is about 1 in the means, and 2 in the logarithms of scales.
@@ -199,32 +228,37 @@ def find_modes(
     deviations = _deviations(precision)
     below = np.tril_indices(Q, -1)
 
-    def unpack(values: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def unpack(values: jax.Array, which: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Means, scales and the logarithm of the scale's determinant."""
-        loc = origin + linalg.matmul(root, values[..., :Q, None])[..., 0]
+        loc = origin[which] + linalg.matmul(root[which], values[..., :Q, None])[..., 0]
         stretch = values[..., Q : 2 * Q]
         if not full:
-            return loc, deviations * jnp.exp(stretch), jnp.sum(jnp.log(deviations) + stretch, axis=-1)
+            scale = deviations[which] * jnp.exp(stretch)
+            return loc, scale, jnp.sum(jnp.log(deviations[which]) + stretch, axis=-1)
         inner = linalg.diagonal_matrix(jnp.exp(stretch))
         inner = inner.at[..., below[0], below[1]].set(values[..., 2 * Q :])
-        diagonal = linalg.diagonal(root)
-        return loc, linalg.matmul(root, inner), jnp.sum(jnp.log(diagonal) + stretch, axis=-1)
+        diagonal = linalg.diagonal(root[which])
+        return loc, linalg.matmul(root[which], inner), jnp.sum(jnp.log(diagonal) + stretch, axis=-1)
 
-    def loss(values: jax.Array) -> jax.Array:
-        loc, scale, log_det = unpack(values)
-        expected = jnp.tensordot(weights, problem.log_joint(spread(loc, scale, nodes[:, None, None])), 1)
+    def loss(values: jax.Array, which: jax.Array) -> jax.Array:
+        loc, scale, log_det = unpack(values, which)
+        log_joint = problem.log_joint(spread(loc, scale, nodes[:, None]), which, total)
+        expected = jnp.tensordot(weights, log_joint, 1)
         return -(expected + log_det + 0.5 * Q * (1.0 + math.log(2.0 * math.pi)))
 
     curvature = np.repeat([1.0, 2.0, 1.0], [Q, Q, len(below[0]) if full else 0])
     largest = np.where(curvature == 2.0, LARGEST_STEP, np.inf)
-    zeros = jnp.zeros((*origin.shape[:-1], len(curvature)), dtype)
-    values, losses, done = minimize(loss, zeros, 1.0 / curvature, largest, num_steps, tolerance)
-    loc, scale, _ = unpack(values)
+    zeros, slots = jnp.zeros((total, len(curvature)), dtype), problem.slots(len(nodes), total)
+    values, losses, done = minimize(
+        loss, zeros, 1.0 / curvature, largest, num_steps, tolerance, slots=slots, wanted=there.ravel()
+    )
+    loc, scale, _ = unpack(values, jnp.arange(total))
+    loc, scale, losses, done = (a.reshape(*shape, *a.shape[1:]) for a in (loc, scale, losses, done))
     order = jnp.argsort(losses, axis=0)
     loc, scale, elbo, done = (
         jnp.take_along_axis(a, order.reshape(order.shape + (1,) * (a.ndim - 2)), 0) for a in (loc, scale, -losses, done)
     )
-    # Where a search failed, its q(x) may be NaN: the best stands there, with no weight.
+    # Where there is no optimum, or a search failed, the best stands, with no weight.
     loc, scale = (
         jnp.where(jnp.isfinite(elbo).reshape(elbo.shape + (1,) * (a.ndim - 2)), a, a[0]) for a in (loc, scale)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,43 +19,78 @@ __all__ = ["minimize"]
 PATIENCE = 12
 
 
+class _Search(NamedTuple):
+    """What is at work in each slot: the function's number, and where its search has come to."""
+
+    number: jax.Array
+    count: jax.Array
+    x: jax.Array
+    f: jax.Array
+    g: jax.Array
+    H: jax.Array
+    direction: jax.Array
+    length: jax.Array
+    idle: jax.Array
+
+
 def minimize(
-    function: Callable[[jax.Array], jax.Array],
+    function: Callable[[jax.Array, jax.Array], jax.Array],
     start: jax.Array,
     inverse: np.ndarray,
     largest: np.ndarray,
-    num_steps: int,
+    num_steps: ArrayLike,
     tolerance: ArrayLike,
+    *,
+    slots: int,
+    wanted: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    Minimize many functions side by side, by BFGS with backtracking. Each has its own step size, and each step evaluates
-    all of them once: while one goes back along its line, others go on.
+    Minimize many functions side by side, by BFGS with backtracking: ``slots`` of them at a time, and where one is done
+    the next begins. Each has its own step size, and each step evaluates all once: while one goes back along its line,
+    others go on.
 
-    :param function: from (..., P) to (...), each value a function of its own P arguments alone.
-    :param start: (..., P).
+    :param function: from arguments (S, P) and the numbers (S,) of the functions they are of, to (S,), each value of its
+        own P arguments alone.
+    :param start: of all functions, (N, P).
     :param inverse: a first guess of the inverse Hessians' diagonal, (P,).
     :param largest: the most that a step changes each argument by, (P,); infinity where there is no limit.
-    :param num_steps: most evaluations.
+    :param num_steps: most evaluations of each function.
     :param tolerance: the decrease that is not worth another step.
-    :return: arguments, values (infinite where no value was finite), and whether these are minima.
+    :param slots: S, or N if that is less. Many for the speed of large arrays; few, and fewer idle while the last are
+        finished.
+    :param wanted: which functions to minimize, (N,); all if omitted. The others are not evaluated.
+    :return: arguments (N, P), values (infinite where none was finite, or not wanted), and whether these are minima.
     """
-    dtype, batch = start.dtype, start.shape[:-1]
+    dtype, (total, size) = start.dtype, start.shape
+    slots = min(slots, total)
     eps = float(jnp.finfo(dtype).eps)
     inverse_largest = jnp.asarray(1.0 / largest, dtype)
-
-    def evaluate(x):
-        values = function(x)
-        return jnp.sum(values), values
+    wanted = jnp.ones(total, bool) if wanted is None else wanted
+    queue, waiting = jnp.argsort(~wanted, stable=True), jnp.sum(wanted)
 
     def dot(a, b):
         return jnp.sum(a * b, axis=-1)
 
+    def begin(place: jax.Array) -> _Search:
+        """Searches from these places of the queue on; beyond its end there is no function, and its number is N."""
+        number = jnp.where(place < waiting, queue[jnp.minimum(place, total - 1)], total)
+        x = start[jnp.minimum(number, total - 1)]
+        H = jnp.broadcast_to(jnp.diag(jnp.asarray(inverse, dtype)), (*x.shape, size))
+        infinite, ones, zeros = jnp.full(slots, jnp.inf, dtype), jnp.ones(slots, dtype), jnp.zeros_like(x)
+        none = jnp.zeros(slots, int)
+        return _Search(number, none, x, infinite, zeros, H, zeros, ones, none)
+
+    def evaluate(x, number):
+        values = function(x, jnp.minimum(number, total - 1))
+        return jnp.sum(values), values
+
     def step(carry):
-        count, x, f, g, H, direction, length, idle, done = carry
+        begun, search, found = carry
+        number, count, x, f, g, H, direction, length, idle = search
         trial = x + length[..., None] * direction
-        (_, f_new), g_new = jax.value_and_grad(evaluate, has_aux=True)(trial)
+        (_, f_new), g_new = jax.value_and_grad(evaluate, has_aux=True)(trial, number)
         finite = jnp.isfinite(f_new) & jnp.all(jnp.isfinite(g_new), axis=-1)
-        accept = ~done & finite & (f_new <= f + 1e-4 * length * dot(g, direction))
+        accept = finite & (f_new <= f + 1e-4 * length * dot(g, direction))
         enough = jnp.maximum(tolerance, 10.0 * eps * jnp.abs(f_new))
         idle = jnp.where(accept & (f - f_new > enough), 0, idle + 1)
 
@@ -66,17 +102,20 @@ def minimize(
         ahead = ahead / jnp.maximum(1.0, jnp.max(jnp.abs(ahead) * inverse_largest, axis=-1))[..., None]
         direction = jnp.where(accept[..., None], ahead, direction)
         length = jnp.where(accept, 1.0, 0.5 * length)
-        done = done | (accept & (to_gain <= enough)) | (idle >= PATIENCE)
-        return count + 1, x, f, g, H, direction, length, idle, done
+        done = (accept & (to_gain <= enough)) | (idle >= PATIENCE)
+        search = _Search(number, count + 1, x, f, g, H, direction, length, idle)
+
+        found = tuple(a.at[number].set(b, mode="drop") for a, b in zip(found, (x, f, done), strict=True))
+        ended = done | (search.count >= num_steps)
+        after = begin(begun + jnp.cumsum(ended) - 1)
+        search = jax.tree.map(lambda a, b: jnp.where(ended.reshape(slots, *(1,) * (a.ndim - 1)), b, a), search, after)
+        return begun + jnp.sum(ended), search, found
 
     def unfinished(carry):
-        return (carry[0] < num_steps) & ~jnp.all(carry[-1])
+        return jnp.any(carry[1].number < total)
 
-    H = jnp.broadcast_to(jnp.diag(jnp.asarray(inverse, dtype)), (*start.shape, start.shape[-1]))
-    infinite, ones, zeros = jnp.full(batch, jnp.inf, dtype), jnp.ones(batch, dtype), jnp.zeros_like(start)
-    first = (0, start, infinite, zeros, H, zeros, ones, jnp.zeros(batch, int), jnp.zeros(batch, bool))
-    _, x, f, *_, done = lax.while_loop(unfinished, step, first)
-    return x, f, done
+    found = start, jnp.full(total, jnp.inf, dtype), jnp.zeros(total, bool)
+    return lax.while_loop(unfinished, step, (jnp.asarray(slots), begin(jnp.arange(slots)), found))[2]
 
 
 def _updated(H: jax.Array, s: jax.Array, d: jax.Array) -> jax.Array:

@@ -376,20 +376,49 @@ def test_nodes_are_exact_for_cubics(latent_dim, num_nodes, float64):
         np.testing.assert_allclose(np.sort(z[:, 0]), expected, atol=1e-10)
 
 
-def test_minimize_solves_each_problem_by_itself(float64):
-    def function(x):
-        """Rosenbrock's function and others that it becomes with another weight; the last is NaN."""
-        weights = jnp.array([0.0, 1.0, 10.0, 100.0, jnp.nan])
-        return (1 - x[..., 0]) ** 2 + weights * (x[..., 1] - x[..., 0] ** 2) ** 2 + 1e-3 * (x[..., 1] - 1) ** 2
+@pytest.mark.parametrize("slots", [2, 5])
+def test_minimize_solves_each_problem_by_itself(slots, float64):
+    weights = jnp.array([0.0, 1.0, 10.0, 100.0, jnp.nan])
 
-    start = jnp.array([[-1.2, 1.0]] * 5)
-    run = compiled(lambda start, steps: minimize(function, start, np.ones(2), np.array([np.inf, 0.7]), steps, 1e-12))
+    def function(x, number):
+        """Rosenbrock's function and others that it becomes with another weight; the last is NaN."""
+        a, b = x[:, 0], x[:, 1]
+        return (1 - a) ** 2 + weights[number] * (b - a**2) ** 2 + 1e-3 * (b - 1) ** 2
+
+    start, limits = jnp.array([[-1.2, 1.0]] * 5), np.array([np.inf, 0.7])
+    run = compiled(lambda start, steps: minimize(function, start, np.ones(2), limits, steps, 1e-12, slots=slots))
     x, values, done = run(start, 200)
     np.testing.assert_allclose(x[:4], 1.0, atol=1e-4)
     np.testing.assert_allclose(values[:4], 0.0, atol=1e-10)
     assert np.all(done) and np.isposinf(values[4])
     np.testing.assert_array_equal(x[4], start[4])
     assert not run(start, 3)[2][1:4].any()
+
+
+def test_minimize_evaluates_what_is_not_done_and_wanted(float64):
+    """One search of 40 takes many steps, and half are not wanted: that costs little more than those that are."""
+    weights, evaluated = jnp.where(jnp.arange(40) == 0, 100.0, 0.0), []
+
+    def function(x, number):
+        jax.debug.callback(lambda number: evaluated.append(len(number)), number)
+        a, b = x[:, 0], x[:, 1]
+        return (1 - a) ** 2 + weights[number] * (b - a**2) ** 2 + (1 - weights[number] / 100) * (b - 1) ** 2
+
+    def run(slots, wanted):
+        evaluated.clear()
+        options = dict(slots=slots, wanted=wanted)
+        results = minimize(function, start, np.ones(2), np.full(2, np.inf), 200, 1e-12, **options)
+        jax.block_until_ready(results)
+        jax.effects_barrier()
+        return sum(evaluated), results
+
+    start, wanted = jnp.array([[-1.2, 1.0]] * 40), jnp.arange(40) < 20
+    all_at_once, (x, _, _) = run(40, None)
+    few, (found, values, done) = run(4, wanted)
+    np.testing.assert_allclose(found[:20], x[:20], atol=1e-9)
+    assert done[:20].all() and not done[20:].any() and np.isposinf(values[20:]).all()
+    np.testing.assert_array_equal(found[20:], start[20:])
+    assert few < all_at_once / 5
 
 
 # ---------------------------------------------------------------------------------------------------------------
