@@ -36,7 +36,7 @@ MAXIMUM_TOLERANCE = 1e-2
 MIN_PRECISION = 1e-2
 #: Most that a step changes the logarithm of a scale.
 LARGEST_STEP = 2.0
-#: At least one of so many searches is at work: fewer would be many steps, more idle while the last are finished.
+#: One of so many searches is at work at least, so that the number of steps does not grow with that of rows.
 SHARE = 32
 
 

@@ -84,6 +84,7 @@ def test_linear_functions_have_the_posterior_of_factor_analysis(full, x64):
     tolerance = 2e-3 if x64 == jnp.float32 else 1e-4
     posterior, likelihood, rows = infer_factors(x64, full=full, tolerance=1e-9)
     assert rows.loc.dtype == rows.elbo.dtype == x64
+    assert np.all(np.isneginf(rows.modes.elbo[1]))  # the one optimum is not looked for twice
     mean, variance = rows.predict(posterior, likelihood, offset=FACTORS.offset)
     for row in range(FACTORS.rows):
         loc, precision, evidence = FACTORS.exact(row)
