@@ -23,7 +23,7 @@ class _Search(NamedTuple):
     """What is at work in each slot: the function's number, and where its search has come to."""
 
     number: jax.Array
-    count: jax.Array
+    steps: jax.Array
     x: jax.Array
     f: jax.Array
     g: jax.Array
@@ -86,7 +86,7 @@ def minimize(
 
     def step(carry):
         begun, search, found = carry
-        number, count, x, f, g, H, direction, length, idle = search
+        number, steps, x, f, g, H, direction, length, idle = search
         trial = x + length[..., None] * direction
         (_, f_new), g_new = jax.value_and_grad(evaluate, has_aux=True)(trial, number)
         finite = jnp.isfinite(f_new) & jnp.all(jnp.isfinite(g_new), axis=-1)
@@ -103,10 +103,10 @@ def minimize(
         direction = jnp.where(accept[..., None], ahead, direction)
         length = jnp.where(accept, 1.0, 0.5 * length)
         done = (accept & (to_gain <= enough)) | (idle >= PATIENCE)
-        search = _Search(number, count + 1, x, f, g, H, direction, length, idle)
+        search = _Search(number, steps + 1, x, f, g, H, direction, length, idle)
 
         found = tuple(a.at[number].set(b, mode="drop") for a, b in zip(found, (x, f, done), strict=True))
-        ended = done | (search.count >= num_steps)
+        ended = done | (search.steps >= num_steps)
         after = begin(begun + jnp.cumsum(ended) - 1)
         search = jax.tree.map(lambda a, b: jnp.where(ended.reshape(slots, *(1,) * (a.ndim - 1)), b, a), search, after)
         return begun + jnp.sum(ended), search, found
