@@ -89,7 +89,7 @@ def fresh_arrays(request: pytest.FixtureRequest) -> None:
     While the traceback of a failed trace is alive, JAX remembers how that trace converted an array object: one traced
     with 64-bit numbers would come out as float64 where another test asks for 32 bits.
     """
-    for name in (request.module.__name__, "models", "oracles", "cookbook"):
+    for name in (request.module.__name__, "models", "oracles", "cookbook", "problem"):
         constants = vars(sys.modules[name]) if name in sys.modules else {}
         constants.update({key: value.copy() for key, value in constants.items() if isinstance(value, np.ndarray)})
 

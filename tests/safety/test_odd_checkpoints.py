@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpyro
+import problem as p
+from judge import attempt, same, true
 
 import npgp
-from studies.safety import problem as p
-from studies.safety.attempt import attempt, same, true
 
 
 def _train(
@@ -45,18 +45,15 @@ CHANGED: dict[str, dict[str, Any]] = {
     "another kernel": dict(program=_matern),
     "another conditional": dict(program=p.observed(p.gaussian(), conditional="prior")),
     "another key": dict(seed=1),
-    "fewer steps than it has": dict(steps=2),
     "another optimizer": dict(loss=None, rate=None),
-    "more particles": dict(loss=numpyro.infer.TraceMeanField_ELBO(num_particles=3)),
 }
 
 
-@attempt(5, "error", "checkpoints, checkpoint, num_steps", cases=CHANGED)
-def checkpoints_of_another_run(change: dict[str, Any]) -> Any:
+@attempt("error", "checkpoints, checkpoint, num_steps", cases=CHANGED)
+def test_checkpoints_of_another_run(change: dict[str, Any]) -> Any:
     folder = tempfile.mkdtemp()
     _train(folder)
     change = {k: (p.x(v) if isinstance(v, np.ndarray) else v) for k, v in change.items()}
-    steps = change.pop("steps", 8)
     if "rate" in change:
         svi = numpyro.infer.SVI(
             p.model, npgp.AutoSparseGP(p.model), numpyro.optim.SGD(0.1), numpyro.infer.TraceMeanField_ELBO()
@@ -64,18 +61,25 @@ def checkpoints_of_another_run(change: dict[str, Any]) -> Any:
         return npgp.fit(
             svi, p.key(), 8, p.x(), p.x(p.Y), progress=False, checkpoints=npgp.training.Checkpoints(folder, steps=2)
         ).losses
-    return _train(folder, steps, **change).losses
+    return _train(folder, 8, **change).losses
 
 
-@attempt(5, "warning", "rate, learning_rate, optimizer, checkpoint, checkpoints", cases={"another rate": 0.05})
-def checkpoints_of_another_rate(rate: float) -> Any:
+LIKE: dict[str, dict[str, Any]] = {
+    "another rate": dict(rate=0.05),
+    "fewer steps than it has": dict(steps=2),
+    "more particles": dict(loss=numpyro.infer.TraceMeanField_ELBO(num_particles=3)),
+}
+
+
+@attempt("warning", "rate, learning_rate, optimizer, checkpoint, checkpoints, num_steps, particles, loss", cases=LIKE)
+def test_checkpoints_of_a_run_much_like_it(change: dict[str, Any]) -> Any:
     folder = tempfile.mkdtemp()
     _train(folder)
-    return _train(folder, 8, rate=rate).losses
+    return _train(folder, **{"steps": 8} | change).losses
 
 
-@attempt(5, "answer", cases=("interrupted", "finished", "another folder inside"))
-def checkpoints_of_this_run(which: str) -> Any:
+@attempt("answer", cases=("interrupted", "finished", "another folder inside"))
+def test_checkpoints_of_this_run(which: str) -> Any:
     folder = tempfile.mkdtemp()
     whole = _train(tempfile.mkdtemp(), 8).losses
     if which == "another folder inside":
@@ -85,12 +89,11 @@ def checkpoints_of_this_run(which: str) -> Any:
 
 
 @attempt(
-    6,
     "either",
     "checkpoints, folder, checkpoint, directory",
     cases=("2024", "7", "100", "4.orbax-checkpoint-tmp-1", "tmp"),
 )
-def folders_that_are_not_ours(name: str) -> Any:
+def test_folders_that_are_not_ours(name: str) -> Any:
     """A folder of digits with a thesis in it is never touched, whatever else becomes of the call."""
     folder = Path(tempfile.mkdtemp())
     thesis = folder / name / "thesis.txt"
@@ -120,24 +123,24 @@ def _damage(folder: Path, how: str) -> None:
     file.write_bytes(bytes(data))
 
 
-@attempt(6, "warning", "damaged, checkpoint", cases=("arrays", "truncated", "header"))
-def newest_checkpoint_is_damaged(how: str) -> Any:
+@attempt("warning", "damaged, checkpoint", cases=("arrays", "truncated", "header"))
+def test_newest_checkpoint_is_damaged(how: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     _train(folder, 6)
     _damage(folder, how)
     return _train(folder, 8).losses
 
 
-@attempt("files", "answer", cases=("arrays", "header"))
-def newest_checkpoint_is_damaged_and_training_goes_on(how: str) -> Any:
+@attempt("answer", cases=("arrays", "header"))
+def test_newest_checkpoint_is_damaged_and_training_goes_on(how: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     _train(folder, 6)
     _damage(folder, how)
     return same(_train(folder, 8).losses, _train(tempfile.mkdtemp(), 8).losses, 0, 0)
 
 
-@attempt(6, "either", "disk, checkpoint, checkpoints, written, space")
-def disk_that_is_full() -> Any:
+@attempt("either", "disk, checkpoint, checkpoints, written, space")
+def test_disk_that_is_full() -> Any:
     """The folder cannot be written any more: training goes on, and what was trained is returned."""
     import resource
     import signal
@@ -156,12 +159,11 @@ def disk_that_is_full() -> Any:
 
 
 @attempt(
-    "files",
     "error",
     "directory, checkpoints, every, steps, keep",
     cases=("a file", "every 0 seconds", "every −1 steps", "keep none"),
 )
-def checkpoints_that_cannot_be(which: str) -> Any:
+def test_checkpoints_that_cannot_be(which: str) -> Any:
     if which == "a file":
         path = Path(tempfile.mkdtemp()) / "file"
         path.write_text("x")

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import problem as p
+from judge import attempt, same
 
 import npgp
-from studies.safety import problem as p
-from studies.safety.attempt import attempt, same
 
 
 def _in_model(X: Any) -> Any:
@@ -101,20 +101,19 @@ _more = {
 }
 
 
-@attempt("beyond", "error", "X, inputs, array, arrays, columns, args[0], inducing", cases=_cases | _more)
-def wrong_X(case: Any) -> Any:
+@attempt("error", "X, inputs, array, arrays, columns, args[0], inducing", cases=_cases | _more)
+def test_wrong_X(case: Any) -> Any:
     use, make = case
     use(make())
     return "no error"
 
 
 @attempt(
-    "beyond",
     "either",
     "X, inputs",
     cases={f"{u}, {w}": (USES[u], ODD[w]) for u in ("in a model", "CollapsedGP") for w in ODD},
 )
-def odd_X(case: Any) -> Any:
+def test_odd_X(case: Any) -> Any:
     use, make = case
     return use(make())
 
@@ -134,8 +133,8 @@ WRONG_Z: dict[str, Callable[[], Any]] = {
 }
 
 
-@attempt("beyond", "error", "inducing, inducing[0], inputs, columns", cases=WRONG_Z)
-def wrong_Z(make: Callable[[], Any]) -> Any:
+@attempt("error", "inducing, inducing[0], inputs, columns", cases=WRONG_Z)
+def test_wrong_Z(make: Callable[[], Any]) -> Any:
     def program(X, y):
         f = npgp.SparseGP("f", p.kernel(), make()).draw()
         npgp.observe("y", f(X), p.gaussian(), obs=y)
@@ -143,22 +142,22 @@ def wrong_Z(make: Callable[[], Any]) -> Any:
     return p.fit(program, p.x(), p.x(p.Y)).losses
 
 
-@attempt("beyond", "answer", cases={"twice the same": [0, 0, 1, 2, 3], "all rows": None}, x64=True)
-def points_that_coincide(rows: Any) -> Any:
+@attempt("answer", cases={"twice the same": [0, 0, 1, 2, 3], "all rows": None}, x64=True)
+def test_points_that_coincide(rows: Any) -> Any:
     Z = p.X if rows is None else p.Z[rows]
     found = npgp.CollapsedGP(p.kernel(), p.X, Z, noise_variance=p.NOISE).log_prob(p.Y)
     return same(found, p.log_evidence() if rows is None else p.bound(), 1e-5)
 
 
-@attempt("beyond", "answer", x64=None)
-def fewer_rows_than_points() -> Any:
+@attempt("answer", x64=None)
+def test_fewer_rows_than_points() -> Any:
     X, y = p.X[:2], p.Y[:2]
     found = npgp.CollapsedGP(p.kernel(), p.x(X), p.x(p.Z), noise_variance=p.NOISE).log_prob(p.x(y))
     return same(found, p.bound(inputs=X, y=y))
 
 
-@attempt("beyond", "answer", cases=("CollapsedGP", "exact_log_evidence", "ResponseNNGP"))
-def one_row(which: str) -> Any:
+@attempt("answer", cases=("CollapsedGP", "exact_log_evidence", "ResponseNNGP"))
+def test_one_row(which: str) -> Any:
     X, y = p.x(p.X[:1]), p.x(p.Y[:1])
     if which == "CollapsedGP":
         return same(
@@ -172,15 +171,11 @@ def one_row(which: str) -> Any:
     return same(npgp.exact_log_evidence(p.kernel(), X, y, noise_variance=p.NOISE), p.log_evidence(p.X[:1], p.Y[:1]))
 
 
-@attempt("beyond", "answer", cases={"tight": "tight", "full": "full", "shared": "shared", "prior": "prior"}, x64=True)
-def all_rows_the_same(conditional: str) -> Any:
+@attempt("answer", cases={"tight": "tight", "full": "full", "shared": "shared", "prior": "prior"}, x64=True)
+def test_all_rows_the_same(conditional: str) -> Any:
     X = np.full((p.N, 1), 1.7)
     found = npgp.CollapsedGP(p.kernel(), X, X[:1], noise_variance=p.NOISE, conditional=conditional).log_prob(p.Y)
     return same(found, p.log_evidence(X), 1e-4)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Items 10 and 11
 
 
 def _times(spread: float) -> np.ndarray:
@@ -188,16 +183,16 @@ def _times(spread: float) -> np.ndarray:
     return 1.7e9 + spread * np.arange(200.0)[:, None]
 
 
-@attempt(11, "warning", "X, args[0], inputs", cases={"2 s apart": 2.0, "1 minute apart": 60.0})
-def times_that_merge_in_float32(spread: float) -> Any:
+@attempt("warning", "X, args[0], inputs", cases={"2 s apart": 2.0, "1 minute apart": 60.0})
+def test_times_that_merge_in_float32(spread: float) -> Any:
     X = _times(spread)
     return npgp.CollapsedGP(npgp.Matern32(20 * spread), X, X[::20], noise_variance=0.1).log_prob(
         np.sin(np.arange(200.0))
     )
 
 
-@attempt(11, "warning", "X, args[0], inputs, argument 'X'")
-def times_that_merge_in_training() -> Any:
+@attempt("warning", "X, args[0], inputs, argument 'X'")
+def test_times_that_merge_in_training() -> Any:
     X, y = _times(2.0), np.sin(np.arange(200.0) / 10)
 
     def program(X, y):
@@ -207,8 +202,8 @@ def times_that_merge_in_training() -> Any:
     return p.fit(program, X, y).losses
 
 
-@attempt(11, "answer", cases=("map", "NumPy", "JAX"))
-def standardizer_of_times(which: str) -> Any:
+@attempt("answer", cases=("map", "NumPy", "JAX"))
+def test_standardizer_of_times(which: str) -> Any:
     X = _times(2.0)
     expected = (X - X.mean(0)) / X.std(0)
     scaled = npgp.Standardizer.of(X)(X)
@@ -223,16 +218,16 @@ def standardizer_of_times(which: str) -> Any:
     return same(found, expected_evidence)
 
 
-@attempt(10, "either", "mask, masked", cases=("inputs", "targets"))
-def standardizer_of_a_masked_array(which: str) -> Any:
+@attempt("either", "mask, masked", cases=("inputs", "targets"))
+def test_standardizer_of_a_masked_array(which: str) -> Any:
     values = p.X if which == "inputs" else p.Y
     data = np.ma.masked_array(values, values > 0.5)
     s = npgp.Standardizer.of(data)
     return same(np.ravel(s.mean)[0], data.mean()), same(np.ravel(s.scale)[0], data.std())
 
 
-@attempt(10, "error", "mask, masked", cases=("in memory", "on the host", "on the host, by keyword"))
-def masked_array_in_training(which: str) -> Any:
+@attempt("error", "mask, masked", cases=("in memory", "on the host", "on the host, by keyword"))
+def test_masked_array_in_training(which: str) -> Any:
     y = np.ma.masked_array(p.Y, np.arange(p.N) == 3)
     options = {} if which == "in memory" else dict(on_host=True, batch_size=4)
 
@@ -260,26 +255,26 @@ NOISES: dict[str, Any] = {
 }
 
 
-@attempt("beyond", "error", "noise_variance", cases=NOISES)
-def wrong_noise(noise: Any) -> Any:
+@attempt("error", "noise_variance", cases=NOISES)
+def test_wrong_noise(noise: Any) -> Any:
     return npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=noise).log_prob(p.x(p.Y))
 
 
-@attempt("beyond", "error", "noise_variance", cases=("zero", "negative", "a column", "a string"))
-def wrong_noise_of_the_exact_evidence(which: str) -> Any:
+@attempt("error", "noise_variance", cases=("zero", "negative", "a column", "a string"))
+def test_wrong_noise_of_the_exact_evidence(which: str) -> Any:
     return npgp.exact_log_evidence(p.kernel(), p.x(), p.x(p.Y), noise_variance=NOISES[which])
 
 
-@attempt("beyond", "answer", cases={"list": list, "tuple": tuple, "numpy": np.asarray})
-def noise_for_each_row(make: Callable[[Any], Any]) -> Any:
+@attempt("answer", cases={"list": list, "tuple": tuple, "numpy": np.asarray})
+def test_noise_for_each_row(make: Callable[[Any], Any]) -> Any:
     noise = np.linspace(0.1, 0.4, p.N)
     given = make(noise.astype(np.float32).tolist())
     found = npgp.CollapsedGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=given).log_prob(p.x(p.Y))
     return same(found, p.bound(noise=noise))
 
 
-@attempt("beyond", "answer", cases=("jit", "vmap", "grad", "jacfwd"), x64=True)
-def bound_under_transformations(which: str) -> Any:
+@attempt("answer", cases=("jit", "vmap", "grad", "jacfwd"), x64=True)
+def test_bound_under_transformations(which: str) -> Any:
     def of(noise, X=None):
         return npgp.CollapsedGP(p.kernel(), p.x() if X is None else X, p.x(p.Z), noise_variance=noise).log_prob(
             p.x(p.Y)

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import problem as p
+from judge import attempt, finite, mistakes, same
 from numpyro import handlers
 
 import npgp
 from npgp import neighbors as nb
-from studies.safety import problem as p
-from studies.safety.attempt import attempt, finite, mistakes, same, true
 
 
 def _sites() -> np.ndarray:
@@ -98,32 +98,19 @@ def _drawn_in_a_plate() -> Any:
 
 
 @mistakes(MISTAKES)
-def mistake(make: Callable[[], Any]) -> Any:
+def test_mistake(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@attempt("beyond", "answer", cases={"all": p.N - 1, "more than there are": 40}, x64=None)
-def vecchia_with_all_neighbors_is_the_GP(k: int) -> Any:
+@attempt("answer", cases={"all": p.N - 1, "more than there are": 40}, x64=None)
+def test_vecchia_with_all_neighbors_is_the_GP(k: int) -> Any:
     k = min(k, p.N - 1) if k == p.N - 1 else k
     response = nb.ResponseNNGP(p.kernel(), p.x(), k, noise_variance=p.NOISE)
     return same(response.log_prob(p.x(p.Y)), p.log_evidence())
 
 
-@attempt("beyond", "answer", x64=True)
-def kriging_with_all_neighbors_is_the_GP() -> Any:
-    K = p.gram(p.X) + p.NOISE * np.eye(p.N)
-    k = p.gram(p.X_NEW, p.X)
-    found = (
-        nb.ResponseNNGP(p.kernel(), p.x(), p.N - 1, noise_variance=p.NOISE)
-        .condition(p.x(p.Y))
-        .mean_and_variance(p.x(p.X_NEW))
-    )
-    variance = p.VARIANCE - np.einsum("nm,mn->n", k, np.linalg.solve(K, k.T))
-    return same(found[0], k @ np.linalg.solve(K, p.Y), 1e-5), same(found[1], variance, 1e-4)
-
-
-@attempt("beyond", "either", "X, sites, neighbors, jitter, duplicate", cases=("NNGP", "ResponseNNGP", "VNNGP"))
-def duplicate_sites(which: str) -> Any:
+@attempt("either", "X, sites, neighbors, jitter, duplicate", cases=("NNGP", "ResponseNNGP", "VNNGP"))
+def test_duplicate_sites(which: str) -> Any:
     X = np.repeat(p.X[:6], 2, axis=0)
     if which == "ResponseNNGP":
         return same(
@@ -144,15 +131,3 @@ def duplicate_sites(which: str) -> Any:
         program(inputs, y)
 
     return finite(p.fit(closed, p.x(p.Y), steps=5).losses)
-
-
-@attempt("beyond", "answer", x64=True)
-def vnngp_is_below_the_evidence() -> Any:
-    """All points are neighbors, so the nearest-neighbor model is the GP."""
-
-    def program(y):
-        f = npgp.VNNGP("f", p.kernel(), _sites(), p.N - 1).draw()
-        npgp.observe("y", f(_sites(), np.arange(p.N)[:, None]), p.gaussian(), obs=y)
-
-    losses = p.fit(program, p.x(p.Y), steps=200, svi=p.svi_of(program, rate=0.05)).losses
-    return true(np.all(-losses <= p.log_evidence() + 1e-6)), finite(losses[-1])

@@ -8,11 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import problem as p
+from judge import attempt, finite, mistakes, same
 
 import npgp
 from npgp import gplvm as g
-from studies.safety import problem as p
-from studies.safety.attempt import attempt, finite, mistakes, same
 
 
 def data(rows: int = 20) -> np.ndarray:
@@ -109,12 +109,12 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 @mistakes(MISTAKES)
-def mistake(make: Callable[[], Any]) -> Any:
+def test_mistake(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@attempt("beyond", "answer", cases=("float32", "float64"))
-def starts_are_finite(which: str) -> Any:
+@attempt("answer", cases=("float32", "float64"))
+def test_starts_are_finite(which: str) -> Any:
     """One column that is constant, one far from zero."""
     Y = data()
     Y[:, 0], Y[:, 1] = 3.0, Y[:, 1] + 1e6
@@ -124,8 +124,8 @@ def starts_are_finite(which: str) -> Any:
     return finite(start.latents), finite(losses)
 
 
-@attempt(19, "either", "float64, converged, bound, float32, jax_enable_x64")
-def collapsed_in_float32_is_that_of_float64() -> Any:
+@attempt("either", "float64, converged, bound, float32, jax_enable_x64")
+def test_collapsed_in_float32_is_that_of_float64() -> Any:
     Y, steps = data(30), 100
     found = g.CollapsedGPLVM(_start(Y, size=6)).fit(p.x(Y), max_steps=steps, progress=False)
     with jax.enable_x64(True):
@@ -133,13 +133,13 @@ def collapsed_in_float32_is_that_of_float64() -> Any:
     return same(found.bounds[-1], expected.bounds[-1], 1e-2, 1.0)
 
 
-@attempt(19, "warning", "converged, steps, max_steps", x64=True)
-def collapsed_stops_before_the_optimum() -> Any:
+@attempt("warning", "converged, steps, max_steps", x64=True)
+def test_collapsed_stops_before_the_optimum() -> Any:
     return g.CollapsedGPLVM(_start(data(30), size=6)).fit(data(30), max_steps=3, progress=False).bounds[-1]
 
 
-@attempt("beyond", "answer")
-def new_rows_that_are_training_rows() -> Any:
+@attempt("answer")
+def test_new_rows_that_are_training_rows() -> Any:
     """A row with nothing seen keeps the prior; the others are finite."""
     seen = np.ones((2, 3), bool)
     seen[1] = False

@@ -113,7 +113,7 @@ def influence(
 def allowances(
     y: np.ndarray, variance: np.ndarray, noise: np.ndarray, of: Influence, evidence: np.ndarray, eps: float, jitter: Any
 ) -> dict[str, np.ndarray]:
-    """What rounding does to a bound at best, and what it may do, each (P,), in nats; see ``stress.py``."""
+    """What rounding does to a bound at best, and what it may do, each (P,), in nats; see ``test_stress``."""
     (M, N), k, s2 = of.rows.shape[1:], variance[:, None], noise[:, None]
 
     def total(array, axis=-1):

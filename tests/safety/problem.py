@@ -21,10 +21,9 @@ Y = np.sin(2.0 * X[:, 0]) + 0.3 * _rng.normal(size=N)
 Z = np.array([[0.4], [1.5], [2.6], [3.7]])
 COUNTS = np.array([0, 1, 3, 2, 5, 4, 2, 0, 1, 1, 0, 6])
 X_NEW = np.array([[0.2], [1.1], [3.3]])
-KEY_SEED = 0
 
 
-def key(seed: int = KEY_SEED) -> jax.Array:
+def key(seed: int = 0) -> jax.Array:
     return jax.random.key(seed)
 
 
