@@ -1,22 +1,17 @@
-#!/usr/bin/env python
-"""Student-t noise: bounds of random problems against their evidence, and against the formulas that were there before.
+"""
+Student-t noise: bounds of random problems against their evidence, and against the formulas that were there before.
 
 Three rows with a covariance of rank two, so that the evidence is a sum over a plane, and that rows depend strongly on
 each other, which is where a bound that treats them one by one could fail. Each bound is the best over a grid of q(ε),
 of one inducing feature or none. Beside npgp's conditionals, for single rows and in closed form:
 
-    one tangent    the Gaussian minorant with one tangent for all ε, which was ``tight`` up to now
-    each node      with a tangent and a precision for each ε, by quadrature: ``shared/design``'s first choice for a row
-
-    python scripts/studies/bounds/heavy_tails.py --problems 10000 --json out/heavy_tails.json       some minutes
+- one tangent: the Gaussian minorant with one tangent for all ε, which was ``tight`` up to version 0.1;
+- each node: with a tangent and a precision for each ε, by quadrature.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,20 +23,10 @@ from npgp.sparse.conditionals import as_conditional, row_elbo
 from npgp.sparse.groups import consecutive, single
 from npgp.sparse.residuals import GroupResidual
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from common import Arguments, moments, plus_minus, table, whole, write_json
-
 ROWS, RANK, CHUNK = 3, 2, 50
 #: Points of the grids of the evidence and of q(ε); nodes over ε.
 PLANE, MEANS, SCALES, NODES = 321, np.linspace(-2.5, 2.5, 11), (0.2, 0.5, 0.9), 401
 NAMES = ("prior", "one tangent", "each node", "tight", "grouped", "one group", "full")
-
-
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Arguments(__doc__)
-    parser.add_argument("--problems", type=whole, default=1000)
-    parser.shared("json", "seed")
-    return parser.read(argv)
 
 
 def problems(rng: np.random.Generator, count: int) -> tuple[np.ndarray, ...]:
@@ -120,42 +105,27 @@ def bounds(root, a, y, df, scale) -> tuple[jax.Array, jax.Array]:
     return evidence(root, y[0], likelihood), jnp.stack([jnp.sum(found[name], -1) - kl for name in NAMES])
 
 
-def main(argv: list[str] | None = None) -> dict:
-    args = parse(argv)
-    rng = np.random.default_rng(args.seed)
-    logs, all_bounds = [], []
+def study(count: int, seed: int) -> dict[str, dict[str, float]]:
+    """
+    Figures of each of :data:`NAMES` over random problems: gaps to the log evidence at each problem's best q(ε), the
+    least over all q(ε), the mean gain over ``prior``, and the most that a bound is below one with tangents, at any q.
+    """
+    rng = np.random.default_rng(seed)
+    chunks = []
     with jax.enable_x64(True):
-        for first in range(0, args.problems, CHUNK):
-            log, found = jax.tree.map(np.asarray, bounds(*problems(rng, CHUNK)))
-            keep = slice(args.problems - first)
-            logs.append(log[keep]), all_bounds.append(found[keep])
-    log, found = np.concatenate(logs), np.concatenate(all_bounds)  # (problems,), (problems, names, q)
+        for first in range(0, count, CHUNK):
+            found = jax.tree.map(np.asarray, bounds(*problems(rng, CHUNK)))
+            chunks.append([values[: count - first] for values in found])
+    log, found = (np.concatenate(parts) for parts in zip(*chunks, strict=True))  # (problems,), (problems, names, q)
     best = dict(zip(NAMES, found.max(-1).T, strict=True))
     at_each_q = dict(zip(NAMES, np.moveaxis(found, 1, 0), strict=True))
-    report: dict = {"problems": args.problems, "bounds": {}}
-    lines = []
-    for name in NAMES:
-        gain = best[name] - best["prior"]
-        below = {other: float(np.max(at_each_q[other] - at_each_q[name])) for other in ("one tangent", "each node")}
-        figures = {
+    return {
+        name: {
             "mean_gap": float(np.mean(log - best[name])),
             "least_gap": float(np.min(log[:, None] - at_each_q[name])),
-            "gain_over_prior": moments(gain),
-            "share_below_prior": float(np.mean(gain < -1e-6)),
-            "most_below": below,
+            "gain_over_prior": float(np.mean(best[name] - best["prior"])),
+            "below one tangent": float(np.max(at_each_q["one tangent"] - at_each_q[name])),
+            "below each node": float(np.max(at_each_q["each node"] - at_each_q[name])),
         }
-        report["bounds"][name] = figures
-        cells = [figures["mean_gap"], figures["least_gap"], figures["share_below_prior"], *below.values()]
-        shown = [f"{cell:.4f}" if abs(cell) > 1e-4 else f"{cell:.0e}" for cell in cells]
-        lines.append([name, *shown[:2], plus_minus(*moments(gain), sign="+"), *shown[2:]])
-    head = ["", "mean gap", "least gap", "gain over prior", "share below prior", "below one tangent", "below each node"]
-    print(
-        f"{args.problems} random problems; gaps to the log evidence, at each problem's best q(ε); least over all q(ε)"
-    )
-    print(table(head, lines))
-    write_json(args.json, report)
-    return report
-
-
-if __name__ == "__main__":
-    main()
+        for name in NAMES
+    }
