@@ -102,11 +102,6 @@ def command(script: str, argv: Sequence[str] | None = None) -> str:
 # What people look at
 
 
-def heading(text: str) -> None:
-    """Print a title with a line below."""
-    print(f"\n{text}\n{'-' * len(text)}")
-
-
 def note(text: str, indent: str = "") -> None:
     """Print a paragraph, its lines after the first indented."""
     print(textwrap.fill(text, 110, subsequent_indent=indent))
@@ -198,16 +193,6 @@ def write_picture(path: Path, figure: Any, dpi: int = 150) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi)
     print(f"wrote {path}")
-
-
-def cached(path: Path, settings: Mapping[str, Any], compute: Callable[[], Any]) -> Any:
-    """Figures from their file if they were computed with these settings; otherwise computed and written."""
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    if kept.get("settings") == json.loads(json.dumps(settings)):
-        return kept["figures"]
-    figures = compute()
-    write_json(path, {"settings": settings, "figures": figures}, say=False)
-    return figures
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from npgp import datasets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, table, write_json, write_picture
-from studies.shared import lbfgs
+from studies.fits import lbfgs
 
 CONDITIONALS = ("prior", "tight")
 NUM_INDUCING = 5

@@ -1,12 +1,15 @@
 """What the scripts share: arguments, tables, JSON, figures that are kept, timings in turn."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from loading import script
 
-common, shared = script("common"), script("shared")
+common = script("common")
+from studies import fits as studied  # noqa: E402
+from studies import runner  # noqa: E402
 
 
 def test_arguments_are_described_by_the_docstring(capsys):
@@ -31,11 +34,18 @@ def test_means_and_errors():
     assert common.spread([1.0, None, 3.0], 1) == "2.0 ± 1.0"
     assert common.spread([None]) == "–" and common.spread([-1e-9]) == "0.000" and common.spread([1], 0, "+") == "+1"
     fits = [{"set": "a", "rmse": 1.0}, {"set": "b", "rmse": 5.0}, {"set": "a", "rmse": 3.0}]
-    one, other = shared.summarize(fits, ("set",), ("rmse",))
+    one, other = runner.summarize(fits, ("set",), ("rmse",))
     assert one == {"set": "a", "fits": 2, "rmse": 2.0, "rmse_error": pytest.approx(1.0)}
     assert other["rmse_error"] is None
-    text = shared.summary_table([one, other], {"set": "", "fits": "fits"}, {"rmse": ("RMSE", 2)})
-    assert text.splitlines()[1].split() == ["a", "2", "2.00", "±", "1.00"]
+
+
+def test_gains_are_of_the_same_split():
+    study = runner.Study("A study", lambda args: {}, {"split": (0, 1), "method": ("a", "b")}, {"rmse": ("RMSE", 2)})
+    study = dataclasses.replace(study, against=("method", "a"))
+    values = {(0, "a"): 1.0, (0, "b"): 0.5, (1, "a"): 3.0, (1, "b"): 3.5, (2, "b"): 9.0}
+    records = [{"split": split, "method": method, "rmse": value} for (split, method), value in values.items()]
+    assert runner.means(study, records, False).splitlines()[1].split() == ["a", "2.00", "±", "1.00", "2"]
+    assert runner.gains(study, records, False).splitlines()[1] == "b       +0.00 ± 0.50 (1/2)"  # less is better
 
 
 def test_json_has_no_nan_and_is_whole(tmp_path, capsys):
@@ -48,19 +58,6 @@ def test_json_has_no_nan_and_is_whole(tmp_path, capsys):
     assert "null" in path.read_text()  # what was there stays
     common.write_json(None, {})
     assert [file.name for file in path.parent.iterdir()] == ["report.json"]
-
-
-def test_figures_are_computed_once_for_the_same_settings(tmp_path):
-    calls = []
-
-    def compute():
-        calls.append(len(calls))
-        return {"value": len(calls)}
-
-    path = tmp_path / "runs" / "one.json"
-    settings = {"sizes": (1, 2)}
-    assert [common.cached(path, settings, compute)["value"] for _ in range(2)] == [1, 1]
-    assert common.cached(path, {"sizes": (1, 3)}, compute) == {"value": 2} and len(calls) == 2
 
 
 def test_calls_take_turns():
@@ -76,5 +73,5 @@ def test_calls_take_turns():
 
 def test_the_least_of_many():
     towards = np.array([9.0, -3.0])
-    optimum = shared.lbfgs(lambda t: (np.sum((t - towards) ** 2), 2 * (t - towards)), np.zeros(2), 50, num_logs=1)
+    optimum = studied.lbfgs(lambda t: (np.sum((t - towards) ** 2), 2 * (t - towards)), np.zeros(2), 50, num_logs=1)
     assert optimum.x == pytest.approx([7.0, -3.0])  # the first stays within the limits of logs

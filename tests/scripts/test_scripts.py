@@ -86,3 +86,10 @@ def test_snelson_reaches_the_published_optima(run, data_dir, tmp_path):
     assert report["collapsed"]["tight"]["bound"] == pytest.approx(-105.0634, abs=1e-3)
     assert all(report["svi"][name]["bound"] < report["exact"]["log_evidence"] for name in both)
     assert_pictures(tmp_path, "snelson.png", least=200)
+
+
+@pytest.mark.slow
+def test_step_function_is_drawn(tmp_path):
+    found = loading.script("step_function").main(["--steps", "20", "--out", str(tmp_path)])
+    assert set(found) == {"one layer", "two layers"} and np.all(np.isfinite(list(found.values())))
+    assert_pictures(tmp_path, "step_function.png", least=200)

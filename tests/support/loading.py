@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import jax
 import matplotlib.pyplot as plt
-import models
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))  # where scripts look for one another
@@ -33,15 +30,6 @@ def script(name: str, folder: str = "") -> ModuleType:
     sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
-
-
-def quick_report(monkeypatch: Any, folder: Path, name: str, *options: str) -> Any:
-    """What a study's ``--quick`` run reports, which is what it writes; its programs are compiled quickly."""
-    models.compile_all_quickly(monkeypatch)
-    file = folder / "report.json"
-    report = script(name).main(["--quick", *options, "--json", str(file)])
-    assert json.loads(file.read_text()) == report
-    return report
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -185,11 +184,6 @@ _QUICK = _quick_options()
 def compiled(fn, **kwargs):
     """``jax.jit``, for functions that run once or a few times."""
     return jax.jit(fn, compiler_options=_QUICK, **kwargs)
-
-
-def compile_all_quickly(monkeypatch):
-    """Likewise whatever is compiled by ``jax.jit`` from here on, in a test's time."""
-    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=_QUICK))
 
 
 def trajectory(svi, num, *args, change=None):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,11 +23,10 @@ from npgp_programs import versions  # noqa: F401 (asked for by the worker)
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
-from npgp import datasets
 from npgp.batches import one_by_one
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from studies.gplvm import bounds, oil_bounds
+from studies import latents
 
 #: Steps that a device call of the GPLVM has room for.
 MAX_STEPS = 1000
@@ -282,7 +282,7 @@ class Cholesky:
 
 class Oil:
     """
-    The GPLVM of the oil-flow data by the recipe of ``scripts/studies/gplvm/oil_bounds.py``, as far as it is told to.
+    The GPLVM of the oil-flow data by the recipe of `the study `oil-bounds``, as far as it is told to.
 
     :param conditional: the bound.
     :param steps: of the whole recipe, along which the learning rate decays.
@@ -291,12 +291,12 @@ class Oil:
     """
 
     def __init__(self, conditional: str, steps: int, inducing: int, real: bool):
-        which = "real" if real else "simulated"
-        argv = f"--data {which} --steps {steps} --inducing {inducing} --conditional {conditional}"
-        self.args = oil_bounds.parse(argv.split())
-        self.data: datasets.OilFlow = oil_bounds.oil_flow(self.args)
+        settings = {name: None if isinstance(value, type) else value for name, value in latents.BOUNDS.items()}
+        settings |= {"data": "real" if real else "simulated", "steps": steps, "inducing": inducing}
+        self.args = Namespace(**settings)
+        self.data = latents.oil_flow(self.args.data, None)
         self.Y = jnp.asarray(self.data.Y)
-        model = bounds.make(self.args, self.data.Y, 0, conditional)
+        model = latents.uncollapsed(self.args, self.data.Y, 0, conditional)
         self.conditional = conditional
         self.svi = SVI(model.model, model.guide, npgp.adam(self.args.learning_rate, steps), TraceMeanField_ELBO())
         self.result: Any = None
@@ -313,11 +313,9 @@ class Oil:
     def figures(self) -> dict[str, Any]:
         """The ELBO per row and its error, by draws of x, and nearest-neighbor errors."""
         began = time.perf_counter()
-        evaluate = bounds.evaluator(self.args, self.data.Y)
-        values, share, gain = evaluate(self.result.params, jax.random.split(jax.random.key(1), self.args.draws))
+        evaluate = latents.evaluator(self.args, self.data.Y, (self.conditional,))
+        values, _, _ = evaluate(self.result.params, jax.random.split(jax.random.key(1), self.args.draws))
         params = {name: np.asarray(value) for name, value in self.result.params.items()}
-        found = oil_bounds.figures_of(params, self.data.labels, values, share, gain)
-        own = np.asarray(values[self.conditional])
-        kept = {name: found[name] for name in ("noise_variance", "nn_errors", "relevant_dims")}
+        kept, own = latents.figures_of(params, self.data.labels), np.asarray(values[self.conditional])
         kept |= {"elbo_per_row": float(own.mean()), "monte_carlo_error": float(own.std(ddof=1) / len(own) ** 0.5)}
         return kept | {"rows": len(self.Y), "evaluation_seconds": time.perf_counter() - began}

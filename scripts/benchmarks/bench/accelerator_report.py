@@ -184,7 +184,7 @@ def _oil(found: dict[str, Any]) -> str:
     head = ["bound", "steps", "first step (s)", "the others (s)", "ms a step", "ELBO per row", "neighbor errors"]
     return (
         f"## Oil flow: a Bayesian GPLVM\n\n{what}, Q = 10, M = {found['oil'][0]['inducing']}, all rows at each step, "
-        "float64, Adam whose rate falls from .01 to 2 % along a cosine (`scripts/studies/gplvm/oil_bounds.py`).\n\n"
+        "float64, Adam whose rate falls from .01 to 2 % along a cosine (the study `oil-bounds`).\n\n"
         + markdown_table(head, lines)
     )
 
