@@ -128,18 +128,22 @@ def expectations(
     """
     largest = deviation(variance + more)
     scale = jnp.maximum(deviation(variance), 1e-3 * largest)
-    step = 2.0 * jnp.arcsinh(MOST_REACH * largest / scale) / num_nodes
-    t = step * (0.5 + jnp.arange(num_nodes // 2, dtype=mean.dtype)).reshape((-1,) + (1,) * mean.ndim)
+    half = max(num_nodes // 2, 1)
+    step = jnp.arcsinh(MOST_REACH * largest / scale) / half
+    t = step * (0.5 + jnp.arange(half, dtype=mean.dtype)).reshape((-1,) + (1,) * mean.ndim)
     z = scale * jnp.sinh(t)
     values = log_prob(jnp.concatenate([mean + z, mean - z]))
     far = jnp.tile(jnp.square(z / largest) > -2.0 * math.log(float(jnp.finfo(mean.dtype).eps)), (2,) + (1,) * mean.ndim)
     values = jnp.where(far & ~jnp.isfinite(values), 0.0, values)
-    both = lax.stop_gradient(values[: len(t)] + values[len(t) :])
-    squared, area = lax.stop_gradient((-0.5 * z**2, jnp.cosh(t)))
+    both = values[:half] + values[half:]
+    # Relative to the value at the mean, so that the sum of weights need not be taken: it is 1 but for what is left out.
+    center = jnp.where(jnp.isfinite(both[0]), 0.5 * both[0], 0.0)
+    factors = step * scale * jnp.cosh(t) * (both - 2.0 * center) / math.sqrt(2.0 * math.pi)
+    factors, exponents, center = lax.stop_gradient((factors, -0.5 * z**2, center))
 
     def expected(v):
-        weights = area * jnp.exp(squared / jnp.maximum(v, jnp.square(scale)))
-        return jnp.sum(weights * both, axis=0) / (2.0 * jnp.sum(weights, axis=0))
+        inverse = 1.0 / jnp.maximum(v, jnp.square(scale))
+        return center + jnp.sqrt(inverse) * jnp.sum(factors * jnp.exp(exponents * inverse), axis=0)
 
     return expected
 
