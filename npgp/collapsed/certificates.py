@@ -25,6 +25,7 @@ from npgp.collapsed.words import count, nats
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
+from npgp.programs.double import in_double_if
 from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
@@ -158,8 +159,13 @@ def certificate(
     if whole:
         conditionals["full"] = Full()
 
-    given = *problem, gp.blocks, gp.covariances, conditionals, whole
-    found = one_program(lambda: evidence_bounds(*given), options=STEPS)
+    def bounds_of(kernel, X, y, noise_variance, blocks):
+        return evidence_bounds(
+            kernel, X, y, noise_variance, problem.jitter, blocks, gp.covariances, conditionals, whole
+        )
+
+    arrays = problem.kernel, problem.X, problem.y, problem.noise_variance, gp.blocks
+    found = one_program(lambda: in_double_if(gp.kernel.wants_double, bounds_of, *arrays), options=STEPS)
     bounds = {name: float(found["bounds"][name]) for name in ORDER if name in found["bounds"]}
     upper = float(found["upper"])
     exact = float(found["exact"]) if whole else None
@@ -251,7 +257,7 @@ def _rounding(projector: Projector, projection: Projection, y: jax.Array, noise_
     scale = (projection.prior_variance + jnp.square(y)) / noise_variance
     mean = ScaledProjection.of(projection, noise_variance).solve(y)
     left = y - sum(linalg.matmul(m, A) for m, A in zip(mean, projection.A, strict=True))
-    points = linalg.block_solve_transposed(projector.cholesky, projector.cross, [m[:, None] for m in mean])
+    points = projector.unwhiten([m[:, None] for m in mean])
     w = jnp.sqrt(sum(jnp.sum(jnp.square(part)) for part in points))
     fit = 0.5 * jnp.max(projection.prior_variance) * w * (w + 2.0 * jnp.linalg.norm(left / noise_variance))
     return jnp.finfo(y.dtype).eps * (jnp.sum(1.0 + scale) + fit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.programs.compiled import STEPS, one_program
+from npgp.programs.double import in_double_if
 from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
@@ -329,13 +331,16 @@ class CollapsedGP(JointDensity, Stackable):
     def sample(self, key, sample_shape=()):
         """Joint draws from the prior with noise, at O(N³)."""
         checks.random_key(key, advice=checks.WITHOUT_SEED)
-        K = self._projector().each(lambda projector: projector.kernel(self.X))
-        L, _ = linalg.cholesky(K, self.jitter)
+        L = in_double_if(self.kernel.wants_double, CollapsedGP._prior_factor, self)
         f_key, noise_key = jax.random.split(key)
         count = self.likelihood.num_latents
         shape = (() if count == 1 else (count,)) + sample_shape + self.batch_shape + self.event_shape
         f = linalg.matmul(L, jax.random.normal(f_key, shape, L.dtype)[..., None])[..., 0]
         return self.likelihood.sample(noise_key, self.offset + f)
+
+    def _prior_factor(self) -> jax.Array:
+        K = self._projector().each(lambda projector: projector.kernel(self.X))
+        return linalg.cholesky(K, self.jitter)[0]
 
     def _projector(self) -> Projector | Members:
         if self.outputs is None:
@@ -350,6 +355,10 @@ class CollapsedGP(JointDensity, Stackable):
         :param y: observations, (..., N) or (..., Q, N).
         :return: what it returns; for several outputs with theirs as the last axis of numbers, the first of all else.
         """
+        of_these = functools.partial(CollapsedGP._each_here, function=function)
+        return in_double_if(self.kernel.wants_double, of_these, self, y)
+
+    def _each_here(self, y: jax.Array, function: Callable[..., Any]) -> Any:
         projector = self._projector()
         if self.outputs is None:
             return function(self, projector, y)

@@ -155,7 +155,7 @@ def expected_projection(
     """
     given = _checked(inducing, loc, scale, weights, outputs=True)
     terms = _terms(kernel, given.loc.shape[1], given.loc.dtype)
-    projector = factorize(kernel, (Points(given.Z),), jitter)
+    projector = factorize(kernel, (Points(given.Z),), jitter, double=False)  # solves with rounded moments follow
     (L,) = projector.cholesky
     inverse = linalg.gram(linalg.solve_lower(L, jnp.eye(L.shape[0], dtype=L.dtype)).T)
 

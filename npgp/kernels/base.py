@@ -69,6 +69,15 @@ class Kernel(ByName):
         """
         return True
 
+    @property
+    def wants_double(self) -> bool:
+        """
+        Whether Gram matrices in float32 have lost what counts, so that they are better computed in float64 where that
+        is cheap: a sum's small terms drown in the rounding of large ones, and the Gram matrix of a function of few
+        degrees of freedom is singular. That of a kernel around others if one of these says so.
+        """
+        return any(kernel.wants_double for kernel in _inner(self))
+
     def level_columns(self, columns: int) -> frozenset[int]:
         """Columns, among so many, that hold levels here: numbers of outputs, which are labels and no inputs."""
         return frozenset().union(*(kernel.level_columns(columns) for kernel in _inner(self)))
@@ -179,6 +188,10 @@ class Sum(_Several):
 
         assert isinstance(npgp.RBF(1.0) + npgp.Matern32(2.0), npgp.kernels.Sum)
     """
+
+    @property
+    def wants_double(self):
+        return True
 
     def __call__(self, X, X2=None):
         return sum(k(X, X2) for k in self._apart(X.shape[-1]))

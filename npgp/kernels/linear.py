@@ -51,6 +51,10 @@ class Linear(Kernel):
         positive_fields(self, "variance")
         check_active_dims(self.active_dims)
 
+    @property
+    def wants_double(self):
+        return True
+
     def __call__(self, X, X2=None):
         check_columns(X, X2)
         X = select(X, self.active_dims)
@@ -109,6 +113,10 @@ class Polynomial(Kernel):
             raise ValueError(f"Polynomial degree is {self.degree!r}; it must be a whole number of at least 1.")
         positive_fields(self, "variance", "offset")
         check_active_dims(self.active_dims)
+
+    @property
+    def wants_double(self):
+        return True
 
     def __call__(self, X, X2=None):
         check_columns(X, X2)

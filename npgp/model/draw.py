@@ -284,7 +284,7 @@ class ChosenFunction(Function):
             return rows.places.parts.gather(x[..., rows.places.row] if few else x)
 
         A = tuple(jnp.moveaxis(by_part(A_i), 0, -2) for A_i in projection.A)
-        return Projection(A, by_part(projection.prior_variance))
+        return Projection(A, *jax.tree.map(by_part, (projection.prior_variance, projection.left)))
 
     def _members(self, projector: Members, members: jax.Array) -> Members:
         return projector.expand(self._source.batch_shape).take(members)

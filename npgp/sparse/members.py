@@ -207,7 +207,7 @@ def factorize_members(
 
     def arrays(projector: Projector):
         made = factorize(projector.kernel, projector.blocks, jitter)
-        return made.cholesky, made.cross, made.jitter
+        return made.cholesky, made.cross, made.jitter, made.rest
 
     flat = replace(unfactorized, batch_shape=(math.prod(shape),))
     made = flat.each(arrays)

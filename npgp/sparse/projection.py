@@ -13,7 +13,7 @@ al. 2015); two are the orthogonal decomposition of Salimbeni et al. 2018 and Shi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.features import InducingBlock, as_block, covariance
 from npgp.kernels import Kernel
+from npgp.programs.backend import on_cpu
+from npgp.programs.double import in_double
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 
@@ -47,10 +49,18 @@ class Projection:
 
     :param A: for each block, A_i, (M_i, N); batch + (M_i, N) for functions with a kernel each.
     :param prior_variance: k(x_n, x_n), (N,), or batch + (N,).
+    :param left: for each block, the variance left over once it and those before it are projected out, where that was
+        computed more exactly than these arrays can tell.
     """
 
     A: tuple[jax.Array, ...]
     prior_variance: jax.Array
+    left: tuple[jax.Array, ...] | None = None
+
+    def with_variances_left(self) -> Projection:
+        """The same, with ``left``."""
+        left = [self.residual_variance([j <= i for j in range(len(self.A))]) for i in range(len(self.A))]
+        return replace(self, left=tuple(left))
 
     def residual_variance(self, blocks: Sequence[bool] | None = None) -> jax.Array:
         """
@@ -60,6 +70,9 @@ class Projection:
         :param blocks: which blocks to project out; all if omitted.
         """
         kept = _projected_out(self.A, blocks)
+        if self.left is not None and kept:
+            assert blocks is None or all(blocks[: len(kept)])  # blocks that are kept in the residual come last
+            return self.left[len(kept) - 1]
         explained = sum((jnp.sum(jnp.square(A), axis=-2) for A in kept), jnp.zeros_like(self.prior_variance))
         return jnp.maximum(self.prior_variance - explained, 0.0)
 
@@ -80,6 +93,7 @@ class Projector:
     :param cholesky: L_i, (M_i, M_i), for each block; its diagonal, (M_1,), for a first block that says it has no more.
     :param cross: for each block i, the projections A_j(u_i), (M_j, M_i), on the blocks j < i.
     :param jitter: for each block, the relative jitter that its factorization took.
+    :param rest: ``(cholesky, cross)`` less their roundings to float32, where they were computed in float64.
     """
 
     kernel: Kernel
@@ -87,6 +101,18 @@ class Projector:
     cholesky: tuple[jax.Array, ...]
     cross: tuple[tuple[jax.Array, ...], ...]
     jitter: tuple[jax.Array, ...]
+    rest: tuple[tuple[jax.Array, ...], tuple[tuple[jax.Array, ...], ...]] | None = None
+
+    def _exactly(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(self, *arguments)``; in float64 where the factors were computed so."""
+        if self.rest is None:
+            return function(self, *arguments)
+
+        def of_whole(projector, *arguments):
+            L, cross = jax.tree.map(jnp.add, (projector.cholesky, projector.cross), projector.rest)
+            return function(replace(projector, cholesky=L, cross=cross, rest=None), *arguments)
+
+        return in_double(of_whole, self, *arguments)
 
     def each(self, function: Callable[..., Any], *arrays: Any) -> Any:
         """A function of this projector and arrays: the one kernel's share of :meth:`npgp.sparse.Members.each`."""
@@ -113,6 +139,11 @@ class Projector:
             together = self(X.reshape(-1, X.shape[-1]))
             A = tuple(jnp.moveaxis(A_i.reshape(-1, *own), 0, -2) for A_i in together.A)
             return Projection(A, together.prior_variance.reshape(own))
+        if self.rest is None:
+            return self._projection(X)
+        return self._exactly(lambda projector, X: projector._projection(X).with_variances_left(), X)
+
+    def _projection(self, X: jax.Array) -> Projection:
         return Projection(self.whiten([b.cross(self.kernel, X) for b in self.blocks]), self.kernel.diag(X))
 
     def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -121,7 +152,11 @@ class Projector:
 
         :param covariances: K_{u_i ·}, (M_i, N), for the leading blocks or for all.
         """
-        return linalg.block_solve(self.cholesky, self.cross, covariances)
+        return self._exactly(lambda p, B: linalg.block_solve(p.cholesky, p.cross, B), tuple(covariances))
+
+    def unwhiten(self, values: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """``L⁻ᵀ`` times values (M_i, N) of every block: the weights of inducing values that they are of."""
+        return self._exactly(lambda p, B: linalg.block_solve_transposed(p.cholesky, p.cross, B), tuple(values))
 
     def residual_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
@@ -134,6 +169,8 @@ class Projector:
         :param blocks: which blocks to project out; all if omitted.
         :param other: the inputs X' and their projections.
         """
+        if self.rest is not None:  # rounded projections do not tell a small covariance from a large one's rounding
+            return self._exactly(lambda p, X, other: p._residual_covariance(X, blocks, other), X, other and other[0])
         if other is not None:
             D = self._cross_covariance(X, other[0])
             for A_i, B_i in zip(_projected_out(A, blocks), _projected_out(other[1], blocks), strict=True):
@@ -143,6 +180,10 @@ class Projector:
         for A_i in _projected_out(A, blocks):
             D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
         return D
+
+    def _residual_covariance(self, X: jax.Array, blocks: Sequence[bool] | None, other: jax.Array | None) -> jax.Array:
+        between = None if other is None else (other, self(other).A)
+        return self.residual_covariance(X, self(X).A, blocks, between)
 
     def _own_covariance(self, X: jax.Array) -> jax.Array:
         return self.kernel(X) if X.ndim == 2 else jax.vmap(self._own_covariance)(X)
@@ -163,13 +204,17 @@ class Projector:
         """
         if X.ndim > 2:
             return jax.vmap(lambda X, A: self.group_covariance(X, A, groups, blocks))(X, tuple(A))
+        if self.rest is not None:
+            return self._exactly(lambda p, X, groups: p.group_covariance(X, p(X).A, groups, blocks), X, groups)
         D = jax.vmap(self.kernel)(groups.gather_rows(X))
         for A_i in _projected_out(A, blocks):
             D = D - groups.gram(A_i)
         return D
 
 
-def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None = None) -> Projector:
+def factorize(
+    kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None = None, double: bool = True
+) -> Projector:
     """
     Factorize inducing blocks, in their order: one Cholesky of each block's residual covariance, none of a first block
     whose features are independent.
@@ -183,7 +228,23 @@ def factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | N
     :param kernel: the kernel.
     :param blocks: the inducing blocks u_1, …, u_K.
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
+    :param double: whether to compute in float64 for a kernel that :attr:`~npgp.kernels.Kernel.wants_double`, on a CPU.
     """
+    if double and kernel.wants_double and on_cpu() and jnp.result_type(float) == jnp.float32:
+        arrays = in_double(lambda kernel, blocks: _parted(_factorize(kernel, blocks, jitter)), kernel, tuple(blocks))
+        return Projector(kernel, tuple(blocks), *arrays)
+    return _factorize(kernel, blocks, jitter)
+
+
+def _parted(projector: Projector) -> tuple[Any, ...]:
+    """A projector's arrays: the factors' roundings to float32, the jitter, and what is left of the factors."""
+    factors = projector.cholesky, projector.cross
+    rounded = jax.tree.map(lambda x: x.astype(jnp.float32), factors)
+    rest = jax.tree.map(lambda x, r: jax.lax.stop_gradient(x - r), factors, rounded)
+    return *rounded, projector.jitter, rest
+
+
+def _factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | None) -> Projector:
     projector = Projector(kernel, (), (), (), ())
     for block in blocks:
         if not projector.blocks and hasattr(block, "gram_diagonal"):

@@ -404,6 +404,69 @@ def test_posteriors_of_any_lengthscale_are_finite_and_right_to_the_jitter(x64, n
         assert np.all(np.abs(draw) < 5 + 6 * np.sqrt(right + 3 * rounding * prior))
 
 
+def _months(number):
+    """Mauna Loa's kernel, a trend of sd 66 beside irregularities of .66 and noise of .19, by NumPy and by npgp."""
+    t = np.arange(number)[:, None] / 12 - 17
+    gap = t - t.T
+    trend, periodic = 66.0**2 * np.exp(-(gap**2) / 2 / 67**2), np.exp(-2 * np.sin(np.pi * gap) ** 2 / 1.3**2)
+    K = trend + 2.4**2 * np.exp(-(gap**2) / 2 / 90**2) * periodic + 0.66**2 * np.exp(-(gap**2) / 2)
+    seasons = npgp.RBF(90.0, variance=2.4**2) * npgp.kernels.Periodic(1.0, lengthscale=1.3)
+    return t, K, npgp.RBF(67.0, variance=66.0**2) + seasons + npgp.RBF(1.0, variance=0.66**2)
+
+
+def test_a_sum_of_a_large_and_a_small_kernel_in_either_precision(x64):
+    t, K, kernel = _months(400)
+    noise = 0.19**2
+    C = K + noise * np.eye(400)
+    y = np.linalg.cholesky(C) @ np.random.default_rng(0).normal(size=400)
+    evidence = -0.5 * y @ np.linalg.solve(C, y) - 0.5 * np.linalg.slogdet(2 * np.pi * C)[1]
+    variance = np.diag(K - K @ np.linalg.solve(C, K))
+    mean = K @ np.linalg.solve(C, y)
+
+    X, y = jnp.asarray(t, x64), jnp.asarray(y, x64)
+    gp = CollapsedGP(kernel, X, X, noise_variance=noise)
+    for bound in (gp.log_prob(y), jax.jit(lambda gp: gp.log_prob(y))(gp)):
+        assert evidence - 0.5 < bound < evidence + 0.05  # to so much y in float32 says which evidence is meant
+    found = jax.jit(lambda gp, X: gp.condition(y).mean_and_variance(X))(gp, X)
+    np.testing.assert_allclose(np.sqrt(found[1]), np.sqrt(variance), rtol=0.05)
+    np.testing.assert_allclose(found[0], mean, atol=0.05 * np.sqrt(variance).min())
+    covariance = gp.condition(y).covariance(X[:12])
+    np.testing.assert_allclose(covariance, (K - K @ np.linalg.solve(C, K))[:12, :12], atol=0.05 * variance.max())
+    assert abs(npgp.exact_log_evidence(kernel, X, y, noise_variance=noise) - evidence) < 0.05
+    upper = npgp.upper_bound(kernel, X, y, X, noise_variance=noise)
+    assert evidence - 0.05 < upper < evidence + 20.0  # 15.6 above in dense algebra of float64, by the same formula
+
+
+def test_gradients_for_a_sum_of_a_large_and_a_small_kernel_in_float32():
+    t, K, kernel = _months(60)
+    C = K + 0.19**2 * np.eye(60)
+    y = np.linalg.cholesky(C) @ np.random.default_rng(1).normal(size=60)
+    alpha = np.linalg.solve(C, y)
+    small = np.exp(-((t - t.T) ** 2) / 2)
+    right = 0.5 * (alpha @ small @ alpha - np.trace(np.linalg.solve(C, small)))
+    with jax.enable_x64(False):
+        X, y = jnp.asarray(t, jnp.float32), jnp.asarray(y, jnp.float32)
+
+        def bound(variance):
+            small = npgp.RBF(1.0, variance=variance)
+            return CollapsedGP(
+                npgp.kernels.Sum((*kernel.kernels[0].kernels, small)), X, X, noise_variance=0.19**2
+            ).log_prob(y)
+
+        assert abs(jax.jit(jax.grad(bound))(jnp.float32(0.66**2)) / right - 1) < 0.02
+        mapped = jax.jit(jax.vmap(jax.grad(bound)))(jnp.array([0.66**2, 0.5], jnp.float32))
+        assert abs(mapped[0] / right - 1) < 0.02
+
+
+def test_a_linear_function_of_many_rows_has_its_small_variance(x64):
+    X = np.random.default_rng(0).normal(size=(20_000, 3)).astype(x64)
+    S = np.linalg.inv(np.eye(3) + X.T.astype(float) @ X / 0.1)
+    right = np.einsum("ni,ij,nj->n", X, S, X)
+    gp = CollapsedGP(npgp.kernels.Linear(variance=np.ones(3)), X, X[:12], noise_variance=0.1)
+    variance = gp.condition(np.sin(X[:, 0])).variance(X)
+    np.testing.assert_allclose(variance, right, rtol=0.02, atol=0.02 * right.max())
+
+
 def test_jitter_beside_the_noise_is_said():
     X, y = np.linspace(0, 1, 20, dtype=np.float32)[:, None], np.zeros(20, np.float32)
     with pytest.warns(RuntimeWarning, match=r"took a jitter of 1 times the noise .*; use float64"):
