@@ -46,7 +46,7 @@ def in_double(function: Callable[..., Any], *arguments: Any) -> Any:
 
     def of_leaves(*leaves):
         out, *returned[:] = jax.tree.flatten(function(*jax.tree.unflatten(tree, leaves)))
-        return [jnp.asarray(x) for x in out]
+        return [_widened(jnp.asarray(x)) for x in out]
 
     out = _double.bind(*map(jnp.asarray, leaves), function=of_leaves, pullback=None)
     return jax.tree.unflatten(returned[0], out)

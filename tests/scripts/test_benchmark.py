@@ -47,7 +47,7 @@ def test_npgp_and_jax_by_hand_take_the_same_steps(tmp_path):
             np.testing.assert_allclose(other, moments[0], rtol=1e-8)
 
 
-@pytest.mark.parametrize("inducing, most", [(64, 1.5), (512, 1.6)])  # 1.29 and 1.49, once 1.66 and 2.71
+@pytest.mark.parametrize("inducing, most", [(64, 1.55), (512, 1.75)])  # 1.33 and 1.54, with JAX 0.12 1.47 and 1.68; once 1.66, 2.71
 def test_a_step_is_hardly_a_larger_program_than_by_hand(inducing, most, tmp_path):
     p = problem(tmp_path, inducing, 1024, "float32")
     own, by_hand = npgp_programs.SVGP(p), bare_programs.SVGP(p)
@@ -56,8 +56,16 @@ def test_a_step_is_hardly_a_larger_program_than_by_hand(inducing, most, tmp_path
         return lax.fori_loop(0, steps, lambda _, carry: own.svi.update(carry[0], X, y), (state, jnp.zeros(())))
 
     def instructions(program, *args):
-        return program.lower(*args).compile(STEPS).as_text().count(" = ")
+        return program.lower(*args).compile(options).as_text().count(" = ")
 
+    def known(name):  # XLA stops at an option that it does not have
+        try:
+            jax.jit(jnp.negative).lower(1.0).compile({name: STEPS[name]})
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+    options = {name: STEPS[name] for name in STEPS if known(name)}
     X, y = p.batch
     state = jax.eval_shape(lambda: own.svi.init(jax.random.key(0), X, y, init_params=own.q))
     ours = instructions(jax.jit(many), state, X, y, 1)

@@ -1,6 +1,7 @@
 """The block projection against one dense Cholesky factor of everything."""
 
 import functools
+import math
 import re
 
 import jax
@@ -14,6 +15,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import npgp
 from npgp.features import Points, as_block, covariance
 from npgp.kernels import RBF, Matern32
+from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import factorize
 
 TOLERANCE = {jnp.float32: 2e-4, jnp.float64: 1e-6}
@@ -289,3 +291,42 @@ def test_no_residual_is_negative():
 
     clipped, rounded = figures(jnp.linspace(1.0, 2.0, 64))
     assert np.min(rounded) < 0 <= np.min(clipped)
+
+
+@pytest.mark.parametrize("members", [False, True])
+def test_sums_of_unlike_kernels_in_float32_are_as_in_float64(members):
+    X, Z, O = (spread_out(2, 8, 5, 3)[i] for i in range(3))
+    groups = npgp.median_split(X, 4)
+
+    def found(theta, dtype):
+        shape = (2, 1) if members else ()
+        large, small = (
+            jnp.broadcast_to(t, shape).astype(dtype) * (1 + jnp.arange(math.prod(shape)).reshape(shape)) for t in theta
+        )
+        kernel = RBF(jnp.asarray(3.0, dtype), variance=large) + Matern32(jnp.asarray(1.0, dtype), variance=small)
+        blocks = [Points(jnp.asarray(x, dtype)) for x in (Z, O)]
+        projector = factorize_members(kernel, blocks, shape if members else ())
+        rows = jnp.asarray(X, dtype)
+        projection = projector(rows)
+        wholes = [projection.residual_variance(), projection.residual_variance([True, False])]
+        wholes += [projector.residual_covariance(rows, projection.A)]
+        wholes += [
+            projector.residual_covariance(
+                rows[:3], [A[..., :3] for A in projection.A], None, (rows[3:], [A[..., 3:] for A in projection.A])
+            )
+        ]
+        wholes += [projector.group_covariance(rows, projection.A, groups), *projection.A, *projector.cholesky]
+        return wholes, sum(jnp.sum(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in wholes)
+
+    results = {}
+    for dtype in (jnp.float32, jnp.float64):
+        with jax.enable_x64(dtype == jnp.float64):
+            theta = jnp.asarray([1e4, 0.5], dtype)
+            run = jax.jit(
+                lambda theta, dtype=dtype: (found(theta, dtype)[0], jax.grad(lambda t: found(t, dtype)[1])(theta))
+            )
+            results[dtype] = jax.tree.map(np.asarray, run(theta))
+    narrow, wide = results[jnp.float32], results[jnp.float64]
+    for a, b in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
