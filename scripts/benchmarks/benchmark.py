@@ -1,14 +1,24 @@
 #!/usr/bin/env python
 """What training and prediction cost: npgp, GPJax, GPyTorch, and the same step written by hand in JAX, side by side.
 
-Every library works in a process of its own and does the same: whitened SVGP with Matérn-3/2, a lengthscale per column,
-Gaussian noise, dense q; all parameters and inducing inputs learned by Adam on minibatches. They start from the same
-parameters, where their ELBOs are compared. Processes take turns, in random order; each peer is measured at several
-settings of its threads, and stands in the tables with the best. In the same turns matrix products of the same size are
-timed: their rate gives the least time that a step's products would take (``scripts/benchmarks/bench/flops.py``).
+    steps       whitened SVGP, Matérn-3/2, a lengthscale per column, Gaussian noise, dense q, all learned by Adam on
+                minibatches; and predictions. Products of matrices of the same size are timed in the same turns: at
+                their rate ``bench/flops.py`` gives the least time that a step's products would take, "limit"
+    first_step  a process that has just begun: import, time to the end of the first step, memory
+    example     README's first example and GPJax's like of it, from a process's start to its picture and its end
+    npgp        other structures and bounds that npgp trains
+    kin40k      time to the test density that GPyTorch's usual recipe ends with
+    deep        two layers, the inner with a linear mean function, one or several draws of what is between them
+    mixtures    outputs that mix Q functions, each with lengthscales and inducing inputs of its own
+    fits        such mixtures after the same steps of Adam: log density of new rows
+    functions   what Q functions with a kernel each cost npgp beside one
 
-    NPGP_DATA=... python scripts/benchmarks/benchmark.py --out scripts/benchmarks/results    15 minutes, two idle cores
-    python scripts/benchmarks/benchmark.py --quick                          a minute or two: does everything run?
+Every library works in a process of its own; all start from the same parameters, where their ELBOs are compared, and
+take turns in random order. Peers of ``steps`` are measured at several settings of their threads, of which the best
+stands in the tables; those from ``deep`` on have one thread (one core: ``taskset -c 1``).
+
+    NPGP_DATA=... python scripts/benchmarks/benchmark.py        25 minutes, two idle cores
+    python scripts/benchmarks/benchmark.py --quick              a few minutes: does everything run?
 
 Libraries that do not go together with npgp's versions of JAX can be installed apart from it:
 
@@ -25,8 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -35,24 +44,51 @@ import numpy as np
 
 BENCH = Path(__file__).resolve().parent / "bench"
 sys.path[:0] = [str(BENCH.parents[1]), str(BENCH)]
+import composed_problems
 import flops
-import report
 from problems import synthetic
 from processes import Failed, Missing, Process
 
-from common import Arguments, command, interleaved_steps, whole, write_json
+from common import Arguments, command, interleaved_steps, quartiles, table, whole, write_json
 
-ROWS, NEW_ROWS, COLUMNS, BATCH_SIZE = 10_000, 10_000, 8, 1024
+Records = list[dict[str, Any]]
+COLUMNS = 8
 LIBRARIES = ("npgp", "bare", "gpytorch", "gpjax")
-#: Programs that are compared, with the library whose process runs each.
-PROGRAMS = {"npgp": "npgp", "bare": "bare", "plain": "bare", "gpytorch": "gpytorch", "gpjax": "gpjax"}
+#: Programs that are compared, with the library whose process runs each and its kind there.
+PROGRAMS = {
+    "npgp": ("npgp", "svgp"),
+    "JAX by hand": ("bare", "svgp"),
+    "JAX by hand, plain": ("bare", "plain"),  # by JAX's own gradients of the factor and of the triangular solve
+    "GPyTorch": ("gpytorch", "svgp"),
+    "GPJax": ("gpjax", "svgp"),
+}
 #: ELBOs at the same parameters may differ relatively by this.
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 #: The recipe on kin40k, where both libraries start from the same points and hyperparameters.
 KIN40K = dict(inducing=512, batch_size=1024, epochs=30, lengthscale=0.7, variance=1.0, noise=0.1)
 #: npgp's own: natural gradients for q, and Adam with a learning rate that decays along a cosine for the rest.
 RECIPE = dict(epochs=6, conditional="tight", natural=0.1, learning_rate=0.05)
-QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=64, seconds=0.01)
+#: Programs that are put together of several functions, and their options.
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "npgp": ("npgp", {}),
+    "npgp, tight": ("npgp", {"conditional": "tight"}),
+    "GPyTorch": ("gpytorch", {}),
+}
+DEEP = MIXTURES | {"GPyTorch, a kernel for each function": ("gpytorch", {"own": True})}
+#: Natural gradients for q(ε) only npgp has for such models.
+TRAINED = MIXTURES | {"npgp, tight, natural": ("npgp", {"conditional": "tight", "natural": 0.1})}
+#: Width of the inner layer, M of both layers, rows of a step, draws.
+DEEP_CASES: Sequence[tuple[int, ...]] = (
+    *((8, M, 256, draws) for M in (50, 100, 200) for draws in (1, 5)),
+    *((8, 100, 500, draws) for draws in (1, 5)),
+    *((2, 100, 256, draws) for draws in (1, 5)),
+)
+#: Functions Q, M of each, rows of a step: of 2 inputs and 8 outputs.
+MIXTURE_CASES: Sequence[tuple[int, ...]] = (
+    (2, 50, 256), (2, 100, 256), (4, 50, 256), (4, 100, 256), (4, 100, 500), (8, 100, 256), (4, 200, 256)
+)  # fmt: skip
+FIT, FUNCTIONS, OUTPUTS, LEARNING_RATES = (4, 100, 256), (1, 2, 4, 8), 8, (0.01, 0.03)
+QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=64, seconds=0.01, steps=4, seeds=1)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -62,11 +98,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--libraries", nargs="+", choices=LIBRARIES, default=list(LIBRARIES))
     add("--sizes", type=whole, nargs="+", default=[256, 512, 1024], help="M, inducing points")
     add("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
-    add("--new-rows", type=whole, default=NEW_ROWS, help="rows of a prediction")
+    add("--new-rows", type=whole, default=10_000, help="rows of a prediction")
     add("--seconds", type=float, default=0.4, help="about this long per turn; at least two steps")
+    add("--seeds", type=whole, default=3, help="data sets of the fits")
     add("--python", nargs="+", default=[], metavar="LIBRARY=PATH", help="interpreters of single peers")
-    rows, out = dict(default=ROWS, help="of the step times"), dict(help="folder of benchmark.json, .md and .png (out)")
-    parser.shared("quick", batch_size=BATCH_SIZE, rows=rows, repetitions=9, out=out)
+    rows, out = dict(default=10_000, help="of the step times"), dict(help="folder of benchmark.json and .md (out)")
+    parser.shared("quick", batch_size=1024, rows=rows, repetitions=9, steps=1500, out=out)
     args = parser.read(argv, QUICK)
     args.interpreters = dict.fromkeys(LIBRARIES, sys.executable)
     for given in args.python:
@@ -86,11 +123,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def at_once() -> int:
-    """How many workers may compile at the same time: each is to have three cores."""
-    return max(1, cores() // 3)
-
-
 def threads(count: int, library: str = "npgp") -> dict[str, str]:
     """
     Of linear algebra and OpenMP; and XLA's, as many as users have, for npgp. Programs of other libraries may wait in a
@@ -105,22 +137,18 @@ def threads(count: int, library: str = "npgp") -> dict[str, str]:
 
 def settings(library: str) -> dict[str, dict[str, str]]:
     """Environments in which a library is measured, by name. ``npgp.fit`` itself sees to one thread in LAPACK."""
-    n = cores()
+    found, n = {"1 thread": threads(1, "npgp" if library == "gpytorch" else library)}, cores()
     if library == "gpytorch" and n > 1:
-        passive = {"OMP_WAIT_POLICY": "PASSIVE"}
-        return {
-            "1 thread": threads(1),
-            f"{n} threads": threads(n),
-            f"{n} threads that wait asleep": threads(n) | passive,
-        }
+        found |= {f"{n} threads": threads(n)}
+        found |= {f"{n} threads that wait asleep": threads(n) | {"OMP_WAIT_POLICY": "PASSIVE"}}
     if library == "gpjax" and n > 1:
-        return {"1 LAPACK thread": threads(1, library), f"{n} LAPACK threads": threads(n, library)}
-    return {"1 LAPACK thread" if library != "gpytorch" else "1 thread": threads(1, library)}
+        found |= {f"{n} LAPACK threads": threads(n, library)}
+    return found
 
 
 class Bench:
     """
-    The workers, and what they found.
+    The workers, by library and setting, and what they found.
 
     :param args: from :func:`parse`.
     :param folder: for files that workers read.
@@ -128,110 +156,120 @@ class Bench:
     """
 
     def __init__(self, args: argparse.Namespace, folder: Path, settings: Callable[[str], dict] = settings):
-        self.args, self.folder, self.settings = args, folder, settings
-        self.stack = ExitStack()
+        self.args, self.folder, self.settings, self.stack = args, folder, settings, ExitStack()
         self.workers: dict[tuple[str, str], Process] = {}
         self.missing: dict[str, str] = {}
         self.versions: dict[str, dict[str, str]] = {}
 
-    def start(self, library: str, setting: str | None = None) -> Process | None:
+    def start(self, library: str, setting: str = "") -> Process | None:
         """A new worker, in the first setting if none is named; none where the library is not there."""
         found = self.settings(library)
-        environment = found[next(iter(found)) if setting is None else setting]
         try:
-            process = Process(library, self.args.interpreters[library], environment)
+            process = Process(library, self.args.interpreters[library], found[setting or next(iter(found))])
         except Missing as missing:
             self.missing[library] = f"not installed ({missing}): pip install npgp[bench]"
-            return None
         except (Failed, OSError) as failed:
             self.missing[library] = f"does not start: {failed}"
-            return None
-        self.versions[library] = process.versions
-        return process
+        else:
+            self.versions[library] = process.versions
+            return process
+        print(f"{library}: {self.missing[library]}", flush=True)
+        return None
 
-    def all(self) -> dict[tuple[str, str], Process]:
-        """The long-lived workers, by library and setting."""
-        if not self.workers:
-            for library in self.args.libraries:
-                for setting in self.settings(library):
-                    process = None if library in self.missing else self.start(library, setting)
-                    if process is None:
-                        if setting == next(iter(self.settings(library))):
-                            print(f"{library}: {self.missing[library]}", flush=True)
-                        continue
+    def all(self, library: str) -> dict[str, Process]:
+        """The long-lived workers of a library, by setting."""
+        if library in self.args.libraries and library not in self.missing:
+            for setting in self.settings(library):
+                if (library, setting) not in self.workers and (process := self.start(library, setting)) is not None:
                     self.workers[library, setting] = self.stack.enter_context(process)
-        return self.workers
+        return {setting: process for (name, setting), process in self.workers.items() if name == library}
 
     def one(self, library: str) -> Process | None:
-        """The first long-lived worker of a library."""
-        return next((process for (name, _), process in self.all().items() if name == library), None)
+        """The first of them."""
+        return next(iter(self.all(library).values()), None)
 
-    def problem(self, inducing: int, batch_size: int | None = None) -> str:
-        """File of the problem with so many inducing points, and the arguments' batch size if no other."""
-        args, batch_size = self.args, batch_size or self.args.batch_size
-        path = self.folder / f"problem{inducing}-{batch_size}.npz"
+    def problem(self, inducing: int) -> str:
+        """File of the problem with so many inducing points."""
+        args, path = self.args, self.folder / f"problem{inducing}.npz"
         if not path.exists():
-            synthetic(args.rows, args.new_rows, COLUMNS, inducing, batch_size).save(path)
+            synthetic(args.rows, args.new_rows, COLUMNS, inducing, args.batch_size).save(path)
         return str(path)
+
+    def mixed(self, functions: int, inducing: int, seed: int = 0) -> str:
+        """File of a problem of mixtures."""
+        rows = self.args.rows // 5
+        arrays = composed_problems.mixture(rows, rows // 2, 2, OUTPUTS, functions, inducing, seed)
+        return composed_problems.save(self.folder / f"mixed{functions}.npz", arrays)
+
+    def in_turns(self, programs: dict[Any, tuple[Process, dict[str, Any]]], compare: bool = False) -> dict[Any, dict]:
+        """
+        Seconds of a step of each program in each round, its worker's memory and, if asked for, the ELBO at its start.
+
+        :param programs: by name, the worker and what ``setup`` is to know.
+        """
+        found: dict[Any, dict[str, Any]] = {}
+        for name, (process, asked) in programs.items():
+            try:
+                elbo = {"elbo": process.ask("elbo", **asked)} if compare and asked["kind"] != "matmul" else {}
+                found[name] = process.ask("setup", name=str(name), **asked) | elbo
+            except Failed as failed:
+                print(f"{name} FAILED: {failed}", flush=True)
+        turns = {
+            name: lambda count, name=name: programs[name][0].ask("steps", name=str(name), count=count) for name in found
+        }
+        for name, seconds in interleaved_steps(turns, self.args.repetitions, self.args.seconds).items():
+            found[name] |= {"seconds": seconds.tolist(), "device_bytes": programs[name][0].ask("device_memory")}
+            print(f"  {name}: {1e3 * np.median(seconds):.2f} ms a step", flush=True)
+        return found
+
+    def drop(self) -> None:
+        for process in self.workers.values():
+            process.ask("drop")
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Parts
+# Parts: records, each with what it is of and what was measured
 
 
-def steps(bench: Bench) -> list[dict[str, Any]]:
+def steps(bench: Bench) -> Records:
     """Training steps and predictions of all libraries, with matrix products of the same size."""
     sizes = [(size, dtype) for dtype in bench.args.dtypes for size in bench.args.sizes]
     return [row for size, dtype in sizes for row in steps_of(bench, size, dtype)]
 
 
-def steps_of(bench: Bench, size: int, dtype: str, predictions: bool = True) -> list[dict[str, Any]]:
-    """As :func:`steps`, for one number of inducing points and one dtype."""
-    args, file = bench.args, bench.problem(size)
-    programs = {
-        (program, setting): process
-        for (library, setting), process in bench.all().items()
-        for program in PROGRAMS
-        if PROGRAMS[program] == library
-    }
-    rows, elbos = {}, {}
-
-    def set_up(process: Process) -> None:
-        for program, setting in [key for key, of in programs.items() if of is process]:
-            kind = "plain" if program == "plain" else "svgp"
-            row = {"program": program, "setting": setting, "inducing": size, "dtype": dtype}
-            try:
-                if program not in elbos:
-                    elbos[program] = process.ask("elbo", kind=kind, dtype=dtype, file=file)
-                row |= process.ask("setup", name=program, kind=kind, dtype=dtype, file=file)
-                rows[program, setting] = row | {"elbo": elbos[program]}
-            except Failed as failed:
-                print(f"M = {size}, {dtype}, {program} FAILED: {failed}", flush=True)
-
-    with ThreadPoolExecutor(at_once()) as threads:
-        list(threads.map(set_up, dict.fromkeys(programs.values())))
-    programs = {key: process for key, process in programs.items() if key in rows}
-    check_elbos(elbos, size, dtype)
-    advance: dict[Any, Callable[[int], float]] = {
-        key: lambda count, key=key: programs[key].ask("steps", name=key[0], count=count) for key in programs
-    }
-    products = bench.one("bare")
-    if products is not None:
-        shape = dict(size=size, columns=args.batch_size, dtype=dtype)
-        products.ask("setup", name="products", kind="matmul", **shape)
-        advance["products", ""] = lambda count: products.ask("steps", name="products", count=count)
-        rows["products", ""] = {"program": "products", "setting": "", "inducing": size, "dtype": dtype}
-    for key, seconds in interleaved_steps(advance, args.repetitions, args.seconds).items():
-        rows[key]["seconds"] = seconds.tolist()
-    for key, process in programs.items():
-        rows[key]["device_bytes"] = process.ask("device_memory")  # the most so far, of this and what came before
+def steps_of(bench: Bench, size: int, dtype: str, predictions: bool = True) -> Records:
+    """As :func:`steps`, for one number of inducing points and one dtype, each program at its best setting."""
+    print(f"M = {size}, {dtype}", flush=True)
+    asked, programs = {"dtype": dtype, "file": bench.problem(size)}, {}
+    for name, (library, kind) in PROGRAMS.items():
+        for setting, process in bench.all(library).items():
+            programs[name, setting] = process, {"kind": kind, **asked}
+    if products := bench.one("bare"):
+        shape = {"kind": "matmul", "size": size, "columns": bench.args.batch_size}
+        programs["limit", ""] = products, {"dtype": dtype, **shape}
+    found = bench.in_turns(programs, compare=True)
     for _ in range(3 if predictions else 0):
-        for key, process in programs.items():
-            rows[key].setdefault("prediction_seconds", []).extend(process.ask("predict", name=key[0], repetitions=2))
-    for process in bench.all().values():
-        process.ask("drop")
-    print(f"M = {size}, {dtype}: " + report.brief(list(rows.values())), flush=True)
-    return list(rows.values())
+        for key in (key for key in found if key[0] != "limit"):
+            again = programs[key][0].ask("predict", name=str(key), repetitions=2)
+            found[key].setdefault("prediction", []).extend(again)
+    bench.drop()
+    if of_products := found.get(("limit", "")):
+        B = bench.args.batch_size
+        share = flops.svgp_step(size, B) / flops.product(size, B)
+        of_products["gflops"] = 1e-9 * flops.product(size, B) / float(np.median(of_products["seconds"]))
+        of_products["seconds"] = [share * seconds for seconds in of_products["seconds"]]
+    check_elbos({name: row["elbo"] for (name, _), row in found.items() if "elbo" in row}, size, dtype)
+    rows = [{"program": name, "setting": setting, "M": size, "dtype": dtype, **row} for (name, setting), row in
+            found.items()]  # fmt: skip
+    return best(rows)
+
+
+def best(rows: Records) -> Records:
+    """Of each program the row of the least median."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: -np.median(row["seconds"])):
+        found[row["program"]] = row
+    return [found[name] for name in dict.fromkeys(row["program"] for row in rows)]
 
 
 def check_elbos(elbos: dict[str, float], size: int, dtype: str) -> None:
@@ -242,50 +280,51 @@ def check_elbos(elbos: dict[str, float], size: int, dtype: str) -> None:
         print(f"!!! ELBOs DIFFER at the same parameters, M = {size}, {dtype}: {found}", flush=True)
 
 
-def first_step(bench: Bench) -> list[dict[str, Any]]:
+def first_step(bench: Bench) -> Records:
     """A process that has just begun: the time to its first step, compilation included, and its peak memory."""
-    args, found = bench.args, []
+    args, found, mebibyte = bench.args, [], 2.0**20
     size = args.sizes[min(1, len(args.sizes) - 1)]
-    for program in (p for p in PROGRAMS if PROGRAMS[p] in args.libraries):
-        process = None if PROGRAMS[program] in bench.missing else bench.start(PROGRAMS[program])
+    for name, (library, kind) in PROGRAMS.items():
+        process = bench.start(library) if library in args.libraries and library not in bench.missing else None
         if process is None:
             continue
         with process:
-            row: dict[str, Any] = {"program": program, "inducing": size, "dtype": args.dtypes[0]}
-            row["import_seconds"], row["imported_bytes"] = process.import_seconds, process.ask("peak_memory")
-            kind = "plain" if program == "plain" else "svgp"
-            row |= process.ask("setup", name="a", kind=kind, dtype=args.dtypes[0], file=bench.problem(size))
+            row = {"program": name, "import (s)": process.import_seconds}
+            imported = process.ask("peak_memory")
+            asked = {"name": "a", "kind": kind, "dtype": args.dtypes[0], "file": bench.problem(size)}
+            row["first step (s)"] = process.ask("setup", **asked)["first_step_seconds"]
             process.ask("steps", name="a", count=10)
-            row |= {"peak_bytes": process.ask("peak_memory"), "device_bytes": process.ask("device_memory")}
+            row |= {"imported (MiB)": imported / mebibyte, "peak (MiB)": process.ask("peak_memory") / mebibyte}
             found.append(row)
     return found
 
 
-def example(bench: Bench) -> list[dict[str, Any]]:
-    """README's first example, and GPJax's like of it: a process from its start to its picture and its end, in turns."""
+def example(bench: Bench) -> Records:
+    """Seconds of README's first example, without JAX's cache of programs (cold) and with it (warm), in turns."""
     args, found = bench.args, []
     programs = {"npgp": readme_example(), "gpjax": (BENCH / "gpjax_example.py").read_text()}
-    present = [name for name in programs if name in args.libraries and name not in bench.missing]
     environment = os.environ | threads(1) | {"MPLBACKEND": "Agg"}
-    for name in list(present):
+    for name in [name for name in programs if name in args.libraries]:
         (bench.folder / f"{name}_example.py").write_text(programs[name] + "\nprint('drawn', flush=True)\n")
         check = [args.interpreters[name], "-c", f"import matplotlib, {name}"]
         if subprocess.run(check, env=environment, stderr=subprocess.DEVNULL).returncode:
             bench.missing.setdefault(name, "not installed, or no matplotlib: pip install npgp[bench]")
-            present.remove(name)
-    for turn in range(1 if args.quick else 3):
-        for name in present:
-            cache = bench.folder / f"cache-{name}-{turn}"
+            continue
+        times: dict[str, list[float]] = {}
+        for turn in range(1 if args.quick else 3):
+            cache = str(bench.folder / f"cache-{name}-{turn}")
             for start in ("cold", "warm"):  # the second finds what the first has compiled
                 # All programs are kept: on a fast machine none takes the second that JAX's default asks for.
-                kept = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+                kept = {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
                 line = [args.interpreters[name], f"{name}_example.py"]
-                row = time_of_example(line, bench.folder, environment | kept)
-                found.append({"program": name, "start": start} | row)
+                picture, end = time_of_example(line, bench.folder, environment | kept)
+                times.setdefault(f"{start} (s)", []).append(picture)
+                times.setdefault(f"{start}, to the end (s)", []).append(end)
+        found.append({"program": name} | {key: float(np.median(values)) for key, values in times.items()})
     return found
 
 
-def time_of_example(line: list[str], folder: Path, environment: dict[str, str]) -> dict[str, float]:
+def time_of_example(line: list[str], folder: Path, environment: dict[str, str]) -> tuple[float, float]:
     """Seconds until the process says that it has drawn its picture, and until its end."""
     errors = folder / "example.log"
     with errors.open("w") as log:
@@ -297,7 +336,7 @@ def time_of_example(line: list[str], folder: Path, environment: dict[str, str]) 
         end = time.perf_counter() - began
     if child.returncode or not drawn:
         raise Failed(f"{line[-1]}: {errors.read_text()[-2000:]}")
-    return {"seconds": drawn[0], "end_seconds": end}
+    return drawn[0], end
 
 
 def readme_example() -> str:
@@ -312,118 +351,220 @@ plt.savefig("first.png")
     return text.split("```python\n", 1)[1].split("\n```", 1)[0] + picture
 
 
-def alone(bench: Bench) -> list[dict[str, Any]]:
-    """What else npgp trains, in one process and in turns; float32."""
-    process, table = bench.one("npgp"), kinds(bench)
+def alone(bench: Bench) -> Records:
+    """What else npgp trains, in one process and in turns; float32. A collapsed bound is one of all rows."""
+    args, process = bench.args, bench.one("npgp")
     if process is None:
         return []
-    for name, options in table.items():
-        process.ask("setup", name=name, dtype="float32", **options)
-    turns = {name: lambda count, name=name: process.ask("steps", name=name, count=count) for name in table}
-    seconds = interleaved_steps(turns, bench.args.repetitions, bench.args.seconds)
-    process.ask("drop")
-    return [
-        {"program": name, "kind": table[name]["kind"], "seconds": values.tolist()} for name, values in seconds.items()
-    ]
-
-
-def kinds(bench: Bench) -> dict[str, dict[str, Any]]:
-    """What :func:`alone` times: names, and the arguments of ``setup``."""
-    args = bench.args
     middle, largest = args.sizes[min(1, len(args.sizes) - 1)], args.sizes[-1]
-    return {
-        f"SVGP, prior, M = {middle}": dict(kind="svgp", file=bench.problem(middle)),
-        f"SVGP, tight, M = {middle}": dict(kind="tight", file=bench.problem(middle)),
-        f"SVGP, grouped by 64, M = {middle}": dict(kind="grouped", file=bench.problem(middle)),
-        f"SVGP, prior, M = {largest}": dict(kind="svgp", file=bench.problem(largest)),
-        f"SOLVE-GP, prior, M = {largest // 2} + {largest // 2}": dict(kind="SOLVE-GP", file=bench.problem(largest)),
-        f"collapsed bound and gradient, N = {args.rows}, M = {middle}": dict(
-            kind="collapsed", file=bench.problem(middle)
-        ),
-        "GPLVM, N = 1000, 12 columns, Q = 10, M = 25, B = 100": dict(
-            kind="GPLVM", rows=1000, columns=12, latent_dim=10, inducing=25, batch_size=100
-        ),
-        f"VNNGP, N = {args.rows}, 15 neighbors, B = {min(args.batch_size, 100)}": dict(
-            kind="VNNGP", rows=args.rows, neighbors=15, batch_size=min(args.batch_size, 100)
-        ),
+    few, half = min(args.batch_size, 100), largest // 2
+    kinds: dict[str, dict[str, Any]] = {
+        f"{name}, M = {middle}": dict(kind=kind, file=bench.problem(middle))
+        for name, kind in {
+            "SVGP": "svgp",
+            "tight": "tight",
+            "grouped by 64": "grouped",
+            "collapsed": "collapsed",
+        }.items()
     }
+    kinds[f"SVGP, M = {largest}"] = dict(kind="svgp", file=bench.problem(largest))
+    kinds[f"SOLVE-GP, M = {half} + {half}"] = dict(kind="SOLVE-GP", file=bench.problem(largest))
+    GPLVM = dict(kind="GPLVM", rows=1000, columns=12, latent_dim=10, inducing=25, batch_size=100)
+    kinds["GPLVM, N = 1000, 12 columns, Q = 10, M = 25, B = 100"] = GPLVM
+    VNNGP = dict(kind="VNNGP", rows=args.rows, neighbors=15, batch_size=few)
+    kinds[f"VNNGP, N = {args.rows}, 15 neighbors, B = {few}"] = VNNGP
+    found = bench.in_turns({name: (process, {"dtype": "float32", **asked}) for name, asked in kinds.items()})
+    bench.drop()
+    first = np.asarray(found[f"SVGP, M = {middle}"]["seconds"])
+    times = {name: np.asarray(row["seconds"]) for name, row in found.items()}
+    return [{"program": name, "ms": 1e3 * np.median(t), f"of SVGP's, M = {middle}": np.median(t / first),
+             f"of SVGP's, M = {largest}": np.median(t / times[f"SVGP, M = {largest}"])}
+            for name, t in times.items()]  # fmt: skip
 
 
-def kin40k(bench: Bench, found: dict[str, Any] | None = None) -> dict[str, Any]:
-    """
-    Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other.
-
-    :param found: where what is found is put at once, which is what is returned.
-    """
+def kin40k(bench: Bench) -> Records:
+    """Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other; float32."""
     from npgp import datasets
 
-    args, options, found = bench.args, dict(KIN40K), {} if found is None else found
-    inducing = options.pop("inducing")
+    args, options = bench.args, dict(KIN40K)
     try:
         data = datasets.uci("kin40k", 0)
     except Exception as error:
-        return {"missing": f"kin40k is not there: {error}"}
-    few = slice(600 if args.quick else None)
+        bench.missing["kin40k"] = str(error)
+        return []
+    inducing, few = int(options.pop("inducing")), slice(600 if args.quick else None)
     if args.quick:
         inducing, options["batch_size"], options["epochs"] = 16, 64, 2
-    X, y, X_test, y_test = (
-        np.asarray(a, np.float32)[few] for a in (data.X_train, data.y_train, data.X_test, data.y_test)
-    )
-    Z = X[np.random.default_rng(0).choice(len(X), inducing, replace=False)]
-    options["lengthscale"] *= float(np.sqrt(X.shape[1]))
-    file = str(bench.folder / "kin40k.npz")
-    np.savez(file, X=X, y=y, X_test=X_test, y_test=y_test, Z=Z)
-    found |= {"rows": len(X), "inducing": inducing, **options, "recipe": RECIPE}
-    peers = {setting: process for (library, setting), process in bench.all().items() if library == "gpytorch"}
-    if len(peers) > 1:
-        # The threads that took its steps faster on this machine, by a few of them.
+    given = {name: np.asarray(getattr(data, f"{name}_train"), np.float32)[few] for name in ("X", "y")}
+    given |= {f"{name}_test": np.asarray(getattr(data, f"{name}_test"), np.float32)[few] for name in ("X", "y")}
+    given["Z"] = given["X"][np.random.default_rng(0).choice(len(given["X"]), inducing, replace=False)]
+    options["lengthscale"] *= float(np.sqrt(given["X"].shape[1]))
+    file, found, target = str(bench.folder / "kin40k.npz"), [], None
+    np.savez(file, **given)
+    if peers := bench.all("gpytorch"):
+        # The threads that took its steps faster on this machine, by an epoch of them.
         trials = {name: peer.ask("train", file=file, **{**options, "epochs": 1}) for name, peer in peers.items()}
-        found["trials"] = {name: trial["curve"][-1][0] for name, trial in trials.items()}
-        peers = dict(sorted(peers.items(), key=lambda peer: found["trials"][peer[0]]))
-    if peers:
-        setting, peer = next(iter(peers.items()))
-        found["gpytorch"] = {"setting": setting} | peer.ask("train", file=file, **options)
-    process = bench.one("npgp")
-    if process is not None:
-        recipe = {**options, **RECIPE} | ({"epochs": 2} if args.quick else {})
-        found["npgp"] = process.ask("train", file=file, **recipe)
+        setting = min(trials, key=lambda name: trials[name]["curve"][-1][0])
+        seconds, target = peers[setting].ask("train", file=file, **options)["curve"][-1]
+        found.append({"program": f"GPyTorch, {setting}", "seconds": seconds, "NLPD": target})
+    if process := bench.one("npgp"):
+        run = process.ask("train", file=file, **{**options, **RECIPE} | ({"epochs": 2} if args.quick else {}))
+        (seconds, last), first = run["curve"][-1], run["compile_seconds"]
+        found.append({"program": "npgp, to its end", "seconds": seconds, "of which first step": first, "NLPD": last})
+        if target is not None:
+            row = {"program": "npgp, to GPyTorch's last NLPD", "NLPD": target, "of which first step": first}
+            found.append(row | {"seconds": reached(run["curve"], target)})
+    return found
+
+
+def reached(curve: list[list[float]], target: float) -> float | None:
+    """Seconds after which a curve is first at the target or below."""
+    return next((seconds for seconds, value in curve if value <= target), None)
+
+
+def composed(bench: Bench, kind: str, programs: dict[str, Any], sizes: dict[str, int], file: str, **more) -> Records:
+    """One case of programs that are put together: ELBOs per row at the start, and seconds of a step."""
+    print(f"{kind}, {sizes}", flush=True)
+    asked = {"kind": kind, "dtype": "float32", "arrays": file, "batch_size": sizes["rows"], **more}
+    there = {name: (process, asked | options) for name, (library, options) in programs.items()
+             if (process := bench.one(library)) is not None}  # fmt: skip
+    found = bench.in_turns(there, compare=True)
+    bench.drop()
+    return [
+        {"program": name, **sizes, **row, "elbo": row["elbo"] / (bench.args.rows // 5)} for name, row in found.items()
+    ]
+
+
+def deep(bench: Bench) -> Records:
+    found = []
+    for width, M, rows, draws in ((2, 6, 20, 2),) if bench.args.quick else DEEP_CASES:
+        arrays = composed_problems.deep(bench.args.rows // 5, COLUMNS, width, M)
+        file = composed_problems.save(bench.folder / "deep.npz", arrays)
+        sizes = {"width": width, "M": M, "rows": rows, "draws": draws}
+        found += composed(bench, "deep", DEEP, sizes, file, draws=draws)
+    return found
+
+
+def mixtures(bench: Bench) -> Records:
+    found = []
+    for Q, M, rows in ((2, 6, 20),) if bench.args.quick else MIXTURE_CASES:
+        found += composed(bench, "mixture", MIXTURES, {"Q": Q, "M": M, "rows": rows}, bench.mixed(Q, M))
+    return found
+
+
+def fits(bench: Bench) -> Records:
+    """Mixtures trained, one program after the other; log densities of new rows."""
+    (Q, M, rows), found = (2, 6, 20) if bench.args.quick else FIT, []
+    for seed, rate in [(s, r) for s in range(bench.args.seeds) for r in LEARNING_RATES[: 1 if bench.args.quick else 2]]:
+        file = bench.mixed(Q, M, seed)
+        for name, (library, options) in TRAINED.items():
+            if (process := bench.one(library)) is None:
+                continue
+            asked = {"kind": "mixture", "dtype": "float32", "arrays": file, "batch_size": rows, **options}
+            process.ask("setup", name=name, learning_rate=rate, **asked)
+            seconds = process.ask("steps", name=name, count=bench.args.steps - 1)  # the first is taken
+            row = {"program": name, "seed": seed, "learning rate": rate, "seconds": [seconds]}
+            found.append(row | process.ask("figures", name=name))
+            bench.drop()
+    return found
+
+
+def functions(bench: Bench) -> Records:
+    """Steps of npgp's mixtures of more and more functions, in turns."""
+    found, process = [], bench.one("npgp")
+    for M, rows in () if process is None else ((6, 20),) if bench.args.quick else ((50, 256), (100, 256), (200, 256)):
+        asked = {"kind": "mixture", "dtype": "float32", "batch_size": rows}
+        counts = FUNCTIONS[:2] if bench.args.quick else FUNCTIONS
+        times = bench.in_turns({f"Q = {Q}": (process, asked | {"arrays": bench.mixed(Q, M)}) for Q in counts})
+        bench.drop()
+        found += [{"program": name, "M": M, "rows": rows, **row} for name, row in times.items()]
     return found
 
 
 #: What can be measured, in this order. (Rows in a file, N = 10⁷ against 10⁴: ``scripts/benchmarks/memmap_cost.py``.)
-PARTS: dict[str, Callable[[Bench], Any]] = {
-    "steps": steps,
-    "first_step": first_step,
-    "example": example,
-    "npgp": alone,
-    "kin40k": kin40k,
-}
-
+PARTS: dict[str, Callable[[Bench], Records]] = {
+    "steps": steps, "first_step": first_step, "example": example, "npgp": alone, "kin40k": kin40k,
+    "deep": deep, "mixtures": mixtures, "fits": fits, "functions": functions,
+}  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------------------
-# The whole
+# Tables
+
+
+def cell(value: Any, scale: float = 1.0) -> str | None:
+    """A number to three digits; of several the median and quartiles."""
+    if value is None or isinstance(value, str | int):
+        return value if value is None else str(value)
+    if isinstance(value, float | np.floating):
+        return f"{scale * value:.4g}"
+    low, middle, high = quartiles(value, scale)
+    digits = 2 if middle < 10 else 1 if middle < 100 else 0
+    return f"{middle:.{digits}f}" + (f" ({low:.{digits}f}–{high:.{digits}f})" if len(value) > 1 else "")
+
+
+def by_program(rows: Records, figure: str, scale: float = 1.0, over: str | None = None) -> str:
+    """
+    A line for each of the sizes, a column for each program.
+
+    :param over: the program whose seconds are divided by the others'.
+    """
+    measured = {"program", "setting", "seconds", "prediction", "elbo", "gflops", "log_density"}
+    keys = [k for k in rows[0] if k not in measured and not k.endswith(("bytes", "_seconds"))]
+    rows = [row for row in rows if figure in row]
+    programs = list(dict.fromkeys(row["program"] for row in rows if row["program"] != over))
+    lines: dict[tuple, dict[str, Any]] = {}
+    for row in rows:
+        lines.setdefault(tuple(row[k] for k in keys), {})[row["program"]] = row[figure]
+    if over is not None:
+        lines = {key: {name: np.asarray(line[over]) / np.asarray(t) for name, t in line.items()}
+                 for key, line in lines.items() if over in line}  # fmt: skip
+    shown = [[*map(str, key), *(cell(line.get(name), scale) for name in programs)] for key, line in lines.items()]
+    return table([*keys, *programs], shown, markdown=True)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """All that was found: who ran where, and tables."""
+    machine, versions = found["machine"], {}
+    for of in found["versions"].values():
+        versions |= {name: version for name, version in of.items() if name != "threads"}
+    parts = [
+        f"# Benchmark\n\n`{found['command']}`",
+        f"{machine['cores']} cores of {machine['cpu']}; Python {machine['python']}, "
+        + ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        + f"; load before the run {machine.get('load_before', '?')}. Milliseconds: medians, and quartiles in brackets, "
+        "of rounds in which programs took turns; ratios are of the same rounds.",
+        *(f"{name}: {why}" for name, why in found["missing"].items()),
+    ]
+    for part, rows in ((part, found[part]) for part in PARTS if found.get(part)):
+        rows = [row | ({"elbo": f"{row['elbo']:.9g}"} if "elbo" in row else {}) for row in rows]
+        parts.append(f"## {part}")
+        if "seconds" not in rows[0] or part == "kin40k":
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            lines = [[cell(row.get(name)) for name in names] for row in rows]
+            parts.append(table(["", *names[1:]], lines, markdown=True))
+            continue
+        parts.append(by_program(rows, "seconds", 1e3))
+        if part in ("steps", "deep", "mixtures"):
+            parts += ["npgp's step over the others':", by_program(rows, "seconds", over="npgp")]
+        more = {"prediction": 1e3, "log_density": 1.0, "elbo": 1.0, "setting": 1.0, "gflops": 1.0}
+        parts += [f"{name}:\n\n{by_program(rows, name, scale)}" for name, scale in more.items() if name in
+                  {key for row in rows for key in row}]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
 
 
 def machine() -> dict[str, Any]:
-    name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        found = re.search(r"model name\s*:\s*(.+)", info.read_text())
-        name = found[1] if found else name
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.exists() else None
+    name = found[1] if found else platform.processor() or platform.machine()
     described: dict[str, Any] = {"cpu": name, "cores": cores(), "python": platform.python_version()}
     if hasattr(os, "getloadavg"):
         described["load_before"] = round(os.getloadavg()[0], 2)
-    if os.environ.get("XLA_FLAGS"):
-        described["XLA_FLAGS"] = os.environ["XLA_FLAGS"]
     return described
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     args = parse(argv)
-    names = ("sizes", "dtypes", "batch_size", "rows", "new_rows", "repetitions")
     found: dict[str, Any] = {"command": args.command, "machine": machine()}
-    found |= {name: getattr(args, name) for name in names} | {"columns": COLUMNS}
-    found["flops"] = {str(M): flops.svgp_step(M, args.batch_size) for M in args.sizes}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, Path(folder))
         with bench.stack:  # ends the workers
@@ -431,11 +572,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                 found[part] = PARTS[part](bench)
                 found |= {"versions": bench.versions, "missing": bench.missing}
                 write_json(args.out / "benchmark.json", found, say=False)
-    text = report.markdown(found)
-    (args.out / "benchmark.md").write_text(text)
-    if found.get("steps"):
-        report.draw(found, args.out / "benchmark.png")
-    print(f"\n{text}\nwrote {args.out}/benchmark.json, .md and .png")
+                (args.out / "benchmark.md").write_text(markdown(found))
+    print(f"\n{markdown(found)}\nwrote {args.out}/benchmark.json and .md")
     return found
 
 

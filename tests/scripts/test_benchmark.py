@@ -91,31 +91,55 @@ def test_operations_are_those_of_the_compiled_step(how, tmp_path, monkeypatch):
     assert flops.svgp_step(256, 1024) == flops.by_gram(256, 1024) < flops.by_rows(256, 1024)
 
 
+def missing(folder, monkeypatch):
+    for library in ("gpytorch", "gpjax"):
+        (folder / f"{library}.py").write_text("raise ImportError('none here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+
+
 def test_it_writes_its_files_and_says_what_is_missing(tmp_path, capsys, monkeypatch):
-    (tmp_path / "gpytorch.py").write_text("raise ImportError('none here')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    missing(tmp_path, monkeypatch)
     benchmark = script("benchmark")
     argv = "--quick --sizes 8 --dtypes float32 --parts steps --libraries bare gpytorch --out".split()
     report = benchmark.main([*argv, str(tmp_path / "out")])
     assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
     text = (tmp_path / "out" / "benchmark.md").read_text()
-    assert "GPyTorch: not installed (none here): pip install npgp[bench]" in text and "| 8 | float32 |" in text
-    assert (tmp_path / "out" / "benchmark.png").stat().st_size > 10_000
+    assert "gpytorch: not installed (none here): pip install npgp[bench]" in text and "| 8 | float32 |" in text
     rows = {row["program"]: row for row in report["steps"]}
-    assert set(rows) == {"bare", "plain", "products"}
+    assert set(rows) == {"JAX by hand", "JAX by hand, plain", "limit"}
     assert all(seconds > 0 for row in rows.values() for seconds in row["seconds"])
-    assert len(rows["bare"]["seconds"]) == report["repetitions"]
+    assert len(rows["JAX by hand"]["seconds"]) == 2
     benchmark.check_elbos({"npgp": -100.0, "gpjax": -101.0}, 8, "float32")
     assert "!!! ELBOs DIFFER" in capsys.readouterr().out
 
 
-def test_the_best_setting_and_the_time_to_a_target():
+@pytest.mark.slow
+def test_programs_that_are_put_together(tmp_path, monkeypatch):
+    missing(tmp_path, monkeypatch)
+    parts = ["deep", "mixtures", "fits", "functions"]
+    report = script("benchmark").main(["--quick", "--parts", *parts, "--out", str(tmp_path / "out")])
+    for part in ("deep", "mixtures"):
+        rows = {row["program"]: row for row in report[part]}
+        assert set(rows) == {"npgp", "npgp, tight"} and np.min([row["seconds"] for row in rows.values()]) > 0.0
+        assert rows["npgp"]["elbo"] <= rows["npgp, tight"]["elbo"] + 0.05  # the same draws, and a better bound
+    assert len(report["fits"]) == 3 and all(np.isfinite(row["log_density"]) for row in report["fits"])
+    assert [row["program"] for row in report["functions"]] == ["Q = 1", "Q = 2"]
+
+
+def test_the_best_setting_ratios_and_the_time_to_a_target():
     benchmark = script("benchmark")
-    row = dict(program="gpjax", inducing=8, dtype="float32")
+    row = dict(program="GPJax", M=8, dtype="float32")
     rows = [
         row | {"setting": "slow", "seconds": [3.0, 1.0, 2.5]},
-        row | {"setting": "fast", "seconds": [9.0, 2.0, 2.0]},
+        row | {"setting": "fast", "seconds": [8.0, 2.0, 2.0]},
     ]
-    assert benchmark.report.best(rows, 8, "float32")["gpjax"]["setting"] == "fast"
+    (chosen,) = benchmark.best(rows)
+    assert chosen["setting"] == "fast"
+    own = row | {"program": "npgp", "setting": "", "seconds": [1.0, 2.0, 1.0]}
+    assert benchmark.by_program([own, chosen], "seconds", over="npgp").splitlines() == [
+        "| M |   dtype |            GPJax |",
+        "| - | ------: | ---------------: |",
+        "| 8 | float32 | 0.50 (0.31–0.75) |",
+    ]
     curve = [[1.0, 0.5], [2.0, 0.2], [3.0, 0.3]]
-    assert benchmark.report.reached(curve, 0.3) == 2.0 and benchmark.report.reached(curve, 0.1) is None
+    assert benchmark.reached(curve, 0.3) == 2.0 and benchmark.reached(curve, 0.1) is None

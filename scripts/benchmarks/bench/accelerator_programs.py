@@ -1,4 +1,4 @@
-"""What ``scripts/benchmarks/gpu.py`` asks of npgp beside steps: is it right there, factors of batches, a GPLVM.
+"""What ``scripts/benchmarks/gpu.py`` asks of npgp beside steps: is it right there, and a GPLVM.
 
 Right is what a processor of this machine says in double precision; the accelerator computes the same bounds and
 gradients in both precisions. Kernel matrices are well conditioned, so that rounding alone explains little.
@@ -17,13 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax_process import clear, configure, device_memory  # noqa: F401 (asked for by the worker)
 from npgp_programs import versions  # noqa: F401 (asked for by the worker)
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
-from npgp.batches import one_by_one
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from studies import latents
@@ -225,64 +223,12 @@ def _lowered(function: Callable, params: dict[str, Any], dtype: str, device) -> 
 
 
 def make(kind: str, problem: None, **options):
-    return {"cholesky": Cholesky, "oil": Oil}[kind](**options)
-
-
-def by_columns(K: jax.Array) -> jax.Array:
-    """The factors of a batch, written out column by column, all matrices at once and along the last axis."""
-    size = K.shape[-1]
-    below = jnp.arange(size)[:, None]
-
-    def column(j, carry):
-        A, L = carry
-        c = lax.dynamic_index_in_dim(A, j, axis=1, keepdims=False)  # (size, batch)
-        c = jnp.where(below >= j, c, 0.0) / jnp.sqrt(lax.dynamic_index_in_dim(c, j, axis=0))
-        return A - c[:, None] * c[None], lax.dynamic_update_index_in_dim(L, c, j, axis=1)
-
-    A = jnp.moveaxis(K, 0, -1)
-    return jnp.moveaxis(lax.fori_loop(0, size, column, (A, jnp.zeros_like(A)))[1], -1, 0)
-
-
-#: Ways to factorize a batch.
-ROUTES: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "npgp": one_by_one(lax.linalg.cholesky),
-    "jax": lax.linalg.cholesky,
-    "loop": lambda K: lax.map(lax.linalg.cholesky, K),
-    "columns": by_columns,
-}
-
-
-class Cholesky:
-    """Factors of a batch of matrices, again and again."""
-
-    def __init__(self, route: str, size: int, batch: int):
-        rng = np.random.default_rng(0)
-        A = rng.normal(size=(batch, size, size)).astype(np.float32)
-        self.K = jnp.asarray(A @ np.swapaxes(A, -1, -2) / size + np.eye(size, dtype=np.float32))
-        factor = ROUTES[route]
-
-        @jax.jit
-        def run(K, count):
-            def again(i, total):
-                L = factor(K + 1e-30 * i)  # another matrix to the compiler, the same in its rounding
-                return total + L[:, -1, -1]
-
-            return lax.fori_loop(0, count, again, jnp.zeros(batch, K.dtype))
-
-        self.run, self.factor = run, jax.jit(factor)
-
-    def advance(self, steps: int) -> None:
-        jax.block_until_ready(self.run(self.K, steps))
-
-    def figures(self) -> dict[str, float]:
-        """The largest error of L Lᵀ, by the largest entry of K."""
-        L, K = np.tril(np.asarray(self.factor(self.K), np.float64)), np.asarray(self.K, np.float64)
-        return {"error": float(np.max(np.abs(L @ np.swapaxes(L, -1, -2) - K)) / np.max(np.abs(K)))}
+    return Oil(**options)
 
 
 class Oil:
     """
-    The GPLVM of the oil-flow data by the recipe of `the study `oil-bounds``, as far as it is told to.
+    The GPLVM of the oil-flow data by the recipe of the study ``oil-bounds``, as far as it is told to.
 
     :param conditional: the bound.
     :param steps: of the whole recipe, along which the learning rate decays.

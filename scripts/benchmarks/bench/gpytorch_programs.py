@@ -17,7 +17,7 @@ from gpytorch_composed import Deep, Mixture
 from gpytorch_training import DEVICE, Minibatches, tensor, wait
 from problems import LEARNING_RATE, Problem
 
-#: Of ``scripts/benchmarks/composed.py``.
+#: Programs that are put together of several functions.
 COMPOSED = {"deep": Deep, "mixture": Mixture}
 #: Rows at a time in prediction.
 CHUNK = 2048

@@ -33,7 +33,7 @@ STRUCTURES = {
     "grouped": (1, "grouped"),
     "SOLVE-GP": (2, "prior"),
 }
-#: Of ``scripts/benchmarks/composed.py``.
+#: Programs that are put together of several functions.
 COMPOSED = {"deep": Deep, "mixture": Mixture}
 
 
