@@ -79,6 +79,16 @@ class Likelihood(ByName):
         return dataclasses.replace(self, num_nodes=num_nodes)
 
     @property
+    def described(self) -> str:
+        """In messages: the likelihood's name."""
+        return type(self).__name__
+
+    @property
+    def instead(self) -> str:
+        """In messages that advise another way to write it: a likelihood to use, if there is one."""
+        return ""
+
+    @property
     def precision(self) -> jax.Array:
         """For the proof ``"gaussian"``: one over the noise variance, a number or one for each row."""
         raise NotImplementedError(f"{type(self).__name__} has no noise variance.")

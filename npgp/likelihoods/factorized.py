@@ -26,6 +26,18 @@ from npgp.pytrees import pytree, static
 
 #: Values of f so far out stand for all: what is possible there and at 0 is possible at every f.
 _FAR = 100.0
+#: Likelihoods that are NumPyro's distributions of these names, with log-densities that are finite further out.
+INSTEAD = {
+    "BernoulliProbs": "Bernoulli",
+    "Beta": "Beta",
+    "BetaProportion": "Beta",
+    "BetaBinomial": "BetaBinomial",
+    "BinomialProbs": "Binomial",
+    "OrderedLogistic": "Ordinal",
+    "TwoSidedTruncatedDistribution": "TruncatedGaussian",
+    "LeftTruncatedDistribution": "TruncatedGaussian",
+    "RightTruncatedDistribution": "TruncatedGaussian",
+}
 
 
 @pytree
@@ -94,6 +106,23 @@ class Factorized(Likelihood):
     def proof(self) -> str:  # type: ignore[override]
         """``"log-concave"`` if the caller vouches for it, else ``"none"``."""
         return "log-concave" if len(set(self.concave)) == self.num_latents else "none"
+
+    @property
+    def described(self) -> str:
+        """In messages: the name of the distribution that the function makes."""
+        return f"the function's {self._name}"
+
+    @property
+    def instead(self) -> str:
+        """In messages: a likelihood of npgp that is the same, with tails that do not underflow."""
+        ours = INSTEAD.get(self._name)
+        return "" if ours is None else f", or take npgp.likelihoods.{ours}"
+
+    @property
+    def _name(self) -> str:
+        return type(
+            base_of(self._made(jnp.zeros(self.num_latents) if self.num_latents > 1 else jnp.zeros(())))
+        ).__name__
 
     def _made(self, f):
         return self.fn(*floats(f)) if self.num_latents == 1 else self.fn(*floats(f)[0])

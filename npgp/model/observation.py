@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks
 from npgp.contract import Handler, KeepsIntermediates, Message, Stackable, ask, given_by, mask_of, per_stacked
-from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.likelihoods import Likelihood, as_likelihood, quadrature
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
@@ -108,6 +109,37 @@ class LatentObservation(KeepsIntermediates, Stackable):
             residual = prior_residual if self.residual is None else self.residual
             terms = row_elbo(self.conditional, self.likelihood, y, mean, variance, residual, self.parameter, self.mask_)
         return terms if self.mask_ is None else jnp.where(self.mask_, terms, 0.0)
+
+    def why_not_finite(self, value) -> str | None:
+        """A sentence about the f nearest to its mean where a log-density or its slope is no number, if there is any."""
+        mean, variance, residual = (jnp.asarray(array) for array in self.moments)
+        C, sd = self.likelihood.num_latents, jnp.sqrt(jnp.maximum(variance + residual, 0.0))
+        y = jnp.asarray(value if self.mask_ is None else jnp.where(self.mask_, value, 1))
+        each = np.sinh(np.linspace(-1.0, 1.0, {1: 97, 2: 17}.get(C, 7)) * np.arcsinh(quadrature.MOST_REACH))
+        steps = sorted(itertools.product(each, repeat=C), key=np.linalg.norm) if C < 4 else []
+        for z in steps:
+            z = jnp.asarray(z, mean.dtype).reshape((C,) + (1,) * len(self.batch_shape))
+            f = mean + sd * (z[0] if C == 1 else z)
+            log_p, slope = jax.jvp(lambda f: self.likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))
+            wrong = np.asarray(jnp.broadcast_to(~(jnp.isfinite(log_p) & jnp.isfinite(slope)), self.batch_shape))
+            if not np.any(wrong):
+                continue
+            row = np.unravel_index(np.argmax(wrong), wrong.shape)
+            at = ", ".join(
+                f"{x:.4g}"
+                for x in np.broadcast_to(f, (C, *wrong.shape) if C > 1 else wrong.shape)[(..., *row)].reshape(-1)
+            )
+            log_p = float(jnp.broadcast_to(log_p, wrong.shape)[row])
+            what = f"log p(y | f) is {log_p}" if not np.isfinite(log_p) else "the slope of log p(y | f) is no number"
+            where = (
+                f"{self.likelihood.described} at f = {at}, {float(jnp.max(jnp.abs(z))):.2g} standard deviations from"
+            )
+            return (
+                f"{what} for {where} its mean, with y = {float(jnp.broadcast_to(y, wrong.shape)[row]):.4g}. If y is "
+                "impossible there, no Gaussian q has a finite E log p, and it must be a likelihood whose support does not "
+                f"depend on f; if p underflows, write it by logits and logarithms{self.likelihood.instead}."
+            )
+        return None
 
     def _latents(self, key: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
         """Latent values, those of one observation along a leading axis if they are several."""

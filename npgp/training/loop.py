@@ -34,7 +34,7 @@ from npgp.training.fingerprint import of_data, of_model, of_optimization
 from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
-from npgp.training.observed import check_of_rows
+from npgp.training.observed import check_of_rows, likelihood_not_finite
 from npgp.training.programs import forget
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds, explain
 from npgp.training.row_tables import LazySVI, RowOptimizer, RowState
@@ -362,8 +362,12 @@ class _Run:
                 self.done += taken
         if not ok:
             step, finite = self.step + taken - 1, bool(np.isfinite(values[-1]))
-            message = explain(self.taker.nan_names(), step, self.losses[: self.done + taken])
-            raise NonFiniteLossError(message, step, self.result(self.taker.last_good(finite)))
+            result = self.result(self.taker.last_good(finite))
+            cause = likelihood_not_finite(
+                getattr(self.taker.svi, "svi", self.taker.svi), result.params, *self.inputs.first_call(step)
+            )
+            message = explain(self.taker.nan_names(), step, self.losses[: self.done + taken], cause)
+            raise NonFiniteLossError(message, step, result)
 
     def do_what_is_due(self) -> bool:
         """Evaluate and save; whether to stop."""

@@ -260,6 +260,25 @@ def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, seen: Statements) 
         model(*args, **kwargs, **svi.static_kwargs)
 
 
+def likelihood_not_finite(svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict) -> str | None:
+    """
+    A sentence about the first likelihood whose share of the ELBO is not finite, or has no finite gradient, if any.
+
+    :param params: parameters, constrained; with the arguments of a step.
+    """
+    seen = Statements()
+    try:
+        with Hidden(), handlers.substitute(data=params):
+            _run(svi, jax.random.key(0), args, kwargs, seen)
+        for name, (message, _) in seen.found.items():
+            if isinstance(fn := base_of(message["fn"]), LatentObservation):
+                if sentence := fn.why_not_finite(message["value"]):
+                    return f"{name}: {sentence}"
+    except (ArithmeticError, ValueError, TypeError):  # it is another error that is raised
+        pass
+    return None
+
+
 def _first_impossible(fn: LatentObservation, y: jax.Array) -> tuple[tuple[jax.Array, jax.Array], str]:
     """Place along the rows of the first value that cannot be observed, and the value; and what it must be."""
     y = jnp.asarray(y, jnp.result_type(float))

@@ -112,8 +112,12 @@ class DataError(ValueError):
         self.result = result
 
 
-def explain(bad: list[str], step: int, losses: np.ndarray) -> str:
-    """Message for the bad step ``step``, the last of ``losses``, at which the parameters ``bad`` became NaN."""
+def explain(bad: list[str], step: int, losses: np.ndarray, cause: str | None = None) -> str:
+    """
+    Message for the bad step ``step``, the last of ``losses``, at which the parameters ``bad`` became NaN.
+
+    :param cause: a sentence about a likelihood that is to blame, if one is.
+    """
     elbo = -losses[-1]
     if np.isfinite(elbo):
         names = ", ".join(bad)
@@ -122,4 +126,4 @@ def explain(bad: list[str], step: int, losses: np.ndarray) -> str:
         what = f"The ELBO is {elbo} at step {step}; the last finite one was {-losses[-2]:.6g}."
     else:
         what = f"The ELBO is {elbo} at step {step}, the first of this call."
-    return f"{what} {ADVICE}"
+    return f"{what} {cause or ADVICE}"

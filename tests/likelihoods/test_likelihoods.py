@@ -496,6 +496,49 @@ def test_integrals_agree_with_dense_sums(name, mean, deviation):
         assert np.all(got[2] >= 0)
 
 
+def narrow_student_t(f, y):
+    return stats.t.logpdf(y, 4.0, f, 0.1)
+
+
+@pytest.mark.parametrize(
+    "likelihood, ys, log_density",
+    [
+        (likelihoods.StudentT(df=4.0, scale=0.1), (-2.0, 7.0), narrow_student_t),
+        (likelihoods.VonMises(concentration=40.0), (-2.0, 3.0), lambda f, y: stats.vonmises.logpdf(y - f, 40.0)),
+        (likelihoods.VonMises(concentration=0.5), (-2.0, 3.0), lambda f, y: stats.vonmises.logpdf(y - f, 0.5)),
+        *[(CASES[name].make(), CASES[name].ys[:2], CASES[name].log_density) for name in ("Censored, right", "Weibull")],
+        *[(CASES[name].make(), CASES[name].ys[1:], CASES[name].log_density) for name in ("Beta", "BetaBinomial")],
+        (CASES["TruncatedGaussian"].make(), (-0.9, 2.0), CASES["TruncatedGaussian"].log_density),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, likelihoods.Likelihood) else "",
+)
+def test_float64_is_exact_to_eight_digits(likelihood, ys, log_density, float64):
+    """Expectation and average, with slopes in the mean and the second derivative of the latter: narrow to wide f."""
+    y, mean, variance = (a.ravel() for a in np.meshgrid(ys[:2], [-3.0, 0.5, 4.0], [0.01, 1.0, 25.0]))
+
+    @jax.jit
+    def ours(mean):
+        def slope(mean):
+            return jax.grad(lambda m: jnp.sum(likelihood.log_marginal(y, m, variance)))(mean)
+
+        expected, average = likelihood.expected_log_prob(y, mean, variance), likelihood.log_marginal(y, mean, variance)
+        return expected, average, *jax.jvp(slope, (mean,), (jnp.ones_like(mean),))
+
+    got, truth = np.stack(ours(mean)), []
+    z = np.linspace(-40, 40, 80_001)
+    log_w = stats.norm.logpdf(z) + np.log(z[1] - z[0])
+    for row, m, v in zip(y, mean, variance, strict=True):
+        sd, log_p = np.sqrt(v), log_density(m + np.sqrt(v) * z, row)
+        average = special.logsumexp(log_p + log_w)
+        posterior = np.exp(log_p + log_w - average)
+        first = posterior @ z
+        second = posterior @ (z - first) ** 2 - 1
+        truth.append([np.exp(log_w) @ log_p, average, first / sd, second / v])
+    truth = np.transpose(truth)
+    error = np.abs(got - truth) / np.maximum(1, np.abs(truth))
+    np.testing.assert_array_less(error, np.array([1e-8, 1e-8, 1e-7, 1e-7])[:, None] * np.ones_like(error))
+
+
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"Cauchy", "Factorized, none"}))
 def test_float32_and_its_gradients(name):
     case = CASES[name]

@@ -6,10 +6,13 @@ from contextlib import nullcontext
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from scipy import integrate, special, stats
 
+import npgp
 from npgp import likelihoods
 from npgp.likelihoods import Factorized, HeteroscedasticGaussian, Softmax
 from npgp.likelihoods.gumbel import gumbel
@@ -300,6 +303,63 @@ def test_counts_of_two_latent_values(fn, density, float64):
     value, marginal = averages(likelihood, y, mean, variance)
     np.testing.assert_allclose(value, w @ np.log(p), atol=1e-5)
     np.testing.assert_allclose(marginal, np.log(w @ p), atol=1e-4)
+
+
+def heavy_tailed(f, g, h):
+    return dist.StudentT(1.0 + jnp.exp(h), f, jnp.exp(g))
+
+
+def dense_of_three(y, mean, variance):
+    """Expectation and log-average of :func:`heavy_tailed` in one row, and their slopes in means and deviations."""
+    z = np.linspace(-8, 8, 101)
+    w = stats.norm.pdf(z) * (z[1] - z[0])
+    w, z = w[:, None, None] * w[:, None] * w, np.stack(np.meshgrid(z, z, z, indexing="ij"))
+    s = np.sqrt(variance)
+    f, g, h = mean[:, None, None, None] + s[:, None, None, None] * z
+    log_p = stats.t.logpdf(y, 1 + np.exp(h), f, np.exp(g))
+    average = np.log(np.sum(w * np.exp(log_p)))
+    slopes = [
+        np.sum(a * b, axis=(1, 2, 3)) / s for a in (w * log_p, w * np.exp(log_p - average)) for b in (z, z**2 - 1)
+    ]
+    return np.sum(w * log_p), average, *slopes
+
+
+@pytest.mark.parametrize("sd", [0.15, 0.5])
+def test_three_latent_values_agree_with_dense_sums(sd, float64):
+    mean, variance = rows(11, 3, sd, 0.6)
+    y = np.random.default_rng(12).normal(size=ROWS) * 2
+    got = integrals(likelihoods.as_likelihood(heavy_tailed, 3), y, mean, variance)
+    for n in range(0, ROWS, 3):
+        truth = dense_of_three(y[n], mean[:, n], variance[:, n])
+        by_sd = 2 * np.sqrt(variance[:, n])
+        np.testing.assert_allclose([got[0][n], got[3][n]], truth[:2], atol=1e-4)
+        ours = got[1][:, n], by_sd * got[2][:, n], got[4][:, n], by_sd * got[5][:, n]
+        np.testing.assert_allclose(ours, truth[2:], atol=1e-3)
+
+
+def test_three_functions_are_trained_and_predict(float64):
+    """Location, scale and tails of y are functions of x; what is trained is the sum of dense sums at q's moments."""
+    rng = np.random.default_rng(0)
+    X = np.linspace(0.0, 6.0, 8)[:, None]
+    y = np.sin(X[:, 0]) + 0.2 * rng.standard_t(3, size=8)
+
+    def model(X, y=None):
+        f, g, h = (npgp.SparseGP(name, npgp.RBF(2.0, variance=0.3), X[::4]).draw() for name in "fgh")
+        with numpyro.plate("data", 8):
+            npgp.observe("y", (f(X), g(X) - 1.0, h(X)), heavy_tailed, obs=y, conditional="prior")
+
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, npgp.adam(0.05, 40), TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), 40, X, y, progress=False)
+    loss = svi.evaluate(result.state, X, y)
+    assert loss < result.losses[0]
+    posteriors = [npgp.posterior(name, model, guide, result.params, X, y) for name in "fgh"]
+    moments = np.array([p.mean_and_variance(X) for p in posteriors])  # (3, 2, N)
+    mean, variance = moments[:, 0] - np.array([0.0, 1.0, 0.0])[:, None], moments[:, 1]
+    expected = sum(dense_of_three(y[n], mean[:, n], variance[:, n])[0] for n in range(8))
+    np.testing.assert_allclose(-loss, expected - sum(p.kl() for p in posteriors), atol=1e-3)
+    drawn = Predictive(model, guide=guide, params=result.params, num_samples=3)(jax.random.key(1), X)
+    assert drawn["y"].shape == (3, 8) and np.all(np.isfinite(drawn["y"]))
 
 
 def hurdle_density(p):

@@ -11,8 +11,9 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from jax import random
-from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
+import npgp
 from npgp.model.row_params import row_param
 from npgp.training import FitResult, NonFiniteLossError, adam, evaluate, fit, row_adam
 from npgp.training.inputs import Inputs
@@ -253,6 +254,46 @@ def test_nan_at_the_first_step_keeps_the_start():
         fit(diverging(4, "loss"), KEY, 6, progress=False, init_state=state)
     assert caught.value.step == 4
     assert_same(caught.value.result.state, state)
+
+
+class Bounded(dist.Distribution):
+    """A uniform variable above f: observations are impossible for f above them."""
+
+    support = dist.constraints.real
+
+    def __init__(self, f):
+        self.f = f
+        super().__init__(jnp.shape(f))
+
+    def log_prob(self, value):
+        return jnp.where(value > self.f, -0.1 * (value - self.f), -jnp.inf)
+
+
+@pytest.mark.parametrize(
+    "fn, words",
+    [
+        (
+            lambda f: dist.TruncatedNormal(f, 0.3, low=-0.5),
+            r"y: log p\(y \| f\) is inf for the function's LeftTruncatedDistribution at f = -\d.*TruncatedGaussian\.",
+        ),
+        (
+            Bounded,
+            r"y: log p\(y \| f\) is -inf for the function's Bounded at f = .* must be a likelihood whose support does not",
+        ),
+    ],
+    ids=["infinite", "impossible"],
+)
+@pytest.mark.filterwarnings("ignore:The log-probabilities of")
+def test_the_likelihood_that_is_not_finite_is_named(fn, words):
+    def model(X, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(1.0, variance=9.0), X[::3]).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X), fn, obs=y, conditional="prior")
+
+    rows = np.linspace(0.0, 6.0, 12)[:, None]
+    svi = SVI(model, npgp.AutoSparseGP(model), adam(0.05, 3), TraceMeanField_ELBO())
+    with pytest.raises(NonFiniteLossError, match=words):
+        fit(svi, KEY, 3, rows, np.full(12, 0.2), progress=False)
 
 
 def test_non_finite_inputs_are_refused():
