@@ -46,7 +46,8 @@ class Factorized(Likelihood):
     """
     What a function makes of f: ``Factorized(lambda f: dist.Weibull(jnp.exp(f), 2.0))``.
 
-    Of two latent values it makes ``Factorized(lambda f, g: dist.StudentT(4.0, f, jnp.exp(g)), num_latents=2)``.
+    Of two latent values it makes ``Factorized(lambda f, g: dist.StudentT(4.0, f, jnp.exp(g)), num_latents=2)``, and
+    likewise of three.
 
     The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
     it once, or jitted functions that take this object compile again. Log-marginals may be narrow, have kinks, or two

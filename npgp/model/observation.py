@@ -125,19 +125,15 @@ class LatentObservation(KeepsIntermediates, Stackable):
             if not np.any(wrong):
                 continue
             row = np.unravel_index(np.argmax(wrong), wrong.shape)
-            at = ", ".join(
-                f"{x:.4g}"
-                for x in np.broadcast_to(f, (C, *wrong.shape) if C > 1 else wrong.shape)[(..., *row)].reshape(-1)
-            )
-            log_p = float(jnp.broadcast_to(log_p, wrong.shape)[row])
+            point = np.broadcast_to(f, (C, *wrong.shape) if C > 1 else wrong.shape)[(..., *row)].reshape(-1)
+            at, away = ", ".join(f"{x:.4g}" for x in point), float(jnp.max(jnp.abs(z)))
+            log_p, y_there = (float(jnp.broadcast_to(array, wrong.shape)[row]) for array in (log_p, y))
             what = f"log p(y | f) is {log_p}" if not np.isfinite(log_p) else "the slope of log p(y | f) is no number"
-            where = (
-                f"{self.likelihood.described} at f = {at}, {float(jnp.max(jnp.abs(z))):.2g} standard deviations from"
-            )
             return (
-                f"{what} for {where} its mean, with y = {float(jnp.broadcast_to(y, wrong.shape)[row]):.4g}. If y is "
-                "impossible there, no Gaussian q has a finite E log p, and it must be a likelihood whose support does not "
-                f"depend on f; if p underflows, write it by logits and logarithms{self.likelihood.instead}."
+                f"{what} for {self.likelihood.described} at f = {at}, {away:.2g} standard deviations from its mean, with "
+                f"y = {y_there:.4g}. If y is impossible there, no Gaussian q has a finite E log p, and it must be a "
+                "likelihood whose support does not depend on f; if p underflows, write it by logits and logarithms"
+                f"{self.likelihood.instead}."
             )
         return None
 
@@ -224,7 +220,8 @@ def observe(
     :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets; for several functions also
         ``W @ f(X)``. For a likelihood of several latent values, a tuple such as ``(f(X), g(X))`` of independent draws,
         or the values (C, N) of C functions drawn in a plate at dim −2.
-    :param likelihood: an ``npgp`` likelihood, or a function from f (or from f and g) to a NumPyro distribution.
+    :param likelihood: an ``npgp`` likelihood, or a function from f (or f and g, or f, g and h) to a NumPyro
+        distribution.
     :param obs: observations of the latent's shape, (N,) or (outputs, N).
     :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`): :class:`npgp.Tight`,
         :class:`npgp.Grouped`, :class:`npgp.Prior`, :class:`npgp.Full`, :class:`npgp.Shared` or :class:`npgp.Published`,

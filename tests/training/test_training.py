@@ -278,7 +278,7 @@ class Bounded(dist.Distribution):
         ),
         (
             Bounded,
-            r"y: log p\(y \| f\) is -inf for the function's Bounded at f = .* must be a likelihood whose support does not",
+            r"y: log p\(y \| f\) is -inf for the function's Bounded at f = .* whose support does not depend on f",
         ),
     ],
     ids=["infinite", "impossible"],
