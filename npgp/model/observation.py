@@ -117,22 +117,22 @@ class LatentObservation(KeepsIntermediates, Stackable):
         y = jnp.asarray(value if self.mask_ is None else jnp.where(self.mask_, value, 1))
         each = np.sinh(np.linspace(-1.0, 1.0, {1: 97, 2: 17}.get(C, 7)) * np.arcsinh(quadrature.MOST_REACH))
         steps = sorted(itertools.product(each, repeat=C), key=np.linalg.norm) if C < 4 else []
-        for z in steps:
-            z = jnp.asarray(z, mean.dtype).reshape((C,) + (1,) * len(self.batch_shape))
+        for step in steps:
+            z = jnp.asarray(step, mean.dtype).reshape((C,) + (1,) * len(self.batch_shape))
             f = mean + sd * (z[0] if C == 1 else z)
             log_p, slope = jax.jvp(lambda f: self.likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))
             wrong = np.asarray(jnp.broadcast_to(~(jnp.isfinite(log_p) & jnp.isfinite(slope)), self.batch_shape))
             if not np.any(wrong):
                 continue
             row = np.unravel_index(np.argmax(wrong), wrong.shape)
-            point = np.broadcast_to(f, (C, *wrong.shape) if C > 1 else wrong.shape)[(..., *row)].reshape(-1)
+            point = np.broadcast_to(f, (C, *wrong.shape)).reshape(C, -1)[:, np.argmax(wrong)]
             at, away = ", ".join(f"{x:.4g}" for x in point), float(jnp.max(jnp.abs(z)))
             log_p, y_there = (float(jnp.broadcast_to(array, wrong.shape)[row]) for array in (log_p, y))
             what = f"log p(y | f) is {log_p}" if not np.isfinite(log_p) else "the slope of log p(y | f) is no number"
             return (
-                f"{what} for {self.likelihood.described} at f = {at}, {away:.2g} standard deviations from its mean, with "
-                f"y = {y_there:.4g}. If y is impossible there, no Gaussian q has a finite E log p, and it must be a "
-                "likelihood whose support does not depend on f; if p underflows, write it by logits and logarithms"
+                f"{what} for {self.likelihood.described} at f = {at}, {away:.2g} standard deviations from its mean, "
+                f"with y = {y_there:.4g}. If y is impossible there, no Gaussian q has a finite E log p, and it must be "
+                "a likelihood whose support does not depend on f; if p underflows, write it by logits and logarithms"
                 f"{self.likelihood.instead}."
             )
         return None
