@@ -89,6 +89,11 @@ class Likelihood(ByName):
         return ""
 
     @property
+    def by_quadrature(self) -> bool:
+        """Whether :meth:`expected_log_prob` is quadrature of :meth:`log_prob`, not a formula of the class."""
+        return type(self).expected_log_prob is Likelihood.expected_log_prob
+
+    @property
     def precision(self) -> jax.Array:
         """For the proof ``"gaussian"``: one over the noise variance, a number or one for each row."""
         raise NotImplementedError(f"{type(self).__name__} has no noise variance.")
@@ -146,7 +151,8 @@ class Likelihood(ByName):
         """
         :meth:`expected_log_prob` as a function of a variance between ``variance`` and ``variance + more``.
 
-        For one latent value, approximately, and without gradients: log p is evaluated once for all variances.
+        For one latent value, approximately, and without gradients in anything else: log p is evaluated once for all
+        variances, unless there is a formula.
 
         :param y: observations.
         :param mean: mean of f.
@@ -155,7 +161,7 @@ class Likelihood(ByName):
         """
         check_quadrature(self)
         fixed, mean, variance, more = jax.tree.map(lax.stop_gradient, (self, *floats(mean, variance, more)))
-        if not hasattr(self, "num_nodes"):  # one's own, by its own formula
+        if not self.by_quadrature:
             return lambda variance: fixed.expected_log_prob(y, mean, variance)
         of = jax.eval_shape(lambda m, v, d: self.log_prob(m + v + d, y), mean, variance, more)
         m, s, d = (jnp.broadcast_to(array, of.shape).astype(of.dtype) for array in (mean, variance, more))

@@ -54,8 +54,12 @@ class Bernoulli(Likelihood):
         f, y = floats(f, y)
         return LOG_CDF[self.link]((2 * y - 1) * f)
 
+    @property
+    def by_quadrature(self):
+        return self.link != "logit"
+
     def expected_log_prob(self, y, mean, variance):
-        if self.link != "logit":
+        if self.by_quadrature:
             return super().expected_log_prob(y, mean, variance)
         y, mean, variance = floats(y, mean, variance)
         return -expected_softplus((1 - 2 * y) * mean, variance, self.num_nodes)
@@ -127,8 +131,12 @@ class Ordinal(Likelihood):
         ends = jnp.where(first, -jnp.inf, lower - f), jnp.where(last, jnp.inf, upper - f)
         return log_normal_mass(*jnp.broadcast_arrays(*ends, jnp.where(first | last, jnp.inf, width)))
 
+    @property
+    def by_quadrature(self):
+        return self.link != "logit"
+
     def expected_log_prob(self, y, mean, variance):
-        if self.link != "logit":
+        if self.by_quadrature:
             return super().expected_log_prob(y, mean, variance)
         mean, variance, cutpoints = floats(mean, variance, self.cutpoints)
 

@@ -67,8 +67,12 @@ class Poisson(Likelihood):
     def sample(self, rng_key, f):
         return jax.random.poisson(rng_key, self._rates(f)[0])
 
+    @property
+    def by_quadrature(self):
+        return self.link != "exp"
+
     def expected_log_prob(self, y, mean, variance):
-        if self.link != "exp":
+        if self.by_quadrature:
             return super().expected_log_prob(y, mean, variance)
         y, mean, variance = floats(y, mean, variance)
         return log_poisson(y, self._rates(mean)[1], 0.5 * variance)

@@ -48,6 +48,7 @@ class CensoredGaussian(Likelihood):
     until: ArrayLike
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
+    by_quadrature: ClassVar[bool] = True  # type: ignore[misc]  # of censored rows
 
     def __post_init__(self):
         positive_fields(self, "scale")

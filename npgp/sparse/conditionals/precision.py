@@ -31,8 +31,8 @@ STEEPEST = 0.9
 GROUP_ITERATIONS = 3
 #: Quadrature nodes for the curvature. Any precision gives a bound, so an approximate one will do.
 CURVATURE_NODES = 20
-#: And of the trapezoid rule for the limits of likelihoods that are single-peaked, where the term is not stationary in
-#: λ: with 20 nodes it lost .0045 nats in some rows.
+#: And of trapezoid rules: for all variances that the curvature rule tries, and for the limits of likelihoods that are
+#: single-peaked, where the term is not stationary in λ: with 20 nodes it lost .0045 nats in some rows.
 LIMIT_NODES = 32
 #: Halvings of a bracket of e²⁰ for the precision of likelihoods that are single-peaked.
 HALVINGS, LOG_BRACKET = 9, 20.0
@@ -144,7 +144,14 @@ def _curvature_precision(likelihood, y, mean, variance, residual: Residual, pres
         quick = likelihood.site_curvature(y, mean, variance + left)
         return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), mean, present)
     coarse, y, mean = jax.tree.map(lax.stop_gradient, (_coarse(likelihood), y, mean))
-    return _fixed_point(partial(coarse.expected_curvature, y, mean), mean, variance, residual, present, certified)
+    rule = partial(coarse.expected_curvature, y, mean)
+    if likelihood.by_quadrature and likelihood.num_latents == 1:
+        expected = _coarse(likelihood, LIMIT_NODES).expected_log_probs(y, mean, variance, residual.variance)
+
+        def rule(variance):
+            return -2.0 * jax.jvp(expected, (variance,), (jnp.ones_like(variance),))[1]
+
+    return _fixed_point(rule, mean, variance, residual, present, certified)
 
 
 def of_present(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:
