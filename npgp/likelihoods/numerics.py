@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -12,6 +13,8 @@ from jax import lax
 from jax.nn import log_sigmoid, softplus
 from jax.scipy.special import i0e
 from jax.typing import ArrayLike
+from numpy import polynomial
+from scipy.special import erfcx
 
 LOG_2PI, SQRT_HALF = math.log(2 * math.pi), math.sqrt(0.5)
 
@@ -60,23 +63,47 @@ def log_softplus(f: jax.Array) -> jax.Array:
     return jnp.where(low, f - 0.5 * jnp.exp(f), jnp.log(softplus(jnp.where(low, 0.0, f))))
 
 
+@functools.lru_cache(maxsize=2)
+def _erfcx_polynomial(degree: int) -> np.ndarray:
+    """
+    Coefficients of ``log(erfcx(z)/t)`` in ``2 t − 1``, with ``t = 2/(2 + z)``: Chebyshev interpolation on 0 ≤ z < ∞, as
+    for erfc by Press et al. 2007, section 6.2.2.
+    """
+
+    def target(u):
+        t = 0.5 * (u + 1.0)
+        return np.log(erfcx(2.0 / t - 2.0) / t)
+
+    return polynomial.chebyshev.cheb2poly(polynomial.chebyshev.chebinterpolate(target, degree))
+
+
+def _log_erfcx(z: jax.Array) -> jax.Array:
+    """``log(e^(z²) erfc z)`` of z ≥ 0, to rounding."""
+    t, total = 1 / (1 + 0.5 * z), jnp.zeros_like(z)
+    for c in _erfcx_polynomial(28 if z.dtype == jnp.float64 else 11)[::-1]:
+        total = total * (2 * t - 1) + float(c)
+    return jnp.log(t) + total
+
+
+def _log_tails(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """``log Φ(−|x|) + ½ x²`` and Φ(|x|)."""
+    scaled = _log_erfcx(SQRT_HALF * jnp.abs(x)) - math.log(2)
+    return scaled, 1 - jnp.exp(scaled - 0.5 * x**2)
+
+
 @jax.custom_jvp
 def hazard(x: jax.Array) -> jax.Array:
-    """φ(x)/Φ(x), the derivative of log Φ; Laplace's continued fraction in the left tail."""
-    left, right = jnp.maximum(-x, 8.0), jnp.maximum(x, -8.0)
-    tail = left
-    for k in range(9, 0, -1):
-        tail = left + k / tail
-    body = jnp.exp(-0.5 * (right**2 + LOG_2PI)) / (0.5 * lax.erfc(-right * SQRT_HALF))
-    return jnp.where(x < -8, tail, body)
+    """φ(x)/Φ(x), the derivative of log Φ."""
+    scaled, upper = _log_tails(x)
+    return jnp.exp(-0.5 * LOG_2PI - jnp.where(x < 0, scaled, 0.5 * x**2)) / jnp.where(x < 0, 1.0, upper)
 
 
 @jax.custom_jvp
 def log_normal_cdf(x: jax.Array) -> jax.Array:
     """log Φ(x). JAX's own has a float32 gradient that is a third of the truth at x = −10⁴."""
-    left, right = jnp.minimum(x, -8.0), jnp.maximum(x, -8.0)
-    tail = -0.5 * (left**2 + LOG_2PI) - jnp.log(hazard(left))
-    return jnp.where(x < -8, tail, jnp.log(0.5 * lax.erfc(-right * SQRT_HALF)))
+    scaled, _ = _log_tails(x)
+    lower = scaled - 0.5 * x**2
+    return jnp.where(x < 0, lower, jnp.log1p(-jnp.exp(lower)))
 
 
 hazard.defjvps(lambda t, hazard, x: -hazard * (x + hazard) * t)
@@ -210,8 +237,8 @@ def log_scaled_bessel(x: jax.Array) -> jax.Array:
     return jnp.where(large, far, jnp.log(i0e(jnp.where(large, 30.0, x))))
 
 
-#: Points and weights of Gauss's rule on [−1, 1], for the normal mass of narrow intervals.
-LEGENDRE = np.polynomial.legendre.leggauss(10)
+#: Number of points of Gauss's rule for the normal mass of narrow intervals, exact to 7e-9 and 2e-15.
+LEGENDRE = {"float32": 6, "float64": 10}
 
 
 def log_normal_mass(lower: jax.Array, upper: jax.Array, width: jax.Array) -> jax.Array:
@@ -231,7 +258,7 @@ def log_normal_mass(lower: jax.Array, upper: jax.Array, width: jax.Array) -> jax
     # e^(−½ m²) ∫ e^(−m t − ½ t²) dt
     m, h = jnp.where(narrow, middle, 0.0), jnp.where(narrow, half, 0.1)
     body = jnp.zeros_like(m)
-    for x, weight in zip(*LEGENDRE, strict=True):
+    for x, weight in zip(*polynomial.legendre.leggauss(LEGENDRE.get(m.dtype.name, 10)), strict=True):
         body = body + float(weight) * jnp.exp(-h * float(x) * (m + 0.5 * h * float(x)))
     small = jnp.log(h * body) - 0.5 * (m**2 + LOG_2PI)
     log_near = log_normal_cdf(jnp.where(narrow, 0.0, near))

@@ -17,7 +17,7 @@ from scipy.integrate import quad
 
 from npgp import likelihoods
 from npgp.io import load, save
-from npgp.likelihoods.numerics import hazard
+from npgp.likelihoods.numerics import hazard, log_normal_cdf
 from npgp.pytrees import pytree
 
 CUTS = (-1.0, 0.2, 2.0)
@@ -931,6 +931,18 @@ def test_float32_tails():
         np.testing.assert_allclose(slope, truth, rtol=1e-5)
         _, bend = jax.jvp(hazard, (jnp.asarray(x, jnp.float32),), (jnp.ones(ROWS),))
         np.testing.assert_allclose(bend, -truth * (x + truth), rtol=1e-3, atol=1e-6)
+
+
+def test_normal_tails_to_rounding(x64):
+    x = np.concatenate([-np.geomspace(1e-6, 1e4, 500), [0.0], np.geomspace(1e-6, 6, 300)]).astype(x64)
+    exact = x.astype(np.longdouble)
+    scaled = special.erfcx(np.abs(x.astype(float)) / np.sqrt(2)).astype(np.longdouble)
+    tail, density = np.exp(-(exact**2) / 2) * scaled / 2, np.exp(-(exact**2) / 2) / np.sqrt(2 * np.longdouble(np.pi))
+    log_cdf = np.where(x < 0, np.log(scaled / 2) - exact**2 / 2, np.log1p(-tail))
+    slope = np.where(x < 0, np.sqrt(2 / np.longdouble(np.pi)) / scaled, density / (1 - tail))
+    tolerance = 2.5e-6 if x64 == jnp.float32 else 1e-13
+    np.testing.assert_allclose(log_normal_cdf(x), log_cdf.astype(float), rtol=tolerance)
+    np.testing.assert_allclose(hazard(x), slope.astype(float), rtol=tolerance)
 
 
 def test_ordinal_links():
