@@ -13,6 +13,7 @@ average over the others' residuals is then Jensen's inequality.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,12 +145,14 @@ def _curvature_precision(likelihood, y, mean, variance, residual: Residual, pres
         quick = likelihood.site_curvature(y, mean, variance + left)
         return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), mean, present)
     coarse, y, mean = jax.tree.map(lax.stop_gradient, (_coarse(likelihood), y, mean))
-    rule = partial(coarse.expected_curvature, y, mean)
+    rule: Any = partial(coarse.expected_curvature, y, mean)
     if likelihood.by_quadrature and likelihood.num_latents == 1:
         expected = _coarse(likelihood, LIMIT_NODES).expected_log_probs(y, mean, variance, residual.variance)
 
-        def rule(variance):
+        def at_nodes(variance):  # log p is evaluated there once, for all variances
             return -2.0 * jax.jvp(expected, (variance,), (jnp.ones_like(variance),))[1]
+
+        rule = at_nodes
 
     return _fixed_point(rule, mean, variance, residual, present, certified)
 
