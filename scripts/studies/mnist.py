@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -13,16 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import datasets
-from npgp.likelihoods import Likelihood
-from npgp.likelihoods.numerics import deviation, log_normal_cdf
-from npgp.likelihoods.quadrature import hermite
-from npgp.pytrees import pytree, static
 from studies.fits import METHODS, Method, Program, Rows, component, in_chunks, start_points, with_points
 from studies.minibatches import pairs, program_of
 from studies.runner import Study
@@ -32,9 +26,6 @@ DIGITS = 10
 #: Start of the kernel: of its variance; of its lengthscale, in distances between digits (their median).
 VARIANCE, LENGTHSCALE = 4.0, 1.0
 
-#: And of the scale of ``shared``: nearly the prior's conditional, which 1 is.
-RESIDUAL_SCALE = 0.95
-
 #: Digits that k-means and the median distance look at, at most.
 START_ROWS = 10_000
 
@@ -42,71 +33,7 @@ START_ROWS = 10_000
 CHUNK = 1000
 
 
-@pytree
-@dataclass(frozen=True, eq=False)
-class RobustMax(Likelihood):
-    """
-    The class of the largest of C latent values, or with probability ``error`` any of the others, all alike.
-
-    Not log-concave: it has the same value wherever another class is ahead.
-
-    :param num_classes: C.
-    :param error: the probability of other classes together.
-    :param num_nodes: nodes of the Gauss-Hermite rule over the class's own value.
-    """
-
-    num_classes: int = static(DIGITS)
-    error: float = static(1e-3)
-    num_nodes: int = static(64)
-
-    @property
-    def num_latents(self) -> int:  # type: ignore[override]
-        return self.num_classes
-
-    def _support(self, y):
-        return (y >= 0) & (y < self.num_classes) & (y == jnp.floor(y)), f"a class below {self.num_classes}"
-
-    def _log_probabilities(self) -> tuple[float, float]:
-        """log p(y | f) where y's value is the largest, and elsewhere."""
-        return float(np.log1p(-self.error)), float(np.log(self.error / (self.num_classes - 1)))
-
-    def log_prob(self, f, y):
-        right, wrong = self._log_probabilities()
-        return jnp.where(jnp.argmax(f, axis=0) == y, right, wrong)
-
-    def sample(self, rng_key, f):
-        best, keys = jnp.argmax(f, axis=0), jax.random.split(rng_key)
-        another = (best + jax.random.randint(keys[0], best.shape, 1, self.num_classes)) % self.num_classes
-        return jnp.where(jax.random.bernoulli(keys[1], self.error, best.shape), another, best)
-
-    def log_wins(self, y, mean, variance):
-        """log P(f_y is the largest) for f ~ N(mean, variance), by quadrature over f_y."""
-        nodes, weights = (jnp.asarray(array, mean.dtype)[:, None] for array in hermite(self.num_nodes))
-        sd = deviation(variance)
-        own = jnp.arange(self.num_classes)[:, None] == jnp.asarray(y)
-        own_mean, own_sd = (jnp.sum(jnp.where(own, values, 0.0), axis=0) for values in (mean, sd))
-        f = (own_mean + own_sd * nodes)[:, None]  # (nodes, 1, N)
-        below = jnp.where(own, 0.0, log_normal_cdf((f - mean) / sd))
-        return logsumexp(jnp.log(weights) + jnp.sum(below, axis=1), axis=0)
-
-    def expected_log_prob(self, y, mean, variance):
-        right, wrong = self._log_probabilities()
-        return wrong + (right - wrong) * jnp.exp(self.log_wins(y, mean, variance))
-
-    def log_marginal(self, y, mean, variance):
-        right, wrong = (np.exp(p) for p in self._log_probabilities())
-        return jnp.log(wrong + (right - wrong) * jnp.exp(self.log_wins(y, mean, variance)))
-
-    def probabilities(self, mean, variance):
-        """P(y = c) for all classes, (C, N); normalized, as each has a quadrature's error."""
-        p = jax.lax.map(lambda c: jnp.exp(self.log_marginal(c, mean, variance)), jnp.arange(self.num_classes))
-        return p / jnp.sum(p, axis=0)
-
-
-LIKELIHOODS: dict[str, Any] = {"softmax": npgp.likelihoods.Softmax(DIGITS), "robust-max": RobustMax()}
-
-#: What T- stands for: the tightest conditional that is a bound.
-TIGHT: dict[str, str] = {"softmax": "tight", "robust-max": "shared"}
+SOFTMAX = npgp.likelihoods.Softmax(DIGITS)
 
 
 def simulated_digits(rows: int = 400) -> dict[str, np.ndarray]:
@@ -126,8 +53,8 @@ def median_distance(X: np.ndarray) -> float:
     return float(np.median(np.linalg.norm(X[1:] - X[:-1], axis=1)))
 
 
-def make_model(method: Method, M: int, columns: int, likelihood: str) -> Callable:
-    conditional = TIGHT[likelihood] if method.tight else "prior"
+def make_model(method: Method, M: int, columns: int) -> Callable:
+    conditional = "tight" if method.tight else "prior"
 
     def model(X, y=None, mask=None, *, size):
         positive = constraints.softplus_positive
@@ -140,18 +67,18 @@ def make_model(method: Method, M: int, columns: int, likelihood: str) -> Callabl
         with numpyro.plate("digits", DIGITS, dim=-2):
             f = component(params, method.covariances).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
-            npgp.observe("y", f(X), LIKELIHOODS[likelihood], obs=y, conditional=conditional, mask=mask)
+            npgp.observe("y", f(X), SOFTMAX, obs=y, conditional=conditional, mask=mask)
 
     return model
 
 
-@partial(jax.jit, static_argnames=("method", "likelihood"))
-def predict(params, chunks, method: Method, likelihood: str):
+@partial(jax.jit, static_argnames="method")
+def predict(params, chunks, method: Method):
     """Probabilities of the ten digits for rows in chunks (chunks, rows, columns): (chunks, 10, rows)."""
     posterior = component(params, method.covariances).posterior(params)
 
     def of_chunk(X):
-        return LIKELIHOODS[likelihood].probabilities(*posterior.mean_and_variance(X))
+        return SOFTMAX.probabilities(*posterior.mean_and_variance(X))
 
     return jax.lax.map(of_chunk, chunks)
 
@@ -180,17 +107,15 @@ def load(simulated: bool, rows: int | None, test_rows: int | None, seed: int) ->
     return Rows(X.astype(np.float32), y, X_test[:test_rows].astype(np.float32), y_test[:test_rows])
 
 
-def digits(args: argparse.Namespace, likelihood: str, seed: int, M: int, method: str) -> dict[str, Any]:
+def digits(args: argparse.Namespace, seed: int, M: int, method: str) -> dict[str, Any]:
     data, how = load(args.quick, args.rows, args.test_rows, seed), METHODS[method]
     hyper = {"lengthscale": LENGTHSCALE * median_distance(data.X[:START_ROWS]), "variance": VARIANCE}
-    if how.tight and TIGHT[likelihood] == "shared":
-        hyper["y.residual_scale"] = RESIDUAL_SCALE
     start = with_points(hyper, start_points(data.X[:START_ROWS], M, seed), how.blocks)
-    model = make_model(how, M, data.X.shape[1], likelihood)
-    program = program_of((likelihood, M, method, args.steps), lambda: Program(model, len(data.y), args, CHUNK))
+    model = make_model(how, M, data.X.shape[1])
+    program = program_of((M, method, args.steps), lambda: Program(model, len(data.y), args, CHUNK))
     params, times = program.train(data.X, data.y, start, seed)
     chunks, mask = in_chunks(CHUNK, data.X_test)
-    probabilities = np.moveaxis(np.asarray(predict(params, chunks, how, likelihood)), 1, -1)[mask]
+    probabilities = np.moveaxis(np.asarray(predict(params, chunks, how)), 1, -1)[mask]
     return {"elbo": program.elbo(params, data.X, data.y) / len(data.y), **scores(probabilities, data.y_test), **times}
 
 
@@ -261,7 +186,7 @@ def convolutional_model(
     with numpyro.plate("digits", DIGITS, dim=-2):
         f = npgp.SparseGP("f", total, blocks).draw()
     with npgp.plate("data", size, rows=X.shape[0]):
-        npgp.observe("y", f(X), npgp.likelihoods.Softmax(DIGITS), obs=y, conditional=conditional)
+        npgp.observe("y", f(X), SOFTMAX, obs=y, conditional=conditional)
 
 
 def convolutional(args: argparse.Namespace, M: int, conditional: str) -> dict[str, Any]:
@@ -276,7 +201,7 @@ def convolutional(args: argparse.Namespace, M: int, conditional: str) -> dict[st
     seconds = time.perf_counter() - began
     f = npgp.posterior("f", this, guide, result.params, X[:2])
     mean, variance = (np.asarray(v) for v in f.mean_and_variance(X_test, 100))
-    density = npgp.likelihoods.Softmax(DIGITS).log_marginal(y_test, mean, variance)
+    density = SOFTMAX.log_marginal(y_test, mean, variance)
     return {
         "elbo": float(-np.mean(result.losses[-max(1, args.steps // 10) :]) / len(X)),
         "errors": float(100 * np.mean(mean.argmax(0) != y_test)),
@@ -291,20 +216,16 @@ STUDIES = {
 
 After the classification experiments of Bui, Ashman & Turner (2025). Ten functions, one for each digit, share a
 Matérn-3/2 kernel of the pixels (one lengthscale) and the inducing inputs, and each has a dense q. The likelihood is the
-softmax of the ten values, or the robust maximum of Hernández-Lobato, Hernández-Lobato & Dupont (2011): the digit is
-that of the largest value, or with probability 0.001 any other. Everything is learned at once by Adam on minibatches. M
+softmax of the ten values. Everything is learned at once by Adam on minibatches. M
 counts all inducing points: SOLVE-GP has M/2 + M/2 where SVGP has M, and it is compared with SVGP of M/2 points too. All
-four methods start at the same M inputs: the centers of k-means of at most 10,000 training digits. The softmax is
-log-concave, and T- is the conditional ``tight``. The robust maximum is not: T- is ``shared``, with one learned scale of
-what the points leave, which is a bound too. ``--full`` is for an accelerator.""",
+four methods start at the same M inputs: the centers of k-means of at most 10,000 training digits. T- is the conditional
+``tight``. ``--full`` is for an accelerator.""",
         digits,
-        {"likelihood": ("softmax",), "seed": (0, 1), "M": (100, 200), "method": tuple(METHODS)},
+        {"seed": (0, 1), "M": (100, 200), "method": tuple(METHODS)},
         {"elbo": ("ELBO per row", 4), "accuracy": ("test accuracy", 4), "nlpd": ("test NLPD", 4)}
         | {"step_ms": ("ms per step", 1), "seconds": ("seconds", 0)},
         {"rows": 5000, "test_rows": int, "steps": 600, "batch_size": 256, "learning_rate": 0.02, "natural": 0.0},
-        choices={"likelihood": tuple(LIKELIHOODS)},
-        quick={"seed": [0], "M": [4], "method": ["T-SOLVE-GP"], "steps": 3, "rows": 60, "batch_size": 20}
-        | {"likelihood": ["robust-max"]},
+        quick={"seed": [0], "M": [4], "method": ["T-SOLVE-GP"], "steps": 3, "rows": 60, "batch_size": 20},
         full={"seed": [0, 1, 2], "M": [256, 512, 1024, 2048], "steps": 20_000, "rows": None, "batch_size": 1024}
         | {"learning_rate": 0.01},
         picture=("M", ("elbo", "accuracy", "nlpd", "step_ms")),
