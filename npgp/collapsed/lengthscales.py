@@ -22,6 +22,7 @@ from npgp.features import InducingBlock
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
 from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.likelihoods.base import without_missing
 from npgp.sparse.groups import median_split
 from npgp.sparse.projection import factorize
 from npgp.variational.posterior import Posterior
@@ -151,7 +152,7 @@ def shorter_lengthscales(
     checks.require_finite(y[present], "y")
     likelihood.check(y[present])
     mean, variance = posterior.mean_and_variance(X, batch_size=min(rows, MOST_ROWS))
-    slope, curvature = _expected(likelihood, jnp.asarray(np.where(present, y, 1)), mean + offset, variance)
+    slope, curvature = _expected(likelihood, jnp.asarray(present), jnp.asarray(y), mean + offset, variance)
     precision = np.where(present, np.maximum(curvature, 0.0), 0.0)
     target = np.asarray(mean) + np.where(precision > 0, slope, 0.0) / np.where(precision > 0, precision, 1.0)
     approximate = likelihood.proof != "gaussian"
@@ -159,8 +160,9 @@ def shorter_lengthscales(
 
 
 @jax.jit
-def _expected(likelihood: Likelihood, y, mean, variance) -> tuple[jax.Array, jax.Array]:
+def _expected(likelihood: Likelihood, present, y, mean, variance) -> tuple[jax.Array, jax.Array]:
     """Of log p: its expected slope in f, and its expected negative curvature; (N,)."""
+    y, mean, variance = without_missing(likelihood, present, y, mean, variance)
     slope = jax.grad(lambda m: jnp.sum(likelihood.expected_log_prob(y, m, variance)))(mean)
     return slope, jnp.broadcast_to(likelihood.expected_curvature(y, mean, variance), mean.shape)
 

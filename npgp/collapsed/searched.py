@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from npgp.likelihoods import Likelihood
+from npgp.likelihoods.base import without_missing
 from npgp.sparse.conditionals import Conditional, row_elbo
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import Residual
@@ -74,14 +75,14 @@ class Rows(NamedTuple):
         """Each row's share of the ELBO but for the KL divergence, (..., N), from the moments that ε gives."""
         present = None if self.present is None else jnp.broadcast_to(self.present, self.y.shape)
         mean = mean + self.offset
-        terms = row_elbo(conditional, self.likelihood, self.possible, mean, variance, residual, present=present)
-        terms = terms if present is None else jnp.where(present, terms, 0.0)
+        terms = row_elbo(conditional, self.likelihood, self.y, mean, variance, residual, present=present)
         return terms if self.weights is None else self.weights * terms
 
     @property
     def possible(self) -> jax.Array:
-        """Observations, and 1 where there is none, which every likelihood can take."""
-        return self.y if self.present is None else jnp.where(self.present, self.y, 1)
+        """Observations, and possible ones where there are none."""
+        present = None if self.present is None else jnp.broadcast_to(self.present, self.y.shape)
+        return without_missing(self.likelihood, present, self.y)[0]
 
 
 def searched_bound(

@@ -41,6 +41,7 @@ from npgp.features import Points
 from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.likelihoods.base import without_missing
 from npgp.pytrees import pytree
 from npgp.variational.posterior import Posterior
 
@@ -293,7 +294,8 @@ def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[j
         checks.require_finite(values[seen], "Y")
         likelihood.check(np.atleast_2d(np.where(seen, values, np.nan)).T)
     present = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask)
-    return jnp.atleast_2d(jnp.where(present, jnp.asarray(Y, dtype), 1)).T, jnp.atleast_2d(present).T
+    y, present = (jnp.atleast_2d(array).T for array in (jnp.asarray(Y, dtype), present))
+    return without_missing(likelihood, present, y)[0], present
 
 
 def _check_origins(

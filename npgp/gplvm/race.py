@@ -41,7 +41,7 @@ from npgp.gplvm.start import Start, pca_start
 from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
-from npgp.likelihoods.base import impossible
+from npgp.likelihoods.base import impossible, without_missing
 from npgp.sparse.conditionals import Conditional
 from npgp.training import lbfgs
 from npgp.variational.natural import natural_gradient
@@ -395,7 +395,7 @@ def _likeliest(likelihood: Likelihood, Y: np.ndarray, present: np.ndarray) -> np
         return 0.5 * jnp.sum(jnp.square(f / 100.0)) - jnp.sum(jnp.where(present, terms, 0.0))
 
     with jax.enable_x64(True):
-        y = jnp.asarray(np.where(present, Y, 1.0).T)  # 1 is possible for all likelihoods
+        (y,) = without_missing(likelihood, jnp.asarray(present.T), jnp.asarray(Y.T))
         wrong, words = impossible(likelihood, y)
         if np.any(wrong):
             n, d = np.argwhere(np.asarray(wrong).T)[0]

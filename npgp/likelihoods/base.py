@@ -31,8 +31,8 @@ class Likelihood(ByName):
 
     Parameters may be traced, and may have one value per row. A likelihood of one's own subclasses this, as a frozen
     dataclass registered with :func:`npgp.pytree`, and gives :meth:`log_prob`, :meth:`sample` and
-    :meth:`moments`; the other methods have defaults for up to three latent values, which need ``num_nodes``. 1 must be
-    a possible observation: what is computed for masked rows, and thrown away, is computed for y = 1.
+    :meth:`moments`; the other methods have defaults for up to three latent values, which need ``num_nodes``; and
+    :meth:`stand_in` where 1 is no possible observation.
 
     :cvar proof: which proof makes the ELBO a bound on the evidence (docs/theory.md, section 2): ``"gaussian"`` (it has
         a :attr:`precision`), ``"log-concave"`` (log p(y | f) is concave in f for every y), ``"single-peaked"`` (the
@@ -243,6 +243,14 @@ class Likelihood(ByName):
         """
         return None
 
+    def stand_in(self, y: jax.Array) -> ArrayLike:
+        """
+        A possible observation at which log p and its slopes are finite: in masked rows it takes the place of y.
+
+        :param y: observations, with anything in masked rows; the result broadcasts with them.
+        """
+        return 1
+
     def check(self, y: ArrayLike) -> None:
         """
         Raise ``ValueError`` if y has an impossible value; NaN (a masked row) and tracers pass.
@@ -264,6 +272,31 @@ class Likelihood(ByName):
     def _normal_rule(self, y, mean, variance):
         check_quadrature(self)
         return quadrature.normal_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents)
+
+
+def without_missing(
+    likelihood: Likelihood, present: jax.Array | None, y: jax.Array, *moments: jax.Array
+) -> tuple[jax.Array, ...]:
+    """
+    Observations and moments of f that are harmless in masked rows: whatever is computed there, and thrown away, is
+    finite with all its gradients, which are products with 0.
+
+    :param likelihood: of one part or several.
+    :param present: where there is an observation, of y's shape or fewer axes; ``None`` for everywhere.
+    :param y: observations (..., N); :meth:`Likelihood.stand_in` takes their place.
+    :param moments: mean and variance of f, (..., N) or (C, ..., N), in whose place is 0.
+    """
+    if present is None:
+        return y, *moments
+
+    def observed(part, take):
+        instead, values = jnp.asarray(part.stand_in(take(y))), take(y)
+        floating = jnp.issubdtype(values.dtype, jnp.floating)
+        return jnp.where(take(present), values, instead.astype(values.dtype) if floating else instead)
+
+    instead = (0.0, 0.0)
+    filled = (jnp.where(present, value, other) for value, other in zip(moments, instead, strict=False))
+    return likelihood.by_part(observed), *filled
 
 
 def impossible(likelihood: Likelihood, y: jax.Array) -> tuple[jax.Array, str]:

@@ -198,7 +198,8 @@ class StudentT(Likelihood):
         u = lax.stop_gradient(mode) + unit * (t - jnp.exp(-t))
         log_step = jnp.log(step * unit * (1 + jnp.exp(-t)))
         log_mixing = 0.5 * (jnp.log(half) - LOG_2PI) - stirling(half) - half * exp_excess(u)
-        total = at_least(variance, 0) + scale**2 * jnp.exp(-u)
+        # Where u is below −70 the integrand is below e⁻³⁵ of its peak, and for small df the variance would overflow.
+        total = at_least(variance, 0) + scale**2 * jnp.exp(jnp.minimum(-u, 70))
         return logsumexp(log_step + log_mixing + log_normal(squared, total), axis=0)
 
     def moments(self, mean, variance):

@@ -201,6 +201,18 @@ class Factorized(Likelihood):
             return possible, f"in the support of {name} for every f, so that bounds must not depend on f"
         return possible, f"in the support of {name}, {made[0].support}"
 
+    def stand_in(self, y):
+        latents = () if self.num_latents == 1 else (self.num_latents,)
+        with validation_enabled(False):
+            support = self._distribution(jnp.zeros((*latents, *jnp.shape(y)))).support
+        try:
+            possible = support.feasible_like(jnp.zeros(jnp.shape(y)))
+        except NotImplementedError:  # a constraint of the user's own, which does not say
+            return 1
+        # The lower end of a closed interval is possible, and may have no slope.
+        inside = possible + (support(possible + 1) & ~support(possible - 1))
+        return possible if support.is_discrete else inside
+
     def log_prob(self, f, y):
         (f,) = aligned(self, y, f)
         dtype = floats(f, y)[0].dtype

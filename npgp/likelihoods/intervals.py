@@ -55,6 +55,9 @@ class CensoredGaussian(Likelihood):
         object.__setattr__(self, "until", checks.real(self.until, "CensoredGaussian until"))
         check_nodes(self)
 
+    def stand_in(self, y):  # observed, where there is such a value
+        return jnp.where(jnp.isfinite(self.until), self.until, 1.0)
+
     def log_prob(self, f, y):
         return self.log_marginal(y, f, 0.0)
 
@@ -118,6 +121,9 @@ class TruncatedGaussian(Likelihood):
 
     def _support(self, y):
         return (y >= self.lower) & (y <= self.upper) & (abs(y) < np.inf), "between the bounds"
+
+    def stand_in(self, y):
+        return jnp.clip(1.0, self.lower, self.upper)
 
     def log_prob(self, f, y):
         f, y, scale, lower, upper = floats(f, y, self.scale, self.lower, self.upper)

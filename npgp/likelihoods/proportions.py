@@ -48,6 +48,9 @@ class Beta(Likelihood):
     def _support(self, y):
         return (y > 0) & (y < 1), "between 0 and 1, and neither of them"
 
+    def stand_in(self, y):
+        return 0.5
+
     def log_prob(self, f, y):
         f, y, total = floats(f, y, self.concentration)
         log_a, log_b = _log_shapes(f, total)

@@ -19,6 +19,7 @@ from numpyro.distributions import constraints
 from npgp import checks
 from npgp.contract import Handler, KeepsIntermediates, Message, Stackable, ask, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood, quadrature
+from npgp.likelihoods.base import without_missing
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
@@ -101,27 +102,28 @@ class LatentObservation(KeepsIntermediates, Stackable):
     @per_stacked
     def log_prob(self, value, intermediates=None):
         mean, variance, prior_residual = self.moments
-        # 1 is a possible observation of every likelihood; a masked row may hold NaN, also in the gradient.
-        y = value if self.mask_ is None else jnp.where(self.mask_, value, 1)
-        if self.conditional is None:
-            terms = self.likelihood.log_marginal(y, mean, variance + prior_residual)
-        else:
+        likelihood, y, present = self.likelihood, jnp.asarray(value), self.mask_
+        if self.conditional is not None:
             residual = prior_residual if self.residual is None else self.residual
-            terms = row_elbo(self.conditional, self.likelihood, y, mean, variance, residual, self.parameter, self.mask_)
-        return terms if self.mask_ is None else jnp.where(self.mask_, terms, 0.0)
+            return row_elbo(self.conditional, likelihood, y, mean, variance, residual, self.parameter, present)
+        # A masked row may hold NaN, also in the gradient.
+        y, mean, variance = without_missing(likelihood, present, y, mean, variance + prior_residual)
+        terms = likelihood.log_marginal(y, mean, variance)
+        return terms if present is None else jnp.where(present, terms, 0.0)
 
     def why_not_finite(self, value) -> str | None:
         """A sentence about the f nearest to its mean where a log-density or its slope is no number, if there is any."""
         mean, variance, residual = (jnp.asarray(array) for array in self.moments)
         C, sd = self.likelihood.num_latents, jnp.sqrt(jnp.maximum(variance + residual, 0.0))
-        y = jnp.asarray(value if self.mask_ is None else jnp.where(self.mask_, value, 1))
+        (y,) = without_missing(self.likelihood, self.mask_, jnp.asarray(value))
+        present = True if self.mask_ is None else np.asarray(self.mask_)
         each = np.sinh(np.linspace(-1.0, 1.0, {1: 97, 2: 17}.get(C, 7)) * np.arcsinh(quadrature.MOST_REACH))
         steps = sorted(itertools.product(each, repeat=C), key=np.linalg.norm) if C < 4 else []
         for step in steps:
             z = jnp.asarray(step, mean.dtype).reshape((C,) + (1,) * len(self.batch_shape))
             f = mean + sd * (z[0] if C == 1 else z)
             log_p, slope = jax.jvp(lambda f: self.likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))
-            wrong = np.asarray(jnp.broadcast_to(~(jnp.isfinite(log_p) & jnp.isfinite(slope)), self.batch_shape))
+            wrong = present & np.asarray(jnp.broadcast_to(~(jnp.isfinite(log_p) & jnp.isfinite(slope)), self.batch_shape))
             if not np.any(wrong):
                 continue
             row = np.unravel_index(np.argmax(wrong), wrong.shape)

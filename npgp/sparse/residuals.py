@@ -66,6 +66,14 @@ class Residual(Protocol):
         """
         ...
 
+    def only(self, present: jax.Array) -> Residual:
+        """
+        Without that of other rows, which is then 0.
+
+        :param present: True for the rows that keep it, (..., N).
+        """
+        ...
+
 
 def residual_of(
     projector: Projector | Members, X: jax.Array, projection: Projection, learned: Sequence[bool], groups: Groups | None
@@ -113,6 +121,9 @@ class RowResidual:
     def part(self, take):
         return RowResidual(take(self.variance))
 
+    def only(self, present):
+        return RowResidual(jnp.where(present, self.variance, 0.0))
+
     def given(self, precision):
         return self.variance / (1.0 + precision * self.variance), self.cost(precision)
 
@@ -142,6 +153,11 @@ class GroupResidual:
 
     def part(self, take):
         return GroupResidual(take(self.covariance, axis=-4), self.groups)
+
+    def only(self, present):
+        present = self.groups.gather(present)
+        both = present[..., :, None] & present[..., None, :]
+        return GroupResidual(jnp.where(both, self.covariance, 0.0), self.groups)
 
     @property
     def _variance(self) -> jax.Array:

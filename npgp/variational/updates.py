@@ -24,6 +24,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.likelihoods.base import without_missing
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
@@ -121,7 +122,7 @@ def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.A
     if mask is None:
         return y, offset, None
     present = jnp.asarray(mask)
-    return jnp.where(present, y, 1), offset, present
+    return without_missing(likelihood, present, y)[0], offset, present
 
 
 def _require_fit(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
@@ -211,8 +212,7 @@ def _fixed_point(
     known = jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, y.shape)
 
     def expected(mean: jax.Array, variance: jax.Array) -> jax.Array:
-        terms = row_elbo(conditional, likelihood, y, before + mean, variance, residual, present=present)
-        return jnp.sum(terms if present is None else jnp.where(present, terms, 0.0))
+        return jnp.sum(row_elbo(conditional, likelihood, y, before + mean, variance, residual, present=present))
 
     ahead = working_sites(likelihood, y, before, known, before)
     if present is not None:

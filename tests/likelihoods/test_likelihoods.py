@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from scipy import special, stats
 from scipy.integrate import quad
 
+import npgp
 from npgp import likelihoods
 from npgp.io import load, save
 from npgp.likelihoods.numerics import hazard, log_normal_cdf
+from npgp.model.observation import LatentObservation
+from npgp.model.protocol import Moments
 from npgp.pytrees import pytree
 
 CUTS = (-1.0, 0.2, 2.0)
@@ -1133,6 +1136,64 @@ def test_observations_that_are_no_real_numbers():
         likelihood.check(np.array([1j]))
     with pytest.raises(ValueError, match="^y is a NumPy masked array with 1 of 2 entries masked"):
         likelihood.check(np.ma.masked_equal([1.0, -999.0], -999.0))
+
+
+#: Functions of f and of a parameter, of every kind of support.
+FUNCTIONS = {
+    "Gamma": lambda f, c: dist.Gamma(c, c * jnp.exp(-f)),
+    "Beta": lambda f, c: dist.Beta(c * jax.nn.sigmoid(f), c * jax.nn.sigmoid(-f)),
+    "Uniform": lambda f, c: dist.Uniform(2.0 * c, 3.0 * c).expand(f.shape),
+    "VonMises": lambda f, c: dist.VonMises(f, c),
+    "StudentT": lambda f, c: dist.StudentT(c, f, 0.1),
+    "Weibull": lambda f, c: dist.Weibull(jnp.exp(f), c),
+    "Pareto": lambda f, c: dist.Pareto(c, jnp.exp(f)),
+    "Kumaraswamy": lambda f, c: dist.Kumaraswamy(jnp.exp(f), c),
+    "Levy": lambda f, c: dist.Levy(c, jnp.exp(f)),
+    "HalfCauchy": lambda f, c: dist.HalfCauchy(c * jnp.exp(f)),
+    "counts": lambda f, c: dist.NegativeBinomial2(jnp.exp(f), c),
+    "inflated counts": lambda f, c: dist.ZeroInflatedPoisson(c / (1 + c), jnp.exp(f)),
+    "shares": lambda f, c: dist.BetaBinomial(c * jax.nn.sigmoid(f), c * jax.nn.sigmoid(-f), 7),
+    "one trial": lambda f, c: dist.Bernoulli(logits=c * f),
+    "classes": lambda f, c: dist.Categorical(logits=jnp.stack([f, c * f, 0 * f], -1)),
+    "levels": lambda f, c: dist.OrderedLogistic(f, c * jnp.array([-1.0, 0.5])),
+}
+
+
+@pytest.mark.parametrize("name", [*CASES, *(f"{name} by a function" for name in FUNCTIONS)])
+def test_masked_rows_contribute_nothing_whatever_the_parameter(name):
+    """Exactly 0 to the value, to gradients in parameters, and in moments that are NaN there."""
+    factors = jnp.array([0.1, 1.0, 100.0])
+    if name in CASES:
+        leaves, tree = jax.tree.flatten(CASES[name].make())
+        fixed = name == "Tweedie"  # its power is between 1 and 2
+        given = [jnp.multiply.outer(factors, jnp.asarray(x, float)) for x in leaves[: -1 if fixed else None]]
+
+        def of(given):
+            return jax.tree.unflatten(tree, [*given, *leaves[len(given) :]])
+    else:
+        function = FUNCTIONS[name.removesuffix(" by a function")]
+        given = [factors]
+
+        def of(given):
+            return likelihoods.Factorized(lambda f: function(f, *given))
+
+    nothing, absent = jnp.full(2, jnp.nan), jnp.zeros(2, bool)
+
+    def total(given, mean, variance):
+        likelihood, residual = of(given), jnp.full(2, 9.0)
+        moments = Moments(mean, variance, residual)
+        return [
+            jnp.sum(LatentObservation(likelihood, moments, conditional, mask=absent).log_prob(nothing))
+            for conditional in (None, npgp.Prior())
+        ]
+
+    def pulled(given):
+        value, pull = jax.vjp(total, given, nothing, nothing)
+        return value, pull([jnp.ones(())] * 2)
+
+    evaluate = jax.jit(jax.vmap(pulled) if given else pulled)
+    for result in jax.tree.leaves(evaluate(given)):
+        np.testing.assert_array_equal(result, 0.0)
 
 
 def test_as_likelihood():

@@ -15,10 +15,12 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp.likelihoods import Likelihood
+from npgp.likelihoods.base import without_missing
 from npgp.sparse.groups import Groups
 from npgp.sparse.residuals import Residual, RowResidual
 
@@ -150,13 +152,18 @@ def row_elbo(
     present: jax.Array | None = None,
 ) -> jax.Array:
     """
-    Each row's share of the ELBO; arguments and result as for :meth:`Conditional.row_terms`, for any likelihood.
+    Each row's share of the ELBO, 0 without an observation; arguments and result as for :meth:`Conditional.row_terms`,
+    for any likelihood. y and moments of rows without an observation may be NaN, in gradients too.
 
     :param residual: the residual's prior, or d_n (..., N) for rows one by one.
     """
     if not isinstance(residual, Residual):
         residual = RowResidual(residual)
-    return by_part(conditional.row_terms, likelihood, y, mean, variance, residual, parameter, present)
+    if present is not None:
+        y, mean, variance = without_missing(likelihood, present, y, mean, variance)
+        residual = residual.only(present)
+    terms = by_part(conditional.row_terms, likelihood, y, mean, variance, residual, parameter, present)
+    return terms if present is None else jnp.where(present, terms, 0.0)
 
 
 def by_part(rule, likelihood: Likelihood, y, mean, variance, residual: Residual, *others) -> jax.Array:
