@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
@@ -120,9 +121,9 @@ def projected_upper_bound(
     ``−½ log|2π(Q + σ²I)| − ½ yᵀ (Q + (σ² + c)I)⁻¹ y`` with Q what the blocks explain of the covariance, and c no less
     than the largest eigenvalue of the residual's covariance.
 
-    Where a factorization of ``B = I + ÃÃᵀ`` takes δ on the diagonal, as in float32 where noise is small, the bound is
-    made wide enough: as no eigenvalue of B is below 1, ``log|B| ≥ log|B + δI| − M log(1 + δ)`` and
-    ``B⁻¹ ≼ (1 + δ) (B + δI)⁻¹``.
+    Where a factorization of ``B = I + ÃÃᵀ`` takes Δ = diag(δ) on the diagonal, as in float32 where noise is small, the
+    bound is made wide enough: as no eigenvalue of B is below 1, ``log|B| ≥ log|B + Δ| − Σ_m log(1 + δ_m)``, which is
+    ``log|I + Δ^½ B⁻¹ Δ^½| ≤ log|I + Δ|``, and ``B⁻¹ ≼ (1 + max δ) (B + Δ)⁻¹``.
 
     :param projection: of the training inputs.
     :param y: observations less the offset, shape (..., N).
@@ -133,10 +134,10 @@ def projected_upper_bound(
     c = jnp.sum(projection.residual_variance()) if residual_norm is None else residual_norm
     scaled = ScaledProjection.of(projection, noise_variance)
     log_det = sum((linalg.log_determinant(L) for L in scaled.cholesky), jnp.zeros((), y.dtype))
-    log_det = log_det - sum(L.shape[0] for L in scaled.cholesky) * jnp.log1p(scaled.added)
+    log_det = log_det - jnp.sum(jnp.log1p(scaled.added))
     wide = ScaledProjection.of(projection, noise_variance + c)
     total = jnp.sum(jnp.square(y / wide.scale), axis=-1)
-    fit = -0.5 * (total - jnp.minimum((1.0 + wide.added) * wide.explained(y), total))
+    fit = -0.5 * (total - jnp.minimum((1.0 + jnp.max(wide.added, initial=0.0)) * wide.explained(y), total))
     return fit + _normalizer(scaled, y) - 0.5 * log_det
 
 
@@ -153,6 +154,8 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_vari
     :param y: observations less the offset, (..., N).
     :param noise_variance: σ², a scalar or (N,).
     :raises ValueError: for arrays of the wrong shape or with NaN, and for a noise variance that is not positive.
+    :raises FloatingPointError: where the noise is below the covariance's rounding, so that there is no Cholesky factor;
+        inside ``jit`` the result is NaN.
     """
     X, kernel = checks.inputs(X), as_kernel(kernel)
     y = checks.observations(y, X.shape[0], X.dtype)
@@ -167,4 +170,10 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_vari
         return -0.5 * (square + linalg.log_determinant(L) + y.shape[-1] * math.log(2.0 * math.pi))
 
     # What all bounds are compared with is worth twice the time.
-    return one_program(lambda: in_double_if(True, evidence, kernel, X, y, noise_variance), options=STEPS)
+    value = one_program(lambda: in_double_if(True, evidence, kernel, X, y, noise_variance), options=STEPS)
+    if not checks.is_traced(value) and np.any(np.isnan(value)):
+        raise FloatingPointError(
+            "the covariance of the observations has no Cholesky factor, as noise_variance is below its rounding: give a "
+            "larger one, or use float64 (jax_enable_x64)."
+        )
+    return value

@@ -123,7 +123,9 @@ class LatentObservation(KeepsIntermediates, Stackable):
             z = jnp.asarray(step, mean.dtype).reshape((C,) + (1,) * len(self.batch_shape))
             f = mean + sd * (z[0] if C == 1 else z)
             log_p, slope = jax.jvp(lambda f: self.likelihood.log_prob(f, y), (f,), (jnp.ones_like(f),))
-            wrong = present & np.asarray(jnp.broadcast_to(~(jnp.isfinite(log_p) & jnp.isfinite(slope)), self.batch_shape))
+            wrong = present & np.asarray(
+                jnp.broadcast_to(~(jnp.isfinite(log_p) & jnp.isfinite(slope)), self.batch_shape)
+            )
             if not np.any(wrong):
                 continue
             row = np.unravel_index(np.argmax(wrong), wrong.shape)

@@ -65,8 +65,8 @@ class ScaledProjection:
     :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.
     :param gram: for each block its own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i).
     :param scale: σ, scalar or (N,).
-    :param added: the most that a block's factorization took on the diagonal, where B has no factor in this precision:
-        0 nearly always.
+    :param added: what the factorization took on B's diagonal where B has no factor in this precision, for all blocks
+        stacked; 0 nearly always.
     """
 
     A: tuple[jax.Array, ...]
@@ -83,7 +83,7 @@ class ScaledProjection:
         A = tuple(A / scale for A in projection.A)
         cholesky: list[jax.Array] = []
         cross: list[tuple[jax.Array, ...]] = []
-        added = jnp.zeros((), scale.dtype)
+        added = [jnp.zeros(0, scale.dtype)]
         gram = tuple(linalg.gram(A_i) + jnp.eye(A_i.shape[0], dtype=A_i.dtype) for A_i in A)
         for i, A_i in enumerate(A):
             column = [linalg.matmul(A_j, A_i.T) for A_j in A[:i]]
@@ -92,10 +92,8 @@ class ScaledProjection:
             cholesky.append(L)
             cross.append(before)
             if C.shape[0]:
-                added = jnp.maximum(
-                    added, jax.lax.stop_gradient(jnp.max(linalg.jitter_variance(jitter, linalg.diagonal(C))))
-                )
-        return cls(A, gram, tuple(cholesky), tuple(cross), scale, added)
+                added.append(jax.lax.stop_gradient(linalg.jitter_variance(jitter, linalg.diagonal(C))))
+        return cls(A, gram, tuple(cholesky), tuple(cross), scale, jnp.concatenate(added))
 
     def factor(self, i: int) -> jax.Array:
         """Cholesky factor of block i's own ``B_i = I + Ã_i Ã_iᵀ``, (M_i, M_i)."""
