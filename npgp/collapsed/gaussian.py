@@ -173,7 +173,7 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_vari
     value = one_program(lambda: in_double_if(True, evidence, kernel, X, y, noise_variance), options=STEPS)
     if not checks.is_traced(value) and np.any(np.isnan(value)):
         raise FloatingPointError(
-            "the covariance of the observations has no Cholesky factor, as noise_variance is below its rounding: give a "
-            "larger one, or use float64 (jax_enable_x64)."
+            "the covariance of the observations has no Cholesky factor, as noise_variance is below its rounding: give "
+            "a larger one, or use float64 (jax_enable_x64)."
         )
     return value
