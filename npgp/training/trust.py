@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +15,17 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from npgp import checks
-from npgp.contract import Message, is_enumerated, plate_size
+from npgp.collapsed.collapsed_gp import JITTER_SHARE
+from npgp.contract import Message, base_of, is_enumerated, plate_size
+from npgp.likelihoods import Gaussian
 from npgp.model.components import meetings
+from npgp.model.draw import Function
+from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent
-from npgp.model.sites import Q, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import FUNCTION, Q, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.optional import optional
 from npgp.programs.compiled import STEPS, one_program
+from npgp.sparse.projection import Projector
 from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
 from npgp.variational.joint import JointBlock
 
@@ -48,6 +54,8 @@ class PosteriorCheck:
     :param elbo: their mean, an estimate of the ELBO.
     :param independent: components that q(ε) takes for independent though they meet in one statement, in words: their
         intervals may be far too narrow, for which few draws have no eye.
+    :param jitter: the most that jitter added to an inducing value's variance, as a share of the least noise variance of
+        Gaussian observations; 0 without these.
     """
 
     khat: float
@@ -56,11 +64,12 @@ class PosteriorCheck:
     spread: float
     elbo: float
     independent: tuple[str, ...] = ()
+    jitter: float = 0.0
 
     @property
     def trusted(self) -> bool:
-        """Whether k̂ is below 0.7, and no components that meet are taken for independent."""
-        return self.khat < USABLE and not self.independent
+        """Whether k̂ is below 0.7, no components that meet are taken for independent, and jitter is beside the point."""
+        return self.khat < USABLE and not self.independent and self.jitter < JITTER_SHARE
 
     def __str__(self):
         if self.khat < GOOD:
@@ -79,6 +88,11 @@ class PosteriorCheck:
             verdict += (
                 f" But q(ε) takes for independent {'; '.join(self.independent)}: their intervals may be far too narrow "
                 "whatever k̂ is."
+            )
+        if self.jitter >= JITTER_SHARE:
+            verdict += (
+                f" But the inducing values' covariance took a jitter of {self.jitter:.2g} times the noise variance: "
+                "intervals are too wide; use float64 (jax_enable_x64)."
             )
         return verdict
 
@@ -159,14 +173,28 @@ def check_posterior(
                 ratio = (site[name]["fn"].log_prob(drawn[name]["value"]) for site in (sites, drawn))
                 log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
         independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared)))
-        return log_p - log_q
+        return log_p - log_q, _jitter_share(sites)
 
     def compute():
         log_ratio(rng_key)  # once by itself: guides note things at their first call, which must not be inside a loop
         return lax.map(log_ratio, jax.random.split(rng_key, draws))
 
-    found = one_program(compute, keepers=(guide,), apart=(model,), options=STEPS)
-    return replace(_judged(np.asarray(found, np.float64)), independent=independent)
+    log_ratios, shares = one_program(compute, keepers=(guide,), apart=(model,), options=STEPS)
+    jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
+    return replace(_judged(np.asarray(log_ratios, np.float64)), independent=independent, jitter=jitter)
+
+
+def _jitter_share(sites: dict[str, Message]) -> jax.Array:
+    """The most that jitter added to an inducing value's variance, over the least noise variance; 0 without noise."""
+    observed = [base_of(site["fn"]) for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
+    likelihoods = [fn.likelihood for fn in observed if isinstance(fn, LatentObservation)]
+    noise = [jnp.min(jnp.asarray(p.variance)) for p in likelihoods if isinstance(p, Gaussian)]
+    drawn = {id(f): f for f in (site["infer"].get(FUNCTION) for site in sites.values() if is_gp_site(site))}
+    projectors = [f.cache.projector for f in drawn.values() if isinstance(f, Function)]
+    added = [jnp.max(projector.each(Projector.most_jitter)) for projector in projectors]
+    if not (noise and added):
+        return jnp.zeros(())
+    return functools.reduce(jnp.maximum, added) / functools.reduce(jnp.minimum, noise)
 
 
 def _check(sites: dict[str, Message], latent: set[str]) -> None:

@@ -342,3 +342,18 @@ def test_nan_are_missing_in_collapsed_bounds_too():
     np.testing.assert_allclose(one.losses, other.losses, rtol=1e-6)
     with pytest.raises(ValueError, match="20 of 60 values in args.1. are NaN"):
         npgp.fit_collapsed(KEY, model, X, HOLES, None, progress=False)
+
+
+def test_data_of_another_shape_are_looked_at_anew():
+    def model(X, y):
+        f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
+        with npgp.plate("data", N, rows=len(X)):
+            npgp.observe("y", f(X), npgp.Poisson(), obs=y if y.ndim == 1 else y[:, 1])
+
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
+    counts = np.ones(N)
+    result = npgp.fit(svi, jax.random.key(0), 1, X, counts, batch_size=B, progress=False)
+    table = np.stack([counts, counts], axis=1)
+    table[7, 1] = -1.0
+    with pytest.raises(ValueError, match="y has the value -1 in row 7"):
+        npgp.fit(svi, jax.random.key(0), 1, X, table, batch_size=B, progress=False, init_state=result.state)

@@ -150,6 +150,24 @@ def mean_guide(y, narrow):
     numpyro.sample("mean", dist.Normal(jnp.sum(y) / precision, narrow / jnp.sqrt(precision)))
 
 
+def test_jitter_beside_the_noise_is_said():
+    X, y = np.linspace(0, 1, 20, dtype=np.float32)[:, None], np.zeros(20, np.float32)
+
+    def model(X, y=None):
+        variance = numpyro.param("variance", 1.0)
+        f = npgp.SparseGP("f", npgp.RBF(1.0, variance=variance), X[::4]).draw()
+        with numpyro.plate("data", 20):
+            npgp.observe("y", f(X), npgp.Gaussian(variance=1e-2), obs=y)
+
+    guide = npgp.AutoSparseGP(model)
+    params = {"f.u.loc": jnp.zeros(5), "f.u.scale_tril": 0.01 * jnp.eye(5)}
+    for variance, share in ((1e3, 1.0), (10.0, 0.01)):  # the jitter is 1e-5 of the variance
+        found = npgp.check_posterior(KEY, model, guide, {**params, "variance": variance}, X, y, draws=100)
+        assert found.jitter == pytest.approx(share, rel=1e-2)
+        assert ("a jitter of 1 times the noise variance" in str(found)) == (share > 0.1)
+        assert not (found.trusted and share > 0.1)
+
+
 @pytest.mark.parametrize("narrow", [0.9, 0.7, 0.5, 0.3])
 def test_khat_of_a_normal_that_is_too_narrow(narrow, float64):
     """
