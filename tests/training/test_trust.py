@@ -168,6 +168,17 @@ def test_jitter_beside_the_noise_is_said():
         assert not (found.trusted and share > 0.1)
 
 
+def test_too_few_nodes_are_said(float64):
+    def checked(num_nodes):
+        likelihood = npgp.likelihoods.Factorized(lambda f: dist.StudentT(3.0, f, 0.1), num_nodes=num_nodes)
+        model = regression("svgp", "prior", likelihood)
+        return npgp.check_posterior(KEY, model, npgp.AutoSparseGP(model), random_params("svgp"), X, Y, draws=100)
+
+    few, many = checked(5), checked(200)
+    assert few.quadrature > 0.5 and "change by" in str(few) and "more num_nodes" in str(few) and not few.trusted
+    assert many.quadrature < 0.01 and "num_nodes" not in str(many)
+
+
 @pytest.mark.parametrize("narrow", [0.9, 0.7, 0.5, 0.3])
 def test_khat_of_a_normal_that_is_too_narrow(narrow, float64):
     """
