@@ -13,7 +13,7 @@ from jax.interpreters import ad, batching, mlir
 
 from npgp.programs.backend import on_cpu
 
-__all__ = ["in_double", "in_double_if"]
+__all__ = ["in_double", "in_double_if", "is_worth_it"]
 
 _double = Primitive("in_double")
 _double.multiple_results = True
@@ -39,7 +39,7 @@ def in_double(function: Callable[..., Any], *arguments: Any) -> Any:
     :param arguments: pytrees, whose floating entries are widened.
     :return: what it returns, its floating entries in float32.
     """
-    if jnp.result_type(float) == jnp.float64:
+    if not _is_narrow():
         return function(*arguments)
     leaves, tree = jax.tree.flatten(arguments)
     returned: list[Any] = []
@@ -54,7 +54,16 @@ def in_double(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def in_double_if(wanted: bool, function: Callable[..., Any], *arguments: Any) -> Any:
     """:func:`in_double` where it is wanted, on a CPU; elsewhere ``function(*arguments)``."""
-    return in_double(function, *arguments) if wanted and on_cpu() else function(*arguments)
+    return in_double(function, *arguments) if wanted and is_worth_it() else function(*arguments)
+
+
+def is_worth_it() -> bool:
+    """Whether float64 is cheap here, and not what everything is computed in anyway."""
+    return on_cpu() and _is_narrow()
+
+
+def _is_narrow() -> bool:
+    return jnp.result_type(float) == jnp.float32
 
 
 def _widened(x: Any) -> Any:

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.features import InducingBlock, as_block, covariance
 from npgp.kernels import Kernel
-from npgp.programs.backend import on_cpu
-from npgp.programs.double import in_double
+from npgp.programs.double import in_double, is_worth_it
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 
@@ -230,7 +229,7 @@ def factorize(
     :param jitter: relative jitter tried first (:func:`npgp.linalg.cholesky`).
     :param double: whether to compute in float64 for a kernel that :attr:`~npgp.kernels.Kernel.wants_double`, on a CPU.
     """
-    if double and kernel.wants_double and on_cpu() and jnp.result_type(float) == jnp.float32:
+    if double and kernel.wants_double and is_worth_it():
         arrays = in_double(lambda kernel, blocks: _parted(_factorize(kernel, blocks, jitter)), kernel, tuple(blocks))
         return Projector(kernel, tuple(blocks), *arrays)
     return _factorize(kernel, blocks, jitter)

@@ -234,8 +234,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], inputs: Inputs, step: int) -
         return observed, observed.program(inputs.layout, sharding)
 
     shapes = tuple(map(jnp.shape, jax.tree.leaves((args, kwargs))))
-    sizes = inputs.step_rows, inputs.num_rows, shapes
-    observed, program = kept(svi, ("observed", inputs.layout, sizes, inputs.sharding), make)
+    observed, program = kept(svi, ("observed", inputs.layout, shapes, inputs.step_rows, inputs.sharding), make)
     inputs.allow_nan_of(observed.masked)
     if program is None or jax.process_count() > 1:  # there each step's answer would be a message between processes
         return None

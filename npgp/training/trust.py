@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -209,7 +208,7 @@ def _jitter_share(sites: dict[str, Message]) -> jax.Array:
     added = [jnp.max(projector.each(Projector.most_jitter)) for projector in projectors]
     if not (noise and added):
         return jnp.zeros(())
-    return functools.reduce(jnp.maximum, added) / functools.reduce(jnp.minimum, noise)
+    return jnp.max(jnp.stack(added)) / jnp.min(jnp.stack(noise))
 
 
 def _quadrature_error(sites: dict[str, Message]) -> jax.Array:
