@@ -19,7 +19,7 @@ import math
 import os
 import uuid
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from npgp.programs.tracing import is_weakly_typed
 
 __all__ = ["load", "save"]
 
-#: Raised when files change in a way that older versions of this module would misread.
+#: Changes with the format of files; only files of this version are read.
 VERSION = 1
 _PACKAGE = __name__.partition(".")[0]
 _DESCRIPTION = _PACKAGE
@@ -95,7 +95,7 @@ def load(path: str | os.PathLike, classes: Sequence[type] = (), *, max_bytes: in
     :param max_bytes: how many bytes the description and all arrays may have. If omitted, as many as the file has, for
         :func:`save` compresses nothing: a small file cannot fill the memory. Raise it for a file that was compressed
         afterwards, if you trust it.
-    :raises ValueError: for a file that is damaged, not written by :func:`save` or written by a later version; for one
+    :raises ValueError: for a file that is damaged, not written by :func:`save` or of another version; for one
         of more than ``max_bytes``; for a class that is unknown; and for 64-bit JAX arrays where JAX has 64-bit numbers
         switched off, since their digits would be lost in silence.
     :raises OSError: if the file cannot be read.
@@ -308,11 +308,10 @@ class _Builder:
         is_distribution = issubclass(cls, Distribution)
         if is_distribution:
             data, metadata = cls.gather_pytree_data_fields(), cls.gather_pytree_aux_fields()
-            known, required = {*data, *metadata}, set()
+            known = {*data, *metadata}
         else:
-            declared = _variable(cls)
-            known, required = {field.name for field in declared}, {f.name for f in declared if not _has_default(f)}
-        if (wrong := set(fields) - known) or (wrong := required - set(fields)):
+            known = {field.name for field in _variable(cls)}
+        if wrong := known ^ set(fields):
             raise _Refusal(
                 f"has a {cls.__qualname__} that differs from this version's in {sorted(wrong)}: it was "
                 "written by another version of its package."
@@ -320,9 +319,8 @@ class _Builder:
         if is_distribution:
             return cls.tree_unflatten(tuple(map(fields.get, metadata)), tuple(map(fields.get, data)))
         obj = object.__new__(cls)
-        for field in declared:
-            value = fields[field.name] if field.name in fields else _default(field)
-            object.__setattr__(obj, field.name, value)
+        for name, value in fields.items():
+            object.__setattr__(obj, name, value)
         return obj
 
     def _class(self, name: str) -> type:
@@ -344,12 +342,3 @@ class _Builder:
                 f"pass it: load(path, classes=[{qualname.rpartition('.')[2]}])."
             )
         return found
-
-
-def _has_default(field: dataclasses.Field) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-
-
-def _default(field: dataclasses.Field) -> Any:
-    factory: Callable[[], Any] | Any = field.default_factory
-    return field.default if factory is dataclasses.MISSING else factory()

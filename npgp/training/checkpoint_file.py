@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-#: Raised when checkpoints change in a way that older versions of this module would misread. What comes before the
-#: header stays as it is.
+#: Changes with the format of checkpoints; only those of this version are read.
 VERSION = 1
 MARK = b"npgp checkpoint\n"
 #: Between mark and header: the header's length, and the checksum of that and the header.
@@ -76,8 +75,9 @@ def temporary_name(path: Path) -> Path:
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
-    Header and arrays of a checkpoint; of one of another version, the header.
+    Header and arrays of a checkpoint.
 
+    :raises ValueError: for another version of the format.
     :raises Damaged: if it is not as it was written.
     :raises OSError: if it cannot be read.
     """
@@ -94,7 +94,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             raise Damaged("its header is not the one that was written")
         header = json.loads(text)
         if header["npgp"] != VERSION:
-            return header, {}
+            raise ValueError(f"{str(path)!r} has version {header['npgp']!r} of its format; this npgp reads {VERSION}.")
         kinds = {name: (np.dtype(dtype), shape) for name, (dtype, shape) in header["arrays"].items()}
         sizes = [dtype.itemsize * math.prod(shape) for dtype, shape in kinds.values()]
         if left != length + sum(sizes):

@@ -27,7 +27,7 @@ from jax.experimental import multihost_utils
 
 from npgp import checks
 from npgp.training import checkpoint_file
-from npgp.training.checkpoint_file import VERSION, Damaged
+from npgp.training.checkpoint_file import Damaged
 from npgp.training.interrupts import interrupts_held
 
 _NAME, _TEMPORARY = re.compile(r"(0|[1-9][0-9]*)\.checkpoint"), re.compile(r"\.[0-9]+\.checkpoint\.[0-9a-f]{32}\.tmp")
@@ -240,9 +240,7 @@ class Checkpoints:
     def _check(self, header: dict[str, Any], like: Any) -> None:
         """Refuse the checkpoint of another run."""
         where = f"The checkpoints in {str(self.directory)!r}"
-        about, settings = header.get("about", {}), header.get("settings", {})
-        if header["npgp"] != VERSION:
-            raise ValueError(f"{where} have version {header['npgp']!r} of their format; this npgp reads {VERSION}.")
+        about, settings = header["about"], header["settings"]
         advice = "Choose another folder to start afresh, or go on as before."
         if (differs := _difference(about, self._about)) is not None:
             raise ValueError(f"{where} are of a run with {differs}. {advice}")

@@ -47,7 +47,7 @@ def _rewritten(change: Callable[[dict[str, Any]], Any]) -> Path:
 
 def _nested(depth: int) -> str:
     content = '{"list": [' * depth + "1" + "]}" * depth
-    return f'{{"format": "npgp", "version": 2, "content": {content}}}'
+    return f'{{"format": "npgp", "version": 1, "content": {content}}}'
 
 
 def _truncated(share: float) -> Path:
@@ -117,7 +117,7 @@ DAMAGED: dict[str, Callable[[], Path]] = {
     "nine tenths of it": lambda: _truncated(0.9),
     "a bit flipped early": lambda: _flipped(0.3),
     "a bit flipped late": lambda: _flipped(0.7),
-    "no header's content": lambda: _rewritten(lambda h: {"format": "npgp", "version": 2}),
+    "no header's content": lambda: _rewritten(lambda h: {"format": "npgp", "version": 1}),
     "content that is empty": lambda: _rewritten(_set(content={})),
     "content of an unknown kind": lambda: _rewritten(_set(content={"pickle": "0"})),
     "content that names no array": lambda: _rewritten(_set(content={"jax": "17"})),

@@ -330,7 +330,7 @@ def test_another_version(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("npgp.training.checkpoint_file.VERSION", 99)
         checkpoints = folder_of(tmp_path, 10)
-    with pytest.raises(ValueError, match="have version 99 of their format; this npgp reads 1"):
+    with pytest.raises(ValueError, match="10.checkpoint' has version 99 of its format; this npgp reads 1"):
         checkpoints.open(some_state(), ABOUT)
 
 
