@@ -16,7 +16,6 @@ from npgp.gplvm.relevance import (
     relevance,
     sensitivity,
 )
-from npgp.gplvm.restarts import Restarts, fit_restarts
 from npgp.gplvm.start import Start, pca_start, random_start
 
 __all__ = [
@@ -35,13 +34,11 @@ __all__ = [
     "NewRows",
     "NormalMixture",
     "Point",
-    "Restarts",
     "RowNormal",
     "Start",
     "canonical_latents",
     "effective_dimensions",
     "fit",
-    "fit_restarts",
     "infer_latents",
     "nearest_neighbor_errors",
     "pca_start",

@@ -92,8 +92,7 @@ WITHOUT_EXAMPLE = {
     # Need files of NPGP_DATA, or a download.
     "npgp.datasets": "load oil_flow snelson uci",
     # Type aliases, which have no docstring; and what only a trained GPLVM has: docs/howto/gplvm.md, latent-missing.md.
-    "npgp.gplvm": """LatentGuide LatentPrior CollapsedFit GPLVMFit Modes Restarts fit_restarts infer_latents
-        predictive_variance""",
+    "npgp.gplvm": """LatentGuide LatentPrior CollapsedFit GPLVMFit Modes infer_latents predictive_variance""",
     # The optimizer's state where tables are apart: made by fit, and given back to it with FitResult.state.
     "npgp.training": "RowState",
     # Made by npgp.posterior(..., draws=...), whose example has them.
