@@ -108,7 +108,7 @@ print(f"rows whose nearest neighbor in latent space is of another class: {mistak
 # is: here `tight` was trained, and has moved to where it does well.
 #
 # Training with each conditional may end elsewhere, at local optima that differ by more than the bounds do: compare
-# conditionals at equal parameters, or from several starts (`scripts/studies/gplvm/oil_bounds.py`).
+# conditionals at equal parameters, or from several starts (`python scripts/study.py oil-bounds`).
 
 # %%
 for conditional in (npgp.Prior(), npgp.Tight(), npgp.Grouped(npgp.median_split(Y, 16))):
@@ -195,6 +195,6 @@ for name, variant in variants.items():
 
 # %% [markdown]
 # A GPLVM is an ordinary NumPyro model around `npgp.SparseGP`. Two data sets that share latent inputs are one more
-# component (`scripts/studies/gplvm/shared_latents.py`); counts, labels and unlike columns are another likelihood
+# component (`scripts/examples/shared_latents.py`); counts, labels and unlike columns are another likelihood
 # (`npgp.likelihoods.Columns`), which `npgp.gplvm.fit` takes too, as it does many rows; time is another prior
 # (`npgp.gplvm.Dynamical`).

@@ -370,5 +370,5 @@ legend = figure.legend(*handles, loc="outside lower center", ncols=3, frameon=Fa
 # The noise variance was 0.0225. One layer calls the jump noise, and the waves; two layers find the jump, but not the
 # waves.
 #
-# More: `scripts/studies/spherical/spherical_uci.py` compares units, points and both on UCI data, after Tiao, Dutordoir
-# & Picheny (2023).
+# More: the reproductions on npgp's site compare units, points and both on UCI data, after Tiao, Dutordoir & Picheny
+# (2023).

@@ -433,5 +433,5 @@ legend = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower 
 # | inputs | any number of columns | few columns; constants | few columns; constants |
 # | draws at new places | as smooth as the GP | independent given $u$ | independent given $f$ at sites |
 #
-# If in doubt, train both and compare predictions of held-out sites. `scripts/studies/neighbors/neighbors_study.py` does
-# so on larger data, at equal cost of a step.
+# If in doubt, train both and compare predictions of held-out sites. The reproductions on npgp's site
+# have figures of larger data, at equal cost of a step.

@@ -42,10 +42,29 @@ import npgp.inducing
 from common import Arguments, clock, note, one_blas_thread, scores, table, whole, write_json, write_picture
 from npgp import datasets
 from npgp.neighbors import nearest
-from studies.neighbors import simulate
 
 # ---------------------------------------------------------------------------------------------------------------
 # Data
+
+
+#: Random cosines of which the simulated function is made.
+COSINES = 4096
+
+
+def simulate(rows: int, lengthscale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Sites of the unit square and noisy values of a function of variance 1 there, noise variance .1.
+
+    The function is a sum of random cosines whose covariance is Matérn-3/2: no method's own prior is favoured.
+    """
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(rows, 2))
+    # The spectral density of Matérn-3/2 is that of a Student-t with three degrees of freedom.
+    frequencies = rng.normal(size=(COSINES, 2)) * np.sqrt(3.0 / rng.chisquare(3, COSINES))[:, None] / lengthscale
+    phases = rng.uniform(0.0, 2.0 * np.pi, COSINES)
+    parts = np.array_split(X, -(-rows // 2000))
+    f = np.concatenate([np.cos(part @ frequencies.T + phases).sum(1) for part in parts]) * math.sqrt(2.0 / COSINES)
+    return X, f + math.sqrt(0.1) * rng.normal(size=rows)
 
 
 class Data(NamedTuple):

@@ -1,21 +1,20 @@
-"""What several studies fit with: data, learned parameters, L-BFGS of collapsed bounds, SVI in minibatches, MCMC."""
+"""What several studies fit with: data, learned parameters, L-BFGS of collapsed bounds, MCMC."""
 
 from __future__ import annotations
 
 import argparse
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jax import lax
 from numpyro.distributions import constraints
-from numpyro.infer import MCMC, SVI, TraceMeanField_ELBO
+from numpyro.infer import MCMC
 from scipy.optimize import OptimizeResult, minimize
 
 import common
@@ -25,10 +24,6 @@ from npgp import datasets
 
 #: Logs of lengthscales, variance and noise variance stay within these.
 LOG_BOUNDS = (-9.0, 7.0)
-#: Start of the hyperparameters of minibatch fits, for standardized data; lengthscales start at this share of √D.
-LENGTHSCALE, VARIANCE, NOISE_VARIANCE = 0.7, 1.0, 0.1
-#: Rows at a time where no gradient is taken.
-CHUNK = 4096
 
 
 class Rows(NamedTuple):
@@ -206,223 +201,3 @@ def fit_collapsed(data, groups, kind: Kind, args: argparse.Namespace, power: flo
     found = lbfgs(loss, start, args.iterations, X.shape[1] + 2)
     seconds, noise = time.perf_counter() - began, math.exp(found.x[X.shape[1] + 1])
     return Collapsed(-float(found.fun), found.x, noise, int(found.nit), int(found.nfev), seconds)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# SVI in minibatches
-
-
-class Structure(NamedTuple):
-    """
-    How M inducing points are put in blocks.
-
-    :param shares: the share of each block in M.
-    :param covariances: of q(ε), one for each block.
-    :param fused: whether the blocks are put together in one.
-    """
-
-    shares: tuple[float, ...]
-    covariances: tuple[str, ...]
-    fused: bool = False
-
-
-STRUCTURES = {
-    "SVGP": Structure((1.0,), ("dense",)),
-    "SOLVE-GP": Structure((0.5, 0.5), ("dense", "dense")),
-    "union": Structure((0.5, 0.5), ("dense",), fused=True),  # SVGP that starts where SOLVE-GP does
-    "ODVGP": Structure((0.5, 0.5), ("dense", "mean-only")),
-    "three blocks": Structure((0.5, 0.25, 0.25), ("dense", "dense", "dense")),
-    "SVGP, mean field": Structure((1.0,), ("diagonal",)),
-    "SOLVE-GP, mean field": Structure((0.5, 0.5), ("diagonal", "diagonal")),
-}
-
-
-def start_of_lengthscales(X: np.ndarray) -> np.ndarray:
-    columns = X.shape[1]
-    return np.full(columns, LENGTHSCALE * math.sqrt(columns), X.dtype)
-
-
-@lru_cache(maxsize=4)
-def float32_split(name: str, number: int, rows: int | None) -> Rows:
-    """The first rows of a split, in single precision."""
-    data = simulated(rows or 300, number) if name == "simulated" else datasets.uci(name, number)
-    arrays = (data.X_train, data.y_train, data.X_test, data.y_test)
-    return Rows(*(np.asarray(array[:rows], np.float32) for array in arrays))
-
-
-@lru_cache(maxsize=16)
-def starting_blocks(name: str, number: int, rows: int | None, sizes: tuple[int, ...], seed: int) -> list[np.ndarray]:
-    """The first at the centers of k-means; each further one greedily for the variance that those before it leave."""
-    X = float32_split(name, number, rows).X
-    if len(sizes) == 1:
-        return [np.asarray(npgp.inducing.kmeans(jax.random.key(seed), X, *sizes))]
-    before = starting_blocks(name, number, rows, sizes[:-1], seed)
-    kernel = npgp.Matern32(start_of_lengthscales(X), variance=VARIANCE)
-    return [*before, np.asarray(npgp.inducing.greedy_variance(kernel, X, sizes[-1], given=before))]
-
-
-def start_of(args: argparse.Namespace, split: int, structure: Structure, M: int) -> dict[str, Any]:
-    """Hyperparameters and inducing inputs; ``args`` has data, rows and seed."""
-    sizes = tuple(int(share * M) for share in structure.shares)
-    blocks = starting_blocks(args.data, split, args.rows, sizes, args.seed + split)
-    blocks = [np.concatenate(blocks)] if structure.fused else blocks
-    X = float32_split(args.data, split, args.rows).X
-    hyper = {"lengthscale": start_of_lengthscales(X), "variance": VARIANCE, "noise_variance": NOISE_VARIANCE}
-    return hyper | {f"inducing{i}": jnp.asarray(Z) for i, Z in enumerate(blocks)}
-
-
-def component(params: dict[str, Any], covariances: Sequence[str]) -> npgp.SparseGP:
-    """The GP at these hyperparameters and inducing inputs; a covariance of q(ε) for each block."""
-    kernel = npgp.Matern32(params["lengthscale"], variance=params["variance"])
-    return npgp.SparseGP("f", kernel, [params[f"inducing{i}"] for i in range(len(covariances))], covariances)
-
-
-def regression_model(start: dict[str, Any], covariances: Sequence[str], conditional: str, group_size: int = 1):
-    """A model ``(X, y, mask, *, size)`` with Gaussian noise whose parameters all start at these values."""
-    kind = npgp.Grouped(group_size) if conditional == "grouped" else conditional
-
-    def model(X, y=None, mask=None, *, size):
-        params = learned(start)
-        f = component(params, covariances).draw()
-        with npgp.plate("data", size, rows=X.shape[0]):
-            likelihood = npgp.Gaussian(variance=params["noise_variance"])
-            npgp.observe("y", f(X), likelihood, obs=y, conditional=kind, mask=mask)
-
-    return model
-
-
-@partial(jax.jit, static_argnames="covariances")
-def predict(params, X, covariances: tuple[str, ...] = ("dense",)):
-    """Mean and variance of y."""
-    mean, variance = component(params, covariances).posterior(params).mean_and_variance(X, batch_size=CHUNK)
-    return mean, variance + params["noise_variance"]
-
-
-@partial(jax.jit, static_argnames=("covariances", "conditional"))
-def best_elbo(params, X, y, covariances: tuple[str, ...], conditional: str, groups=None) -> jax.Array:
-    """The ELBO at these hyperparameters and inducing inputs if q(ε) were the best one: what steps on q could win."""
-    gp = component(params, covariances)
-    given = npgp.Grouped(groups) if conditional == "grouped" else conditional
-    options = dict(noise_variance=params["noise_variance"], conditional=given, covariances=covariances)
-    return npgp.CollapsedGP(gp.kernel, X, gp.inducing, **options).log_prob(y)
-
-
-def in_chunks(size: int, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Arrays in chunks of equally many rows, (chunks, size, …), and the mask of rows that do not fill the last one."""
-    rows = len(arrays[0])
-    size = min(size, rows)
-    missing = -rows % size
-    filled = [np.concatenate([array, array[:missing]]) for array in arrays]
-    mask = np.arange(rows + missing) < rows
-    return tuple(array.reshape(-1, size, *array.shape[1:]) for array in (*filled, mask))
-
-
-def elbo_of_chunks(model: Callable, guide: Callable) -> Callable[[Any, tuple[np.ndarray, ...]], float]:
-    """The ELBO of all rows, exactly, of parameters and chunks: the mean over these, each scaled up to all rows."""
-
-    @jax.jit
-    def losses(params, chunks):
-        loss = partial(TraceMeanField_ELBO().loss, jax.random.key(0), params, model, guide)
-        return lax.map(lambda chunk: loss(*chunk, size=chunks[-1].size), chunks)
-
-    return lambda params, chunks: -float(np.mean(np.asarray(losses(params, chunks), np.float64)))
-
-
-class Layout(NamedTuple):
-    """
-    Training rows in the order in which a conditional takes them.
-
-    :param arrays: X, y, and for ``grouped`` the mask of places that hold a row.
-    :param batch_size: rows, or places, per step.
-    :param group_size: places of a group; 1 for conditionals that take rows one by one.
-    """
-
-    arrays: tuple[np.ndarray, ...]
-    batch_size: int
-    group_size: int = 1
-
-    @classmethod
-    def of(cls, rows: Rows, conditional: str, groups: npgp.sparse.Groups, batch_size: int) -> Layout:
-        if conditional != "grouped":
-            return cls((rows.X, rows.y), min(batch_size, len(rows.y)))
-        arrays = (groups.arrange(rows.X), groups.arrange(rows.y), np.asarray(groups.mask).ravel())
-        # Whole groups, of about as many rows as the others' batches have.
-        count = min(max(round(batch_size * groups.count / len(rows.y)), 1), groups.count)
-        return cls(arrays, count * groups.size, groups.size)
-
-    def chunks(self) -> tuple[np.ndarray, ...]:
-        """X, y and mask in chunks of whole groups, (chunks, size, …), the last filled up with what is masked."""
-        places = len(self.arrays[0])
-        size = min(CHUNK // self.group_size * self.group_size, places)
-        mask = self.arrays[2] if len(self.arrays) > 2 else np.ones(places, bool)
-        X, y, mask, own = in_chunks(size, *self.arrays[:2], mask)
-        return X, y, mask & own
-
-
-class Method(NamedTuple):
-    """Of the comparison of four: blocks of equally many inducing points, and whether q tightens what they leave."""
-
-    blocks: int
-    tight: bool
-
-    @property
-    def covariances(self) -> tuple[str, ...]:
-        return ("dense",) * self.blocks
-
-
-METHODS = {
-    "SVGP": Method(1, False),
-    "T-SVGP": Method(1, True),
-    "SOLVE-GP": Method(2, False),
-    "T-SOLVE-GP": Method(2, True),
-}
-
-
-class Program:
-    """
-    A method with M points on data of one shape, compiled once for all splits.
-
-    What differs between splits, the start too, comes as an argument.
-
-    :param model: a model ``(X, y, mask, *, size)`` whose parameters all have values in the start of :meth:`train`.
-    :param rows: training rows, N.
-    :param args: steps, batch_size, learning_rate and natural.
-    :param chunk: rows at a time for the ELBO of all.
-    """
-
-    def __init__(self, model: Callable, rows: int, args: argparse.Namespace, chunk: int = CHUNK):
-        self.guide, self.chunk = npgp.AutoSparseGP(model), chunk
-        self.steps, self.batch_size = args.steps, min(args.batch_size, rows)
-        optimizer = npgp.adam(args.learning_rate, args.steps)
-        if args.natural:
-            optimizer = npgp.natural_gradient(args.natural, optimizer)
-        self.svi = SVI(model, self.guide, optimizer, TraceMeanField_ELBO(), size=rows)
-        self._init = jax.jit(self.svi.init)  # operation by operation this takes seconds
-        self._elbo = elbo_of_chunks(model, self.guide)
-
-    def train(self, X: np.ndarray, y: np.ndarray, start: dict[str, Any], seed: int) -> tuple[dict[str, Any], dict]:
-        """Trained parameters, and seconds: of what compiles, of all other steps."""
-        key = jax.random.key(seed)
-        fit = partial(npgp.fit, self.svi, key, batch_size=self.batch_size, progress=False)
-        began = time.perf_counter()
-        first = fit(1, X, y, init_state=self._init(key, X[: self.batch_size], y[: self.batch_size], init_params=start))
-        compiled = time.perf_counter()
-        result = fit(self.steps - 1, X, y, init_state=first.state)
-        seconds = time.perf_counter() - compiled
-        times = {"compile_seconds": compiled - began, "seconds": seconds, "step_ms": 1e3 * seconds / (self.steps - 1)}
-        return result.params, times
-
-    def elbo(self, params: dict[str, Any], X: np.ndarray, y: np.ndarray) -> float:
-        """The ELBO of all rows."""
-        return self._elbo(params, in_chunks(self.chunk, X, y))
-
-
-def start_points(X: np.ndarray, M: int, seed: int) -> np.ndarray:
-    """The centers of k-means in a random order, so that any part of them is spread like all."""
-    return np.random.default_rng(seed).permutation(np.asarray(npgp.inducing.kmeans(jax.random.key(seed), X, M)))
-
-
-def with_points(start: dict[str, Any], Z: np.ndarray, blocks: int) -> dict[str, Any]:
-    """The start of a fit: hyperparameters, and points divided among the blocks."""
-    start = {name: jnp.asarray(value, Z.dtype) for name, value in start.items()}
-    return start | {f"inducing{i}": jnp.asarray(block) for i, block in enumerate(np.split(Z, blocks))}

@@ -1,4 +1,4 @@
-"""Bayesian GPLVMs of the oil-flow data and of faces: bounds, reconstruction, imputation."""
+"""Bayesian GPLVMs of the oil-flow data: bounds, the recipe, reconstruction."""
 
 from __future__ import annotations
 
@@ -218,65 +218,6 @@ def oil_recipe(args: argparse.Namespace, inducing: int, seed: int) -> dict[str, 
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Training in minibatches
-
-
-class Trainer:
-    """
-    Training of a GPLVM by Adam, in minibatches whose rows alone are touched.
-
-    :param Y: (N, D), NaN where nothing is present.
-    :param mask: what is present, (N, D), or ``None`` where everything is.
-    :param row_tables: whether latents have parameters for each row.
-    """
-
-    def __init__(self, model: BayesianGPLVM, args: argparse.Namespace, Y, mask, seed: int, row_tables: bool = True):
-        optimizer = npgp.adam(args.learning_rate, args.steps)
-        self.svi = SVI(model.model, model.guide, optimizer, TraceMeanField_ELBO())
-        self.Y, self.steps = jnp.asarray(Y, jnp.result_type(float)), args.steps
-        self.key, self.evaluation = jax.random.split(jax.random.key(seed))
-        self.data: dict[str, Any] = {} if mask is None else {"mask": jnp.asarray(mask)}
-        self.batches: dict[str, Any] = {}
-        self.how: dict[str, Any] = {"indices": "rows"}
-        if args.batch_size and args.batch_size < len(Y):
-            self.batches = {"batch_size": args.batch_size}
-            self.how |= {"row_optim": row_adam(args.row_rate, args.steps)} if row_tables else {}
-
-    def fit(self):
-        """The result of ``npgp.fit``."""
-        how = self.how | self.batches | self.data
-        return npgp.fit(self.svi, self.key, self.steps, self.Y, progress=False, **how)
-
-    def elbo(self, result, **batches: int) -> float:
-        """The ELBO per row, a mean over 100 draws: of all rows, or of batches of ``batch_size``."""
-        how = {"indices": "rows", "num_draws": 100, **batches}
-        return npgp.evaluate(self.svi, self.evaluation, result, self.Y, **how, **self.data)[0] / len(self.Y)
-
-
-def train(args: argparse.Namespace, Y: np.ndarray, mask: np.ndarray | None, seed: int, **options) -> tuple:
-    """A GPLVM, its parameters, and the ELBO per row."""
-    start = pca_start(jax.random.key(seed), Y, args.latent_dim, args.inducing, mask=mask)
-    scale = float(np.mean(np.square(start.data_scale)))
-    lengthscale = math.sqrt(args.latent_dim)  # latents of unit variance are √(2Q) apart
-    start = dataclasses.replace(start, noise_variance=scale, variance=scale, lengthscale=lengthscale)
-    model = BayesianGPLVM(start, **options)
-    trainer = Trainer(model, args, Y, mask, seed)
-    result = trainer.fit()
-    return model, result.params, trainer.elbo(result, **trainer.batches)
-
-
-#: Of all that is trained in minibatches.
-TRAINED = {
-    "data": "real",
-    "rows": int,
-    "inducing": 25,
-    "batch_size": 100,
-    "steps": 6000,
-    "learning_rate": 0.03,
-    "row_rate": 0.1,
-}
-
-# ---------------------------------------------------------------------------------------------------------------
 # Reconstruction
 
 GUIDES: dict[str, Callable[[], Any]] = {
@@ -312,12 +253,19 @@ def reconstruction(args: argparse.Namespace, missing: float, guide: str, seed: i
     start = pca_start(jax.random.key(seed), parts[0], args.latent_dim, args.inducing, mask=masks[0])
     start = dataclasses.replace(start, noise_variance=args.noise_start, lengthscale=math.sqrt(args.latent_dim))
     model = BayesianGPLVM(start, conditional="tight", latents=GUIDES[guide](), positive=POSITIVE["log"])
-    trainer = Trainer(model, args, parts[0], masks[0], seed, row_tables=guide != "amortized")
+    batches: dict[str, Any] = {}
+    if args.batch_size < len(rows):
+        batches = {"batch_size": args.batch_size}
+    lazy = {"row_optim": row_adam(args.row_rate, args.steps)} if batches and guide != "amortized" else {}
+    svi = SVI(model.model, model.guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
+    keys, data = jax.random.split(jax.random.key(seed)), {} if masks[0] is None else {"mask": jnp.asarray(masks[0])}
+    Y_rows, options = jnp.asarray(parts[0], jnp.result_type(float)), {"indices": "rows"} | data
     try:
-        result = trainer.fit()
+        result = npgp.fit(svi, keys[0], args.steps, Y_rows, progress=False, **options, **batches, **lazy)
     except npgp.training.NonFiniteLossError as error:
         # Point estimates may fit the data without noise; where that ends numerically is their result.
         result = error.result
+    elbo = npgp.evaluate(svi, keys[1], result, Y_rows, num_draws=100, **options)[0] / len(rows)
     params, offset = result.params, start.offset
     posterior, likelihood, noise = model.posterior(params), model.likelihood_at(params), float(params["noise_variance"])
     loc, scale = model.latents_at(params, parts[0], mask=masks[0])
@@ -331,113 +279,11 @@ def reconstruction(args: argparse.Namespace, missing: float, guide: str, seed: i
     if guide == "amortized":
         ways[guide] = NewRows(*model.latents_at(params, parts[1], mask=masks[1]))
     own = errors(Y[rows], seen[rows], *NewRows(loc, scale).predict(posterior, offset=offset), noise, "train")
-    own |= {"elbo": trainer.elbo(result), "noise": math.sqrt(noise)}
+    own |= {"elbo": elbo, "noise": math.sqrt(noise)}
     return [
         {"latents": name} | own | errors(Y[test], seen[test], *new.predict(posterior, offset=offset), noise, "test")
         for name, new in ways.items()
     ]
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Missing entries
-
-
-def by_pca(seen: np.ndarray, rank: int) -> np.ndarray:
-    """Missing entries (NaN) filled in by principal components, which are then found anew, until that changes little."""
-    from sklearn.decomposition import PCA
-
-    present = np.isfinite(seen)
-    filled = np.where(present, seen, np.nanmean(seen, axis=0))
-    for _ in range(500):
-        pca = PCA(rank, svd_solver="full")
-        new = np.where(present, seen, pca.inverse_transform(pca.fit_transform(filled)))
-        change = np.linalg.norm(new - filled) / np.linalg.norm(filled)
-        filled = new
-        if change < 1e-5:
-            break
-    return filled
-
-
-def by_neighbors(seen: np.ndarray, number: int) -> np.ndarray:
-    """Missing entries filled in by the mean of the nearest rows that have them."""
-    from sklearn.impute import KNNImputer
-
-    return KNNImputer(n_neighbors=number).fit_transform(seen)
-
-
-def chosen(impute: Callable[[np.ndarray, int], np.ndarray], seen: np.ndarray, choices, seed: int) -> np.ndarray:
-    """Imputed with the choice that is best for a tenth of the present entries, given the others."""
-    held = np.isfinite(seen) & (np.random.default_rng([seed, 1]).uniform(size=seen.shape) < 0.1)
-    rest = np.where(held, np.nan, seen)
-    return impute(seen, min(choices, key=lambda choice: rmse(impute(rest, choice), seen, held)))
-
-
-def oil_imputation(args: argparse.Namespace, missing: float, seed: int) -> dict[str, Any]:
-    data = oil_flow(args.data, args.rows)
-    present = np.random.default_rng(seed).uniform(size=data.Y.shape) >= missing  # nested for all shares
-    seen, gap = np.where(present, data.Y, np.nan), ~present
-    model, params, elbo = train(args, seen, present if missing else None, seed)
-    figures: dict[str, Any] = {"elbo": elbo} | figures_of(params, data.labels)
-    if missing:
-        rows = NewRows(params["x.loc"], params["x.scale"])
-        how = {"mask": jnp.asarray(present), "offset": model.start.offset}
-        mean, scale = rows.impute(model.posterior(params), model.likelihood_at(params), jnp.asarray(seen), **how)
-        figures |= {"gplvm": rmse(mean, data.Y, gap), "coverage": coverage(mean, scale, data.Y, gap)}
-        figures["pca"] = rmse(chosen(by_pca, seen, range(1, 4 if args.quick else 9), seed), data.Y, gap)
-        figures["nearest"] = rmse(chosen(by_neighbors, seen, (1, 2, 3, 5, 10, 20), seed), data.Y, gap)
-        figures["mean"] = rmse(np.broadcast_to(np.nanmean(seen, 0), seen.shape), data.Y, gap)
-    return figures
-
-
-#: (height, width) of a face, and the pixels of each half.
-SHAPE = (28, 20)
-HALVES = {
-    "lower": np.s_[SHAPE[0] // 2 :, :],
-    "upper": np.s_[: SHAPE[0] // 2, :],
-    "left": np.s_[:, : SHAPE[1] // 2],
-    "right": np.s_[:, SHAPE[1] // 2 :],
-}
-
-
-def given_half(pca, seen: np.ndarray, gap: np.ndarray) -> np.ndarray:
-    """The pixels of a half given the other, under probabilistic PCA: (rows, pixels of the half)."""
-    C = pca.get_covariance()
-    centered = seen[:, ~gap] - pca.mean_[~gap]
-    return pca.mean_[gap] + centered @ np.linalg.solve(C[np.ix_(~gap, ~gap)], C[np.ix_(~gap, gap)])
-
-
-def faces(args: argparse.Namespace, seed: int) -> Records:
-    """Trained on the first frames; each half of the last ones imputed from the other."""
-    from sklearn.decomposition import PCA
-
-    frames = datasets.load("frey_faces")["faces"][: args.rows] / 255.0
-    Y = frames.reshape(len(frames), -1).astype(np.float32)
-    known, test = Y[: -args.new_rows], Y[-args.new_rows :]
-    model, params, elbo = train(args, known, None, seed)
-    found = []
-    for half in args.halves:
-        gap = np.zeros(SHAPE, bool)
-        gap[HALVES[half]] = True
-        gap = gap.ravel()
-        missing = np.broadcast_to(gap, test.shape)
-        seen = np.where(missing, np.nan, test)
-        given = model.posterior(params), model.likelihood_at(params)
-        how: dict[str, Any] = {"mask": jnp.asarray(~missing), "offset": model.start.offset}
-        rows = infer_latents(*given, seen, candidates=params["x.loc"], num_starts=args.starts, **how)
-        mean, scale = map(np.asarray, rows.impute(*given, jnp.asarray(seen), **how))
-        nearest = known[np.argmin(np.square(test[:, None, ~gap] - known[None, :, ~gap]).sum(-1), axis=1)]
-        # The rank of probabilistic PCA that is best for the half in the last of the training faces.
-        held = min(args.new_rows, len(known) // 4)
-        ranks = [rank for rank in (5, 10, 20, 40, 80) if rank < min(known[:-held].shape)]
-        last = {rank: given_half(PCA(rank, svd_solver="full").fit(known[:-held]), known[-held:], gap) for rank in ranks}
-        rank = min(ranks, key=lambda rank: np.mean(np.square(last[rank] - known[-held:, gap])))
-        linear = test.copy()
-        linear[:, gap] = given_half(PCA(rank, svd_solver="full").fit(known), test, gap)
-        figures = {"gplvm": rmse(mean, test, missing), "pca": rmse(linear, test, missing)}
-        figures |= {"nearest": rmse(nearest, test, missing), "coverage": coverage(mean, scale, test, missing)}
-        figures["mean"] = rmse(np.broadcast_to(known.mean(0), test.shape), test, missing)
-        found.append({"half": half, "elbo": elbo, "pca_rank": rank} | figures)
-    return found
 
 
 OF_MODELS = {
@@ -445,14 +291,6 @@ OF_MODELS = {
     "nn_errors": ("NN errors", 1),
     "relevant_dims": ("relevant dims", 1),
 }
-IMPUTED = {
-    "gplvm": ("GPLVM", 4),
-    "pca": ("PCA", 4),
-    "nearest": ("nearest rows", 4),
-    "mean": ("column means", 4),
-    "coverage": ("in 90% intervals", 3),
-}
-SMALL = {"data": "simulated", "rows": 24, "inducing": 4, "steps": 3, "batch_size": 8, "seed": [0]}
 
 STUDIES = {
     "oil-bounds": Study(
@@ -511,36 +349,10 @@ entries of all columns alike. In float64, on minibatches. They report .0925 for 
         {"missing": (0.0, 0.1, 0.3, 0.5), "guide": tuple(GUIDES), "seed": (0, 1, 2)},
         {"train_rmse": ("training rows", 4), "test_rmse": ("test rows", 4), "test_missing": ("missing entries", 3)}
         | {"test_nlpd": ("their NLPD", 2), "test_coverage": ("in 90% intervals", 2), "elbo": ("ELBO per row", 2)},
-        TRAINED | {"test_rows": 50, "latent_dim": 12, "noise_start": 0.2},
+        {"data": "real", "rows": int, "inducing": 25, "latent_dim": 12, "batch_size": 100, "steps": 6000}
+        | {"learning_rate": 0.03, "row_rate": 0.1, "noise_start": 0.2, "test_rows": 50},
         rows=("missing", "latents"),
-        quick=SMALL | {"test_rows": 4, "latent_dim": 2, "missing": [0.3], "guide": ["amortized"]},
-    ),
-    "oil-imputation": Study(
-        """Entries of the oil-flow data that are missing at random, imputed by a GPLVM and in other ways.
-
-They are missing from training too. Against iterative PCA, the mean of the nearest rows and column means; ranks and
-numbers of nearest rows are those that are best on further entries held out. On the complete data, nearest-neighbor
-errors in latent space and the number of relevant dimensions.""",
-        oil_imputation,
-        {"missing": (0.0, 0.1, 0.2, 0.3, 0.4, 0.5), "seed": (0, 1)},
-        {"elbo": ("ELBO per row", 2)} | IMPUTED | OF_MODELS,
-        TRAINED | {"inducing": 50, "latent_dim": 10},
-        quick=SMALL | {"latent_dim": 2, "missing": [0.3]},
-        note="RMSE of the missing entries, in the units of the data.",
-    ),
-    "faces": Study(
-        """Halves of 100 Frey faces imputed from the other half, by a GPLVM that was trained on the frames before.
-
-In minibatches and float32; against the mean face, the training face that is nearest on the seen half, and probabilistic
-PCA, whose rank is the best for the last training faces.""",
-        faces,
-        {"seed": (0,)},
-        {"elbo": ("ELBO per row", 1)} | IMPUTED,
-        TRAINED
-        | {"inducing": 50, "latent_dim": 20, "steps": 3000, "new_rows": 100, "starts": 4, "halves": ("lower", "right")},
-        rows=("half",),
-        quick=SMALL | {"latent_dim": 2, "new_rows": 2, "starts": 1, "halves": ["right"], "rows": 30},
-        note="RMSE of the missing pixels, in [0, 1].",
-        x64=False,
+        quick={"data": "simulated", "rows": 24, "inducing": 4, "latent_dim": 2, "steps": 3, "batch_size": 8}
+        | {"seed": [0], "test_rows": 4, "missing": [0.3], "guide": ["amortized"]},
     ),
 }

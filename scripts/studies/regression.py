@@ -1,14 +1,17 @@
-"""Collapsed fits of UCI sets by L-BFGS: conditionals, the local correction, the exact variance, power EP."""
+"""Collapsed fits by L-BFGS: conditionals, the local correction, the exact variance, power EP; Snelson's data."""
 
 from __future__ import annotations
 
 import argparse
+import warnings
 from functools import lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
+from numpyro.distributions import constraints
 
 import npgp
 from common import clock, interleaved
@@ -117,6 +120,38 @@ def ranks(records: Records, markdown: bool) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
+#: The second block, which moves the mean alone, and the most rows of a group.
+SNELSON = {"5": (0, 10), "5 and 5 mean-only": (5, 25)}
+
+
+def snelson_bounds(args: argparse.Namespace, points: str, conditional: str) -> dict[str, float]:
+    """From lengthscale = variance = noise = 1 and random data points, and the best of that and of random starts."""
+    (X, y, _), (mean_only, size) = npgp.datasets.snelson(), SNELSON[points]
+    rng, names = np.random.default_rng(args.seed), ("lengthscale", "variance", "noise_variance")
+    kind = npgp.Grouped(npgp.median_split(X, size)) if conditional == "grouped" else conditional
+    starts = []
+    for i in range(args.restarts + 1):
+        start = {"Z0": X[rng.choice(len(X), 5, replace=False)]}
+        start |= dict(zip(names, np.exp(np.zeros(3) if i == 0 else rng.normal(size=3)), strict=True))
+        starts.append(start | ({"Z1": X[rng.choice(len(X), mean_only, replace=False)]} if mean_only else {}))
+
+    def model(X, y):
+        p = {n: numpyro.param(n, jnp.asarray(v)) for n, v in starts[0].items() if n not in names}
+        hyper = (numpyro.param(name, 1.0, constraint=constraints.positive) for name in names)
+        lengthscale, variance, noise = hyper
+        kernel, covariances = npgp.RBF(lengthscale, variance=variance), ("dense", "mean-only")[: len(p)]
+        options: dict[str, Any] = dict(noise_variance=noise, conditional=kind, covariances=covariances, jitter=1e-6)
+        numpyro.sample("y", npgp.CollapsedGP(kernel, X, list(p.values()), **options), obs=y)
+
+    with warnings.catch_warnings():  # of searches that stop at the last step
+        warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+        options = dict(init_params=starts, max_steps=4 * args.iterations, progress=False)
+        fit = npgp.fit_collapsed(jax.random.key(0), model, X, y, **options)
+    return {"first": -float(fit.ends[0]), "best": -float(np.min(fit.ends))} | {
+        name: float(fit.params[name]) for name in names
+    }
+
+
 LOCAL = {
     "rmse": ("test RMSE", 4),
     "log_likelihood": ("test log-likelihood", 4),
@@ -182,5 +217,14 @@ L-BFGS over hyperparameters and inducing inputs, in float64. Matérn-3/2; a quar
         show=ranks,
         note="Means ± standard errors over splits, of the standardized target. +: with the local correction. Evidence: "
         "of the exact GP at the fitted hyperparameters; a bound is below it. ms: an evaluation with its gradient.",
+    ),
+    "snelson-bounds": Study(
+        """The bounds on Snelson's data with five inducing points, and with five mean-only points more.""",
+        snelson_bounds,
+        {"points": tuple(SNELSON), "conditional": ("prior", "tight", "grouped", "full")},
+        {"first": ("first start", 2), "best": ("best", 2), "lengthscale": ("lengthscale", 3)}
+        | {"variance": ("variance", 3), "noise_variance": ("noise variance", 3)},
+        {"restarts": 24, "iterations": 300, "seed": 1},
+        quick={"points": ["5"], "conditional": ["grouped"], "restarts": 0, "iterations": 1},
     ),
 }

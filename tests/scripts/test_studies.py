@@ -1,6 +1,7 @@
 """Every study runs, is kept and taken up again; and the runner's tables."""
 
 import json
+import re
 
 import loading
 import numpy as np
@@ -30,3 +31,19 @@ def test_a_study_runs_and_is_not_run_again(name, data_dir, tmp_path, monkeypatch
     assert (tmp_path / f"{name}.png").exists() == (study.picture is not None)
     monkeypatch.setattr(runner, "write_json", None)  # a cell more would be written
     assert run(name, *options) == report["records"]
+
+
+ROOT = loading.SCRIPTS.parent
+RESULTS = sorted(loading.SCRIPTS.glob("benchmarks/results/*.md"))
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *RESULTS]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_pages_name_are_there(page):
+    """Or in the commit that the paragraph names, or the page if it is one of results."""
+    text = page.read_text(encoding="utf-8")
+    for paragraph in [text] if page in RESULTS else text.split("\n\n"):
+        in_history = re.search(r"\b(at|commit) [0-9a-f]{7}\b", paragraph)
+        for path, first in re.findall(r"(scripts/[\w/]+\.py)(?:\s+([a-z][\w-]*))?", paragraph):
+            there = (ROOT / path).exists() and (not path.endswith("study.py") or first in {"", *EVERY})
+            assert there or in_history, f"{page.name}: there is no {path} {first}"
