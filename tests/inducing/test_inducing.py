@@ -13,6 +13,7 @@ import npgp
 from npgp.features import Points
 from npgp.inducing.selection import CHUNK, greedy_fit, greedy_variance, kmeans, random_subset
 from npgp.kernels import RBF, Linear, Matern32, White
+from npgp.sparse.kmeans import kmeans_centers
 from npgp.sparse.projection import factorize
 
 JITTER = {jnp.float32: 1e-6, jnp.float64: 1e-12}
@@ -292,6 +293,12 @@ def test_kmeans_is_as_good_as_another(x64):
     nearest = np.argmin(np.sum((X[:, None].astype(np.float64) - np.asarray(Z)) ** 2, -1), axis=1)
     means = np.array([X[nearest == k].mean(axis=0, dtype=np.float64) for k in range(20)])
     np.testing.assert_allclose(Z, means, atol=0.02)  # it stops when centers move little
+
+
+def test_kmeans_keeps_a_center_that_loses_its_rows():
+    X = np.random.default_rng(2836).normal(size=(12, 2))  # from this start one of six centers ends without a row
+    generator = np.random.default_rng(2836)
+    assert kmeans_centers(X, 6, generator).shape == (6, 2)
 
 
 def test_kmeans_refuses_more_points_than_there_are_and_tracing():
