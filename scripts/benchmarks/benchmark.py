@@ -369,9 +369,9 @@ def alone(bench: Bench) -> Records:
     }
     kinds[f"SVGP, M = {largest}"] = dict(kind="svgp", file=bench.problem(largest))
     kinds[f"SOLVE-GP, M = {half} + {half}"] = dict(kind="SOLVE-GP", file=bench.problem(largest))
-    GPLVM = dict(kind="GPLVM", rows=1000, columns=12, latent_dim=10, inducing=25, batch_size=100)
+    GPLVM = dict(kind="GPLVM", rows=1000, inducing=25, batch_size=100)
     kinds["GPLVM, N = 1000, 12 columns, Q = 10, M = 25, B = 100"] = GPLVM
-    VNNGP = dict(kind="VNNGP", rows=args.rows, neighbors=15, batch_size=few)
+    VNNGP = dict(kind="VNNGP", rows=args.rows, batch_size=few)
     kinds[f"VNNGP, N = {args.rows}, 15 neighbors, B = {few}"] = VNNGP
     found = bench.in_turns({name: (process, {"dtype": "float32", **asked}) for name, asked in kinds.items()})
     bench.drop()
@@ -481,7 +481,7 @@ def functions(bench: Bench) -> Records:
     return found
 
 
-#: What can be measured, in this order. (Rows in a file, N = 10⁷ against 10⁴: ``scripts/benchmarks/memmap_cost.py``.)
+#: What can be measured, in this order. (Rows in a file, N = 10⁷ against 10⁴: ``costs.py files``.)
 PARTS: dict[str, Callable[[Bench], Records]] = {
     "steps": steps, "first_step": first_step, "example": example, "npgp": alone, "kin40k": kin40k,
     "deep": deep, "mixtures": mixtures, "fits": fits, "functions": functions,

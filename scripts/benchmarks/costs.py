@@ -2,21 +2,25 @@
 """What parts of training cost: variants of a step, or of a bound with its gradient, timed in turn.
 
     python scripts/benchmarks/costs.py                     what can be measured
-    python scripts/benchmarks/costs.py orthogonal          one of them
+    python scripts/benchmarks/costs.py sites               one of them
     python scripts/benchmarks/costs.py nngp --rows 1000000
 
 Programs to compare take turns in random order; ratios are to the first, of runs of the same turn: median and quartiles.
-In float32, with one thread of LAPACK. For ``nngp`` peak memory is that of this process.
+In float32 if nothing else is said, with one thread of LAPACK. Peak memory is that of this process: for the memory of
+one variant run it alone (``--rows``, ``--devices``).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,171 +33,98 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import npgp
+from npgp.gplvm import Start
 from npgp.sparse.conditionals import row_elbo
 from npgp.sparse.projection import factorize
+from npgp.training import row_adam
+from npgp.training.inputs import Inputs
+from npgp.training.row_tables import LazySVI
+from npgp.training.steps import RowSteps, Steps
 from npgp.variational import DenseNormal, square_tril, whitened_mean, whitened_variance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from common import Arguments, clock, interleaved, one_blas_thread, peak_memory, quartiles, table, whole, write_json
+from common import (
+    Arguments,
+    clock,
+    interleaved,
+    interleaved_steps,
+    one_blas_thread,
+    peak_memory,
+    quartiles,
+    table,
+    whole,
+    write_json,
+)
 
 #: What is timed together: its title, and calls by the variants' names.
-Groups = Iterator[tuple[str, dict[str, Callable[[], Any]]]]
-COLUMNS = 8
+Groups = Iterator[tuple[str, dict[str, Callable[..., Any]]]]
+#: Columns of inputs; of a GPLVM's data, its latent inputs; neighbors of a site.
+COLUMNS, OUTPUTS, LATENT_DIM, NEIGHBORS = 8, 12, 10, 15
+#: The most steps of a device call.
+MOST_STEPS = 1000
 
 
 def positive(name: str, value: Any) -> jax.Array:
     return numpyro.param(name, value, constraint=constraints.softplus_positive)
 
 
-def data(rows: int, columns: int = COLUMNS, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+def data(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Inputs, and noisy values of a smooth function of some columns."""
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(-1.7, 1.7, (rows, columns))
+    X = rng.uniform(-2.0, 2.0, (rows, COLUMNS))
     y = np.sin(2.0 * X[:, 0]) + X[:, 1] * X[:, -1] + 0.3 * rng.normal(size=rows)
-    return jnp.asarray(X, jnp.float32), jnp.asarray(y, jnp.float32)
+    dtype = jnp.result_type(float)
+    return X.astype(dtype), y.astype(dtype)
 
 
-def points(size: int, columns: int = COLUMNS, seed: int = 1) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).uniform(-1.7, 1.7, (size, columns)), jnp.float32)
+def svgp(size: int, Z: np.ndarray) -> SVI:
+    """Adam on minibatches of so many rows in all; lengthscales, inducing inputs and noise variance are learned."""
+
+    def model(X, y=None):
+        kernel = npgp.Matern32(positive("lengthscale", jnp.full(COLUMNS, 2.0)))
+        f = npgp.SparseGP("f", kernel, numpyro.param("Z", jnp.asarray(Z))).draw()
+        with npgp.plate("data", size, rows=X.shape[0]):
+            npgp.observe("y", f(X), npgp.Gaussian(variance=positive("noise", 0.1)), obs=y)
+
+    return SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
 
 
-def svi_step(model: Callable, *arrays: Any) -> Callable[[], Any]:
-    """A compiled step of Adam on a batch."""
-    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
-    state = jax.jit(svi.init)(jax.random.key(0), *arrays)
-    step = jax.jit(svi.update).lower(state, *arrays).compile()
-    return lambda: step(state, *arrays)
+class Loop:
+    """
+    A training loop, compiled once, that goes on where it was.
 
+    :param svi: model, guide, optimizer and loss.
+    :param arrays: the data.
+    :param batch_size: rows per step.
+    :param row_optim: moves row tables lazily; they are moved as wholes if omitted.
+    :param indices: keyword under which the model receives row numbers.
+    :param sharding: devices that share the rows of a step.
+    """
 
-def bound_and_gradient(bound: Callable, params: Any) -> Callable[[], Any]:
-    step = jax.jit(jax.value_and_grad(bound)).lower(params).compile()
-    return lambda: step(params)
+    def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None, sharding=None):
+        self.inputs = Inputs(arrays, {}, jax.random.key(0), batch_size, indices, sharding=sharding)
+        positional, named = self.inputs.first_call()
+        lazy = None if row_optim is None else LazySVI(svi, row_optim)
+        state = (lazy or svi).init(jax.random.key(0), *positional, **named)
+        self.taken, self.loss = 0, float("nan")
+        self.steps: Any = Steps(svi, self.inputs, state, MOST_STEPS)
+        if lazy is not None:
+            self.steps = RowSteps(lazy, self.inputs, state, MOST_STEPS, 0)
+
+    def advance(self, steps: int) -> float:
+        """Take steps: seconds of each, without reading the rows."""
+        chunk = self.inputs.place(self.inputs.read(self.taken, steps, MOST_STEPS))
+        began = time.perf_counter()
+        _, losses, ok = self.steps.advance(chunk, steps)
+        seconds, self.loss = (time.perf_counter() - began) / steps, float(losses[-1])
+        if not ok:
+            raise FloatingPointError(f"The loss became {self.loss}.")
+        self.steps.commit()
+        self.taken += steps
+        return seconds
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The registry
-
-
-def conditionals(args: argparse.Namespace) -> Groups:
-    """Steps of SVI with ``grouped`` and ``prior`` against ``tight``, by M and size of groups."""
-    rows = 8 * args.batch_size
-    X, y = map(np.asarray, data(rows))
-    for M in args.sizes:
-
-        def step(conditional: str, size: int = 1, M=M) -> Callable[[], Any]:
-            # Numbers of rows are powers of two, so that groups are full and nothing is padded.
-            groups = npgp.median_split(X, size)
-            x, order_y = (jnp.asarray(groups.arrange(a)[: args.batch_size]) for a in (X, y))
-            kind = npgp.Grouped(size) if conditional == "grouped" else conditional
-
-            def model(x, y):
-                kernel = npgp.Matern32(
-                    positive("lengthscale", jnp.full(COLUMNS, 2.0)), variance=positive("variance", 1.0)
-                )
-                f = npgp.SparseGP("f", kernel, numpyro.param("Z", jnp.asarray(X[:M]))).draw()
-                with npgp.plate("data", rows, rows=args.batch_size):
-                    npgp.observe("y", f(x), npgp.Gaussian(variance=positive("noise", 0.1)), obs=y, conditional=kind)
-
-            return svi_step(model, x, order_y)
-
-        calls = {"tight": step("tight"), "prior": step("prior")}
-        yield (
-            f"M = {M}",
-            calls | {f"groups of {g}": step("grouped", g) for g in (8, 16, 32, 64) if g <= args.batch_size},
-        )
-
-
-#: How the M points are shared out to blocks, and the covariance of each.
-METHODS = {"SVGP": ("dense",), "SOLVE-GP": ("dense", "dense"), "ODVGP": ("dense", "mean-only")}
-
-
-def orthogonal(args: argparse.Namespace) -> Groups:
-    """A step of SVI and a collapsed bound: SVGP with M points against two sets of M/2."""
-    for M in args.sizes:
-        for kind, rows in (("step", args.batch_size), ("collapsed", args.rows)):
-            X, y = data(rows)
-            calls = {}
-            for name, covariances in METHODS.items():
-                start = jnp.split(points(M), len(covariances))
-
-                def model(X, y, start=start, covariances=covariances):
-                    kernel = npgp.Matern32(
-                        positive("lengthscale", jnp.full(COLUMNS, 2.0)), variance=positive("variance", 1.0)
-                    )
-                    Z = [numpyro.param(f"Z{i}", part) for i, part in enumerate(start)]
-                    f = npgp.SparseGP("f", kernel, Z, covariances=covariances).draw()
-                    with npgp.plate("data", 100 * len(X), rows=len(X)):
-                        noise = positive("noise", 0.1)
-                        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, conditional="tight")
-
-                def bound(params, X=X, y=y, covariances=covariances):
-                    lengthscale, (variance, noise), Z = params
-                    kernel = npgp.Matern32(lengthscale, variance=variance)
-                    return npgp.CollapsedGP(kernel, X, Z, noise_variance=noise, covariances=covariances).log_prob(y)
-
-                params = jnp.full(COLUMNS, 2.0), jnp.ones(2), start
-                calls[name] = svi_step(model, X, y) if kind == "step" else bound_and_gradient(bound, params)
-            yield f"{kind}, M = {M}", calls
-
-
-#: One block: its kind, its number of features, and for activations their levels.
-Block = tuple[str, int, tuple[int, ...]]
-
-
-def spherical(args: argparse.Namespace) -> Groups:
-    """Harmonics against as many points, and activations with orthogonal points against SOLVE-GP: steps and bounds."""
-    structures: dict[str, tuple[int, dict[str, list[Block]]]] = {}
-    for most in args.sizes:
-        block = npgp.features.SphericalHarmonics.within(most, npgp.kernels.ZonalArcCosine(), 4)
-        pair = {"points": [("points", block.size, ())], "harmonics": [("harmonics", block.size, block.levels)]}
-        structures[f"{block.size} harmonics"] = 4, pair
-    for M in args.sizes[1:]:
-        half: Block = ("points", M // 2, ())
-        units = {
-            f"activations of {levels} levels + points": [("activations", M // 2, tuple(range(levels))), half]
-            for levels in (6, 13)
-        }
-        structures[f"{M // 2} + {M // 2}"] = COLUMNS, {"SOLVE-GP": [half, half]} | units
-    for title, (columns, pair) in structures.items():
-        for kind, rows in (("step", args.batch_size), ("collapsed", args.rows)):
-            X, y = data(rows, columns)
-            yield f"{kind}, {title}", {name: _spherical(kind, blocks, X, y) for name, blocks in pair.items()}
-
-
-def _spherical(kind: str, blocks: Sequence[Block], X, y) -> Callable[[], Any]:
-    columns = X.shape[1]
-
-    def kernel(params):
-        return npgp.kernels.ZonalArcCosine(weight_variance=params["weights"], bias_variance=params["bias"])
-
-    start: dict[str, Any] = {
-        "weights": jnp.full(columns, 1.0 / columns),
-        "bias": jnp.ones(()),
-        "noise": jnp.asarray(0.1),
-    }
-    for i, (what, size, _) in enumerate(blocks):
-        if what != "harmonics":
-            Z = points(size, columns, i)
-            start[f"Z{i}"] = kernel(start).polar(Z)[1] if what == "activations" else Z
-
-    def features(params) -> list:
-        make: dict[str, Callable] = {
-            "points": lambda i, levels: npgp.features.Points(params[f"Z{i}"]),
-            "activations": lambda i, levels: npgp.features.Activations(params[f"Z{i}"], levels=levels),
-            "harmonics": lambda i, levels: npgp.features.SphericalHarmonics(levels, columns + 1),
-        }
-        return [make[what](i, levels) for i, (what, _, levels) in enumerate(blocks)]
-
-    def model(X, y):
-        params = {name: numpyro.param(name, v) if name[0] == "Z" else positive(name, v) for name, v in start.items()}
-        f = npgp.SparseGP("f", kernel(params), features(params)).draw()
-        with npgp.plate("data", 100 * len(X), rows=len(X)):
-            npgp.observe("y", f(X), npgp.Gaussian(variance=params["noise"]), obs=y)
-
-    def bound(params):
-        return npgp.CollapsedGP(kernel(params), X, features(params), noise_variance=params["noise"]).log_prob(y)
-
-    return svi_step(model, X, y) if kind == "step" else bound_and_gradient(bound, start)
 
 
 def sites(args: argparse.Namespace) -> Groups:
@@ -201,11 +132,11 @@ def sites(args: argparse.Namespace) -> Groups:
     A step of NumPyro's SVI with the automatic guide against the same ELBO as one function of unconstrained parameters
     that calls the projection and the rows' terms itself, and is updated by the same optimizer. q(ε) is independent.
     """
-    (X, y), Z, rows = data(args.batch_size), points(args.sizes[0]), 100_000
-    softplus, prior = (
-        dist.biject_to(constraints.softplus_positive),
-        {"lengthscale": (0.0, (COLUMNS,)), "noise": (-2.0, ())},
-    )
+    rng, rows = np.random.default_rng(0), 100_000
+    X, y = map(jnp.asarray, data(rng, args.batch_size))
+    Z = jnp.asarray(data(rng, args.inducing)[0])
+    softplus = dist.biject_to(constraints.softplus_positive)
+    prior: dict[str, Any] = {"lengthscale": (0.0, (COLUMNS,)), "noise": (-2.0, ())}
 
     def hyperparameters(learned: bool):
         if learned:
@@ -258,16 +189,11 @@ def sites(args: argparse.Namespace) -> Groups:
             "bare ELBO": lambda f=by_hand, p=params, m=moments, key=key: f(p, m, key)[-1],
             "with sites": lambda step=step, state=state: step(state, X, y)[-1],
         }
-        yield f"hyperparameters {'learned' if learned else 'sampled'}, M = {args.sizes[0]}", calls
+        yield f"hyperparameters {'learned' if learned else 'sampled'}, M = {args.inducing}", calls
 
 
 def nngp(args: argparse.Namespace) -> Groups:
     """A response NNGP of sites in the plane, 15 neighbors in max–min order: density, gradient and draw."""
-    rng = np.random.default_rng(0)
-    X, y = rng.uniform(size=(args.rows, 2)).astype(np.float32), rng.normal(size=args.rows).astype(np.float32)
-    began = time.process_time()
-    neighbors = npgp.neighbors.nearest_before(X, min(15, args.rows - 1), ordering="maxmin")
-    print(f"search: {time.process_time() - began:.2f} s of the processor")
 
     def gp(theta, X, neighbors):
         lengthscale, variance, noise = jnp.exp(theta)
@@ -277,43 +203,178 @@ def nngp(args: argparse.Namespace) -> Groups:
     def density(theta, X, neighbors, y):
         return gp(theta, X, neighbors).log_prob(y)
 
-    given = jax.device_put((jnp.log(jnp.array([0.05, 1.0, 0.1], jnp.float32)), X, neighbors))
-    programs = [jax.jit(f) for f in (density, jax.value_and_grad(density), lambda key, *a: gp(*a).sample(key))]
-    calls = {
-        "density": lambda: programs[0](*given, y),
-        "with gradient": lambda: programs[1](*given, y),
-        "a draw": lambda: programs[2](jax.random.key(0), *given),
-    }
-    yield f"{args.rows} sites", calls
+    for rows in args.rows:
+        rng = np.random.default_rng(0)
+        X, y = rng.uniform(size=(rows, 2)).astype(np.float32), rng.normal(size=rows).astype(np.float32)
+        began = time.process_time()
+        neighbors = npgp.neighbors.nearest_before(X, min(NEIGHBORS, rows - 1), ordering="maxmin")
+        print(f"search: {time.process_time() - began:.2f} s of the processor")
+        given = jax.device_put((jnp.log(jnp.array([0.05, 1.0, 0.1], jnp.float32)), X, neighbors))
+        programs = [jax.jit(f) for f in (density, jax.value_and_grad(density), lambda key, *a: gp(*a).sample(key))]
+        yield (
+            f"{rows} sites",
+            {
+                "density": partial(programs[0], *given, y),
+                "with gradient": partial(programs[1], *given, y),
+                "a draw": partial(programs[2], jax.random.key(0), *given),
+            },
+        )
 
 
-COSTS: dict[str, Callable[[argparse.Namespace], Groups]] = {
-    "conditionals": conditionals,
-    "orthogonal": orthogonal,
-    "spherical": spherical,
-    "sites": sites,
-    "nngp": nngp,
+def gplvm_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
+    """A Bayesian GPLVM of so many rows."""
+    rng = np.random.default_rng(0)
+    latents = rng.normal(size=(rows, LATENT_DIM))
+    Y = np.tanh(latents @ rng.normal(size=(LATENT_DIM, OUTPUTS))) + 0.1 * rng.normal(size=(rows, OUTPUTS))
+    gplvm = npgp.BayesianGPLVM(Start(latents, latents[:inducing], Y.mean(0)))
+    svi = SVI(gplvm.model, gplvm.guide, npgp.adam(1e-3), TraceMeanField_ELBO())
+    return Loop(svi, (Y,), batch_size, row_adam(1e-3) if lazy else None, "rows")
+
+
+def vnngp_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
+    """A variational nearest-neighbor GP with an inducing point at each of so many sites in the plane."""
+    rng = np.random.default_rng(0)
+    sites = rng.uniform(size=(rows, 2)).astype(np.float32)
+    y = np.sin(20 * sites[:, 0]) * np.cos(20 * sites[:, 1])
+    neighbors = npgp.neighbors.nearest_before(sites, NEIGHBORS, ordering="random", rng_key=jax.random.key(0))
+
+    def model(y, rows):
+        gp = npgp.VNNGP("f", npgp.Matern32(0.1), sites, neighbors, batch_size=batch_size, init_scale=0.5)
+        f = gp.draw()
+        with npgp.plate("data", len(sites), rows=rows):
+            npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(variance=0.1), obs=y)
+
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(1e-3), TraceMeanField_ELBO())
+    return Loop(svi, (y,), batch_size, row_adam(1e-3) if lazy else None, "rows")
+
+
+def tables(make: Callable[..., Loop], args: argparse.Namespace) -> Groups:
+    """
+    A step as row tables grow, of a GPLVM's latents or a VNNGP's inducing values, at a fixed batch size: NumPyro's SVI
+    moves whole tables and looks through them for NaN; with ``row_optim`` a step touches the rows of its batch alone.
+    """
+    kinds = {"whole tables": False, "rows of the batch": True}
+    cases = {f"{kind}, {rows:,}": (rows, lazy) for kind, lazy in kinds.items() for rows in args.rows}
+    yield (
+        f"batches of {args.batch_size}",
+        {name: make(*case, args.inducing, args.batch_size).advance for name, case in cases.items()},
+    )
+
+
+def files(args: argparse.Namespace) -> Groups:
+    """A step as a file of rows grows, which is read ahead in random order: whole calls of ``fit`` on maps of files."""
+
+    def write(folder: Path, rows: int) -> list[np.ndarray]:
+        paths = [folder / f"{name}-{rows}.npy" for name in ("X", "y")]
+        shapes = ((rows, COLUMNS), (rows,))
+        maps = [np.lib.format.open_memmap(p, "w+", np.float32, s) for p, s in zip(paths, shapes, strict=True)]
+        rng = np.random.default_rng(0)
+        for start in range(0, rows, 100_000):
+            block = slice(start, min(start + 100_000, rows))
+            for array, values in zip(maps, data(rng, block.stop - start), strict=True):
+                array[block] = values
+        return [np.load(path, mmap_mode="r") for path in paths]
+
+    def training(X: np.ndarray, y: np.ndarray) -> Callable[[int], float]:
+        svi, state = svgp(len(X), data(np.random.default_rng(1), args.inducing)[0]), None
+        how: dict[str, Any] = dict(batch_size=args.batch_size, steps_per_call=10, progress=False)
+
+        def advance(steps: int) -> float:
+            nonlocal state
+            began = time.perf_counter()
+            state = npgp.fit(svi, jax.random.key(0), steps, X, y=y, init_state=state, **how).state
+            return (time.perf_counter() - began) / steps
+
+        return advance
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield (
+            f"M = {args.inducing}, batches of {args.batch_size}",
+            {f"{rows:,} rows": training(*write(Path(folder), rows)) for rows in args.rows},
+        )
+
+
+def devices(args: argparse.Namespace) -> Groups:
+    """
+    A step whose rows devices share. Without accelerators these are simulated, parts of one CPU: what counts then is the
+    work of each, which the compiler knows. Efficiency is the work on one divided by that on all k together; what all do
+    alike, the factorization of K_uu above all, keeps it below one. In float64 on a CPU.
+    """
+    rng, loops, work = np.random.default_rng(0), {}, {}
+    X, y = data(rng, 4 * args.batch_size)
+    Z = data(rng, args.inducing)[0]
+    for k in args.devices:
+        mesh = jax.make_mesh((k,), ("rows",), devices=jax.devices()[:k])
+        loops[k] = Loop(svgp(len(X), Z), (X, y), args.batch_size, sharding=npgp.training.Sharding(mesh))
+        chunk = loops[k].inputs.place(loops[k].inputs.read(0, 1, MOST_STEPS))
+        work[k] = float(loops[k].steps.prepare(chunk, 1).cost_analysis()["flops"])
+    title = f"M = {args.inducing}, B = {args.batch_size}, {jax.devices()[0].device_kind}"
+    # Equally many steps for all, so that parameters can be compared.
+    yield title, {f"{k} devices": lambda _, loop=loop: loop.advance(5) for k, loop in loops.items()}
+
+    def params(loop: Loop) -> list:
+        return jax.tree.leaves(loop.steps.svi.get_params(loop.inputs.sharding.fetch(loop.steps.state)))
+
+    one = args.devices[0]
+    for k, loop in loops.items():
+        pairs = zip(params(loop), params(loops[one]), strict=True)
+        apart = max(float(jnp.max(jnp.abs(a - b), initial=0.0)) for a, b in pairs)
+        share = work[k] / work[one]
+        print(f"{k} devices: work {share:.3f}, efficiency {one / (k * share):.2f}, parameters apart {apart:.1e}")
+
+
+class Cost(NamedTuple):
+    """
+    :param groups: what is timed.
+    :param defaults: of its options.
+    :param steps: whether calls are given a number of steps, and return the seconds of one.
+    """
+
+    groups: Callable[[argparse.Namespace], Groups]
+    defaults: Mapping[str, Any] = {}
+    steps: bool = False
+
+
+COSTS = {
+    "sites": Cost(sites),
+    "nngp": Cost(nngp, {"rows": [4096]}),
+    "gplvm-rows": Cost(partial(tables, gplvm_loop), {"batch_size": 100, "inducing": 25, "seconds": 1.0}, True),
+    "vnngp-rows": Cost(partial(tables, vnngp_loop), {"batch_size": 256, "seconds": 1.0}, True),
+    "files": Cost(files, {"rows": [10_000, 100_000, 1_000_000, 10_000_000]}, True),
+    "devices": Cost(devices, {"batch_size": 8192, "repetitions": 7}, True),
 }
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("cost", nargs="?", choices=list(COSTS))
-    parser.add_argument("--sizes", type=whole, nargs="+", default=[128, 256, 512], help="M")
-    parser.shared(
-        "quick", "cpu-time", "json", repetitions=25, batch_size=1024, rows=dict(default=4096, help="of a bound")
-    )
-    return parser.read(argv, {"sizes": [8, 16], "repetitions": 2, "batch_size": 32, "rows": 40})
+    rows = [1000, 10_000, 100_000, 1_000_000]
+    parser.add_argument("--rows", type=whole, nargs="+", default=rows, help="of data, files, sites")
+    parser.add_argument("--devices", type=whole, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--seconds", type=float, default=0.4, help="about this long per turn, where steps are taken")
+    parser.shared("quick", "cpu-time", "json", repetitions=15, batch_size=1024, inducing=256)
+    cost = parser.parse_args(argv).cost
+    parser.set_defaults(**(COSTS[cost].defaults if cost else {}))
+    quick = {"repetitions": 2, "batch_size": 16, "inducing": 8, "rows": [40, 60], "seconds": 0.01, "devices": [1, 4]}
+    return parser.read(argv, quick)
 
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     args, records = parse(argv), []
     if args.cost is None:
-        print("\n".join(f"{name:13}{' '.join(cost.__doc__.split())}" for name, cost in COSTS.items()))
+        docs = {name: getattr(cost.groups, "func", cost.groups).__doc__ for name, cost in COSTS.items()}
+        print("\n".join(f"{name:13}{' '.join(doc.split())}" for name, doc in docs.items()))
         return records
-    with jax.enable_x64(False), one_blas_thread():
-        for title, calls in COSTS[args.cost](args):
-            seconds = interleaved(calls, args.repetitions, clock(args.cpu_time))
+    if args.cost == "devices" and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(args.devices)}"
+        os.environ["XLA_FLAGS"] = flags  # which is read when JAX first computes something; of use on a CPU alone
+    cost, x64 = COSTS[args.cost], args.cost == "devices" and jax.default_backend() == "cpu"
+    with jax.enable_x64(x64), one_blas_thread():
+        for title, calls in cost.groups(args):
+            if cost.steps:
+                seconds = interleaved_steps(calls, args.repetitions, args.seconds, 5, MOST_STEPS)
+            else:
+                seconds = interleaved(calls, args.repetitions, clock(args.cpu_time))
             base = seconds[next(iter(calls))]
             for name, own in seconds.items():
                 ms, ratio, fastest = quartiles(own, 1e3), quartiles(own / base), float(own.min() / base.min())

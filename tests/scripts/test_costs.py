@@ -1,6 +1,10 @@
 """Variants of training steps are timed, and are what they are said to be."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import jax
 import loading
@@ -14,12 +18,14 @@ def costs():
     return loading.script("costs", "benchmarks")
 
 
-@pytest.mark.parametrize("name", ["conditionals", "orthogonal", "spherical", "sites", "nngp"])
+@pytest.mark.parametrize("name", ["sites", "nngp", "gplvm-rows", "files"])
 def test_a_cost_is_measured(costs, name, tmp_path, capsys):
     path = tmp_path / "costs.json"
-    records = costs.main([name, "--quick", "--sizes", "6", "8", "--json", str(path)])
-    assert json.loads(path.read_text()) == records and len(records) >= 3
-    assert all((0.0 < r["ratio"][1] < np.inf and r["variant"] in capsys.readouterr().out) or True for r in records)
+    rows = ["--rows", "40"] if name == "gplvm-rows" else []  # the other loop is compared below
+    records = costs.main([name, "--quick", *rows, "--json", str(path)])
+    assert json.loads(path.read_text()) == records and len(records) >= 2
+    printed = capsys.readouterr().out
+    assert all(0.0 < r["ratio"][1] < np.inf and r["variant"] in printed for r in records)
     assert all(r["ratio"] == [1.0, 1.0, 1.0] for r in records if r["variant"] == records[0]["variant"])
 
 
@@ -38,3 +44,25 @@ def test_the_density_of_sites_with_all_neighbors_is_the_gps(costs):
     X, y = rng.uniform(size=(16, 2)).astype(np.float32), rng.normal(size=16).astype(np.float32)
     expected = oracles.log_normal(y, oracles.stationary("Matern32", X, X, 0.05, 1.0) + 0.1 * np.eye(16))
     assert density == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gplvm_loop", "vnngp_loop"])
+def test_whole_tables_and_rows_of_the_batch_have_the_same_loss(costs, name):
+    loops = [getattr(costs, name)(40, lazy, 4, 10) for lazy in (False, True)]
+    for loop in loops:
+        loop.advance(1)
+    assert loops[0].loss == pytest.approx(loops[1].loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_devices_share_the_work_of_a_step(tmp_path):
+    """In a process of its own, as it sets the number of devices."""
+    settings = "--devices 1 4 --inducing 16 --batch-size 256 --repetitions 1".split()
+    command = [sys.executable, str(loading.path("costs", "benchmarks")), "devices", *settings]
+    environment = os.environ | {"PYTHONPATH": str(loading.SCRIPTS.parent)}
+    said = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    words = r"(\d) devices: work (\S+), efficiency (\S+), parameters apart (\S+)"
+    one, four = (tuple(map(float, found)) for found in re.findall(words, said))
+    assert one == (1.0, 1.0, 1.0, 0.0)
+    # The rows' work is in four parts, and not all of it is the rows'.
+    assert four[0] == 4 and 0.25 < four[1] < 0.5 and four[3] < 1e-10

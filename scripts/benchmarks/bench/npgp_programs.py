@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from problems import LEARNING_RATE, Problem
 import npgp
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from benchmarks.row_cost import gplvm_loop, vnngp_loop
+from benchmarks.costs import gplvm_loop, vnngp_loop
 from common import one_blas_thread
 
 #: Blocks and conditional of each structure; a group has so many rows.
@@ -156,11 +155,10 @@ class Collapsed:
 
 
 class Rows:
-    """A GPLVM, or a VNNGP, whose row tables are moved at the rows of the batch (``scripts/benchmarks/row_cost.py``)."""
+    """A GPLVM, or a VNNGP, whose row tables are moved at the rows of the batch (``scripts/benchmarks/costs.py``)."""
 
-    def __init__(self, kind: str, problem: None, **options):
-        make = {"GPLVM": gplvm_loop, "VNNGP": vnngp_loop}[kind]
-        self.loop = make(options.pop("rows"), True, Namespace(**options))
+    def __init__(self, kind: str, problem: None, rows: int, batch_size: int, inducing: int = 0):
+        self.loop = {"GPLVM": gplvm_loop, "VNNGP": vnngp_loop}[kind](rows, True, inducing, batch_size)
 
     def advance(self, steps: int) -> None:
         with one_blas_thread():
