@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
-
-from npgp.optional import optional
+from scipy.spatial import cKDTree
 
 __all__ = ["nearest_neighbor_errors"]
 
@@ -22,12 +21,11 @@ def nearest_neighbor_errors(points: ArrayLike, labels: ArrayLike) -> int:
     :param points: (N, Q), scaled as distances should be taken: for a GPLVM, latent means over lengthscales.
     :param labels: classes, (N,).
     :return: a count out of N.
-    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises ValueError: for fewer than two points, or labels of another length.
     """
     points, labels = np.asarray(points), np.asarray(labels)
     if len(points) < 2 or labels.shape != points.shape[:1]:
         raise ValueError(f"points of shape {points.shape} and labels of shape {labels.shape} do not match.")
-    search = optional("sklearn.neighbors", extra="data", what="the search of neighbors")
-    neighbors = search.NearestNeighbors(n_neighbors=1).fit(points).kneighbors(return_distance=False)
-    return int(np.sum(labels[neighbors[:, 0]] != labels))
+    two = cKDTree(points).query(points, 2)[1]  # the point itself is one of them, unless there are more at its place
+    nearest = np.where(two[:, 0] == np.arange(len(points)), two[:, 1], two[:, 0])
+    return int(np.sum(labels[nearest] != labels))

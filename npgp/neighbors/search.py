@@ -2,8 +2,8 @@
 Neighbors of sites, found once, outside ``jit``: for Vecchia's approximation each site's nearest among those before it
 in an order, for kriging a new site's nearest among all.
 
-Distances are Euclidean, in units of ``scale`` if that is given. Searches are scikit-learn's, by trees where columns are
-few; memory is O(N k).
+Distances are Euclidean, in units of ``scale`` if that is given. Searches are those of SciPy's ``cKDTree``; memory is
+O(N k).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from npgp import checks
 from npgp.keys import host_generator
-from npgp.optional import optional
 from npgp.pytrees import pytree
 
 __all__ = ["Neighbors", "Ordering", "nearest", "nearest_before", "order_sites"]
 
 Ordering = Literal["given", "coordinate", "random", "maxmin"]
 
-#: Sites in a run within which all pairs are looked at, and how many of these runs at a time.
-RUN, RUNS = 64, 64
-#: Sites whose surroundings are looked up together by the order "maxmin".
-AHEAD = 256
+#: Sites of the first tree for :func:`nearest_before`, and found neighbors in memory at a time.
+FIRST_TREE, FOUND = 64, 2**22
+#: Sites of the order "maxmin" whose distances from all are computed; later ones that the tree is asked for together.
+FIRST_SITES, AHEAD = 512, 64
 #: Sites of a wave that are computed together, at most.
 LONGEST = 1024
 #: Neighbors that are Python numbers at a time.
@@ -103,7 +103,7 @@ def nearest_before(
     """
     Order sites, and find for each the nearest of those before it.
 
-    Exact for every order, at O(N log² N) distances where trees help. The approximation is the better the farther the
+    Exact for every order, at O(N log N) distances where trees help. The approximation is the better the farther the
     first sites of the order are from one another (Guinness 2018), which is what ``"maxmin"`` is for.
 
     .. code-block:: python
@@ -117,7 +117,6 @@ def nearest_before(
     :param ordering: see :func:`order_sites`.
     :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column.
     :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
-    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1, an order unknown, and
         the order ``"random"`` without a key.
@@ -126,20 +125,12 @@ def nearest_before(
     points = _scaled(X, "X", scale)
     order = _order(points, ordering, rng_key)
     N, K = len(points), min(size, len(points) - 1)
-    distance, places = np.full((N, K), np.inf), np.zeros((N, K), np.int64)
-    if K:
-        _within_runs(points[order], distance, places)
-        # The sites before one are its run's and, for each binary digit 1 of the run's number, a block of 2^digit runs.
-        length = RUN
-        while length < N:
-            for start in range(length, N, 2 * length):
-                found = _query(points[order[start - length : start]], points[order[start : start + length]], K)
-                _keep_nearest(distance, places, slice(start, start + length), found[0], found[1] + start - length)
-            length *= 2
+    places, number = _earlier(points[order], K), np.minimum(np.arange(N), K)
+    there = np.arange(K) < number[:, None]
     rows, mask = np.empty((N, K), np.int32), np.empty((N, K), bool)
-    mask[order] = np.isfinite(distance)
-    rows[order] = np.where(np.isfinite(distance), order[places], order[:, None])
-    waves = _waves(order, np.where(np.isfinite(distance), places, 0))
+    mask[order] = there
+    rows[order] = np.where(there, order[places], order[:, None])
+    waves = _waves(order, places)
     return Neighbors(order.astype(np.int32), rows, mask, waves, size, np.asarray(scale))
 
 
@@ -168,7 +159,6 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     :param size: k, at most N.
     :param scale: units of distances, a scalar or one for each column.
     :return: row numbers of X, (N*, k).
-    :raises ImportError: without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
@@ -177,7 +167,7 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     checks.whole_number(size, "size", most=len(points), must_be=f"at most {len(points)}, the number of sites")
     if new.shape[1] != points.shape[1]:
         raise ValueError(f"X_new has {new.shape[1]} columns; the sites X have {points.shape[1]}.")
-    return _query(points, new, size)[1].astype(np.int32)
+    return _nearest(points, new, size).astype(np.int32)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -205,7 +195,6 @@ def order_sites(
     :param scale: units of distances, a scalar or one for each column.
     :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
     :return: row numbers, (N,).
-    :raises ImportError: for ``"maxmin"`` without scikit-learn (``pip install npgp[data]``).
     :raises TypeError: for inputs that are not floating, or traced.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for an order unknown, and for
         ``"random"`` without a key.
@@ -232,17 +221,21 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
     Farthest-point order, by a heap of distances to the sites so far.
 
     A site taken at distance r changes those of sites within r alone, as no site is farther: N/i sites at step i or so.
-    The heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. Most
-    of a search's time is its call, so the sites that come next are looked up together, at radii that can only shrink.
+    The heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. The
+    tree is asked for the sites that come next together, at radii that can only shrink.
     """
-    tree = _sklearn().KDTree(points)
+    tree = cKDTree(points)
+
+    def from_site(i: int, rows: Any) -> NDArray[Any]:
+        return np.asarray(np.sqrt(np.sum(np.square(points[rows] - points[i]), axis=1)))
+
     first = int(np.argmin(np.sum(np.square(points - points.mean(axis=0)), axis=1)))
-    distance = np.sqrt(np.sum(np.square(points - points[first]), axis=1))
+    distance = from_site(first, slice(None))
     distance[first] = -1.0  # taken
     heap = [(-r, i) for i, r in enumerate(distance.tolist()) if i != first]
     heapq.heapify(heap)
     order = [first]
-    found: dict[int, Any] = {}
+    found: dict[int, list[int]] = {}
     while heap:
         r, i = heap[0]
         now = distance[i]
@@ -250,12 +243,13 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
             heapq.heapreplace(heap, (-now, i))
             continue
         if now > 0.0:  # the others may be duplicates
-            if i not in found:
-                batch = np.array([j for _, j in heap[: min(len(order), AHEAD)] if j not in found])
-                within, reach = tree.query_radius(points[batch], distance[batch], return_distance=True)
-                found.update(zip(batch.tolist(), zip(within, reach, strict=True), strict=True))
-            within, reach = found.pop(i)
-            distance[within] = np.minimum(distance[within], reach)
+            within: Any = slice(None)
+            if len(order) >= FIRST_SITES:
+                if i not in found:
+                    batch = [j for _, j in heap[:AHEAD] if j not in found]
+                    found.update(zip(batch, tree.query_ball_point(points[batch], distance[batch]), strict=True))
+                within = np.array(found.pop(i))
+            distance[within] = np.minimum(distance[within], from_site(i, within))
         heapq.heappop(heap)
         order.append(i)
         distance[i] = -1.0
@@ -266,35 +260,37 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
 # Searches
 
 
-def _query(points: NDArray[Any], new: NDArray[Any], size: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Distances and row numbers of the nearest points, fewer than ``size`` where there are fewer."""
-    return _sklearn().NearestNeighbors(n_neighbors=min(size, len(points))).fit(points).kneighbors(new)
+def _nearest(tree: cKDTree | NDArray[Any], new: NDArray[Any], size: int) -> NDArray[Any]:
+    """Row numbers of the nearest points, nearest first, (len(new), size)."""
+    tree = tree if isinstance(tree, cKDTree) else cKDTree(tree)
+    return np.asarray(tree.query(new, range(1, size + 1))[1])
 
 
-def _within_runs(points: NDArray[Any], distance: NDArray[Any], places: NDArray[Any]) -> None:
-    """Nearest sites among those before each in its run; points are in order."""
-    for begin in range(0, len(points), RUN * RUNS):
-        some = points[begin : begin + RUN * RUNS]
-        runs = -(-len(some) // RUN)
-        padded = np.concatenate([some, np.zeros((runs * RUN - len(some), points.shape[1]))]).reshape(runs, RUN, -1)
-        squares = np.zeros((runs, RUN, RUN))
-        for column in np.moveaxis(padded, -1, 0):
-            squares += np.square(column[:, :, None] - column[:, None, :])
-        squares[:, np.triu(np.ones((RUN, RUN), bool))] = np.inf
-        numbers = begin + np.arange(runs * RUN)
-        before = np.repeat(numbers.reshape(runs, RUN), RUN, axis=0)
-        rows = slice(begin, begin + len(some))
-        candidates = np.sqrt(squares).reshape(-1, RUN)[: len(some)]
-        _keep_nearest(distance, places, rows, candidates, before[: len(some)])
+def _earlier(points: NDArray[Any], size: int) -> NDArray[Any]:
+    """
+    The nearest of the points before each, nearest first, (N, size); 0 where there are fewer.
 
-
-def _keep_nearest(distance, places, rows: slice, new_distance, new_places) -> None:
-    """Merge candidates with what rows have, in place: nearest first, ties by place."""
-    both = np.concatenate([distance[rows], new_distance], axis=1)
-    number = np.concatenate([places[rows], new_places], axis=1)
-    kept = np.lexsort((number, both), axis=1)[:, : distance.shape[1]]
-    distance[rows] = np.take_along_axis(both, kept, axis=1)
-    places[rows] = np.take_along_axis(number, kept, axis=1)
+    Trees are of the first points, ever twice as many, so that half of what they hold is earlier than a point of their
+    second half: about twice ``size`` are asked for, and twice as many again where too few of those are earlier.
+    """
+    N = len(points)
+    nearest = np.zeros((N, size), np.int64)
+    start, stop = 0, min(N, FIRST_TREE)
+    while start < stop:
+        tree, rows, asked = cKDTree(points[:stop]), np.arange(start, stop), min(2 * size + 2, stop)
+        while len(rows):
+            short = []
+            for some in np.array_split(rows, -(-len(rows) * asked // FOUND)):
+                found = _nearest(tree, points[some], asked)
+                earlier = found < some[:, None]
+                enough = (np.count_nonzero(earlier, axis=1) >= size) | (asked == stop)
+                short.append(some[~enough])
+                first = np.argsort(~earlier[enough], axis=1, kind="stable")[:, :size]
+                nearest[some[enough], : first.shape[1]] = np.take_along_axis(found[enough], first, axis=1)
+            rows, asked = np.concatenate(short), min(2 * asked, stop)
+        start, stop = stop, min(2 * stop, N)
+    nearest[np.arange(size) >= np.arange(N)[:, None]] = 0
+    return nearest
 
 
 def _waves(order: NDArray[Any], neighbors: NDArray[Any]) -> Waves:
@@ -317,10 +313,6 @@ def _waves(order: NDArray[Any], neighbors: NDArray[Any]) -> Waves:
     parts = np.concatenate([np.arange(a, a + length, size) for a, length in zip(begins, lengths, strict=True)])
     starts[: len(parts)] = parts
     return Waves(order[np.argsort(number, kind="stable")].astype(np.int32), starts, size)
-
-
-def _sklearn() -> Any:
-    return optional("sklearn.neighbors", extra="data", what="the search of neighbors")
 
 
 def _scaled(X: ArrayLike, name: str, scale: ArrayLike) -> NDArray[Any]:

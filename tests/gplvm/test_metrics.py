@@ -1,5 +1,3 @@
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,9 +55,3 @@ def test_result_is_a_plain_number_and_labels_may_be_words():
 def test_shapes_that_do_not_match_are_refused(points, labels):
     with pytest.raises(ValueError, match="do not match"):
         nearest_neighbor_errors(points, labels)
-
-
-def test_missing_scikit_learn_says_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.neighbors", None)
-    with pytest.raises(ImportError, match=r"pip install npgp\[data\]"):
-        nearest_neighbor_errors(np.zeros((2, 1)), [0, 1])

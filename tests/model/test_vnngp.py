@@ -25,8 +25,6 @@ import npgp
 from npgp.kernels import Matern32
 from npgp.training.row_tables import LazySVI, join, split
 
-pytest.importorskip("sklearn")
-
 M, N, K = 14, 9, 3
 LENGTHSCALE, VARIANCE, NOISE = np.array([0.8, 1.2]), 1.3, 0.2
 RNG = np.random.default_rng(5)

@@ -20,10 +20,8 @@ from scipy.sparse import linalg
 
 import npgp
 from npgp.kernels import Matern32
-from npgp.neighbors import nearest, nearest_before, order_sites, vecchia
+from npgp.neighbors import nearest, nearest_before, order_sites, search, vecchia
 from npgp.neighbors.nngp import NNGP, Kriging, ResponseNNGP, WhitenNNGP
-
-pytest.importorskip("sklearn")
 
 ORDERINGS = ("given", "coordinate", "random", "maxmin")
 LENGTHSCALE = np.array([0.9, 1.3])
@@ -49,7 +47,7 @@ def kernel(dtype=np.float64):
 def test_neighbors_are_the_nearest_before(ordering, sites):
     rng = np.random.default_rng(0)
     points = {
-        "scattered": rng.normal(size=(300, 2)),  # more than four runs
+        "scattered": rng.normal(size=(300, 2)),  # four trees
         "grid": np.round(rng.normal(size=(150, 2)), 1),  # ties and duplicates
         "one": np.ones((1, 2)),
         "two": np.array([[0.0], [1.0]]),
@@ -66,6 +64,13 @@ def test_neighbors_are_the_nearest_before(ordering, sites):
         assert np.all(neighbors.rows[i][~neighbors.mask[i]] == i)
         assert len(set(found)) == len(found) and set(found) <= set(before)
         np.testing.assert_allclose(distances[i, found], np.sort(distances[i, before])[:size], atol=1e-12)
+
+
+def test_searches_in_small_pieces_find_the_same(monkeypatch):
+    points = np.random.default_rng(0).normal(size=(300, 2))
+    whole = nearest_before(points, 4)
+    monkeypatch.setattr(search, "FOUND", 50)  # five sites at a time
+    np.testing.assert_array_equal(nearest_before(points, 4).rows, whole.rows)
 
 
 def test_orders_are_what_they_say():
