@@ -26,7 +26,7 @@ from npgp import checks
 from npgp.contract import plate_size
 from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION
-from npgp.training.files import Rows, map_of, native
+from npgp.training.files import map_of, native, read_rows
 from npgp.training.inputs import is_array
 from npgp.training.sources import Source
 
@@ -103,7 +103,7 @@ def checksum(x: Any) -> str:
     else:
         number = len(x) if size <= MAX_BYTES else min(len(x), MAX_ROWS)
         rows = np.unique(np.linspace(0, len(x) - 1, number).astype(np.int64)) if number else np.arange(0)
-        some = Rows(x).read(rows) if isinstance(x, np.ndarray) else np.asarray(x[rows])
+        some = read_rows(x, rows) if isinstance(x, np.ndarray) else np.asarray(x[rows])
     some = native(some)
     some = some.astype(jax.dtypes.canonicalize_dtype(some.dtype))
     return f" {zlib.crc32(np.ascontiguousarray(some).view(np.uint8).data if some.size else b''):08x}"

@@ -14,8 +14,7 @@ import numpy as np
 from npgp import checks
 from npgp.programs.backend import on_cpu
 from npgp.training.devices import Sharding
-from npgp.training.files import Rows, map_of, native
-from npgp.training.shuffle import Shuffle
+from npgp.training.files import map_of, native, read_rows
 from npgp.training.sources import Source
 
 #: What the batches of one device call may take when they are read on the host, in bytes.
@@ -218,7 +217,7 @@ class Inputs:
             steps,
             self.source is not None,
         )
-        self._files = [Rows(x) for x, on_host in zip(arrays, host, strict=True) if on_host]
+        self._files = [x for x, on_host in zip(arrays, host, strict=True) if on_host]
         kept = [native(x) for x, on_host in zip(arrays, host, strict=True) if not on_host]
         self._kept = kept
         #: What stays on the device.
@@ -228,7 +227,7 @@ class Inputs:
 
         self._x64 = bool(jax.config.read("jax_enable_x64"))
         self.seed = np.asarray(jax.random.key_data(rng_key)).ravel().tolist()
-        self._shuffle = Shuffle(self.seed, self.num_rows // group_size)
+        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))
         self._stream: Iterator[Any] | None = None
         self._position = -1
         self._last: Any = None
@@ -245,7 +244,10 @@ class Inputs:
         numbers: np.ndarray = np.empty((num_steps, chosen), self._row_type)
         for i in range(num_steps):
             epoch, batch = divmod(step + i, groups // chosen)
-            numbers[i] = self._shuffle(epoch, batch * chosen, (batch + 1) * chosen)
+            if self._order[0] != epoch:
+                rng = np.random.default_rng([*self.seed, epoch])
+                self._order = epoch, rng.permutation(np.arange(groups, dtype=self._row_type))
+            numbers[i] = self._order[1][batch * chosen : (batch + 1) * chosen]
         if self.group_size == 1:
             return numbers
         rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=numbers.dtype)
@@ -303,7 +305,7 @@ class Inputs:
         chunk = [_filled_up(rows, length)]
         numbers = [i for i, on_host in enumerate(self.layout.host) if on_host]
         for number, file in zip(numbers, self._files, strict=True):
-            values = file.read(rows)
+            values = read_rows(file, rows)
             values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
             self._refuse_nan(values, Origin(number), f"rows of steps {step} to {step + num_steps - 1}")
             chunk.append(_filled_up(values, length))

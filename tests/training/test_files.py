@@ -12,7 +12,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
 import npgp
-from npgp.training.files import Rows, native, require_whole
+from npgp.training.files import native, read_rows, require_whole
 from npgp.training.inputs import Inputs
 
 N, D = 600, 4
@@ -42,11 +42,11 @@ def mapped(path, mode="r", offset=0, dtype=np.float64):
 def test_a_map_that_is_cut_short_is_an_error(tmp_path, view):
     """Where looking at it would be a bus error, for all kinds of maps: those that exist, and new ones."""
     x = view(tmp_path / "x")
-    rows, last = Rows(x), np.array([len(x) // 2, len(x) - 1, 0])
-    np.testing.assert_array_equal(rows.read(last), np.asarray(x)[last])
+    last = np.array([len(x) // 2, len(x) - 1, 0])
+    np.testing.assert_array_equal(read_rows(x, last), np.asarray(x)[last])
     require_whole(x)
     os.truncate(tmp_path / "x", 4096)
-    for look in (lambda: rows.read(last), lambda: Rows(x), lambda: require_whole(x)):
+    for look in (lambda: read_rows(x, last), lambda: require_whole(x)):
         with pytest.raises(ValueError, match=CUT_SHORT if isinstance(x, np.memmap) else "has been cut short"):
             look()
 
@@ -56,7 +56,7 @@ def test_a_map_that_is_moved_or_replaced_is_whole(tmp_path):
     (tmp_path / "y").write_bytes(b"short")
     (tmp_path / "y").replace(tmp_path / "x")
     require_whole(x)
-    np.testing.assert_array_equal(Rows(x).read(np.arange(N)), WHOLE)
+    np.testing.assert_array_equal(read_rows(x, np.arange(N)), WHOLE)
 
 
 def model(X, y):
