@@ -96,14 +96,15 @@ def lbfgs(
     start: np.ndarray,
     iterations: int,
     num_logs: int = 0,
-    limits: tuple[float, float] = LOG_BOUNDS,
+    until: Callable[[], bool] = lambda: False,
     **options: float,
 ) -> OptimizeResult:
     """
     Minimize from a start.
 
     :param loss: the value and its gradient. A value that is not finite sends the line search back.
-    :param num_logs: so many first entries are logs, and stay within the limits.
+    :param num_logs: so many first entries are logs, and stay within `LOG_BOUNDS`.
+    :param until: asked after each iteration; the search ends where it says yes.
     :param options: of SciPy's L-BFGS-B, such as ``ftol``.
     """
 
@@ -111,21 +112,14 @@ def lbfgs(
         value, slope = loss(theta)
         return (float(value), np.asarray(slope, float)) if np.isfinite(value) else (1e10, np.zeros_like(theta))
 
-    bounds = [limits] * num_logs + [(None, None)] * (len(start) - num_logs)
+    def callback(intermediate_result):
+        if until():
+            raise StopIteration
+
+    bounds = [LOG_BOUNDS] * num_logs + [(None, None)] * (len(start) - num_logs)
     options = {"maxiter": iterations, "maxfun": 2 * iterations, "ftol": 1e-12, "gtol": 1e-8} | options
-    return minimize(numpy_loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-
-
-def maximum(objective, starts, iterations: int, num_logs: int, **options) -> tuple[float, np.ndarray]:
-    """The most that L-BFGS finds of a value with its gradient, from any of the starts, and where it is."""
-
-    def loss(theta):
-        value, slope = objective(theta)
-        return -value, -np.asarray(slope)
-
-    optima = (lbfgs(loss, np.asarray(start), iterations, num_logs, **options) for start in starts)
-    best = min(optima, key=lambda optimum: optimum.fun)
-    return -float(best.fun), best.x
+    how: dict[str, Any] = dict(method="L-BFGS-B", bounds=bounds, callback=callback, options=options)
+    return minimize(numpy_loss, start, jac=True, **how)
 
 
 def _isotropic(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,27 +133,35 @@ KERNELS |= {f"{name}-isotropic": _isotropic(kernel) for name, kernel in KERNELS.
 
 class Kind(NamedTuple):
     """
-    A bound or an approximation of a GP with Gaussian noise and one block of inducing points, for compiled programs.
+    A bound or an approximation of a GP with Gaussian noise, for compiled programs.
 
-    :param name: a conditional of ``CollapsedGP``, or a method of ``ApproximateGP``.
+    :param name: a conditional of ``CollapsedGP``, a method of ``ApproximateGP``, or ``nngp``.
     :param grouped: whether rows are taken in groups.
     :param kernel: a key of `KERNELS`.
+    :param blocks: of inducing points, equally large.
     """
 
     name: str
     grouped: bool = False
     kernel: str = "matern32"
+    blocks: int = 1
 
-    def gp(self, theta, X, groups, power=1.0) -> npgp.CollapsedGP | npgp.ApproximateGP:
-        """The GP at logs of D lengthscales, variance and noise variance, and inducing inputs, in one vector."""
+    def gp(self, theta, X, groups, power=1.0) -> npgp.CollapsedGP | npgp.ApproximateGP | npgp.neighbors.ResponseNNGP:
+        """
+        The GP at logs of D lengthscales, variance and noise variance, and inducing inputs, in one vector; if there are
+        none, all inputs are. For ``nngp`` ``groups`` are the neighbors.
+        """
         D = X.shape[1]
         scales = jnp.exp(theta[: D + 2])
-        given = KERNELS[self.kernel](scales[:D], variance=scales[D]), X, theta[D + 2 :].reshape(-1, D)
+        kernel, noise = KERNELS[self.kernel](scales[:D], variance=scales[D]), {"noise_variance": scales[D + 1]}
+        if self.name == "nngp":
+            return npgp.neighbors.ResponseNNGP(kernel, X, groups, **noise)
+        Z = theta[D + 2 :].reshape(-1, D) if len(theta) > D + 2 else X
         groups = groups if self.grouped else None
         if self.name in ("prior", "tight", "grouped"):
             conditional = npgp.Grouped(groups) if self.grouped else self.name
-            return npgp.CollapsedGP(*given, noise_variance=scales[D + 1], conditional=conditional)
-        return npgp.ApproximateGP(*given, noise_variance=scales[D + 1], method=self.name, power=power, groups=groups)
+            return npgp.CollapsedGP(kernel, X, jnp.split(Z, self.blocks), conditional=conditional, **noise)
+        return npgp.ApproximateGP(kernel, X, Z, method=self.name, power=power, groups=groups, **noise)
 
 
 @partial(jax.jit, static_argnames="kind")
@@ -169,7 +171,7 @@ def loss_and_slope(theta, X, y, groups, power, kind: Kind):
 
 
 @partial(jax.jit, static_argnames="kind")
-def condition(theta, X, y, groups, power, kind: Kind) -> npgp.Posterior:
+def condition(theta, X, y, groups, power, kind: Kind) -> Any:
     return kind.gp(theta, X, groups, power).condition(y)
 
 
@@ -191,13 +193,15 @@ class Collapsed(NamedTuple):
     seconds: float
 
 
-def fit_collapsed(data, groups, kind: Kind, args: argparse.Namespace, power: float = 1.0) -> Collapsed:
-    """L-BFGS from `start_at`; ``args`` has inducing, seed and iterations."""
+def fit_collapsed(
+    data, groups, kind: Kind, args: argparse.Namespace, power: float = 1.0, start=None, until=None
+) -> Collapsed:
+    """L-BFGS from `start_at`, if no other start is there; ``args`` has inducing, seed and iterations."""
     X, y = jnp.asarray(data.X_train), jnp.asarray(data.y_train)
     loss = partial(loss_and_slope, X=X, y=y, groups=groups, power=power, kind=kind)
-    start = start_at(data.X_train, args.inducing, args.seed)
+    start = start_at(data.X_train, args.inducing, args.seed) if start is None else start
     jax.block_until_ready(loss(start))  # compiles
     began = time.perf_counter()
-    found = lbfgs(loss, start, args.iterations, X.shape[1] + 2)
+    found = lbfgs(loss, start, args.iterations, X.shape[1] + 2, until=until() if until else lambda: False)
     seconds, noise = time.perf_counter() - began, math.exp(found.x[X.shape[1] + 1])
     return Collapsed(-float(found.fun), found.x, noise, int(found.nit), int(found.nfev), seconds)

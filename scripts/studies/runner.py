@@ -43,9 +43,9 @@ class Study:
     :param rows: the keys that tell rows of the table apart; the factors but for splits and seeds if not given.
     :param against: a key, and the value of it over which gains are printed.
     :param lower: figures of which less is better.
-    :param choices: values that a factor of words may have, where those of ``factors`` are not all.
+    :param choices: values that a factor of words may have, where those of ``factors`` are not all; any if empty.
     :param quick: what ``--quick`` changes; ``full``: the same of published sizes.
-    :param picture: a factor of numbers along the axis, and figures, a panel each.
+    :param picture: a factor of numbers, or a figure, along the axis, and figures, a panel each.
     :param show: further tables, from the records and whether they are to be Markdown.
     :param note: what the figures are.
     :param x64: in double precision.
@@ -86,7 +86,7 @@ def parse(name: str, study: Study, argv: Sequence[str]) -> argparse.Namespace:
     parser = Arguments(study.doc, prog=f"study.py {name}")
     for factor, values in study.factors.items():
         allowed = study.choices.get(factor, values)
-        words = {"choices": list(allowed)} if isinstance(allowed[0], str) else {}
+        words = {"choices": list(allowed)} if allowed and isinstance(allowed[0], str) else {}
         plural = factor if factor.endswith("s") or len(factor) == 1 else f"{factor}s"
         kind = type(values[0])
         parser.add_argument(f"--{plural}", dest=factor, nargs="+", type=kind, default=list(values), **words)
@@ -119,7 +119,7 @@ def run(study: Study, args: argparse.Namespace, line: str = "") -> Records:
         if any(_agrees(record, cell) for record in records):
             continue
         began = time.perf_counter()
-        found = study.run(args, **cell)
+        found = study.run(args, **cell)  # nothing where it has nothing to say
         for figures in found if isinstance(found, list) else [found]:
             bad = [key for key, value in figures.items() if isinstance(value, float) and not math.isfinite(value)]
             if bad:
@@ -214,7 +214,7 @@ def draw(study: Study, records: Records, path: Path) -> None:
     along, figures = study.picture
     others = [key for key in study.keys if key != along]
     lines: dict[tuple, Records] = {}
-    for row in summarize(records, study.keys, figures):
+    for row in summarize(records, study.keys, {*figures, along} & study.figures.keys()):
         lines.setdefault(tuple(row[key] for key in others), []).append(row)
     figure, axes = subplots(1, len(figures), figsize=(4.2 * len(figures), 3.6 + 0.1 * len(lines)), squeeze=False)
     for ax, key in zip(axes[0], figures, strict=True):
@@ -228,7 +228,7 @@ def draw(study: Study, records: Records, path: Path) -> None:
                 label=", ".join(map(str, names)),
                 **style,
             )
-        ax.set(xlabel=along, ylabel=study.figures[key][0])
+        ax.set(xlabel=study.figures.get(along, (along,))[0], ylabel=study.figures[key][0])
     figure.legend(
         *axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8
     )

@@ -44,7 +44,7 @@ def test_commands_that_pages_name_are_there(page):
     """Or in the commit that the paragraph names, or the page if it is one of results."""
     text = page.read_text(encoding="utf-8")
     for paragraph in [text] if page in RESULTS else text.split("\n\n"):
-        in_history = re.search(r"\b(at|commit) [0-9a-f]{7}\b", paragraph)
+        in_history = re.search(r"\b(at|commit)\s+[0-9a-f]{7}\b", paragraph)
         for path, first in re.findall(r"(scripts/[\w/]+\.py)(?:\s+([a-z][\w-]*))?", paragraph):
             known = {"study.py": EVERY, "costs.py": COSTS}.get(path.split("/")[-1]) if first else None
             there = (ROOT / path).exists() and (known is None or first in known)
