@@ -24,7 +24,7 @@ author = "npgp developers"
 release = version = importlib.import_module("npgp").__version__
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_design", "myst_nb"]
-# Formulas are set by MathJax: from files of the site, which this package of the extra `docs` brings, so that the site
+# Formulas are set by MathJax: from files of the site, which this package of the group `docs` brings, so that the site
 # reads the same without a network; else from the network.
 if importlib.util.find_spec("sphinx-mathjax-offline") is not None:
     extensions.append("sphinx-mathjax-offline")

@@ -1,5 +1,5 @@
 # Sourced by demo and test, which stand in the repository's root.
-# `ensure_env EXTRA...` sees to it that .venv exists and holds npgp with those extras of pyproject.toml.
+# `ensure_env GROUP...` sees to it that .venv exists and holds npgp with those dependency groups of pyproject.toml.
 
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
@@ -18,10 +18,10 @@ find_python() {
 }
 
 ensure_env() {
-  local stamp=.venv/npgp-extras key extra extras python have=yes
+  local stamp=.venv/npgp-groups key group python have=yes
   key=$({ cat pyproject.toml; pwd; } | cksum) # of the folder too: the installation points to it
-  for extra in "$@"; do
-    grep -qsxF "$extra $key" "$stamp" || have=no
+  for group in "$@"; do
+    grep -qsxF "$group $key" "$stamp" || have=no
   done
   [ "$have" = no ] || return 0
 
@@ -30,11 +30,11 @@ ensure_env() {
     "$python" -m venv --clear .venv
   fi
   .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
-  extras=$(IFS=, && echo "$*")
-  echo "Installing npgp[$extras] into .venv (about a minute, first time only)"
-  .venv/bin/python -m pip install -qq --disable-pip-version-check -e ".[$extras]"
-  for extra in "$@"; do
-    echo "$extra $key" >>"$stamp"
+  echo "Installing npgp and what these need into .venv: $* (about a minute, first time only)"
+  .venv/bin/python -m pip install -qq --disable-pip-version-check "pip>=25.1" # the first that knows groups
+  .venv/bin/python -m pip install -qq --disable-pip-version-check -e . "${@/#/--group=}"
+  for group in "$@"; do
+    echo "$group $key" >>"$stamp"
   done
 }
 

@@ -167,7 +167,7 @@ class Bench:
         try:
             process = Process(library, self.args.interpreters[library], found[setting or next(iter(found))])
         except Missing as missing:
-            self.missing[library] = f"not installed ({missing}): pip install npgp[bench]"
+            self.missing[library] = f"not installed ({missing}): pip install --group bench"
         except (Failed, OSError) as failed:
             self.missing[library] = f"does not start: {failed}"
         else:
@@ -308,7 +308,7 @@ def example(bench: Bench) -> Records:
         (bench.folder / f"{name}_example.py").write_text(programs[name] + "\nprint('drawn', flush=True)\n")
         check = [args.interpreters[name], "-c", f"import matplotlib, {name}"]
         if subprocess.run(check, env=environment, stderr=subprocess.DEVNULL).returncode:
-            bench.missing.setdefault(name, "not installed, or no matplotlib: pip install npgp[bench]")
+            bench.missing.setdefault(name, "not installed, or no matplotlib: pip install --group bench")
             continue
         times: dict[str, list[float]] = {}
         for turn in range(1 if args.quick else 3):

@@ -104,7 +104,7 @@ def test_it_writes_its_files_and_says_what_is_missing(tmp_path, capsys, monkeypa
     report = benchmark.main([*argv, str(tmp_path / "out")])
     assert json.loads((tmp_path / "out" / "benchmark.json").read_text()) == report
     text = (tmp_path / "out" / "benchmark.md").read_text()
-    assert "gpytorch: not installed (none here): pip install npgp[bench]" in text and "| 8 | float32 |" in text
+    assert "gpytorch: not installed (none here): pip install --group bench" in text and "| 8 | float32 |" in text
     rows = {row["program"]: row for row in report["steps"]}
     assert set(rows) == {"JAX by hand", "JAX by hand, plain", "limit"}
     assert all(seconds > 0 for row in rows.values() for seconds in row["seconds"])

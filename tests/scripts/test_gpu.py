@@ -33,7 +33,7 @@ def test_all_parts_run_small_and_write_what_they_find(gpu, tmp_path):
     assert -200 < found["oil"][0]["elbo_per_row"] < 0
     text = (tmp_path / "out" / "gpu.md").read_text()
     assert text.startswith("# Without an accelerator") and "All that was compared is right." in text
-    assert "gpytorch: not installed (none here): pip install npgp[bench]" in text and not found["left_out"]
+    assert "gpytorch: not installed (none here): pip install --group bench" in text and not found["left_out"]
 
 
 def test_nothing_is_begun_when_the_time_is_up(gpu, tmp_path):
