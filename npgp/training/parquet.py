@@ -6,7 +6,7 @@ import copy
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +17,6 @@ from npgp.optional import optional
 from npgp.training.sources import is_float
 
 __all__ = ["Parquet"]
-
-
-class _RowGroup(NamedTuple):
-    path: str
-    number: int
-    rows: int
 
 
 class Parquet:
@@ -40,7 +34,7 @@ class Parquet:
     some ten thousand rows (``row_group_size`` of ``pyarrow.parquet.write_table``, a million if not given).
 
     Memory: one window and one row group, of the columns that are used. Starting at a later batch reads no window
-    before that batch's.
+    before that batch's. Files are read by ``pyarrow.dataset``; leave them as they are during training.
 
     .. code-block:: python
 
@@ -76,23 +70,21 @@ class Parquet:
         window = checks.whole_number(window, "window")
         if isinstance(dtype, Mapping) and (unknown := set(dtype) - set(columns)):
             raise ValueError(f"dtype names {sorted(unknown)}, which are not among the arguments {list(columns)}.")
-        self.paths = [os.fspath(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
         self.columns = {name: c if isinstance(c, str) else list(c) for name, c in columns.items()}
         self.dtype, self.window, self.allow_nan = dtype, window, allow_nan
         self._functions: dict[str, tuple[Callable, ...]] = {}
-        self._groups: list[_RowGroup] = []
-        parquet = _pyarrow("parquet")
-        for path in self.paths:
-            with parquet.ParquetFile(path) as file:
-                self._check(path, file.schema_arrow)
-                sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-            self._groups += [_RowGroup(path, i, rows) for i, rows in enumerate(sizes) if rows]
-        self._num_rows = sum(group.rows for group in self._groups)
+        #: A fragment of the data set for each row group.
+        self._groups: list[Any] = []
+        files = [os.fspath(p) for p in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+        for file in _pyarrow("dataset").dataset(files, format="parquet").get_fragments():
+            self._check(file.path, file.physical_schema)
+            self._groups += [group for group in file.split_by_row_group() if group.row_groups[0].num_rows]
+        self._sizes = [group.row_groups[0].num_rows for group in self._groups]
 
     @property
     def num_rows(self) -> int:
         """Rows of all files."""
-        return self._num_rows
+        return sum(self._sizes)
 
     def map(self, **functions: Callable[[NDArray[Any]], Any]) -> Parquet:
         """
@@ -114,29 +106,16 @@ class Parquet:
         :param name: of the argument.
         """
         self._known(name)
-        return (values[name] for values in self._read(range(len(self._groups)), {name: self._dtypes()[name]}))
+        dtype = {name: self._dtypes()[name]}
+        return (self._read(group, dtype)[name] for group in range(len(self._groups)))
 
     def fingerprint(self) -> str:
-        """
-        Rows, and a checksum: of the first and the last row group's arrays, and of what the files' metadata say of the
-        values in the others' columns.
-        """
-        parquet, used = (
-            _pyarrow("parquet"),
-            {c for cs in self.columns.values() for c in ([cs] if isinstance(cs, str) else cs)},
-        )
-        words: list[Any] = [list(self.columns.items())]
-        for path in self.paths:
-            with parquet.ParquetFile(path) as file:
-                places = [j for j in range(len(file.schema)) if file.schema.column(j).path in used]
-                for group in map(file.metadata.row_group, range(file.num_row_groups)):
-                    known = [x for j in places if (x := group.column(j).statistics) is not None and x.has_min_max]
-                    words.append((group.num_rows, [(x.min, x.max, x.null_count) for x in known]))
-        checksum = zlib.crc32(repr(words).encode())
-        for arrays in self._read(sorted({0, len(self._groups) - 1}), self._dtypes()):
-            for x in arrays.values():
-                checksum = zlib.crc32(np.ascontiguousarray(x).tobytes(), checksum)
-        return f"{self.num_rows} rows {checksum:08x}"
+        """Rows, and a checksum of what the files' metadata say of the columns in each row group."""
+        words = [
+            [(column, known[column]) for column in self._used(self.columns) if column in known]
+            for known in (group.row_groups[0].statistics or {} for group in self._groups)
+        ]
+        return f"{self.num_rows} rows {zlib.crc32(repr((self.columns, self._sizes, words)).encode()):08x}"
 
     def batches(self, seed: Sequence[int], batch_size: int | None, first: int = 0) -> Iterator[dict[str, NDArray[Any]]]:
         """Dictionaries of arrays; see :class:`npgp.training.Source`."""
@@ -176,16 +155,16 @@ class Parquet:
         together: list[list[int]] = []
         left = 0
         for group in rng.permutation(len(self._groups)).tolist():
-            if left < self._groups[group].rows:
+            if left < self._sizes[group]:
                 together.append([])
-                left = max(self.window, self._groups[group].rows)
+                left = max(self.window, self._sizes[group])
             together[-1].append(group)
-            left -= self._groups[group].rows
+            left -= self._sizes[group]
         left_out = np.sort(rng.choice(self.num_rows, num_left_out, replace=False, shuffle=False))
 
         stop = 0
         for number, groups in enumerate(together, start=1):
-            rows = sum(self._groups[group].rows for group in groups)
+            rows = sum(self._sizes[group] for group in groups)
             start, stop = stop, stop + rows
             gaps = left_out[slice(*np.searchsorted(left_out, [start, stop]))] - start
             if skip < rows - len(gaps):
@@ -195,84 +174,60 @@ class Parquet:
             skip = max(0, skip - (rows - len(gaps)))
 
     def _load(self, groups: list[int], dtypes: dict[str, np.dtype]) -> dict[str, NDArray[Any]]:
-        """The rows of some row groups."""
-        num_rows = sum(self._groups[group].rows for group in groups)
+        """The rows of some row groups, in the dtypes of batches."""
         arrays: dict[str, NDArray[Any]] = {}
         stop = 0
-        for group, values in zip(groups, self._read(groups, dtypes), strict=True):
-            start, stop = stop, stop + self._groups[group].rows
-            for name, x in values.items():
+        for group in groups:
+            start, stop = stop, stop + self._sizes[group]
+            for name, x in self._read(group, dtypes).items():
                 if name not in arrays:
+                    num_rows = sum(self._sizes[group] for group in groups)
                     arrays[name] = np.empty((num_rows, *x.shape[1:]), dtypes[name])
-                arrays[name][start:stop] = self._cast(
-                    x, dtypes[name], f"argument {name} in {_where(self._groups[group])}"
-                )
+                with np.errstate(over="ignore", invalid="ignore"):
+                    arrays[name][start:stop] = cast = x.astype(dtypes[name])
+                bad = ~np.isfinite(cast) & (not self.allow_nan) if is_float(cast.dtype) else cast != x
+                if number := np.count_nonzero(bad):
+                    what = f"{number} of {x.size} values of argument {name} in {self._where(group)}"
+                    if not is_float(cast.dtype):
+                        raise ValueError(f"{what} are not of the dtype {cast.dtype}.")
+                    raise ValueError(
+                        f"{what}, as {cast.dtype}, are NaN or infinite. Remove those rows, or pass allow_nan=True if "
+                        "the model masks them."
+                    )
         return arrays
 
-    def _read(self, groups: Iterable[int], dtypes: dict[str, np.dtype]) -> Iterator[dict[str, NDArray[Any]]]:
-        """Arrays of each of some row groups, after :meth:`map`, not yet of the dtypes they will have."""
-        parquet = _pyarrow("parquet")
-        names = {name: [c] if isinstance(c := self.columns[name], str) else c for name in dtypes}
-        used = sorted({column for several in names.values() for column in several})
-        file, opened = None, ""
-        try:
-            for group in (self._groups[i] for i in groups):
-                if group.path != opened:
-                    if file is not None:
-                        file.close()
-                    file, opened = parquet.ParquetFile(group.path, pre_buffer=False), group.path
-                table = _read_group(file, group, used)
-                numbers = {column: self._numbers(table.column(column), column, group) for column in used}
-                del table
-                arrays = {}
-                for name, several in names.items():
-                    kind = np.float64 if is_float(dtypes[name]) else np.result_type(*(numbers[c] for c in several))
-                    x = np.empty((group.rows, len(several)), kind)
-                    for i, column in enumerate(several):
-                        x[:, i] = numbers[column]
-                    if isinstance(self.columns[name], str):
-                        x = x[:, 0]
-                    for function in self._functions.get(name, ()):
-                        x = np.asarray(function(x))
-                        if x.shape[:1] != (group.rows,):
-                            raise ValueError(f"The function of {name} made shape {x.shape} of {group.rows} rows.")
-                    arrays[name] = x
-                yield arrays
-        finally:
-            if file is not None:
-                file.close()
+    def _read(self, group: int, dtypes: dict[str, np.dtype]) -> dict[str, NDArray[Any]]:
+        """Arrays of a row group, after :meth:`map`, not yet of the dtypes they will have."""
+        used = self._used(dtypes)
+        table = _table(self._groups[group], used)
+        numbers = {column: self._numbers(table.column(column), column, group) for column in used}
+        arrays = {}
+        for name, dtype in dtypes.items():
+            columns = self.columns[name]
+            several = [numbers[column] for column in ([columns] if isinstance(columns, str) else columns)]
+            kind = np.float64 if is_float(dtype) else np.result_type(*several)
+            x = np.stack(several, axis=1, dtype=kind, casting="unsafe")
+            x = x[:, 0] if isinstance(columns, str) else x
+            for function in self._functions.get(name, ()):
+                x = np.asarray(function(x))
+                if x.shape[:1] != (table.num_rows,):
+                    raise ValueError(f"The function of {name} made shape {x.shape} of {table.num_rows} rows.")
+            arrays[name] = x
+        return arrays
 
-    def _numbers(self, column, name: str, group: _RowGroup) -> NDArray[Any]:
+    def _numbers(self, column: Any, name: str, group: int) -> NDArray[Any]:
         """A column of a row group as NumPy array."""
-        types, what = _pyarrow("types"), f"column {name!r} in {_where(group)}"
+        types = _pyarrow("types")
         if column.null_count and not self.allow_nan:
             raise ValueError(
-                f"{column.null_count} of {group.rows} values of {what} are null. Remove those rows, or pass "
-                "allow_nan=True to read them as NaN if the model masks them."
+                f"{column.null_count} of {len(column)} values of column {name!r} in {self._where(group)} are null. "
+                "Remove those rows, or pass allow_nan=True to read them as NaN if the model masks them."
             )
         if types.is_boolean(column.type):
             column = column.cast("uint8")
         if column.null_count or types.is_decimal(column.type):
             column = column.cast("float64", safe=False)
-        values = column.to_numpy()  # nulls of floats are NaN
-        self._refuse_nan(values, what)
-        return values
-
-    def _refuse_nan(self, values: NDArray[Any], what: str) -> None:
-        if not self.allow_nan and is_float(values.dtype) and (bad := np.count_nonzero(~np.isfinite(values))):
-            raise ValueError(
-                f"{bad} of {values.size} values of {what} are NaN or infinite. Remove those rows, or pass "
-                "allow_nan=True if the model masks them."
-            )
-
-    def _cast(self, x: NDArray[Any], dtype: np.dtype, what: str) -> NDArray[Any]:
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = x.astype(dtype)
-        if is_float(dtype):
-            self._refuse_nan(cast, f"{what}, as {dtype},")
-        elif bad := np.count_nonzero(cast != x):
-            raise ValueError(f"{bad} of {x.size} values of {what} are not of the dtype {dtype}.")
-        return cast
+        return np.asarray(column.to_numpy())  # nulls of floats are NaN
 
     def _dtypes(self) -> dict[str, np.dtype]:
         def given(name: str) -> Any:
@@ -280,13 +235,25 @@ class Parquet:
 
         return {name: np.dtype(given(name) or jnp.result_type(float)) for name in self.columns}
 
-    def _check(self, path: str, schema) -> None:
+    def _used(self, names: Iterable[str]) -> list[str]:
+        """The columns that some arguments need."""
+        several = (self.columns[name] for name in names)
+        return sorted({c for cs in several for c in ([cs] if isinstance(cs, str) else cs)})
+
+    def _where(self, group: int) -> str:
+        fragment = self._groups[group]
+        return f"{fragment.path!r} (row group {fragment.row_groups[0].id})"
+
+    def _check(self, path: str, schema: Any) -> None:
         """Raise for a column that is not there or has no numbers."""
-        for name, given in self.columns.items():
-            for column in [given] if isinstance(given, str) else given:
+        types = _pyarrow("types")
+        for name in self.columns:
+            for column in self._used([name]):
                 if column not in schema.names:
-                    raise ValueError(f"{path!r} has no column {column!r} (for {name}); it has {_list(schema.names)}.")
-                if not _is_number(kind := schema.field(column).type):
+                    names = ", ".join(schema.names[:20]) + (", ..." if len(schema.names) > 20 else "")
+                    raise ValueError(f"{path!r} has no column {column!r} (for {name}); it has {names}.")
+                kind = schema.field(column).type
+                if not any(f(kind) for f in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal)):
                     raise ValueError(
                         f"Column {column!r} (for {name}) of {path!r} has type {kind}; columns of numbers can be read. "
                         "Write it as numbers first."
@@ -302,22 +269,12 @@ def _pyarrow(module: str) -> Any:
     return optional(f"pyarrow.{module}", extra="parquet", what="the reading of Parquet files")
 
 
-def _read_group(file, group: _RowGroup, columns: list[str]):
+def _table(group: Any, columns: list[str]) -> Any:
     """A row group as a table."""
-    table = file.read_row_group(group.number, columns=columns) if group.number < file.num_row_groups else None
-    if table is None or table.num_rows != group.rows:
-        raise ValueError(f"{group.path!r} has changed: it had {group.rows} rows in row group {group.number}.")
-    return table
-
-
-def _where(group: _RowGroup) -> str:
-    return f"{group.path!r} (row group {group.number})"
-
-
-def _is_number(kind) -> bool:
-    types = _pyarrow("types")
-    return any(test(kind) for test in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal))
-
-
-def _list(names: Sequence[str], most: int = 20) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    try:
+        return group.to_table(columns=columns)
+    except (OSError, ValueError) as error:  # Arrow's own are among these
+        raise ValueError(
+            f"Row group {group.row_groups[0].id} of {group.path!r} cannot be read: the file is damaged, or has changed "
+            f"since Parquet opened it. ({error})"
+        ) from error

@@ -53,13 +53,13 @@ def write(folder, sizes) -> list[str]:
 def read(monkeypatch):
     """The row groups that were read, one after the other."""
     groups = []
-    original = parquet._read_group
+    original = parquet._table
 
-    def counted(file, group, columns):
-        groups.append((group, tuple(columns)))
-        return original(file, group, columns)
+    def counted(group, columns):
+        groups.append(((group.path, group.row_groups[0].id), tuple(columns)))
+        return original(group, columns)
 
-    monkeypatch.setattr(parquet, "_read_group", counted)
+    monkeypatch.setattr(parquet, "_table", counted)
     return groups
 
 
@@ -206,7 +206,9 @@ def test_dtypes_can_be_chosen(tmp_path):
     (batch,) = take(Parquet(tmp_path / "x", a="double", dtype=np.float16, allow_nan=True).batches([0], 3, 0), 1)
     assert batch["a"].dtype == np.float16
     for column, dtype in (("half", np.int32), ("int8", np.uint8), ("int8", bool)):
-        with pytest.raises(ValueError, match=rf"2|1|3 of 3 values of argument y in .*are not of the dtype .*{dtype}"):
+        with pytest.raises(
+            ValueError, match=rf"[123] of 3 values of argument y in .*are not of the dtype {np.dtype(dtype)}"
+        ):
             take(Parquet(tmp_path / "x", y=column, dtype=dtype).batches([0], 3, 0), 1)
 
 
@@ -247,7 +249,7 @@ def test_nulls_and_nan_are_refused_or_asked_for(tmp_path):
 
     with pytest.raises(ValueError, match=r"1 of 2 values of column 'a' in '.*x' \(row group 0\) are null. Remove"):
         first(y="a")
-    with pytest.raises(ValueError, match=r"column 'b' in .* are (null|NaN or infinite)"):
+    with pytest.raises(ValueError, match="column 'b' in .* are null|argument X in .* are NaN or infinite"):
         first(X=["d", "b"])
     with pytest.raises(ValueError, match=r"1 of 4 values of argument X in .*\(row group 0\), as float32, are NaN or"):
         first(X=["d", "c"])
@@ -282,7 +284,9 @@ def test_errors_name_file_and_column(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="first is -1"):
         source.batches([0], 2, -1)
     write(tmp_path, [[3], [2]])
-    with pytest.raises(ValueError, match=r"1.parquet' has changed: it had 4 rows in row group 0"):
+    with pytest.raises(
+        ValueError, match=r"Row group 0 of '.*1.parquet' cannot be read: the file is damaged, or has changed"
+    ):
         take(source.batches([0], 7, 0), 1)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ImportError, match=r"pip install npgp\[parquet\]"):
