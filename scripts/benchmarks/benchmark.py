@@ -8,14 +8,10 @@
     example     README's first example and GPJax's like of it, from a process's start to its picture and its end
     npgp        other structures and bounds that npgp trains
     kin40k      time to the test density that GPyTorch's usual recipe ends with
-    deep        two layers, the inner with a linear mean function, one or several draws of what is between them
-    mixtures    outputs that mix Q functions, each with lengthscales and inducing inputs of its own
-    fits        such mixtures after the same steps of Adam: log density of new rows
-    functions   what Q functions with a kernel each cost npgp beside one
 
 Every library works in a process of its own; all start from the same parameters, where their ELBOs are compared, and
 take turns in random order. Peers of ``steps`` are measured at several settings of their threads, of which the best
-stands in the tables; those from ``deep`` on have one thread (one core: ``taskset -c 1``).
+stands in the tables.
 
     NPGP_DATA=... python scripts/benchmarks/benchmark.py        25 minutes, two idle cores
     python scripts/benchmarks/benchmark.py --quick              a few minutes: does everything run?
@@ -35,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -44,7 +40,6 @@ import numpy as np
 
 BENCH = Path(__file__).resolve().parent / "bench"
 sys.path[:0] = [str(BENCH.parents[1]), str(BENCH)]
-import composed_problems
 import flops
 from problems import synthetic
 from processes import Failed, Missing, Process
@@ -68,27 +63,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 KIN40K = dict(inducing=512, batch_size=1024, epochs=30, lengthscale=0.7, variance=1.0, noise=0.1)
 #: npgp's own: natural gradients for q, and Adam with a learning rate that decays along a cosine for the rest.
 RECIPE = dict(epochs=6, conditional="tight", natural=0.1, learning_rate=0.05)
-#: Programs that are put together of several functions, and their options.
-MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "npgp": ("npgp", {}),
-    "npgp, tight": ("npgp", {"conditional": "tight"}),
-    "GPyTorch": ("gpytorch", {}),
-}
-DEEP = MIXTURES | {"GPyTorch, a kernel for each function": ("gpytorch", {"own": True})}
-#: Natural gradients for q(ε) only npgp has for such models.
-TRAINED = MIXTURES | {"npgp, tight, natural": ("npgp", {"conditional": "tight", "natural": 0.1})}
-#: Width of the inner layer, M of both layers, rows of a step, draws.
-DEEP_CASES: Sequence[tuple[int, ...]] = (
-    *((8, M, 256, draws) for M in (50, 100, 200) for draws in (1, 5)),
-    *((8, 100, 500, draws) for draws in (1, 5)),
-    *((2, 100, 256, draws) for draws in (1, 5)),
-)
-#: Functions Q, M of each, rows of a step: of 2 inputs and 8 outputs.
-MIXTURE_CASES: Sequence[tuple[int, ...]] = (
-    (2, 50, 256), (2, 100, 256), (4, 50, 256), (4, 100, 256), (4, 100, 500), (8, 100, 256), (4, 200, 256)
-)  # fmt: skip
-FIT, FUNCTIONS, OUTPUTS, LEARNING_RATES = (4, 100, 256), (1, 2, 4, 8), 8, (0.01, 0.03)
-QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=64, seconds=0.01, steps=4, seeds=1)
+QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=64, seconds=0.01)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -100,10 +75,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--dtypes", nargs="+", choices=["float32", "float64"], default=["float32", "float64"])
     add("--new-rows", type=whole, default=10_000, help="rows of a prediction")
     add("--seconds", type=float, default=0.4, help="about this long per turn; at least two steps")
-    add("--seeds", type=whole, default=3, help="data sets of the fits")
     add("--python", nargs="+", default=[], metavar="LIBRARY=PATH", help="interpreters of single peers")
     rows, out = dict(default=10_000, help="of the step times"), dict(help="folder of benchmark.json and .md (out)")
-    parser.shared("quick", batch_size=1024, rows=rows, repetitions=9, steps=1500, out=out)
+    parser.shared("quick", batch_size=1024, rows=rows, repetitions=9, out=out)
     args = parser.read(argv, QUICK)
     args.interpreters = dict.fromkeys(LIBRARIES, sys.executable)
     for given in args.python:
@@ -194,12 +168,6 @@ class Bench:
         if not path.exists():
             synthetic(args.rows, args.new_rows, COLUMNS, inducing, args.batch_size).save(path)
         return str(path)
-
-    def mixed(self, functions: int, inducing: int, seed: int = 0) -> str:
-        """File of a problem of mixtures."""
-        rows = self.args.rows // 5
-        arrays = composed_problems.mixture(rows, rows // 2, 2, OUTPUTS, functions, inducing, seed)
-        return composed_problems.save(self.folder / f"mixed{functions}.npz", arrays)
 
     def in_turns(self, programs: dict[Any, tuple[Process, dict[str, Any]]], compare: bool = False) -> dict[Any, dict]:
         """
@@ -422,69 +390,9 @@ def reached(curve: list[list[float]], target: float) -> float | None:
     return next((seconds for seconds, value in curve if value <= target), None)
 
 
-def composed(bench: Bench, kind: str, programs: dict[str, Any], sizes: dict[str, int], file: str, **more) -> Records:
-    """One case of programs that are put together: ELBOs per row at the start, and seconds of a step."""
-    print(f"{kind}, {sizes}", flush=True)
-    asked = {"kind": kind, "dtype": "float32", "arrays": file, "batch_size": sizes["rows"], **more}
-    there = {name: (process, asked | options) for name, (library, options) in programs.items()
-             if (process := bench.one(library)) is not None}  # fmt: skip
-    found = bench.in_turns(there, compare=True)
-    bench.drop()
-    return [
-        {"program": name, **sizes, **row, "elbo": row["elbo"] / (bench.args.rows // 5)} for name, row in found.items()
-    ]
-
-
-def deep(bench: Bench) -> Records:
-    found = []
-    for width, M, rows, draws in ((2, 6, 20, 2),) if bench.args.quick else DEEP_CASES:
-        arrays = composed_problems.deep(bench.args.rows // 5, COLUMNS, width, M)
-        file = composed_problems.save(bench.folder / "deep.npz", arrays)
-        sizes = {"width": width, "M": M, "rows": rows, "draws": draws}
-        found += composed(bench, "deep", DEEP, sizes, file, draws=draws)
-    return found
-
-
-def mixtures(bench: Bench) -> Records:
-    found = []
-    for Q, M, rows in ((2, 6, 20),) if bench.args.quick else MIXTURE_CASES:
-        found += composed(bench, "mixture", MIXTURES, {"Q": Q, "M": M, "rows": rows}, bench.mixed(Q, M))
-    return found
-
-
-def fits(bench: Bench) -> Records:
-    """Mixtures trained, one program after the other; log densities of new rows."""
-    (Q, M, rows), found = (2, 6, 20) if bench.args.quick else FIT, []
-    for seed, rate in [(s, r) for s in range(bench.args.seeds) for r in LEARNING_RATES[: 1 if bench.args.quick else 2]]:
-        file = bench.mixed(Q, M, seed)
-        for name, (library, options) in TRAINED.items():
-            if (process := bench.one(library)) is None:
-                continue
-            asked = {"kind": "mixture", "dtype": "float32", "arrays": file, "batch_size": rows, **options}
-            process.ask("setup", name=name, learning_rate=rate, **asked)
-            seconds = process.ask("steps", name=name, count=bench.args.steps - 1)  # the first is taken
-            row = {"program": name, "seed": seed, "learning rate": rate, "seconds": [seconds]}
-            found.append(row | process.ask("figures", name=name))
-            bench.drop()
-    return found
-
-
-def functions(bench: Bench) -> Records:
-    """Steps of npgp's mixtures of more and more functions, in turns."""
-    found, process = [], bench.one("npgp")
-    for M, rows in () if process is None else ((6, 20),) if bench.args.quick else ((50, 256), (100, 256), (200, 256)):
-        asked = {"kind": "mixture", "dtype": "float32", "batch_size": rows}
-        counts = FUNCTIONS[:2] if bench.args.quick else FUNCTIONS
-        times = bench.in_turns({f"Q = {Q}": (process, asked | {"arrays": bench.mixed(Q, M)}) for Q in counts})
-        bench.drop()
-        found += [{"program": name, "M": M, "rows": rows, **row} for name, row in times.items()]
-    return found
-
-
 #: What can be measured, in this order. (Rows in a file, N = 10⁷ against 10⁴: ``costs.py files``.)
 PARTS: dict[str, Callable[[Bench], Records]] = {
     "steps": steps, "first_step": first_step, "example": example, "npgp": alone, "kin40k": kin40k,
-    "deep": deep, "mixtures": mixtures, "fits": fits, "functions": functions,
 }  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -508,7 +416,7 @@ def by_program(rows: Records, figure: str, scale: float = 1.0, over: str | None 
 
     :param over: the program whose seconds are divided by the others'.
     """
-    measured = {"program", "setting", "seconds", "prediction", "elbo", "gflops", "log_density"}
+    measured = {"program", "setting", "seconds", "prediction", "elbo", "gflops"}
     keys = [k for k in rows[0] if k not in measured and not k.endswith(("bytes", "_seconds"))]
     rows = [row for row in rows if figure in row]
     programs = list(dict.fromkeys(row["program"] for row in rows if row["program"] != over))
@@ -544,9 +452,9 @@ def markdown(found: dict[str, Any]) -> str:
             parts.append(table(["", *names[1:]], lines, markdown=True))
             continue
         parts.append(by_program(rows, "seconds", 1e3))
-        if part in ("steps", "deep", "mixtures"):
+        if part == "steps":
             parts += ["npgp's step over the others':", by_program(rows, "seconds", over="npgp")]
-        more = {"prediction": 1e3, "log_density": 1.0, "elbo": 1.0, "setting": 1.0, "gflops": 1.0}
+        more = {"prediction": 1e3, "elbo": 1.0, "setting": 1.0, "gflops": 1.0}
         parts += [f"{name}:\n\n{by_program(rows, name, scale)}" for name, scale in more.items() if name in
                   {key for row in rows for key in row}]  # fmt: skip
     return "\n\n".join(parts) + "\n"

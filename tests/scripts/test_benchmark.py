@@ -113,19 +113,6 @@ def test_it_writes_its_files_and_says_what_is_missing(tmp_path, capsys, monkeypa
     assert "!!! ELBOs DIFFER" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_programs_that_are_put_together(tmp_path, monkeypatch):
-    missing(tmp_path, monkeypatch)
-    parts = ["deep", "mixtures", "fits", "functions"]
-    report = script("benchmark").main(["--quick", "--parts", *parts, "--out", str(tmp_path / "out")])
-    for part in ("deep", "mixtures"):
-        rows = {row["program"]: row for row in report[part]}
-        assert set(rows) == {"npgp", "npgp, tight"} and np.min([row["seconds"] for row in rows.values()]) > 0.0
-        assert rows["npgp"]["elbo"] <= rows["npgp, tight"]["elbo"] + 0.05  # the same draws, and a better bound
-    assert len(report["fits"]) == 3 and all(np.isfinite(row["log_density"]) for row in report["fits"])
-    assert [row["program"] for row in report["functions"]] == ["Q = 1", "Q = 2"]
-
-
 def test_the_best_setting_ratios_and_the_time_to_a_target():
     benchmark = script("benchmark")
     row = dict(program="GPJax", M=8, dtype="float32")

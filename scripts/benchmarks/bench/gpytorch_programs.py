@@ -13,12 +13,9 @@ import time
 import gpytorch
 import numpy as np
 import torch
-from gpytorch_composed import Deep, Mixture
 from gpytorch_training import DEVICE, Minibatches, tensor, wait
 from problems import LEARNING_RATE, Problem
 
-#: Programs that are put together of several functions.
-COMPOSED = {"deep": Deep, "mixture": Mixture}
 #: Rows at a time in prediction.
 CHUNK = 2048
 
@@ -38,8 +35,6 @@ def configure(dtype: str) -> None:
 
 
 def make(kind: str, problem: Problem | None, **options):
-    if kind in COMPOSED:
-        return COMPOSED[kind](**options)
     assert problem is not None
     return SVGP(problem)
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax_process import clear, configure, device_memory  # noqa: F401 (asked for by the worker)
-from npgp_composed import Deep, Mixture
 from npgp_fit import Fit
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
@@ -32,8 +31,6 @@ STRUCTURES = {
     "grouped": (1, "grouped"),
     "SOLVE-GP": (2, "prior"),
 }
-#: Programs that are put together of several functions.
-COMPOSED = {"deep": Deep, "mixture": Mixture}
 
 
 def versions() -> dict[str, str]:
@@ -50,8 +47,6 @@ def make(kind: str, problem: Problem | None, **options):
     if kind in STRUCTURES:
         assert problem is not None
         return SVGP(problem, kind)
-    if kind in COMPOSED:
-        return COMPOSED[kind](**options)
     return {"collapsed": Collapsed, "GPLVM": Rows, "VNNGP": Rows}[kind](kind=kind, problem=problem, **options)
 
 
