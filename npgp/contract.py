@@ -473,6 +473,20 @@ def constrained(svi: SVI, values: dict[str, Any]) -> dict[str, Any]:
     return svi.constrain_fn(values)
 
 
+def transforms_of(svi: SVI) -> dict[str, Any]:
+    """
+    Each parameter's transform from unconstrained values.
+
+    Relied on: ``svi.constrain_fn`` is a ``functools.partial`` whose first argument they are, pytrees by name.
+    """
+    return svi.constrain_fn.args[0]
+
+
+def set_transforms(svi: SVI, transforms: dict[str, Any]) -> None:
+    """Tell an ``SVI`` its parameters' transforms. Relied on: as for :func:`transforms_of`."""
+    svi.constrain_fn = functools.partial(svi.constrain_fn.func, transforms)
+
+
 def with_optimizer(svi: SVI, optim: Optimizer) -> SVI:
     """
     The same ``SVI`` with another optimizer.

@@ -15,7 +15,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from numpyro.infer.autoguide import (
 
 from npgp import checks, linalg
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
+from npgp.model.gaussians import Gaussians
 from npgp.model.rerun import Hidden, Unseen, is_latent, name_of
 from npgp.model.sites import WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
@@ -119,17 +121,15 @@ def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
             if spread is not None:
                 found[name] = spread
     params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
-    for guide in _continuous(part):
+    for joint in _latent_vectors(part, params):
         # Its sites have no distributions of their own: they are made of one latent vector.
-        posterior = _gaussian(guide, params)
-        if posterior is None:
-            center, scale = jnp.zeros(guide.latent_dim), jnp.ones(guide.latent_dim)
-        else:
-            center, scale = posterior.mean, jnp.sqrt(posterior.variance)
-        scales = unpacked(guide, scale)
-        for name, mean in unpacked(guide, center).items():
-            inverse = biject_to(guide.prototype_trace[name]["fn"].support).inv
-            found[name] = Spread(inverse, mean, scales[name], posterior is not None)
+        center, scale = jnp.zeros(joint.size), jnp.ones(joint.size)
+        if joint.posterior is not None:
+            center, scale = joint.posterior.mean, jnp.sqrt(joint.posterior.variance)
+        scales = joint.unpacked(scale)
+        for name, mean in joint.unpacked(center).items():
+            inverse = joint.transform(sites[name]).inv
+            found[name] = Spread(inverse, mean, scales[name], joint.posterior is not None)
     return found
 
 
@@ -152,11 +152,38 @@ def _of_distribution(fn: dist.Distribution) -> Spread | None:
     return Spread(biject_to(fn.support).inv)
 
 
-def _continuous(part: Any) -> list[AutoContinuous]:
-    """The autoguides of one latent vector that a guide is or is made of."""
+class LatentVector(NamedTuple):
+    """
+    A vector that sites are made of.
+
+    :param size: its number of entries.
+    :param posterior: its distribution, if that is Gaussian.
+    :param unpacked: unconstrained values by site of any vector.
+    :param transform: from a site's unconstrained values, given its message.
+    """
+
+    size: int
+    posterior: dist.Distribution | None
+    unpacked: Callable[[jax.Array], dict[str, jax.Array]]
+    transform: Callable[[Message], Any]
+
+
+def _latent_vectors(part: Any, params: dict[str, Any]) -> list[LatentVector]:
+    """The latent vectors of a guide."""
+    if isinstance(part, Gaussians):
+        joint = part.joint
+        if not joint.sites:
+            return []
+        return [LatentVector(joint.size, joint.posterior(params), joint.unpacked, lambda site: site["fn"].transform)]
     if isinstance(part, AutoGuideList):
-        return [guide for inner in part for guide in _continuous(inner)]
-    return [part] if isinstance(part, AutoContinuous) else []
+        return [vector for inner in part for vector in _latent_vectors(inner, params)]
+    if not isinstance(part, AutoContinuous):
+        return []
+
+    def transform(site: Message) -> Any:
+        return biject_to(part.prototype_trace[site["name"]]["fn"].support)
+
+    return [LatentVector(part.latent_dim, _gaussian(part, params), partial(unpacked, part), transform)]
 
 
 def _gaussian(guide: AutoContinuous, params: dict[str, Any]) -> dist.Distribution | None:
@@ -179,11 +206,11 @@ def correlations(parts: Sequence[Any], params: dict[str, Any], sizes: dict[str, 
     for name, size in sizes.items():
         starts[name], start = start, start + size
     found = jnp.eye(start)
-    for guide in (guide for part in parts for guide in _continuous(part)):
-        posterior = _gaussian(guide, params)
+    for vector in (vector for part in parts for vector in _latent_vectors(part, params)):
+        posterior = vector.posterior
         if posterior is None or isinstance(posterior, dist.Normal):
             continue
-        places = unpacked(guide, jnp.arange(guide.latent_dim))
+        places = vector.unpacked(jnp.arange(vector.size))
         names = [name for name in places if name in sizes]
         if names:
             of_z = jnp.concatenate([jnp.ravel(places[name]) for name in names])

@@ -20,16 +20,15 @@ from numpyro.infer.autoguide import (
     AutoDAIS,
     AutoGuide,
     AutoLaplaceApproximation,
-    AutoMultivariateNormal,
-    AutoNormal,
     AutoSemiDAIS,
 )
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.contract import Message, base_of, frames, under_predictive
+from npgp.contract import Handler, Message, base_of, frames, under_predictive
 from npgp.model.components import JointPseudoData, advice, joined, meetings, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.gaussians import Beside, Gaussians, Site, sites_beside
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -56,9 +55,12 @@ from npgp.model.sites import (
     traced_inside,
     trained,
 )
-from npgp.programs.compiled import one_program
+from npgp.programs.compiled import one_model_at_a_time, one_program
+from npgp.programs.tracing import is_traced
 
 __all__ = ["AutoSparseGP"]
+
+_OF_KERNEL = "q(ε) is given by pseudo-data, so that it depends on the kernel, which the model says"
 
 
 class AutoSparseGP:
@@ -164,9 +166,10 @@ class AutoSparseGP:
         self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
         self.hidden_model = Hidden(Unseen(model), self._is_hidden)
-        #: Whether to have one Gaussian for as many sites as may share one.
-        self._share = guide is None and self._coupling is not None
-        guide = AutoNormal if guide is None else guide
+        #: The guide of npgp's own for all other sites, which keeps nothing; ``None`` for guides of the user's.
+        self._own: type[Beside] | None = None
+        if guide is None or (isinstance(guide, type) and issubclass(guide, Beside)):
+            self._own, guide = guide or Gaussians, ()
         parts: list[Any] = list(guide) if isinstance(guide, (list, tuple)) else [guide]
         for i, part in enumerate(parts):
             _check_part(part, last=i + 1 == len(parts))
@@ -190,6 +193,7 @@ class AutoSparseGP:
     def _setup(self, *args, **kwargs) -> None:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
         apart: list[str] = []
+        beside: list[Site] = []
 
         def look():
             with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), Unseen():
@@ -211,16 +215,15 @@ class AutoSparseGP:
             plates = data_plates(sites)
             around = {n: [frame.name for frame in frames(latent[n]) if frame.name in plates] for n in self._other_sites}
             self._local = {name: names[0] for name, names in around.items() if names}
+            if self._own is not None:
+                beside.extend(sites_beside(sites, [name for name in sites if name in self._other_sites]))
 
         jax.eval_shape(look)
         for sentence in apart:
             warnings.warn(sentence, UserWarning, stacklevel=2)
-        if self._share and self._coupling is not None and (together := self._coupling.together()):
-
-            def hidden(msg: Message) -> bool:
-                return self._is_hidden(msg) or (msg["type"] == "sample" and msg["name"] not in together)
-
-            self._parts.append(_made(AutoMultivariateNormal, Hidden(Unseen(self.model), hidden)))
+        if self._own is not None:
+            together = self._coupling.together() if self._coupling and self._own is Gaussians else ()
+            self._parts = [self._own(self.model, beside, together)]
 
     def _join(self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> list[str]:
         """Find the components that share one q; sentences about those that do not, though they meet."""
@@ -258,7 +261,7 @@ class AutoSparseGP:
             self._setup(*args, **kwargs)
         local = self._of_new_rows(new, args, kwargs)
         rest, known = self._run_parts(*args, **kwargs)
-        rest = {n: site for n, site in rest.items() if n not in local or not isinstance(site["part"], AutoGuide)}
+        rest = {n: site for n, site in rest.items() if n not in local or not isinstance(site["part"], _AUTOMATIC)}
         followed = NOTHING
         if self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
             followed = Followed(t, self._coupling.pseudo_data)
@@ -283,6 +286,12 @@ class AutoSparseGP:
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
 
+    def of_other_sites(self, *args, **kwargs) -> None:
+        """Run the guides for other sites alone."""
+        if self._whitened is None:
+            self._setup(*args, **kwargs)
+        self._run_parts(*args, **kwargs)
+
     def _of_new_rows(self, new: bool, args: tuple, kwargs: dict[str, Any]) -> set[str]:
         """
         Plates over rows, and the sites in them, of which an autoguide has no values for the rows at hand: where nothing
@@ -291,7 +300,7 @@ class AutoSparseGP:
         :param new: whether this is the guide's first call.
         :raises ValueError: if it is, as the autoguide would take these rows for those of its parameters.
         """
-        if self._auto is None and not any(isinstance(part, AutoGuide) for part in self._parts):
+        if self._auto is None and not any(isinstance(part, _AUTOMATIC) for part in self._parts):
             return set()
         if not self._local or not under_predictive("guide"):
             return set()
@@ -358,11 +367,8 @@ class AutoSparseGP:
         fn = draw
         for _ in sample_shape:
             fn = jax.vmap(fn)
-        return one_program(
-            lambda: fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key),
-            keepers=(self,),
-            apart=(self.model,),
-        )
+        set_up(self, args, kwargs)
+        return one_program(lambda: fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key))
 
     def median(self, params, *args, **kwargs) -> dict[str, jax.Array]:
         """
@@ -375,7 +381,7 @@ class AutoSparseGP:
             site that is not Gaussian in unconstrained space.
         :raises TypeError: without the model's arguments where they are needed.
         """
-        found = self._of_parts("median", params)
+        found = self._of_parts("median", "median(params, ...)", (params,), args, kwargs)
         blocks = self._blocks("median", params)
         found |= {site: params[f"{site}.loc"] for site in blocks if not has_pseudo_data(params, site)}
         given_data = [site for site in blocks if has_pseudo_data(params, site)]
@@ -390,7 +396,7 @@ class AutoSparseGP:
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {site: base_of(sites[site]["fn"]).loc for site in given_data}
 
-        return found | one_program(means, keepers=(self,), apart=(self.model,))
+        return found | one_program(means)
 
     def quantiles(self, params, quantiles: ArrayLike, *args, **kwargs) -> dict[str, jax.Array]:
         """
@@ -406,10 +412,11 @@ class AutoSparseGP:
         :raises TypeError: as :meth:`median`.
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
-        found = self._of_parts("quantiles", params, levels)
+        call = "quantiles(params, levels, ...)"
+        found = self._of_parts("quantiles", call, (params, levels), args, kwargs)
         if any(has_pseudo_data(params, site) for site in self._whitened or ()):
             blocks = self._blocks("quantiles", params)
-            self._need_arguments("quantiles(params, levels, ...)", args, kwargs)
+            self._need_arguments(call, args, kwargs)
             draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)
             return found | {site: jnp.quantile(draws[site], levels, axis=0) for site in blocks}
         sizes = {} if self._coupling is None else self._coupling.sizes
@@ -425,10 +432,10 @@ class AutoSparseGP:
             found[site] = loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
         return found
 
-    def _of_parts(self, method: str, *args) -> dict[str, jax.Array]:
+    def _of_parts(self, method: str, call: str, given: tuple, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
         if self._whitened is None:
             raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
-        every = all(has_pseudo_data(args[0], site) for site in self._whitened)
+        every = all(has_pseudo_data(given[0], site) for site in self._whitened)
         if self._coupling is not None and self._coupling.unknown and not every:
             raise NotImplementedError(
                 f"{method}: q(ε) follows {self._coupling.unknown[0]!r}, which is not Gaussian in unconstrained space; "
@@ -436,10 +443,15 @@ class AutoSparseGP:
             )
         found: dict[str, jax.Array] = {}
         for part in self._all_parts():
+            if isinstance(part, Gaussians):
+                if part.needs_arguments:
+                    self._need_arguments(call, args, kwargs, "supports of sites depend on them")
+                found |= getattr(part, method)(*given, *args, **kwargs)
+                continue
             try:
                 if not hasattr(part, method):
                     raise NotImplementedError
-                found |= getattr(part, method)(*args)
+                found |= getattr(part, method)(*given)
             except NotImplementedError:
                 raise NotImplementedError(
                     f"{method}: {name_of(part)}, a guide for other sites, offers none (hand-written ones may); take "
@@ -452,12 +464,9 @@ class AutoSparseGP:
         left = self._auto is not None and not self._other_sites <= self._covered
         return [*self._parts, *([self._auto] if left else [])]
 
-    def _need_arguments(self, call: str, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _need_arguments(self, call: str, args: tuple, kwargs: dict[str, Any], why: str = _OF_KERNEL) -> None:
         if not (args or kwargs) and inspect.signature(self.model).parameters:
-            raise TypeError(
-                f"{call} lacks the model's arguments: q(ε) is given by pseudo-data, so that it depends on the kernel, "
-                "which the model says."
-            )
+            raise TypeError(f"{call} lacks the model's arguments: {why}.")
 
     def _blocks(self, method: str, params) -> list[str]:
         sites = self._whitened or {}
@@ -477,6 +486,45 @@ class AutoSparseGP:
         return list(sites)
 
 
+def set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
+    """
+    Call a guide once, outside programs, if it keeps arrays that it computes at its first call, as autoguides do.
+
+    That is known of NumPyro's autoguides that have not been called. Of objects of other classes it is supposed.
+
+    :param guide: any guide.
+    :param args: its arguments.
+    :param kwargs: its keyword arguments.
+    """
+    if is_traced(jax.device_put(0.0)) or not any(map(_keeps, _made_of(guide))):
+        return
+    call = guide.of_other_sites if isinstance(guide, AutoSparseGP) else guide
+    with one_model_at_a_time, Hidden():
+        handlers.seed(call, 0)(*args, **kwargs)
+
+
+def _made_of(guide: Any) -> list[Any]:
+    """The guides that a guide is made of, as far as that can be seen."""
+    while isinstance(guide, (Handler, partial)):
+        guide = guide.func if isinstance(guide, partial) else guide.fn
+    if isinstance(guide, AutoSparseGP):
+        return [x for part in (*guide._parts, guide._auto) if part is not None for x in _made_of(part)]
+    if inspect.isfunction(guide):
+        names = inspect.getclosurevars(guide)
+        return [x for x in (*names.nonlocals.values(), *names.globals.values()) if isinstance(x, AutoGuide)]
+    if inspect.ismethod(guide):
+        return [x for x in vars(guide.__self__).values() if isinstance(x, AutoGuide)]
+    return [guide]
+
+
+def _keeps(guide: Any) -> bool:
+    if isinstance(guide, AutoGuide):
+        return guide.prototype_trace is None
+    return not (isinstance(guide, Beside) or inspect.isroutine(guide))
+
+
+#: Guides for other sites that draw them without regard to the model's arguments.
+_AUTOMATIC = (AutoGuide, Beside)
 #: Autoguides that follow the model's log density.
 _USE_DENSITY = (AutoDAIS, AutoSemiDAIS, AutoLaplaceApproximation)
 

@@ -16,6 +16,7 @@ from npgp import checks
 from npgp.collapsed.approximations import ApproximateGP
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.contract import Message, base_of
+from npgp.model.guides import set_up
 from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import STEPS, one_program
@@ -98,11 +99,10 @@ def posterior(name, model, guide, params, *args, draws=None, rng_key=None, **kwa
             n: sites[n]["value"] for n in sorted(_others(sites) & set(trace))
         }
 
+    set_up(guide, args, kwargs)
     if draws is None:
-        return one_program(lambda: under_guide(key)[0], keepers=(guide,), apart=(model,))
-    return one_program(
-        lambda: _mixture(under_guide, jax.random.split(key, draws)), keepers=(guide,), apart=(model,), options=STEPS
-    )
+        return one_program(lambda: under_guide(key)[0])
+    return one_program(lambda: _mixture(under_guide, jax.random.split(key, draws)), options=STEPS)
 
 
 def _sites(model: Callable, key: jax.Array, params: Mapping[str, Any], args, kwargs) -> dict[str, Message]:

@@ -2,14 +2,12 @@
 
 from npgp.programs.compiled import QUICK, STEPS, Program, one_model_at_a_time, one_program
 from npgp.programs.grids import on_grid
-from npgp.programs.keepers import Keepers
 from npgp.programs.later import SeesLater, see_later
 from npgp.programs.operations import Operations
 
 __all__ = [
     "QUICK",
     "STEPS",
-    "Keepers",
     "Operations",
     "Program",
     "SeesLater",

@@ -12,12 +12,11 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import jax
 
-from npgp.programs.keepers import Keepers
 from npgp.programs.later import SeesLater
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import calls_python, current_trace, default_device, is_traced, out_avals, trace_of
@@ -181,8 +180,6 @@ _WANTS_VALUES = (
 def one_program(
     function: Callable[[], T],
     *,
-    keepers: Sequence[Any] = (),
-    apart: Sequence[Any] = (),
     options: dict[str, Any] | None = QUICK,
 ) -> T:
     """
@@ -197,41 +194,29 @@ def one_program(
         assert npgp.programs.one_program(lambda: jnp.sum(jnp.ones(3))) == 3.0
 
     :param function: without arguments; it may return any pytree.
-    :param keepers: objects that note something while it runs, such as guides, which do so at their first call. Then it
-        runs a second time, so that its program is that of later calls.
-    :param apart: what keepers are made of, and need not be looked into.
     :param options: compiler options, as for :class:`Program`.
     """
     if is_traced(jax.device_put(0.0)):
         return function()
-    kept = Keepers(keepers, apart)
     try:
         with one_model_at_a_time:
-            first = _Traced(function, kept)
-            if not first.kept:
-                return function() if first.transformed else first.result(options)
-            kept.replace(first.values(options))
-            return _Traced(function, Keepers(())).result(options)
+            traced = _Traced(function)
+            return function() if traced.transformed else traced.result(options)
     except _WANTS_VALUES:
-        kept.restore()
         return function()
-    except BaseException:
-        kept.restore()
-        raise
 
 
 class _Traced:
-    """A function without arguments, traced, and what keepers note meanwhile."""
+    """A function without arguments, traced."""
 
-    def __init__(self, function: Callable[[], Any], keepers: Keepers):
+    def __init__(self, function: Callable[[], Any]):
         def run():
             with (later := SeesLater()):
                 self._result = function()
             here = current_trace()
             self._later = later
             self._computed = {id(leaf): leaf for leaf in jax.tree.leaves(self._result) if trace_of(leaf) is here}
-            self.kept = keepers.traced()
-            return {"result": (list(self._computed.values()), later.values), "kept": self.kept}
+            return {"result": (list(self._computed.values()), later.values)}
 
         self._operations = Operations(run)
 
@@ -240,21 +225,14 @@ class _Traced:
         """Whether ``vmap`` or ``grad`` is around it."""
         return any(map(is_traced, self._operations.constants))
 
-    def _compute(self, part: str, options: Any) -> Any:
-        _, compute = self._operations.part(part)
-        # The arrays that it has are arguments: as constants they would be in the program's text.
-        constants = self._operations.constants
-        return Program(lambda constants: compute(constants=constants), options=options)(constants)
-
-    def values(self, options: Any) -> list[jax.Array]:
-        """Of what the keepers keep."""
-        return self._compute("kept", options)
-
     def result(self, options: Any) -> Any:
         """What the function returns."""
         if not self._computed and not self._later.values:
             return self._result
-        found, values = self._compute("result", options)
+        _, compute = self._operations.part("result")
+        # The arrays that it has are arguments: as constants they would be in the program's text.
+        constants = self._operations.constants
+        found, values = Program(lambda constants: compute(constants=constants), options=options)(constants)
         self._later.look(values)
         known = dict(zip(self._computed, found, strict=True))
         return jax.tree.map(lambda x: known.get(id(x), x), self._result)

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import optax
 from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.autoguide import AutoDelta
 from numpyro.infer.svi import SVIState
 
 from npgp import checks
 from npgp.contract import constrained, unconstrained
 from npgp.keys import host_generator
+from npgp.model.gaussians import Points
 from npgp.model.guides import AutoSparseGP
 from npgp.programs.compiled import QUICK, Program, one_program
 from npgp.training.convergence import TrainingWarning
@@ -117,7 +117,7 @@ def fit_collapsed(
         )
     inputs = Inputs(args, kwargs, rng_key, None, None, allow_nan=None)
     call, arrays = inputs.layout.call, inputs.arrays
-    guide = AutoSparseGP(model, AutoDelta)
+    guide = AutoSparseGP(model, Points)
     svi = SVI(model, guide, optax.sgd(1.0), Trace_ELBO())  # whose steps are not taken
 
     first_args, first_kwargs = inputs.first_call()

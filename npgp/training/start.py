@@ -8,6 +8,8 @@ import jax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from npgp.contract import set_transforms, transforms_of
+from npgp.model.guides import set_up
 from npgp.programs.compiled import one_program
 from npgp.training.row_tables import LazySVI
 
@@ -27,9 +29,11 @@ def start(
     :param init_params: as for ``svi.init``.
     """
     whole = svi.svi if isinstance(svi, LazySVI) else svi
-    return one_program(
-        lambda: svi.init(rng_key, *args, init_params=init_params, **kwargs),
-        keepers=(svi,),
-        # The model is the user's, and has all of the user's data.
-        apart=(whole.model, whole.loss, whole.optim),
-    )
+    set_up(whole.guide, args, kwargs | whole.static_kwargs)
+
+    def first():
+        return svi.init(rng_key, *args, init_params=init_params, **kwargs), transforms_of(whole)
+
+    state, transforms = one_program(first)
+    set_transforms(whole, transforms)  # whose bounds the model may have computed
+    return state

@@ -20,6 +20,7 @@ from npgp.likelihoods import Gaussian, quadrature_error
 from npgp.likelihoods.base import without_missing
 from npgp.model.components import meetings
 from npgp.model.draw import Function
+from npgp.model.guides import set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent
 from npgp.model.sites import FUNCTION, Q, Trained, is_gp_site, is_observation, traced_inside, trained
@@ -190,10 +191,11 @@ def check_posterior(
         return log_p - log_q, _jitter_share(sites), _quadrature_error(sites)
 
     def compute():
-        *_, error = log_ratio(rng_key)  # also as guides note things at their first call, which must be outside a loop
+        *_, error = log_ratio(rng_key)
         return *lax.map(lambda key: log_ratio(key)[:2], jax.random.split(rng_key, draws)), error
 
-    log_ratios, shares, error = one_program(compute, keepers=(guide,), apart=(model,), options=STEPS)
+    set_up(guide, args, kwargs)
+    log_ratios, shares, error = one_program(compute, options=STEPS)
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
     judged = _judged(np.asarray(log_ratios, np.float64))
     return replace(judged, independent=independent, jitter=jitter, quadrature=float(error))

@@ -15,7 +15,6 @@ from npgp import checks
 from npgp.programs import compiled
 from npgp.programs.compiled import QUICK, STEPS, Program, one_program
 from npgp.programs.grids import on_grid, padded_size
-from npgp.programs.keepers import Keepers
 from npgp.programs.later import SeesLater, see_later
 
 X = np.arange(6.0, dtype=np.float32).reshape(3, 2)
@@ -180,76 +179,6 @@ def test_nothing_is_left_of_what_was_asked_for():
         see_later(lambda x: 1 / 0, 3.0)
     assert len(later.values) == 1  # outside jit, what has no trace is of the same, which is none
     see_later(lambda x: 1 / 0, 3.0)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Keepers
-
-
-class Guide:
-    """Notes something at its first call, in many places."""
-
-    def __init__(self):
-        self.start, self.calls, self.inner = None, 0, None
-
-    def __call__(self, x):
-        self.calls += 1
-        if self.start is None:
-            value = jnp.exp(x)
-            self.start = {"a": [value, (value + 1, "word")], "key": jax.random.key(3)}
-            self.inner = lambda y: y + value
-        return self.start["a"][0] + x
-
-
-def test_what_keepers_note_are_values():
-    guide = Guide()
-    result = one_program(lambda: guide(jnp.asarray(2.0)), keepers=(guide,))
-    e = np.exp(2.0)
-    np.testing.assert_allclose(result, e + 2, rtol=1e-6)
-    assert guide.calls == 2  # the second time as later
-    assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(guide.start))
-    np.testing.assert_allclose([guide.start["a"][0], guide.start["a"][1][0] - 1, guide.inner(0.0)], e, rtol=1e-6)
-    assert guide.start["a"][1][1] == "word"
-    with compilations() as count:
-        one_program(lambda: guide(jnp.asarray(2.0)), keepers=(guide,))
-    assert count() == 0 and guide.calls == 3
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, TypeError])
-def test_keepers_are_what_they_were_after_an_error(error):
-    guide, before = Guide(), None
-
-    def function():
-        guide(jnp.asarray(2.0))
-        raise error
-
-    with pytest.raises(error):
-        one_program(function, keepers=(guide,))
-    assert guide.start is None and guide.inner is None and guide.calls == 0 and before is None
-
-
-def test_keepers_that_need_values():
-    guide = Guide()
-    assert one_program(lambda: float(guide(jnp.asarray(2.0))), keepers=(guide,)) > 0
-    np.testing.assert_allclose(guide.start["a"][0], np.exp(2.0), rtol=1e-6)
-
-
-def test_what_is_apart_is_not_looked_into():
-    class Data:
-        def __init__(self):
-            self.values = [1, 2]
-
-        def __getattribute__(self, name):
-            if name == "__dict__":
-                raise AssertionError("looked into")
-            return super().__getattribute__(name)
-
-    data = Data()
-    guide = Guide()
-    guide.model = data
-    Keepers((guide,), apart=(data,))
-    with pytest.raises(AssertionError):
-        Keepers((guide,))
 
 
 def test_threads_share_programs():

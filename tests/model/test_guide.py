@@ -981,7 +981,9 @@ def test_what_cannot_be_said_of_new_rows(float64):
     params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
     five = jnp.asarray(X[:5])
     # With observations rows are those trained on.
-    with pytest.raises(ValueError, match=r"'data' has 5 members, but 8 in AutoNormal.*\['x'\].*Leave out observations"):
+    with pytest.raises(
+        ValueError, match=r"'data' has 5 members, but 8 in the automatic guide.*\['x'\].*Leave out observations"
+    ):
         guide.sample_posterior(jax.random.key(0), params, five, jnp.asarray(Y[:5]))
     fresh = npgp.AutoSparseGP(measured_model)
     with pytest.raises(ValueError, match="'x' is local to the rows of plate 'data'.*call guide.sample_posterior"):
@@ -996,7 +998,7 @@ def test_what_cannot_be_said_of_new_rows(float64):
     svi = SVI(without_plate, guide, optax.adam(0.01), TraceMeanField_ELBO())
     params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
     with pytest.raises(
-        ValueError, match=r"x has shape \(8, 1\) in AutoMultivariateNormal, but \(5, 1\).*in the plate over rows"
+        ValueError, match=r"x has shape \(8, 1\) in the automatic guide, but \(5, 1\).*in the plate over rows"
     ):
         Predictive(without_plate, guide=guide, params=params, num_samples=2)(jax.random.key(0), five)
 

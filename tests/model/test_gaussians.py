@@ -1,0 +1,188 @@
+"""The automatic guide's own distribution of the sites beside the GPs: NumPyro's autoguides' density, and no state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from numpyro.infer.util import log_density
+
+import npgp
+
+RNG = np.random.default_rng(3)
+X = RNG.uniform(size=(12, 1))
+Y = np.sin(6.0 * X[:, 0])
+G = np.arange(12) % 3
+
+
+def others():
+    """Sites of many supports, plates and shapes; one support is computed by the model."""
+    upper = jnp.asarray([1.0, 3.0]) + 1.0
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    box = numpyro.sample("box", dist.Uniform(jnp.zeros(2), upper).to_event(1))
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("groups", 3, dim=-2):
+        slope = numpyro.sample("slope", dist.Normal(0.0, tau))
+        numpyro.sample("pair", dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)))
+    return tau, box, weights, slope
+
+
+def model(X, y=None):
+    tau, box, weights, slope = others()
+    f = npgp.SparseGP("f", npgp.RBF(tau + box[0]), jnp.linspace(0.0, 1.0, 4)[:, None]).draw()
+    with numpyro.plate("rows", len(X)):
+        npgp.observe("y", f(X) + slope[G, 0] * weights[0], npgp.Gaussian(scale=0.1 + box[1]), obs=y)
+
+
+def params_of(guide, key):
+    """Parameters of a guide, moved away from where training starts."""
+    svi = SVI(model, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(key, X, Y))
+    rng = np.random.default_rng(0)
+    return {n: x * jnp.asarray(rng.uniform(0.5, 1.5, jnp.shape(x))) for n, x in sorted(params.items())}
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_densities_are_those_of_numpyros_autoguides(together, float64):
+    hidden = handlers.block(model, hide=["f.u", "y"])
+    if together:
+        # One Gaussian, whose entries NumPyro has in the order of its own.
+        own, other = npgp.AutoSparseGP(model), AutoMultivariateNormal(hidden)
+    else:
+        own, other = npgp.AutoSparseGP(model, dependence="independent"), AutoNormal(hidden)
+    params = params_of(own, jax.random.key(0))
+    with handlers.seed(rng_seed=0), handlers.trace() as sites:
+        other(X, Y)
+    rng = np.random.default_rng(1)
+    if together:
+        size = len(params["auto_loc"])
+        z = jnp.asarray(rng.normal(size=size))
+        order = np.concatenate([np.ravel(v) for v in own._parts[0].joint.unpacked(jnp.arange(size)).values()])
+        names = list(own._parts[0].joint.unpacked(jnp.arange(size)))
+        theirs = other._unpack_latent(jnp.arange(size))
+        to = np.concatenate([np.ravel(theirs[name]) for name in names]).astype(int)
+        assert sorted(to) == sorted(order.astype(int)) == list(range(size))
+        shuffled = jnp.zeros(size).at[to].set
+        L = params["auto_scale_tril"]
+        covariance = jnp.zeros((size, size)).at[np.ix_(to, to)].set(L @ L.T)
+        given = {"auto_loc": shuffled(params["auto_loc"]), "auto_scale_tril": jnp.linalg.cholesky(covariance)}
+        values = [{"_auto_latent": z}, {"_auto_latent": shuffled(z)}]
+    else:
+        given = {name: params[name] for name in params if not name.startswith("f.")}
+        drawn = {n: s["value"] for n, s in sites.items() if s["type"] == "sample"}
+        values = [drawn, drawn]
+
+    def log_q(guide, params, value):
+        guide = handlers.seed(handlers.substitute(guide, data=value), 0)
+        return log_density(guide, (X, Y), {}, params)
+
+    mine, trace = log_q(own, params, values[0])
+    theirs, wanted = log_q(other, given, values[1])
+    for name, site in wanted.items():
+        if site["type"] == "sample" and name != "_auto_latent":
+            np.testing.assert_allclose(trace[name]["value"], site["value"], rtol=1e-10)
+            assert trace[name]["fn"].event_dim == site["fn"].event_dim
+    gp = jnp.sum(trace["f.u"]["fn"].log_prob(trace["f.u"]["value"]))
+    np.testing.assert_allclose(mine - gp, theirs, rtol=1e-10)
+
+
+def test_starts_are_medians_of_the_prior(float64):
+    """Of 15 draws, as ``init_to_median`` has them: within four standard errors of a median."""
+    params = {}
+    guide = npgp.AutoSparseGP(model, dependence="independent")
+    svi = SVI(model, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
+    params = svi.get_params(jax.jit(svi.init)(jax.random.key(2), X, Y))
+    median = guide.median(params, X, Y)
+    assert abs(median["tau"] - 0.674) < 4 * 1.25 * 0.6 / np.sqrt(15)
+    np.testing.assert_array_less(np.abs(median["box"] - np.array([1.0, 2.0])), 4 * 1.25 * np.array([0.58, 1.2]) / 4)
+    np.testing.assert_allclose(jnp.sum(median["weights"]), 1.0)
+    np.testing.assert_allclose(params["pair_auto_scale"], 0.1 * np.ones((3, 1, 2)))
+    low, high = guide.quantiles(params, [0.1, 0.9], X, Y)["box"]
+    assert np.all(low > 0) and np.all(high < np.array([2.0, 4.0])) and np.all(low < median["box"])
+    with pytest.raises(TypeError, match="lacks the model's arguments: supports of sites depend on them"):
+        guide.median(params)
+
+
+def test_it_runs_inside_jit_and_vmap(float64):
+    """Eight fits in one program are eight fits."""
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10), TraceMeanField_ELBO())
+    keys = jax.random.split(jax.random.key(0), 8)
+
+    @jax.jit
+    def steps(keys):
+        states = jax.vmap(lambda key: svi.init(key, X, Y))(keys)
+        for _ in range(2):
+            states, losses = jax.vmap(lambda state: svi.update(state, X, Y))(states)
+        return states, losses
+
+    states, losses = steps(keys)
+    assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(vars(svi.guide)))
+
+    alone = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10), TraceMeanField_ELBO())
+
+    @jax.jit
+    def one(key):
+        state = alone.init(key, X, Y)
+        for _ in range(2):
+            state, loss = alone.update(state, X, Y)
+        return state, loss
+
+    for i in (0, 5):
+        state, loss = one(keys[i])
+        np.testing.assert_allclose(losses[i], loss, rtol=1e-8)
+        wanted, found = alone.get_params(state), svi.get_params(jax.tree.map(lambda x, i=i: x[i], states))
+        for name, x in wanted.items():
+            np.testing.assert_allclose(found[name], x, rtol=1e-7, atol=1e-9)
+    assert np.ptp(np.asarray(losses)) > 0.1  # other keys, other starts
+
+
+def test_bounds_that_the_model_computes_are_no_tracers_after_a_fit():
+    def bounded(X, y=None):
+        low = jnp.min(X) - 1.0
+        level = numpyro.param("level", low + 0.5, constraint=numpyro.distributions.constraints.greater_than(low))
+        f = npgp.SparseGP("f", npgp.RBF(), jnp.linspace(0.0, 1.0, 4)[:, None]).draw()
+        npgp.observe("y", f(X) + level, npgp.Gaussian(scale=0.1), obs=y)
+
+    svi = SVI(bounded, npgp.AutoSparseGP(bounded), npgp.adam(0.01, 3), TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), 3, jnp.asarray(X), jnp.asarray(Y), progress=False)
+    assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(svi.constrain_fn.args))
+    np.testing.assert_allclose(svi.get_params(result.state)["level"], result.params["level"])
+
+
+def test_guides_that_keep_what_they_compute_are_set_up_first():
+    """A function that calls an autoguide, and an object that notes an array at its first call."""
+    hidden = handlers.block(model, hide=["f.u", "y"])
+    inner = AutoNormal(hidden)
+
+    def by_hand(X, y=None):
+        return inner(X, y)
+
+    class Noting:
+        noted = None
+
+        def __call__(self, X, y=None):
+            if self.noted is None:
+                self.noted = jnp.sum(X)
+            numpyro.param("of_noted", self.noted)
+            return by_hand(X, y)
+
+    for other in (by_hand, Noting()):
+        guide = npgp.AutoSparseGP(model, [other], dependence="independent")
+        svi = SVI(model, guide, npgp.adam(0.01, 3), TraceMeanField_ELBO())
+        for _ in range(2):
+            result = npgp.fit(svi, jax.random.key(0), 2, jnp.asarray(X), jnp.asarray(Y), progress=False)
+        assert np.isfinite(result.losses).all()
+        npgp.posterior("f", model, guide, result.params, X, Y).mean(X)
+
+
+def test_what_has_no_distribution_is_said():
+    def discrete(X, y=None):
+        numpyro.sample("kind", dist.Bernoulli(0.5))
+        model(X, y)
+
+    with pytest.raises(ValueError, match="kind is a discrete latent site.*sum it out"):
+        handlers.seed(npgp.AutoSparseGP(discrete), 0)(X, Y)
