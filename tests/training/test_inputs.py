@@ -76,7 +76,8 @@ def test_evaluation_from_files(files):
     svi = make_svi()
     result = fit(svi, KEY, 10, X, y=Y, batch_size=B, progress=False)
     there = evaluate(svi, KEY, result, files[0], y=files[1], batch_size=B)
-    assert there == evaluate(svi, KEY, result, X, y=Y, batch_size=B)
+    # Two programs, which XLA may fuse otherwise: to rounding.
+    np.testing.assert_allclose(there, evaluate(svi, KEY, result, X, y=Y, batch_size=B), rtol=2e-6)
 
 
 def test_what_stays_where(files):

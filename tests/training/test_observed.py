@@ -315,7 +315,8 @@ def test_nan_are_missing_observations(how):
 
     losses = run(X, HOLES)
     assert np.isfinite(losses).all()
-    np.testing.assert_array_equal(losses, run(X, HOLES, SEEN))
+    # Two programs, which XLA may fuse otherwise: to rounding.
+    np.testing.assert_allclose(losses, run(X, HOLES, SEEN), rtol=2e-6)
     with pytest.raises(ValueError, match="NaN or infinite|value nan in row 4"):
         run(X, HOLES, np.where(np.arange(N) == 4, True, SEEN))
     with pytest.raises(ValueError, match="1 of 60 values in args.0. are NaN|1 values in the .* are NaN"):
