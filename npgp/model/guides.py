@@ -78,12 +78,12 @@ class AutoSparseGP:
         AutoSparseGP(model, [hand_written, AutoNormal])                         by hand for the sites that this samples
         AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
 
-    By default one Gaussian in unconstrained space is for the smallest of the sites that q(ε) can follow, as long as these
-    have 50 entries together, in the model's order (parameters ``auto_loc`` and ``auto_scale_tril``), and a normal
+    By default one Gaussian in unconstrained space is for the smallest of the sites that q(ε) can follow, as long as
+    these have 50 entries together, in the model's order (parameters ``auto_loc`` and ``auto_scale_tril``), and a normal
     distribution for each entry of the rest (``name_auto_loc``, ``name_auto_scale``), or of all if q(ε) is independent.
-    These keep no arrays, so the guide may run inside ``jit`` and ``vmap``. NumPyro's autoguides compute and keep some at
-    their first call, which therefore is outside; they start at medians of the prior too, unless their ``init_loc_fn`` is
-    given.
+    These keep no arrays, so the guide may run inside ``jit`` and ``vmap``. NumPyro's autoguides compute and keep some
+    at their first call, which therefore is outside; they start at medians of the prior too, unless their
+    ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
     start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params, X, y)))``, with
