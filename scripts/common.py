@@ -1,4 +1,4 @@
-"""What the scripts share: arguments, tables, JSON, figures that are kept, timings in turn, processes.
+"""What the scripts share: arguments, tables, JSON, figures that are kept, timings in turn.
 
 A script has these two lines above its other imports of this folder, with ``parents[1]`` one folder down:
 
@@ -15,10 +15,7 @@ import json
 import math
 import resource
 import shlex
-import subprocess
 import sys
-import tempfile
-import textwrap
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -53,7 +50,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "float32": dict(action="store_true", help="single precision"),
     "float64": dict(action="store_true", help="double precision"),
     "cpu-time": dict(action="store_true", help="seconds are of the processor: for a busy machine"),
-    "here": dict(action="store_true", help="all in this process: quicker, and memory is not told"),
     "repetitions": dict(type=whole, help="rounds in which what is timed takes turns"),
     "inducing": dict(type=whole, metavar="M", help="number of inducing points"),
     "rows": dict(type=whole, metavar="N", help="so many training rows at most"),
@@ -102,11 +98,6 @@ def command(script: str, argv: Sequence[str] | None = None) -> str:
 # What people look at
 
 
-def note(text: str, indent: str = "") -> None:
-    """Print a paragraph, its lines after the first indented."""
-    print(textwrap.fill(text, 110, subsequent_indent=indent))
-
-
 def table(
     header: Sequence[str], rows: Iterable[Sequence[object]], left: Collection[int] = (0,), markdown: bool = False
 ) -> str:
@@ -138,11 +129,6 @@ def plus_minus(mean: float, error: float | None, digits: int = 3, sign: str = ""
         return "–"
     text = f"{round(mean, digits) + 0.0:{sign}.{digits}f}"  # and no −0
     return text if error is None or math.isnan(error) else f"{text} ± {error:.{digits}f}"
-
-
-def spread(values: Iterable[float | None], digits: int = 3, sign: str = "") -> str:
-    """The mean, with its standard error if there are several values."""
-    return plus_minus(*moments(values), digits, sign)
 
 
 def quartiles(values: Iterable[float], scale: float = 1.0) -> list[float]:
@@ -266,15 +252,6 @@ def peak_memory() -> int:
         if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def in_its_own_process(script: str | Path, argv: Sequence[str]) -> Any:
-    """What a script writes to ``--json`` as a fresh process with these arguments, whose memory is that of its work."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "figures.json")
-        command = [sys.executable, str(script), *argv, "--json", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return json.loads(path.read_text())
 
 
 def keep_programs(folder: Path | None = None) -> None:

@@ -51,15 +51,13 @@ def simulated(rows: int, seed: int = 0, columns: int = 3) -> datasets.Regression
     return datasets.RegressionSplit(X[:rows], y[:rows], X[rows:], y[rows:], *unit, 20.0 + 7.0 * mean, 7.0 * scale)
 
 
-def uci(
-    name: str, split: int, rows: int | None = None, seed: int = 0, test_rows: int | None = None
-) -> datasets.RegressionSplit:
+def uci(name: str, split: int, rows: int | None = None, seed: int = 0) -> datasets.RegressionSplit:
     """A split of a UCI set, with at most so many training rows and half as many test rows, at random."""
     if name == "simulated":
         return simulated(rows or 200, split)
     data = datasets.uci(name, split)
     rng, fields = np.random.default_rng(seed), dict(data.__dict__)
-    for kind, most in (("train", rows), ("test", test_rows or (rows and max(rows // 2, 1)))):
+    for kind, most in (("train", rows), ("test", rows and max(rows // 2, 1))):
         if most is not None and len(fields[f"y_{kind}"]) > most:
             chosen = np.sort(rng.choice(len(fields[f"y_{kind}"]), most, replace=False))
             fields |= {key: fields[key][chosen] for key in (f"X_{kind}", f"y_{kind}")}

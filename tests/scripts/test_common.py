@@ -31,8 +31,11 @@ def test_tables_are_aligned():
 
 
 def test_means_and_errors():
-    assert common.spread([1.0, None, 3.0], 1) == "2.0 ± 1.0"
-    assert common.spread([None]) == "–" and common.spread([-1e-9]) == "0.000" and common.spread([1], 0, "+") == "+1"
+    def shown(values, *more):
+        return common.plus_minus(*common.moments(values), *more)
+
+    assert shown([1.0, None, 3.0], 1) == "2.0 ± 1.0"
+    assert shown([None]) == "–" and shown([-1e-9]) == "0.000" and shown([1], 0, "+") == "+1"
     fits = [{"set": "a", "rmse": 1.0}, {"set": "b", "rmse": 5.0}, {"set": "a", "rmse": 3.0}]
     one, other = runner.summarize(fits, ("set",), ("rmse",))
     assert one == {"set": "a", "fits": 2, "rmse": 2.0, "rmse_error": pytest.approx(1.0)}
