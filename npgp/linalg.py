@@ -42,6 +42,7 @@ __all__ = [
     "gram",
     "inverse_factor",
     "inverse_of_reversed",
+    "jitter_beside_noise",
     "jitter_variance",
     "least_square",
     "log_determinant",
@@ -63,11 +64,29 @@ DEFAULT_JITTER = {"float32": 1e-5, "float64": 1e-8}
 #: Each retry multiplies the jitter by this, until :data:`MAX_JITTER` has failed.
 JITTER_GROWTH = 10.0
 MAX_JITTER = 1e-1
+#: Jitter from this share of the noise variance on is worth a word: intervals are then a twentieth too wide, or more.
+JITTER_SHARE = 0.1
 
 
 def default_jitter(dtype) -> float:
     """The relative jitter tried first by default, for a floating dtype."""
     return DEFAULT_JITTER[jnp.dtype(dtype).name]
+
+
+def jitter_beside_noise(share: float, dtype) -> str | None:
+    """
+    A warning of jitter that is not small beside the noise; ``None`` if it is.
+
+    :param share: what was added to a variance, over the noise variance.
+    :param dtype: of the covariance.
+    """
+    if share < JITTER_SHARE:
+        return None
+    advice = "give a smaller jitter" if jnp.dtype(dtype) == jnp.float64 else "use float64 (jax_enable_x64)"
+    return (
+        f"the inducing values' covariance took a jitter of {share:.2g} times the noise variance, so bounds are too low "
+        f"and intervals too wide; {advice}."
+    )
 
 
 def jitter_variance(relative: jax.Array | float, scale: jax.Array) -> jax.Array:

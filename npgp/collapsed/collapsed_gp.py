@@ -39,8 +39,6 @@ __all__ = ["CollapsedGP"]
 
 #: A search that leaves more nats than this undone is worth a word.
 WORTH_A_WORD = 1e-2
-#: Jitter above this share of the noise variance is worth a word: intervals are then a twentieth too wide, or more.
-JITTER_SHARE = 0.1
 
 
 class CollapsedGP(JointDensity, Stackable):
@@ -263,14 +261,9 @@ class CollapsedGP(JointDensity, Stackable):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        if not checks.is_traced(share) and float(share) > JITTER_SHARE:
-            advice = "give a smaller jitter" if self.X.dtype == jnp.float64 else "use float64 (jax_enable_x64)"
-            warnings.warn(
-                f"CollapsedGP: the inducing values' covariance took a jitter of {float(share):.2g} times the noise "
-                f"variance, so bounds are too low and intervals too wide; {advice}.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        sentence = None if checks.is_traced(share) else linalg.jitter_beside_noise(float(share), self.X.dtype)
+        if sentence:
+            warnings.warn(f"CollapsedGP: {sentence}", RuntimeWarning, stacklevel=2)
         return posterior
 
     def sites(self, y: ArrayLike) -> Sites:

@@ -27,8 +27,9 @@ from npgp.model.latents import Latents
 from npgp.model.protocol import Draw
 from npgp.model.pseudo_data import JOINED, declared, values_and_root
 from npgp.model.rerun import Hidden, Unseen
-from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site
+from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
+from npgp.programs.tracing import current_trace, trace_of
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projector
 from npgp.sparse.ragged import MemberRows, Places
@@ -75,11 +76,82 @@ ADVICE = {
     "plates": ONE_KERNEL,
     "size": f"they have more than {MOST} inducing features together: take fewer, or {ONE_KERNEL}",
     "latents": "components that are different latent values of one observation share none",
+    "sampled": "state their sum itself, f(X) + g(X), without npgp.sample",
 }
-ALONE = ("mixed", "family", "dependent")
+ALONE = ("mixed", "family", "dependent", "sampled")
 
 
-def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> Joined:
+class Numbers(NamedTuple):
+    """The draws, by their ``id``, on whose sampled values the numbers of a statement depend."""
+
+    #: In the offset of each of its latent values.
+    offsets: list[set[int]]
+    #: In these, in factors or in rows.
+    all: set[int]
+
+
+def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> dict[str, Numbers]:
+    """
+    Of each statement about GP values, what its numbers have to do with values that :func:`npgp.sample` has sampled.
+
+    :param model: the model.
+    :param sites: its trace.
+    :raises ValueError: for an observation whose numbers depend on a draw that is a term of it: q would be taken to be
+        independent of itself, and the ELBO be no bound.
+    """
+    statements = _statements(sites)
+    if all(is_observation(sites[name]) for name in statements):
+        return {}
+    inducing = {
+        n: m["value"] for n, m in sites.items() if is_gp_site(m) and FUNCTION in m["infer"] and WHITENED in m["infer"]
+    }
+    fixed = {
+        n: m["value"] for n, m in sites.items() if m["type"] == "sample" and not m["is_observed"] and n not in inducing
+    }
+
+    def numbers(*values):
+        again = _statements(survey(model, fixed | dict(zip(inducing, values, strict=True)), args, kwargs))
+        here = current_trace()
+        found: dict[Any, Any] = {}
+
+        def arrays(tree):
+            """Those that are there after a loop."""
+            return [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype") and trace_of(x) in (None, here)]
+
+        for name in statements:
+            parts = again[name].parts
+            terms = [(t.scale, t.mixing, getattr(t.X, "inputs", t.X)) for part in parts for t in part.terms]
+            found |= {(name, i): arrays(part.offset) for i, part in enumerate(parts)}
+            found[name, -1] = arrays(terms)
+        return found
+
+    operations = Operations(numbers, *inducing.values())
+    draws = [id(sites[name]["infer"][FUNCTION]) for name in inducing]
+
+    def needed(key: tuple[str, int]) -> set[int]:
+        return {draws[i] for i in operations.part(key)[0]}
+
+    found = {}
+    for name, latents in statements.items():
+        offsets = [needed((name, i)) for i, _ in enumerate(latents.parts)]
+        found[name] = Numbers(offsets, needed((name, -1)).union(*offsets))
+        own = [f.name for f in latents.functions if id(f.source) in found[name].all]
+        if own and is_observation(sites[name]):
+            raise ValueError(
+                f"{name} observes {own[0]} beside values that npgp.sample has sampled of it, in an offset, a factor or "
+                "rows, and q would be taken for independent of itself: sample all of its values, and observe what is "
+                "made of them by numpyro.sample."
+            )
+    return found
+
+
+def joined(
+    model: Callable,
+    sites: dict[str, Message],
+    args: tuple,
+    kwargs: dict[str, Any],
+    sampled: Mapping[str, Numbers],
+) -> Joined:
     """
     The groups of components that share a q.
 
@@ -87,12 +159,15 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     parameters are whitened, and whose kernel and inducing features do not depend on a GP. Those that meet in one sum
     belong together. One of them may be drawn in a plate at dim −2, after all the others, if its values are not mixed.
     Of more than :data:`MOST` features together, the largest components are left out. A group two of whose members are
-    different latent values of one observation is none: likelihoods take these to be independent.
+    different latent values of one observation is none: likelihoods take these to be independent. So do statements about
+    a component take sampled values of others: of those no group has both.
 
     :param model: the model.
     :param sites: its trace.
+    :param sampled: of :func:`sampled_into`.
     """
-    statements = list(_statements(sites).values())
+    by_name = _statements(sites)
+    statements = list(by_name.values())
     terms = [term for latents in statements for part in latents.parts for term in part.terms]
     mixed = {id(term.function.source) for term in terms if term.mixing is not None}
     functions = {
@@ -110,9 +185,7 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
             touched = [group for group in found if group & met]
             found = [group for group in found if not group & met] + [met.union(*touched)]
     found = [group for group in found if len(group) > 1]
-    if not found:
-        return Joined([], reasons)
-    dependent = _dependent(model, functions, args, kwargs)
+    dependent = _dependent(model, functions, args, kwargs) if found else set()
     order, groups = list(sites), []
 
     def leave_out(which: Iterable[str], why: str) -> None:
@@ -121,6 +194,14 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
     for group in found:
         leave_out(group & dependent, "dependent")
         group -= dependent
+        about = [
+            name
+            for name in sampled
+            if is_observation(sites[name]) and group & {names.get(id(f.source)) for f in by_name[name].functions}
+        ]
+        apart = {names[draw] for name in about for draw in sampled[name].all if draw in names}
+        leave_out(group & apart, "sampled")
+        group -= apart
         single = [name for name in group if not functions[name].batch_shape]
         last = max((order.index(name) for name in single), default=-1)
         plated = [name for name in order if name in group and functions[name].batch_shape]
@@ -142,6 +223,8 @@ def joined(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict
             groups.append(tuple(members))
             for name in members:
                 del reasons[id(functions[name])]
+    # Of those that share one, too: in an offset q takes them for independent all the same.
+    reasons |= {draw: "sampled" for numbers in sampled.values() for draw in set().union(*numbers.offsets)}
     return Joined(groups, reasons)
 
 
@@ -153,25 +236,32 @@ class Meeting(NamedTuple):
     draws: tuple[Draw, ...]
 
 
-def meetings(sites: dict[str, Message], latent: Container[str], shared: Container[str]) -> list[Meeting]:
+def meetings(
+    sites: dict[str, Message], latent: Container[str], shared: Container[str], sampled: Mapping[str, Numbers]
+) -> list[Meeting]:
     """
-    Where components that share no q(ε) meet in a sum, or are mixed by a matrix.
+    Where components that share no q(ε) meet in a sum, perhaps by sampled values, or are mixed by a matrix.
 
     :param sites: the model's trace.
     :param latent: its latent sites; components whose inducing values are known meet nothing.
     :param shared: sites of the first blocks of components that share one.
+    :param sampled: of :func:`sampled_into`.
     """
     drawn = {name: msg for name, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
     fixed = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name not in latent}
     together = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name in shared}
     found = []
+    functions = {id(msg["infer"][FUNCTION]): msg["infer"][FUNCTION] for msg in drawn.values()}
     for name, latents in _statements(sites).items():
-        for part in latents.parts:
+        for i, part in enumerate(latents.parts):
+            offset = sampled[name].offsets[i] - fixed if name in sampled else set()
             terms = [term for term in part.terms if id(term.function.source) not in fixed]
             mixed = [term for term in terms if term.mixing is not None and term.function.batch_shape[-1] > 1]
-            if mixed or (len(terms) > 1 and any(id(term.function.source) not in together for term in terms)):
+            apart = [term for term in terms if id(term.function.source) not in together]
+            if mixed or (len(terms) > 1 and apart) or (terms and offset):
                 names = [f"the functions of {t.function.name}" if t in mixed else t.function.name for t in terms]
-                draws = tuple(term.function.source for term in terms)
+                names += [f"sampled values of {functions[draw].name}" for draw in functions if draw in offset]
+                draws = (*(term.function.source for term in terms), *(functions[draw] for draw in offset))
                 found.append(Meeting(f"{' and '.join(names)}, which meet in {name!r}", draws))
     return found
 

@@ -35,7 +35,7 @@ from numpyro.infer.autoguide import (
 
 from npgp import checks, linalg
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
-from npgp.model.gaussians import Gaussians
+from npgp.model.gaussians import Gaussians, bijection
 from npgp.model.rerun import Hidden, Unseen, is_latent, name_of
 from npgp.model.sites import WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
@@ -117,7 +117,7 @@ def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
     found: dict[str, Spread] = {}
     for name, site in sites.items():
         if is_latent(site) and not site["fn"].support.is_discrete:
-            spread = _of_distribution(site["fn"])
+            spread = _of_distribution(name, site["fn"])
             if spread is not None:
                 found[name] = spread
     params = {name: site["value"] for name, site in sites.items() if site["type"] == "param"}
@@ -133,7 +133,7 @@ def spreads(part: Any, sites: dict[str, Message]) -> dict[str, Spread]:
     return found
 
 
-def _of_distribution(fn: dist.Distribution) -> Spread | None:
+def _of_distribution(name: str, fn: dist.Distribution) -> Spread | None:
     """From a site's distribution: a normal one, perhaps transformed as autoguides and ``LogNormal`` have it."""
     base, transforms = base_of(fn), []
     while isinstance(base, dist.TransformedDistribution):
@@ -149,7 +149,7 @@ def _of_distribution(fn: dist.Distribution) -> Spread | None:
             return value
 
         return Spread(inverse, base.mean, jnp.sqrt(base.variance), isinstance(base, dist.Normal))
-    return Spread(biject_to(fn.support).inv)
+    return Spread(bijection(name, fn).inv)
 
 
 class LatentVector(NamedTuple):
@@ -260,7 +260,7 @@ class Coupling:
         :param kwargs: its keyword arguments.
         :raises ValueError: for a site that was asked for and cannot be followed.
         """
-        members = _members(sites)
+        members = plate_members(sites)
         plates, sizes = _row_plates(sites, members)
         latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
         others = [n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))]
@@ -268,7 +268,7 @@ class Coupling:
         wrong: dict[str, str] = {}
         for name in others:
             around = [frame.name for frame in frames(latent[name])]
-            of_rows = [plate for plate in around if plate in plates]
+            of_rows, shape = [plate for plate in around if plate in plates], jnp.shape(latent[name]["value"])
             if latent[name]["fn"].support is None:
                 raise TypeError(
                     f"{name} is drawn from a {type(latent[name]['fn']).__name__} whose support is None; it must be a "
@@ -282,7 +282,7 @@ class Coupling:
                 wrong[name] = (
                     f"has a prior that depends on {after_gp[name]}: q(ε) follows sites that do not depend on the GP"
                 )
-            elif self.names is None and _like_rows(latent[name]["value"], [members[p] for p in around], sizes):
+            elif self.names is None and like_rows(shape, [members[p] for p in around], sizes):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
         self._candidates = {name: jnp.size(latent[name]["value"]) for name in others if name not in wrong}
         for name in self.names or ():
@@ -340,12 +340,12 @@ class Coupling:
         return jnp.concatenate(list(found.values())) if found else None
 
 
-def _like_rows(value: jax.Array, members: Sequence[int], sizes: set[int]) -> bool:
-    """Whether a site has as many members as there are rows: in its plates, or, of many, in a scan or an event."""
-    return any(size in sizes for size in members) or any(size in sizes and size > FEW for size in jnp.shape(value))
+def like_rows(shape: tuple[int, ...], members: Sequence[int], sizes: set[int], beyond: int = FEW) -> bool:
+    """Whether a site has as many members as there are rows: in its plates, or, of more, in a scan or an event."""
+    return any(size in sizes for size in members) or any(size in sizes and size > beyond for size in shape)
 
 
-def _members(sites: dict[str, Message]) -> dict[str, int]:
+def plate_members(sites: dict[str, Message]) -> dict[str, int]:
     """Of each plate, its number of members; a plate that was made outside the model is known by its frames alone."""
     statements = [msg for msg in sites.values() if msg["type"] != "plate"]
     found = {frame.name: frame.size for msg in statements for frame in frames(msg)}

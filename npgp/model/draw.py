@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
@@ -118,7 +119,7 @@ class Function(Sampling, NoArray):
         :raises ValueError: for inputs of another shape, without rows or with NaN.
         """
         X = checks.inputs_of(self.name, X, self.batch_shape)
-        return Latent((Term(jnp.ones((), X.dtype), self, X),), jnp.zeros((), X.dtype))
+        return Latent((Term(jnp.ones((), X.dtype), self, X),), np.zeros((), X.dtype))
 
     @property
     def source(self) -> Function:

@@ -33,7 +33,7 @@ from npgp.model.sites import is_gp_site, is_observation
 from npgp.programs.compiled import one_program
 from npgp.programs.tracing import is_traced
 
-__all__ = ["Beside", "Gaussians", "Points", "Site", "sites_beside"]
+__all__ = ["Beside", "Gaussians", "Points", "Site", "bijection", "sites_beside"]
 
 #: The standard deviation that training starts from, in unconstrained space.
 INIT_SCALE = 0.1
@@ -104,12 +104,23 @@ def _transform(name: str, msg: Message) -> Transform:
             f"{name} is a discrete latent site, for which the automatic guide has no distribution: sum it out, "
             'infer={"enumerate": "parallel"} under TraceEnum_ELBO, or give a guide for it.'
         )
+    return bijection(name, msg["fn"])
+
+
+def bijection(name: str, fn: dist.Distribution) -> Transform:
+    """
+    NumPyro's map from the real numbers to where a latent site has its values.
+
+    :raises ValueError: if it knows none, of which its own error says nothing.
+    """
     try:
-        return biject_to(support)
+        return biject_to(fn.support)
     except NotImplementedError:
+        support = type(fn.support).__name__
         raise ValueError(
-            f"{name} has the support {support}, to which numpyro.distributions.biject_to knows no bijection: register "
-            "one, or give a guide for this site."
+            f"{name} is drawn from a {type(fn).__name__} whose support is a {support}, to which "
+            f"numpyro.distributions.biject_to knows no bijection: register one, @biject_to.register({support}), or "
+            "give a guide for this site."
         ) from None
 
 

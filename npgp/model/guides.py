@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,10 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.contract import Handler, Message, base_of, frames, under_predictive
-from npgp.model.components import JointPseudoData, advice, joined, meetings, survey
-from npgp.model.coupling import Coupling, Spread, correlations, spreads
-from npgp.model.gaussians import Beside, Gaussians, Site, sites_beside
+from npgp.contract import Handler, Message, ask, base_of, frames, under_predictive
+from npgp.model.components import JointPseudoData, Numbers, advice, joined, meetings, sampled_into, survey
+from npgp.model.coupling import Coupling, Spread, correlations, like_rows, plate_members, spreads
+from npgp.model.gaussians import Beside, Gaussians, Site, bijection, sites_beside
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -42,11 +42,12 @@ from npgp.model.rerun import (
     is_latent,
     is_restated,
     name_of,
-    observed_plates,
+    observed_sites,
 )
 from npgp.model.sites import (
     NOTHING,
     SCALE,
+    UNSEEN,
     WHITENED,
     Followed,
     Trained,
@@ -113,7 +114,9 @@ class AutoSparseGP:
     is dense; as long as they have 1000 inducing features together (beyond, the largest components keep a q of their
     own), and if no observation has two of them as different latent values. Others have a q(ε) of their own, given t
     independent of all components: where these meet in a sum, or functions of a plate are mixed by a matrix, intervals
-    may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and the way out.
+    may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and the way out. So it
+    does where values sampled by :func:`npgp.sample` of one component are in the offset of another; but not where
+    sampled values of several meet in ``numpyro.sample``, or in a ``scan``.
 
     Sites that q(ε) does not follow:
 
@@ -127,7 +130,10 @@ class AutoSparseGP:
     Where nothing in that plate is observed, as in ``Predictive(model, guide=guide, params=params)(key, X_new)``, rows
     are new, as many as there are, and the model draws these sites from their prior; :func:`npgp.posterior` needs none.
     For the rows trained on give their observations too: ``Predictive(model, guide.sample_posterior(key, params, X, y,
-    sample_shape=(1000,)), params=params)(key, X)``. A guide by hand is run with whatever rows there are, as an encoder.
+    sample_shape=(1000,)), params=params)(key, X)``. With all that was observed in training, rows are taken for these;
+    with some of it, an autoguide's sites are unknown, which is an error. A guide by hand is run with whatever rows
+    there are, as an encoder. A site outside that plate with as many members as there are rows keeps its trained values,
+    and a warning says so where nothing is observed.
 
     NumPyro's autoguides by themselves, ``AutoNormal(model)`` say, take ε for ordinary latent values. The bound is then
     on the evidence of what the model says without a guide, as under NUTS: ``p(y_n | ε)`` row by row (FITC), which may
@@ -143,7 +149,8 @@ class AutoSparseGP:
         warning.
     :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; if ``couple``
         is no list of names; and if ``joint`` is neither true nor false.
-    :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent.
+    :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent. At the first
+        call, for an ``observe`` of a component beside sampled values of the same one: its ELBO would be no bound.
     """
 
     def __init__(
@@ -186,6 +193,12 @@ class AutoSparseGP:
         self._other_sites: set[str] = set()
         #: Of sites in plates over rows of data, the plate.
         self._local: dict[str, str] = {}
+        #: What was observed at the first call, each with its plates.
+        self._observed: dict[str, set[str]] = {}
+        #: Sites with as many members as there are observations, with their shapes.
+        self._like_rows: dict[str, tuple[int, ...]] = {}
+        #: Sites that no autoguide can have, each with an error.
+        self._without_bijection: dict[str, str] = {}
 
     def _is_hidden(self, msg: Message) -> bool:
         """What the autoguide for what is left must not see."""
@@ -209,15 +222,23 @@ class AutoSparseGP:
                     )
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
+            sampled = sampled_into(self.model, sites, args, kwargs)
             if self._joint:
-                apart.extend(self._join(sites, args, kwargs))
+                apart.extend(self._join(sites, args, kwargs, sampled))
             latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
             self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
             self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
             self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
-            plates = data_plates(sites)
-            around = {n: [frame.name for frame in frames(latent[n]) if frame.name in plates] for n in self._other_sites}
-            self._local = {name: names[0] for name, names in around.items() if names}
+            for name in sorted(self._other_sites):
+                try:
+                    if not getattr(latent[name]["fn"].support, "is_discrete", False):
+                        bijection(name, latent[name]["fn"])
+                except ValueError as error:  # which a guide by hand may not mind
+                    self._without_bijection[name] = str(error)
+            plates, self._observed = data_plates(sites), observed_sites(sites)
+            around = {n: [frame.name for frame in frames(latent[n])] for n in self._other_sites}
+            self._local = {name: p for name, names in around.items() for p in names if p in plates}
+            self._like_rows = _like_rows(sites, set(self._observed), self._other_sites)
             if self._own is not None:
                 beside.extend(sites_beside(sites, [name for name in sites if name in self._other_sites]))
 
@@ -228,14 +249,16 @@ class AutoSparseGP:
             together = self._coupling.together() if self._coupling and self._own is Gaussians else ()
             self._parts = [self._own(self.model, beside, together)]
 
-    def _join(self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> list[str]:
+    def _join(
+        self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any], sampled: dict[str, Numbers]
+    ) -> list[str]:
         """Find the components that share one q; sentences about those that do not, though they meet."""
-        groups, reasons = joined(self.model, sites, args, kwargs)
+        groups, reasons = joined(self.model, sites, args, kwargs, sampled)
         pseudo_data = self._coupling is not None and self._coupling.pseudo_data
         self._groups = groups if pseudo_data else []
         found: dict[str, None] = {}
         latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
-        for words, draws in meetings(sites, latent, {name for group in self._groups for name in group}):
+        for words, draws in meetings(sites, latent, {name for group in self._groups for name in group}, sampled):
             way_out = advice(draws, reasons) if pseudo_data else 'write dependence="pseudo-data"'
             found[
                 f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to "
@@ -262,9 +285,20 @@ class AutoSparseGP:
         """Run the guide: its sites, and the model's deterministic ones."""
         if new := self._whitened is None:
             self._setup(*args, **kwargs)
-        local = self._of_new_rows(new, args, kwargs)
+        rows = self._of_new_rows(new, args, kwargs)
         rest, known = self._run_parts(*args, **kwargs)
-        rest = {n: site for n, site in rest.items() if n not in local or not isinstance(site["part"], _AUTOMATIC)}
+        by_auto = {n for n, site in rest.items() if isinstance(site["part"], _AUTOMATIC)}
+        rest = {n: site for n, site in rest.items() if n not in rows.left_out or n not in by_auto}
+        for name in sorted(rows.unknown.keys() & by_auto):
+            raise ValueError(rows.unknown[name])
+        for name in sorted(rows.unclear & by_auto):
+            warnings.warn(
+                f"{name!r} has as many members as there are rows, and its values are those trained: if it is local to "
+                "rows and these are new, they are wrong. Then sample it in the plate around the observations, and new "
+                "rows have theirs from the prior.",
+                UserWarning,
+                stacklevel=2,
+            )
         followed = NOTHING
         if self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
             followed = Followed(t, self._coupling.pseudo_data)
@@ -295,7 +329,7 @@ class AutoSparseGP:
             self._setup(*args, **kwargs)
         self._run_parts(*args, **kwargs)
 
-    def _of_new_rows(self, new: bool, args: tuple, kwargs: dict[str, Any]) -> set[str]:
+    def _of_new_rows(self, new: bool, args: tuple, kwargs: dict[str, Any]) -> _Rows:
         """
         Plates over rows, and the sites in them, of which an autoguide has no values for the rows at hand: where nothing
         in the plate is observed, as under ``Predictive``, rows are new, and the model draws these sites from the prior.
@@ -303,20 +337,34 @@ class AutoSparseGP:
         :param new: whether this is the guide's first call.
         :raises ValueError: if it is, as the autoguide would take these rows for those of its parameters.
         """
-        if self._auto is None and not any(isinstance(part, _AUTOMATIC) for part in self._parts):
-            return set()
-        if not self._local or not under_predictive("guide"):
-            return set()
-        plates = set(self._local.values()) - observed_plates(survey(self.model, {}, args, kwargs))
-        sites = {name for name, plate in self._local.items() if plate in plates}
-        if new and sites:
-            name = min(sites)
-            raise ValueError(
-                f"{name!r} is local to the rows of plate {self._local[name]!r}, and this guide was not yet called with "
-                "the rows that it was trained on: call guide.sample_posterior(key, params, ...) with these and their "
-                "observations first."
-            )
-        return plates | sites
+        guides = any(isinstance(part, _AUTOMATIC) for part in (self._auto, *self._parts))
+        if not (guides and (self._local or self._like_rows) and under_predictive("guide")):
+            return _Rows(set(), {}, set())
+        sites = survey(self.model, {}, args, kwargs)
+        observed = observed_sites(sites)
+        left_out, unknown = set(), {}
+        for name, plate in sorted(self._local.items()):
+            now, before = ({n for n, plates in of.items() if plate in plates} for of in (observed, self._observed))
+            if new and not now:
+                self._whitened = None  # it counts as none
+                raise ValueError(
+                    f"{name!r} is local to the rows of plate {plate!r}, and this guide was not yet called with "
+                    "the rows that it was trained on: call guide.sample_posterior(key, params, ...) with these and "
+                    "their observations first."
+                )
+            # f alone needs none of them.
+            if not now or (before - now and ask(UNSEEN, "guide")):
+                left_out |= {name, plate}
+            elif before - now:
+                unknown[name] = (
+                    f"{name!r} is local to the rows of plate {plate!r}, of which {sorted(now)} is observed and "
+                    f"{sorted(before - now)} is not, and an autoguide knows the rows trained on alone: for these write "
+                    "Predictive(model, guide.sample_posterior(key, params, ...)), the latter with all observations; "
+                    f"for new ones give none, or write a guide of {name!r} by hand, an encoder of what is observed."
+                )
+        alike = _like_rows(sites, self._observed.keys() & sites.keys() - observed.keys(), set(self._like_rows))
+        unclear = {name for name, _ in alike.items() & self._like_rows.items()}
+        return _Rows(left_out, unknown, unclear - left_out - unknown.keys())
 
     def _run_parts(self, *args, **kwargs) -> tuple[dict[str, Message], dict[str, Spread]]:
         """The sites of all other guides, each with its guide under ``"part"``; and what q(ε) has to know of them."""
@@ -330,7 +378,11 @@ class AutoSparseGP:
             # NumPyro would check the factors it has made itself, each operation of it a program.
             unchecked = numpyro.validation_enabled(False) if isinstance(part, AutoContinuous) else nullcontext()
             with Hidden(hides=is_restated), handlers.trace() as sites, unchecked:
-                SameRows(part, rest)(*args, **kwargs)
+                try:
+                    SameRows(part, rest)(*args, **kwargs)
+                except NotImplementedError as error:
+                    unknown = [sentence for name, sentence in self._without_bijection.items() if name not in rest]
+                    raise (ValueError(unknown[0]) if unknown else error) from None
             twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
             if twice:
                 raise ValueError(f"{name_of(rest[twice[0]]['part'])} and {name_of(part)} both sample {twice[0]!r}.")
@@ -528,6 +580,31 @@ def _keeps(guide: Any) -> bool:
 
 #: Guides for other sites that draw them without regard to the model's arguments.
 _AUTOMATIC = (AutoGuide, Beside)
+
+
+class _Rows(NamedTuple):
+    """The sites of which an autoguide may have values for other rows than those at hand."""
+
+    #: Left to the model's prior; with their plates.
+    left_out: set[str]
+    #: Local to rows that may be old or new, each with an error.
+    unknown: dict[str, str]
+    #: Perhaps local to rows, which may be new.
+    unclear: set[str]
+
+
+def _like_rows(sites: dict[str, Message], observations: set[str], names: set[str]) -> dict[str, tuple[int, ...]]:
+    """Shapes of those of the latent sites that have as many members as some observations."""
+    members = plate_members(sites)
+    sizes: set[int] = set()
+    for msg in (sites[name] for name in observations):
+        of_plates = {members[frame.name] for frame in frames(msg) if frame.dim == -1}
+        sizes |= of_plates or set(jnp.shape(msg["value"])[-1:])
+    around = {name: [members[frame.name] for frame in frames(sites[name])] for name in names}
+    shapes = {name: jnp.shape(sites[name]["value"]) for name in names}
+    return {name: shape for name, shape in shapes.items() if like_rows(shape, around[name], sizes, beyond=1)}
+
+
 #: Autoguides that follow the model's log density.
 _USE_DENSITY = (AutoDAIS, AutoSemiDAIS, AutoLaplaceApproximation)
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.model.protocol import Draw, Given, Moments
@@ -181,8 +182,9 @@ class Latent(NoArray):
         operation = _REFLECTED.get(ufunc, "_refuse") if method == "__call__" and args[-1] is self else "_refuse"
         return getattr(self, operation)(args[0])
 
-    def __init__(self, terms: tuple[Term, ...], offset: jax.Array):
-        self.terms, self.offset = terms, offset
+    def __init__(self, terms: tuple[Term, ...], offset: ArrayLike):
+        self.terms = terms
+        self.offset: Any = offset
         try:
             self.shape  # noqa: B018
         except ValueError:
@@ -223,7 +225,7 @@ class Latent(NoArray):
         if isinstance(other, Latent):
             raise TypeError("a product of GP values is not Gaussian: npgp.sample one of the factors first.")
         other = self._operand(other)
-        return Latent(tuple(term * other for term in self.terms), self.offset * other)
+        return Latent(tuple(term * other for term in self.terms), self.offset * other if self._shifted else self.offset)
 
     def __rmatmul__(self, W):
         W, shape = self._operand(W), self.shape
@@ -232,11 +234,11 @@ class Latent(NoArray):
                 f"the mixing matrix has shape {W.shape} and the GP values {shape}; a matrix (P, Q) mixes the values "
                 "(..., Q, N) of Q functions, drawn in a plate at dim=-2."
             )
-        offset = (
-            linalg.matmul(W, jnp.broadcast_to(self.offset, shape))
-            if self.offset.ndim
-            else self.offset * (jnp.sum(W, 1)[:, None])
-        )
+        offset = self.offset
+        if offset.ndim:
+            offset = linalg.matmul(W, jnp.broadcast_to(offset, shape))
+        elif self._shifted:
+            offset = offset * (jnp.sum(W, 1)[:, None])
         return Latent(tuple(term.mixed(W) for term in self.terms), offset)
 
     def __neg__(self):
@@ -262,6 +264,11 @@ class Latent(NoArray):
             other._refuse()
         checks.array(other, f"what is combined with the GP values of {', '.join(f.name for f in self.functions)}")
         return jnp.asarray(other)
+
+    @property
+    def _shifted(self) -> bool:
+        """Whether there is an offset. Draws have NumPy's 0, so that no factor of theirs becomes a part of one."""
+        return not isinstance(self.offset, (np.ndarray, np.generic)) or bool(np.any(self.offset))
 
     @property
     def functions(self) -> list[Draw]:

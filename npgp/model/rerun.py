@@ -47,7 +47,8 @@ class SameRows(Handler):
         raise ValueError(
             f"plate {name!r} has {plate_size(msg)} members, but {plate_size(site)} in {name_of(site['part'])}, the "
             f"guide that samples {local}: these are of the rows trained on. Leave out observations of new rows, for "
-            "which an autoguide's sites are drawn from their prior; a guide by hand must take rows from the arguments."
+            "which an autoguide's sites in their plate are drawn from the prior; a guide by hand must take rows from "
+            "the arguments."
         )
 
 
@@ -178,10 +179,10 @@ def data_plates(sites: Mapping[str, Message]) -> set[str]:
     return names
 
 
-def observed_plates(sites: Mapping[str, Message]) -> set[str]:
-    """Names of the plates in which something is observed."""
-    observed = (msg for msg in sites.values() if msg["type"] == "sample" and msg["is_observed"])
-    return {frame.name for msg in observed for frame in frames(msg)}
+def observed_sites(sites: Mapping[str, Message]) -> dict[str, set[str]]:
+    """Of each site that is observed, the names of its plates."""
+    observed = ((n, m) for n, m in sites.items() if m["type"] == "sample" and m["is_observed"] and not is_auxiliary(m))
+    return {name: {frame.name for frame in frames(msg)} for name, msg in observed}
 
 
 def name_of(part: Any) -> str:

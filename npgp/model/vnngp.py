@@ -362,7 +362,7 @@ class NeighborFunction(Sampling, NoArray):
         """
         given: Any = self.gp.neighbors
         rows = with_neighbors(X, neighbors, self.gp.inducing, given)
-        return Latent((Term(jnp.ones((), rows.X.dtype), self, rows),), jnp.zeros((), rows.X.dtype))
+        return Latent((Term(jnp.ones((), rows.X.dtype), self, rows),), np.zeros((), rows.X.dtype))
 
     def _regression(self, rows: NeighborRows) -> tuple[jax.Array, jax.Array]:
         """Weights b (N, k) and residual variance F (N,)."""

@@ -13,12 +13,11 @@ from jax import lax
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from npgp import checks
-from npgp.collapsed.collapsed_gp import JITTER_SHARE
+from npgp import checks, linalg
 from npgp.contract import Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, quadrature_error
 from npgp.likelihoods.base import without_missing
-from npgp.model.components import meetings
+from npgp.model.components import meetings, sampled_into
 from npgp.model.draw import Function
 from npgp.model.guides import set_up
 from npgp.model.observation import LatentObservation
@@ -61,6 +60,7 @@ class PosteriorCheck:
         Gaussian observations; 0 without these.
     :param quadrature: by how many nats expectations of all rows, or log marginals, change with twice as many nodes, at
         one draw; 0 where they are in closed form.
+    :param dtype: of the densities; advice about jitter depends on it.
     """
 
     khat: float
@@ -71,11 +71,12 @@ class PosteriorCheck:
     independent: tuple[str, ...] = ()
     jitter: float = 0.0
     quadrature: float = 0.0
+    dtype: str = "float32"
 
     @property
     def trusted(self) -> bool:
         """Whether k̂ is below 0.7, no components that meet are taken for independent, and numerical errors are small."""
-        exact = self.jitter < JITTER_SHARE and self.quadrature < COARSE
+        exact = linalg.jitter_beside_noise(self.jitter, self.dtype) is None and self.quadrature < COARSE
         return self.khat < USABLE and not self.independent and exact
 
     def __str__(self):
@@ -96,11 +97,8 @@ class PosteriorCheck:
                 f" But q(ε) takes for independent {'; '.join(self.independent)}: their intervals may be far too narrow "
                 "whatever k̂ is."
             )
-        if self.jitter >= JITTER_SHARE:
-            verdict += (
-                f" But the inducing values' covariance took a jitter of {self.jitter:.2g} times the noise variance: "
-                "intervals are too wide; use float64 (jax_enable_x64)."
-            )
+        if sentence := linalg.jitter_beside_noise(self.jitter, self.dtype):
+            verdict += f" But {sentence}"
         if self.quadrature >= COARSE:
             verdict += (
                 f" But integrals of the likelihood change by {self.quadrature:.2g} nats if nodes are doubled: give the "
@@ -187,7 +185,8 @@ def check_posterior(
                 # In the place of a draw's log ratio, its mean.
                 ratio = (site[name]["fn"].log_prob(drawn[name]["value"]) for site in (sites, drawn))
                 log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
-        independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared)))
+        sampled = sampled_into(Trained(model, values), sites, args, kwargs)
+        independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared, sampled)))
         return log_p - log_q, _jitter_share(sites), _quadrature_error(sites)
 
     def compute():
@@ -198,7 +197,8 @@ def check_posterior(
     log_ratios, shares, error = one_program(compute, options=STEPS)
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
     judged = _judged(np.asarray(log_ratios, np.float64))
-    return replace(judged, independent=independent, jitter=jitter, quadrature=float(error))
+    dtype = str(np.asarray(shares).dtype)
+    return replace(judged, independent=independent, jitter=jitter, quadrature=float(error), dtype=dtype)
 
 
 def _jitter_share(sites: dict[str, Message]) -> jax.Array:

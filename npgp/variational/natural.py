@@ -71,7 +71,8 @@ def natural_gradient(
     hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches, and where hyperparameters are sampled, let a
     schedule end low, to average over batches and draws. A step that would give a covariance that is not positive
     definite, or a higher loss for the same rows and noise, is taken at half the rate, and half again; if nothing helps
-    q(ε) stays. Gradients that are not finite make the parameters NaN, for the training loop to see.
+    q(ε) stays. Gradients that are not finite, or of which rounding leaves no direction, make the parameters NaN, for
+    the training loop to see.
 
     **Given pseudo-data**, as :class:`~npgp.AutoSparseGP` has it by default where the model samples more than its GPs,
     steps are in the natural parameters of the pseudo-data, ``f.u.pseudo_loc``, ``pseudo_scale`` and ``pseudo_lower``,
@@ -232,7 +233,8 @@ class _NaturalGradient(Optimizer):
         start = (jnp.where(_all_finite(q_grads), 0, MAX_HALVINGS + 1), rate, q, jnp.asarray(False))
         _, _, new, ok = lax.while_loop(lambda carry: (carry[0] <= MAX_HALVINGS) & ~carry[3], retry, start)
         new = {name: jnp.where(ok, new[name], q[name]) for name in q}
-        new = {name: jnp.where(jnp.isfinite(q_grads[name]), new[name], jnp.nan) for name in q}
+        lost = {name: ~d.finite for d in directions for name in site_steps.held(d.sites, q)}
+        new = {name: jnp.where(jnp.isfinite(q_grads[name]) & ~lost.get(name, False), new[name], jnp.nan) for name in q}
         if rest:
             rest_grads = {name: value for name, value in grads.items() if name not in q}
             rest = self.others.update(rest_grads, rest, value=loss)

@@ -144,11 +144,14 @@ class Direction:
         else:
             T = root[..., None] * covariance * root[..., None, :]
         identity = jnp.broadcast_to(jnp.eye(T.shape[-1], dtype=T.dtype), T.shape)
-        # Rounding in T is relative to the largest of its eigenvalues, which the trace bounds.
-        damping = DAMPING + jnp.finfo(T.dtype).eps * jnp.trace(T, axis1=-2, axis2=-1)
+        # Rounding in T is relative to |R|ᵀ |K̄| |R|, which is at most v vᵀ, and much more than T where values that the
+        # prior has nearly equal are known by their differences.
+        deviation = jnp.sqrt(linalg.diagonal(covariance))
+        v = _times(linalg.transposed(jnp.abs(root)), deviation) if self.dense else root * deviation
+        damping = DAMPING + jnp.finfo(T.dtype).eps * jnp.sum(jnp.square(v), axis=-1)
         T = 0.5 * (T + linalg.transposed(T)) + damping[..., None, None] * identity
-        inverse = linalg.gram(linalg.transposed(linalg.solve_lower(linalg.plain_cholesky(T), identity)))
-        prior = linalg.plain_cholesky(identity + T)
+        inverse = linalg.gram(linalg.transposed(linalg.solve_lower(linalg.cholesky(T, jitter=0.0)[0], identity)))
+        prior = linalg.cholesky(identity + T, jitter=0.0)[0]
         pull = _solve_twice(prior, self._transposed_times(self.unit * self.values))  # n
         in_values = jnp.concatenate([grads[f"{site}.{VALUES}"] for site in sites], axis=-1)
         slope = self._solve(in_values / self.unit)  # g
@@ -161,8 +164,11 @@ class Direction:
         else:
             # Of a diagonal W the Fisher information is ½ Q⁻¹ ∘ Q⁻¹, where Q⁻¹ = I − (I + T)⁻¹.
             left = linalg.gram(linalg.transposed(linalg.solve_lower(prior, identity)))
-            self.X = -2.0 * _solve_twice(linalg.plain_cholesky(jnp.square(identity - left)), in_precision)
+            information = linalg.cholesky(jnp.square(identity - left), jitter=0.0)[0]
+            self.X = -2.0 * _solve_twice(information, in_precision)
             self.shift = slope + self.X * pull
+        #: Without it no step is, at any rate.
+        self.finite = jnp.all(jnp.isfinite(self.X)) & jnp.all(jnp.isfinite(self.shift))
 
     def step(self, rate: jax.Array) -> dict[str, jax.Array]:
         """Unconstrained parameters after a step; NaN if its precision is not positive definite."""

@@ -975,6 +975,69 @@ def test_predictions_of_the_rows_trained_on_take_their_latent_sites(measured, fl
     assert np.abs((y.mean(0) - expected) / (y.std(0) / np.sqrt(2000))).max() < 4.5
 
 
+def with_a_reading(reading, y=None, *, plate="data"):
+    """Inputs of which a reading is an observation as well; in a plate over rows of their own if wanted."""
+    f = sparse_gp("svgp").draw()
+    with numpyro.plate(plate, len(reading)):
+        x = numpyro.sample("x", dist.Normal(0.0, 2.0).expand([1]).to_event(1))
+        numpyro.sample("reading", dist.Normal(x, ERROR).to_event(1), obs=reading)
+    with numpyro.plate("data", len(reading)):
+        npgp.observe("y", f(x), npgp.Gaussian(variance=NOISE), obs=y)
+
+
+def started(model, *args):
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
+    return guide, compiled(lambda: svi.get_params(svi.init(jax.random.key(0), *args)))()
+
+
+@pytest.mark.parametrize("count", [8, 5])
+def test_rows_of_which_some_is_observed_may_be_new(count, float64):
+    """Neither the rows trained on nor the prior: the error names the site; f needs none of these values."""
+    given = jnp.asarray(X), jnp.asarray(Y)
+    guide, params = started(with_a_reading, *given)
+    params["x_auto_loc"] = given[0] + 2.0
+    new = jnp.linspace(-1.0, 1.5, count)[:, None]
+    message = r"'x' is local.*'data', of which \['reading'\] is observed and \['y'\] is not.*'x' by hand"
+    with pytest.raises(ValueError, match=message):
+        Predictive(with_a_reading, guide=guide, params=params, num_samples=2)(jax.random.key(1), new)
+    f = npgp.posterior("f", with_a_reading, guide, params, new)
+    np.testing.assert_array_equal(f.mean(X), npgp.posterior("f", with_a_reading, guide, params, *given).mean(X))
+    # What the message says of the rows trained on.
+    draws = guide.sample_posterior(jax.random.key(2), params, *given, sample_shape=(400,))
+    y = Predictive(with_a_reading, draws, params=params, parallel=True)(jax.random.key(3), given[0])["y.latent"]
+    x = np.asarray(draws["x"])
+    expected = np.stack([f.mean(x[:, n]) for n in range(8)], 1)
+    error = np.std(y - expected, axis=0) / 20.0
+    assert np.all(np.abs(np.mean(y - expected, axis=0)) < 4.5 * error)
+
+    def encoder(reading, y=None):
+        with numpyro.plate("data", len(reading)):
+            numpyro.sample("x", dist.Normal(reading, 1e-3).to_event(1))
+
+    guide = npgp.AutoSparseGP(with_a_reading, [encoder, AutoNormal])
+    draws = Predictive(guide, params=params, num_samples=2)(jax.random.key(1), new)
+    np.testing.assert_allclose(draws["x"], np.broadcast_to(new, (2, count, 1)), atol=0.01)
+
+
+def test_a_site_with_as_many_members_as_rows_may_be_of_old_ones(float64):
+    """In a plate of its own, of as many: nothing says that these are rows, and its trained values are kept."""
+    model = partial(with_a_reading, plate="inputs")
+    guide, params = started(model, jnp.asarray(X), jnp.asarray(Y))
+    predict = Predictive(model, guide=guide, params=params, num_samples=2)
+    with pytest.warns(UserWarning, match="'x' has as many members as there are rows.*plate around the observations"):
+        predict(jax.random.key(1), jnp.asarray(X) + 5.0)
+    predict(jax.random.key(1), jnp.asarray(X), jnp.asarray(Y))  # without a warning
+
+    def global_weights(measured, y=None):
+        f, weights = sparse_gp("svgp").draw(), numpyro.sample("weights", dist.Normal(0.0, 1.0).expand([8]).to_event(1))
+        with numpyro.plate("data", len(measured)):
+            npgp.observe("y", f(measured) + weights[0], npgp.Gaussian(variance=NOISE), obs=y)
+
+    guide, params = started(global_weights, jnp.asarray(X), jnp.asarray(Y))
+    Predictive(global_weights, guide=guide, params=params, num_samples=2)(jax.random.key(1), jnp.asarray(X[:5]))
+
+
 def test_what_cannot_be_said_of_new_rows(float64):
     guide = npgp.AutoSparseGP(measured_model)
     svi = SVI(measured_model, guide, optax.adam(0.01), TraceMeanField_ELBO())

@@ -536,6 +536,51 @@ def test_which_components_share(monkeypatch):
     assert unshared(latents, *expected) == []
 
 
+def test_sampled_values_meet_a_component_in_its_offset():
+    """Whatever is made of them; and where f and g would share one q by another statement, none is taken for two."""
+    noise = npgp.Gaussian(variance=NOISE)
+
+    def offset(X, y, rest=False):
+        f, g = component("f").draw(), component("g").draw()
+        value = npgp.sample("value", f(X))
+        npgp.observe("y", g(X) + jnp.tanh(2.0 * value), noise, obs=y)
+        if rest:
+            npgp.observe("y2", g(X) - f(X), noise, obs=y)
+
+    way_out = "state their sum itself, f(X) + g(X), without npgp.sample"
+    assert unshared(offset, ("g and sampled values of f, which meet in 'y'", way_out)) == []
+    expected = ("g and sampled values of f, which meet in 'y'", way_out), ("g and f, which meet in 'y2'", way_out)
+    assert unshared(functools.partial(offset, rest=True), *expected) == []
+    for known in ("f.u", "g.u"):
+        assert groups(handlers.condition(offset, data={known: jnp.zeros(3)})) == []
+
+    def elsewhere(X, y):
+        """Sampled for a statement of NumPyro's; a scale for g; a site whose prior depends on f, which has its own q."""
+        f, g, h = (component(n).draw() for n in "fgh")
+        value = npgp.sample("value", f(X))
+        numpyro.sample("counts", dist.Poisson(jnp.exp(value)), obs=jnp.ones(len(X)))
+        level = numpyro.sample("level", dist.Normal(value[0], 1.0))
+        npgp.observe("y", jnp.exp(value) * g(X) + level, noise, obs=y)
+        npgp.observe("y2", f(X) + h(X), noise, obs=y)
+
+    assert groups(elsewhere) == [{"f.u", "h.u"}]
+
+
+@pytest.mark.parametrize("place", ["offset", "factor", "rows"])
+def test_a_statement_beside_sampled_values_of_its_own_component_is_refused(place):
+    """f(X) + value taken for a sum of independent ones has half its variance, and an ELBO above the evidence."""
+
+    def model(X, y):
+        f = component("f").draw()
+        value = npgp.sample("value", f(X))
+        latent = {"offset": f(X) + value, "factor": value * f(X), "rows": f(value[:, None])}[place]
+        npgp.observe("y", latent, npgp.Gaussian(variance=NOISE), obs=y)
+
+    for options in ({}, {"dependence": "independent"}):
+        with pytest.raises(ValueError, match="y observes f beside values that npgp.sample has sampled of it"):
+            look(model, **options)
+
+
 def mixed_one_by_one(K, Z):
     """Two functions, drawn outside plates, and a multiple of each in two outputs."""
     W = np.array([[1.0, 0.2], [1.0, -0.2]])

@@ -10,6 +10,7 @@ from models import NOISE, X_NEW, Dense, X, Y, random_params, sparse_gp
 from numpyro import handlers
 from numpyro.contrib.einstein import RBFKernel, SteinVI
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 import npgp
 from npgp.model.sites import trained
@@ -154,6 +155,42 @@ def test_distributions_have_a_support():
         handlers.seed(npgp.AutoSparseGP(latent), 0)(INPUTS, Y)
     with pytest.raises(TypeError, match=f"Factorized fn returned a {sentence}"):
         npgp.likelihoods.as_likelihood(WithoutSupport).check(Y)
+
+
+class Positive(dist.constraints.Constraint):
+    """A constraint that NumPyro does not know."""
+
+    def __call__(self, x):
+        return x > 0
+
+    def tree_flatten(self):
+        return (), ((), {})
+
+
+class OfItsOwnSupport(dist.Exponential):
+    support = Positive()
+
+
+def test_supports_have_a_map_from_the_real_numbers_where_one_is_needed():
+    """NumPyro's error has no words. A guide by hand may do without, and so may an observation."""
+
+    def latent(X, y=None):
+        scale = numpyro.sample("scale", OfItsOwnSupport(1.0))
+        likelihood = lambda f: OfItsOwnSupport(jnp.exp(f) + 0.1)  # noqa: E731
+        npgp.observe("y", sparse_gp().draw()(X) * scale, likelihood, obs=jnp.ones(len(X)))
+
+    def same(X, y=None):
+        numpyro.sample("scale", OfItsOwnSupport(1.0))
+
+    def known(X, y=None):
+        numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+
+    sentence = "scale is drawn from a OfItsOwnSupport whose support is a Positive, .*no bijection.*register.Positive"
+    for options in ({}, {"guide": AutoNormal, "dependence": "independent"}, {"guide": [same]}):
+        with pytest.raises(ValueError, match=sentence):
+            handlers.seed(npgp.AutoSparseGP(latent, **options), 0)(INPUTS, Y)
+    svi = SVI(latent, npgp.AutoSparseGP(latent, [known]), npgp.adam(0.1), TraceMeanField_ELBO())
+    assert np.isfinite(npgp.fit(svi, KEY, 1, INPUTS, Y, progress=False).losses[0])
 
 
 # ---------------------------------------------------------------------------------------------------------------

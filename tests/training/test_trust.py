@@ -1,5 +1,6 @@
 """Pareto k̂ of the whole model: of exact posteriors, of ones whose tail is known, and of ones too narrow."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -165,6 +166,8 @@ def test_jitter_beside_the_noise_is_said():
         found = npgp.check_posterior(KEY, model, guide, {**params, "variance": variance}, X, y, draws=100)
         assert found.jitter == pytest.approx(share, rel=1e-2)
         assert ("a jitter of 1 times the noise variance" in str(found)) == (share > 0.1)
+        assert ("use float64" in str(found)) == (share > 0.1)
+        assert ("give a smaller jitter" in str(replace(found, dtype="float64"))) == (share > 0.1)  # in use already
         assert not (found.trusted and share > 0.1)
 
 
@@ -176,7 +179,7 @@ def test_too_few_nodes_are_said(float64):
 
     few, many = checked(5), checked(200)
     assert few.quadrature > 0.5 and "change by" in str(few) and "more num_nodes" in str(few) and not few.trusted
-    assert many.quadrature < 0.01 and "num_nodes" not in str(many)
+    assert many.quadrature < 0.01 and "num_nodes" not in str(many) and many.dtype == "float64"
 
 
 @pytest.mark.parametrize("narrow", [0.9, 0.7, 0.5, 0.3])

@@ -324,6 +324,37 @@ def test_reports_of_components_that_share_one_q(monkeypatch, float64):
     assert np.all(covariance == 0.0)
 
 
+@pytest.mark.parametrize("lengthscale", [1.0, 0.3])
+def test_values_that_the_prior_has_nearly_equal_have_a_direction_in_float32(lengthscale):
+    """
+    Pseudo-data that know these by their differences, where ``Rᵀ K R`` is a difference of numbers 1e6 times as large and
+    has had no factor: X = −2 Q G Q in float64, with damping for float32's rounding.
+    """
+    x = np.linspace(0.0, 1.0, 20)[:, None]
+    K, G = rbf(x, x, lengthscale, 1.0), 1e-3 * np.cov(_rng.normal(size=(20, 40)))
+    R = np.linalg.cholesky(np.linalg.inv(K + {1.0: 1e-4, 0.3: 1e-6}[lengthscale] * np.eye(20)))
+    to_real = numpyro.distributions.biject_to(numpyro.distributions.constraints.positive).inv
+    scale = 1.0 / np.diag(R)
+    q = {"f.u.pseudo_loc": np.ones(20), "f.u.pseudo_scale": to_real(jnp.asarray(scale)), "f.u.unit": to_real(1.0)}
+    q |= {"f.u.pseudo_lower": np.tril(R * scale[:, None], -1)}
+    q = {name: jnp.asarray(value, jnp.float32) for name, value in q.items()}
+    grads = {name: jnp.full_like(value, 1e-3) for name, value in q.items()}
+    direction = site_steps.Direction(["f.u"], q, grads, jnp.asarray(G, jnp.float32), jnp.asarray(K, jnp.float32))
+    assert direction.finite
+    damping = site_steps.DAMPING + np.finfo(np.float32).eps * np.sum(np.abs(R).sum(0) ** 2)
+    Q = np.eye(20) + np.linalg.inv(R.T @ K @ R + damping * np.eye(20))
+    expected = -2.0 * Q @ G @ Q
+    assert np.linalg.norm(direction.X - expected) < 0.1 * np.linalg.norm(expected)  # rounding is that of T, damped
+
+
+def test_a_direction_that_rounding_leaves_nothing_of_ends_training(monkeypatch):
+    """The loss and its gradients are finite, and q(ε) would stay as it is."""
+    monkeypatch.setattr(site_steps, "start_average", lambda sites, q: jnp.full((4, 4), jnp.inf))
+    svi = SVI(regression, point_guide, natural_gradient(0.5), TraceMeanField_ELBO())
+    with pytest.raises(FloatingPointError, match="is bad at step 0: f.u.pseudo_loc"):
+        npgp.fit(svi, jax.random.key(0), 3, X, Y, progress=False)
+
+
 def test_averages():
     average, report = jnp.eye(2), Slot(jnp.zeros((2, 2)), 6.0 * jnp.eye(2), jnp.asarray(2.0))
     np.testing.assert_allclose(site_steps.average(average, report, jnp.asarray(0)), 3.0 * np.eye(2))
