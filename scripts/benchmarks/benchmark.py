@@ -352,11 +352,11 @@ def alone(bench: Bench) -> Records:
 
 def kin40k(bench: Bench) -> Records:
     """Time to the test NLPD that GPyTorch's usual recipe ends with, one library after the other; float32."""
-    from npgp import datasets
+    from regression_sets import uci
 
     args, options = bench.args, dict(KIN40K)
     try:
-        data = datasets.uci("kin40k", 0)
+        data = uci("kin40k", 0)
     except Exception as error:
         bench.missing["kin40k"] = str(error)
         return []

@@ -18,8 +18,8 @@ import npgp
 import npgp.inducing
 from common import clock
 from npgp import datasets
-from npgp.datasets._uci import split_at
 from npgp.neighbors import nearest, nearest_before
+from regression_sets import NAMES, RegressionSplit, split_at, uci
 from studies.fits import KERNELS, Kind, condition, fit_collapsed, learned, scores
 from studies.runner import Study
 
@@ -55,7 +55,7 @@ def simulate(rows: int, lengthscale: float, seed: int) -> tuple[np.ndarray, np.n
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """X and y of a file: npz, or CSV whose last column is y, with or without a heading."""
     if not path.is_file():
-        raise SystemExit(f"A set is {path}; it must be snelson, spatial, a name of npgp.datasets.UCI_NAMES or a file.")
+        raise SystemExit(f"A set is {path}; it must be snelson, spatial, a name of regression_sets.NAMES or a file.")
     if path.suffix == ".npz":
         with np.load(path) as arrays:
             X, y = (np.asarray(arrays[name], float) if name in arrays else np.zeros(()) for name in ("X", "y"))
@@ -69,11 +69,11 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=1)
-def load(name: str, split: int, most: int | None, lengthscale: float) -> datasets.RegressionSplit:
+def load(name: str, split: int, most: int | None, lengthscale: float) -> RegressionSplit:
     """A tenth of the rows kept for testing if the set has no splits of its own; standardized by the training rows."""
     rng = np.random.default_rng(split)
-    if name in datasets.UCI_NAMES:
-        data = datasets.uci(name, split, standardize=False)
+    if name in NAMES:
+        data = uci(name, split, standardize=False)
         X, y = np.concatenate([data.X_train, data.X_test]), np.concatenate([data.y_train, data.y_test])
         train, test = np.split(np.arange(len(y)), [len(data.y_train)])
         train = rng.permutation(train)
@@ -99,7 +99,7 @@ def starting_points(X: np.ndarray, method: str, args: argparse.Namespace) -> np.
     return np.concatenate([first, npgp.inducing.greedy_variance(kernel, X, size // 2, given=[first])])
 
 
-def by_all_rows(data: datasets.RegressionSplit, method: str, args: argparse.Namespace) -> tuple:
+def by_all_rows(data: RegressionSplit, method: str, args: argparse.Namespace) -> tuple:
     """By L-BFGS. Neighbors are found at the start, half-way and at the end, in units of the lengthscales."""
     (kind, power), X, y, now = ALL_ROWS[method], data.X_train, data.y_train, clock(args.cpu_time)
     kind, D, evaluations = kind._replace(kernel=args.kernel), X.shape[1], 0
@@ -123,7 +123,7 @@ def by_all_rows(data: datasets.RegressionSplit, method: str, args: argparse.Name
     return fit.value, evaluations, fit.noise, lambda: predict(posterior, data.X_test, *near), 0.0
 
 
-def by_minibatches(data: datasets.RegressionSplit, method: str, args: argparse.Namespace) -> tuple:
+def by_minibatches(data: RegressionSplit, method: str, args: argparse.Namespace) -> tuple:
     """By Adam on random batches, as many steps as there is time for; SVGP's q(ε) by natural gradients."""
     X, y, key, now = data.X_train, data.y_train, jax.random.key(args.seed), clock(args.cpu_time)
     (rows, D), batch, neighbors = X.shape, min(args.batch_size, len(X)), None
@@ -197,7 +197,7 @@ STUDIES = {
     python scripts/study.py approximations --sets my.csv --budget 60
 
 A set is a file, CSV whose last column is the target, or npz with ``X`` and ``y``; ``snelson``, ``spatial`` (simulated
-sites, short lengthscale), or a name of ``npgp.datasets.UCI_NAMES``. All methods have the same kernel, with a
+sites, short lengthscale), or a name of ``scripts/regression_sets.py``. All methods have the same kernel, with a
 lengthscale for each column, the same start, and ``--budget`` seconds of optimization after the first evaluation: L-BFGS
 on the bound or density of all rows (``exact``; ``sgpr``; ``solve``: the tight conditional with two blocks; ``fitc``;
 ``pep``: structured power EP with α = .8; ``nngp``: an NNGP of the responses), or minibatches (``svgp``, ``vnngp``).""",

@@ -101,7 +101,7 @@ One to three layers, with the prior's and the tight conditional in the last laye
 Salimbeni & Deisenroth (2017), of which ``--full`` has the sizes as we know them: layers as wide as the inputs (at most
 30), RBF kernels with a lengthscale for each column, 100 inducing inputs in each layer that start at the centers of
 k-means, identity mean functions between layers, marginal draws row by row, Adam at .01 for 20,000 steps on batches of
-up to 10,000 rows. Splits are those of ``npgp.datasets.uci``, and not the paper's. Where training ends differs from
+up to 10,000 rows. Splits are those of ``scripts/regression_sets.py``, not the paper's. Where training ends differs from
 start to start by more than the conditionals do, so all conditionals of a split go on from the same parameters, those of
 the first half of the steps, which are with the prior's.
 

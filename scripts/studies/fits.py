@@ -20,7 +20,8 @@ from scipy.optimize import OptimizeResult, minimize
 import common
 import npgp
 import npgp.inducing
-from npgp import datasets
+import regression_sets
+from regression_sets import RegressionSplit
 
 #: Logs of lengthscales, variance and noise variance stay within these.
 LOG_BOUNDS = (-9.0, 7.0)
@@ -41,27 +42,27 @@ def scores(mean, variance, y) -> dict[str, float]:
     return {"rmse": rmse, "log_likelihood": -nlpd}
 
 
-def simulated(rows: int, seed: int = 0, columns: int = 3) -> datasets.RegressionSplit:
+def simulated(rows: int, seed: int = 0, columns: int = 3) -> RegressionSplit:
     """A smooth function of two columns, in units of its own: a set that needs no file."""
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(rows + rows // 4, columns))
     y = np.sin(2.0 * X[:, 0]) + 0.5 * np.abs(X[:, 1]) + 0.1 * rng.normal(size=len(X))
     mean, scale = float(np.mean(y[:rows])), float(np.std(y[:rows]))
     y, unit = (y - mean) / scale, (np.zeros(columns), np.ones(columns))
-    return datasets.RegressionSplit(X[:rows], y[:rows], X[rows:], y[rows:], *unit, 20.0 + 7.0 * mean, 7.0 * scale)
+    return RegressionSplit(X[:rows], y[:rows], X[rows:], y[rows:], *unit, 20.0 + 7.0 * mean, 7.0 * scale)
 
 
-def uci(name: str, split: int, rows: int | None = None, seed: int = 0) -> datasets.RegressionSplit:
+def uci(name: str, split: int, rows: int | None = None, seed: int = 0) -> RegressionSplit:
     """A split of a UCI set, with at most so many training rows and half as many test rows, at random."""
     if name == "simulated":
         return simulated(rows or 200, split)
-    data = datasets.uci(name, split)
+    data = regression_sets.uci(name, split)
     rng, fields = np.random.default_rng(seed), dict(data.__dict__)
     for kind, most in (("train", rows), ("test", rows and max(rows // 2, 1))):
         if most is not None and len(fields[f"y_{kind}"]) > most:
             chosen = np.sort(rng.choice(len(fields[f"y_{kind}"]), most, replace=False))
             fields |= {key: fields[key][chosen] for key in (f"X_{kind}", f"y_{kind}")}
-    return datasets.RegressionSplit(**fields)
+    return RegressionSplit(**fields)
 
 
 def learned(start: Mapping[str, Any]) -> dict[str, Any]:

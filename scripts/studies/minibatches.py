@@ -17,7 +17,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import npgp
 import npgp.inducing
 from common import moments, plus_minus, table
-from npgp import datasets
+from regression_sets import uci
 from studies.fits import Rows, learned, scores, simulated
 from studies.runner import Records, Study
 
@@ -46,7 +46,7 @@ METHODS = {
 @lru_cache(maxsize=2)
 def random_split(name: str, split: int, most: int | None) -> Rows:
     """A tenth of the rows for tests; standardized by the training rows, of which there may be a limit."""
-    data = simulated(400) if name == "simulated" else datasets.uci(name, 0, standardize=False)
+    data = simulated(400) if name == "simulated" else uci(name, 0, standardize=False)
     X, y = np.concatenate([data.X_train, data.X_test]), np.concatenate([data.y_train, data.y_test])
     test, train = np.split(np.random.default_rng(split).permutation(len(y)), [len(y) // 10])
     train = train[:most]

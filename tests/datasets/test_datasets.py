@@ -2,22 +2,19 @@
 
 import hashlib
 import http.server
-import inspect
 import sys
 import threading
-import types
 from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-import sklearn.datasets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npgp import datasets
-from npgp.datasets import _files, _oil, _openml, _simulate, _uci
+from npgp.datasets import _files, _oil, _simulate
 
 KEY = jax.random.PRNGKey(3)
 OFFSETS = np.array(_simulate.VERTICAL + _simulate.HORIZONTAL)
@@ -60,7 +57,7 @@ def test_load_refuses_pickles(tmp_path, monkeypatch):
 
 
 def test_missing_files_are_said_clearly(no_data, monkeypatch, tmp_path):
-    for get in (lambda: datasets.load("coal"), datasets.snelson, lambda: datasets.uci("servo")):
+    for get in (lambda: datasets.load("coal"), datasets.snelson):
         with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\]"):
             get()
     with pytest.raises(ValueError, match="letters"):
@@ -167,124 +164,6 @@ def test_oil_flow_text_is_checked(tmp_path, columns, classes):
     paths = {name: tmp_path / name for name in ("DataTrn.txt", "DataTrnLbls.txt")}
     with pytest.raises(ValueError, match="oil-flow text files"):
         _oil._parse(paths, "train")
-
-
-# ---------------------------------------------------------------- regression benchmarks
-
-
-def test_uci_names_are_the_files(data_dir):
-    stored = {path.stem.removeprefix("uci_") for path in data_dir.glob("uci_*.npz")}
-    assert stored == set(datasets.UCI_NAMES)
-
-
-@pytest.mark.parametrize(("name", "splits"), [("servo", 10), ("autos", 10), ("yacht_raw", 10), ("power", 20)])
-def test_uci_splits(data_dir, name, splits):
-    data = datasets.load(f"uci_{name}")
-    n = len(data["y"])
-    tests = []
-    for k in range(splits):
-        train, test = _uci._rows(name, data, k)
-        np.testing.assert_array_equal(np.sort(np.r_[train, test]), np.arange(n))
-        assert 0.05 < len(test) / n < 0.15
-        tests.append(test)
-    if "test_idx" in data:
-        np.testing.assert_array_equal(tests[3], np.sort(data["test_idx"][3]))
-    else:
-        np.testing.assert_array_equal(np.sort(np.concatenate(tests)), np.arange(n))
-    with pytest.raises(ValueError, match=f"must be 0..{splits - 1}, got {splits}"):
-        datasets.uci(name, splits)
-    with pytest.raises(ValueError, match="got 'orig'"):
-        datasets.uci(name, "orig")
-
-
-@pytest.mark.parametrize(
-    ("name", "shapes"),
-    [("kin40k", ((10000, 8), (30000, 8))), ("pumadyn32nm", ((7168, 32), (1024, 32)))],
-)
-def test_uci_original_split(data_dir, name, shapes):
-    data = datasets.uci(name, "orig", standardize=False)
-    assert (data.X_train.shape, data.X_test.shape) == shapes
-    stored = datasets.load(f"uci_{name}")
-    np.testing.assert_array_equal(data.X_train, stored["X"][stored["orig_train_idx"]])
-    np.testing.assert_array_equal(data.y_test, stored["y"][stored["orig_test_idx"]])
-    rows = np.r_[stored["orig_train_idx"], stored["orig_test_idx"]]
-    np.testing.assert_array_equal(np.sort(rows), np.arange(len(stored["y"])))
-
-
-@pytest.mark.parametrize("name", ["yacht", "challenger", "sml"])
-def test_uci_standardization(data_dir, name):
-    raw, data = datasets.uci(name, 4, standardize=False), datasets.uci(name, 4)
-    assert {array.dtype for array in (data.X_train, data.y_train, data.X_test, data.y_test)} == {np.dtype(np.float64)}
-    constant = np.ptp(raw.X_train, axis=0) == 0
-    assert constant.sum() == {"yacht": 0, "challenger": 1, "sml": 4}[name]
-    np.testing.assert_allclose(data.X_train.mean(axis=0), 0, atol=1e-9)
-    np.testing.assert_allclose(data.X_train.std(axis=0), np.where(constant, 0, 1), atol=1e-9)
-    np.testing.assert_allclose([data.y_train.mean(), data.y_train.std()], [0, 1], atol=1e-9)
-    np.testing.assert_allclose(data.X_test * data.x_scale + data.x_mean, raw.X_test, atol=1e-9)
-    np.testing.assert_allclose(data.y_test * data.y_scale + data.y_mean, raw.y_test, atol=1e-9)
-    assert (raw.y_mean, raw.y_scale) == (0.0, 1.0)
-
-
-def test_uci_refuses_unknown_name():
-    with pytest.raises(ValueError, match="name must be one of autompg"):
-        datasets.uci("boston")
-
-
-OPENML = inspect.signature(sklearn.datasets.fetch_openml)
-
-
-def in_place_of_openml(monkeypatch, fetch) -> None:
-    """A function that is asked in the place of the network, in ways that scikit-learn's own can be."""
-
-    def fetched(**given):
-        OPENML.bind(**given)
-        return fetch(**given)
-
-    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetched)
-
-
-def test_uci_from_openml(no_data, monkeypatch):
-    rng = np.random.default_rng(0)
-    X, heating = rng.normal(size=(768, 9)), rng.normal(size=768)
-
-    def fetch(data_id, target_column, as_frame, parser):
-        assert (data_id, target_column, as_frame) == (44960, "heating_load", False)
-        names = [*"abcd", "cooling_load", *"efgh"]
-        return types.SimpleNamespace(data=X, target=heating.astype(str), feature_names=names)
-
-    in_place_of_openml(monkeypatch, fetch)
-    with pytest.warns(UserWarning, match="not the published ones"):
-        data = datasets.uci("energy", 2, standardize=False)
-    train, test = _uci._rows("energy", {"y": heating}, 2)
-    inputs = np.delete(X, 4, axis=1)
-    np.testing.assert_allclose(data.X_train, (inputs - inputs.mean(axis=0))[train])
-    np.testing.assert_allclose(data.y_test, (heating - heating.mean())[test])
-
-
-def test_uci_openml_errors(no_data, monkeypatch):
-    def refuse(**_):
-        raise ConnectionError("no network")
-
-    in_place_of_openml(monkeypatch, refuse)
-    with pytest.raises(FileNotFoundError, match=r"NPGP_DATA.*npgp\[data\].*not be reached"):
-        datasets.uci("wine")
-    wrong = types.SimpleNamespace(data=np.zeros((3, 2)), target=np.zeros(3), feature_names=["a"] * 2)
-    in_place_of_openml(monkeypatch, lambda **_: wrong)
-    with pytest.raises(ValueError, match=r"shape \(3, 2\), not \(1599, 11\)"):
-        datasets.uci("wine")
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r"NPGP_DATA.*npgp\[data\]"):
-        datasets.uci("wine")
-
-
-def test_openml_shapes_and_yacht_transform_are_those_of_the_files(data_dir):
-    for name, source in _openml.SOURCES.items():
-        data = datasets.load(f"uci_{name}")
-        assert data["X"].shape == source.shape
-        assert source.centered == (abs(data["X"].mean(axis=0)) < 1e-3 * data["X"].std(axis=0)).all()
-    raw = np.log(datasets.load("uci_yacht_raw")["y"])
-    stored = datasets.load("uci_yacht")["y"]
-    np.testing.assert_allclose(np.sort(raw - raw.mean()), np.sort(stored), atol=1e-4)
 
 
 # ---------------------------------------------------------------- simulated oil flow
@@ -443,5 +322,5 @@ def test_real_rows_fit_the_geometry(data_dir):
 
 def test_every_public_name_is_documented():
     for name in datasets.__all__:
-        assert name == "UCI_NAMES" or getattr(datasets, name).__doc__
+        assert getattr(datasets, name).__doc__
     assert _files.ENV_VAR == "NPGP_DATA"

