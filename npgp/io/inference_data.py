@@ -1,6 +1,5 @@
 """
-Draws of a model with everything ArviZ wants of it: ``InferenceData``, or a ``DataTree`` since ArviZ 1.0
-(``pip install npgp[arviz]``).
+Draws of a model with everything ArviZ wants of it: ``InferenceData``, or a ``DataTree`` since ArviZ 1.0.
 
 The one thing here that needs thought is the pointwise log likelihood. LOO and WAIC need log p(y_n | draw) where the y_n
 are independent given the draw. That is the density of ``observe`` without a guide, given ε. The terms of an ELBO are
@@ -31,7 +30,6 @@ from npgp.model.posteriors import function_in
 from npgp.model.protocol import Moments
 from npgp.model.rerun import Hidden
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
-from npgp.optional import optional
 from npgp.programs.compiled import STEPS, one_program
 from npgp.variational.blocks import whitened_mean
 
@@ -113,7 +111,8 @@ def to_arviz(
     :raises ValueError: if a plate is subsampled, a latent site has no draws, a parameter no value, or no site is
         observed.
     """
-    arviz = optional("arviz", extra="arviz", what="to_arviz")
+    import arviz  # takes a second, and few programs need it
+
     draws, statistics = _draws(samples, batch_ndims)
     chains, length = next(iter(draws.values())).shape[:2]
     flat = {name: value.reshape(chains * length, *value.shape[2:]) for name, value in draws.items()}

@@ -23,7 +23,6 @@ from npgp.model.guides import set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent
 from npgp.model.sites import FUNCTION, Q, Trained, is_gp_site, is_observation, traced_inside, trained
-from npgp.optional import optional
 from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.projection import Projector
 from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
@@ -148,7 +147,6 @@ def check_posterior(
     :param args: arguments of model and guide, observations included, for all rows.
     :param draws: number of draws, at least 100. With other keys k̂ comes out otherwise, by .1 to .2 where it is
         large.
-    :raises ImportError: without ArviZ (``pip install npgp[arviz]``).
     :raises ValueError: for minibatches: all rows are needed, as single batches say nothing of the posterior; if no site
         is observed; and for latent sites that the guide does not draw.
     :raises NotImplementedError: for a :class:`npgp.VNNGP`.
@@ -156,7 +154,6 @@ def check_posterior(
 
     Source: Yao, Vehtari, Simpson & Gelman 2018; Vehtari, Simpson, Gelman, Yao & Gabry 2024 (PSIS).
     """
-    optional("arviz", extra="arviz", what="check_posterior")
     draws = checks.whole_number(draws, "draws", least=100)
     checks.random_key(rng_key)
     given = trained(params)
@@ -276,10 +273,12 @@ def _judged(log_ratios: np.ndarray) -> PosteriorCheck:
 
 def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     """Pareto smoothing by ArviZ: logarithms of weights, and k̂ of the tail of the largest."""
-    arviz = optional("arviz", extra="arviz", what="check_posterior")
+    import arviz  # takes a second, and few programs need it
+
     if int(arviz.__version__.split(".")[0]) < 1:
         smoothed, khat = arviz.psislw(log_ratios)
     else:  # it takes log likelihoods, to leave one row out: the ratios' reciprocals
-        array_stats = optional("arviz_stats.base", extra="arviz", what="check_posterior").array_stats
+        from arviz_stats.base import array_stats
+
         smoothed, khat = array_stats.psislw(-log_ratios)
     return np.asarray(smoothed), float(khat)

@@ -1,7 +1,5 @@
 """Draws as ArviZ's data: names, pointwise log likelihoods against dense algebra, and leave-one-out in closed form."""
 
-import sys
-
 import arviz as az
 import jax
 import jax.numpy as jnp
@@ -329,12 +327,6 @@ def test_names_and_labels_that_do_not_fit():
         npgp.to_arviz(*arguments, **options, coords={"data": [1, 2, 3]})
     with pytest.raises(TypeError, match="samples is a list"):
         npgp.to_arviz(KEY, simple, [1.0], X, Y)
-
-
-def test_without_arviz_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "arviz", None)
-    with pytest.raises(ImportError, match=r"pip install npgp\[arviz\]"):
-        npgp.to_arviz(KEY, simple, GOOD, X, Y)
 
 
 # ---------------------------------------------------------------------------------------------------------------

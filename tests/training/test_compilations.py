@@ -157,7 +157,6 @@ def test_draws(trained):
         draws = svi.guide.sample_posterior(KEY, result.params, X, Y, sample_shape=(4,))
     with none():
         svi.guide.sample_posterior(jax.random.key(5), result.params, *data(1), sample_shape=(4,))
-    pytest.importorskip("arviz")
     npgp.to_arviz(KEY, model, draws, X, Y, params=result.params)
     with none():
         npgp.to_arviz(KEY, model, draws, X, Y, params=result.params)
