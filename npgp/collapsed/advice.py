@@ -44,11 +44,6 @@ class Advice:
     Where the bound loses, and what would help, at the same hyperparameters. A gain is the difference of two computed
     bounds with the conditional named; it may be negative. Training afterwards may gain more.
 
-    .. code-block:: python
-
-        advice = npgp.certificate(kernel, X, y, Z, noise_variance=noise_variance).advice
-        print(advice)  # what would help
-
     :param conditional: the best one that costs less than O(N³); gains are with it.
     :param gap_per_row: upper less lower bound, for each row.
     :param penalty: ``½ Σ_n log(1 + d_n/σ_n²)``: what d_n, the variance that the learned blocks leave unexplained,

@@ -256,11 +256,6 @@ class DegeneratePosterior:
     """
     The posterior under SoR: of functions ``f(x) = A(x)ᵀ ε``, which the whitened inducing values ε determine.
 
-    .. code-block:: python
-
-        gp = npgp.ApproximateGP(kernel, X, Z, noise_variance=noise_variance, method="sor")
-        mean, variance = gp.condition(y).mean_and_variance(X)
-
     :param projector: the factorized inducing features.
     :param q: the posterior of ε; a batch of several outputs is allowed.
     """
@@ -320,10 +315,6 @@ class RowNoise:
     """
     Rows one by one.
 
-    .. code-block:: python
-
-        noise = npgp.collapsed.RowNoise(jnp.full(30, 0.1))  # the standard deviation of each row
-
     :param scale: the root of Λ's diagonal, (N,).
     """
 
@@ -344,13 +335,6 @@ class RowNoise:
 class GroupNoise:
     """
     Rows in blocks: ``R = σ F``, ``F Fᵀ = I + D / σ²`` within each block.
-
-    .. code-block:: python
-
-        groups = npgp.median_split(X, 5)
-        factor = jnp.broadcast_to(jnp.eye(groups.size), (*groups.mask.shape, groups.size))  # of D = 0
-        noise = npgp.collapsed.GroupNoise(jnp.full(30, 0.3), factor, groups)
-        np.testing.assert_allclose(noise.whiten(jnp.asarray(y, jnp.float32)), y / 0.3, rtol=1e-5)
 
     :param scale: σ, (N,).
     :param factor: F, (G, g, g), with rows of the identity at places that are empty.

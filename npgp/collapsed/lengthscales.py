@@ -47,11 +47,6 @@ class ShorterLengthscales:
     """
     What shorter lengthscales have to say for themselves. ``print`` it for a report.
 
-    .. code-block:: python
-
-        found = npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Gaussian(scale=params["noise"]))
-        assert found.rows == 30
-
     :param divisor: of the lengthscales at hand, for the longest of those that explain the data best; 1 if none shorter
         are clearly better.
     :param gain: what they gain in log evidence, in nats; each with the best of several variances of prior and noise.

@@ -51,11 +51,6 @@ class PsiStatistics:
     """
     A kernel's expectations over N Gaussian inputs.
 
-    .. code-block:: python
-
-        psi = npgp.collapsed.psi_statistics(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
-        assert psi.psi2.shape == (6, 6)
-
     :param psi0: ``E k(x_n, x_n)``, (N,).
     :param psi1: ``E k(x_n, z_m)``, (N, M).
     :param psi2: ``Σ_n w_n E k(Z, x_n) k(x_n, Z)``, (M, M).
@@ -109,11 +104,6 @@ def psi_statistics(
 class ExpectedProjection:
     """
     Moments of the whitened projections ``A(x_n) = L⁻¹ k(Z, x_n)`` of N Gaussian inputs, and of what they leave.
-
-    .. code-block:: python
-
-        moments = npgp.collapsed.expected_projection(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
-        left = moments.residual_variance  # of the prior variance, by inputs that are not known exactly
 
     :param projector: the factorized inducing points.
     :param A: ``E A(x_n)``, (M, N).

@@ -33,11 +33,6 @@ LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
 class RowNormal(dist.MultivariateNormal):
     """
     A multivariate normal whose divergence from independent normals is known.
-
-    .. code-block:: python
-
-        rows = npgp.gplvm.RowNormal(jnp.zeros((10, 2)), scale_tril=0.1 * jnp.eye(2))
-        assert dist.kl_divergence(rows, dist.Normal(jnp.zeros((10, 2)), 1.0).to_event(1)).shape == (10,)
     """
 
     def log_prob(self, value):

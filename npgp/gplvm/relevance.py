@@ -126,11 +126,6 @@ class CanonicalLatents:
     Latents in coordinates that do not depend on how the dimensions were scaled, ordered, reflected or, where that
     changes nothing, rotated. Made by :func:`canonical_latents`.
 
-    .. code-block:: python
-
-        latents = npgp.gplvm.canonical_latents(np.random.default_rng(0).normal(size=(10, 3)), lengthscale=np.ones(3))
-        print(latents.names, latents.relevance)
-
     :param loc: means in units of the lengthscale, (N, Q), the most relevant dimension first.
     :param scale: their standard deviations in the same units, (N, Q); ``None`` where they were not given.
     :param relevance: of each, (Q,), the first being 1.

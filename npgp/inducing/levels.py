@@ -29,13 +29,6 @@ class LevelChoice:
     """
     What :func:`choose_levels` found.
 
-    .. code-block:: python
-
-        units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())
-
-        choice = npgp.inducing.choose_levels(npgp.kernels.ZonalMatern52(), units, X, most=3)
-        assert min(choice.left_out.values()) < 1.0
-
     :param block: the activations, with the levels chosen.
     :param left_out: for each highest level L that was tried, the share of variance that features of levels 0 to L leave
         out, the mean of d_n/k_nn.

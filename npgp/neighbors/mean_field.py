@@ -19,11 +19,6 @@ class MeanFieldNormal(dist.Distribution):
     """
     ``q(u) = Π_j N(m_j, s_j²)`` at all inducing points, or at a batch of them that stands for all.
 
-    .. code-block:: python
-
-        q = npgp.neighbors.MeanFieldNormal(jnp.zeros(6), jnp.ones(6), jnp.zeros((6, 2)), jnp.ones((6, 2)), 6)
-        u = q.sample(key)  # (6,)
-
     :param loc: m, (B,).
     :param scale: s, (B,).
     :param neighbor_loc: means of each one's neighbors, (B, K).

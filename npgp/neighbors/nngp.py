@@ -253,11 +253,6 @@ class Kriging:
     New sites must be concrete, as their neighbors are looked up; to predict inside ``jit`` from sites that are traced
     find them before, by :func:`npgp.neighbors.nearest`.
 
-    .. code-block:: python
-
-        gp = npgp.neighbors.NNGP(kernel, X, npgp.neighbors.nearest_before(X, 3))
-        mean, variance = gp.condition(y).mean_and_variance(X + 0.05)
-
     :param kernel: the kernel.
     :param X: observed sites, (N, D).
     :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.

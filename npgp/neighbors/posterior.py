@@ -88,12 +88,6 @@ class NeighborPosterior:
 
     Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
 
-    .. code-block:: python
-
-        before = npgp.neighbors.nearest_before(Z, 2)
-        q = npgp.neighbors.NeighborPosterior(kernel, jnp.asarray(Z), before, jnp.zeros(6), jnp.ones(6))
-        mean, variance = q.mean_and_variance(X)
-
     :param kernel: the kernel.
     :param inducing: Z, (M, D).
     :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.

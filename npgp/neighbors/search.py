@@ -44,11 +44,6 @@ class Waves:
     """
     Sites in waves: those of a wave have neighbors in earlier waves alone, and can be computed together.
 
-    .. code-block:: python
-
-        waves = npgp.neighbors.nearest_before(X, 3).waves
-        assert waves.sites.shape == (30,)
-
     :param sites: numbers of the sites, wave after wave, (N,).
     :param starts: the places where parts of waves begin, and then N, as often as it takes, (N + 1,).
     :param size: the most sites in a part.

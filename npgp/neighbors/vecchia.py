@@ -176,11 +176,6 @@ class VecchiaFactor:
     The sparse Cholesky factor of an NNGP's precision: ``R = F^−½ (I − B)``, with ``Rᵀ R`` the precision. Its rows and
     columns are numbered as the sites; in the neighbors' order it is lower triangular.
 
-    .. code-block:: python
-
-        factor = npgp.neighbors.NNGP(kernel, Z, npgp.neighbors.nearest_before(Z, 2)).factor()
-        f = factor.color(jax.random.normal(key, (6,)))  # a draw of the prior at Z
-
     :param neighbors: the sites' order and neighbors.
     :param weights: b_i, (N, K), 0 where there is no neighbor.
     :param variance: F_i, (N,).

@@ -70,10 +70,6 @@ class Tree:
     A node sends an input left if it comes before or at the pivot in the order by the node's column, ties resolved by
     the other columns in a fixed order.
 
-    .. code-block:: python
-
-        assert npgp.median_split(X, 8).tree.pivot.ndim >= 1
-
     :param centers: (C, D), or ``None`` for one tree.
     :param roots: the node where each center's tree begins, (C,). A group g stands in the place of a node as −1 − g.
     :param columns: the order of columns that resolves ties, (D,).

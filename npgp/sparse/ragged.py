@@ -38,11 +38,6 @@ class Places:
     """
     N places among the values of G functions at T rows each.
 
-    .. code-block:: python
-
-        places = npgp.sparse.ragged.Places(np.array([0, 2, 2]), np.array([7, 7, 9]), (3, 30))
-        assert places.parts.scatter(places.parts.gather(places.group)).tolist() == [0, 2, 2]
-
     :param group: the function that each is of, (N,) whole numbers.
     :param row: its row, (N,).
     :param within: (G, T).
@@ -106,11 +101,6 @@ class Places:
 class MemberRows:
     """
     Rows of inputs, each for one of the functions of a plate.
-
-    .. code-block:: python
-
-        places = npgp.sparse.ragged.Places(np.array([0, 2, 2]), np.array([7, 7, 9]), (3, 30))
-        assert npgp.sparse.ragged.MemberRows(X, places).inputs.shape == (3, 1)
 
     :param X: inputs, (T, D), or (G, T, D) of functions with inputs each.
     :param places: which function, and which row of X.

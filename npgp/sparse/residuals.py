@@ -104,12 +104,6 @@ class RowResidual:
     """
     Rows one by one: ``ĉ_n = d_n / (1 + λ_n d_n)``.
 
-    .. code-block:: python
-
-        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
-        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)  # a RowResidual
-        left, cost = residual.given(jnp.ones(30))  # given a pseudo-observation of precision 1 in each row
-
     :param variance: d_n, (..., N).
     """
 
@@ -133,12 +127,6 @@ class RowResidual:
 class GroupResidual:
     """
     Rows in groups of neighbors.
-
-    .. code-block:: python
-
-        projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
-        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], npgp.median_split(X, 8))
-        assert residual.variance.shape == (30,)
 
     :param covariance: D_gg for each group, (..., G, g, g).
     :param groups: which rows these are.

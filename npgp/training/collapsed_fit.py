@@ -33,16 +33,6 @@ SPREAD = 1.0
 class CollapsedFit(NamedTuple):
     """
     What :func:`fit_collapsed` returns.
-
-    .. code-block:: python
-
-        def collapsed(y):
-            noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
-            numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Gaussian(scale=noise)), obs=y)
-
-
-        found = npgp.fit_collapsed(key, collapsed, y, progress=False)
-        print(found.message, found.params["noise"])
     """
 
     #: Constrained values of all parameters, by site name.

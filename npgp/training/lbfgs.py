@@ -58,12 +58,6 @@ INTERRUPTED = "interrupted"
 class LBFGSResult(NamedTuple):
     """
     What :func:`minimize` returns.
-
-    .. code-block:: python
-
-        from npgp.training.lbfgs import minimize
-
-        found = minimize(lambda a: (a - 2.0) ** 2, jnp.zeros(()), progress=False)
     """
 
     #: Where the loss is least of all points seen, but for rounding; of the structure of the start.

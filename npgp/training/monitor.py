@@ -16,11 +16,6 @@ from npgp import checks
 class Best(NamedTuple):
     """
     The best evaluation so far.
-
-    .. code-block:: python
-
-        best = npgp.training.Best(step=40, value=0.31, params=params)
-        svi.optim.init(best.params)
     """
 
     #: After how many steps.

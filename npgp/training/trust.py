@@ -43,11 +43,6 @@ class PosteriorCheck:
     """
     What :func:`npgp.check_posterior` found; as a string it is a sentence with advice.
 
-    .. code-block:: python
-
-        check = npgp.training.PosteriorCheck(khat=0.9, draws=1000, effective=40.0, spread=3.0, elbo=-120.0)
-        print(check)  # what to do about it
-
     :param khat: the estimated shape k̂ of the tail of the importance ratios; −∞ if all ratios are the same.
     :param draws: number of draws that it is estimated from.
     :param effective: effective number of these draws if they are weighted by their smoothed ratios.

@@ -58,11 +58,6 @@ class BlockNormal(dist.Distribution):
 
     ``learned`` says whether S is. A block left at its prior covariance moves the mean alone: its variance belongs
     to the residual.
-
-    .. code-block:: python
-
-        (q,) = npgp.variational.gaussian_optimum(posterior.projector(X), y, noise_variance, ["dense"])
-        assert q.learned and q.event_shape == (6,)
     """
 
     support = constraints.real_vector

@@ -45,12 +45,6 @@ class CorrectedPosterior:
     A posterior of f with what the training rows say about the residual; made by :func:`exact_variance` and
     :func:`local_correction`.
 
-    .. code-block:: python
-
-        likelihood = npgp.Gaussian(scale=params["noise"])
-        corrected = npgp.local_correction(posterior, X, y, likelihood, npgp.median_split(X, 8))
-        mean, variance = corrected.mean_and_variance(X)
-
     :param posterior: the posterior of f from ε alone.
     :param groups: which training rows are together.
     :param inputs: of the training rows, (G, g, D).

@@ -44,11 +44,6 @@ class JointBlock(BlockNormal):
     ``loc``, :meth:`factor_times` and :meth:`trace`. :meth:`kl` is the divergence of the former from the prior, averaged
     over draws of those before, so that the blocks' sum to the joint divergence.
 
-    .. code-block:: python
-
-        q = npgp.variational.JointBlock(np.zeros(2), 0.5 * np.eye(2, 3, 1), np.zeros(1))
-        assert q.marginal().event_shape == (2,)
-
     :param loc: the marginal mean m_k, (M,); or batch + (M,) of functions in plates.
     :param rows: the block's rows of T up to its diagonal block, (M, K); likewise.
     :param before: draws of z for the blocks before, (K − M,), which functions in plates share.

@@ -50,11 +50,6 @@ class MixedPosterior:
     Where W, or hyperparameters, are sampled, the average over draws mixes them: ``f.mixed(f.sites["W"])``
     (:meth:`npgp.variational.PosteriorMixture.mixed`).
 
-    .. code-block:: python
-
-        both = npgp.variational.MixedPosterior((posterior, posterior), np.array([[1.0, 0.5], [0.0, 2.0], [1.0, 1.0]]))
-        assert both.mean(X).shape == (3, 30)
-
     :param posteriors: of the functions; each of one function or a batch of them.
     :param W: the mixing matrix, (P, Q), for Q functions in all.
     :raises TypeError: for an average over draws (:class:`PosteriorMixture`).
@@ -155,11 +150,6 @@ class MixedPosterior:
 class MixedPaths:
     """
     Draws of several outputs as functions; made by :meth:`MixedPosterior.draw_functions`.
-
-    .. code-block:: python
-
-        both = npgp.variational.MixedPosterior((posterior, posterior), np.eye(2))
-        assert both.draw_functions(key, 3, num_features=16)(X).shape == (3, 2, 30)
 
     :param paths: of the functions that are mixed.
     :param W: the mixing matrix, (P, Q).

@@ -54,12 +54,6 @@ class ScaledProjection:
     """
     ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked, by blocks.
 
-    .. code-block:: python
-
-        projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
-        scaled = npgp.variational.ScaledProjection.of(projection, noise_variance)
-        (loc,) = scaled.solve(jnp.asarray(y))  # the mean of q(ε) at its optimum, (6,)
-
     :param A: Ã_i, (M_i, N), for each block.
     :param cholesky: the factor's blocks on the diagonal, (M_i, M_i).
     :param cross: for each block, the factor's blocks to its left, transposed: (M_j, M_i) for j < i.

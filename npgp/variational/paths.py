@@ -30,11 +30,6 @@ class Paths:
 
     ``paths(X)`` evaluates them at any inputs, at O(M² + M F) work a row, and ``jax.grad`` differentiates them.
 
-    .. code-block:: python
-
-        paths = posterior.draw_functions(key, 3, num_features=16)
-        assert paths(X).shape == (3, 30)
-
     :param projector: the factorized inducing blocks.
     :param feature_arrays: the arrays in φ, of which the kernel knows the rest; of functions with a kernel each batch +
         (...).

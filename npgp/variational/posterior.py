@@ -339,11 +339,6 @@ class Decomposition:
     """
     A posterior of f in independent parts, whose means and variances sum to those of f.
 
-    .. code-block:: python
-
-        parts = posterior.decompose(X)
-        assert np.allclose(parts.mean.sum(0), posterior.mean(X), atol=1e-4)
-
     :param names: of the parts: ``"principal"`` for the first block, ``"orthogonal"`` for a second (``"orthogonal 1"``,
         … if there are more), and ``"residual"``.
     :param mean: (parts,) + batch + (N,).

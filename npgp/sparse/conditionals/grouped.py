@@ -113,10 +113,6 @@ class Gain(Grouped):
     What :class:`npgp.Grouped` gains over :class:`npgp.Tight`, which :func:`npgp.tighten` states: no bound by itself,
     but with the ``tight`` terms of all rows the bound of groups.
 
-    .. code-block:: python
-
-        gain = npgp.sparse.Gain(5)  # of each five consecutive rows
-
     :param groups: as of :class:`npgp.Grouped`.
     """
 
