@@ -89,8 +89,7 @@ def fit(
     NumPyro's ``plate(..., N, subsample_size=B)``; say ``N`` for instance by ``SVI(..., size=N)``.
     Each epoch cuts a fresh random permutation into ``N // B`` batches and leaves out what remains of
     it: no batch repeats a row, every batch is a uniformly random subset of exactly ``B`` rows, and
-    the estimate of the ELBO is unbiased. (Beyond a million rows the permutation is pseudo-random,
-    :class:`npgp.training.shuffle.Shuffle`, so that drawing a batch takes time and memory for B rows.)
+    the estimate of the ELBO is unbiased.
 
     Arrays go onto the device as wholes. Those that are maps of files (``numpy.load(..., mmap_mode="r")``,
     ``numpy.memmap``) stay on disk, and with ``on_host=True`` all others with ``N`` rows in the host's
