@@ -15,6 +15,7 @@ from npgp import checks
 from npgp.programs.backend import on_cpu
 from npgp.training.devices import Sharding
 from npgp.training.files import map_of, native, read_rows
+from npgp.training.shuffle import Shuffle
 from npgp.training.sources import Source
 
 #: What the batches of one device call may take when they are read on the host, in bytes.
@@ -227,7 +228,7 @@ class Inputs:
 
         self._x64 = bool(jax.config.read("jax_enable_x64"))
         self.seed = np.asarray(jax.random.key_data(rng_key)).ravel().tolist()
-        self._order: tuple[int, np.ndarray] = (-1, np.empty(0, int))
+        self._shuffle = Shuffle(self.seed, self.num_rows // group_size)
         self._stream: Iterator[Any] | None = None
         self._position = -1
         self._last: Any = None
@@ -244,10 +245,7 @@ class Inputs:
         numbers: np.ndarray = np.empty((num_steps, chosen), self._row_type)
         for i in range(num_steps):
             epoch, batch = divmod(step + i, groups // chosen)
-            if self._order[0] != epoch:
-                rng = np.random.default_rng([*self.seed, epoch])
-                self._order = epoch, rng.permutation(np.arange(groups, dtype=self._row_type))
-            numbers[i] = self._order[1][batch * chosen : (batch + 1) * chosen]
+            numbers[i] = self._shuffle(epoch, batch * chosen, (batch + 1) * chosen)
         if self.group_size == 1:
             return numbers
         rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=numbers.dtype)
