@@ -134,15 +134,23 @@ class Likelihood(ByName):
         """
         E[log p(y | f)] when f ~ N(mean, variance).
 
-        Its second derivative in the mean is twice its first in the variance (Price 1958), up to what the quadrature
-        leaves, which supposes log p to be smooth in f. Where it is not finite, far out, the node counts for nothing.
+        Its second derivative in the mean is twice its first in the variance (Price 1958) where log p has no kinks.
+        Nodes so far out that their weight is below rounding count for nothing where log p is not finite there.
 
         :param y: observations.
         :param mean: mean of f.
         :param variance: variance of f.
         """
         mean, variance = aligned(self, y, mean, variance)
-        f, weights = self._normal_rule(y, mean, variance)
+        check_quadrature(self)
+        if self.num_latents == 1:
+            fixed = jax.tree.map(lax.stop_gradient, self)
+            return quadrature.expectation(
+                lambda f: self.log_prob(f, y), lambda f: fixed.log_prob(f, y), mean, variance, self.num_nodes
+            )
+        f, weights = quadrature.normal_rule(
+            lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents
+        )
         return linalg.weighted_sum(weights, self.log_prob(f, y))
 
     def expected_log_probs(
@@ -268,10 +276,6 @@ class Likelihood(ByName):
     def _support(self, y: Any) -> tuple[Any, str]:
         """Which of these values, floats of NumPy or traced, are possible, and in words; NaN is not."""
         return abs(y) < np.inf, "finite"
-
-    def _normal_rule(self, y, mean, variance):
-        check_quadrature(self)
-        return quadrature.normal_rule(lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents)
 
 
 def without_missing(

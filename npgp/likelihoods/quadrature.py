@@ -36,8 +36,17 @@ NUM_NODES = 64
 NUM_NODES_EACH = {1: NUM_NODES, 2: 24, 3: 14}
 #: Standard deviations that a trapezoid rule covers each way: e^-24.5 is left out.
 REACH = 7.0
-#: And that of expectations, whose integrands may grow with f like eᶠ. Fewer nodes than the latter are Gauss-Hermite's.
-MOST_REACH, LEAST_TRAPEZOID = 12.0, 48
+#: And that of expectations, whose integrands may grow with f like eᶠ, and in float64 without overflow.
+MOST_REACH = {"float32": 12.0, "float64": 18.0}
+#: Fewer nodes are Gauss-Hermite's.
+LEAST_TRAPEZOID = 48
+#: Values at nodes of so small weight count if they are more than so many nats, all the same.
+FELT = 1e-5
+#: Change of an expectation with fewer nodes from which on it is computed anew, about the bends of log p; nodes of the
+#: grid on which these are looked for, and halvings of the distance to them.
+ROUGH, BEND_NODES, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, 64, {"float32": 14, "float64": 26}
+#: Standard deviations between a bend and the next point that nodes are close to.
+BESIDE = 0.5
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
 MAX_HERMITE = 300
 #: Nodes of the grid on which peaks are looked for; of a log-concave integrand, which has one.
@@ -59,14 +68,31 @@ def hermite(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=32)
-def standard_normal(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+def standard_normal(num_nodes: int, reach: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of a standard normal expectation, in float64; few are Gauss-Hermite's."""
     if num_nodes < LEAST_TRAPEZOID:
         return hermite(num_nodes)
-    end = np.arcsinh(MOST_REACH)
+    end = np.arcsinh(reach)
     t = np.linspace(-end, end, num_nodes)
     weights = np.cosh(t) * np.exp(-0.5 * np.sinh(t) ** 2)
     return np.sinh(t), weights / weights.sum()
+
+
+@functools.lru_cache(maxsize=32)
+def _sorted_nodes(num_nodes: int, num_latents: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    Nodes (C, K), weights (K,), those of small weight first, and which of the rule's they are, (K,).
+
+    A trapezoid rule in float64 has twice as many. A weight that underflows, times a log-density that overflows, would
+    be NaN; it is left out.
+    """
+    fine = num_latents == 1 and num_nodes >= LEAST_TRAPEZOID and dtype == "float64"
+    nodes, weights = standard_normal(2 * num_nodes if fine else num_nodes, MOST_REACH[dtype])
+    chosen = np.indices((len(nodes),) * num_latents).reshape(num_latents, -1)  # (C, K^C)
+    nodes, weights = nodes[chosen], weights[chosen].prod(0)
+    order = np.argsort(weights, kind="stable")
+    order = order[weights[order] > np.finfo(dtype).tiny]
+    return nodes[:, order], weights[order], order
 
 
 def normal_rule(
@@ -84,22 +110,13 @@ def normal_rule(
     rule in float64 has twice as many.
 
     Where function is not finite, nor has a slope, at a node so far out that its weight is below rounding, the node is
-    moved to the mean.
+    moved to the mean; but not where function grows so fast before that it would have counted.
     """
     mean, variance = floats(mean, variance)
     result = jax.eval_shape(lambda m, v: function(m + v), mean, variance)
     sd = deviation(variance)
-    fine = num_latents == 1 and num_nodes >= LEAST_TRAPEZOID and result.dtype == jnp.float64
-    nodes, weights = standard_normal(2 * num_nodes if fine else num_nodes)
-    lead: tuple[int, ...] = ()
-    if num_latents > 1:
-        chosen = np.indices((len(nodes),) * num_latents).reshape(num_latents, -1)  # (C, K^C)
-        nodes, weights = nodes[chosen], weights[chosen].prod(0)
-        lead = (num_latents,)
-    # Those of small weight first. A weight that underflows, times a log-density that overflows, would be NaN.
-    order = np.argsort(weights, kind="stable")
-    order = order[weights[order] > jnp.finfo(result.dtype).tiny]
-    nodes, weights = nodes[..., order], weights[order]
+    nodes, weights, _ = _sorted_nodes(num_nodes, num_latents, result.dtype.name)
+    lead = () if num_latents == 1 else (num_latents,)
     after = (-1,) + (1,) * result.ndim
     z = jnp.asarray(nodes.reshape(lead + after), result.dtype)
     mean, sd = (jnp.broadcast_to(array, lead + result.shape).astype(result.dtype) for array in (mean, sd))
@@ -107,10 +124,147 @@ def normal_rule(
         mean, sd = mean[:, None], sd[:, None]
     f = mean + sd * z
     outer = int(np.sum(weights < jnp.finfo(result.dtype).eps))
+    w = jnp.asarray(weights.reshape(after), result.dtype)
     if outer:
         far, near = jnp.split(f, [outer], axis=len(lead))
-        f = jnp.concatenate([_where_finite(function, far, mean), near], axis=len(lead))
-    return f, jnp.asarray(weights.reshape(after), result.dtype)
+        f = jnp.concatenate([_where_negligible(function, far, mean, w[:outer]), near], axis=len(lead))
+    return f, w
+
+
+def expectation(
+    log_prob: Callable[[jax.Array], jax.Array],
+    fixed: Callable[[jax.Array], jax.Array],
+    mean: ArrayLike,
+    variance: ArrayLike,
+    num_nodes: int,
+) -> jax.Array:
+    """
+    ``E[log p(y | f)]`` by the trapezoid rule, where fewer of its nodes would do; else by :func:`rule_at_bends`.
+
+    Row by row it is compared with the rules of every second node and of every third, which are wrong by other amounts,
+    wherever log p has a kink. If no row needs them, other nodes are not looked at.
+
+    :param log_prob: log p(y | f) as a function of f.
+    :param fixed: the same, without gradients to be taken.
+    :param mean: mean of f.
+    :param variance: its variance.
+    :param num_nodes: number of nodes; half as many more at bends, and three times as many in float64.
+    """
+    f, weights = normal_rule(log_prob, mean, variance, num_nodes)
+    values = log_prob(f)
+    smooth = linalg.weighted_sum(weights, values)
+    if num_nodes < LEAST_TRAPEZOID:
+        return smooth
+    _, w, index = _sorted_nodes(num_nodes, 1, smooth.dtype.name)
+    fewer = jnp.asarray(np.stack([every * w * (index % every == 0) - w for every in (2, 3)]), smooth.dtype)
+    changes = jnp.abs(linalg.matmul(fewer, lax.stop_gradient(values).reshape(len(w), -1)))
+    limit = ROUGH[smooth.dtype.name] * jnp.maximum(1.0, jnp.abs(lax.stop_gradient(smooth)))
+    rough = jnp.max(changes, axis=0).reshape(smooth.shape) > limit  # not where there is no number
+
+    def at_bends():
+        m, v = (jnp.broadcast_to(array, smooth.shape).astype(smooth.dtype) for array in (mean, variance))
+        sd = deviation(v)
+        z, weights = rule_at_bends(fixed, *lax.stop_gradient((m, sd)), num_nodes)
+        terms = log_prob(m + sd * jnp.where(rough, z, 0.0))
+        return jnp.where(rough, jnp.sum(weights * terms, axis=0), smooth)
+
+    return lax.cond(jnp.any(rough), at_bends, lambda: smooth)
+
+
+def rule_at_bends(
+    log_prob: Callable[[jax.Array], jax.Array], mean: jax.Array, sd: jax.Array, num_nodes: int
+) -> tuple[jax.Array, jax.Array]:
+    """
+    Nodes in ``z = (f − mean)/sd`` and weights of a standard normal expectation, (K, ...), close at bends of log p.
+
+    Bends are where the slope changes within little of f, or at once. Two are looked for on a grid, by differences of
+    second differences, and refined by halving, without derivatives. Gauss-Legendre nodes, in arsinh of the distance in
+    units of a bend's width, are on both sides of each and of the mean, half way to the next.
+
+    :param log_prob: log p(y | f) as a function of f, without gradients to be taken.
+    :param mean: mean of f, in the shape of the result.
+    :param sd: its standard deviation, likewise.
+    :param num_nodes: number of nodes, of which each of the six sides has 7/16; all in float64.
+    """
+    dtype, double, most = mean.dtype, mean.dtype == jnp.float64, MOST_REACH[mean.dtype.name]
+    axes = (1,) * mean.ndim
+
+    def at(array, index):
+        return jnp.take_along_axis(jnp.broadcast_to(array, (array.shape[0], *mean.shape)), index, axis=0)
+
+    def column(array):
+        return jnp.asarray(array, dtype).reshape((-1,) + axes)
+
+    z = np.sinh(np.linspace(-1.0, 1.0, BEND_NODES) * np.arcsinh(most))
+    grid = jnp.broadcast_to(column(z), (len(z), *mean.shape))
+    values, slopes = jax.jvp(lambda z: log_prob(mean + sd * z), (grid,), (jnp.ones_like(grid),))
+    # No further than there are numbers.
+    wrong = ~(jnp.isfinite(values) & jnp.isfinite(slopes))
+    low = jnp.max(jnp.where(wrong[:-1] & (grid[:-1] < 0.0), column(z[1:]), -most), axis=0)
+    high = jnp.min(jnp.where(wrong[1:] & (grid[1:] > 0.0), column(z[:-1]), most), axis=0)
+
+    steps = np.diff(z)
+    curvature = jnp.diff(jnp.diff(values, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
+    unlike = jnp.abs(
+        2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]
+    )  # of a kink between two nodes both have half
+    inner = z[3:-3]
+    unlike = unlike * column(steps[2:-3] ** 3)
+    unlike = jnp.pad(jnp.where(jnp.isfinite(unlike), unlike, 0.0), [(1, 1)] + [(0, 0)] * mean.ndim)
+    local = (unlike[1:-1] >= unlike[:-2]) & (unlike[1:-1] >= unlike[2:])
+    score = jnp.where(local, unlike[1:-1] * column(np.exp(-0.5 * inner**2)), -1.0)
+    first = jnp.argmax(score, axis=0)
+    found = jnp.arange(len(inner)).reshape((-1,) + axes) == first
+    others = jnp.where(found, -1.0, score)
+    index = jnp.stack([first, jnp.argmax(others, axis=0)])
+    single = jnp.max(others, axis=0) < 0.01 * jnp.max(score, axis=0)
+    center, step = at(column(inner), index), at(column(np.maximum(steps[3:-2], steps[2:-3])), index)
+
+    def value(z):
+        return log_prob(mean + sd * z)
+
+    def change(before, middle, after):
+        second = jnp.abs(before - 2.0 * middle + after)
+        return jnp.where(jnp.isfinite(second), second, 0.0)
+
+    def halve(_, state):
+        center, step, three, last, width, least = state
+        between = value(jnp.stack([center - 0.5 * step, center + 0.5 * step]))
+        five = jnp.stack([three[0], between[0], three[1], between[1], three[2]])
+        changes = change(five[:-2], five[1:-1], five[2:]) * column([1.0, 1.001, 1.0])[..., None]
+        best = jnp.argmax(changes, axis=0)
+        step, largest = 0.5 * step, jnp.max(changes, axis=0)
+        three = jnp.stack([jnp.take_along_axis(five, (best + i)[None], axis=0)[0] for i in range(3)])
+        certain = largest > 64.0 * jnp.finfo(dtype).eps * jnp.max(jnp.abs(three), axis=0)
+        # It is as much of a bend as before: it is no wider than this.
+        width = jnp.where(certain & (largest / step > 0.7 * last), step, width)
+        return center + (best - 1) * step, step, three, largest / step, width, jnp.where(certain, step, least)
+
+    three = value(jnp.stack([center - step, center, center + step]))
+    state = center, step, three, change(*three) / step, step, step
+    center, _, _, _, width, least = lax.fori_loop(0, BEND_HALVINGS[dtype.name], halve, state)
+    width = jnp.where(width > 2.0 * least, 0.5 * width, 1.0)  # beside a kink log p is smooth
+
+    # The mean, or a point beside a bend there; and one on its other side, if that is the only one.
+    bend, other = center
+    near = jnp.abs(bend) < BESIDE
+    center = jnp.stack([bend, jnp.where(single, bend - BESIDE, other), jnp.where(near, bend + BESIDE, 0.0)])
+    center = jnp.clip(center, low, high)
+    width = jnp.stack([width[0], jnp.where(single, 1.0, width[1]), jnp.ones_like(width[0])])
+    order = jnp.argsort(center, axis=0)
+    center, width = (jnp.take_along_axis(array, order, axis=0) for array in (center, width))
+    width = jnp.min(jnp.hypot(width, center[:, None] - center), axis=1)  # others may be close by
+    half = 0.5 * (center[1:] - center[:-1])
+    lengths = jnp.concatenate([(center[:1] - low), half, half, (high - center[-1:])])
+    centers = jnp.concatenate([center[:1], center[:-1], center[1:], center[-1:]])
+    widths = jnp.concatenate([width[:1], width[:-1], width[1:], width[-1:]])
+    sign = column([-1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
+    reach = jnp.arcsinh(lengths / widths)
+    u, weights = (column(array)[:, None] for array in _legendre(num_nodes * (16 if double else 7) // 16))
+    z = centers + sign * widths * jnp.sinh(reach * u)
+    weights = widths * reach * jnp.cosh(reach * u) * weights * jnp.exp(-0.5 * z**2)
+    z, weights = (array.reshape((-1, *mean.shape)) for array in (z, weights))
+    return lax.stop_gradient((z, weights / jnp.sum(weights, axis=0)))
 
 
 def expectations(
@@ -131,7 +285,7 @@ def expectations(
     largest = deviation(variance + more)
     scale = jnp.maximum(deviation(variance), 1e-3 * largest)
     half = max(num_nodes // 2, 1)
-    step = jnp.arcsinh(MOST_REACH * largest / scale) / half
+    step = jnp.arcsinh(MOST_REACH[scale.dtype.name] * largest / scale) / half
     t = step * (0.5 + jnp.arange(half, dtype=mean.dtype)).reshape((-1,) + (1,) * mean.ndim)
     z = scale * jnp.sinh(t)
     values = log_prob(jnp.concatenate([mean + z, mean - z]))
@@ -165,11 +319,15 @@ def _(primals, tangents):
     return _weighted(*primals), slopes * lax.rsqrt(inverse) * tangents[0]
 
 
-def _where_finite(function: Callable[[jax.Array], jax.Array], f: jax.Array, otherwise: jax.Array) -> jax.Array:
-    """These values of f; the others where function or its slope is not finite."""
+def _where_negligible(
+    function: Callable[[jax.Array], jax.Array], f: jax.Array, otherwise: jax.Array, weights: jax.Array
+) -> jax.Array:
+    """These values of f; the others where function or its slope is not finite, and what is so counts for nothing."""
     at = lax.stop_gradient(f)
     value, slope = lax.stop_gradient(jax.jvp(function, (at,), (jnp.ones_like(at),)))
-    return jnp.where(jnp.isfinite(value) & jnp.isfinite(slope), f, otherwise)
+    finite = jnp.isfinite(value) & jnp.isfinite(slope)
+    felt = jnp.max(jnp.where(finite, weights * jnp.abs(value), 0.0), axis=0) > FELT
+    return jnp.where(finite | felt, f, otherwise)
 
 
 def normal_moments(
@@ -351,7 +509,12 @@ def rule_at_peaks(
         least, most = jnp.minimum(first, 0.0) - REACH - 2.0, jnp.maximum(first, 0.0) + REACH + 2.0
         # The peak of p, where it is another and is felt; else the shoulder, where g bends most on the grid.
         own, index = start[2], jnp.where(higher, start[1], start[0])
-        kink = (jnp.abs(own - index) > 1) & (value(found[2]) > top - negligible)
+        beside = jnp.asarray([-1e-3, -5e-4, 0.0, 5e-4, 1e-3], dtype).reshape((-1,) + axes)
+        five = value(found[2] + beside, 0.0)
+        wide, close = jnp.abs(five[0] - 2.0 * five[2] + five[4]), jnp.abs(five[1] - 2.0 * five[2] + five[3])
+        sharp = (close > 0.35 * wide) & (wide > 64.0 * jnp.finfo(dtype).eps * jnp.abs(five[2])) | ~jnp.isfinite(wide)
+        apart = (jnp.abs(own - index) > 1) | sharp & (jnp.abs(found[2] - first) > 1e-4)
+        kink = apart & (value(found[2]) > top - negligible)
         away = jnp.abs(jnp.arange(1, len(t) - 1).reshape((-1,) + axes) - index) > 1
         bend = jnp.where(away & (inner > top - 10.0), 2.0 * inner - on_grid[:-2] - on_grid[2:], -jnp.inf)
         shoulder = at(grid, jnp.argmax(bend, axis=0) + 1)

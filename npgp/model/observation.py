@@ -117,7 +117,8 @@ class LatentObservation(KeepsIntermediates, Stackable):
         C, sd = self.likelihood.num_latents, jnp.sqrt(jnp.maximum(variance + residual, 0.0))
         (y,) = without_missing(self.likelihood, self.mask_, jnp.asarray(value))
         present = True if self.mask_ is None else np.asarray(self.mask_)
-        each = np.sinh(np.linspace(-1.0, 1.0, {1: 97, 2: 17}.get(C, 7)) * np.arcsinh(quadrature.MOST_REACH))
+        reach = np.arcsinh(quadrature.MOST_REACH[mean.dtype.name])
+        each = np.sinh(np.linspace(-reach, reach, {1: 97, 2: 17}.get(C, 7)))
         steps = sorted(itertools.product(each, repeat=C), key=np.linalg.norm) if C < 4 else []
         for step in steps:
             z = jnp.asarray(step, mean.dtype).reshape((C,) + (1,) * len(self.batch_shape))
@@ -137,7 +138,8 @@ class LatentObservation(KeepsIntermediates, Stackable):
                 f"{what} for {self.likelihood.described} at f = {at}, {away:.2g} standard deviations from its mean, "
                 f"with y = {y_there:.4g}. If y is impossible there, no Gaussian q has a finite E log p, and it must be "
                 "a likelihood whose support does not depend on f; if p underflows, write it by logits and logarithms"
-                f"{self.likelihood.instead}."
+                f"{self.likelihood.instead}; if log p overflows, so does its expectation: give f a smaller prior "
+                "variance, or enable float64."
             )
         return None
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 import pytest
 
 from npgp import likelihoods
@@ -15,6 +16,7 @@ from npgp import likelihoods
         (lambda: likelihoods.Ordinal(jnp.array([-1.0, 0.5], jnp.float32)), 3),
         (lambda: likelihoods.NegativeBinomial(concentration=jnp.float32(2.0)), 5),
         (lambda: likelihoods.Softmax(10), 10),
+        (lambda: likelihoods.Factorized(lambda f: dist.Laplace(f, 0.1)), 5),
     ],
 )
 def test_large_arrays_are_averaged_as_small_ones(make, classes):

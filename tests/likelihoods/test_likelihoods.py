@@ -712,7 +712,7 @@ def test_quadrature_error_finds_what_is_wrong():
     error = jax.jit(likelihoods.quadrature_error)
     y, mean, variance = jnp.array([0.0, 1.0]), jnp.array([0.3, -0.4]), 1.0
     assert np.all(error(likelihoods.Gaussian(variance=0.1), y, mean, variance) == 0)
-    narrow = likelihoods.Factorized(lambda f: dist.StudentT(4, f, 0.001))
+    narrow = likelihoods.Factorized(lambda f: dist.StudentT(4, f, 0.001), num_nodes=20)
     assert np.all(error(narrow, y, mean, variance) > 0.01)
     coarse, fine = (likelihoods.Factorized(bernoulli_logits, num_nodes=n) for n in (5, 64))
     assert np.all(error(coarse, y, mean, variance) > 10 * error(fine, y, mean, variance))
@@ -1215,10 +1215,13 @@ def test_factorized_says_what_its_function_does_wrong():
 
 
 def mixture(f):
-    return dist.MixtureSameFamily(dist.Categorical(probs=jnp.array([0.3, 0.7])), dist.Normal(f[..., None] + PAIR, 0.05))
+    return dist.MixtureSameFamily(
+        dist.Categorical(probs=jnp.asarray(PAIR_WEIGHTS)), dist.Normal(f[..., None] + PAIR, 0.05)
+    )
 
 
-PAIR = np.array([-1.0, 1.0], np.float32)
+PAIR, PAIR_WEIGHTS = np.array([-1.0, 1.0], np.float32), (0.25, 0.75)
+PAIR_OF_NORMALS = list(zip(PAIR_WEIGHTS, PAIR, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -1229,7 +1232,7 @@ PAIR = np.array([-1.0, 1.0], np.float32)
         (lambda f: dist.Laplace(f, 0.3), lambda f, y: stats.laplace.logpdf(y, f, 0.3)),
         (
             mixture,
-            lambda f, y: np.log(0.3 * stats.norm.pdf(y, f - 1, 0.05) + 0.7 * stats.norm.pdf(y, f + 1, 0.05) + 1e-300),
+            lambda f, y: np.logaddexp(*(np.log(w) + stats.norm.logpdf(y, f + a, 0.05) for w, a in PAIR_OF_NORMALS)),
         ),
         (
             lambda f: dist.Uniform(0.0, jnp.exp(f)),
@@ -1238,17 +1241,18 @@ PAIR = np.array([-1.0, 1.0], np.float32)
     ],
     ids=["narrow", "heavy", "kink", "two peaks", "jump"],
 )
-def test_log_marginals_of_functions_look_at_the_integrand(fn, log_density, float64):
-    mean, variance = (a.ravel() for a in np.meshgrid([-1.0, 0.2], [0.01, 1.0, 25.0]))
+def test_integrals_of_functions_look_at_the_integrand(fn, log_density, float64):
+    mean, variance = (a.ravel() for a in np.meshgrid([-1.0, 0.2, 0.5], [0.01, 1.0, 25.0]))
     y = np.full(mean.shape, 0.5)
-    likelihood = likelihoods.Factorized(fn)
+    likelihood, possible = likelihoods.Factorized(fn), bool(np.isfinite(log_density(-60.0, 0.5)))
 
     @jax.jit
-    def value_and_gradient(mean, variance):
-        value, pull = jax.vjp(lambda m, v: likelihood.log_marginal(y, m, v), mean, variance)
-        return value, *pull(jnp.ones_like(value))
+    def values_and_gradients(mean, variance):
+        integrals = [likelihood.log_marginal, *[likelihood.expected_log_prob] * possible]
+        both = [jax.vjp(lambda m, v, of=of: of(y, m, v), mean, variance) for of in integrals]
+        return jnp.stack([array for value, pull in both for array in (value, *pull(jnp.ones_like(value)))])
 
-    got = np.array(value_and_gradient(mean, variance))
+    got = values_and_gradients(mean, variance)
     breaks = np.array([-60.0, -0.5, np.log(0.5), 0.5, 1.5, 60.0])  # peaks, kinks and jumps of all of these
     distances = np.concatenate([np.geomspace(1e-4, 60.0, 400)])
     edges = np.unique(np.concatenate([breaks, *(b + s * distances for b in breaks[1:-1] for s in (-1, 1))]))
@@ -1257,11 +1261,39 @@ def test_log_marginals_of_functions_look_at_the_integrand(fn, log_density, float
     f, area = (0.5 * (edges[1:] + edges[:-1])[:, None] + half * nodes).ravel(), (half * weights).ravel()
     truth = []
     for m, v in zip(mean, variance, strict=True):
-        terms = log_density(f, 0.5) + stats.norm.logpdf(f, m, np.sqrt(v)) + np.log(area)
-        value = special.logsumexp(terms)
-        posterior = np.exp(terms - value)
-        truth.append([value, posterior @ (f - m) / v, posterior @ ((f - m) ** 2 / v - 1) / (2 * v)])
-    np.testing.assert_allclose(got, np.transpose(truth), rtol=1e-6, atol=1e-7)
+        normal = stats.norm.pdf(f, m, np.sqrt(v)) * area
+        value = special.logsumexp(log_density(f, 0.5), b=normal)
+        posterior = np.exp(log_density(f, 0.5) - value) * normal
+        by_mean, by_variance = (f - m) / v, ((f - m) ** 2 / v - 1) / (2 * v)
+        truth.append([value, posterior @ by_mean, posterior @ by_variance])
+        if possible:  # elsewhere the expectation is −∞
+            change = (log_density(f, 0.5) - log_density(m, 0.5)) * normal
+            truth[-1] += [log_density(m, 0.5) + change.sum(), change @ by_mean, change @ by_variance]
+    np.testing.assert_allclose(got[:3], np.transpose(truth)[:3], rtol=1e-6, atol=1e-7)
+    error = np.abs(got[3:] - np.transpose(truth)[3:]) / np.maximum(1.0, np.abs(np.transpose(truth)[3:]))
+    np.testing.assert_array_less(error, 2e-8)
+
+
+@pytest.mark.parametrize(
+    "fn, own",
+    [
+        (lambda f: dist.Laplace(f, 0.125), likelihoods.Laplace(scale=0.125)),
+        (lambda f: dist.StudentT(4.0, f, 0.125), likelihoods.StudentT(df=4.0, scale=0.125)),
+    ],
+)
+def test_expectations_of_functions_in_float32(fn, own):
+    """Beside what npgp has its own rules for; with y at the mean of f too, about which log p is symmetric then."""
+    mean, variance = (np.float32(a.ravel()) for a in np.meshgrid([-1.0, 0.5], [0.01, 1.0, 25.0]))
+
+    def value_and_gradients(likelihood, mean, variance):
+        value, pull = jax.vjp(lambda m, v: likelihood.expected_log_prob(0.5, m, v), mean, variance)
+        return jnp.stack([value, *pull(jnp.ones_like(value))])
+
+    got = jax.jit(value_and_gradients)(likelihoods.Factorized(fn), mean, variance)
+    with jax.enable_x64(True):
+        truth = value_and_gradients(own, mean.astype(float), variance.astype(float))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, truth, rtol=1e-4, atol=3e-5)
 
 
 def test_slopes_that_numpyro_clips_are_not_used(float64):
@@ -1284,6 +1316,24 @@ def test_what_is_not_finite_far_out_counts_for_nothing():
     terms = stats.beta.logpdf(0.3, 10 * mu, 10 * special.expit(-0.5 - 3 * z))
     assert float(value) == pytest.approx((terms * stats.norm.pdf(z)).sum() * (z[1] - z[0]), rel=1e-4)
     assert np.all(np.isfinite(pull(jnp.float32(1.0))))
+
+
+@pytest.mark.parametrize("fn, y", [(lambda f: dist.Gumbel(f, 0.5), 0.5), (lambda f: dist.HalfNormal(jnp.exp(f)), 2.0)])
+def test_what_overflows_where_it_counts_is_no_number(fn, y, x64):
+    """log p falls like e²ᶠ: the expectation is −e⁵⁰ or so, from ten standard deviations out, where float32 ends."""
+    likelihood, mean = likelihoods.Factorized(fn), -3.0 if y == 0.5 else 1.0
+    got = jax.jit(likelihood.expected_log_prob)(x64(y), x64(mean), x64(25.0))
+    if x64 == jnp.float32:
+        assert got == -np.inf
+    elif y == 0.5:  # E exp((f - y)/s) is that of a log-normal
+        assert got == pytest.approx(-np.exp((mean - y) / 0.5 + 0.5 * 25.0 / 0.25), rel=1e-8)
+    else:
+        assert got == pytest.approx(-0.5 * y**2 * np.exp(-2 * mean + 2 * 25.0), rel=1e-8)
+    narrower = jax.jit(likelihood.expected_log_prob)(x64(y), x64(mean), x64(1.0))
+    z = np.linspace(-15, 15, 20_001)
+    density = {0.5: lambda f: stats.gumbel_r.logpdf(y, f, 0.5), 2.0: lambda f: stats.halfnorm.logpdf(y, 0, np.exp(f))}
+    terms = density[y](mean + z) * stats.norm.pdf(z) * (z[1] - z[0])
+    assert narrower == pytest.approx(terms.sum(), rel=1e-5)
 
 
 def test_whole_numbers_stay_whole_numbers():
