@@ -40,6 +40,8 @@ class Likelihood(ByName):
         it has a :attr:`greatest_curvature`), or ``"none"``, which is always safe and the default. A wrong claim makes
         bounds that are wrong. With several latent values, ``"log-concave"`` means jointly in all of them.
     :cvar num_latents: number C of latent values per observation.
+    :cvar smooth: whether log p is known to be analytic in f on a scale of 1 or so, whatever the parameters: its
+        quadrature then needs no second look.
 
     .. code-block:: python
 
@@ -48,6 +50,7 @@ class Likelihood(ByName):
 
     proof: ClassVar[str] = "none"
     num_latents: ClassVar[int] = 1
+    smooth: ClassVar[bool] = False
     num_nodes: int
 
     def __init_subclass__(cls, **kwargs):
@@ -143,7 +146,7 @@ class Likelihood(ByName):
         """
         mean, variance = aligned(self, y, mean, variance)
         check_quadrature(self)
-        if self.num_latents == 1:
+        if self.num_latents == 1 and not self.smooth:
             fixed = jax.tree.map(lax.stop_gradient, self)
             return quadrature.expectation(
                 lambda f: self.log_prob(f, y), lambda f: fixed.log_prob(f, y), mean, variance, self.num_nodes

@@ -50,10 +50,11 @@ class Factorized(Likelihood):
     likewise of three.
 
     The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
-    it once, or jitted functions that take this object compile again. Log-marginals may be narrow, have kinks, or two
-    peaks; those of more peaks, such as a von Mises distribution beside a wide f, may need more nodes. Expectations
-    suppose the log-density to be smooth in f, and no narrower than f's distribution: :func:`quadrature_error` measures
-    what either leaves. Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions
+    it once, or jitted functions that take this object compile again. Integrals over one latent value look at the
+    integrand: the log-density may be narrow beside f's distribution, have kinks, or two peaks. What has more peaks,
+    such as a von Mises distribution beside a wide f, may need more nodes. Expectations over several latent values
+    suppose the log-density to be smooth, and no narrower than f's distribution. :func:`quadrature_error` measures what
+    is left. Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions
     have log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
     :func:`npgp.observe` warns of them; see :class:`CensoredGaussian` and :class:`Weibull`.
 
@@ -63,8 +64,10 @@ class Factorized(Likelihood):
         assert heavy.log_prob(0.0, 1.0) < heavy.log_prob(0.0, 0.1)
 
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
-    :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. Of two latent values,
-        True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other is.
+    :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches, and nothing checks it.
+        With True, ``tight`` is a bound by that proof and at less cost, and averages are of one peak; False is always
+        safe. Of two latent values, True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other
+        is.
     :param num_nodes: nodes of the quadrature, for each latent value; by default 64, 24 for each of two and
         14 of three.
     :param num_latents: number of latent values, 1 to 3.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,7 @@ class Beta(Likelihood):
     :raises ValueError: for a concentration that is known to be non-positive.
     """
 
+    smooth: ClassVar[bool] = True
     _: KW_ONLY
     concentration: ArrayLike
     num_nodes: int = static(NUM_NODES)
@@ -91,6 +93,7 @@ class BetaBinomial(Likelihood):
     :raises ValueError: for a parameter that is known to be non-positive.
     """
 
+    smooth: ClassVar[bool] = True
     _: KW_ONLY
     trials: ArrayLike
     concentration: ArrayLike

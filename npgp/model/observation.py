@@ -137,8 +137,8 @@ class LatentObservation(KeepsIntermediates, Stackable):
             return (
                 f"{what} for {self.likelihood.described} at f = {at}, {away:.2g} standard deviations from its mean, "
                 f"with y = {y_there:.4g}. If y is impossible there, no Gaussian q has a finite E log p, and it must be "
-                "a likelihood whose support does not depend on f; if log p overflows, its expectation is as large, and f "
-                "needs a smaller prior variance; if p underflows, write it by logits and logarithms"
+                "a likelihood whose support does not depend on f; if log p overflows, so does its expectation: "
+                "give f a smaller prior variance; if p underflows, write it by logits and logarithms"
                 f"{self.likelihood.instead}."
             )
         return None

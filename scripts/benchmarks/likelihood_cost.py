@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
@@ -29,59 +27,18 @@ from npgp import likelihoods as built_in
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, clock, command, interleaved, one_blas_thread, table
-
-CUTS = np.array([-1.0, 0.0, 1.0])
+from likelihood_cases import CUTS, every_likelihood
 
 
 def cases(rows: int) -> dict[str, Any]:
-    """A likelihood by each name; of rows that are not alike, every third is of a kind."""
-    third = np.arange(rows) % 3
-    until = np.select([third == 1, third == 2], [np.inf, 2.0], np.nan)
-    cuts = CUTS + 0.2 * (third[:, None] - 1)
-    return {
-        "Gaussian": npgp.Gaussian(scale=0.3),
-        "Bernoulli": npgp.Bernoulli(),
-        "Bernoulli, probit": npgp.Bernoulli("probit"),
-        "Ordinal": built_in.Ordinal(CUTS),
+    """A likelihood by each name; and those of several latent values, or of rows that are not alike."""
+    cuts = CUTS + 0.2 * (np.arange(rows)[:, None] % 3 - 1)
+    return every_likelihood() | {
         "Ordinal, cutpoints per row": built_in.Ordinal(cuts),
-        "Ordinal, probit": built_in.Ordinal(CUTS, "probit"),
-        "Poisson": npgp.Poisson(),
-        "Poisson, softplus": npgp.Poisson("softplus"),
-        "Binomial": built_in.Binomial(trials=20.0),
-        "NegativeBinomial": built_in.NegativeBinomial(concentration=3.0),
-        "Gamma": built_in.Gamma(concentration=2.0),
-        "Exponential": built_in.Exponential(),
-        "Weibull": built_in.Weibull(concentration=1.5, censored=third == 1),
-        "Tweedie": built_in.Tweedie(dispersion=1.0, power=1.5),
-        "Laplace": built_in.Laplace(scale=0.3),
-        "AsymmetricLaplace": built_in.AsymmetricLaplace(scale=0.3, quantile=0.9),
-        "CensoredGaussian": built_in.CensoredGaussian(scale=0.3, until=until),
-        "TruncatedGaussian": built_in.TruncatedGaussian(scale=1.0, lower=-2.0, upper=3.0),
-        "StudentT": npgp.StudentT(df=4.0, scale=0.3),
-        "VonMises": built_in.VonMises(concentration=4.0),
-        "Beta": built_in.Beta(concentration=20.0),
-        "BetaBinomial": built_in.BetaBinomial(trials=20.0, concentration=10.0),
         "HeteroscedasticGaussian": built_in.HeteroscedasticGaussian(),
         "ZeroInflated, Poisson": built_in.ZeroInflated(npgp.Poisson()),
         "Hurdle, Poisson": built_in.Hurdle(npgp.Poisson()),
         "Softmax, 3 classes": built_in.Softmax(3),
-        "function: Normal": lambda f: dist.Normal(f, 0.3),
-        "function: StudentT": lambda f: dist.StudentT(4.0, f, 0.3),
-        "function: Laplace": lambda f: dist.Laplace(f, 0.3),
-        "function: Cauchy": lambda f: dist.Cauchy(f, 0.3),
-        "function: Gumbel": lambda f: dist.Gumbel(f, 0.5),
-        "function: Logistic": lambda f: dist.Logistic(f, 0.3),
-        "function: LogNormal": lambda f: dist.LogNormal(f, 0.5),
-        "function: Gamma": lambda f: dist.Gamma(2.0, 2.0 * jnp.exp(-f)),
-        "function: Poisson": lambda f: dist.Poisson(jnp.exp(f)),
-        "function: NegativeBinomial2": lambda f: dist.NegativeBinomial2(jnp.exp(f), 3.0),
-        "function: Binomial": lambda f: dist.Binomial(20, logits=f),
-        "function: Beta": lambda f: dist.Beta(20.0 * jax.nn.sigmoid(f), 20.0 * jax.nn.sigmoid(-f)),
-        "function: BetaBinomial": lambda f: dist.BetaBinomial(
-            10.0 * jax.nn.sigmoid(f), 10.0 * jax.nn.sigmoid(-f), total_count=20
-        ),
-        "function: VonMises": lambda f: dist.VonMises(f, 4.0),
-        "function: OrderedLogistic": lambda f: dist.OrderedLogistic(f, CUTS),
     }
 
 
