@@ -40,8 +40,6 @@ __all__ = [
     "Message",
     "Optimizer",
     "Stackable",
-    "answer",
-    "ask",
     "base_of",
     "bounds_of",
     "constrained",
@@ -57,6 +55,7 @@ __all__ = [
     "is_prng_key",
     "losses_around",
     "mask_of",
+    "name_here",
     "per_stacked",
     "plate_of_rows",
     "plate_size",
@@ -64,7 +63,6 @@ __all__ = [
     "plates_around",
     "random_key",
     "replayed",
-    "send",
     "step_count",
     "take_all",
     "unconstrained",
@@ -114,24 +112,14 @@ def _question(type: str, name: str) -> Message:
     return message | {"fn": None, "args": (), "kwargs": {"rng_key": None}, "scale": None, "cond_indep_stack": []}
 
 
-def send(type: str, **content: Any) -> None:
-    """Send a message that is no statement to the handlers around this, with what else they may look for."""
-    list(_shown(_question(type, "") | content))
-
-
 def _answered(type: str, name: str) -> Message:
     list(_shown(message := _question(type, name)))
     return message
 
 
-def answer(type: str, name: str) -> Any:
-    """What the handlers around this, but for those hidden from the site, answer to a question; ``None`` if nothing."""
-    return _answered(type, name)["value"]
-
-
-def ask(type: str, name: str) -> bool:
-    """Whether a handler around this answers a question with true; see :func:`answer`."""
-    return bool(answer(type, name))
+def name_here(name: str) -> str:
+    """The name of a site that is called ``name`` here, which handlers such as ``scope`` may change."""
+    return _answered("npgp.name", name)["name"]
 
 
 def random_key(name: str) -> jax.Array | None:

@@ -21,12 +21,13 @@ import numpyro
 from numpyro import handlers
 
 from npgp import linalg
+from npgp.context import under
 from npgp.contract import Message
 from npgp.model.draw import Cache, Function
 from npgp.model.latents import Latents
 from npgp.model.protocol import Draw
 from npgp.model.pseudo_data import JOINED, declared, values_and_root
-from npgp.model.rerun import Hidden, Unseen
+from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import current_trace, trace_of
@@ -49,7 +50,11 @@ WIDEST = 30.0
 
 def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs: dict[str, Any]) -> dict[str, Message]:
     """The trace of a model at values of its other sites, its GPs drawn from the prior; parameters as handlers say."""
-    with Hidden(hides=lambda msg: msg["type"] not in ("param", "mutable")), handlers.trace() as sites, Unseen():
+    with (
+        Hidden(hides=lambda msg: msg["type"] not in ("param", "mutable")),
+        handlers.trace() as sites,
+        under(unseen=True),
+    ):
         handlers.seed(handlers.substitute(model, data=dict(values)), 0)(*args, **kwargs)
     return sites
 

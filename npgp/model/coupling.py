@@ -34,9 +34,10 @@ from numpyro.infer.autoguide import (
 )
 
 from npgp import checks, linalg
+from npgp.context import under
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
 from npgp.model.gaussians import Gaussians, bijection
-from npgp.model.rerun import Hidden, Unseen, is_latent, name_of
+from npgp.model.rerun import Hidden, is_latent, name_of
 from npgp.model.sites import WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
 
@@ -381,7 +382,7 @@ def _with_gp_priors(
 
     def priors(*values):
         given = handlers.substitute(model, data=dict(zip(inducing, values, strict=True)))
-        with Hidden(), handlers.trace() as traced, handlers.seed(rng_seed=0), Unseen():
+        with Hidden(), handlers.trace() as traced, handlers.seed(rng_seed=0), under(unseen=True):
             given(*args, **kwargs)
         return {name: jax.tree.leaves(traced[name]["fn"]) for name in names}
 

@@ -27,8 +27,9 @@ from numpyro.distributions.transforms import IdentityTransform, IndependentTrans
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer.initialization import init_to_median
 
+from npgp.context import under
 from npgp.contract import Frame, Message, frames, is_enumerated, plate_size
-from npgp.model.rerun import Hidden, Unseen
+from npgp.model.rerun import Hidden
 from npgp.model.sites import is_gp_site, is_observation
 from npgp.programs.compiled import one_program
 from npgp.programs.tracing import is_traced
@@ -135,12 +136,12 @@ def at_medians(model: Callable, rng_key: Any, args: tuple, kwargs: dict[str, Any
     def median(msg):
         return None if is_gp_site(msg) or is_observation(msg) else init_to_median(msg)
 
-    with Hidden(), handlers.trace() as sites, Unseen():
+    with Hidden(), handlers.trace() as sites, under(unseen=True):
         handlers.substitute(handlers.seed(model, rng_key), substitute_fn=median)(*args, **kwargs)
     return sites
 
 
-class Drawn(dist.Delta):
+class _Drawn(dist.Delta):
     """
     A site's value, made of a latent vector that is drawn before.
 
@@ -154,7 +155,7 @@ class Drawn(dist.Delta):
         super().__init__(value, log_density=log_density, event_dim=event_dim, validate_args=False)
 
     @classmethod
-    def by(cls, transform: Transform, x: jax.Array, event_dim: int) -> Drawn:
+    def by(cls, transform: Transform, x: jax.Array, event_dim: int) -> _Drawn:
         """The value of which ``x`` is the unconstrained one, whose last dimensions are an event."""
         value = transform(x)
         event_dim += jnp.ndim(value) - jnp.ndim(x)
@@ -281,7 +282,7 @@ class Gaussians(Beside):
         gaussian = self.joint.posterior({"auto_loc": loc, "auto_scale_tril": scale})
         unpacked = self.joint.unpacked(numpyro.sample("_auto_latent", gaussian, infer={"is_auxiliary": True}))
         return {
-            site.name: numpyro.sample(site.name, Drawn.by(transforms[site.name], unpacked[site.name], site.event_dim))
+            site.name: numpyro.sample(site.name, _Drawn.by(transforms[site.name], unpacked[site.name], site.event_dim))
             for site in self.joint.sites
         }
 

@@ -25,7 +25,8 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.contract import Handler, Message, ask, base_of, frames, under_predictive
+from npgp.context import context, under
+from npgp.contract import Handler, Message, base_of, frames, under_predictive
 from npgp.model.components import JointPseudoData, Numbers, advice, joined, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, like_rows, plate_members, spreads
 from npgp.model.gaussians import Beside, Gaussians, Site, bijection, sites_beside
@@ -36,7 +37,6 @@ from npgp.model.rerun import (
     Hidden,
     Rerun,
     SameRows,
-    Unseen,
     check_cover,
     data_plates,
     is_latent,
@@ -47,7 +47,6 @@ from npgp.model.rerun import (
 from npgp.model.sites import (
     NOTHING,
     SCALE,
-    UNSEEN,
     WHITENED,
     Followed,
     Trained,
@@ -175,7 +174,7 @@ class AutoSparseGP:
         #: The components that share one q(ε).
         self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
-        self.hidden_model = Hidden(Unseen(model), self._is_hidden)
+        self.hidden_model = Hidden(under(unseen=True)(model), self._is_hidden)
         #: The guide of npgp's own for all other sites, which keeps nothing; ``None`` for guides of the user's.
         self._own: type[Beside] | None = None
         if guide is None or (isinstance(guide, type) and issubclass(guide, Beside)):
@@ -212,7 +211,7 @@ class AutoSparseGP:
         beside: list[Site] = []
 
         def look():
-            with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), Unseen():
+            with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), under(unseen=True):
                 self.model(*args, **kwargs)
             for name, msg in sites.items():
                 if msg["type"] == "deterministic" and isinstance(msg["value"], NoArray):
@@ -316,8 +315,8 @@ class AutoSparseGP:
             seen = survey(self.model, samples, args, kwargs)
             for group in self._groups:
                 joint |= JointPseudoData(group, seen, followed.t).parts()
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, followed, joint)
-        with Hidden(hides=hidden), handlers.trace() as sites:
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
+        with Hidden(hides=hidden), handlers.trace() as sites, under(followed=followed, shared=joint):
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
@@ -353,7 +352,7 @@ class AutoSparseGP:
                     "their observations first."
                 )
             # f alone needs none of them.
-            if not now or (before - now and ask(UNSEEN, "guide")):
+            if not now or (before - now and context().unseen):
                 left_out |= {name, plate}
             elif before - now:
                 unknown[name] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +18,15 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
-from npgp.contract import Handler, KeepsIntermediates, Message, Stackable, ask, given_by, mask_of, per_stacked
+from npgp.context import context, under
+from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood, quadrature
 from npgp.likelihoods.base import without_missing
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
 from npgp.model.protocol import Moments
-from npgp.model.sites import JOINT, LATENTS, OBSERVATION, UNSEEN, Catch, check_loss, conditional_parameter
+from npgp.model.sites import LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
 from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual
 
@@ -174,9 +176,9 @@ class _NoDensity(dist.Unit):
         return self
 
 
-class joint(Handler):
+class joint:
     """
-    A handler under which :func:`observe` simulates y jointly over rows: f is one draw from the process, where without
+    A model under which :func:`observe` simulates y jointly over rows: f is one draw from the process, where without
     it each row has a residual of its own::
 
         Predictive(npgp.joint(model), mcmc.get_samples())(rng_key, X_new)["y.latent"]  # draws of whole functions
@@ -188,9 +190,13 @@ class joint(Handler):
     It costs O(N³) for N rows, and matters where rows are closer to each other than to the inducing points.
     """
 
-    def process_message(self, msg):
-        if msg["type"] == JOINT:
-            msg["value"] = True
+    def __init__(self, model: Callable):
+        functools.update_wrapper(self, model)
+        self._model = model
+
+    def __call__(self, *args, **kwargs):
+        with under(joint=True):
+            return self._model(*args, **kwargs)
 
 
 def observe(
@@ -259,12 +265,12 @@ def observe(
         return obs  # a guide has no observed sites, and need not compute anything here
     latents.check_drawn()
     infer = {OBSERVATION: True, LATENTS: latents}
-    if obs is not None and ask(UNSEEN, name):
+    if obs is not None and context().unseen:
         return numpyro.sample(name, _NoDensity(jnp.zeros(latents.shape)), obs=obs, infer=infer)
     if latents.variational:
         check_loss(name, "its expected log likelihood under q")
     _check_shape(name, likelihood, latents, obs)
-    jointly = joint or ask(JOINT, name)
+    jointly = joint or context().joint
     distribution = LatentObservation(
         likelihood,
         latents.moments(),

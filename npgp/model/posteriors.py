@@ -15,9 +15,10 @@ from numpyro.infer import MCMC
 from npgp import checks
 from npgp.collapsed.approximations import ApproximateGP
 from npgp.collapsed.collapsed_gp import CollapsedGP
+from npgp.context import under
 from npgp.contract import Message, base_of
 from npgp.model.guides import set_up
-from npgp.model.rerun import Hidden, Unseen
+from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.operations import Operations
@@ -90,7 +91,7 @@ def posterior(name, model, guide, params, *args, draws=None, rng_key=None, **kwa
     def under_guide(key):
         values = traced_inside(given)
         model_key, guide_key = jax.random.split(key)
-        with Hidden(), Unseen():
+        with Hidden(), under(unseen=True):
             # No density is wanted, observations that are left out need no guide, and f no sites that are local to rows.
             seeded = handlers.mask(handlers.seed(guide, guide_key), mask=False)
             trace = handlers.trace(Trained(seeded, values)).get_trace(*args, **kwargs)

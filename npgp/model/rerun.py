@@ -21,7 +21,7 @@ from npgp.contract import (
     random_key,
     take_all,
 )
-from npgp.model.sites import CONTEXT, COUPLED, UNSEEN, WHITENED, Followed, is_gp_site, is_observation
+from npgp.model.sites import WHITENED, is_gp_site, is_observation
 
 
 class SameRows(Handler):
@@ -101,17 +101,6 @@ class Hidden(Handler):
             msg["kwargs"]["rng_key"] = random_key(msg.get("name", "scan"))  # NumPyro's scan has none
 
 
-class Unseen(Handler):
-    """
-    Says that it is the model's sites that matter here, and not what it says of observed GP values: these and what they
-    take are not computed, which is most of what a model has to trace.
-    """
-
-    def process_message(self, msg):
-        if msg["type"] == UNSEEN:
-            msg["value"] = True
-
-
 class AllRows(Handler):
     """Plates that would draw a subsample take all rows."""
 
@@ -127,21 +116,14 @@ class Rerun(SameRows):
 
     :param fn: the model.
     :param sites: what other guides have sampled.
-    :param followed: what q(ε) follows.
-    :param joint: of components that share one q, their parts of it, by site.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message], followed: Followed, joint: Mapping[str, Any]):
+    def __init__(self, fn: Callable, sites: dict[str, Message]):
         super().__init__(fn, sites)
-        self.followed, self.joint = followed, joint
         self.latent: set[str] = set()  # the sites that others have to cover
 
     def process_message(self, msg):
         super().process_message(msg)
-        if msg["type"] == CONTEXT:
-            msg["value"] = True
-        if msg["type"] == COUPLED:
-            msg["value"] = self.followed._replace(joint=self.joint.get(msg["name"]))
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         site = self.sites.get(msg["name"])

@@ -192,6 +192,6 @@ def _joint_values(
     z = jnp.reshape(z, given.mean.shape)
     value = given.mean + times_root(root, z, True)
     f.remember(term.X, root, given.weights, z, f.residual_blocks(mean_only))
-    if infer is not None and in_automatic_guide(site):
+    if infer is not None and in_automatic_guide():
         infer[VALUE] = value, f.source.sampled  # the model takes them from here, with no second projection
     return value

@@ -21,16 +21,16 @@ from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from npgp import checks
+from npgp.context import context
 from npgp.contract import (
     Handler,
     Message,
-    answer,
-    ask,
     frames,
     given_by,
     is_in_stein_vi,
     losses_around,
     mask_of,
+    name_here,
     replayed,
 )
 from npgp.sparse.conditionals import Conditional
@@ -62,17 +62,6 @@ ROWS_OF_EVENT = "npgp.rows_of_event"
 ROWS = "npgp.rows"
 #: Whether the value is these rows alone.
 GATHERED = "npgp.gathered"
-
-# Types of the messages by which statements ask what they run under.
-
-#: Is this the automatic guide, which runs the model?
-CONTEXT = "npgp.context"
-#: What does the automatic guide's q(ε) follow?
-COUPLED = "npgp.coupled"
-#: Is f to be drawn jointly over rows where observations are simulated?
-JOINT = "npgp.joint"
-#: Does nobody here look at densities of observed GP values?
-UNSEEN = "npgp.unseen"
 
 
 def conditional_parameter(name: str, conditional: Conditional) -> jax.Array | None:
@@ -111,9 +100,9 @@ class Catch(Handler):
         return self._seen[0] if self._seen[0]["type"] == self.type else self._seen[-1]
 
 
-def in_automatic_guide(site: str) -> bool:
-    """Whether the model runs as the guide of :class:`npgp.AutoSparseGP`, where a site is stated."""
-    return ask(CONTEXT, site)
+def in_automatic_guide() -> bool:
+    """Whether the model runs as the guide of :class:`npgp.AutoSparseGP`."""
+    return context().followed is not None
 
 
 class Followed(NamedTuple):
@@ -134,9 +123,10 @@ class Followed(NamedTuple):
 NOTHING = Followed()
 
 
-def followed(site: str, guided: bool) -> Followed:
-    """What q(ε) follows in the automatic guide, if this is one."""
-    return (answer(COUPLED, site) if guided else None) or NOTHING
+def followed(site: str) -> Followed:
+    """What q(ε) of a site follows in the automatic guide, if this is one."""
+    here = context()
+    return NOTHING if here.followed is None else here.followed._replace(joint=here.shared.get(name_here(site)))
 
 
 def approximation(site: str, msg: Message) -> Any:

@@ -12,7 +12,7 @@ import numpyro
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.contract import ask
+from npgp.context import context
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
@@ -31,7 +31,6 @@ from npgp.model.sites import (
     NOTHING,
     SCALE,
     SUBSTITUTED,
-    UNSEEN,
     WHITENED,
     Catch,
     Followed,
@@ -141,8 +140,7 @@ class SparseGP:
 
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        guided = in_automatic_guide(self.sites[0])
-        return self._draw(guided, shared=True, follows=followed(self.sites[0], guided))
+        return self._draw(in_automatic_guide(), shared=True, follows=followed(self.sites[0]))
 
     def guide(self, t: ArrayLike | None = None, pseudo_data: bool = False) -> Function:
         """
@@ -286,7 +284,7 @@ class SparseGP:
         from_guide = messages[0]["infer"].get(FUNCTION)
         if from_guide is not None:
             cache = from_guide.cache
-        if shared and not ask(UNSEEN, self.sites[0]):
+        if shared and not context().unseen:
             # Here and not where f is first evaluated, which may be inside a scan, where nothing of it could be kept.
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)

@@ -162,8 +162,7 @@ class VNNGP:
 
         :raises ValueError: inside a plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        guided = in_automatic_guide(self.site)
-        return self._draw(guided, shared=True, t=followed(self.site, guided).t)
+        return self._draw(in_automatic_guide(), shared=True, t=followed(self.site).t)
 
     def guide(self, t: ArrayLike | None = None) -> NeighborFunction:
         """

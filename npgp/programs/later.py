@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from npgp.contract import Handler, send
+from npgp.context import context, under
 from npgp.programs.tracing import current_trace, trace_of
 
 __all__ = ["SeesLater", "see_later"]
-
-_TYPE = "npgp.see_later"
 
 
 def see_later(check: Callable[[Any], object], value: Any) -> None:
@@ -35,10 +33,11 @@ def see_later(check: Callable[[Any], object], value: Any) -> None:
     :param check: raises for a value that is wrong.
     :param value: the array.
     """
-    send(_TYPE, args=(check, value))
+    for each in context().later:
+        each.note(check, value)
 
 
-class SeesLater(Handler):
+class SeesLater:
     """
     Keeps what :func:`see_later` asks for inside.
 
@@ -60,18 +59,24 @@ class SeesLater(Handler):
     """
 
     def __init__(self):
-        super().__init__()
         self._trace = current_trace()
         self._checks: list[Callable[[Any], object]] = []
         #: The arrays.
         self.values: list[Any] = []
 
-    def process_message(self, msg):
-        if msg["type"] == _TYPE:
-            check, value = msg["args"]
-            if trace_of(value) is self._trace:
-                self._checks.append(check)
-                self.values.append(value)
+    def __enter__(self):
+        self._under = under(later=(*context().later, self))
+        self._under.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._under.__exit__(*error)
+
+    def note(self, check: Callable[[Any], object], value: Any) -> None:
+        """Keep a check of a value, if this is where it is traced."""
+        if trace_of(value) is self._trace:
+            self._checks.append(check)
+            self.values.append(value)
 
     def look(self, values: list[Any]) -> None:
         """

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
+from npgp.context import under
 from npgp.programs import Operations
-from npgp.variational.reports import Slots
 
 
 def in_two(fn: Callable, q: dict[str, Any], slots: Any, others: dict[str, Any]) -> tuple[Callable, Callable]:
@@ -28,7 +28,7 @@ def in_two(fn: Callable, q: dict[str, Any], slots: Any, others: dict[str, Any]) 
 
     def results(*leaves):
         q, slots, others = jax.tree.unflatten(structure, leaves)
-        with Slots(slots):
+        with under(slots=slots):
             loss, aux = fn({**others, **q})
         return {"loss": loss, "aux": aux}
 

@@ -2,7 +2,7 @@
 What an optimizer wants to know of a q(ε) given pseudo-data at a step's draws: kernels, and gradients in covariances.
 
 A loss returns a number, and may have drawn its hyperparameters inside ``vmap`` over particles, or ``scan``, from which
-nothing else gets out. So the optimizer holds out slots of zeros, through a handler around the loss; a block takes its
+nothing else gets out. So the optimizer holds out slots of zeros, in the context around the loss; a block takes its
 slot as an argument that changes nothing, and says in the backward pass, where the slot's gradient would be, what it has
 to say. Autodiff sums that over draws, whatever these are made in, and counts them.
 """
@@ -10,20 +10,18 @@ to say. Autodiff sums that over draws, whatever these are made in, and counts th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import block_diag
 
 from npgp import linalg
-from npgp.contract import Handler, answer
+from npgp.context import context
+from npgp.contract import name_here
 from npgp.variational.blocks import BlockNormal, block_normal, of_each
 
-__all__ = ["Slot", "Slots", "reported", "reported_jointly"]
-
-#: Type of the message by which a block asks whether to report.
-REPORT = "npgp.report"
+__all__ = ["Slot", "reported", "reported_jointly"]
 
 
 class Slot(NamedTuple):
@@ -42,25 +40,9 @@ class Slot(NamedTuple):
     draws: jax.Array
 
 
-class Slots(Handler):
-    """
-    Holds slots out to blocks.
-
-    :param slots: by the site's name.
-    """
-
-    def __init__(self, slots: dict[str, Slot]):
-        super().__init__()
-        self.slots = slots
-
-    def process_message(self, msg: dict[str, Any]) -> None:
-        if msg["type"] == REPORT and msg["name"] in self.slots:
-            msg["value"] = self.slots[msg["name"]]
-
-
 def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal: bool) -> BlockNormal:
     """
-    A block's q(ε) as it is; where a handler asks for it, a report is made.
+    A block's q(ε) as it is; where an optimizer asks for it, a report is made.
 
     :param site: the whitened site.
     :param q: given pseudo-data.
@@ -68,7 +50,7 @@ def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal:
     :param root: R, the factor of the pseudo-data's precision, (..., M, M); or its diagonal, (..., M).
     :param diagonal: whether L is a diagonal.
     """
-    slot = answer(REPORT, site)
+    slot = context().slots.get(name_here(site))
     if slot is None:
         return q
     loc, scale = of_each(q, q.batch_shape)
@@ -89,7 +71,7 @@ def reported_jointly(
     :param H: ``Rᵀ blockdiag(L)``, what the pseudo-data see of ε, (K, K), its rows in the order of pseudo-data.
     :param factors: of each component L, (M, M), or its diagonal, (M,), in the order of pseudo-data.
     """
-    slot = answer(REPORT, site)
+    slot = context().slots.get(name_here(site))
     if slot is None:
         return mean, factor
     covariance = block_diag(*(jnp.diag(jnp.square(L)) if L.ndim == 1 else linalg.gram(L) for L in factors))

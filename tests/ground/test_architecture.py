@@ -15,7 +15,7 @@ ROOT = Path(npgp.__file__).parent
 #: Floors from the ground up: what is on one may import what is below it, not beside it and not above it. A folder's own
 #: files may import each other, without circles.
 FLOORS = [
-    {"contract", "optional", "pytrees"},
+    {"context", "contract", "optional", "pytrees"},
     {"programs"},
     {"batches", "checks", "densities", "keys", "products"},
     {"triangular"},

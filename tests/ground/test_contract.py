@@ -168,18 +168,12 @@ def test_messages():
 
 @relies(
     "a message of an unknown type is left alone by the handlers around, but for block; trace does not keep it where it "
-    "is not post-processed.",
-    "answer",
-    "ask",
+    "is not post-processed. scope changes its name.",
+    "name_here",
 )
 def test_questions():
-    class Yes(contract().Handler):
-        def process_message(self, msg):
-            if msg["type"] == "npgp.question":
-                msg["value"] = True
-
-    def asked():
-        return contract().ask("npgp.question", "x")
+    def name():
+        return contract().name_here("x")
 
     around = [
         handlers.seed(rng_seed=0),
@@ -189,27 +183,26 @@ def test_questions():
         handlers.replay(trace={}),
         handlers.mask(mask=False),
         handlers.scale(scale=2.0),
-        handlers.scope(prefix="a"),
         handlers.uncondition(),
         handlers.infer_config(config_fn=lambda site: {}),
-        handlers.block(expose_types=["npgp.question"]),
+        handlers.block(expose_types=["npgp.name"]),
         handlers.block(hide=["y"]),
         handlers.block(expose=["x"]),
         handlers.block(hide_fn=lambda message: message["name"] == "y" or message["is_observed"]),
     ]
-    assert asked() is False
+    assert name() == "x"
     for one in around:
-        with Yes(), one:
-            assert asked() is True
+        with handlers.scope(prefix="a"), one:
+            assert name() == "a/x"
         with one:
-            assert asked() is False
-    with handlers.seed(rng_seed=0), Yes(), numpyro.plate("rows", 3):
-        assert asked() is True
+            assert name() == "x"
+    with handlers.seed(rng_seed=0), handlers.scope(prefix="a"), numpyro.plate("rows", 3), handlers.scope(prefix="b"):
+        assert name() == "a/b/x"
     for hide in (handlers.block(), handlers.block(hide=["x"]), handlers.block(hide_fn=lambda m: m["name"] == "x")):
-        with Yes(), hide:
-            assert asked() is False
-    with Yes(), handlers.trace() as kept:
-        asked()
+        with handlers.scope(prefix="a"), hide:
+            assert name() == "x"
+    with handlers.trace() as kept:
+        name()
     assert not kept
 
 
@@ -976,26 +969,6 @@ def test_texts_of_programs():
     for call in (jax.pure_callback, jax.experimental.io_callback):
         assert tracing().calls_python(text(lambda x, call=call: call(lambda x: x, x, x), x)[0])
     assert tracing().calls_python(text(lambda x: jax.debug.print("{}", x) or x, x)[0])
-
-
-@relies("handlers see messages of types that NumPyro does not know, and other handlers leave these alone.", "send")
-def test_messages_of_other_types():
-    seen = []
-
-    class Sees(contract().Handler):
-        def process_message(self, msg):
-            if msg["type"] == "a type":
-                seen.append(msg["args"])
-
-    def model():
-        with numpyro.plate("plate", 2), handlers.mask(mask=True), handlers.scale(scale=2.0):
-            contract().send("a type", args=(3,))
-
-    with Sees(), handlers.trace() as sites, handlers.seed(rng_seed=0):
-        handlers.substitute(handlers.condition(model, data={}), data={})()
-    assert seen == [(3,)] and list(sites) == ["plate"]
-    contract().send("a type", args=(4,))  # to nobody
-    assert seen == [(3,)]
 
 
 def test_everything_in_the_files_is_tested():

@@ -19,10 +19,11 @@ from numpyro.infer.autoguide import AutoNormal
 from oracles import log_normal
 
 import npgp
+from npgp.context import under
 from npgp.model import components
 from npgp.variational import natural_gradient, site_steps
 from npgp.variational.pseudo import pseudo_posterior
-from npgp.variational.reports import Slot, Slots, reported
+from npgp.variational.reports import Slot, reported
 
 N, NOISE = 24, 0.2
 _rng = np.random.default_rng(5)
@@ -267,7 +268,7 @@ def test_reports(diagonal_factor, diagonal_noise, float64):
             F = q.scale_tril if q.kind == "dense" else jnp.diag(q.scale)
             return of_q(q.loc, F @ F.T)
 
-        with Slots({"f.u": slot}):
+        with under(slots={"f.u": slot}):
             return jnp.mean(jax.vmap(one)(jnp.asarray(factors)))
 
     def held(W):
@@ -300,7 +301,7 @@ def test_reports_of_components_that_share_one_q(monkeypatch, float64):
     ordinary = components.joint_posterior
 
     def loss(slot):
-        with Slots({"g.u": slot}):
+        with under(slots={"g.u": slot}):
             return elbo.loss(jax.random.key(2), params, model, guide, *args)
 
     def held(W):
