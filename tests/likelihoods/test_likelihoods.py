@@ -1296,6 +1296,14 @@ def test_expectations_of_functions_in_float32(fn, own):
     np.testing.assert_allclose(got, truth, rtol=1e-4, atol=3e-5)
 
 
+def test_averages_over_two_latent_values_leave_nothing_out(float64):
+    """y = f + e with a second latent value that does nothing: the average is N(y; m, v + 1)."""
+    noise = likelihoods.Factorized(lambda f, g: dist.Normal(f, 1.0 + 0.0 * g), num_latents=2, log_concave=(0,))
+    mean, variance = np.array([[0.1, -2.0], [0.2, 0.0]]), np.array([[1.0, 4.0], [1.0, 9.0]])
+    got = jax.jit(noise.log_marginal)(np.array([0.5, 0.5]), mean, variance)
+    np.testing.assert_allclose(got, stats.norm.logpdf(0.5, mean[0], np.sqrt(1.0 + variance[0])), atol=1e-9)
+
+
 def test_slopes_that_numpyro_clips_are_not_used(float64):
     # Of a binomial in logits it has a wrong slope at exactly 0.
     n, y = 100_000, 7586.0
