@@ -324,8 +324,9 @@ class AutoSparseGP:
 
     def of_other_sites(self, *args, **kwargs) -> None:
         """Run the guides for other sites alone."""
-        if self._whitened is None:
+        if new := self._whitened is None:
             self._setup(*args, **kwargs)
+        self._of_new_rows(new, args, kwargs)
         self._run_parts(*args, **kwargs)
 
     def _of_new_rows(self, new: bool, args: tuple, kwargs: dict[str, Any]) -> _Rows:
@@ -553,7 +554,7 @@ def set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     if is_traced(jax.device_put(0.0)) or not any(map(_keeps, _made_of(guide))):
         return
     call = guide.of_other_sites if isinstance(guide, AutoSparseGP) else guide
-    with one_model_at_a_time, Hidden():
+    with one_model_at_a_time, Hidden(), handlers.mask(mask=False):  # no density is wanted
         handlers.seed(call, 0)(*args, **kwargs)
 
 

@@ -1048,9 +1048,10 @@ def test_what_cannot_be_said_of_new_rows(float64):
         ValueError, match=r"'data' has 5 members, but 8 in the automatic guide.*\['x'\].*Leave out observations"
     ):
         guide.sample_posterior(jax.random.key(0), params, five, jnp.asarray(Y[:5]))
-    fresh = npgp.AutoSparseGP(measured_model)
-    with pytest.raises(ValueError, match="'x' is local to the rows of plate 'data'.*call guide.sample_posterior"):
-        npgp.posterior("f", measured_model, fresh, params, five)
+    for other in (None, AutoNormal):
+        fresh = npgp.AutoSparseGP(measured_model, other)
+        with pytest.raises(ValueError, match="'x' is local to the rows of plate 'data'.*call guide.sample_posterior"):
+            npgp.posterior("f", measured_model, fresh, params, five)
     assert npgp.posterior("f", measured_model, npgp.AutoSparseGP(measured_model), params, X, jnp.asarray(Y))
 
     def without_plate(measured, y=None):
