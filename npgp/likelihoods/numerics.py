@@ -26,6 +26,14 @@ def floats(*values: ArrayLike) -> list[jax.Array]:
     return [jnp.asarray(v, dtype) for v in values]
 
 
+def horner(coefficients, x: jax.Array) -> jax.Array:
+    """The polynomial with these coefficients, that of the lowest power first."""
+    total = jnp.full_like(x, coefficients[-1])
+    for c in coefficients[-2::-1]:
+        total = total * x + c
+    return total
+
+
 def at_least(variance: jax.Array, floor: float) -> jax.Array:
     """The variance raised to a floor; the gradient passes as if it had not been."""
     raised = lax.stop_gradient(jnp.maximum(variance, floor))
@@ -110,14 +118,16 @@ hazard.defjvps(lambda t, hazard, x: -hazard * (x + hazard) * t)
 log_normal_cdf.defjvps(lambda t, _, x: hazard(x) * t)
 
 
+def _exp_series(x: jax.Array) -> jax.Array:
+    """``eˣ − 1 − x`` of x between −1 and 1."""
+    return x**2 * horner([1.0 / math.factorial(k) for k in range(2, 12 if x.dtype == jnp.float32 else 20)], x)
+
+
 @jax.custom_jvp
 def exp_excess(x: jax.Array) -> jax.Array:
     """``eˣ − 1 − x``, which is x²/2 + … near 0: half the deviance of a Poisson or gamma variable, per unit."""
     near = jnp.abs(x) < 0.5
-    small, series = jnp.where(near, x, 0.0), jnp.zeros_like(x)
-    for k in range(14, 1, -1):
-        series = (series * small) + 1.0 / math.factorial(k)
-    return jnp.where(near, small**2 * series, jnp.expm1(x) - x)
+    return jnp.where(near, _exp_series(jnp.where(near, x, 0.0)), jnp.expm1(x) - x)
 
 
 exp_excess.defjvps(lambda t, _, x: jnp.expm1(x) * t)
@@ -138,19 +148,67 @@ def stirling(x: jax.Array, log_x: jax.Array | None = None) -> jax.Array:
     :param x: positive; it may underflow to 0 where its logarithm is there.
     :param log_x: its logarithm, if that is known more precisely.
     """
-    log_x = jnp.log(x) if log_x is None else log_x
-    small = x < 8
-    low, above = jnp.where(small, x, 1.0), jnp.where(small, x + 8, x)
-    inverse = 1 / above
-    series = jnp.zeros_like(x)
-    for c in (43867 / 244188, -3617 / 122400, 1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12):
-        series = series * inverse**2 + c
-    series = series * inverse
-    product = jnp.ones_like(x)  # Γ(x + 8) = x (x + 1) … (x + 7) Γ(x)
-    for k in range(1, 8):
-        product = product * (low + k)
-    shift = (above - 0.5) * jnp.log(above) - 8 - jnp.log(product) - (low + 0.5) * jnp.where(small, log_x, 0.0)
+    return _stirling(x, jnp.log(x) if log_x is None else log_x)
+
+
+#: Coefficients of Stirling's series, in x⁻¹, x⁻³, …; and how far arguments below that are shifted.
+STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156, -3617 / 122400, 43867 / 244188)
+SHIFT = 8
+
+
+def _shifted(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Which x are small; x, or 1 where it is large; x + 8, or x; and x (x + 1) … (x + 7)/x with its derivative."""
+    small = x < SHIFT
+    low = jnp.where(small, x, 1.0)
+    product, slope = low + 1.0, jnp.ones_like(x)
+    for k in range(2, SHIFT):
+        product, slope = product * (low + k), slope * (low + k) + product
+    return small, low, jnp.where(small, x + SHIFT, x), product, slope
+
+
+@jax.custom_jvp
+def _stirling(x: jax.Array, log_x: jax.Array) -> jax.Array:
+    small, low, above, product, _ = _shifted(x)
+    series = horner(STIRLING, above**-2) / above
+    shift = (above - 0.5) * jnp.log(above) - SHIFT - jnp.log(product) - (low + 0.5) * jnp.where(small, log_x, 0.0)
     return series + jnp.where(small, shift, 0.0)
+
+
+@_stirling.defjvp
+def _(primals, tangents):
+    x, log_x = primals
+    small, low, above, product, slope = _shifted(x)
+    series = horner([-(2 * k + 1) * c for k, c in enumerate(STIRLING)], above**-2) / above**2
+    shift = jnp.log(above) + 1.0 - 0.5 / above - slope / product - jnp.where(small, log_x, 0.0)
+    by_log = jnp.where(small, -(low + 0.5), 0.0)
+    return _stirling(x, log_x), (series + jnp.where(small, shift, 0.0)) * tangents[0] + by_log * tangents[1]
+
+
+@jax.custom_jvp
+def log_sigmoids(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """log σ(x) and log σ(−x), from one exponential and one logarithm."""
+    near = -jnp.log(1.0 + jnp.exp(-jnp.abs(x)))
+    return near + jnp.minimum(x, 0.0), near - jnp.maximum(x, 0.0)
+
+
+@log_sigmoids.defjvp
+def _(primals, tangents):
+    up, down = sigmoids(*primals)
+    return log_sigmoids(*primals), (down * tangents[0], -up * tangents[0])
+
+
+@jax.custom_jvp
+def sigmoids(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """σ(x) and σ(−x), each accurate relative to itself."""
+    e = jnp.exp(-jnp.abs(x))
+    large, small = 1.0 / (1.0 + e), e / (1.0 + e)
+    return jnp.where(x > 0, large, small), jnp.where(x > 0, small, large)
+
+
+@sigmoids.defjvp
+def _(primals, tangents):
+    up, down = sigmoids(*primals)
+    return (up, down), (up * down * tangents[0], -up * down * tangents[0])
 
 
 @jax.custom_jvp
@@ -165,22 +223,41 @@ def _(primals, tangents):
     return _share(a, b), (_share(b, a) * tangents[0] - _share(a, b) * tangents[1]) / (a + b)
 
 
+@jax.custom_jvp
 def bernoulli_deviance(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
     """
     ``log(v + w eˣ) − w x``, the divergence of Bernoulli(w) from Bernoulli(p) with logit p = logit w + x; v = 1 − w.
 
     Non-negative, convex, and w v x²/2 + … near 0; accurate relative to itself, however small w or v is.
     """
-    flip = w > v
-    w, v, x = jnp.where(flip, v, w), jnp.where(flip, w, v), jnp.where(flip, -x, x)
+    w, v, x = _rarer(w, v, x)
     near, high = jnp.abs(x) < 1, x > 30
-    small = jnp.where(near, x, 0.0)
-    u = w * jnp.expm1(small)
-    middle = jnp.where(near | high, 0.0, x)
-    tall = jnp.where(high, x, 30.0)
-    direct = jnp.log1p(w * jnp.expm1(middle)) - w * middle
-    far = v * tall + jnp.log(w + v * jnp.exp(-tall))
-    return jnp.where(near, w * exp_excess(small) - log_excess(u), jnp.where(high, far, direct))
+    small, low = jnp.where(near, x, 0.0), jnp.where(high, 30.0, x)
+    u = w * jnp.expm1(low)
+    logarithm = jnp.log1p(u)
+    close = w * _exp_series(small) - _exp_series(jnp.where(near, logarithm, 0.0))
+    far = v * x + jnp.log(w + v * jnp.exp(-jnp.where(high, x, 30.0)))
+    return jnp.where(near, close, jnp.where(high, far, logarithm - w * x))
+
+
+@bernoulli_deviance.defjvp
+def _(primals, tangents):
+    w, v, x = _rarer(*primals)
+    flip = primals[0] > primals[1]
+    near = jnp.abs(x) < 1
+    small, below = jnp.where(near, x, 0.0), jnp.exp(-jnp.maximum(x, 0.0))
+    rise = jnp.where(x > 0, -jnp.expm1(-jnp.maximum(x, 0.0)), jnp.expm1(jnp.minimum(x, 0.0)))
+    total = jnp.where(x > 0, w + v * below, 1.0 + w * rise)
+    steep = rise / jnp.maximum(total, jnp.finfo(x.dtype).tiny)  # of log(v + w eˣ) in w
+    by_w = jnp.where(near, (below * _exp_series(small) - small * w * rise) / total, steep - x)
+    by_w, by_x = (jnp.where(flip, -d, d) for d in (by_w, w * v * steep))
+    return bernoulli_deviance(*primals), by_w * tangents[0] + by_x * tangents[2]
+
+
+def _rarer(w: jax.Array, v: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+    """The same of the rarer of the two outcomes: no exponential of x times a share that is nearly 1."""
+    flip = w > v
+    return jnp.where(flip, v, w), jnp.where(flip, w, v), jnp.where(flip, -x, x)
 
 
 def log_binomial(
@@ -200,7 +277,7 @@ def log_binomial(
     some = jnp.where(y > 0, y, 1.0)
     log_some, total = jnp.log(some), some + r
     remainders = stirling(total) - stirling(r, log_r) - stirling(some)
-    constant = remainders - 0.5 * (LOG_2PI + log_some + softplus(log_some - log_r))
+    constant = remainders - 0.5 * (LOG_2PI + log_some + jnp.log(total) - log_r)
     deviance = bernoulli_deviance(_share(some, r), _share(r, some), log_mean - log_some)
     return jnp.where(y > 0, constant - total * (deviance + gap), -r * (softplus(log_mean - log_r) + gap))
 

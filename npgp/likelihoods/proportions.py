@@ -7,14 +7,22 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.nn import log_sigmoid, sigmoid
+from jax.nn import sigmoid
 from jax.typing import ArrayLike
 
 from npgp.checks import positive_fields
 from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.counts import Binomial
 from npgp.likelihoods.logistic import logistic_moments
-from npgp.likelihoods.numerics import LOG_2PI, bernoulli_deviance, floats, log_binomial, stirling
+from npgp.likelihoods.numerics import (
+    LOG_2PI,
+    bernoulli_deviance,
+    floats,
+    log_binomial,
+    log_sigmoids,
+    sigmoids,
+    stirling,
+)
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.pytrees import pytree, static
 
@@ -55,12 +63,12 @@ class Beta(Likelihood):
 
     def log_prob(self, f, y):
         f, y, total = floats(f, y, self.concentration)
-        log_a, log_b = _log_shapes(f, total)
-        a, b = jnp.exp(log_a), jnp.exp(log_b)
+        w, v = sigmoids(f)
+        log_a, log_b = (jnp.log(total) + share for share in log_sigmoids(f))
         log_y, log_rest = jnp.log(y), jnp.log1p(-y)
-        remainders = stirling(total) - stirling(a, log_a) - stirling(b, log_b)
+        remainders = stirling(total) - stirling(total * w, log_a) - stirling(total * v, log_b)
         constant = 0.5 * (log_a + log_b - jnp.log(total) - LOG_2PI) - log_y - log_rest
-        deviance = bernoulli_deviance(sigmoid(f), sigmoid(-f), log_y - log_rest - f)
+        deviance = bernoulli_deviance(w, v, log_y - log_rest - f)
         return remainders + constant - total * deviance
 
     def sample(self, rng_key, f):
@@ -108,9 +116,9 @@ class BetaBinomial(Likelihood):
     def log_prob(self, f, y):
         f, y, n, total = floats(f, y, self.trials, self.concentration)
         # Negative binomial counts of successes and of failures, given their sum.
-        (log_a, log_b), log_n = _log_shapes(f, total), jnp.log(n)
-        successes = log_binomial(y, jnp.exp(log_a), log_n + log_sigmoid(f), log_a)
-        failures = log_binomial(n - y, jnp.exp(log_b), log_n + log_sigmoid(-f), log_b)
+        (w, v), (log_w, log_v), log_n, log_total = sigmoids(f), log_sigmoids(f), jnp.log(n), jnp.log(total)
+        successes = log_binomial(y, total * w, log_n + log_w, log_total + log_w)
+        failures = log_binomial(n - y, total * v, log_n + log_v, log_total + log_v)
         return successes + failures - log_binomial(n, total, log_n)
 
     def sample(self, rng_key, f):
@@ -123,10 +131,6 @@ class BetaBinomial(Likelihood):
         share, inside = logistic_moments(mean, variance, self.num_nodes)
         given_f = n * inside * (total + n) / (total + 1)
         return n * share, given_f + n**2 * (share * (1 - share) - inside)
-
-
-def _log_shapes(f: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return jnp.log(total) + log_sigmoid(f), jnp.log(total) + log_sigmoid(-f)
 
 
 def _draw(rng_key: jax.Array, f: jax.Array, concentration: ArrayLike) -> jax.Array:

@@ -122,13 +122,20 @@ def normal_rule(
     mean, sd = (jnp.broadcast_to(array, lead + result.shape).astype(result.dtype) for array in (mean, sd))
     if num_latents > 1:
         mean, sd = mean[:, None], sd[:, None]
-    f = mean + sd * z
     outer = int(np.sum(weights < jnp.finfo(result.dtype).eps))
     w = jnp.asarray(weights.reshape(after), result.dtype)
     if outer:
-        far, near = jnp.split(f, [outer], axis=len(lead))
-        f = jnp.concatenate([_where_negligible(function, far, mean, w[:outer]), near], axis=len(lead))
-    return f, w
+        far, near = jnp.split(z, [outer], axis=len(lead))
+        shape = (*z.shape[: len(lead) + 1], *result.shape)
+
+        def moved(used):
+            inner = jnp.broadcast_to(near, (*lead, len(weights) - outer, *result.shape))
+            return jnp.concatenate([jnp.where(used, far, 0.0), inner], axis=len(lead))
+
+        # A branch, which XLA does not merge with what follows: on a CPU that would cost several times as much.
+        used = _is_used(function, mean + sd * far, w[:outer])
+        z = lax.cond(jnp.all(used), lambda _: jnp.broadcast_to(z, shape), moved, used)
+    return mean + sd * z, w
 
 
 def expectation(
@@ -288,10 +295,14 @@ def expectations(
     step = jnp.arcsinh(MOST_REACH[scale.dtype.name] * largest / scale) / half
     t = step * (0.5 + jnp.arange(half, dtype=mean.dtype)).reshape((-1,) + (1,) * mean.ndim)
     z = scale * jnp.sinh(t)
-    values = log_prob(jnp.concatenate([mean + z, mean - z]))
-    far = jnp.tile(jnp.square(z / largest) > -2.0 * math.log(float(jnp.finfo(mean.dtype).eps)), (2,) + (1,) * mean.ndim)
-    values = jnp.where(far & ~jnp.isfinite(values), 0.0, values)
-    both = values[:half] + values[half:]
+    far = jnp.square(z / largest) > -2.0 * math.log(float(jnp.finfo(mean.dtype).eps))
+
+    def side(sign):
+        values = log_prob(mean + sign * z)
+        return jnp.where(far & ~jnp.isfinite(values), 0.0, values)
+
+    # A loop, whose results XLA does not compute anew for each of their uses.
+    both = jnp.sum(lax.map(side, jnp.asarray([1.0, -1.0], mean.dtype)), axis=0)
     # Relative to the value at the mean, so that the sum of weights need not be taken: it is 1 but for what is left out.
     center = jnp.where(jnp.isfinite(both[0]), 0.5 * both[0], 0.0)
     factors = step * scale * jnp.cosh(t) * (both - 2.0 * center) / math.sqrt(2.0 * math.pi)
@@ -319,15 +330,12 @@ def _(primals, tangents):
     return _weighted(*primals), slopes * lax.rsqrt(inverse) * tangents[0]
 
 
-def _where_negligible(
-    function: Callable[[jax.Array], jax.Array], f: jax.Array, otherwise: jax.Array, weights: jax.Array
-) -> jax.Array:
-    """These values of f; the others where function or its slope is not finite, and what is so counts for nothing."""
+def _is_used(function: Callable[[jax.Array], jax.Array], f: jax.Array, weights: jax.Array) -> jax.Array:
+    """Where function and its slope are finite, or what is so far out that it is not would have counted."""
     at = lax.stop_gradient(f)
     value, slope = lax.stop_gradient(jax.jvp(function, (at,), (jnp.ones_like(at),)))
     finite = jnp.isfinite(value) & jnp.isfinite(slope)
-    felt = jnp.max(jnp.where(finite, weights * jnp.abs(value), 0.0), axis=0) > FELT
-    return jnp.where(finite | felt, f, otherwise)
+    return finite | (jnp.max(jnp.where(finite, weights * jnp.abs(value), 0.0), axis=0) > FELT)
 
 
 def normal_moments(
