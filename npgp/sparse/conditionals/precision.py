@@ -205,20 +205,18 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
     """
     coarse = _coarse(likelihood, LIMIT_NODES)
 
-    def limits(precision, coarse, mean, variance, d):
+    def limits(precision, at_least, coarse, mean, variance, d):
         """How far λ is below each, the second as an integral over [0, ĉ]; and ĉ."""
         left = d / (1.0 + precision * d)
-        variance = jnp.broadcast_to(variance, left.shape)
+        there, slope = jax.jvp(
+            lambda v: coarse.expected_log_prob(y, mean, v), (variance + left,), (jnp.ones_like(left),)
+        )
+        return -2.0 * slope - precision, 2.0 * (at_least - there) - precision * left, left
 
-        def expected(v):
-            return coarse.expected_log_prob(y, mean, v)
-
-        there, slope = jax.jvp(expected, (variance + left,), (jnp.ones_like(left),))
-        return -2.0 * slope - precision, 2.0 * (expected(variance) - there) - precision * left, left
-
-    given = coarse, mean, variance, residual
+    # Not in the loop: the expectation without residual is the same for all precisions.
+    given = coarse.expected_log_prob(y, mean, variance), coarse, mean, variance, residual
     fixed = jax.tree.map(lax.stop_gradient, given)
-    most = jnp.broadcast_to(fixed[0].greatest_curvature, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
+    most = jnp.broadcast_to(fixed[1].greatest_curvature, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
 
     def halve(_, bracket):
         low, high = bracket
