@@ -80,25 +80,18 @@ class Softmax(Likelihood):
 
     def expected_log_prob(self, y, mean, variance):
         mean, sd = self._gaussians(y, mean, variance)
-        lower, upper = _range(mean, sd, 8 + np.log(self.num_classes))
-        # The largest less one more variable r + G, r Gaussian: whose E[exp(r)] is that of Σ exp(f_c), so that the
-        # distribution functions agree to the right up to exp(−2s), and which begins where the largest begins.
+        lower, upper = lax.stop_gradient(_range(mean, sd, 8 + np.log(self.num_classes)))
+        # Beyond the range the largest's distribution function is 1 − E[Σ exp(f_c)] exp(−s), up to exp(−2s), and the
+        # sum goes on as a geometric series.
         log_total = logsumexp(mean + 0.5 * jnp.minimum(sd, REACH) ** 2, axis=0)
-        # No gradient through the place: the integral does not depend on it, and that of a largest of several is a
-        # division by 0 where XLA computes these twice, rounded otherwise, and finds none equal to the largest.
-        begin = lax.stop_gradient(log_total - lower) - REACH_BELOW
-        r_sd = jnp.sqrt(REACH**2 + 2 * begin) - REACH
-        r_mean = log_total - 0.5 * r_sd**2
-        means, sds = jnp.concatenate([mean, r_mean[None]]), jnp.concatenate([sd, r_sd[None]])
         s, step = trapezoid(lower, upper, 6 * self.num_nodes)
 
         @jax.checkpoint
         def add(total, s):
-            log_cdfs = log_cdf(s, means, sds, self.num_nodes)
-            return total + jnp.exp(log_cdfs[-1]) - jnp.exp(jnp.sum(log_cdfs[:-1], axis=0)), None
+            return total - jnp.expm1(jnp.sum(log_cdf(s, mean, sd, self.num_nodes), axis=0)), None
 
-        total, _ = lax.scan(add, jnp.zeros_like(r_mean), s)
-        return _of_class(y, mean) - (r_mean + step * total)
+        above, _ = lax.scan(add, jnp.exp(log_total - upper) / jnp.expm1(step), s)
+        return _of_class(y, mean) - (lower + step * (above - 0.5) - np.euler_gamma)
 
     def site_curvature(self, y, mean, variance):
         """``p_c (1 − p_c)`` at MacKay's (1992) approximation of the probabilities; the integral takes far longer."""
