@@ -18,7 +18,7 @@ from scipy.integrate import quad
 import npgp
 from npgp import likelihoods
 from npgp.io import load, save
-from npgp.likelihoods.numerics import hazard, log_normal_cdf
+from npgp.likelihoods.numerics import bernoulli_deviance, hazard, log_normal_cdf, sigmoids, stirling
 from npgp.model.observation import LatentObservation
 from npgp.model.protocol import Moments
 from npgp.pytrees import pytree
@@ -1348,3 +1348,42 @@ def test_whole_numbers_stay_whole_numbers():
     ordered = likelihoods.Factorized(lambda f: dist.OrderedLogistic(f, jnp.array([-0.5, 0.5])))
     f = np.zeros(3)
     np.testing.assert_array_equal(ordered.log_prob(f, np.arange(3.0)), ordered.log_prob(f, np.arange(3)))
+
+
+def test_softmax_and_its_slopes_by_product_quadrature(float64):
+    """E log p and its slopes in means and variances, narrow, wide and both, beside 60³ Gauss-Hermite nodes."""
+    z, w = np.polynomial.hermite_e.hermegauss(60)
+    w /= w.sum()
+    weights, mean = np.einsum("i,j,k->ijk", w, w, w), np.array([0.5, -1.0, 2.0])
+
+    @jax.jit
+    def ours(mean, variance):
+        return jax.value_and_grad(lambda m, v: likelihoods.Softmax(3).expected_log_prob(0, m, v), (0, 1))(
+            mean, variance
+        )
+
+    for variance in np.array([[1e-4] * 3, [1.0] * 3, [0.01, 9.0, 1.0]]):
+        f = np.stack(np.meshgrid(*(mean[:, None] + np.sqrt(variance)[:, None] * z), indexing="ij"))
+        log_total = special.logsumexp(f, axis=0)
+        p = np.exp(f - log_total)
+        value, slopes = ours(mean, variance)
+        np.testing.assert_allclose(value, np.sum(weights * (f[0] - log_total)), atol=1e-6)
+        np.testing.assert_allclose(slopes[0], np.eye(3)[0] - np.sum(weights * p, axis=(1, 2, 3)), atol=2e-6)
+        np.testing.assert_allclose(slopes[1], -0.5 * np.sum(weights * p * (1 - p), axis=(1, 2, 3)), atol=2e-6)
+
+
+def test_slopes_of_remainders_and_deviances(x64):
+    """Of Stirling's formula by digamma, and of the divergence of Bernoulli variables by its formula."""
+    eps = float(jnp.finfo(x64).eps)
+    x = np.geomspace(1e-3, 50.0, 25).astype(x64)
+    slope = jax.vmap(jax.grad(stirling))(x)
+    x = x.astype(float)
+    np.testing.assert_allclose(slope, special.digamma(x) - np.log(x) + 0.5 / x, rtol=50 * eps, atol=50 * eps)
+    logit, x = (
+        a.ravel().astype(x64) for a in np.meshgrid([-20.0, -1.0, 0.5, 3.0], [-40.0, -3.0, -0.5, 1e-3, 2.0, 50.0])
+    )
+    slopes = jax.vmap(jax.grad(lambda a, x: bernoulli_deviance(*sigmoids(a), x), (0, 1)))(logit, x)
+    w, x = special.expit(logit.astype(float)), x.astype(float)
+    steep = np.expm1(x) / (1 + w * np.expm1(x))
+    truth = w * (1 - w) * (steep - x), w * (1 - w) * steep
+    np.testing.assert_allclose(slopes, truth, rtol=50 * eps, atol=eps)
