@@ -23,6 +23,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
 from npgp import plots
+from npgp.collapsed import exact_log_evidence
 
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps
 plt.rcParams["figure.dpi"] = 150
@@ -111,7 +112,7 @@ for conditional in ("tight", "prior"):
 print(f"{'':>20}{'ELBO':>9}{'exact log evidence':>21}{'noise variance':>17}")
 for name, (result, _) in fits.items():
     lengthscale, variance, noise = (result.params[key] for key in ("lengthscale", "variance", "noise_variance"))
-    evidence = npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
+    evidence = exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
     print(f"{name:>20}{-result.losses[-1]:9.1f}{evidence:21.1f}{noise:17.4f}")
 print(f"{'truth':>20}{noise_variance:47.4f}")
 

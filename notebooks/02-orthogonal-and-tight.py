@@ -20,6 +20,8 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import plots
+from npgp.conditionals import Grouped
+from npgp.sparse import median_split
 
 jax.config.update("jax_enable_x64", True)
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: fewer rows, fits and steps
@@ -36,7 +38,7 @@ grid = np.linspace(-0.5, 10.5, 400)[:, None]
 @cache
 def fit(conditional, structure, num_points):
     """Hyperparameters and inducing inputs by L-BFGS; the bound, and the GP at its maximum."""
-    treatment = npgp.Grouped(npgp.median_split(X, 16)) if conditional == "grouped" else conditional
+    treatment = Grouped(median_split(X, 16)) if conditional == "grouped" else conditional
     covariances = {"one block": None, "SOLVE-GP": ("dense", "dense"), "ODVGP": ("dense", "mean-only")}[structure]
     order = np.random.default_rng(0).permutation(num_points)
     start = np.linspace(0.2, 9.8, num_points)[order]
@@ -57,7 +59,7 @@ def fit(conditional, structure, num_points):
 
 
 # %%
-groups = npgp.median_split(X, 16)
+groups = median_split(X, 16)
 
 
 def corrected(gp):
@@ -135,7 +137,7 @@ fits = {conditional: fit(conditional, "one block", 16) for conditional in condit
 
 print(f"{'16 inducing points':>20}{'bound':>10}{'exact evidence there':>23}{'lengthscale':>13}{'noise variance':>16}")
 for conditional, (bound, gp) in fits.items():
-    exact = npgp.exact_log_evidence(gp.kernel, X, y, noise_variance=gp.noise_variance)
+    exact = npgp.collapsed.exact_log_evidence(gp.kernel, X, y, noise_variance=gp.noise_variance)
     print(f"{conditional:>20}{bound:10.1f}{exact:23.1f}{gp.kernel.lengthscale:13.3f}{gp.noise_variance:16.4f}")
 print(f"{'truth':>20}{noise_variance:62.4f}")
 
@@ -196,7 +198,7 @@ def model(X, y, mask):
     blocks = [numpyro.param("Z", Z), numpyro.param("O", O)]
     f = npgp.SparseGP("f", kernel, blocks, covariances=["dense", "mean-only"]).draw()
     with npgp.plate("data", num_places, rows=X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, mask=mask, conditional=npgp.Grouped(groups.size))
+        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, mask=mask, conditional=Grouped(groups.size))
 
 
 # %% [markdown]

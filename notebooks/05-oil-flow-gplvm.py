@@ -25,6 +25,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 from npgp import datasets, plots
+from npgp.conditionals import Grouped, Prior, Tight
 
 SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps
 numpyro.enable_x64()
@@ -111,7 +112,7 @@ print(f"rows whose nearest neighbor in latent space is of another class: {mistak
 # conditionals at equal parameters, or from several starts (`python scripts/study.py oil-bounds`).
 
 # %%
-for conditional in (npgp.Prior(), npgp.Tight(), npgp.Grouped(npgp.median_split(Y, 16))):
+for conditional in (Prior(), Tight(), Grouped(npgp.sparse.median_split(Y, 16))):
     other = replace(gplvm, conditional=conditional)
     svi = SVI(other.model, other.guide, npgp.adam(0.03, steps), TraceMeanField_ELBO())
     there = svi.init(jax.random.key(0), Y=Y, init_params=params)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import jaxlib
 
-from npgp import datasets, features, gplvm, inducing, kernels, likelihoods, neighbors, training
-from npgp.collapsed import ApproximateGP, CollapsedGP, certificate, exact_log_evidence, upper_bound
+from npgp import conditionals, datasets, features, gplvm, inducing, kernels, likelihoods, neighbors, training
+from npgp.collapsed import ApproximateGP, CollapsedGP, certificate
 from npgp.gplvm import BayesianGPLVM
 from npgp.io import Standardizer, load, save, to_arviz
 from npgp.kernels import RBF, Matern12, Matern32, Matern52
@@ -23,15 +23,13 @@ from npgp.model import (
     observe,
     plate,
     posterior,
-    row_param,
     sample,
     tighten,
 )
 from npgp.programs.backend import wrong_sums
 from npgp.pytrees import pytree
-from npgp.sparse import Conditional, Full, Grouped, Prior, Published, Shared, Tight, median_split
 from npgp.training import adam, check_posterior, evaluate, fit, fit_collapsed
-from npgp.variational import Posterior, local_correction, natural_gradient
+from npgp.variational import local_correction, natural_gradient
 
 if TYPE_CHECKING:
     from npgp import plots
@@ -44,30 +42,22 @@ __all__ = [
     "BayesianGPLVM",
     "Bernoulli",
     "CollapsedGP",
-    "Conditional",
     "DeepGP",
-    "Full",
     "Gaussian",
-    "Grouped",
     "Layer",
     "Matern12",
     "Matern32",
     "Matern52",
     "Poisson",
-    "Posterior",
-    "Prior",
-    "Published",
-    "Shared",
     "SparseGP",
     "Standardizer",
     "StudentT",
-    "Tight",
     "adam",
     "certificate",
     "check_posterior",
+    "conditionals",
     "datasets",
     "evaluate",
-    "exact_log_evidence",
     "features",
     "fit",
     "fit_collapsed",
@@ -78,7 +68,6 @@ __all__ = [
     "likelihoods",
     "load",
     "local_correction",
-    "median_split",
     "natural_gradient",
     "neighbors",
     "observe",
@@ -86,13 +75,11 @@ __all__ = [
     "plots",
     "posterior",
     "pytree",
-    "row_param",
     "sample",
     "save",
     "tighten",
     "to_arviz",
     "training",
-    "upper_bound",
 ]
 
 __version__ = "0.2.0"

@@ -54,7 +54,7 @@ data = (X[now], y)
 fit = npgp.fit_collapsed(jax.random.key(0), model, *data, progress=False)
 best, variance = fit.params, fit.params["noise"] ** 2
 sparse = npgp.CollapsedGP(kernel(best), X[now], Z, noise_variance=variance).condition(y)
-evidence = npgp.exact_log_evidence(kernel(best), X[now], y, noise_variance=variance)
+evidence = npgp.collapsed.exact_log_evidence(kernel(best), X[now], y, noise_variance=variance)
 print(f"bound {-fit.losses[-1]:.2f}, exact log evidence at the same hyperparameters {evidence:.2f}")
 
 # %% [markdown]

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.words import change, count, nats
+from npgp.conditionals import Conditional
 from npgp.features import InducingBlock, Points
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
-from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import factorize
 
 __all__ = ["Advice", "advise"]

@@ -91,9 +91,9 @@ class ApproximateGP(JointDensity, Stackable):
         inputs to predictions.
     :param method: which of the six.
     :param power: α in (0, 1], for ``"pep"`` and ``"structured-pep"`` alone; may be traced.
-    :param groups: for ``"pitc"`` and power EP, blocks (:func:`npgp.median_split`, :func:`npgp.sparse.kmeans_groups`).
-        If they are left out power EP goes row by row, and those of PITC are made of X by k-means, with at most M rows
-        each.
+    :param groups: for ``"pitc"`` and power EP, blocks (:func:`npgp.sparse.median_split`,
+        :func:`npgp.sparse.kmeans_groups`). If they are left out power EP goes row by row, and those of PITC are made
+        of X by k-means, with at most M rows each.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
         features other than points in a list, for a power outside (0, 1], missing or with a method that has none, and
@@ -131,7 +131,7 @@ class ApproximateGP(JointDensity, Stackable):
         rows = self.X.shape[0]
         if groups is None and method == "pitc":
             if checks.is_traced(X):
-                raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.median_split(X, size).")
+                raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.sparse.median_split(X, size).")
             groups = kmeans_groups(known_key(), X, self.block.size)
         _check_groups(method, groups, rows)
         checks.require_per_row(noise_variance, "noise_variance", rows)
@@ -192,7 +192,7 @@ class ApproximateGP(JointDensity, Stackable):
         equations (Quiñonero-Candela & Rasmussen 2005, eqs. 16, 20, 24 and 31; power EP's are those of 24 and 31 with
         its own Λ).
 
-        :return: a :class:`npgp.Posterior`; for ``"sor"``, whose functions have no residual,
+        :return: a :class:`npgp.variational.Posterior`; for ``"sor"``, whose functions have no residual,
             a :class:`DegeneratePosterior`.
         :raises ValueError: if y has NaN or another number of rows.
         """
@@ -245,7 +245,7 @@ def _check_groups(method: str, groups: object, rows: int) -> None:
     if method not in GROUPED:
         raise ValueError(f"groups is given, but method is {method!r}; only 'pitc' and power EP have groups.")
     if not isinstance(groups, Groups):
-        raise ValueError(f"groups is {groups!r}; it must be npgp Groups, such as npgp.median_split(X, size).")
+        raise ValueError(f"groups is {groups!r}; it must be npgp Groups, such as npgp.sparse.median_split(X, size).")
     if groups.num_rows != rows:
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {rows} rows.")
 

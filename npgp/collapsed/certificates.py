@@ -22,11 +22,11 @@ from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, projected_upper_bound
 from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of_observations
 from npgp.collapsed.words import count, nats
+from npgp.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
-from npgp.sparse.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
 from npgp.variational.optimum import ScaledProjection
@@ -212,7 +212,7 @@ def evidence_bounds(
             None,
             (npgp.features.Points(jnp.asarray(Z)),),
             ("dense",),
-            {"tight": npgp.Tight()},
+            {"tight": npgp.conditionals.Tight()},
             whole=True,
         )
         assert bounds["bounds"]["tight"] <= bounds["exact"] <= bounds["upper"]

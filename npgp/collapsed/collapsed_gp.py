@@ -17,6 +17,7 @@ from numpyro.distributions import constraints
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
 from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
+from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
@@ -25,7 +26,6 @@ from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
-from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.sparse.members import Members, factorize_members
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import Residual, residual_of
@@ -74,11 +74,10 @@ class CollapsedGP(JointDensity, Stackable):
     :param noise_variance: in its stead σ² of Gaussian noise, a scalar or one for each row (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,); for C latent values also
         (C, N) or (C, 1). Add its values at new inputs to predictions.
-    :param conditional: what q does to the residual: :class:`npgp.Tight` (Bui et al. 2025), :class:`npgp.Grouped`
-        (tighter, at a little more than its cost; neighbors are found in X if it has no groups), :class:`npgp.Full` (at
-        O(N³)), :class:`npgp.Prior` (SGPR, Titsias 2009), :class:`npgp.Shared` (Artemev et al. 2021; for Gaussian
-        noise),
-        or a word for one.
+    :param conditional: what q does to the residual: :class:`~npgp.conditionals.Tight` (Bui et al. 2025),
+        :class:`~npgp.conditionals.Grouped` (tighter, at a little more than its cost; neighbors are found in X if it has
+        no groups), :class:`~npgp.conditionals.Full` (at O(N³)), :class:`~npgp.conditionals.Prior` (SGPR, Titsias 2009),
+        :class:`~npgp.conditionals.Shared` (Artemev et al. 2021; for Gaussian noise), or a word for one.
     :param covariances: for each block ``"dense"``, ``"diagonal"`` (mean field) or ``"mean-only"`` (the block moves the
         mean only; such blocks come last). Dense throughout if omitted.
     :param mask: True where an observation is present, (N,) or of y's shape; the others may be NaN. Or ``"nan"``:

@@ -11,10 +11,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.conditionals import Conditional
 from npgp.kernels import Kernel, as_kernel
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
-from npgp.sparse.conditionals import Conditional
 from npgp.sparse.projection import Projection, as_blocks, factorize
 from npgp.sparse.residuals import Residual
 from npgp.variational.optimum import ScaledProjection
@@ -39,7 +39,8 @@ def collapsed_bound(
         projection = projector(X)
         residual = npgp.sparse.residual_of(projector, X, projection, [True], None)
         values = jnp.asarray(y)
-        bound = npgp.collapsed.collapsed_bound(projection, residual, values, noise_variance, ["dense"], npgp.Tight())
+        tight = npgp.conditionals.Tight()
+        bound = npgp.collapsed.collapsed_bound(projection, residual, values, noise_variance, ["dense"], tight)
         assert np.isclose(bound, npgp.CollapsedGP(kernel, X, Z, noise_variance=noise_variance).log_prob(y), rtol=1e-3)
 
     :param projection: of the training inputs.
@@ -88,7 +89,7 @@ def upper_bound(
     .. code-block:: python
 
         lower = npgp.CollapsedGP(kernel, X, Z, noise_variance=noise_variance).log_prob(y)
-        upper = npgp.upper_bound(kernel, X, y, Z, noise_variance=noise_variance)
+        upper = npgp.collapsed.upper_bound(kernel, X, y, Z, noise_variance=noise_variance)
 
     :param kernel: the kernel.
     :param X: training inputs, (N, D).
@@ -147,7 +148,7 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_vari
 
     .. code-block:: python
 
-        evidence = npgp.exact_log_evidence(npgp.RBF(1.0), X, y, noise_variance=0.01)
+        evidence = npgp.collapsed.exact_log_evidence(npgp.RBF(1.0), X, y, noise_variance=0.01)
         assert npgp.CollapsedGP(npgp.RBF(1.0), X, Z, noise_variance=0.01).log_prob(y) < evidence
 
     :param X: inputs (N, D).

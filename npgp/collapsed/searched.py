@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from npgp.conditionals import Conditional
+from npgp.conditionals.base import row_elbo
 from npgp.likelihoods import Likelihood
 from npgp.likelihoods.base import without_missing
-from npgp.sparse.conditionals import Conditional, row_elbo
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import Residual
 from npgp.variational.blocks import BlockNormal, block_normal, whitened_mean

@@ -28,13 +28,13 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
+from npgp.conditionals import Conditional, Prior, Tight, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator, known_key
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
-from npgp.sparse.conditionals import Conditional, Prior, Tight, as_conditional
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
 from npgp.variational.posterior import Posterior

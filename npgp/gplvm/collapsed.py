@@ -25,13 +25,13 @@ from numpyro.infer.util import log_density
 
 from npgp import checks
 from npgp.collapsed.uncertain import UncertainInputGP
+from npgp.conditionals import Conditional
 from npgp.features import InducingBlock
 from npgp.gplvm.coordinates import Coordinates
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.model.rerun import Hidden
 from npgp.model.sparse_gp import SparseGP
-from npgp.sparse.conditionals import Conditional
 from npgp.training import lbfgs
 from npgp.variational.posterior import Posterior
 

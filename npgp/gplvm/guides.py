@@ -63,7 +63,7 @@ def _scales(start: Start, rows: ArrayLike) -> jax.Array:
 class FreeNormal:
     """
     ``q(x_n) = N(μ_n, S_n)`` with parameters of its own for each row: ``x.loc`` (N, Q), and ``x.scale`` (N, Q), or
-    ``x.scale_tril`` (N, Q, Q) for a full covariance. They are row tables (:func:`npgp.row_param`).
+    ``x.scale_tril`` (N, Q, Q) for a full covariance. They are row tables (:func:`npgp.model.row_param`).
 
     .. code-block:: python
 

@@ -21,6 +21,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
+from npgp.conditionals import Conditional, as_conditional
 from npgp.gplvm.guides import FreeNormal, LatentGuide, Point
 from npgp.gplvm.priors import LatentPrior, standard_normal
 from npgp.gplvm.start import Start
@@ -31,7 +32,6 @@ from npgp.model import observation as statements
 from npgp.model import plates, sites
 from npgp.model import sparse_gp as component
 from npgp.model.rerun import Hidden
-from npgp.sparse.conditionals import Conditional, as_conditional
 from npgp.variational.posterior import Posterior
 
 __all__ = ["BayesianGPLVM"]
@@ -57,9 +57,10 @@ class BayesianGPLVM:
 
     :param start: where training starts; it fixes the numbers of rows, latent dimensions and inducing inputs. With
         several blocks of inducing inputs or features the functions are orthogonal sparse GPs (SOLVE-GP).
-    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`). For :class:`npgp.Grouped`, rows
-        that are close in data space: ``npgp.Grouped(npgp.median_split(Y, 16))``; with minibatches, ``npgp.Grouped(g)``
-        and data laid out group after group (:meth:`npgp.sparse.Groups.arrange`).
+    :param conditional: what q does to the residual (:mod:`npgp.conditionals`). For
+        :class:`~npgp.conditionals.Grouped`, rows that are close in data space:
+        ``Grouped(npgp.sparse.median_split(Y, 16))``; with minibatches, ``Grouped(g)`` and data laid out group after
+        group (:meth:`npgp.sparse.Groups.arrange`).
     :param kernel: from lengthscale (Q,) and variance to a kernel; RBF with one lengthscale each if omitted. Each column
         of Y has a kernel of its own if ``start`` has a lengthscale (D, 1, Q), or a variance (D, 1), for each.
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,

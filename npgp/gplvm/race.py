@@ -32,6 +32,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import ndtri
 
 from npgp import checks, training
+from npgp.conditionals import Conditional
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
 from npgp.gplvm.layouts import FEW, MANY, Sheets, begin, checked
 from npgp.gplvm.model import BayesianGPLVM
@@ -42,7 +43,6 @@ from npgp.kernels import RBF, Kernel
 from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.base import impossible, without_missing
-from npgp.sparse.conditionals import Conditional
 from npgp.training import lbfgs
 from npgp.variational.natural import natural_gradient
 from npgp.variational.posterior import Posterior

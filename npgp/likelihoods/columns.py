@@ -32,7 +32,7 @@ class Columns(Likelihood):
     Arrays are split along axis −2, each part is asked once for all of its columns, and the results are put back in the
     order of the columns, in one floating dtype. So a part's parameters broadcast with its own columns: (columns, N).
 
-    The ELBO is the sum of the parts', each with its own rule for the residual (:mod:`npgp.sparse.conditionals`).
+    The ELBO is the sum of the parts', each with its own rule for the residual (:mod:`npgp.conditionals`).
 
     :param likelihoods: the parts, of one latent value each; also functions from f to a NumPyro distribution.
     :param columns: for each part, the numbers of its columns; together 0, …, D − 1, each once. If omitted, the parts

@@ -14,6 +14,7 @@ import numpyro
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.conditionals import Conditional
 from npgp.features import Points
 from npgp.kernels import Kernel
 from npgp.model.draw import Function
@@ -21,7 +22,6 @@ from npgp.model.latent import Latent, NoArray
 from npgp.model.sampling import sample
 from npgp.model.sparse_gp import SparseGP
 from npgp.pytrees import ByName
-from npgp.sparse.conditionals import Conditional
 from npgp.variational.deep import DeepPosterior, layer_inputs, mean_values
 
 __all__ = ["DeepFunction", "DeepGP", "Layer", "linear_mean"]
@@ -110,8 +110,9 @@ class DeepGP:
     :param name: prefix of the sites and parameters; unique in the model.
     :param layers: the layers, the first one first. One alone is a :class:`npgp.SparseGP` under the name ``name.1``.
     :param joint: whether values between layers are drawn jointly over the rows, at O(B³) for B of them: for
-        :class:`npgp.Grouped` and :class:`npgp.Full`, which are no bounds with marginal draws and are refused then; and
-        for draws of functions from ``Predictive`` (``DeepPosterior.sample`` has these too).
+        :class:`~npgp.conditionals.Grouped` and :class:`~npgp.conditionals.Full`, which are no bounds with marginal
+        draws and are refused then; and for draws of functions from ``Predictive`` (``DeepPosterior.sample`` has these
+        too).
     :raises TypeError: for a name that is no string and layers that are no :class:`npgp.Layer`.
     :raises ValueError: for no layers, and for a width that is not that of the next layer's inducing inputs.
 

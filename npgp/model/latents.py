@@ -68,7 +68,7 @@ class Latents:
             if f.variational and f.marginal_inputs:
                 raise ValueError(
                     f"conditional is {conditional!r}, which takes rows together, but what comes into {f.name} is drawn "
-                    "row by row, and the bound would be none: DeepGP(..., joint=True), or npgp.Tight()."
+                    "row by row, and the bound would be none: DeepGP(..., joint=True), or npgp.conditionals.Tight()."
                 )
 
     def check_independent(self) -> None:

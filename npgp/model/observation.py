@@ -18,6 +18,8 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
+from npgp.conditionals import Conditional, as_conditional
+from npgp.conditionals.base import row_elbo
 from npgp.context import context, under
 from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood, quadrature
@@ -27,7 +29,6 @@ from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
 from npgp.model.protocol import Moments
 from npgp.model.sites import LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
-from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.residuals import Residual
 
 __all__ = ["joint", "observe"]
@@ -235,9 +236,8 @@ def observe(
     :param likelihood: an ``npgp`` likelihood, or a function from f (or f and g, or f, g and h) to a NumPyro
         distribution.
     :param obs: observations of the latent's shape, (N,) or (outputs, N).
-    :param conditional: what q does to the residual (:mod:`npgp.sparse.conditionals`): :class:`npgp.Tight`,
-        :class:`npgp.Grouped`, :class:`npgp.Prior`, :class:`npgp.Full`, :class:`npgp.Shared` or :class:`npgp.Published`,
-        or a word for one that needs no arguments, such as ``"tight"``.
+    :param conditional: what q does to the residual: an object of :mod:`npgp.conditionals`, such as
+        ``npgp.conditionals.Grouped(groups)``, or a word for one that needs no arguments, such as ``"tight"``.
     :param mask: True where an observation is present, of the same shape; the others may be NaN. Or ``"nan"``:
         observations that are NaN are missing.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row; see :class:`joint`.

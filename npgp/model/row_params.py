@@ -43,8 +43,8 @@ def row_param(
     .. code-block:: python
 
         def guide(Y, rows):
-            loc = npgp.row_param("x.loc", np.zeros((N, Q)), rows)
-            scale = npgp.row_param("x.scale", lambda key: jnp.ones((N, Q)), rows, constraints.positive)
+            loc = npgp.model.row_param("x.loc", np.zeros((N, Q)), rows)
+            scale = npgp.model.row_param("x.scale", lambda key: jnp.ones((N, Q)), rows, constraints.positive)
             with npgp.plate("data", N, rows):
                 numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
 
@@ -180,6 +180,6 @@ class SupplyRows(Handler):
 def stated_twice(name: str) -> str:
     """The error of a table that is stated as a whole too."""
     return (
-        f"{name!r} is a row table (npgp.row_param), and is stated by numpyro.param as well, which needs all rows at "
-        "every step: state it by row_param alone, or train without row_optim."
+        f"{name!r} is a row table (npgp.model.row_param), and is stated by numpyro.param as well, which needs all rows "
+        "at every step: state it by row_param alone, or train without row_optim."
     )

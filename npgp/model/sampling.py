@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.conditionals import Conditional, Prior, as_conditional
 from npgp.contract import random_key, under_predictive
 from npgp.model.latent import Latent, Term, as_latent, square_root, times_root
 from npgp.model.latents import Latents
@@ -19,7 +20,6 @@ from npgp.model.plates import check_plates
 from npgp.model.sampled import window
 from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
 from npgp.programs.tracing import current_trace
-from npgp.sparse.conditionals import Conditional, Prior, as_conditional
 
 __all__ = ["sample"]
 
@@ -76,7 +76,7 @@ def sample(
         follows factorizes over rows, and then has less Monte Carlo noise. Rows from marginals are independent of other
         statements' rows too.
     :param conditional: what q does to the residual: ``"prior"`` or ``"shared"``, the two that bound the evidence
-        whatever follows; one of one's own if it has a :meth:`~npgp.Conditional.residual_scale`.
+        whatever follows; one of one's own if it has a :meth:`~npgp.conditionals.Conditional.residual_scale`.
     :param earlier: values of f to condition on: ``True``, those of all joint statements before; ``False``, none, so
         that statements have the inducing values in common and independent residuals; or ``(X, values)``, f's values
         (..., W) at inputs X (W, D), of which those that are NaN are not there yet. Only what is sampled with ``True``

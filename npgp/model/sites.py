@@ -21,6 +21,7 @@ from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from npgp import checks
+from npgp.conditionals import Conditional
 from npgp.context import context
 from npgp.contract import (
     Handler,
@@ -33,7 +34,6 @@ from npgp.contract import (
     name_here,
     replayed,
 )
-from npgp.sparse.conditionals import Conditional
 
 # Keys of a site's ``infer`` dict.
 

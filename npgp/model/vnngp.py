@@ -81,12 +81,12 @@ class VNNGP:
         nearby = SVI(near, npgp.AutoSparseGP(near), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
         # npgp.fit(nearby, key, 10_000, X, neighbors, y, batch_size=10, row_optim=npgp.training.row_adam(0.01, 10_000))
 
-    ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables (:func:`npgp.row_param`):
-    with ``row_optim`` a step touches the entries that it needs alone. Without a guide, f's inducing values are one site
-    ``name.u`` with an :class:`npgp.neighbors.NNGP` prior, for NUTS too. Where inducing points are the training inputs,
-    say so by ``neighbors = np.arange(len(X))[:, None]``: f at each row is its own inducing value. Inputs that are
-    repeated, such as a station's, are inducing points once: ``Z, row = np.unique(X, axis=0, return_inverse=True)``, and
-    ``neighbors = row.reshape(-1, 1)``.
+    ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables
+    (:func:`npgp.model.row_param`): with ``row_optim`` a step touches the entries that it needs alone. Without a guide,
+    f's inducing values are one site ``name.u`` with an :class:`npgp.neighbors.NNGP` prior, for NUTS too. Where
+    inducing points are the training inputs, say so by ``neighbors = np.arange(len(X))[:, None]``: f at each row is its
+    own inducing value. Inputs that are repeated, such as a station's, are inducing points once: ``Z, row = np.unique(X,
+    axis=0, return_inverse=True)``, and ``neighbors = row.reshape(-1, 1)``.
 
     As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
     inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.

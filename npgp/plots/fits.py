@@ -108,7 +108,7 @@ def plot_decomposition(
         figure = npgp.plots.plot_decomposition(X, posterior.decompose(X), data=(X, y))
 
     :param X: the inputs of the decomposition, (N, 1) or (N,).
-    :param decomposition: from :meth:`npgp.Posterior.decompose`, of one output.
+    :param decomposition: from :meth:`npgp.variational.Posterior.decompose`, of one output.
     :param data: inputs and targets, drawn with the total.
     :raises ValueError: for more than one input column, or more than one output.
     """
@@ -147,7 +147,7 @@ def plot_variance(
         figure = npgp.plots.plot_variance(X, {"SVGP": posterior.decompose(X)}, data=(X, y))
 
     :param X: the inputs of the decompositions, (N, 1) or (N,).
-    :param decompositions: from :meth:`npgp.Posterior.decompose`, of one output each, by name.
+    :param decompositions: from :meth:`npgp.variational.Posterior.decompose`, of one output each, by name.
     :param data: inputs and targets, drawn with the posterior.
     :raises ValueError: for no fits, and for more than one input column or output.
 

@@ -99,7 +99,7 @@ class Groups:
 
     .. code-block:: python
 
-        groups = npgp.median_split(X, 8)
+        groups = npgp.sparse.median_split(X, 8)
         assert groups.gather(y).shape == (groups.count, groups.size)
 
     :param rows: row numbers, (G, g) int32, ascending in each group; places beyond a group's length repeat its first.
@@ -276,7 +276,7 @@ def median_split(X: ArrayLike, size: int) -> Groups:
 
     .. code-block:: python
 
-        groups = npgp.median_split(X, 8)  # for conditional=npgp.Grouped(groups)
+        groups = npgp.sparse.median_split(X, 8)  # for conditional=npgp.conditionals.Grouped(groups)
 
     :param X: inputs, (N, D).
     :param size: the largest number of rows in a group. 1 gives one row to each group, N or more a single group.
@@ -296,7 +296,7 @@ def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
 
     .. code-block:: python
 
-        groups = npgp.sparse.kmeans_groups(key, X, 8)  # for conditional=npgp.Grouped(groups)
+        groups = npgp.sparse.kmeans_groups(key, X, 8)  # for conditional=npgp.conditionals.Grouped(groups)
 
     :param rng_key: a JAX random key, for the start of k-means.
     :param X: inputs, (N, D).

@@ -1,5 +1,5 @@
 """
-Training that moves the rows of row tables alone (:func:`npgp.row_param`).
+Training that moves the rows of row tables alone (:func:`npgp.model.row_param`).
 
 Under :func:`npgp.fit` with ``row_optim`` the tables leave the parameters that the optimizer moves as wholes: a handler
 around model and guide answers each statement with the rows it needs, the loss is differentiated in these, and they and
@@ -129,7 +129,7 @@ class _LazyRows(Optimizer):
     def init(self, params):
         tables = {name: params[name] for name in self.found.tables if name in params}
         if not tables:
-            raise ValueError("row_optim is given, but neither model nor guide has a row table (npgp.row_param).")
+            raise ValueError("row_optim is given, but neither model nor guide has a row table (npgp.model.row_param).")
         for name in tables:
             if name in self.found.others:
                 raise ValueError(stated_twice(name))

@@ -198,7 +198,7 @@ class PosteriorMixture:
         return self._at(PosteriorMixture._output_covariance, X, None, axes=(0,))
 
     def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
-        """Posterior mean and variance of the slope ``∂f/∂x_dim``: :meth:`npgp.Posterior.derivative`."""
+        """Posterior mean and variance of the slope ``∂f/∂x_dim``: :meth:`npgp.variational.Posterior.derivative`."""
         X = checks.inputs(X)
         return one_program(lambda: _total(*self._each(lambda p: p.derivative(X, dim))), options=STEPS)
 
@@ -231,7 +231,7 @@ class PosteriorMixture:
     def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> PathMixture:
         """
         Draw whole functions, each from the posterior given one of the draws of the other sites, as :meth:`sample` does;
-        arguments and restrictions as for :meth:`npgp.Posterior.draw_functions`.
+        arguments and restrictions as for :meth:`npgp.variational.Posterior.draw_functions`.
         """
         checks.whole_number(num_draws, "num_draws")
 

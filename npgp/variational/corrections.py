@@ -1,7 +1,7 @@
 """
 Predictions that use what the training rows say about the residual, beside ε.
 
-A :class:`~npgp.Posterior` predicts from ε alone, and leaves the residual its prior at new inputs. What the
+A :class:`~npgp.variational.Posterior` predicts from ε alone, and leaves the residual its prior at new inputs. What the
 training rows know of it is in their site precisions Λ: with D the residual's prior covariance among a set of rows, and
 c its covariance between a new input and these,
 
@@ -23,10 +23,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.conditionals.precision import best_site_precision, certified_site_precision
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals import best_site_precision, certified_site_precision
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.residuals import GroupResidual
 from npgp.variational.blocks import along_rows, learned_blocks, whitened_mean, whitened_variance
@@ -156,7 +156,7 @@ def local_correction(
 
     .. code-block:: python
 
-        groups = npgp.median_split(X, 8)
+        groups = npgp.sparse.median_split(X, 8)
         corrected = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=noise_variance), groups)
         assert np.mean((corrected.mean(X) - y) ** 2) < np.mean((posterior.mean(X) - y) ** 2)
 
@@ -164,7 +164,7 @@ def local_correction(
     :param X: training inputs, (N, D).
     :param y: training observations, (..., N).
     :param likelihood: p(y_n | f_n).
-    :param groups: a partition of the training rows that assigns new inputs (:func:`npgp.median_split`).
+    :param groups: a partition of the training rows that assigns new inputs (:func:`npgp.sparse.median_split`).
     :param offset: what was added to f at the training rows, a scalar or (N,).
     :param mask: True where an observation is present, of y's shape. Or ``"nan"``:
         those that are NaN are missing.
@@ -182,7 +182,9 @@ def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> Correc
     if groups.num_rows != X.shape[0]:
         raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {X.shape[0]}.")
     if groups.tree is None and groups.count > 1:
-        raise ValueError("groups were made without inputs, so new inputs fall in none of them; use npgp.median_split.")
+        raise ValueError(
+            "groups were made without inputs, so new inputs fall in none of them; use npgp.sparse.median_split."
+        )
     y = checks.array(y, "y")
     checks.require_rows(y, X.shape[0])
     if mask is None:

@@ -157,7 +157,7 @@ class DeepPosterior:
         Log predictive density of observations, row by row: the logarithm of the average over draws of
         ``∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
 
-        Arguments as for :meth:`npgp.Posterior.log_density`.
+        Arguments as for :meth:`npgp.variational.Posterior.log_density`.
 
         :return: of y's shape.
         """
@@ -196,7 +196,7 @@ class DeepPosterior:
         """
         Draw whole functions: of each layer by pathwise conditioning, one after the other.
 
-        Arguments and errors as for :meth:`npgp.Posterior.draw_functions`.
+        Arguments and errors as for :meth:`npgp.variational.Posterior.draw_functions`.
 
         :return: a function of inputs X (N, D), with values (num_draws,) + batch + (N,), at work that grows with N.
         """

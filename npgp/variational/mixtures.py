@@ -20,7 +20,7 @@ __all__ = ["MixedPaths", "MixedPosterior"]
 
 
 class FunctionPosterior(Protocol):
-    """What is wanted of the posterior of one function, or of a batch of them: see :class:`npgp.Posterior`."""
+    """What is needed of the posterior of one function, or of a batch: see :class:`~npgp.variational.Posterior`."""
 
     @property
     def batch_shape(self) -> tuple[int, ...]: ...
@@ -42,7 +42,7 @@ class MixedPosterior:
     """
     The posterior of ``h = W g``: P outputs that mix Q functions, which are independent under q.
 
-    :meth:`npgp.Posterior.mixed` makes one of functions drawn in a plate, which may have
+    :meth:`npgp.variational.Posterior.mixed` makes one of functions drawn in a plate, which may have
     a kernel each. For functions of several components, give their posteriors in the order of W's columns::
 
         h = npgp.variational.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns for batches
@@ -133,7 +133,7 @@ class MixedPosterior:
     def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> MixedPaths:
         """
         Draw whole functions, joint over outputs; arguments and restrictions as for
-        :meth:`npgp.Posterior.draw_functions`.
+        :meth:`npgp.variational.Posterior.draw_functions`.
         """
         keys = jax.random.split(rng_key, len(self.posteriors))
         drawn = [p.draw_functions(key, num_draws, num_features) for p, key in zip(self.posteriors, keys, strict=True)]

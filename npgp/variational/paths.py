@@ -83,7 +83,7 @@ def draw_functions(
     num_draws: int,
     num_features: int,
 ) -> Paths:
-    """Draw whole functions; :meth:`npgp.Posterior.draw_functions` says what everything is."""
+    """Draw whole functions; :meth:`npgp.variational.Posterior.draw_functions` says what everything is."""
     for block in projector.blocks:
         if not isinstance(block, Points):
             raise NotImplementedError(

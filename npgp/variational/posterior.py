@@ -13,11 +13,11 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_at_once
+from npgp.conditionals import Conditional
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals import Conditional
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance

@@ -23,9 +23,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.conditionals import Conditional, as_conditional
+from npgp.conditionals.base import row_elbo
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.likelihoods.base import without_missing
-from npgp.sparse.conditionals import Conditional, as_conditional, row_elbo
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.residuals import residual_of
@@ -57,7 +58,7 @@ def update(
     tolerance: float = 1e-6,
 ) -> tuple[BlockNormal, ...]:
     """
-    q(ε) given further rows; :meth:`npgp.Posterior.update` says what everything is.
+    q(ε) given further rows; :meth:`npgp.variational.Posterior.update` says what everything is.
 
     .. code-block:: python
 

@@ -33,8 +33,8 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import npgp
+from npgp.conditionals.base import row_elbo
 from npgp.gplvm import Start
-from npgp.sparse.conditionals import row_elbo
 from npgp.sparse.projection import factorize
 from npgp.training import row_adam
 from npgp.training.inputs import Inputs
@@ -168,7 +168,7 @@ def sites(args: argparse.Namespace) -> Groups:
             projection = factorize(npgp.Matern32(lengthscale), (npgp.features.Points(params["Z"]),))(X)
             mean, variance = whitened_mean(projection, [q.loc]), whitened_variance(projection, [q])
             noisy, left = npgp.Gaussian(variance=noise), projection.residual_variance()
-            terms = row_elbo(npgp.Tight(), noisy, y, mean, variance, left)
+            terms = row_elbo(npgp.conditionals.Tight(), noisy, y, mean, variance, left)
             return q.kl() + divergence - rows / args.batch_size * jnp.sum(terms)
 
         adam = optax.adam(0.01)

@@ -118,7 +118,7 @@ class SharedLatents:
         with numpyro.plate("rows", len(self.latents), dim=-1):
             numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
 
-    def at(self, view: str, params) -> tuple[npgp.Posterior, npgp.Gaussian]:
+    def at(self, view: str, params) -> tuple[npgp.variational.Posterior, npgp.Gaussian]:
         """Posterior of a view's functions, and its likelihood, at trained parameters."""
         with numpyro.handlers.block(), numpyro.handlers.substitute(data=params):
             return self.function(view).posterior(params), self.noise(view)

@@ -53,7 +53,7 @@ def fit_exact(X, y) -> dict:
 
     def loss(theta):
         lengthscale, variance, noise = jnp.exp(theta)
-        return -npgp.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
+        return -npgp.collapsed.exact_log_evidence(npgp.RBF(lengthscale, variance=variance), X, y, noise_variance=noise)
 
     value, theta = best_of(loss, [np.zeros(3)])
     return {"log_evidence": -value, "hyperparameters": np.exp(theta)}

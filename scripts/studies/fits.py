@@ -158,7 +158,7 @@ class Kind(NamedTuple):
         Z = theta[D + 2 :].reshape(-1, D) if len(theta) > D + 2 else X
         groups = groups if self.grouped else None
         if self.name in ("prior", "tight", "grouped"):
-            conditional = npgp.Grouped(groups) if self.grouped else self.name
+            conditional = npgp.conditionals.Grouped(groups) if self.grouped else self.name
             return npgp.CollapsedGP(kernel, X, jnp.split(Z, self.blocks), conditional=conditional, **noise)
         return npgp.ApproximateGP(kernel, X, Z, method=self.name, power=power, groups=groups, **noise)
 

@@ -103,7 +103,9 @@ def bounds_start(args: argparse.Namespace, Y: np.ndarray, seed: int) -> Start:
 
 
 def uncollapsed(args: argparse.Namespace, Y: np.ndarray, seed: int, conditional: str) -> BayesianGPLVM:
-    groups = npgp.Grouped(npgp.median_split(Y, args.group_size)) if conditional == "grouped" else None
+    groups = (
+        npgp.conditionals.Grouped(npgp.sparse.median_split(Y, args.group_size)) if conditional == "grouped" else None
+    )
     positive = POSITIVE[args.positive]
     return BayesianGPLVM(
         bounds_start(args, Y, seed), conditional=groups or conditional, latents=FreeLatents(positive), positive=positive

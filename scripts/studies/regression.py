@@ -44,7 +44,7 @@ def with_correction(posterior, noise: float, data, groups) -> dict[str, float]:
 def conditionals(args: argparse.Namespace, set: str, split: int, conditional: str) -> dict[str, Any]:
     data = data_of(set, split, args.rows, args.seed)
     args.inducing = 10 if args.quick else SIZES[set]
-    groups = npgp.median_split(data.X_train, args.group_size)
+    groups = npgp.sparse.median_split(data.X_train, args.group_size)
     kind = Kind(conditional, conditional == "grouped", args.kernel)
     fit = fit_collapsed(data, groups, kind, args)
     posterior = condition(fit.theta, data.X_train, data.y_train, groups, 1.0, kind)
@@ -72,7 +72,7 @@ def evidence(theta, X, y):
     D = X.shape[1]
     scales = jnp.exp(theta[: D + 2])
     kernel = npgp.Matern32(scales[:D], variance=scales[D])
-    return npgp.exact_log_evidence(kernel, X, y, noise_variance=scales[D + 1]) / len(y)
+    return npgp.collapsed.exact_log_evidence(kernel, X, y, noise_variance=scales[D + 1]) / len(y)
 
 
 #: Kinds and powers by their titles.
@@ -91,7 +91,7 @@ EP |= {
 
 def power_ep(args: argparse.Namespace, set: str, split: int, method: str) -> dict[str, Any]:
     data = data_of(set, split, args.rows, args.seed)
-    groups, (kind, power) = npgp.median_split(data.X_train, args.group_size), EP[method]
+    groups, (kind, power) = npgp.sparse.median_split(data.X_train, args.group_size), EP[method]
     fit = fit_collapsed(data, groups, kind, args, power)
     posterior = condition(fit.theta, data.X_train, data.y_train, groups, power, kind)
     found = with_correction(posterior, fit.noise, data, groups)
@@ -128,7 +128,7 @@ def snelson_bounds(args: argparse.Namespace, points: str, conditional: str) -> d
     """From lengthscale = variance = noise = 1 and random data points, and the best of that and of random starts."""
     (X, y, _), (mean_only, size) = npgp.datasets.snelson(), SNELSON[points]
     rng, names = np.random.default_rng(args.seed), ("lengthscale", "variance", "noise_variance")
-    kind = npgp.Grouped(npgp.median_split(X, size)) if conditional == "grouped" else conditional
+    kind = npgp.conditionals.Grouped(npgp.sparse.median_split(X, size)) if conditional == "grouped" else conditional
     starts = []
     for i in range(args.restarts + 1):
         start = {"Z0": X[rng.choice(len(X), 5, replace=False)]}

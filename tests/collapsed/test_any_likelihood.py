@@ -15,6 +15,7 @@ from numpyro.infer.util import log_density
 import npgp
 from npgp import likelihoods
 from npgp.collapsed import CollapsedGP
+from npgp.conditionals.base import row_elbo
 from npgp.variational import DenseNormal
 
 _rng = np.random.default_rng(5)
@@ -28,7 +29,7 @@ LIKELIHOODS = {
     "Softmax": (likelihoods.Softmax(3), CLASSES),
     "heteroscedastic": (likelihoods.HeteroscedasticGaussian(), models.Y),
 }
-GROUPS = npgp.median_split(models.X, 4)
+GROUPS = npgp.sparse.median_split(models.X, 4)
 
 
 def collapsed(likelihood, structure="svgp", kernel=None, X=models.X, **options):
@@ -41,16 +42,16 @@ def collapsed(likelihood, structure="svgp", kernel=None, X=models.X, **options):
 def elbo(gp, y, q):
     """The ELBO of a q(ε), from its definition."""
     projector = gp._projector()
-    mean, _ = npgp.Posterior(projector, q).mean_and_variance(gp.X)
+    mean, _ = npgp.variational.Posterior(projector, q).mean_and_variance(gp.X)
     projection, residual = gp._parts(projector)
     variance = npgp.variational.blocks.whitened_variance(projection, q)
-    terms = npgp.sparse.conditionals.row_elbo(gp.conditional, gp.likelihood, y, mean + gp.offset, variance, residual)
+    terms = row_elbo(gp.conditional, gp.likelihood, y, mean + gp.offset, variance, residual)
     return jnp.sum(terms) - sum(jnp.sum(block.kl()) for block in q)
 
 
 CASES = [
     ("Poisson", "svgp", "tight"),
-    ("Poisson", "solve", npgp.Grouped(GROUPS)),
+    ("Poisson", "solve", npgp.conditionals.Grouped(GROUPS)),
     ("Poisson", "odvgp", "prior"),
     ("Poisson", "mean-field", "tight"),
     ("Bernoulli", "solve", "tight"),
@@ -130,7 +131,9 @@ def test_gradients_are_the_bounds(float64, conditional):
     np.testing.assert_allclose(slope, (values[:4] - values[4:]) / (2 * h), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("conditional", ["prior", "tight", npgp.Grouped(2)], ids=["prior", "tight", "grouped"])
+@pytest.mark.parametrize(
+    "conditional", ["prior", "tight", npgp.conditionals.Grouped(2)], ids=["prior", "tight", "grouped"]
+)
 def test_below_the_evidence(float64, conditional):
     """Of many random problems with four rows that three functions make up, which can be summed over."""
     rng = np.random.default_rng(11)
@@ -250,7 +253,9 @@ def test_what_cannot_be_is_said():
     with pytest.raises(ValueError, match="weights has negative or NaN"):
         CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), weights=-np.ones(8))
     with pytest.raises(ValueError, match="weights are given and conditional is Grouped"):
-        CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), weights=np.ones(8), conditional=npgp.Grouped(GROUPS))
+        CollapsedGP(
+            models.kernel(), X, Z, npgp.Poisson(), weights=np.ones(8), conditional=npgp.conditionals.Grouped(GROUPS)
+        )
     with pytest.raises(TypeError, match="mask is 'missing'; it must be boolean"):
         CollapsedGP(models.kernel(), X, Z, npgp.Poisson(), mask="missing")
     with pytest.raises(AttributeError, match="Poisson, not Gaussian"):

@@ -14,9 +14,9 @@ import pytest
 import npgp
 from npgp.collapsed import CollapsedGP
 from npgp.collapsed.certificates import certificate, evidence_bounds
+from npgp.conditionals import Grouped, Prior, Shared, Tight
 from npgp.features import Points
 from npgp.kernels import RBF, Matern32
-from npgp.sparse.conditionals import Grouped, Prior, Shared, Tight
 from npgp.sparse.groups import consecutive, median_split
 from npgp.sparse.projection import factorize
 from npgp.variational.optimum import ScaledProjection
@@ -359,14 +359,16 @@ def test_upper_bounds_are_above_where_float32_has_no_factor():
     X = np.sort(rng.uniform(0, 10, (450, 1)), axis=0)
     y = np.sin(2 * X[:, 0]) + 1e-3 * rng.normal(size=450)
     Z, noise = np.linspace(0, 10, 300)[:, None], 1e-6
-    upper = npgp.upper_bound(RBF(1.0), *(np.float32(x) for x in (X, y, Z)), noise_variance=np.float32(noise))
+    upper = npgp.collapsed.upper_bound(RBF(1.0), *(np.float32(x) for x in (X, y, Z)), noise_variance=np.float32(noise))
     scaled = ScaledProjection.of(factorize(RBF(1.0), [Points(np.float32(Z))])(np.float32(X)), np.float32(noise))
     assert np.max(scaled.added) > 1.0
     with pytest.raises(FloatingPointError, match="no Cholesky factor, as noise_variance is below"):
-        npgp.exact_log_evidence(RBF(1.0), np.float32(X), np.float32(y), noise_variance=np.float32(1e-20))
+        npgp.collapsed.exact_log_evidence(RBF(1.0), np.float32(X), np.float32(y), noise_variance=np.float32(1e-20))
     with jax.enable_x64(True):
         X, y = np.float64(np.float32(X)), np.float64(np.float32(y))
-        evidence = float(npgp.exact_log_evidence(RBF(1.0), X, y, noise_variance=np.float64(np.float32(noise))))
+        evidence = float(
+            npgp.collapsed.exact_log_evidence(RBF(1.0), X, y, noise_variance=np.float64(np.float32(noise)))
+        )
         wide = ScaledProjection.of(factorize(RBF(1.0), [Points(Z)])(X), noise)
         assert np.all(np.asarray(wide.added) == 0.0)
     # Each value of the diagonal is made up for by what it took; by the largest of all it would be 730 nats.

@@ -18,9 +18,9 @@ from scipy.optimize import minimize
 
 import npgp
 from npgp.collapsed import CollapsedGP, collapsed_bound, exact_log_evidence, upper_bound
+from npgp.conditionals import Grouped, as_conditional
 from npgp.features import Points
 from npgp.kernels import RBF, Matern12, Matern32, White
-from npgp.sparse.conditionals import Grouped, as_conditional
 from npgp.sparse.groups import consecutive, single
 from npgp.sparse.projection import factorize
 from npgp.sparse.residuals import residual_of
@@ -432,8 +432,8 @@ def test_a_sum_of_a_large_and_a_small_kernel_in_either_precision(x64):
     np.testing.assert_allclose(found[0], mean, atol=0.05 * np.sqrt(variance).min())
     covariance = gp.condition(y).covariance(X[:12])
     np.testing.assert_allclose(covariance, (K - K @ np.linalg.solve(C, K))[:12, :12], atol=0.05 * variance.max())
-    assert abs(npgp.exact_log_evidence(kernel, X, y, noise_variance=noise) - evidence) < 0.05
-    upper = npgp.upper_bound(kernel, X, y, X, noise_variance=noise)
+    assert abs(npgp.collapsed.exact_log_evidence(kernel, X, y, noise_variance=noise) - evidence) < 0.05
+    upper = npgp.collapsed.upper_bound(kernel, X, y, X, noise_variance=noise)
     assert evidence - 0.05 < upper < evidence + 20.0  # 15.6 above in dense algebra of float64, by the same formula
 
 
@@ -542,7 +542,9 @@ def test_what_cannot_be_a_model_is_refused():
     refused("X has NaN", X * np.nan, Z, noise_variance=0.1)
     refused(r"inducing has shape \(3,\)", X, Z[:, 0], noise_variance=0.1)
     refused("inducing has no features", X, [Z[:0], Z[:0]], noise_variance=0.1)
-    refused("must be an npgp.Conditional", X, Z, noise_variance=0.1, conditional=single(9), error=TypeError)
+    refused(
+        "must be an npgp.conditionals.Conditional", X, Z, noise_variance=0.1, conditional=single(9), error=TypeError
+    )
     refused("partition of 8 rows, but there are 9", X, Z, noise_variance=0.1, conditional=Grouped(single(8)))
     refused("empty list", X, [], noise_variance=0.1)
     for noise in (0.0, -0.1, np.nan, np.array([0.1] * 8 + [-0.1], np.float32)):

@@ -43,7 +43,7 @@ def model_of(gp, conditional="tight", noise=NOISE, likelihood=None):
 
 
 def with_groups(conditional):
-    return npgp.Grouped(median_split(X.astype(np.float32), 3)) if conditional == "grouped" else conditional
+    return npgp.conditionals.Grouped(median_split(X.astype(np.float32), 3)) if conditional == "grouped" else conditional
 
 
 def collapsed_of(gp, conditional, noise=NOISE):
@@ -231,7 +231,9 @@ def test_minibatches_of_whole_groups_are_unbiased(float64):
     def model(x, y, mask):
         f = gp.draw()
         with npgp.plate("data", size, rows=x.shape[0]):
-            npgp.observe("y", f(x), npgp.Gaussian(variance=0.3), obs=y, mask=mask, conditional=npgp.Grouped(g))
+            npgp.observe(
+                "y", f(x), npgp.Gaussian(variance=0.3), obs=y, mask=mask, conditional=npgp.conditionals.Grouped(g)
+            )
 
     @compiled
     def values():
@@ -240,7 +242,7 @@ def test_minibatches_of_whole_groups_are_unbiased(float64):
         elbo = make_elbo(model)
         key = jax.random.key(0)
         parts = [elbo(key, params, x[i : i + g], y[i : i + g], mask[i : i + g]) for i in range(0, size, g)]
-        whole = make_elbo(model_of(gp, npgp.Grouped(groups), 0.3))(key, params, X, Y)
+        whole = make_elbo(model_of(gp, npgp.conditionals.Grouped(groups), 0.3))(key, params, X, Y)
         return jnp.stack(parts), elbo(key, params, x, y, mask), whole
 
     parts, padded, whole = values()
@@ -256,7 +258,7 @@ def test_groups_do_not_stand_in_the_way_of_new_rows(groups):
     def model(X, y=None):
         f = gp.draw()
         with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y, conditional=npgp.Grouped(groups))
+            npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y, conditional=npgp.conditionals.Grouped(groups))
 
     guide = npgp.AutoSparseGP(model)
     svi = numpyro.infer.SVI(model, guide, npgp.adam(0.05), numpyro.infer.TraceMeanField_ELBO())
@@ -311,7 +313,8 @@ def test_sums_multiples_and_outputs_in_groups(float64):
     }
     params = {name: jnp.asarray(value) for name, value in params.items()}
     tight, grouped = (
-        elbo_value(model(conditional), params, X, Y) for conditional in (npgp.Tight(), npgp.Grouped(groups))
+        elbo_value(model(conditional), params, X, Y)
+        for conditional in (npgp.conditionals.Tight(), npgp.conditionals.Grouped(groups))
     )
     parts = [Dense(([Z], ("dense",)), X), Dense(([O], ("dense",)), X, name="g", lengthscale=1.1, variance=0.4)]
     D = a[0] ** 2 * (parts[0].D + 4.0 * parts[1].D) / 0.3

@@ -31,7 +31,7 @@ def of(q: int) -> npgp.Matern32:
 def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
     gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], noise_variance=NOISE, outputs=Q, conditional=conditional)
     bound, posterior = gp.log_prob(np.stack([Y, -2.0 * Y])), gp.condition(Y)
-    corrected = npgp.local_correction(posterior, X, Y, npgp.Gaussian(variance=0.2), npgp.median_split(X, 4))
+    corrected = npgp.local_correction(posterior, X, Y, npgp.Gaussian(variance=0.2), npgp.sparse.median_split(X, 4))
     draws = gp.sample(jax.random.key(0), (3,))
     assert bound.shape == (2, Q) and draws.shape == (3, Q, N)
     for q in range(Q):
@@ -39,7 +39,7 @@ def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
         np.testing.assert_allclose(bound[:, q], one.log_prob(np.stack([Y[q], -2.0 * Y[q]])), rtol=1e-9)
         wanted = one.condition(Y[q])
         np.testing.assert_allclose(posterior.covariance(X)[q], wanted.covariance(X), rtol=1e-7, atol=1e-10)
-        near = npgp.local_correction(wanted, X, Y[q], npgp.Gaussian(variance=0.2), npgp.median_split(X, 4))
+        near = npgp.local_correction(wanted, X, Y[q], npgp.Gaussian(variance=0.2), npgp.sparse.median_split(X, 4))
         for value, expected in zip(corrected.mean_and_variance(X), near.mean_and_variance(X), strict=True):
             np.testing.assert_allclose(value[q], expected, rtol=1e-7, atol=1e-10)
 
@@ -68,7 +68,7 @@ def test_bounds_are_below_the_evidence_of_each(seed, lengthscale, noise):
     y = rng.normal(size=(Q, N))
     bound = npgp.CollapsedGP(npgp.RBF(lengthscales), X, Z, noise_variance=noise, outputs=Q).log_prob(y)
     for q in range(Q):
-        evidence = npgp.exact_log_evidence(npgp.RBF(lengthscales[q, 0]), X, y[q], noise_variance=noise)
+        evidence = npgp.collapsed.exact_log_evidence(npgp.RBF(lengthscales[q, 0]), X, y[q], noise_variance=noise)
         assert bound[q] <= evidence + 1e-3 * abs(evidence)  # float32
 
 

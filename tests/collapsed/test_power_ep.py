@@ -76,8 +76,11 @@ def computed():
             models = {"rows": everything(approximation("fitc", None))}
             models["blocks"] = everything(approximation("pitc", BLOCKS))
             bounds = {("structured-pep", "rows"): bound("tight"), ("structured-pep", "one"): bound("full")}
-            bounds |= {("structured-pep", "blocks"): bound(npgp.Grouped(BLOCKS)), ("pep", "rows"): bound("prior")}
-            exact = npgp.exact_log_evidence(kernel(), X.copy(), y - OFFSET, noise_variance=NOISE.copy())
+            bounds |= {
+                ("structured-pep", "blocks"): bound(npgp.conditionals.Grouped(BLOCKS)),
+                ("pep", "rows"): bound("prior"),
+            }
+            exact = npgp.collapsed.exact_log_evidence(kernel(), X.copy(), y - OFFSET, noise_variance=NOISE.copy())
             return found, models, bounds, exact
 
         return jax.tree.map(np.asarray, run(np.array([SMALL, POWER, 1.0]), Y.copy(), NEW.copy()))
@@ -171,7 +174,7 @@ def between():
                     values("pep", None, "prior", "fitc"),
                     values("pep", blocks, "prior", "pitc"),
                     values("structured-pep", None, "tight", "fitc"),
-                    values("structured-pep", blocks, npgp.Grouped(blocks), "pitc"),
+                    values("structured-pep", blocks, npgp.conditionals.Grouped(blocks), "pitc"),
                 ]
             )
 

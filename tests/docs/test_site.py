@@ -91,10 +91,11 @@ def test_every_block_of_pages_and_docstrings_is_collected():
 RETURNED = {
     "npgp.collapsed": """Advice DegeneratePosterior ExpectedProjection GroupNoise PsiStatistics RowNoise
         ShorterLengthscales""",
+    "npgp.conditionals": "Gain",
     "npgp.gplvm": "CanonicalLatents RowNormal",
     "npgp.inducing": "LevelChoice",
     "npgp.neighbors": "Kriging MeanFieldNormal NeighborPosterior VecchiaFactor Waves",
-    "npgp.sparse": "Gain GroupResidual RowResidual Tree",
+    "npgp.sparse": "GroupResidual RowResidual Tree",
     "npgp.training": "Best CollapsedFit LBFGSResult PosteriorCheck",
     "npgp.variational": """BlockNormal CorrectedPosterior Decomposition JointBlock MixedPaths MixedPosterior Paths
         ScaledProjection""",

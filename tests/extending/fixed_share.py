@@ -10,7 +10,7 @@ import npgp
 
 @npgp.pytree
 @dataclass(frozen=True)
-class FixedShare(npgp.Conditional):
+class FixedShare(npgp.conditionals.Conditional):
     """q leaves the residual a given share of its prior's covariance: the ELBO of that q, whatever the likelihood."""
 
     share: ArrayLike = 0.5

@@ -74,8 +74,8 @@ def test_the_bound_holds_and_is_what_the_formulas_say(float64):
 
     bounds, evidence, d = jax.jit(
         lambda: (
-            [bound(c) for c in (FixedShare(share), "shared", npgp.Prior(), FixedShare(1.0))],
-            npgp.exact_log_evidence(kernel, x, y, noise_variance=0.1),
+            [bound(c) for c in (FixedShare(share), "shared", npgp.conditionals.Prior(), FixedShare(1.0))],
+            npgp.collapsed.exact_log_evidence(kernel, x, y, noise_variance=0.1),
             npgp.CollapsedGP(kernel, x, blocks(), noise_variance=0.1).condition(y).decompose(x).variance[-1],
         )
     )()
@@ -121,7 +121,8 @@ def test_a_likelihood_of_ones_own_among_columns():
     likelihood = npgp.likelihoods.Columns([npgp.Gaussian(variance=0.1), Geometric()])
     residual = jnp.full((2, 5), 0.3)
     y, mean = jnp.ones((2, 5)), jnp.zeros((2, 5))
-    from npgp.sparse.conditionals import Tight, row_elbo
+    from npgp.conditionals import Tight
+    from npgp.conditionals.base import row_elbo
 
     together = row_elbo(Tight(), likelihood, y, mean, residual, residual)
     alone = row_elbo(Tight(), Geometric(), y[1], mean[1], residual[1], residual[1])

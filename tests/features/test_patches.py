@@ -128,8 +128,8 @@ def toy(case):
 )
 def test_bounds_are_below_the_evidence(name):
     kernel, blocks = toy(name)
-    evidence = npgp.exact_log_evidence(kernel, IMAGES, Y, noise_variance=0.2)
-    conditionals = ["prior", "shared", "tight", npgp.Grouped(3), "full"]
+    evidence = npgp.collapsed.exact_log_evidence(kernel, IMAGES, Y, noise_variance=0.2)
+    conditionals = ["prior", "shared", "tight", npgp.conditionals.Grouped(3), "full"]
 
     def bound(blocks, conditional):
         return npgp.CollapsedGP(kernel, IMAGES, blocks, noise_variance=0.2, conditional=conditional).log_prob(Y)

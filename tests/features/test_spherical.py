@@ -525,7 +525,7 @@ def test_blocks_that_add_nothing_are_refused():
 
 def test_whole_functions_cannot_be_drawn_from_spherical_features():
     projector = Projector(ZonalArcCosine(), (SphericalHarmonics((0,), 3),), (jnp.ones(1),), ((),), (0.0,))
-    posterior = npgp.Posterior(projector, (DenseNormal(jnp.zeros(1), jnp.eye(1)),))
+    posterior = npgp.variational.Posterior(projector, (DenseNormal(jnp.zeros(1), jnp.eye(1)),))
     with pytest.raises(NotImplementedError, match="SphericalHarmonics features are no points: use Posterior.sample"):
         posterior.draw_functions(jax.random.key(0))
 

@@ -126,7 +126,7 @@ def test_rows_in_groups(float64):
     mask = np.ones(DATA.shape, bool)
     mask[[1, 3, 5], [0, 0, 2]] = False
 
-    pair = make_gplvm(), make_gplvm(conditional=npgp.Grouped(groups))
+    pair = make_gplvm(), make_gplvm(conditional=npgp.conditionals.Grouped(groups))
 
     @compiled
     def elbos(params, key):

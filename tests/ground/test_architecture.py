@@ -23,7 +23,7 @@ FLOORS = [
     {"kernels"},
     {"likelihoods", "features"},
     {"sparse"},
-    {"inducing", "neighbors"},
+    {"conditionals", "inducing", "neighbors"},
     {"variational"},
     {"collapsed"},
     {"model"},

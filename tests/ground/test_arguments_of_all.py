@@ -96,7 +96,7 @@ def test_what_else_is_checked():
         npgp.Standardizer.of(np.eye(3))(np.ones((2, 2)))
     posterior = npgp.CollapsedGP(KERNEL, X, X[:2], noise_variance=0.1).condition(Y)
     with pytest.raises(ValueError, match="y has .*; for Poisson it must be a count"):
-        npgp.local_correction(posterior, X, -np.ones(6), npgp.Poisson(), npgp.median_split(X, 3))
+        npgp.local_correction(posterior, X, -np.ones(6), npgp.Poisson(), npgp.sparse.median_split(X, 3))
     start = npgp.gplvm.pca_start(jax.random.key(0), np.random.default_rng(0).normal(size=(8, 3)), 1, 3)
     with pytest.raises(TypeError, match=r"kernel is RBF.*; it must be a function that makes one"):
         npgp.BayesianGPLVM(start, kernel=KERNEL)

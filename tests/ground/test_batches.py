@@ -98,7 +98,10 @@ def rows_normal(X, y):
 
 
 PROGRAMS = {
-    "grouped": (step(functools.partial(summed, conditional=npgp.Grouped(npgp.median_split(X, 4)))), Y),
+    "grouped": (
+        step(functools.partial(summed, conditional=npgp.conditionals.Grouped(npgp.sparse.median_split(X, 4)))),
+        Y,
+    ),
     "several outputs": (step(several, elbo=Trace_ELBO()), OUTPUTS),
     "natural gradient": (step(several, npgp.natural_gradient(0.1, optax.sgd(0.1))), OUTPUTS),
     "VNNGP": (step(through_neighbors), Y),
@@ -107,7 +110,10 @@ PROGRAMS = {
         over_lengthscales(lambda kernel, X, y: npgp.CollapsedGP(kernel, X, X[:4], noise_variance=0.1).log_prob(y)),
         Y,
     ),
-    "exact": (over_lengthscales(lambda kernel, X, y: npgp.exact_log_evidence(kernel, X, y, noise_variance=0.1)), Y),
+    "exact": (
+        over_lengthscales(lambda kernel, X, y: npgp.collapsed.exact_log_evidence(kernel, X, y, noise_variance=0.1)),
+        Y,
+    ),
     "posterior draws": (posterior_draws, Y),
     "normal rows": (rows_normal, Y),
 }

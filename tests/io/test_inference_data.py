@@ -65,7 +65,7 @@ def collapsed_gp(lengthscale):
 def observed(X, y=None):
     f = exact_gp().draw()
     with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE_LOO), obs=y, conditional=npgp.Grouped(4))
+        npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE_LOO), obs=y, conditional=npgp.conditionals.Grouped(4))
 
 
 def collapsed(y=None):
@@ -173,7 +173,9 @@ def test_pointwise_values_are_the_datas_row_by_row(float64):
         f = handlers.scope(gp().draw, prefix="part")()
         with numpyro.plate("data", ROWS):
             effect = numpyro.deterministic("effect", dose @ slope)
-            npgp.observe("y", f(X) + effect, npgp.Gaussian(variance=noise), obs=y, conditional=npgp.Grouped(4))
+            npgp.observe(
+                "y", f(X) + effect, npgp.Gaussian(variance=noise), obs=y, conditional=npgp.conditionals.Grouped(4)
+            )
 
     dose = normals(ROWS, 2)
     draws = {"noise": np.array([0.2, 0.4, 0.9]), "slope": normals(3, 2, seed=1), "part/f.u": normals(3, 3, seed=2)}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hyperdual import STATIONARY
 
-from npgp import exact_log_evidence, kernels
+from npgp import kernels
+from npgp.collapsed import exact_log_evidence
 from npgp.kernels.distances import MANY_COLUMNS, squared_distances
 
 

@@ -15,6 +15,9 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 import npgp
+from npgp.conditionals import as_conditional
+from npgp.conditionals.base import row_elbo
+from npgp.conditionals.precision import certified_site_precision
 from npgp.likelihoods import (
     Bernoulli,
     Columns,
@@ -26,8 +29,6 @@ from npgp.likelihoods import (
     StudentT,
     quadrature_error,
 )
-from npgp.sparse import conditionals
-from npgp.sparse.conditionals import as_conditional, certified_site_precision
 from npgp.sparse.groups import median_split
 from npgp.sparse.residuals import GroupResidual, RowResidual
 
@@ -184,8 +185,8 @@ def shares(conditional, groups, present, own):
             more = () if rule is certified_site_precision else (0.4,)
             return rule(likelihood, *values, residual(columns), *more, present=mask)
 
-        row_elbo = functools.partial(conditionals.row_elbo, as_conditional(conditional))
-        rules = [row_elbo, certified_site_precision] if conditional == "tight" and own else [row_elbo]
+        elbo_of = functools.partial(row_elbo, as_conditional(conditional))
+        rules = [elbo_of, certified_site_precision] if conditional == "tight" and own else [elbo_of]
         every = np.arange(D)
         return [
             (share(rule, mixed(), every), [share(rule, p, np.array(c)) for p, c in zip(parts(), COLUMNS, strict=True)])
@@ -268,7 +269,7 @@ def whole_and_parts(fn):
 
 @pytest.mark.parametrize("conditional, masked", [("prior", True), ("tight", False), ("tight", True), ("grouped", True)])
 def test_the_elbo_is_the_sum_of_the_parts(conditional, masked, float64):
-    chosen = npgp.Grouped(median_split(X, 3)) if conditional == "grouped" else conditional
+    chosen = npgp.conditionals.Grouped(median_split(X, 3)) if conditional == "grouped" else conditional
 
     @compiled
     def evaluate(params, y):
@@ -325,7 +326,7 @@ def test_gaussian_noise_per_column_is_dense_algebra(conditional, float64):
     """As a variance (D, 1), and as a likelihood for each column."""
     noise, y = np.array([[0.2], [0.05], [1.0]]), np.random.default_rng(2).normal(size=(3, 8))
     groups, params = median_split(X, 3) if conditional == "grouped" else None, parameters(3)
-    chosen = npgp.Grouped(groups) if groups else conditional
+    chosen = npgp.conditionals.Grouped(groups) if groups else conditional
 
     @compiled
     def evaluate(params):

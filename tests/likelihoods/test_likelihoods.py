@@ -1184,7 +1184,7 @@ def test_masked_rows_contribute_nothing_whatever_the_parameter(name):
         moments = Moments(mean, variance, residual)
         return [
             jnp.sum(LatentObservation(likelihood, moments, conditional, mask=absent).log_prob(nothing))
-            for conditional in (None, npgp.Prior())
+            for conditional in (None, npgp.conditionals.Prior())
         ]
 
     def pulled(given):

@@ -78,7 +78,7 @@ def test_enumeration_is_no_reason_to_refuse():
 
 def test_masks_by_handlers_are_masks_by_argument_in_groups(float64):
     """And the bound stays below the evidence of what is observed, which it did not where groups saw rows masked."""
-    groups, rng, count = npgp.Grouped(3), np.random.default_rng(5), 300
+    groups, rng, count = npgp.conditionals.Grouped(3), np.random.default_rng(5), 300
     data = {
         "X": rng.uniform(0.0, 1.0, (count, 6, 1)),
         "y": rng.normal(size=(count, 6)) * np.exp(rng.normal(size=(count, 1))),
@@ -125,7 +125,7 @@ def test_masks_that_are_not_row_by_row_are_refused():
     def masked(X, y, outer, inner):
         f = sparse_gp().draw()
         with outer, numpyro.plate("rows", N), inner:
-            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, conditional=npgp.Grouped(2))
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, conditional=npgp.conditionals.Grouped(2))
 
     def refused(words, outer, inner):
         with pytest.raises(ValueError, match=words):
@@ -220,7 +220,7 @@ def test_sizes_of_plates():
 
 def test_conditioned_observations_are_observations(float64):
     params = random_params()
-    for options in ({}, {"conditional": npgp.Grouped(4)}, {"conditional": "full"}):
+    for options in ({}, {"conditional": npgp.conditionals.Grouped(4)}, {"conditional": "full"}):
 
         def conditioned(X, y, options=options):
             handlers.condition(model, {"y": y})(X, **options)
@@ -246,7 +246,7 @@ def test_conditioned_observations_are_checked():
     refused(Y, "for Poisson it must be", npgp.Poisson())
     with pytest.raises(ValueError, match=r"Grouped\(2\) must know of observations: pass obs=y, or condition by data"):
         FOUND[0] = Y
-        traced(handlers.condition(lambda X: model(X, conditional=npgp.Grouped(2)), **function), X)
+        traced(handlers.condition(lambda X: model(X, conditional=npgp.conditionals.Grouped(2)), **function), X)
     scoped = handlers.condition(handlers.scope(model, prefix="a"), {"a/y": np.full(N, np.nan)})
     with pytest.raises(ValueError, match="the observations of y has NaN"):
         handlers.seed(scoped, 0)(X)

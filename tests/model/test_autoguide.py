@@ -399,7 +399,7 @@ def test_log_likelihood_is_of_each_row_given_epsilon(conditional, float64):
     samples = {"lengthscale": rng.uniform(0.5, 1.0, 3), "noise": rng.uniform(0.1, 1.0, 3)}
     samples |= {"slope": rng.normal(size=(3, 2)), "f.u": rng.normal(size=(3, 3)), "f.v": rng.normal(size=(3, 2))}
     if conditional == "grouped":
-        conditional = npgp.Grouped(npgp.median_split(X, 4))
+        conditional = npgp.conditionals.Grouped(npgp.sparse.median_split(X, 4))
     given = partial(model, conditional=conditional)
     rows = compiled(lambda s: log_likelihood(given, s, X, Y)["y"])(jax.tree.map(jnp.asarray, samples))
     assert rows.shape == (3, 8)

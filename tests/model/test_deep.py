@@ -151,7 +151,7 @@ def evidence():
         ("shared", "tight", False, "Gaussian"),
         ("prior", "tight", False, "Poisson"),
         ("shared", "shared", False, "Poisson"),
-        ("shared", npgp.Grouped(3), True, "Gaussian"),
+        ("shared", npgp.conditionals.Grouped(3), True, "Gaussian"),
     ],
     ids=str,
 )
@@ -194,8 +194,8 @@ def test_groups_with_marginal_draws_would_be_no_bound():
     by_marginal = np.sum(w[:, None] * w * log_p(h[:, None], h))
     assert by_joint < exact < by_marginal - 0.02
     with pytest.raises(ValueError, match=r"conditional is Grouped\(2\), which takes rows together"):
-        handlers.seed(npgp.AutoSparseGP(model_of(opposite, npgp.Grouped(2))), 0)(APART, y)
-    model = model_of(opposite, npgp.Grouped(2), joint=True)
+        handlers.seed(npgp.AutoSparseGP(model_of(opposite, npgp.conditionals.Grouped(2))), 0)(APART, y)
+    model = model_of(opposite, npgp.conditionals.Grouped(2), joint=True)
     guide, params = some_params(model, APART, y)
     for layer in "12":
         params[f"deep.{layer}.u.loc"] = np.zeros_like(params[f"deep.{layer}.u.loc"])

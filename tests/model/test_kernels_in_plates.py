@@ -104,11 +104,11 @@ def some_params(model, dependence, y):
 
 CASES = [
     {"conditional": "prior"},
-    {"conditional": npgp.Grouped(4), "covariances": ["dense", "diagonal"]},
+    {"conditional": npgp.conditionals.Grouped(4), "covariances": ["dense", "diagonal"]},
     {"conditional": "full", "covariances": ["dense", "mean-only"]},
     {"conditional": "shared", "covariances": "diagonal"},
-    {"conditional": npgp.Grouped(4), "mixed": True},
-    {"conditional": npgp.Grouped(4), "likelihood": npgp.likelihoods.HeteroscedasticGaussian()},
+    {"conditional": npgp.conditionals.Grouped(4), "mixed": True},
+    {"conditional": npgp.conditionals.Grouped(4), "likelihood": npgp.likelihoods.HeteroscedasticGaussian()},
 ]
 
 
@@ -186,7 +186,7 @@ def test_draws_and_posteriors_are_those_of_components(float64, tmp_path):
     unwhitened = gp.posterior(gp.params(posterior.q))
     at_start = npgp.sparse.factorize_members(gp.kernel, gp.inducing, (Q, 1))
     np.testing.assert_allclose(
-        unwhitened.mean(X_new), npgp.Posterior(at_start, posterior.q).mean(X_new), rtol=1e-8, atol=1e-10
+        unwhitened.mean(X_new), npgp.variational.Posterior(at_start, posterior.q).mean(X_new), rtol=1e-8, atol=1e-10
     )
 
 

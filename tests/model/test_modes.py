@@ -51,7 +51,7 @@ from numpyro.infer import (
 from numpyro.infer.util import log_density
 
 import npgp
-from npgp.sparse import conditionals
+from npgp.conditionals.base import row_elbo
 
 #: Of a z-score: a test with a fixed seed and up to a hundred of them.
 Z_LIMIT = 4.5
@@ -140,7 +140,7 @@ def test_observe_svi_with_other_likelihoods(name, float64):
     values = over_keys(lambda *a: {c: e(*a) for c, e in elbos.items()}, 2, params, X, y)
     by_hand = hermite(numpy_log_prob(name, y), dense.mean, dense.variance)
     np.testing.assert_allclose(values["prior"], by_hand.sum() - dense.kl, rtol=1e-8)
-    rows = compiled(conditionals.row_elbo)(npgp.Tight(), likelihood, y, dense.mean, dense.explained, dense.residual)
+    rows = compiled(row_elbo)(npgp.conditionals.Tight(), likelihood, y, dense.mean, dense.explained, dense.residual)
     np.testing.assert_allclose(values["tight"], rows.sum() - dense.kl, rtol=1e-8)
     assert values["tight"][0] > values["prior"][0] + 1e-3
 

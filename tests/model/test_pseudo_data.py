@@ -293,7 +293,7 @@ def test_single_precision_far_from_the_data():
         p = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=scale**2), inputs[::4], jitter=1e-5)
         projector = factorize(p.kernel, p.inducing, p.jitter)
         q = pseudo_posterior(projector.cholesky[0], jnp.asarray(y[::4], dtype), jnp.eye(15, dtype=dtype) / 0.005)
-        mean, variance = npgp.Posterior(projector, (q,)).mean_and_variance(inputs)
+        mean, variance = npgp.variational.Posterior(projector, (q,)).mean_and_variance(inputs)
         return [np.asarray(x) for x in (q.kl(), mean, variance)]
 
     for lengthscale, scale in ((1.0, 1.0), (0.1, 1.0), (5.0, 1.0), (1.0, 30.0), (1.0, 0.03)):

@@ -140,13 +140,13 @@ def test_groups_of_rows_know_of_covariances_within_functions(float64):
         def model():
             f = functions(True)
             with numpyro.plate("rows", group.size):
-                grouped = npgp.Grouped(npgp.sparse.consecutive(group.size, size))
+                grouped = npgp.conditionals.Grouped(npgp.sparse.consecutive(group.size, size))
                 npgp.observe("y", f(X)[group, row], npgp.Gaussian(variance=0.3), obs=y.ravel(), conditional=grouped)
 
         return model
 
     def apart():
-        grouped = npgp.Grouped(npgp.sparse.single(4))
+        grouped = npgp.conditionals.Grouped(npgp.sparse.single(4))
         for g in range(G):
             f = npgp.SparseGP(f"g{g}", npgp.Matern32(LENGTHSCALES[g, 0], variance=1.3), OWN[g]).draw()
             with numpyro.plate(f"rows{g}", 4):
@@ -203,7 +203,7 @@ def test_each_function_has_its_inputs(float64):
         kernel = npgp.Matern32(LENGTHSCALES if own else 0.5, variance=1.3)
         blocks = [npgp.features.Points(OWN if own else Z)]
         blocks_q = tuple(npgp.variational.DenseNormal(b.loc[:, 0], b.scale_tril) for b in q)
-        posterior = npgp.Posterior(npgp.sparse.factorize_members(kernel, blocks, (G, 1)), blocks_q)
+        posterior = npgp.variational.Posterior(npgp.sparse.factorize_members(kernel, blocks, (G, 1)), blocks_q)
         mean, variance = posterior.mean_and_variance(inputs)
         np.testing.assert_allclose(mean, one_by_one[0], atol=1e-12)
         np.testing.assert_allclose(variance, one_by_one[1] + one_by_one[2], atol=1e-12)

@@ -11,8 +11,9 @@ from numpyro import handlers
 from numpyro.infer import MCMC, NUTS, Predictive, log_likelihood
 
 import npgp
+from npgp.conditionals import as_conditional
+from npgp.conditionals.base import row_elbo
 from npgp.likelihoods import HeteroscedasticGaussian, Softmax
-from npgp.sparse import conditionals
 from npgp.sparse.residuals import GroupResidual, RowResidual
 
 CLASSES = np.array([0, 2, 1, 1, 0, 2, 2, 1])
@@ -62,7 +63,7 @@ def dense_rows(conditional: str, f: Dense, g: Dense) -> np.ndarray:
 def test_two_gps_of_mean_and_log_scale_have_the_dense_elbo(conditional, float64):
     params = random_q("f", 0) | random_q("g", 1)
     f, g = Dense(([Z], ("dense",)), X, params), Dense(([Z], ("dense",)), X, params, "g", lengthscale=1.5)
-    model = heteroscedastic(npgp.Grouped(1) if conditional == "grouped" else conditional)
+    model = heteroscedastic(npgp.conditionals.Grouped(1) if conditional == "grouped" else conditional)
     value = compiled(make_elbo(model))(jax.random.key(0), params, jnp.asarray(X), jnp.asarray(Y))
     expected = np.sum(dense_rows("tight" if conditional == "grouped" else conditional, f, g)) - f.kl - g.kl
     # The curvature rule is a damped iteration, and stationary in λ.
@@ -136,7 +137,7 @@ def test_certified_bounds_lie_below_the_evidence(kind, float64):
         zero, d = jnp.zeros((2, 2)), jnp.diagonal(D, axis1=1, axis2=2)
         residuals = [RowResidual(d)] * 3 + [GroupResidual(D[:, None], groups)] * 2
         return [
-            jnp.sum(conditionals.row_elbo(conditionals.as_conditional(name), likelihood, y, zero, zero, residual, m))
+            jnp.sum(row_elbo(as_conditional(name), likelihood, y, zero, zero, residual, m))
             for name, residual in zip(names, residuals, strict=True)
         ]
 
@@ -163,7 +164,7 @@ def test_gradients_are_those_of_the_bound(likelihood, float64):
     at, direction = rng.uniform(0.2, 1.0, (2, 3, 2, 4))
 
     def bound(at):
-        terms = conditionals.row_elbo(npgp.Tight(), likelihood, jnp.array([0.0, 1.0, 1.0, 0.0]), *at)
+        terms = row_elbo(npgp.conditionals.Tight(), likelihood, jnp.array([0.0, 1.0, 1.0, 0.0]), *at)
         return jnp.sum(terms)
 
     slope = np.sum(compiled(jax.grad(bound))(at) * direction)
@@ -267,7 +268,7 @@ def test_mixed_outputs_in_groups_stay_below_the_evidence(float64):
 
         return float(compiled(elbo_of_mixed(model))(jax.random.key(0), params, jnp.asarray(X), YS))
 
-    values = [elbo("prior"), elbo("tight"), elbo(npgp.Grouped(4))]
+    values = [elbo("prior"), elbo("tight"), elbo(npgp.conditionals.Grouped(4))]
     K = np.kron(W @ W.T, rbf(X, X)) + NOISE * np.eye(24)
     _, log_det = np.linalg.slogdet(2 * np.pi * K)
     evidence = -0.5 * log_det - 0.5 * YS.ravel() @ np.linalg.solve(K, YS.ravel())

@@ -12,7 +12,7 @@ import npgp
 
 X = np.linspace(0.0, 3.0, 10)[:, None] + 0.1 * np.cos(np.arange(20.0)).reshape(10, 2)
 Y = np.round(3.0 * np.square(np.sin(X[:, 0])))
-GROUPS = npgp.median_split(X, 3)  # 4 groups of 2 and 3 rows
+GROUPS = npgp.sparse.median_split(X, 3)  # 4 groups of 2 and 3 rows
 Z = X[::4] + 0.05
 NOISE = {"gaussian": npgp.Gaussian(variance=0.3), "counts": npgp.Poisson()}
 
@@ -29,9 +29,11 @@ def model(batches, likelihood):
     points, y, mask = places
     with npgp.plate("places", GROUPS.mask.size, rows=len(points)):
         if whole:
-            npgp.observe("groups", f(points), likelihood, obs=y, conditional=npgp.Grouped(GROUPS.size), mask=mask)
+            npgp.observe(
+                "groups", f(points), likelihood, obs=y, conditional=npgp.conditionals.Grouped(GROUPS.size), mask=mask
+            )
         else:
-            npgp.tighten("gain", f(points), likelihood, y, npgp.Grouped(GROUPS.size), mask=mask)
+            npgp.tighten("gain", f(points), likelihood, y, npgp.conditionals.Grouped(GROUPS.size), mask=mask)
 
 
 PLACES = GROUPS.arrange(X), GROUPS.arrange(Y), np.asarray(GROUPS.mask).ravel()
@@ -87,6 +89,6 @@ def test_conditionals_without_groups_are_refused():
         f = npgp.SparseGP("f", npgp.RBF(0.8), Z).draw()
         npgp.tighten("gain", f(X), NOISE["gaussian"], Y, conditional)
 
-    for conditional in ("grouped", npgp.Tight()):
-        with pytest.raises(TypeError, match="gain takes groups alone, such as npgp.Grouped"):
+    for conditional in ("grouped", npgp.conditionals.Tight()):
+        with pytest.raises(TypeError, match="gain takes groups alone, such as npgp.conditionals.Grouped"):
             handlers.seed(stated, 0)(conditional)

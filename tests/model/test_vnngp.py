@@ -475,7 +475,7 @@ def test_what_is_refused(float64):
         handlers.seed(component().draw, 0)()
     with pytest.raises(ValueError, match="use TraceMeanField_ELBO"):
         make_elbo(regression(5), loss=Trace_ELBO())(jax.random.key(0), params(), x, near, y)
-    for conditional in (npgp.Grouped(3), "full"):
+    for conditional in (npgp.conditionals.Grouped(3), "full"):
         with pytest.raises(ValueError, match="groups have nothing to add"):
 
             def model(x, near, y, conditional=conditional):

@@ -97,12 +97,16 @@ PLACES: dict[str, tuple[str, Callable[[], Any]]] = {
     "groups of other rows": (
         "groups",
         lambda: npgp.observe(
-            "y", _f()(p.x()), p.gaussian(), obs=p.x(p.Y), conditional=npgp.Grouped(npgp.median_split(p.x(p.X[:6]), 3))
+            "y",
+            _f()(p.x()),
+            p.gaussian(),
+            obs=p.x(p.Y),
+            conditional=npgp.conditionals.Grouped(npgp.sparse.median_split(p.x(p.X[:6]), 3)),
         ),
     ),
     "groups that do not divide": (
         "groups",
-        lambda: npgp.observe("y", _f()(p.x()), p.gaussian(), obs=p.x(p.Y), conditional=npgp.Grouped(5)),
+        lambda: npgp.observe("y", _f()(p.x()), p.gaussian(), obs=p.x(p.Y), conditional=npgp.conditionals.Grouped(5)),
     ),
     "one draw twice in a sum": (
         "draw, twice",

@@ -12,6 +12,8 @@ import problem as p
 from judge import attempt, finite, mistakes, true
 
 import npgp
+from npgp.conditionals import Grouped
+from npgp.sparse import median_split
 
 CONDITIONALS = ("prior", "shared", "tight", "grouped", "full")
 
@@ -67,7 +69,7 @@ def test_duplicate_rows_with_almost_no_noise(conditional: str) -> Any:
     X = np.repeat(np.round(p.X[:6], 2), 2, axis=0).astype(np.float32)
     y = np.repeat(p.Y[:6], 2)
     noise = 1e-7 * p.VARIANCE
-    chosen = npgp.Grouped(npgp.median_split(X, 4)) if conditional == "grouped" else conditional
+    chosen = Grouped(median_split(X, 4)) if conditional == "grouped" else conditional
     gp = npgp.CollapsedGP(p.kernel(), X, X[::4], noise_variance=noise, conditional=chosen)
     found = float(jax.jit(gp.log_prob)(p.x(y)))
     # Covariances are right to ε k, which is ε k/σ² nats in a direction of variance σ², and the fit to y²/σ².
@@ -93,9 +95,9 @@ def test_observations_of_other_rows(y: Any) -> Any:
 def test_other_densities_of_other_rows(which: str) -> Any:
     y = p.x(p.Y[:, None])
     if which == "exact":
-        return npgp.exact_log_evidence(p.kernel(), p.x(), y, noise_variance=p.NOISE)
+        return npgp.collapsed.exact_log_evidence(p.kernel(), p.x(), y, noise_variance=p.NOISE)
     if which == "upper_bound":
-        return npgp.upper_bound(p.kernel(), p.x(), y, p.x(p.Z), noise_variance=p.NOISE)
+        return npgp.collapsed.upper_bound(p.kernel(), p.x(), y, p.x(p.Z), noise_variance=p.NOISE)
     return DENSITIES[which]().log_prob(y)
 
 
@@ -106,7 +108,7 @@ SETTINGS: dict[str, tuple[str, Callable[[], Any]]] = {
     "a negative jitter": ("jitter", lambda: _gp(jitter=-0.5).log_prob(p.x(p.Y))),
     "a jitter of NaN": ("jitter", lambda: _gp(jitter=np.nan).log_prob(p.x(p.Y))),
     "an unknown conditional": ("conditional", lambda: _gp(conditional="tightest")),
-    "a conditional's class": ("conditional", lambda: _gp(conditional=npgp.Tight)),
+    "a conditional's class": ("conditional", lambda: _gp(conditional=npgp.conditionals.Tight)),
     "unknown covariances": ("covariances", lambda: _gp(covariances=["full"])),
     "too many covariances": ("covariances", lambda: _gp(covariances=["dense", "dense"])),
     "an unknown method": (
@@ -115,11 +117,11 @@ SETTINGS: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "groups for FITC": (
         "groups, method",
-        lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=0.1, groups=npgp.median_split(p.x(), 3)),
+        lambda: npgp.ApproximateGP(p.kernel(), p.x(), p.x(p.Z), noise_variance=0.1, groups=median_split(p.x(), 3)),
     ),
     "groups of other rows": (
         "groups",
-        lambda: _gp(conditional=npgp.Grouped(npgp.median_split(p.x(p.X[:5]), 3))).log_prob(p.x(p.Y)),
+        lambda: _gp(conditional=Grouped(median_split(p.x(p.X[:5]), 3))).log_prob(p.x(p.Y)),
     ),
     "a negative error of inputs": (
         "scale",

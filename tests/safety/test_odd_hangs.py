@@ -54,7 +54,7 @@ def test_bounds_and_gradients_side_by_side(which: str) -> Any:
     X = p.x(np.linspace(0, 4, 240)[:, None])
     y = jnp.sin(3 * X[:, 0])
     inducing = [Z, Z[::3] + 0.01] if which == "two blocks" else Z
-    conditional = npgp.Grouped(12) if which == "grouped" else "tight"
+    conditional = npgp.conditionals.Grouped(12) if which == "grouped" else "tight"
 
     def bound(logs):
         kernel = npgp.Matern32(jnp.exp(logs[0]), variance=jnp.exp(logs[1]))
@@ -94,7 +94,7 @@ def test_many_small_matrices(which: str) -> Any:
             )
         )
         return finite(of(jnp.linspace(0.5, 2.0, 4))[1])
-    groups = npgp.median_split(X, 30)
+    groups = npgp.sparse.median_split(X, 30)
     if which == "pitc":
         of = jax.jit(
             jax.grad(

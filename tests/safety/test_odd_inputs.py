@@ -27,7 +27,7 @@ def _collapsed(X: Any) -> Any:
 
 
 def _exact(X: Any) -> Any:
-    return same(npgp.exact_log_evidence(p.kernel(), X, p.x(p.Y), noise_variance=p.NOISE), p.log_evidence())
+    return same(npgp.collapsed.exact_log_evidence(p.kernel(), X, p.x(p.Y), noise_variance=p.NOISE), p.log_evidence())
 
 
 def _fitc(X: Any) -> Any:
@@ -168,7 +168,9 @@ def test_one_row(which: str) -> Any:
             npgp.neighbors.ResponseNNGP(p.kernel(), X, 1, noise_variance=p.NOISE).log_prob(y),
             p.log_evidence(p.X[:1], p.Y[:1]),
         )
-    return same(npgp.exact_log_evidence(p.kernel(), X, y, noise_variance=p.NOISE), p.log_evidence(p.X[:1], p.Y[:1]))
+    return same(
+        npgp.collapsed.exact_log_evidence(p.kernel(), X, y, noise_variance=p.NOISE), p.log_evidence(p.X[:1], p.Y[:1])
+    )
 
 
 @attempt("answer", cases={"tight": "tight", "full": "full", "shared": "shared", "prior": "prior"}, x64=True)
@@ -213,7 +215,7 @@ def test_standardizer_of_times(which: str) -> Any:
         return same(scaled, expected, atol=1e-5)
     y = jnp.sin(jnp.arange(200.0) / 10)
     inputs = jnp.asarray(scaled, jnp.float32)
-    found = npgp.exact_log_evidence(npgp.RBF(0.3), inputs, y, noise_variance=0.1)
+    found = npgp.collapsed.exact_log_evidence(npgp.RBF(0.3), inputs, y, noise_variance=0.1)
     expected_evidence = p.log_evidence(expected, np.sin(np.arange(200.0) / 10), 0.1, lengthscale=0.3, variance=1.0)
     return same(found, expected_evidence)
 
@@ -262,7 +264,7 @@ def test_wrong_noise(noise: Any) -> Any:
 
 @attempt("error", "noise_variance", cases=("zero", "negative", "a column", "a string"))
 def test_wrong_noise_of_the_exact_evidence(which: str) -> Any:
-    return npgp.exact_log_evidence(p.kernel(), p.x(), p.x(p.Y), noise_variance=NOISES[which])
+    return npgp.collapsed.exact_log_evidence(p.kernel(), p.x(), p.x(p.Y), noise_variance=NOISES[which])
 
 
 @attempt("answer", cases={"list": list, "tuple": tuple, "numpy": np.asarray})

@@ -81,7 +81,10 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "a class for a kernel": ("kernel", lambda: npgp.SparseGP("f", npgp.RBF, p.x(p.Z))),
     "a function for a kernel": ("kernel", lambda: npgp.SparseGP("f", lambda a, b: 1.0, p.x(p.Z))),
     "a string for a kernel": ("kernel", lambda: npgp.CollapsedGP("rbf", p.x(), p.x(p.Z), noise_variance=0.1)),
-    "None for a kernel": ("kernel", lambda: npgp.exact_log_evidence(None, p.x(), p.x(p.Y), noise_variance=0.1)),
+    "None for a kernel": (
+        "kernel",
+        lambda: npgp.collapsed.exact_log_evidence(None, p.x(), p.x(p.Y), noise_variance=0.1),
+    ),
     "outputs that W has not": (
         "output, outputs, column, W",
         lambda: k.Coregion(npgp.RBF(), np.ones((2, 1), np.float32))(p.x(np.array([[0.5, 5.0]]))),
@@ -207,7 +210,9 @@ def test_evidence_of_duplicate_rows(name: str) -> Any:
     X = rng.normal(size=(10, 3))
     X, lengthscale = np.concatenate([X, X[:5]]), np.array([0.6, 0.026, 0.07])
     y = np.linalg.cholesky(p.gram(X, None, name, lengthscale, 39.3) + 7e-6 * np.eye(15)) @ rng.normal(size=15)
-    found = npgp.exact_log_evidence(getattr(npgp, name)(lengthscale, variance=39.3), X, y, noise_variance=7e-6)
+    found = npgp.collapsed.exact_log_evidence(
+        getattr(npgp, name)(lengthscale, variance=39.3), X, y, noise_variance=7e-6
+    )
     return same(found, p.log_evidence(X, y, 7e-6, name=name, lengthscale=lengthscale, variance=39.3), 1e-5)
 
 

@@ -16,12 +16,12 @@ import npgp
 from npgp import features, inducing, kernels
 
 
-def _posterior() -> npgp.Posterior:
+def _posterior() -> npgp.variational.Posterior:
     return p.sparse_gp().posterior(p.as_params(p.optimum()))
 
 
 def _groups() -> Any:
-    return npgp.median_split(p.x(), 4)
+    return npgp.sparse.median_split(p.x(), 4)
 
 
 MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
@@ -55,10 +55,10 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
         "candidates",
         lambda: inducing.greedy_fit(p.key(), p.kernel(), p.x(), p.x(p.Y), 3, noise_variance=0.1, candidates=0),
     ),
-    "groups of no rows": ("size", lambda: npgp.median_split(p.x(), 0)),
-    "groups of a string": ("groups", lambda: npgp.Grouped("3")),
-    "groups of NaN": ("X", lambda: npgp.median_split(p.x(p.X * np.nan), 3)),
-    "groups under jit": ("X", lambda: jax.jit(lambda X: jnp.asarray(npgp.median_split(X, 3).rows))(p.x())),
+    "groups of no rows": ("size", lambda: npgp.sparse.median_split(p.x(), 0)),
+    "groups of a string": ("groups", lambda: npgp.conditionals.Grouped("3")),
+    "groups of NaN": ("X", lambda: npgp.sparse.median_split(p.x(p.X * np.nan), 3)),
+    "groups under jit": ("X", lambda: jax.jit(lambda X: jnp.asarray(npgp.sparse.median_split(X, 3).rows))(p.x())),
     "arranging other rows": ("array", lambda: _groups().arrange(p.x(p.X[:5]))),
     "assigning other columns": ("X_new, columns", lambda: _groups().assign(p.x(np.ones((2, 2))))),
     "correction of other rows": (
@@ -127,7 +127,7 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
 
 def _table(rows: np.ndarray) -> Any:
     with handlers.seed(rng_seed=0):
-        return npgp.row_param("t", p.x(np.zeros((5, 2))), rows)
+        return npgp.model.row_param("t", p.x(np.zeros((5, 2))), rows)
 
 
 @mistakes(MISTAKES)

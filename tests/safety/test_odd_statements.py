@@ -294,10 +294,10 @@ def test_grouped_with_masked_rows(which: str) -> Any:
     def program(X, y):
         f = p.sparse_gp().draw()
         if which == "mask=":
-            npgp.observe("y", f(X), p.gaussian(), obs=y, mask=mask, conditional=npgp.Grouped(3))
+            npgp.observe("y", f(X), p.gaussian(), obs=y, mask=mask, conditional=npgp.conditionals.Grouped(3))
         else:
             with handlers.mask(mask=jnp.asarray(mask)):
-                npgp.observe("y", f(X), p.gaussian(), obs=y, conditional=npgp.Grouped(3))
+                npgp.observe("y", f(X), p.gaussian(), obs=y, conditional=npgp.conditionals.Grouped(3))
 
     q = p.as_params(p.optimum(p.X[mask], p.Y[mask]))
     places = np.cumsum(mask) - 1

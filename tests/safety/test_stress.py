@@ -91,7 +91,7 @@ def five_bounds(batch: dict[str, jax.Array], kernel: str, structure: str) -> dic
     def sum_and_bounds(logs, one):  # of factors, so that the numbers themselves are those of the oracle
         lengthscale, variance, noise = one["hyper"] * jnp.exp(logs)
         k = getattr(npgp.kernels, kernel)(lengthscale, variance=variance)
-        words: list[Any] = [npgp.Grouped(GROUP) if word == "grouped" else word for word in ORDER]
+        words: list[Any] = [npgp.conditionals.Grouped(GROUP) if word == "grouped" else word for word in ORDER]
         data = k, one["X"], blocks(one["Z"])
         gps = [npgp.CollapsedGP(*data, noise_variance=noise, conditional=word, covariances=kinds) for word in words]
         bounds = jnp.stack([gp.log_prob(one["y"]) for gp in gps])
@@ -105,7 +105,9 @@ def five_bounds(batch: dict[str, jax.Array], kernel: str, structure: str) -> dic
         return {
             "bounds": bounds,
             "gradients": gradients,  # of their sum, which is NaN where one of theirs is
-            "upper": npgp.upper_bound(k, one["X"], one["y"], blocks(one["Z"]), noise_variance=one["hyper"][2]),
+            "upper": npgp.collapsed.upper_bound(
+                k, one["X"], one["y"], blocks(one["Z"]), noise_variance=one["hyper"][2]
+            ),
             "jitter": jnp.stack(projector.jitter),
         }
 
@@ -163,19 +165,19 @@ def test_points_that_nearly_coincide_on_a_line(x64):
     X = np.sort(rng.uniform(0, 7, (150, 1)), axis=0).astype(dtype)
     Z = np.linspace(0, 7, 100).astype(dtype)[:, None]
     y = (np.sin(2 * X[:, 0]) + 1e-3 * rng.normal(size=150)).astype(dtype)
-    noise, groups = np.asarray(1e-6, dtype), npgp.median_split(X, 30)
+    noise, groups = np.asarray(1e-6, dtype), npgp.sparse.median_split(X, 30)
 
     @jax.jit
     def bounds(logs):
         k = npgp.RBF(jnp.exp(logs[0]), variance=jnp.exp(logs[1]))
-        words = [npgp.Grouped(groups) if word == "grouped" else word for word in ORDER]
+        words = [npgp.conditionals.Grouped(groups) if word == "grouped" else word for word in ORDER]
         gps = [npgp.CollapsedGP(k, X, Z, noise_variance=noise, conditional=word) for word in words]
         return jnp.stack([gp.log_prob(y) for gp in gps])
 
     got = {
         "bounds": bounds(jnp.zeros(2, dtype)),
         "gradients": jax.jit(jax.grad(lambda logs: jnp.sum(bounds(logs))))(jnp.zeros(2, dtype)),
-        "upper": npgp.upper_bound(npgp.RBF(), X, y, Z, noise_variance=noise),
+        "upper": npgp.collapsed.upper_bound(npgp.RBF(), X, y, Z, noise_variance=noise),
         "jitter": npgp.sparse.factorize(npgp.RBF(), npgp.sparse.projection.as_blocks(Z)).jitter[0][None],
     }
     got = {name: np.asarray(value)[None] for name, value in got.items()}

@@ -14,16 +14,15 @@ from scipy.special import logsumexp
 
 from npgp import likelihoods
 from npgp.collapsed import CollapsedGP
+from npgp.conditionals import Grouped, Tight, as_conditional, base, precision
 from npgp.kernels import RBF
 from npgp.pytrees import pytree
-from npgp.sparse import conditionals
-from npgp.sparse.conditionals import Grouped, as_conditional, precision
 from npgp.sparse.groups import consecutive, median_split, single
 from npgp.sparse.residuals import GroupResidual, RowResidual
 
 
 def row_elbo(conditional, *args, **kwargs):
-    return conditionals.row_elbo(as_conditional(conditional), *args, **kwargs)
+    return base.row_elbo(as_conditional(conditional), *args, **kwargs)
 
 
 def bimodal(f):
@@ -220,10 +219,12 @@ def test_names_and_certificates():
         for conditional in ("prior", "tight", "grouped", "full", "shared"):
             assert as_conditional(conditional).is_bound(likelihood)
         assert as_conditional("published").is_bound(likelihood) == (name in (*LOG_CONCAVE, "gaussian"))
-    assert as_conditional("tight") == conditionals.Tight()
+    assert as_conditional("tight") == Tight()
     with pytest.raises(ValueError, match="conditional is 'tigth'; it must be one of 'prior', 'tight'"):
         as_conditional("tigth")
-    with pytest.raises(TypeError, match="conditional is 3; it must be an npgp.Conditional such as npgp.Tight"):
+    with pytest.raises(
+        TypeError, match="conditional is 3; it must be an npgp.conditionals.Conditional such as npgp.conditionals.Tight"
+    ):
         as_conditional(3)
 
 

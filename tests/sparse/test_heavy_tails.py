@@ -14,8 +14,9 @@ from numpyro import distributions as dist
 from scipy import stats
 
 import npgp
+from npgp.conditionals import as_conditional
+from npgp.conditionals.base import row_elbo
 from npgp.likelihoods import Likelihood
-from npgp.sparse.conditionals import as_conditional, row_elbo
 
 
 def unit(low, high):

@@ -296,7 +296,7 @@ def test_no_residual_is_negative():
 @pytest.mark.parametrize("members", [False, True])
 def test_sums_of_unlike_kernels_in_float32_are_as_in_float64(members):
     X, Z, O = (spread_out(2, 8, 5, 3)[i] for i in range(3))
-    groups = npgp.median_split(X, 4)
+    groups = npgp.sparse.median_split(X, 4)
 
     def found(theta, dtype):
         shape = (2, 1) if members else ()

@@ -32,7 +32,7 @@ STRUCTURES = {
     "solve": ([Z, O], ("dense", "dense")),
 }
 ORTHOGONAL = ("svgp", "odvgp", "solve")
-CONDITIONALS = {"prior": "prior", "tight": "tight", "grouped": npgp.Grouped(4), "full": "full"}
+CONDITIONALS = {"prior": "prior", "tight": "tight", "grouped": npgp.conditionals.Grouped(4), "full": "full"}
 #: Every structure and every conditional, in few programs: of a structure, a conditional sees the rows' moments alone.
 PAIRS = [(s, "tight") for s in STRUCTURES] + [("solve", c) for c in CONDITIONALS if c != "tight"]
 
@@ -84,7 +84,7 @@ def random_params(structure: str = "svgp", seed: int = 0, name: str = "f") -> di
     return params
 
 
-def params_of(posterior: npgp.Posterior, structure: str = "svgp", name: str = "f") -> dict[str, jax.Array]:
+def params_of(posterior: npgp.variational.Posterior, structure: str = "svgp", name: str = "f") -> dict[str, jax.Array]:
     """The parameters of q(ε) that a posterior holds, under the names that guides give them."""
     params = {}
     for site, block in zip(sites(structure, name), posterior.q, strict=True):

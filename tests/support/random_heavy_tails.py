@@ -19,7 +19,8 @@ import numpy as np
 from jax.scipy.special import logsumexp
 
 import npgp
-from npgp.sparse.conditionals import as_conditional, row_elbo
+from npgp.conditionals import as_conditional
+from npgp.conditionals.base import row_elbo
 from npgp.sparse.groups import consecutive, single
 from npgp.sparse.residuals import GroupResidual
 

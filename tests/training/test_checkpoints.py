@@ -358,7 +358,7 @@ def weights_model(X, y, rows):
 def weights_guide(X, y, rows):
     loc = numpyro.param("loc", jnp.zeros(2))
     numpyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
-    table = npgp.row_param("table", np.zeros((N, 1), np.float32), rows)
+    table = npgp.model.row_param("table", np.zeros((N, 1), np.float32), rows)
     with numpyro.plate("data", N, subsample_size=len(X)):
         numpyro.sample("shift", dist.Normal(table[:, 0], 0.1))
 

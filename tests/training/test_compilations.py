@@ -193,14 +193,14 @@ def test_seconds_are_told_apart(trained):
 
 
 def test_a_collapsed_posterior_and_what_is_made_of_it_are_a_program_each():
-    kernel, Z, groups = npgp.RBF(1.3), np.linspace(0, 10, 5, dtype=np.float32)[:, None], npgp.median_split(X, 8)
+    kernel, Z, groups = npgp.RBF(1.3), np.linspace(0, 10, 5, dtype=np.float32)[:, None], npgp.sparse.median_split(X, 8)
     gp = npgp.CollapsedGP(kernel, X, Z, noise_variance=0.1)
     with no_more_than(1):
         posterior = gp.condition(Y)
     with no_more_than(1):
         parts = posterior.decompose(X)
     with no_more_than(1):
-        evidence = npgp.exact_log_evidence(kernel, X, Y, noise_variance=0.1)
+        evidence = npgp.collapsed.exact_log_evidence(kernel, X, Y, noise_variance=0.1)
     corrected = npgp.local_correction(posterior, X, Y, npgp.Gaussian(variance=0.1), groups)
     with no_more_than(1):
         mean = corrected.mean(X)
@@ -208,7 +208,7 @@ def test_a_collapsed_posterior_and_what_is_made_of_it_are_a_program_each():
         (
             gp.condition(Y),
             posterior.decompose(X[:-1]),
-            npgp.exact_log_evidence(kernel, X, Y, noise_variance=0.1),
+            npgp.collapsed.exact_log_evidence(kernel, X, Y, noise_variance=0.1),
             corrected.mean(X[1:]),
         )
     assert mean.shape == (N,) and parts.mean.shape == (2, N) and np.isfinite(evidence)

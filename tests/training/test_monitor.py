@@ -137,7 +137,7 @@ def test_best_params_are_no_part_of_the_device():
     target = np.arange(6.0, dtype=np.float32)[:, None]
 
     def model(rows):
-        table = npgp.row_param("table", np.zeros((6, 1), np.float32), rows)
+        table = npgp.model.row_param("table", np.zeros((6, 1), np.float32), rows)
         numpyro.factor("f", -jnp.sum((table - jnp.asarray(target)[rows]) ** 2))
 
     svi = SVI(model, no_guide, npgp.adam(0.1), Trace_ELBO())

@@ -271,7 +271,9 @@ def functions():
             k = npgp.RBF(lengthscale, variance=1.3)
             projector = models.compiled(lambda Z, k=k: factorize(k, [Points(Z)], 1e-12))(jnp.asarray(Z))
             batch = (lambda v: v) if count > 1 else (lambda v: v[0])
-            posteriors.append(npgp.Posterior(projector, (DenseNormal(jnp.asarray(batch(loc)), jnp.asarray(batch(L))),)))
+            posteriors.append(
+                npgp.variational.Posterior(projector, (DenseNormal(jnp.asarray(batch(loc)), jnp.asarray(batch(L))),))
+            )
             joint = oracles.Joint.of(functools.partial(rbf, lengthscale=lengthscale), [Z], X)
             for m, factor in zip(loc, L, strict=True):
                 mean, covariance = joint.predict([m], [factor @ factor.T])
@@ -360,7 +362,7 @@ def test_matrices_that_do_not_fit_are_refused(functions):
     with pytest.raises(ValueError, match="W has NaN"):
         batch.mixed(np.full((2, 2), np.nan))
     q = batch.q[0]
-    plane = npgp.Posterior(batch.projector, (DenseNormal(q.loc[None], q.scale_tril[None]),))
+    plane = npgp.variational.Posterior(batch.projector, (DenseNormal(q.loc[None], q.scale_tril[None]),))
     with pytest.raises(ValueError, match=r"batches of shape \[\(1, 2\)\]"):
         plane.mixed(np.eye(2))
 

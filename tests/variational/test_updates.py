@@ -59,7 +59,7 @@ def prior(structure="dense", dtype=np.float64):
         else DiagonalNormal(jnp.zeros(len(Z), dtype), jnp.ones(len(Z), dtype))
         for Z, kind in zip(blocks, kinds, strict=True)
     ]
-    return npgp.Posterior(factorized(arrays(dtype, *blocks)), tuple(q))
+    return npgp.variational.Posterior(factorized(arrays(dtype, *blocks)), tuple(q))
 
 
 def later(batch=(), dtype=np.float64):
@@ -68,7 +68,7 @@ def later(batch=(), dtype=np.float64):
     loc = 0.5 * rng.normal(size=(*batch, 3))
     L = np.tril(0.3 * rng.normal(size=(*batch, 3, 3)), -1) + np.eye(3) * rng.uniform(0.3, 0.8, (*batch, 3, 1))
     q = DenseNormal(*arrays(dtype, loc, L))
-    return npgp.Posterior(factorized(arrays(dtype, models.Z)), (q,)), loc, L
+    return npgp.variational.Posterior(factorized(arrays(dtype, models.Z)), (q,)), loc, L
 
 
 def covariances(posterior):
@@ -281,7 +281,7 @@ def test_a_natural_step_with_other_parameters_held_is_the_optimum(float64):
 
 def test_a_block_that_moves_the_mean_only_is_refused():
     posterior, *_ = later(dtype=np.float32)
-    posterior = npgp.Posterior(posterior.projector, (MeanOnlyNormal(posterior.q[0].loc),))
+    posterior = npgp.variational.Posterior(posterior.projector, (MeanOnlyNormal(posterior.q[0].loc),))
     with pytest.raises(ValueError, match="block 1 of q.* moves the mean only"):
         posterior.update(X.astype(np.float32), Y.astype(np.float32), npgp.Gaussian(variance=NOISE))
 

@@ -16,8 +16,9 @@ from scipy import stats
 
 from npgp import likelihoods
 from npgp.collapsed import collapsed_bound
+from npgp.conditionals import as_conditional
+from npgp.conditionals.base import row_elbo
 from npgp.kernels import Matern32
-from npgp.sparse.conditionals import as_conditional, row_elbo
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import RowResidual
 from npgp.variational import (

@@ -69,7 +69,7 @@ def compare(
     data = _data(rows, inducing, case)
     conditionals = [name for name in conditionals if name != "shared" or case in STRUCTURES]
     fn = _collapsed if case == "collapsed" else _uncollapsed
-    function = fn(case, conditionals, data, npgp.median_split(data["X"], group_size))
+    function = fn(case, conditionals, data, npgp.sparse.median_split(data["X"], group_size))
     accelerator, processor = jax.devices()[0], _processor()
     programs = [("float64", processor), ("float64", accelerator), ("float32", accelerator)]
     params = {name: np.broadcast_to(p, (len(conditionals), *np.shape(p))) for name, p in data["params"].items()}
@@ -148,8 +148,8 @@ def _data(rows: int, inducing: int, case: str) -> dict[str, Any]:
     return {"X": X, "y": y, "params": params, "condition": condition}
 
 
-def _conditional(name: str, groups) -> npgp.Conditional | str:
-    return npgp.Grouped(groups) if name == "grouped" else name
+def _conditional(name: str, groups) -> npgp.conditionals.Conditional | str:
+    return npgp.conditionals.Grouped(groups) if name == "grouped" else name
 
 
 def _kernel(p) -> npgp.Kernel:

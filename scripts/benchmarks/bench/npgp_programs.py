@@ -69,7 +69,7 @@ def model_of(start: dict[str, Any], kind: str, rows: int, jitter: float | None =
                 f(X),
                 npgp.Gaussian(variance=params["noise"]),
                 obs=y,
-                conditional=npgp.Grouped(group_size) if conditional == "grouped" else conditional,
+                conditional=npgp.conditionals.Grouped(group_size) if conditional == "grouped" else conditional,
             )
 
     return model
@@ -96,7 +96,7 @@ class SVGP:
         if kind == "grouped":
             group_size = min(GROUP_SIZE, problem.batch_size)
             rows = group_size * 2 ** int(np.log2(len(problem.y) // group_size))  # so that every group is full
-            groups = npgp.median_split(problem.X[:rows], group_size)
+            groups = npgp.sparse.median_split(problem.X[:rows], group_size)
             arrays = (groups.arrange(problem.X[:rows]), groups.arrange(problem.y[:rows]))
             assert groups.size == group_size and np.all(groups.mask)
         self.model = model_of(start, kind, len(arrays[0]), problem.jitter, group_size)

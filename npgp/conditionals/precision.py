@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from npgp.conditionals.base import by_part
 from npgp.likelihoods import Likelihood
-from npgp.sparse.conditionals.base import by_part
 from npgp.sparse.residuals import Residual, RowResidual
 
 #: Evaluations of the curvature rule, rows one by one, all but the first two of which give a secant step.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from npgp.conditionals.precision import best_precision, exact_terms
+from npgp.conditionals.tight import Tight
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals.precision import best_precision, exact_terms
-from npgp.sparse.conditionals.tight import Tight
 from npgp.sparse.groups import single
 
 
@@ -17,7 +17,7 @@ class Full(Tight):
     """
     One group of all rows, at O(N³): the ELBO of a q, so a bound for whatever likelihood. All rows at once::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Full())      # or conditional="full"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Full())  # or "full"
 
     .. code-block:: python
 
@@ -25,7 +25,7 @@ class Full(Tight):
             gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
             return gp.log_prob(y)
 
-        assert bound(npgp.Tight()) < bound(npgp.Full())
+        assert bound(npgp.conditionals.Tight()) < bound(npgp.conditionals.Full())
 
     Source: Bui, Ashman & Turner 2025, appendix A.
     """

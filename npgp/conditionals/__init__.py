@@ -18,14 +18,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from npgp.sparse.conditionals.base import Conditional, Parameter, row_elbo
-from npgp.sparse.conditionals.full import Full
-from npgp.sparse.conditionals.grouped import Consecutive, Gain, Grouped
-from npgp.sparse.conditionals.precision import best_site_precision, certified_site_precision
-from npgp.sparse.conditionals.prior import Prior
-from npgp.sparse.conditionals.published import Published
-from npgp.sparse.conditionals.shared import Shared
-from npgp.sparse.conditionals.tight import Tight
+from npgp.conditionals.base import Conditional, Parameter
+from npgp.conditionals.full import Full
+from npgp.conditionals.grouped import Consecutive, Gain, Grouped
+from npgp.conditionals.prior import Prior
+from npgp.conditionals.published import Published
+from npgp.conditionals.shared import Shared
+from npgp.conditionals.tight import Tight
 
 __all__ = [
     "Conditional",
@@ -38,10 +37,6 @@ __all__ = [
     "Published",
     "Shared",
     "Tight",
-    "as_conditional",
-    "best_site_precision",
-    "certified_site_precision",
-    "row_elbo",
 ]
 
 _BY_WORD: dict[str, type[Conditional]] = {
@@ -61,9 +56,11 @@ def as_conditional(conditional: Any) -> Conditional:
     accepted = ", ".join(map(repr, _BY_WORD))
     if not isinstance(conditional, str):
         raise TypeError(
-            f"conditional is {conditional!r:.80}; it must be an npgp.Conditional such as npgp.Tight(), or one of "
-            f"{accepted}."
+            f"conditional is {conditional!r:.80}; it must be an npgp.conditionals.Conditional such as "
+            f"npgp.conditionals.Tight(), or one of {accepted}."
         )
     if conditional not in _BY_WORD:
-        raise ValueError(f"conditional is {conditional!r}; it must be one of {accepted}, or an npgp.Conditional.")
+        raise ValueError(
+            f"conditional is {conditional!r}; it must be one of {accepted}, or an npgp.conditionals.Conditional."
+        )
     return _BY_WORD[conditional]()

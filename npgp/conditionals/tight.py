@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from npgp.conditionals.base import Conditional
+from npgp.conditionals.precision import certified_terms
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals.base import Conditional
-from npgp.sparse.conditionals.precision import certified_terms
 
 
 @pytree
 @dataclass(frozen=True)
 class Tight(Conditional):
     """
-    A site precision for each row by itself. Always a bound, at no cost beyond that of :class:`npgp.Prior`, and the
-    default::
+    A site precision for each row by itself. Always a bound, at no cost beyond that of
+    :class:`~npgp.conditionals.Prior`, and the default::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Tight())      # or conditional="tight"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Tight())  # or "tight"
 
     .. code-block:: python
 
@@ -26,7 +26,7 @@ class Tight(Conditional):
             gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
             return gp.log_prob(y)
 
-        assert bound(npgp.Prior()) < bound(npgp.Tight())
+        assert bound(npgp.conditionals.Prior()) < bound(npgp.conditionals.Tight())
 
     λ_n is 1/σ_n² for Gaussian noise, the expected negative curvature of the log likelihood where that is log-concave,
     and what certifies the bound for other likelihoods (:attr:`Likelihood.proof <npgp.likelihoods.Likelihood>`).

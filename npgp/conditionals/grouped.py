@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.conditionals.base import Conditional
+from npgp.conditionals.precision import certified_precision
+from npgp.conditionals.tight import Tight
 from npgp.pytrees import pytree, static
-from npgp.sparse.conditionals.base import Conditional
-from npgp.sparse.conditionals.precision import certified_precision
-from npgp.sparse.conditionals.tight import Tight
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
 from npgp.sparse.residuals import RowResidual
 
@@ -23,7 +23,7 @@ class Consecutive:
 
     .. code-block:: python
 
-        each_four = npgp.Grouped(npgp.sparse.Consecutive(4))  # of rows laid out group after group
+        each_four = npgp.conditionals.Grouped(npgp.conditionals.Consecutive(4))  # of rows laid out group after group
 
     :param size: rows in a group.
     """
@@ -35,11 +35,11 @@ class Consecutive:
 @dataclass(frozen=True, eq=False)
 class Grouped(Tight):
     """
-    Site precisions in groups of neighboring rows: tighter than :class:`npgp.Tight`, and nearly as cheap up to 64 rows a
-    group. Always a bound::
+    Site precisions in groups of neighboring rows: tighter than :class:`~npgp.conditionals.Tight`, and nearly as cheap
+    up to 64 rows a group. Always a bound::
 
-        groups = npgp.median_split(X, 32)                     # once, before training
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Grouped(groups))
+        groups = npgp.sparse.median_split(X, 32)              # once, before training
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Grouped(groups))
 
     .. code-block:: python
 
@@ -47,14 +47,14 @@ class Grouped(Tight):
             gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
             return gp.log_prob(y)
 
-        assert bound(npgp.Tight()) < bound(npgp.Grouped(npgp.median_split(X, 8)))
+        assert bound(npgp.conditionals.Tight()) < bound(npgp.conditionals.Grouped(npgp.sparse.median_split(X, 8)))
 
     A minibatch consists of whole groups: lay the data out once by :meth:`npgp.sparse.Groups.arrange`, say
-    ``npgp.Grouped(g)`` where each g consecutive rows are a group, and give ``fit`` the same ``group_size``.
+    ``Grouped(g)`` where each g consecutive rows are a group, and give ``fit`` the same ``group_size``.
 
     :param groups: a partition of the rows, or the number g of rows in each group of consecutive rows. Where all
         training inputs are at hand (:class:`npgp.CollapsedGP`) it may be left out: neighbors are then found by
-        :func:`npgp.median_split`, in groups of the size that :func:`npgp.sparse.default_size` says.
+        :func:`npgp.sparse.median_split`, in groups of the size that :func:`npgp.sparse.default_size` says.
     :raises TypeError: for what is neither.
     :raises ValueError: when used, for groups of other rows, or where there are none.
 
@@ -70,8 +70,8 @@ class Grouped(Tight):
             size = checks.whole_number(self.groups, "groups")
         except TypeError:
             raise TypeError(
-                f"groups is {self.groups!r:.80}; it must be a partition such as npgp.median_split(X, size), or the "
-                "number of rows in each group of consecutive rows."
+                f"groups is {self.groups!r:.80}; it must be a partition such as npgp.sparse.median_split(X, size), or "
+                "the number of rows in each group of consecutive rows."
             ) from None
         object.__setattr__(self, "groups", Consecutive(size))
 
@@ -84,8 +84,8 @@ class Grouped(Tight):
         groups = self.groups
         if groups is None:
             raise ValueError(
-                "conditional='grouped' needs groups: npgp.Grouped(npgp.median_split(X, size)), or npgp.Grouped(g) "
-                "where each g consecutive rows are a group."
+                "conditional='grouped' needs groups: npgp.conditionals.Grouped(npgp.sparse.median_split(X, size)), or "
+                "npgp.conditionals.Grouped(g) where each g consecutive rows are a group."
             )
         if isinstance(groups, Consecutive):
             if num_rows % groups.size:
@@ -101,7 +101,8 @@ class Grouped(Tight):
             return self
         if checks.is_traced(X):
             raise ValueError(
-                "X is traced, so no groups can be made of it: pass npgp.Grouped(npgp.median_split(X, size))."
+                "X is traced, so no groups can be made of it: pass "
+                "npgp.conditionals.Grouped(npgp.sparse.median_split(X, size))."
             )
         return replace(self, groups=median_split(X, default_size(num_features)))
 
@@ -110,10 +111,10 @@ class Grouped(Tight):
 @dataclass(frozen=True, eq=False)
 class Gain(Grouped):
     """
-    What :class:`npgp.Grouped` gains over :class:`npgp.Tight`, which :func:`npgp.tighten` states: no bound by itself,
-    but with the ``tight`` terms of all rows the bound of groups.
+    What :class:`~npgp.conditionals.Grouped` gains over :class:`~npgp.conditionals.Tight`, which :func:`npgp.tighten`
+    states: no bound by itself, but with the ``tight`` terms of all rows the bound of groups.
 
-    :param groups: as of :class:`npgp.Grouped`.
+    :param groups: as of :class:`npgp.conditionals.Grouped`.
     """
 
     def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):

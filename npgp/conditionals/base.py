@@ -32,6 +32,13 @@ class Parameter(NamedTuple):
     :param suffix: its name after that of the statement, ``name.suffix``.
     :param start: initial value.
     :param constraint: NumPyro's constraint that it is under.
+
+    .. code-block:: python
+
+        from numpyro.distributions import constraints
+
+        scale = npgp.conditionals.Parameter("residual_scale", 0.5, constraints.unit_interval)
+        assert npgp.conditionals.Shared.parameter == scale
     """
 
     suffix: str
@@ -41,7 +48,8 @@ class Parameter(NamedTuple):
 
 class Conditional:
     """
-    What q does to the residual, as an object for ``conditional=``: :class:`npgp.Tight`, :class:`npgp.Grouped`, ….
+    What q does to the residual, as an object for ``conditional=``: :class:`~npgp.conditionals.Tight`,
+    :class:`~npgp.conditionals.Grouped`, ….
 
     One of one's own is a frozen dataclass decorated with :func:`npgp.pytree` that subclasses this and gives
     :meth:`row_terms`, and :meth:`penalty` if it is for collapsed bounds too; the other methods have defaults:
@@ -53,7 +61,7 @@ class Conditional:
 
         @npgp.pytree
         @dataclass(frozen=True)
-        class Halved(npgp.Conditional):
+        class Halved(npgp.conditionals.Conditional):
             '''Half of the residual's variance, in every row.'''
 
             def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):

@@ -8,10 +8,10 @@ from typing import ClassVar
 import jax.numpy as jnp
 from numpyro.distributions import constraints
 
+from npgp.conditionals.base import Parameter
+from npgp.conditionals.precision import of_present, site_terms
+from npgp.conditionals.tight import Tight
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals.base import Parameter
-from npgp.sparse.conditionals.precision import of_present, site_terms
-from npgp.sparse.conditionals.tight import Tight
 
 
 @pytree
@@ -21,12 +21,12 @@ class Published(Tight):
     λ_n = 1/β with one learned β, as Bui, Ashman & Turner (2025) ran, for comparison: a bound for log-concave
     likelihoods only (docs/theory.md, section 2, has the counterexample)::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Published())      # or conditional="published"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Published())  # or "published"
 
     .. code-block:: python
 
-        assert npgp.Published().is_bound(npgp.Poisson())
-        assert not npgp.Published().is_bound(npgp.StudentT(df=4.0, scale=1.0))
+        assert npgp.conditionals.Published().is_bound(npgp.Poisson())
+        assert not npgp.conditionals.Published().is_bound(npgp.StudentT(df=4.0, scale=1.0))
     """
 
     parameter: ClassVar[Parameter] = Parameter("residual_precision", 1.0, constraints.softplus_positive)

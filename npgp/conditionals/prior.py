@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from npgp.conditionals.base import Conditional
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals.base import Conditional
 
 
 @pytree
@@ -16,7 +16,7 @@ class Prior(Conditional):
     """
     λ = 0: the residual keeps its prior. Always a bound, for whatever likelihood, and the loosest::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Prior())      # or conditional="prior"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Prior())  # or "prior"
 
     .. code-block:: python
 
@@ -24,7 +24,7 @@ class Prior(Conditional):
             gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
             return gp.log_prob(y)
 
-        assert bound(npgp.Prior()) < bound(npgp.Tight())
+        assert bound(npgp.conditionals.Prior()) < bound(npgp.conditionals.Tight())
 
     Source: Titsias 2009; Hensman, Fusi & Lawrence 2013.
     """

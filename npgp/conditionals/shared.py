@@ -8,8 +8,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from numpyro.distributions import constraints
 
+from npgp.conditionals.base import Conditional, Parameter
 from npgp.pytrees import pytree
-from npgp.sparse.conditionals.base import Conditional, Parameter
 
 
 @pytree
@@ -19,7 +19,7 @@ class Shared(Conditional):
     ``ĉ_n = m d_n`` with one learned m at the cost ½ (m − 1 − log m) a row. Always a bound, whatever the likelihood, so
     that :func:`npgp.sample` takes it too::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.Shared())      # or conditional="shared"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Shared())  # or "shared"
 
     .. code-block:: python
 
@@ -27,7 +27,8 @@ class Shared(Conditional):
             gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
             return gp.log_prob(y)
 
-        assert bound(npgp.Prior()) < bound(npgp.Shared()) < bound(npgp.Tight()) + 1e-3
+        shared = bound(npgp.conditionals.Shared())
+        assert bound(npgp.conditionals.Prior()) < shared < bound(npgp.conditionals.Tight()) + 1e-3
 
     Source: with Gaussian noise and the best m, Artemev, Burt & van der Wilk 2021.
     """
