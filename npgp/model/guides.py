@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,11 @@ from numpyro.infer.autoguide import (
 from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
-from npgp.context import context, under
-from npgp.contract import Handler, Message, base_of, frames, under_predictive
+from npgp.context import under
+from npgp.contract import Handler, Message, base_of, under_predictive
 from npgp.model.components import JointPseudoData, Numbers, advice, joined, meetings, sampled_into, survey
-from npgp.model.coupling import Coupling, Spread, correlations, like_rows, plate_members, spreads
-from npgp.model.gaussians import Beside, Gaussians, Site, bijection, sites_beside
+from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.gaussians import Beside, Gaussians
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -38,16 +38,12 @@ from npgp.model.rerun import (
     Rerun,
     SameRows,
     check_cover,
-    data_plates,
     is_latent,
     is_restated,
     name_of,
-    observed_sites,
 )
 from npgp.model.sites import (
     NOTHING,
-    SCALE,
-    WHITENED,
     Followed,
     Trained,
     is_gp_site,
@@ -55,6 +51,7 @@ from npgp.model.sites import (
     traced_inside,
     trained,
 )
+from npgp.model.structure import Structure, UnknownRows
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
 
@@ -171,8 +168,6 @@ class AutoSparseGP:
         if not isinstance(joint, bool):
             raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
         self._joint = joint and dependence != "independent"
-        #: The components that share one q(ε).
-        self._groups: list[tuple[str, ...]] = []
         self._covered: set[str] = set()
         self.hidden_model = Hidden(under(unseen=True)(model), self._is_hidden)
         #: The guide of npgp's own for all other sites, which keeps nothing; ``None`` for guides of the user's.
@@ -187,17 +182,8 @@ class AutoSparseGP:
         if parts and _is_factory(parts[-1]):
             self._auto = _made(parts.pop(), self.hidden_model)
         self._parts = parts
-        self._whitened: dict[str, bool] | None = None  # of each whitened site
-        self._scales: dict[str, str | None] = {}  # likewise, the suffix of its scale's parameter
-        self._other_sites: set[str] = set()
-        #: Of sites in plates over rows of data, the plate.
-        self._local: dict[str, str] = {}
-        #: What was observed at the first call, each with its plates.
-        self._observed: dict[str, set[str]] = {}
-        #: Sites with as many members as there are observations, with their shapes.
-        self._like_rows: dict[str, tuple[int, ...]] = {}
-        #: Sites that no autoguide can have, each with an error.
-        self._without_bijection: dict[str, str] = {}
+        #: What is known of the model, since the first call.
+        self._structure: Structure | None = None
 
     def _is_hidden(self, msg: Message) -> bool:
         """What the autoguide for what is left must not see."""
@@ -205,12 +191,27 @@ class AutoSparseGP:
             return True
         return msg["type"] == "sample" and (is_gp_site(msg) or is_observation(msg) or msg["name"] in self._covered)
 
-    def _setup(self, *args, **kwargs) -> None:
+    def _known(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Structure, UnknownRows]:
+        """What is known of the model, looked at in the first call; and the sites whose rows at hand are unknown."""
+        new = self._structure is None
+        structure = self._setup(*args, **kwargs) if self._structure is None else self._structure
+        guides = any(isinstance(part, _AUTOMATIC) for part in (self._auto, *self._parts))
+        if not (guides and (structure.local or structure.like_rows) and under_predictive("guide")):
+            return structure, UnknownRows(set(), {}, set())
+        try:
+            return structure, structure.unknown_rows(survey(self.model, {}, args, kwargs), new)
+        except ValueError:
+            if new:
+                self._structure = None  # it counts as no call
+            raise
+
+    def _setup(self, *args, **kwargs) -> Structure:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
         apart: list[str] = []
-        beside: list[Site] = []
+        structure: Any = None
 
         def look():
+            nonlocal apart, structure
             with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), under(unseen=True):
                 self.model(*args, **kwargs)
             for name, msg in sites.items():
@@ -222,53 +223,40 @@ class AutoSparseGP:
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
             sampled = sampled_into(self.model, sites, args, kwargs)
-            if self._joint:
-                apart.extend(self._join(sites, args, kwargs, sampled))
-            latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
-            self._whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
-            self._scales = {n: latent[n]["infer"][SCALE] for n in self._whitened}
-            self._other_sites = {n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg))}
-            for name in sorted(self._other_sites):
-                try:
-                    if not getattr(latent[name]["fn"].support, "is_discrete", False):
-                        bijection(name, latent[name]["fn"])
-                except ValueError as error:  # which a guide by hand may not mind
-                    self._without_bijection[name] = str(error)
-            plates, self._observed = data_plates(sites), observed_sites(sites)
-            around = {n: [frame.name for frame in frames(latent[n])] for n in self._other_sites}
-            self._local = {name: p for name, names in around.items() for p in names if p in plates}
-            self._like_rows = _like_rows(sites, set(self._observed), self._other_sites)
-            if self._own is not None:
-                beside.extend(sites_beside(sites, [name for name in sites if name in self._other_sites]))
+            groups, apart = self._join(sites, args, kwargs, sampled) if self._joint else ([], [])
+            structure = Structure.of(sites, groups, self._own is not None)
 
         jax.eval_shape(look)
         for sentence in apart:
             warnings.warn(sentence, UserWarning, stacklevel=2)
         if self._own is not None:
             together = self._coupling.together() if self._coupling and self._own is Gaussians else ()
-            self._parts = [self._own(self.model, beside, together)]
+            self._parts = [self._own(self.model, structure.beside, together)]
+        self._structure = structure
+        return structure
 
     def _join(
         self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any], sampled: dict[str, Numbers]
-    ) -> list[str]:
-        """Find the components that share one q; sentences about those that do not, though they meet."""
+    ) -> tuple[list[tuple[str, ...]], list[str]]:
+        """The components that share one q; and sentences about those that do not, though they meet."""
         groups, reasons = joined(self.model, sites, args, kwargs, sampled)
         pseudo_data = self._coupling is not None and self._coupling.pseudo_data
-        self._groups = groups if pseudo_data else []
+        groups = groups if pseudo_data else []
         found: dict[str, None] = {}
         latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
-        for words, draws in meetings(sites, latent, {name for group in self._groups for name in group}, sampled):
+        for words, draws in meetings(sites, latent, {name for group in groups for name in group}, sampled):
             way_out = advice(draws, reasons) if pseudo_data else 'write dependence="pseudo-data"'
             found[
                 f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to "
                 "accept it, AutoSparseGP(model, joint=False)."
             ] = None
-        return list(found)
+        return groups, list(found)
 
     @property
     def components(self) -> list[str]:
         """Names of the model's GP components; none before the first call."""
-        return list(dict.fromkeys(site.rsplit(".", 1)[0] for site in self._whitened or ()))
+        sites = () if self._structure is None else self._structure.whitened
+        return list(dict.fromkeys(site.rsplit(".", 1)[0] for site in sites))
 
     def __call__(self, *args, **kwargs) -> dict[str, jax.Array]:
         """
@@ -282,15 +270,13 @@ class AutoSparseGP:
 
     def _run(self, *args, **kwargs) -> dict[str, Message]:
         """Run the guide: its sites, and the model's deterministic ones."""
-        if new := self._whitened is None:
-            self._setup(*args, **kwargs)
-        rows = self._of_new_rows(new, args, kwargs)
-        rest, known = self._run_parts(*args, **kwargs)
+        structure, rows = self._known(args, kwargs)
+        rest, known = self._run_parts(structure, args, kwargs)
         by_auto = {n for n, site in rest.items() if isinstance(site["part"], _AUTOMATIC)}
         rest = {n: site for n, site in rest.items() if n not in rows.left_out or n not in by_auto}
-        for name in sorted(rows.unknown.keys() & by_auto):
-            raise ValueError(rows.unknown[name])
-        for name in sorted(rows.unclear & by_auto):
+        for name in sorted(rows.unclear.keys() & by_auto):
+            raise ValueError(rows.unclear[name])
+        for name in sorted(rows.perhaps & by_auto):
             warnings.warn(
                 f"{name!r} has as many members as there are rows, and its values are those trained: if it is local to "
                 "rows and these are new, they are wrong. Then sample it in the plate around the observations, and new "
@@ -311,9 +297,9 @@ class AutoSparseGP:
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
         joint: dict[str, Any] = {}
-        if self._groups:
+        if structure.groups:
             seen = survey(self.model, samples, args, kwargs)
-            for group in self._groups:
+            for group in structure.groups:
                 joint |= JointPseudoData(group, seen, followed.t).parts()
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
         with Hidden(hides=hidden), handlers.trace() as sites, under(followed=followed, shared=joint):
@@ -324,56 +310,19 @@ class AutoSparseGP:
 
     def of_other_sites(self, *args, **kwargs) -> None:
         """Run the guides for other sites alone."""
-        if new := self._whitened is None:
-            self._setup(*args, **kwargs)
-        self._of_new_rows(new, args, kwargs)
-        self._run_parts(*args, **kwargs)
+        structure, _ = self._known(args, kwargs)
+        self._run_parts(structure, args, kwargs)
 
-    def _of_new_rows(self, new: bool, args: tuple, kwargs: dict[str, Any]) -> _Rows:
-        """
-        Plates over rows, and the sites in them, of which an autoguide has no values for the rows at hand: where nothing
-        in the plate is observed, as under ``Predictive``, rows are new, and the model draws these sites from the prior.
-
-        :param new: whether this is the guide's first call.
-        :raises ValueError: if it is, as the autoguide would take these rows for those of its parameters.
-        """
-        guides = any(isinstance(part, _AUTOMATIC) for part in (self._auto, *self._parts))
-        if not (guides and (self._local or self._like_rows) and under_predictive("guide")):
-            return _Rows(set(), {}, set())
-        sites = survey(self.model, {}, args, kwargs)
-        observed = observed_sites(sites)
-        left_out, unknown = set(), {}
-        for name, plate in sorted(self._local.items()):
-            now, before = ({n for n, plates in of.items() if plate in plates} for of in (observed, self._observed))
-            if new and not now:
-                self._whitened = None  # it counts as none
-                raise ValueError(
-                    f"{name!r} is local to the rows of plate {plate!r}, and this guide was not yet called with "
-                    "the rows that it was trained on: call guide.sample_posterior(key, params, ...) with these and "
-                    "their observations first."
-                )
-            # f alone needs none of them.
-            if not now or (before - now and context().unseen):
-                left_out |= {name, plate}
-            elif before - now:
-                unknown[name] = (
-                    f"{name!r} is local to the rows of plate {plate!r}, of which {sorted(now)} is observed and "
-                    f"{sorted(before - now)} is not, and an autoguide knows the rows trained on alone: for these write "
-                    "Predictive(model, guide.sample_posterior(key, params, ...)), the latter with all observations; "
-                    f"for new ones give none, or write a guide of {name!r} by hand, an encoder of what is observed."
-                )
-        alike = _like_rows(sites, self._observed.keys() & sites.keys() - observed.keys(), set(self._like_rows))
-        unclear = {name for name, _ in alike.items() & self._like_rows.items()}
-        return _Rows(left_out, unknown, unclear - left_out - unknown.keys())
-
-    def _run_parts(self, *args, **kwargs) -> tuple[dict[str, Message], dict[str, Spread]]:
+    def _run_parts(
+        self, structure: Structure, args: tuple, kwargs: dict[str, Any]
+    ) -> tuple[dict[str, Message], dict[str, Spread]]:
         """The sites of all other guides, each with its guide under ``"part"``; and what q(ε) has to know of them."""
         rest: dict[str, Message] = {}
         known: dict[str, Spread] = {}
         for part in [*self._parts, *([] if self._auto is None else [self._auto])]:
             if part is self._auto:
                 self._covered |= {name for name, site in rest.items() if is_latent(site)}
-                if self._other_sites <= self._covered:
+                if self._covered.issuperset(structure.others):
                     continue
             # NumPyro would check the factors it has made itself, each operation of it a program.
             unchecked = numpyro.validation_enabled(False) if isinstance(part, AutoContinuous) else nullcontext()
@@ -381,7 +330,7 @@ class AutoSparseGP:
                 try:
                     SameRows(part, rest)(*args, **kwargs)
                 except NotImplementedError as error:
-                    unknown = [sentence for name, sentence in self._without_bijection.items() if name not in rest]
+                    unknown = [sentence for name, sentence in structure.without_bijection.items() if name not in rest]
                     raise (ValueError(unknown[0]) if unknown else error) from None
             twice = [name for name, site in sites.items() if is_latent(site) and name in rest]
             if twice:
@@ -436,6 +385,7 @@ class AutoSparseGP:
             site that is not Gaussian in unconstrained space.
         :raises TypeError: without the model's arguments where they are needed.
         """
+        structure = self._known_by_now("median")
         found = self._of_parts("median", "median(params, ...)", (params,), args, kwargs)
         blocks = self._blocks("median", params)
         found |= {site: params[f"{site}.loc"] for site in blocks if not has_pseudo_data(params, site)}
@@ -446,7 +396,7 @@ class AutoSparseGP:
         given = trained(params)
 
         def means() -> dict[str, jax.Array]:
-            of_others = {name: found[name] for name in self._other_sites}
+            of_others = {name: found[name] for name in structure.others}
             guide = handlers.substitute(Trained(handlers.seed(self._run, 0), traced_inside(given)), data=of_others)
             sites = AllRows(handlers.mask(guide, mask=False))(*args, **kwargs)
             return {site: base_of(sites[site]["fn"]).loc for site in given_data}
@@ -467,9 +417,9 @@ class AutoSparseGP:
         :raises TypeError: as :meth:`median`.
         """
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
-        call = "quantiles(params, levels, ...)"
+        structure, call = self._known_by_now("quantiles"), "quantiles(params, levels, ...)"
         found = self._of_parts("quantiles", call, (params, levels), args, kwargs)
-        if any(has_pseudo_data(params, site) for site in self._whitened or ()):
+        if any(has_pseudo_data(params, site) for site in structure.whitened):
             blocks = self._blocks("quantiles", params)
             self._need_arguments(call, args, kwargs)
             draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)
@@ -477,7 +427,7 @@ class AutoSparseGP:
         sizes = {} if self._coupling is None else self._coupling.sizes
         R = correlations(self._all_parts(), params, sizes)
         for site in self._blocks("quantiles", params):
-            loc, suffix = params[f"{site}.loc"], self._scales[site]
+            loc, suffix = params[f"{site}.loc"], structure.scales[site]
             scale = 1.0 if suffix is None else params[f"{site}.{suffix}"]
             if suffix == "scale_tril":
                 scale = jnp.linalg.norm(scale, axis=-1)
@@ -488,9 +438,8 @@ class AutoSparseGP:
         return found
 
     def _of_parts(self, method: str, call: str, given: tuple, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
-        if self._whitened is None:
-            raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
-        every = all(has_pseudo_data(given[0], site) for site in self._whitened)
+        structure = self._known_by_now(method)
+        every = all(has_pseudo_data(given[0], site) for site in structure.whitened)
         if self._coupling is not None and self._coupling.unknown and not every:
             raise NotImplementedError(
                 f"{method}: q(ε) follows {self._coupling.unknown[0]!r}, which is not Gaussian in unconstrained space; "
@@ -512,11 +461,17 @@ class AutoSparseGP:
                     f"{method}: {name_of(part)}, a guide for other sites, offers none (hand-written ones may); take "
                     "those of draws from sample_posterior."
                 ) from None
-        return {name: value for name, value in found.items() if name in self._other_sites}
+        return {name: value for name, value in found.items() if name in structure.others}
+
+    def _known_by_now(self, method: str) -> Structure:
+        if self._structure is None:
+            raise RuntimeError(f"{method}: the guide does not know its sites yet; call it once, as svi.init does.")
+        return self._structure
 
     def _all_parts(self) -> list[Any]:
         """The guides for other sites that have any."""
-        left = self._auto is not None and not self._other_sites <= self._covered
+        others = () if self._structure is None else self._structure.others
+        left = self._auto is not None and not self._covered.issuperset(others)
         return [*self._parts, *([self._auto] if left else [])]
 
     def _need_arguments(self, call: str, args: tuple, kwargs: dict[str, Any], why: str = _OF_KERNEL) -> None:
@@ -524,21 +479,21 @@ class AutoSparseGP:
             raise TypeError(f"{call} lacks the model's arguments: {why}.")
 
     def _blocks(self, method: str, params) -> list[str]:
-        sites = self._whitened or {}
+        structure = self._known_by_now(method)
         coupled = self._coupling is not None and bool(self._coupling.sizes)
-        for site, whitened in sites.items():
+        for site, whitened in structure.whitened.items():
             if not whitened:
                 raise NotImplementedError(
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."
                 )
-            suffixes: list[Any] = ["loc", self._scales[site], coupled and "coupling"]
+            suffixes: list[Any] = ["loc", structure.scales[site], coupled and "coupling"]
             if has_pseudo_data(params, site):
                 suffixes = list(PSEUDO_DATA)
             for name in (f"{site}.{suffix}" for suffix in suffixes if suffix):
                 if name not in params:
                     raise KeyError(f"{method}: params has no {name!r}.")
-        return list(sites)
+        return list(structure.whitened)
 
 
 def set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -580,29 +535,6 @@ def _keeps(guide: Any) -> bool:
 
 #: Guides for other sites that draw them without regard to the model's arguments.
 _AUTOMATIC = (AutoGuide, Beside)
-
-
-class _Rows(NamedTuple):
-    """The sites of which an autoguide may have values for other rows than those at hand."""
-
-    #: Left to the model's prior; with their plates.
-    left_out: set[str]
-    #: Local to rows that may be old or new, each with an error.
-    unknown: dict[str, str]
-    #: Perhaps local to rows, which may be new.
-    unclear: set[str]
-
-
-def _like_rows(sites: dict[str, Message], observations: set[str], names: set[str]) -> dict[str, tuple[int, ...]]:
-    """Shapes of those of the latent sites that have as many members as some observations."""
-    members = plate_members(sites)
-    sizes: set[int] = set()
-    for msg in (sites[name] for name in observations):
-        of_plates = {members[frame.name] for frame in frames(msg) if frame.dim == -1}
-        sizes |= of_plates or set(jnp.shape(msg["value"])[-1:])
-    around = {name: [members[frame.name] for frame in frames(sites[name])] for name in names}
-    shapes = {name: jnp.shape(sites[name]["value"]) for name in names}
-    return {name: shape for name, shape in shapes.items() if like_rows(shape, around[name], sizes, beyond=1)}
 
 
 #: Autoguides that follow the model's log density.

@@ -410,7 +410,7 @@ def look(model, **options):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         guide._setup(jnp.asarray(X), jnp.asarray(Y))
-    return [set(group) for group in guide._groups], [str(warning.message) for warning in caught]
+    return [set(group) for group in guide._structure.groups], [str(warning.message) for warning in caught]
 
 
 def groups(model, **options):
