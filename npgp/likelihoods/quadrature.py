@@ -29,6 +29,7 @@ from numpy.polynomial.legendre import leggauss
 
 from npgp import linalg
 from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
+from npgp.programs.tracing import is_traced
 
 #: Default number of quadrature nodes.
 NUM_NODES = 64
@@ -134,8 +135,15 @@ def normal_rule(
 
         # A branch, which XLA does not merge with what follows: on a CPU that would cost several times as much.
         used = _is_used(function, mean + sd * far, w[:outer])
-        z = lax.cond(jnp.all(used), lambda _: jnp.broadcast_to(z, shape), moved, used)
+        z = _either(jnp.all(used), lambda: jnp.broadcast_to(z, shape), lambda: moved(used))
     return mean + sd * z, w
+
+
+def _either(wanted: jax.Array, first: Callable[[], jax.Array], second: Callable[[], jax.Array]) -> jax.Array:
+    """One of two values; outside programs by Python, where ``lax.cond`` would compile both anew at each call."""
+    if is_traced(wanted):
+        return lax.cond(wanted, first, second)
+    return first() if wanted else second()
 
 
 def expectation(
@@ -175,7 +183,7 @@ def expectation(
         terms = log_prob(m + sd * jnp.where(rough, z, 0.0))
         return jnp.where(rough, jnp.sum(weights * terms, axis=0), smooth)
 
-    return lax.cond(jnp.any(rough), at_bends, lambda: smooth)
+    return _either(jnp.any(rough), at_bends, lambda: smooth)
 
 
 def rule_at_bends(
@@ -301,8 +309,11 @@ def expectations(
         values = log_prob(mean + sign * z)
         return jnp.where(far & ~jnp.isfinite(values), 0.0, values)
 
-    # A loop, whose results XLA does not compute anew for each of their uses.
-    both = jnp.sum(lax.map(side, jnp.asarray([1.0, -1.0], mean.dtype)), axis=0)
+    if is_traced(mean):
+        # A loop, whose results XLA does not compute anew for each of their uses.
+        both = jnp.sum(lax.map(side, jnp.asarray([1.0, -1.0], mean.dtype)), axis=0)
+    else:
+        both = side(1.0) + side(-1.0)
     # Relative to the value at the mean, so that the sum of weights need not be taken: it is 1 but for what is left out.
     center = jnp.where(jnp.isfinite(both[0]), 0.5 * both[0], 0.0)
     factors = step * scale * jnp.cosh(t) * (both - 2.0 * center) / math.sqrt(2.0 * math.pi)

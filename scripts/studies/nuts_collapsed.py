@@ -130,7 +130,7 @@ class Sampler:
             "divergences": self.divergences,
             "seconds": sum(self.seconds),
             "mean": flat.mean(0).tolist(),
-            "error": (flat.std(0) / np.sqrt(ess)).tolist(),
+            "error": (flat.std(0) / np.sqrt(np.maximum(ess, 1.0))).tolist(),  # of very few draws ESS may be negative
             "sd": flat.std(0).tolist(),
         }
 

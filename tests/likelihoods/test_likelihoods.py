@@ -12,6 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import compilations
 from scipy import special, stats
 from scipy.integrate import quad
 
@@ -1387,3 +1388,16 @@ def test_slopes_of_remainders_and_deviances(x64):
     steep = np.expm1(x) / (1 + w * np.expm1(x))
     truth = w * (1 - w) * (steep - x), w * (1 - w) * steep
     np.testing.assert_allclose(slopes, truth, rtol=50 * eps, atol=eps)
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda f: dist.Laplace(f, 0.5), lambda f: dist.Beta(*(4.0 * jax.nn.sigmoid(s * f) for s in (1, -1)))]
+)
+def test_a_second_call_outside_programs_compiles_its_search_alone(fn):
+    """Branches would be compiled anew by each call, as the loop that looks for the bends of log p is."""
+    likelihood, y = npgp.likelihoods.as_likelihood(fn), jnp.asarray([0.3, 0.6], jnp.float32)
+
+    likelihood.expected_log_prob(y, jnp.zeros(2, jnp.float32), 4.0)
+    with compilations() as count:
+        likelihood.expected_log_prob(y, jnp.ones(2, jnp.float32), 4.0)
+    assert count() <= 1
