@@ -93,7 +93,7 @@ def sites_beside(sites: Mapping[str, Message], names: Sequence[str]) -> list[Sit
         site = Site(name, shape, msg["fn"].event_dim + len(shape) - jnp.ndim(msg["value"]), around, whole, None)
         support = msg["fn"].support
         traced = any(map(is_traced, jax.tree.leaves(support)))
-        shape = jax.eval_shape(site.whole, jax.ShapeDtypeStruct(shape, float)).shape
+        shape = jax.eval_shape(site.whole, jax.ShapeDtypeStruct(shape, jnp.result_type(float))).shape
         found.append(Site(name, shape, site.event_dim, around, whole, None if traced else support))
     return found
 
