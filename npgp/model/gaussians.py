@@ -304,11 +304,7 @@ class Gaussians(Beside):
 
     def quantiles(self, params: Mapping[str, Any], levels: jax.Array, *args, **kwargs) -> dict[str, jax.Array]:
         """Quantiles of the sites, along a leading axis."""
-
-        def quantile(loc, scale):
-            return loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
-
-        return self._constrained(params, quantile, args, kwargs)
+        return self._constrained(params, lambda loc, scale: normal_quantiles(loc, scale, levels), args, kwargs)
 
     def _constrained(self, params: Mapping[str, Any], of: Callable, args, kwargs) -> dict[str, jax.Array]:
         """What is computed of each entry's mean and standard deviation in unconstrained space, as values."""
@@ -334,6 +330,11 @@ class Points(Beside):
             event_dim=site.event_dim,
         )
         return numpyro.sample(site.name, dist.Delta(loc, event_dim=site.event_dim))
+
+
+def normal_quantiles(loc: jax.Array, scale: Any, levels: jax.Array) -> jax.Array:
+    """Quantiles of normal distributions, along a leading axis."""
+    return loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
 
 
 def _is_identity(transform: Transform) -> bool:

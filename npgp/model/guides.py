@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro
-from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer.autoguide import (
@@ -29,7 +28,7 @@ from npgp.context import under
 from npgp.contract import Handler, Message, base_of, under_predictive
 from npgp.model.components import JointPseudoData, Numbers, advice, joined, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
-from npgp.model.gaussians import Beside, Gaussians
+from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -434,7 +433,7 @@ class AutoSparseGP:
             if sizes:
                 C = params[f"{site}.coupling"]
                 scale = jnp.sqrt(jnp.square(scale) + jnp.sum(linalg.matmul(C, R) * C, axis=-1))
-            found[site] = loc + scale * ndtri(levels).reshape(-1, *[1] * jnp.ndim(loc))
+            found[site] = normal_quantiles(loc, scale, levels)
         return found
 
     def _of_parts(self, method: str, call: str, given: tuple, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
