@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import costs
 import hypothesis
@@ -91,7 +93,22 @@ def fresh_arrays(request: pytest.FixtureRequest) -> None:
     """
     for name in (request.module.__name__, "models", "oracles", "cookbook", "problem"):
         constants = vars(sys.modules[name]) if name in sys.modules else {}
-        constants.update({key: value.copy() for key, value in constants.items() if isinstance(value, np.ndarray)})
+        constants.update({key: _fresh(value) for key, value in constants.items() if not key.startswith("_")})
+
+
+def _fresh(value: Any) -> Any:
+    """A copy of an array, and of the arrays in dictionaries, lists and tuples; all else as it is."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if type(value) is dict:
+        fresh: Any = {key: _fresh(member) for key, member in value.items()}
+        same = all(fresh[key] is member for key, member in value.items())
+    elif type(value) in (list, tuple):
+        fresh = type(value)(map(_fresh, value))
+        same = all(map(operator.is_, fresh, value))
+    else:
+        return value
+    return value if same else fresh
 
 
 @pytest.fixture(scope="module", autouse=True)
