@@ -2,8 +2,8 @@
 Which tests are of which module of npgp. As a program it prints the test files of what the working tree has changed.
 
 The nearest test files of ``npgp/sparse/groups.py`` are, in this order: those with its name in theirs
-(``test_groups.py``), those that import it, and all others in the folder of its name (``tests/sparse``; ``tests/ground``
-for a module in no folder).
+(``test_groups.py``), those that import it, all others in the folder of its name (``tests/sparse``; ``tests/ground`` for
+a module in no folder), and those with the folder's name in theirs (``test_conditionals.py``).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def nearest(module: str) -> list[str]:
     named.sort(key=lambda file: (Path(file).stem != f"test_{name}", f"/{folder}/" not in file))
     importing = [file for file, text in test_files().items() if used.search(text)]
     beside = [file for file in test_files() if file.startswith(f"tests/{folder}/")]
-    return list(dict.fromkeys([*named, *importing, *beside]))
+    of_folder = [file for file in test_files() if folder in Path(file).stem]
+    return list(dict.fromkeys([*named, *importing, *beside, *of_folder]))
 
 
 def changed() -> list[str]:
