@@ -13,6 +13,7 @@ from npgp.training.parquet import Parquet
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.sources import Source, Stream
+from npgp.training.step import Info, Step
 from npgp.training.trust import PosteriorCheck, check_posterior
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "CollapsedFit",
     "DataError",
     "FitResult",
+    "Info",
     "LBFGSResult",
     "Monitor",
     "NonFiniteLossError",
@@ -31,6 +33,7 @@ __all__ = [
     "Seconds",
     "Sharding",
     "Source",
+    "Step",
     "Stream",
     "TrainingWarning",
     "adam",

@@ -22,7 +22,7 @@ from npgp.training.convergence import TrainingWarning
 from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.lbfgs import CONVERGED, MESSAGES, STALLED, LBFGSResult, minimize
 from npgp.training.observed import check_of_rows
-from npgp.training.start import start
+from npgp.training.step import Step
 
 __all__ = ["CollapsedFit", "fit_collapsed"]
 
@@ -112,7 +112,7 @@ def fit_collapsed(
 
     first_args, first_kwargs = inputs.first_call()
     try:
-        states = [start(svi, rng_key, first_args, first_kwargs, values) for values in given]
+        states = [Step(svi).init(rng_key, *first_args, init_params=values, **first_kwargs) for values in given]
     except Exception:
         inputs.refuse_nan()  # which says where they came from
         raise

@@ -16,9 +16,8 @@ from npgp.contract import is_initialized
 from npgp.programs.compiled import STEPS, Program, one_model_at_a_time
 from npgp.training.inputs import Inputs, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
-from npgp.training.programs import kept
-from npgp.training.row_tables import LazySVI, RowState
-from npgp.training.start import start
+from npgp.training.row_tables import RowState, RowSVI
+from npgp.training.step import Step, kept
 
 
 def evaluate(
@@ -61,21 +60,21 @@ def evaluate(
     if not is_initialized(svi):  # a restored state
         first_args, first_kwargs = inputs.first_call()
         with one_model_at_a_time:
-            start(svi, rng_key, first_args, first_kwargs)
+            Step(svi).init(rng_key, *first_args, **first_kwargs)
 
-    lazy = isinstance(state.optim_state, RowState)
+    by_rows = isinstance(state.optim_state, RowState)
 
     def evaluations():
-        return Program(_evaluations(LazySVI(svi) if lazy else svi, inputs.layout, num_draws), options=STEPS)
+        return Program(_evaluations(RowSVI(svi) if by_rows else svi, inputs.layout, num_draws), options=STEPS)
 
-    run = kept(svi, ("evaluate", inputs.layout, lazy, num_draws), evaluations)
+    run = kept(svi, ("evaluate", inputs.layout, by_rows, num_draws), evaluations)
     with one_blas_thread(), one_model_at_a_time:
         losses = run(state, inputs.arrays, rng_key, inputs.place(inputs.read(0, num_draws)))
         elbos = -np.asarray(losses, np.float64)
     return float(np.mean(elbos)), float(np.std(elbos, ddof=1) / np.sqrt(num_draws))
 
 
-def _evaluations(svi: SVI | LazySVI, layout: Layout, num_draws: int) -> Callable:
+def _evaluations(svi: SVI | RowSVI, layout: Layout, num_draws: int) -> Callable:
     def evaluations(state, arrays, rng_key, chunk):
         def one(draw):
             args, kwargs = layout.call(arrays, draw[1])

@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
 from npgp import checks
-from npgp.contract import is_initialized, step_count
+from npgp.contract import is_initialized
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.training.checkpoints import Checkpoints, Saved
 from npgp.training.convergence import TrainingWarning, verdict
@@ -35,11 +35,9 @@ from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.monitor import Monitor
 from npgp.training.observed import check_of_rows, likelihood_not_finite
-from npgp.training.programs import forget
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds, explain
-from npgp.training.row_tables import LazySVI, RowOptimizer, RowState
-from npgp.training.start import start
-from npgp.training.steps import RowSteps, Steps
+from npgp.training.row_tables import RowOptimizer, RowState
+from npgp.training.step import Step, Steps, forget, steps_taken
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
 MAX_STEPS_PER_CALL = 1000
@@ -54,11 +52,6 @@ def one_blas_thread() -> threadpool_limits:
     With one BLAS thread a training step of a sparse GP took a third of the time (M = 50, 2 cores).
     """
     return threadpool_limits(limits=1, user_api="blas")
-
-
-def _steps_taken(state: SVIState) -> int:
-    optim_state = state.optim_state
-    return int(optim_state.count if isinstance(optim_state, RowState) else step_count(optim_state))
 
 
 def fit(
@@ -174,33 +167,33 @@ def fit(
     for x in jax.tree.leaves((args, kwargs)):
         require_whole(x)
     inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size, steps, on_host, sharding, allow_nan)
-    lazy = None if row_optim is None else LazySVI(svi, row_optim)
+    step = Step(svi, row_optim)
     if init_state is None:
         forget(svi)
     else:
-        _check_state(init_state, lazy)
+        _check_state(init_state, row_optim is not None)
 
-    first = 0 if init_state is None else _steps_taken(init_state)
+    first = 0 if init_state is None else int(steps_taken(init_state))
     if init_state is None or not is_initialized(svi):
         # A restored state needs this too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = inputs.first_call(first)
         try:
-            state = start(lazy or svi, rng_key, first_args, first_kwargs, init_params)
+            state = step.init(rng_key, *first_args, init_params=init_params, **first_kwargs)
         except Exception as error:
             inputs.refuse_nan()  # which says where they came from
             if isinstance(error, (TypeError, ValueError)) and (uncut := inputs.uncut()):
                 raise ValueError(" ".join([str(error), *uncut.values()])) from error
             raise
-        names = jax.eval_shape(lambda: (lazy or svi).get_params(state))
+        names = jax.eval_shape(lambda: step.get_params(state))
         _check_names(names, init_params, "init_params")
         if init_state is not None:
-            given = jax.eval_shape(lambda: (lazy or svi).get_params(init_state))
+            given = jax.eval_shape(lambda: step.get_params(init_state))
             _check_names(names, given, "init_state")
             _check_names(given, names, "the model")
     state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
     check = None
     if inputs.reads or inputs.num_rows:
-        params = one_program(lambda: (lazy or svi).get_params(state))
+        params = one_program(lambda: step.get_params(state))
         with one_model_at_a_time:
             check = check_of_rows(svi, params, inputs, first)
     else:
@@ -224,18 +217,14 @@ def fit(
         state, done = jax.tree.map(jnp.asarray, saved.state), len(saved.losses)
         losses = np.concatenate([saved.losses, losses[done:]])
     if monitor is not None and saved is not None:
-        monitor.restore(saved.monitor, (lazy or svi).get_params(state))
+        monitor.restore(saved.monitor, step.get_params(state))
     elif monitor is not None and init_state is None:
         monitor.reset()
 
     # Independent of num_steps: the length of a chunk is part of the compiled program.
     affordable = min(max(1, MAX_ROWS_PER_CALL // (batch_size or 1)), inputs.max_steps(first + done))
     max_steps = steps_per_call or min(MAX_STEPS_PER_CALL, affordable)
-    if lazy is None:
-        taker: Steps | RowSteps = Steps(svi, inputs, state, max_steps)
-    else:
-        with one_model_at_a_time:
-            taker = RowSteps(lazy, inputs, state, max_steps, first + done)
+    taker = Steps(step, inputs, state, max_steps)
     run = _Run(taker, inputs, check, first, num_steps, losses, done, max_steps, monitor, checkpoints)
     run.started(time.perf_counter() - called)
 
@@ -266,8 +255,7 @@ def fit(
                     bar.set_description_str("")
                     began = time.perf_counter()
                     bar.unpause()  # so that the time left is that of steps
-                with nullcontext() if lazy is None else interrupts_held():
-                    run.advance(chunk, n)
+                run.advance(chunk, n)
 
                 calls += 1
                 bar.set_postfix_str(_running_elbo(run.losses[: run.done], inputs.num_rows), refresh=False)
@@ -300,7 +288,7 @@ class _Run:
 
     def __init__(
         self,
-        taker: Steps | RowSteps,
+        taker: Steps,
         inputs: Inputs,
         check: Callable | None,
         first: int,
@@ -353,19 +341,18 @@ class _Run:
         if self.check is not None:
             with self.data_errors():
                 self.check(chunk, placed, num_steps, self.step)
-        taken, values, ok = self.taker.advance(placed, num_steps)
+        values, bad = self.taker.advance(placed, num_steps)
+        taken = len(values)
         with interrupts_held():  # so that state, losses and their number belong together
             self.losses[self.done : self.done + taken] = values
-            if ok:
+            if bad is None:
                 self.taker.commit()
                 self.done += taken
-        if not ok:
+        if bad is not None:
             step, finite = self.step + taken - 1, bool(np.isfinite(values[-1]))
             result = self.result(self.taker.last_good(finite))
-            cause = likelihood_not_finite(
-                getattr(self.taker.svi, "svi", self.taker.svi), result.params, *self.inputs.first_call(step)
-            )
-            message = explain(self.taker.nan_names(), step, self.losses[: self.done + taken], cause)
+            cause = likelihood_not_finite(self.taker.step.svi, result.params, *self.inputs.first_call(step))
+            message = explain(bad, step, self.losses[: self.done + taken], cause)
             raise NonFiniteLossError(message, step, result)
 
     def do_what_is_due(self) -> bool:
@@ -373,7 +360,7 @@ class _Run:
         if self.monitor is not None and self.monitor.due(self.step):
             with one_model_at_a_time:
                 state = self.whole(self.taker.state)
-                self.monitor.record(self.step, one_program(lambda: self.taker.svi.get_params(state)))
+                self.monitor.record(self.step, one_program(lambda: self.taker.step.get_params(state)))
         stop = self.monitor is not None and self.monitor.stopped
         if self.checkpoints is not None and (self.checkpoints.due(self.step) or self.done == self.num_steps or stop):
             self.save()
@@ -395,8 +382,8 @@ class _Run:
         """What :func:`fit` returns of a state."""
         seconds = self._seconds._replace(steps=time.perf_counter() - self._since - self._seconds.compile)
         state = self.whole(state)
-        params = one_program(lambda: self.taker.svi.get_params(state))
-        result = FitResult(params, state, self.losses[: _steps_taken(state) - self.first])
+        params = one_program(lambda: self.taker.step.get_params(state))
+        result = FitResult(params, state, self.losses[: int(steps_taken(state)) - self.first])
         result.seconds = seconds
         return result
 
@@ -426,16 +413,16 @@ def _check_names(params: dict[str, Any], given: dict[str, Any] | None, name: str
         )
 
 
-def _check_state(state: SVIState, lazy: LazySVI | None) -> None:
+def _check_state(state: SVIState, by_rows: bool) -> None:
     if not isinstance(state, SVIState):
         raise TypeError(
             f"init_state is {checks.shown(state)}; it must be the state of a training, result.state; to start from "
             "values of parameters give init_params."
         )
     trained = isinstance(state.optim_state, RowState)
-    if trained and lazy is None:
+    if trained and not by_rows:
         raise ValueError("init_state was trained with row_optim; give row_optim to continue.")
-    if lazy is not None and not trained:
+    if by_rows and not trained:
         raise ValueError(
             "init_state was trained without row_optim, and has no state for single rows: continue without, or "
             "start from its values with init_params=result.params."

@@ -20,7 +20,7 @@ from npgp.model.rerun import Hidden
 from npgp.programs.compiled import QUICK, Program
 from npgp.programs.operations import Operations
 from npgp.training.inputs import Inputs, Layout, is_array
-from npgp.training.programs import kept
+from npgp.training.step import kept
 
 #: Scales that differ by less are taken for equal.
 _SAME = 1e-3

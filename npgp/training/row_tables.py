@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.typing import ArrayLike
 from numpyro.infer import SVI
@@ -64,11 +63,13 @@ class RowState:
     :param dense: state of the optimizer of all other parameters.
     :param tables: the tables by name, unconstrained.
     :param moments: state of each table's row optimizer, (N, …) in every array.
+    :param nan: whether the rows that the last step wrote have NaN, by table: so that no step looks through a table.
     """
 
     dense: Any
     tables: dict[str, jax.Array]
     moments: dict[str, Any]
+    nan: dict[str, jax.Array]
 
     @property
     def count(self) -> jax.Array:
@@ -81,29 +82,6 @@ class RowState:
             "this state was trained with row_optim, and svi's own optimizer cannot read it: take result.params, "
             "npgp.evaluate(svi, key, result, …), and npgp.fit(…, init_state=result.state, row_optim=…) to continue."
         )
-
-
-#: What takes back the last step: for each table, rows (out of range where there is nothing to take back), the
-#: values they had, and their share of the optimizer's state.
-Undo = dict[str, tuple[jax.Array, jax.Array, Any]]
-
-
-class Fallback(NamedTuple):
-    """What leads from a state back to the last one whose loss was seen to be finite."""
-
-    #: That state, without its tables.
-    small: SVIState
-    #: From the tables at hand to that state's, if the loss at the tables at hand is not finite.
-    undo: Undo
-    #: Whether a table's rows became NaN at the last step; they were not written.
-    nan: dict[str, jax.Array]
-
-
-class _Step(NamedTuple):
-    state: RowState
-    undo: Undo
-    nan: dict[str, jax.Array]
-    ok: jax.Array
 
 
 def has_nan(tree) -> jax.Array:
@@ -123,8 +101,6 @@ class _LazyRows(Optimizer):
     def __init__(self, dense: Optimizer, rows: Any, constrain: Callable):
         self.dense, self.rows, self.constrain = dense, rows, constrain
         self.found = FindTables()
-        #: Shapes of the row numbers that the loss wants, by table.
-        self.slots: dict[str, list[tuple[int, ...]]] = {}
 
     def init(self, params):
         tables = {name: params[name] for name in self.found.tables if name in params}
@@ -135,16 +111,23 @@ class _LazyRows(Optimizer):
                 raise ValueError(stated_twice(name))
         dense = {name: value for name, value in params.items() if name not in tables}
         moments = {name: jax.jit(jax.vmap(self.rows.transform.init))(table) for name, table in tables.items()}
-        return RowState(self.dense.init(dense), tables, moments)
+        return RowState(self.dense.init(dense), tables, moments, {name: jnp.asarray(False) for name in tables})
 
     def get_params(self, state):
         return {**self.dense.get_params(state.dense), **state.tables}
 
     def eval_and_update(self, fn, state, forward_mode_differentiation=False):
         params = self.dense.get_params(state.dense)
+        looking = SupplyRows(state.tables, self.constrain)
+
+        def look(params):
+            with looking:
+                return fn(params)[0]
+
+        jax.eval_shape(look, params)  # which rows are wanted, without computing anything
         offsets = {
             name: [jnp.zeros((*shape, *state.tables[name].shape[1:]), state.tables[name].dtype) for shape in shapes]
-            for name, shapes in self.slots.items()
+            for name, shapes in looking.shapes.items()
         }
 
         def loss(params, offsets):
@@ -164,24 +147,22 @@ class _LazyRows(Optimizer):
             (_, (_, rows)), row_grads = jax.value_and_grad(loss, 1, has_aux=True)(params, offsets)
 
         rate = jnp.asarray(self.rows.learning_rate(step_count(state.dense)))
-        old, new = {}, {}
+        tables, moments, nan = dict(state.tables), dict(state.moments), dict(state.nan)
         for name, table in state.tables.items():
             if not rows[name]:  # stated when training started, but not by the loss
                 continue
             numbers, grad = _sum_by_row(rows[name], row_grads[name], table)
-            values, moments = jax.tree.map(
+            values, old = jax.tree.map(
                 lambda x, numbers=numbers: x.at[numbers].get(mode="clip", wrap_negative_indices=False),
                 (table, state.moments[name]),
             )
-            updates, new_moments = jax.vmap(self.rows.transform.update)(grad, moments, values)
-            old[name] = (numbers, values, moments)
-            new[name] = (numbers, values + (-rate).astype(table.dtype) * updates, new_moments)
-        nan = {name: has_nan(values) for name, (_, values, _) in new.items()}
-        ok = jnp.isfinite(value) & ~has_nan(self.dense.get_params(dense)) & ~jnp.any(jnp.stack([*nan.values(), False]))
-        # A bad step leaves the rows as they are, also in what the row optimizer keeps of them.
-        kept = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, old)
-        tables, all_moments = _write(state.tables, state.moments, kept)
-        return (value, aux), _Step(RowState(dense, tables, all_moments), old, nan, ok)
+            updates, new = jax.vmap(self.rows.transform.update)(grad, old, values)
+            values = values + (-rate).astype(table.dtype) * updates
+            nan[name] = has_nan(values)
+            tables[name], moments[name] = jax.tree.map(
+                lambda x, rows, numbers=numbers: _write(x, numbers, rows), (table, state.moments[name]), (values, new)
+            )
+        return (value, aux), RowState(dense, tables, moments, nan)
 
 
 def _outside(rows: dict[str, list]) -> dict[str, list]:
@@ -212,25 +193,18 @@ def _sum_by_row(rows: list[Any], grads: list[jax.Array], table: jax.Array) -> tu
     return jnp.where(unique >= size, beyond, unique), jnp.zeros_like(grad).at[inverse].add(grad)
 
 
-def _write(tables: dict[str, jax.Array], moments: dict[str, Any], rows: Undo) -> tuple[dict, dict]:
-    """The tables and their moments with some rows written over."""
-    tables, moments = dict(tables), dict(moments)
-    for name, (numbers, *new) in rows.items():
-
-        def scatter(x, values, numbers=numbers):
-            at = x.at[numbers]
-            options = {"indices_are_sorted": True, "unique_indices": True, "wrap_negative_indices": False}
-            return at.set(values, mode="drop", **options)
-
-        tables[name], moments[name] = jax.tree.map(scatter, (tables[name], moments[name]), tuple(new))
-    return tables, moments
+def _write(x: jax.Array, numbers: jax.Array, rows: jax.Array) -> jax.Array:
+    """An array with some rows written over: in order, each once, and none where the number is beyond its end."""
+    return x.at[numbers].set(
+        rows, mode="drop", indices_are_sorted=True, unique_indices=True, wrap_negative_indices=False
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # SVI
 
 
-class LazySVI:
+class RowSVI:
     """
     What the training loop needs of an ``SVI``, with tables apart from the other parameters.
 
@@ -268,87 +242,7 @@ class LazySVI:
         with SupplyRows(tables, self.optim.constrain):
             return self.svi.evaluate(state._replace(optim_state=dense), *args, **kwargs)
 
-    def start(self, state: SVIState, arguments: Callable[..., tuple], *operands) -> Fallback:
-        """
-        Find what rows the loss wants, without computing anything; what to go back to at the start.
-
-        :param state: the first state.
-        :param arguments: positional and keyword arguments of model and guide as a function of ``operands``.
-        """
-        supply = SupplyRows(state.optim_state.tables, self.optim.constrain)
-        looking = with_optimizer(self.svi, _Look(self.svi.optim, supply))
-
-        def look(small, *operands):
-            args, kwargs = arguments(*operands)
-            return looking.update(small, *args, **kwargs)[1]
-
-        small, (tables, moments) = split(state)
-        jax.eval_shape(look, small, *operands)
-        self.optim.slots = supply.shapes
-        undo = {}
-        for name, shapes in self.optim.slots.items():
-            if shapes:
-                count = sum(int(np.prod(shape)) for shape in shapes)
-                beyond = len(tables[name]) + jnp.arange(count)
-                nothing = jax.tree.map(
-                    lambda x, count=count: jnp.zeros((count, *x.shape[1:]), x.dtype), (tables[name], moments[name])
-                )
-                undo[name] = (beyond, *nothing)
-        return Fallback(small, undo, {name: jnp.asarray(False) for name in undo})
-
-    def step(
-        self, state: SVIState, fallback: Fallback, args, kwargs
-    ) -> tuple[SVIState, Fallback, jax.Array, jax.Array]:
-        """
-        One step, to be traced with tables that may be written over.
-
-        :return: the new state, what leads back to one with a finite loss, the loss, and whether all is well.
-        """
+    def update(self, state: SVIState, *args, **kwargs) -> tuple[SVIState, jax.Array]:
+        """As ``svi.update``."""
         copy_constraints(self.svi, self._inner)
-        new, loss = self._inner.update(state, *args, **kwargs)
-        step: _Step = new.optim_state
-        finite = jnp.isfinite(loss)
-        small, undo = jax.tree.map(
-            lambda a, b: jnp.where(finite, a, b), (split(state)[0], step.undo), (fallback.small, fallback.undo)
-        )
-        return new._replace(optim_state=step.state), Fallback(small, undo, step.nan), loss, step.ok
-
-    def nan_names(self, state: SVIState, fallback: Fallback) -> list[str]:
-        """The parameters that became NaN at the last step, which led to ``state``."""
-        dense = self.svi.optim.get_params(state.optim_state.dense)
-        return [*(n for n, value in dense.items() if has_nan(value)), *(n for n, bad in fallback.nan.items() if bad)]
-
-    def last_good(self, state: SVIState, fallback: Fallback, finite: bool) -> SVIState:
-        """
-        The last state whose loss was seen to be finite.
-
-        :param state: what the last step, a bad one, led to: it left the tables as it found them.
-        :param fallback: what leads back.
-        :param finite: whether the loss of the bad step was finite, and its gradient bad.
-        """
-        _, (tables, moments) = split(state)
-        if not finite:
-            tables, moments = jax.jit(_write)(tables, moments, fallback.undo)
-        return join(fallback.small, (tables, moments))
-
-
-class _Look(Optimizer):
-    """Runs the loss, and moves nothing."""
-
-    def __init__(self, dense: Optimizer, supply: SupplyRows):
-        self.dense, self.supply = dense, supply
-
-    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
-        with self.supply:
-            return fn(self.dense.get_params(state)), state
-
-
-def split(state: SVIState) -> tuple[SVIState, tuple[dict, dict]]:
-    """A state without its tables, with the dense optimizer's state in it; and the tables with their moments."""
-    optim = state.optim_state
-    return state._replace(optim_state=optim.dense), (optim.tables, optim.moments)
-
-
-def join(small: SVIState, tables: tuple[dict, dict]) -> SVIState:
-    """What :func:`split` took apart."""
-    return small._replace(optim_state=RowState(small.optim_state, *tables))
+        return self._inner.update(state, *args, **kwargs)

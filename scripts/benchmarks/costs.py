@@ -38,8 +38,7 @@ from npgp.gplvm import Start
 from npgp.sparse.projection import factorize
 from npgp.training import row_adam
 from npgp.training.inputs import Inputs
-from npgp.training.row_tables import LazySVI
-from npgp.training.steps import RowSteps, Steps
+from npgp.training.step import Step, Steps
 from npgp.variational import DenseNormal, square_tril, whitened_mean, whitened_variance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -103,20 +102,18 @@ class Loop:
     def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None, sharding=None):
         self.inputs = Inputs(arrays, {}, jax.random.key(0), batch_size, indices, sharding=sharding)
         positional, named = self.inputs.first_call()
-        lazy = None if row_optim is None else LazySVI(svi, row_optim)
-        state = (lazy or svi).init(jax.random.key(0), *positional, **named)
+        step = Step(svi, row_optim)
+        state = step.init(jax.random.key(0), *positional, **named)
         self.taken, self.loss = 0, float("nan")
-        self.steps: Any = Steps(svi, self.inputs, state, MOST_STEPS)
-        if lazy is not None:
-            self.steps = RowSteps(lazy, self.inputs, state, MOST_STEPS, 0)
+        self.steps = Steps(step, self.inputs, state, MOST_STEPS)
 
     def advance(self, steps: int) -> float:
         """Take steps: seconds of each, without reading the rows."""
         chunk = self.inputs.place(self.inputs.read(self.taken, steps, MOST_STEPS))
         began = time.perf_counter()
-        _, losses, ok = self.steps.advance(chunk, steps)
+        losses, bad = self.steps.advance(chunk, steps)
         seconds, self.loss = (time.perf_counter() - began) / steps, float(losses[-1])
-        if not ok:
+        if bad is not None:
             raise FloatingPointError(f"The loss became {self.loss}.")
         self.steps.commit()
         self.taken += steps
@@ -313,7 +310,7 @@ def devices(args: argparse.Namespace) -> Groups:
     yield title, {f"{k} devices": lambda _, loop=loop: loop.advance(5) for k, loop in loops.items()}
 
     def params(loop: Loop) -> list:
-        return jax.tree.leaves(loop.steps.svi.get_params(loop.inputs.sharding.fetch(loop.steps.state)))
+        return jax.tree.leaves(loop.steps.step.get_params(loop.inputs.sharding.fetch(loop.steps.state)))
 
     one = args.devices[0]
     for k, loop in loops.items():

@@ -96,7 +96,7 @@ RETURNED = {
     "npgp.inducing": "LevelChoice",
     "npgp.neighbors": "Kriging MeanFieldNormal NeighborPosterior VecchiaFactor Waves",
     "npgp.sparse": "GroupResidual RowResidual Tree",
-    "npgp.training": "Best CollapsedFit LBFGSResult PosteriorCheck",
+    "npgp.training": "Best CollapsedFit Info LBFGSResult PosteriorCheck",
     "npgp.variational": """BlockNormal CorrectedPosterior Decomposition JointBlock MixedPaths MixedPosterior Paths
         ScaledProjection""",
 }

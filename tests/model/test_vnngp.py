@@ -23,7 +23,6 @@ from numpyro.infer.util import log_density
 
 import npgp
 from npgp.kernels import Matern32
-from npgp.training.row_tables import LazySVI, join, split
 
 M, N, K = 14, 9, 3
 LENGTHSCALE, VARIANCE, NOISE = np.array([0.8, 1.2]), 1.3, 0.2
@@ -263,20 +262,11 @@ def test_no_operation_of_a_step_is_as_long_as_the_inducing_points():
         with npgp.plate("data", 64, rows=X.shape[0]):
             npgp.observe("y", f(X, near), npgp.Gaussian(variance=0.1), obs=y)
 
-    svi = LazySVI(
-        SVI(model, npgp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO()), npgp.training.row_adam(0.01)
-    )
+    svi = SVI(model, npgp.AutoSparseGP(model), optax.adam(0.01), TraceMeanField_ELBO())
+    step = npgp.training.Step(svi, npgp.training.row_adam(0.01))
     batch = (jnp.asarray(x[:rows]), jnp.asarray(near[:rows]), jnp.zeros(rows))
-    state = jax.jit(svi.init)(jax.random.key(0), *batch)
-    good = svi.start(state, lambda *arrays: (arrays, {}), *batch)
-    small, tables = split(state)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(tables, small, good, *batch):
-        new, good, loss, _ = svi.step(join(small, tables), good, batch, {})
-        return split(new), good, loss
-
-    program = step.lower(tables, small, good, *batch).compile()
+    state = step.init(jax.random.key(0), *batch)
+    program = jax.jit(step, donate_argnums=0).lower(state, *batch).compile()
     long = {
         op
         for shape, op in re.findall(r"= \w+\[([\d,]*)\]\S* ([\w-]+)\(", program.as_text())

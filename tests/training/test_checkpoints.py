@@ -39,7 +39,12 @@ def some_state(key=KEY, number=1.0):
     """A state with everything that states have."""
     values = {"a": jnp.arange(3.0) * number, "flag": jnp.asarray(True), "none": jnp.zeros((0, 2))}
     tables = {"t": jnp.full((4, 2), number)}
-    optim = RowState((jnp.asarray(7), (values, Moments(jnp.asarray(7, jnp.int32), values))), tables, (tables, tables))
+    optim = RowState(
+        (jnp.asarray(7), (values, Moments(jnp.asarray(7, jnp.int32), values))),
+        tables,
+        (tables, tables),
+        {"t": jnp.asarray(False)},
+    )
     return SVIState(optim, None, key)
 
 

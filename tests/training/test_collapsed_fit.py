@@ -89,10 +89,9 @@ def test_random_starts_move_what_has_a_constraint(float64):
         numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(1.0), X, inputs, noise_variance=0.1), obs=y)
 
     from npgp.training.collapsed_fit import _random_starts
-    from npgp.training.start import start
 
     svi = numpyro.infer.SVI(model, lambda X, y: None, npgp.adam(0.1), numpyro.infer.Trace_ELBO())
-    state = start(svi, KEY, (X, Y), {})
+    state = npgp.training.Step(svi).init(KEY, X, Y)
     first = svi.optim.get_params(state.optim_state)
     for other in _random_starts(KEY, svi, first, 2):
         np.testing.assert_array_equal(other["Z"], first["Z"])

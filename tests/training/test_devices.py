@@ -19,7 +19,8 @@ TOLERANCE = 1e-10
 
 
 def start(*args):
-    environment = os.environ | {"PYTHONPATH": str(CHILD.parent.parent), "JAX_PLATFORMS": "cpu"}
+    tests = CHILD.parent.parent  # and the npgp beside them, whichever is installed
+    environment = os.environ | {"PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, str(CHILD), *map(str, args)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
