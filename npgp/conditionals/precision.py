@@ -205,18 +205,18 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
     """
     coarse = _coarse(likelihood, LIMIT_NODES)
 
-    def limits(precision, at_least, coarse, mean, variance, d):
+    def limits(precision, at_least, expected, variance, d):
         """How far λ is below each, the second as an integral over [0, ĉ]; and ĉ."""
         left = d / (1.0 + precision * d)
-        there, slope = jax.jvp(
-            lambda v: coarse.expected_log_prob(y, mean, v), (variance + left,), (jnp.ones_like(left),)
-        )
+        there, slope = jax.jvp(expected, (variance + left,), (jnp.ones_like(left),))
         return -2.0 * slope - precision, 2.0 * (at_least - there) - precision * left, left
 
-    # Not in the loop: the expectation without residual is the same for all precisions.
-    given = coarse.expected_log_prob(y, mean, variance), coarse, mean, variance, residual
-    fixed = jax.tree.map(lax.stop_gradient, given)
-    most = jnp.broadcast_to(fixed[1].greatest_curvature, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
+    # One set of nodes for all precisions, and what is the same for them not in the loop.
+    s, d = lax.stop_gradient((variance, residual))
+    at_nodes = coarse.expected_log_probs(y, mean, s, d)
+    fixed = at_nodes(s), at_nodes, s, d
+    most = lax.stop_gradient(likelihood.greatest_curvature)
+    most = jnp.broadcast_to(most, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
 
     def halve(_, bracket):
         low, high = bracket
@@ -240,8 +240,11 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
         move = jnp.minimum(below_mean / jnp.where(felt, slope, 1.0), at_peak)
         return precision + jnp.where(felt & (precision > 0.0), move, 0.0)
 
+    def expected(variance):
+        return coarse.expected_log_prob(y, mean, variance)
+
     # What halving has left, and the gradient.
-    return newton(lax.stop_gradient(newton(precision, *fixed)), *given)
+    return newton(lax.stop_gradient(newton(precision, *fixed)), expected(variance), expected, variance, residual)
 
 
 def _coarse(likelihood: Likelihood, at_most: int = CURVATURE_NODES) -> Likelihood:

@@ -42,6 +42,7 @@ class Bernoulli(Likelihood):
     link: str = static("logit")
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
+    smooth: ClassVar[bool] = True
 
     def __post_init__(self):
         check_choice(self, "link", tuple(LOG_CDF))
@@ -104,6 +105,7 @@ class Ordinal(Likelihood):
     link: str = static("logit")
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
+    smooth: ClassVar[bool] = True
 
     def __post_init__(self):
         check_choice(self, "link", tuple(LOG_CDF))

@@ -44,6 +44,7 @@ class Poisson(Likelihood):
     exposure: ArrayLike | None = field(default=None, kw_only=True)
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
+    smooth: ClassVar[bool] = True
 
     def __post_init__(self):
         check_choice(self, "link", ("exp", "softplus"))

@@ -79,10 +79,14 @@ def _side_and_slopes(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Arra
     right, wide = s > mean, sd > SEAM
     sign, scale = jnp.where(right, 1.0, -1.0).astype(s.dtype), jnp.where(wide, sd, SEAM)
 
-    def by_f(node):
-        x = _exp(mean + sd * node - s)
-        kept = jnp.exp(-x)
-        return jnp.where(right, -jnp.expm1(-x), kept), sign * x * kept, sign * x * kept * node
+    at_mean, narrow = _exp(mean - s), jnp.where(wide, SEAM, sd)
+
+    def by_f(node):  # and its opposite
+        up = jnp.exp(narrow * node)
+        x, y = at_mean * up, at_mean / up
+        below, above = jnp.exp(-x), jnp.exp(-y)
+        kept, by_x, by_y = below + above, sign * x * below, sign * y * above
+        return jnp.where(right, 2.0 - kept, kept), by_x + by_y, node * (by_x - by_y)
 
     def by_g(node):
         z = (s - mean - node) / scale
@@ -99,7 +103,9 @@ def _side_and_slopes(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Arra
     def none():
         return (jnp.zeros_like(s),) * 3
 
-    narrow_ones = lax.cond(jnp.all(wide), none, averages(by_f, hermite(num_nodes)))
+    z, weights = (array[num_nodes // 2 :] for array in hermite(num_nodes))
+    weights = np.where((np.arange(num_nodes) == (num_nodes - 1) / 2)[num_nodes // 2 :], 0.5 * weights, weights)
+    narrow_ones = lax.cond(jnp.all(wide), none, averages(by_f, (z, weights)))
     wide_ones = lax.cond(jnp.any(wide), averages(by_g, gumbel(num_nodes)), none)
     return jax.tree.map(functools.partial(jnp.where, wide), wide_ones, narrow_ones)
 

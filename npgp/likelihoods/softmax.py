@@ -48,7 +48,7 @@ class Softmax(Likelihood):
 
     :param num_classes: number C of classes, at least 2.
     :param num_nodes: nodes of the rule for each class in the expected log-likelihood, and twice as many in averages;
-        the last integral has six times as many.
+        the last integral has five or six times as many.
     :raises ValueError: for fewer than two classes, or no nodes.
     """
 
@@ -80,11 +80,14 @@ class Softmax(Likelihood):
 
     def expected_log_prob(self, y, mean, variance):
         mean, sd = self._gaussians(y, mean, variance)
-        lower, upper = lax.stop_gradient(_range(mean, sd, 8 + np.log(self.num_classes)))
+        # Upward to where the tail is exponential: from sd² above f's mean, or further out than f's own tail reaches.
+        near = jnp.minimum(sd, REACH)
+        above = jnp.minimum(near**2, 0.5 * near**2 + 7.5) + REACH * (sd - near) + 8 + np.log(self.num_classes)
+        lower, upper = lax.stop_gradient((_lower(mean, sd), jnp.max(mean + above, axis=0)))
         # Beyond the range the largest's distribution function is 1 − E[Σ exp(f_c)] exp(−s), up to exp(−2s), and the
         # sum goes on as a geometric series.
-        log_total = logsumexp(mean + 0.5 * jnp.minimum(sd, REACH) ** 2, axis=0)
-        s, step = trapezoid(lower, upper, 6 * self.num_nodes)
+        log_total = logsumexp(mean + 0.5 * near**2, axis=0)
+        s, step = trapezoid(lower, upper, 5 * self.num_nodes)
 
         @jax.checkpoint
         def add(total, s):
@@ -102,7 +105,7 @@ class Softmax(Likelihood):
     def log_marginal(self, y, mean, variance):
         mean, sd = self._gaussians(y, mean, variance)
         own_mean, own_sd, chosen = _of_class(y, mean), _of_class(y, sd), _is_class(y, mean)
-        s, step = trapezoid(*_range(mean, sd, 15), 6 * self.num_nodes)
+        s, step = trapezoid(*_range(mean, sd), 6 * self.num_nodes)
 
         @jax.checkpoint
         def term(s):
@@ -119,7 +122,7 @@ class Softmax(Likelihood):
         :param variance: variance of f, likewise.
         """
         mean, sd = self._gaussians(0, mean, variance)
-        s, _ = trapezoid(*_range(mean, sd, 15), 6 * self.num_nodes)
+        s, _ = trapezoid(*_range(mean, sd), 6 * self.num_nodes)
 
         @jax.checkpoint
         def add(total, s):
@@ -144,16 +147,17 @@ class Softmax(Likelihood):
         return jnp.broadcast_to(mean, shape), jnp.broadcast_to(deviation(variance), shape)
 
 
-def _range(mean: jax.Array, sd: jax.Array, above: float) -> tuple[jax.Array, jax.Array]:
+def _range(mean: jax.Array, sd: jax.Array) -> tuple[jax.Array, jax.Array]:
     """
-    Where the largest of all f_c + G_c may be.
+    Where the density of the largest of all f_c + G_c is not negligible.
 
-    To the right its density falls like exp(−s) where that of f has fallen further, from sd² above f's mean.
+    To the right it falls like exp(−s) where that of f has fallen further, from sd² above f's mean.
     """
-    return (
-        jnp.max(mean - REACH * sd, axis=0) - REACH_BELOW,
-        jnp.max(mean + jnp.minimum(sd, REACH) * sd, axis=0) + above,
-    )
+    return _lower(mean, sd), jnp.max(mean + jnp.minimum(sd, REACH) * sd, axis=0) + 15
+
+
+def _lower(mean: jax.Array, sd: jax.Array) -> jax.Array:
+    return jnp.max(mean - REACH * sd, axis=0) - REACH_BELOW
 
 
 def _classes(values):

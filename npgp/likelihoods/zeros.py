@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from npgp.likelihoods.classes import Bernoulli
 from npgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from npgp.likelihoods.logistic import expected_softplus
 from npgp.likelihoods.numerics import floats
-from npgp.likelihoods.quadrature import normal_moments, normal_rule
+from npgp.likelihoods.quadrature import normal_moments, smooth_rule
 from npgp.pytrees import pytree
 
 COUNTS = (Poisson, NegativeBinomial, Binomial)
@@ -91,7 +92,7 @@ class ZeroInflated(_WithZeros):
         def excess(f):
             return expected_softplus(self.counts.log_prob(f, jnp.zeros_like(y)) - g, s, nodes)
 
-        at, weights = normal_rule(excess, f, v, nodes)
+        at, weights = _rule(f, v, nodes)
         zero = linalg.weighted_sum(weights, excess(at)) - expected_softplus(-g, s, nodes)
         return jnp.where(y > 0, self.counts.expected_log_prob(y, f, v) - expected_softplus(g, s, nodes), zero)
 
@@ -191,7 +192,7 @@ class _ZeroTruncated(Likelihood):
         return self.counts.log_prob(f, jnp.maximum(y, 1)) - self._log_some(f)
 
     def expected_log_prob(self, y, mean, variance):
-        at, weights = normal_rule(self._log_some, mean, variance, self.num_nodes)
+        at, weights = _rule(mean, variance, self.num_nodes)
         log_some = linalg.weighted_sum(weights, self._log_some(at))
         return self.counts.expected_log_prob(jnp.maximum(y, 1), mean, variance) - log_some
 
@@ -216,6 +217,12 @@ class _ZeroTruncated(Likelihood):
             return average / some, (spread + average**2) / some - (average / some) ** 2
 
         return normal_moments(conditional, mean, variance, self.num_nodes)
+
+
+def _rule(mean: jax.Array, variance: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array]:
+    """:func:`npgp.likelihoods.quadrature.smooth_rule`, no further than rates are finite: there is no zero there."""
+    f, weights = smooth_rule(mean, variance, num_nodes)
+    return jnp.minimum(f, 0.8 * math.log(float(jnp.finfo(f.dtype).max))), weights
 
 
 def _thinned(share: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:

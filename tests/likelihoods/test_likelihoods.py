@@ -20,6 +20,7 @@ import npgp
 from npgp import likelihoods
 from npgp.io import load, save
 from npgp.likelihoods.numerics import bernoulli_deviance, hazard, log_normal_cdf, sigmoids, stirling
+from npgp.likelihoods.quadrature import smooth_rule
 from npgp.model.observation import LatentObservation
 from npgp.model.protocol import Moments
 from npgp.pytrees import pytree
@@ -1295,6 +1296,37 @@ def test_expectations_of_functions_in_float32(fn, own):
         truth = value_and_gradients(own, mean.astype(float), variance.astype(float))
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, truth, rtol=1e-4, atol=3e-5)
+
+
+def test_rows_that_are_mapped_are_looked_at_again_in_a_branch(float64):
+    """Not all of them, whatever they need; and values and slopes are those of rows by themselves."""
+    y, mean = np.linspace(-1.0, 1.0, 6).reshape(2, 3), np.zeros((2, 3))
+    laplace, normal = (likelihoods.Factorized(lambda f, of=of: of(f, 0.5)) for of in (dist.Laplace, dist.Normal))
+
+    def slopes(likelihood, y, mean):
+        def value(y, mean):
+            return likelihood.expected_log_prob(y, mean, 1.0)
+
+        return jax.vmap(jax.vmap(jax.value_and_grad(value, 1)))(y, mean)
+
+    for likelihood, own in ((laplace, likelihoods.Laplace(scale=0.5)), (normal, npgp.Gaussian(scale=0.5))):
+        program = jax.make_jaxpr(partial(slopes, likelihood))(y, mean)
+        assert sum(equation.primitive.name == "cond" for equation in program.eqns) >= 2
+        np.testing.assert_allclose(jax.jit(partial(slopes, likelihood))(y, mean), slopes(own, y, mean), atol=1e-8)
+
+
+@pytest.mark.parametrize("width", [0.1, 1.0, 5.0, 10.0])
+def test_few_nodes_do_for_what_is_smooth(width, x64):
+    z = np.linspace(-12, 12, 4001)
+    dense = stats.norm.pdf(z) * (z[1] - z[0])
+    single, wide = x64 == jnp.float32, width == 10.0
+    for function in (special.log_expit, special.log_ndtr, lambda f: special.gammaln(5 * special.expit(f)), np.square):
+        f, weights = smooth_rule(x64([-3.0, 0.5, 4.0]), x64(width**2), 64)
+        assert len(f) == (32 if single else 64)
+        got = np.sum(np.asarray(weights, float) * function(np.asarray(f, float)), axis=0)
+        truth = np.sum(dense * function(np.array([-3.0, 0.5, 4.0])[:, None] + width * z), axis=1)
+        tolerance = (4e-5 if wide else 2e-6) if single else (1e-9 if wide else 1e-12)
+        np.testing.assert_allclose(got, truth, rtol=tolerance, atol=tolerance)
 
 
 def test_averages_over_two_latent_values_leave_nothing_out(float64):
