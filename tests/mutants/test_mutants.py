@@ -40,21 +40,31 @@ def test_a_stale_mutant_is_named(tmp_path):
 def test_what_the_quick_tier_has():
     prices = {"contract": costs.CONTRACT + "test_a", "cheap": "tests/b.py::test_a", "other": "tests/b.py::test_b"}
     prices |= {"dear": "tests/c.py::test_a", "killer": "tests/c.py::test_b", "rest": "tests/d.py::test_a"}
-    seconds = {"contract": 2.0, "cheap": 0.1, "other": 2.5, "dear": 4.0, "killer": 2.9, "rest": 988.5}
+    seconds = {"contract": 2.0, "cheap": 0.1, "other": 2.5, "dear": 6.0, "killer": 2.9, "rest": 986.5}
     table = {prices[name]: Cost(value, 0.0, 1) for name, value in seconds.items()}
     new, unknown = "tests/b.py::test_new", "tests/e.py::test_new"
     items = [*table, new, unknown]
     killed = {"one": {prices["killer"], prices["dear"]}, "two": {prices["dear"]}}
-    # Of 1000 s, so that an item may cost 3.3 s and all 100: what is too dear stays out, if it alone kills "two".
+    # Of 1000 s, so that an item may cost 5 s and all 50: what is too dear stays out, if it alone kills "two".
     small = {prices[name] for name in ("contract", "cheap", "other", "killer")} | {new}
     assert costs.quick(items, table, killed) == small
     # One more item than there is time for: mutants, the contract, and then the cheapest first.
     many = {f"tests/f.py::test_{i:02}": Cost(3.0, 0.0, 1) for i in range(40)}
-    table[prices["rest"]] = Cost(868.5, 0.0, 1)
+    table[prices["rest"]] = Cost(866.5, 0.0, 1)
     chosen = costs.quick([*items, *many], table | many, killed)
-    assert small <= chosen and len(chosen - small) == 30  # (100 − 7.5) / 3
-    table[prices["cheap"]] = Cost(0.1, 30.0, 1)  # dear fixtures, that another item has paid
+    assert small <= chosen and len(chosen - small) == 14  # (50 − 7.5) / 3
+    table[prices["cheap"]] = Cost(0.1, 30.0, 1)  # dear where it is the first
     assert prices["cheap"] not in costs.quick(items, table, killed)
+
+
+def test_what_items_cost_in_the_tier_counts(tmp_path):
+    """There an item pays for what it shares with one that is left out."""
+    costs.write({"a": Cost(5.0, 0.0, 3), "b": Cost(0.1, 0.0, 0), "c": Cost(1.0, 2.0, 1)}, tmp_path / "table")
+    recorder = costs.Recorder(tmp_path / "table", some=True)
+    recorder.costs = {"b": Cost(5.1, 0.0, 3), "c": Cost(1.0, 0.0, 1), "new": Cost(1.0, 0.0, 1)}
+    recorder.pytest_sessionfinish()
+    found = costs.read(tmp_path / "table")
+    assert found == {"a": Cost(5.0, 0.0, 3), "b": Cost(0.1, 5.1, 0), "c": Cost(1.0, 2.0, 1)}
 
 
 def test_the_tables_are_of_tests_that_there_are():
