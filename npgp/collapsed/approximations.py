@@ -40,6 +40,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
+from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
@@ -252,7 +253,7 @@ def _check_groups(method: str, groups: object, rows: int) -> None:
 
 @pytree
 @dataclass(frozen=True)
-class DegeneratePosterior:
+class DegeneratePosterior(FunctionPosterior):
     """
     The posterior under SoR: of functions ``f(x) = A(x)ᵀ ε``, which the whitened inducing values ε determine.
 
@@ -263,29 +264,24 @@ class DegeneratePosterior:
     projector: Projector
     q: DenseNormal
 
-    def mean(self, X: ArrayLike) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return whitened_mean(self.projector(checks.inputs(X)), [self.q.loc])
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of outputs."""
+        return self.q.batch_shape
 
-    def variance(self, X: ArrayLike) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): batch + (N,)."""
-        return self.mean_and_variance(X)[1]
-
-    def mean_and_variance(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Posterior mean and variance of f at inputs X (N, D): each batch + (N,)."""
-        projection = self.projector(checks.inputs(X))
+    def _moments(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        projection = self.projector(rows)
         mean = whitened_mean(projection, [self.q.loc])
         return mean, jnp.broadcast_to(whitened_variance(projection, [self.q]), mean.shape)
 
-    def covariance(self, X: ArrayLike) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D): batch + (N, N)."""
-        (A,) = self.projector(checks.inputs(X)).A
+    def _covariance(self, rows: jax.Array) -> jax.Array:
+        (A,) = self.projector(rows).A
         covariance = linalg.gram(jnp.swapaxes(self.q.factor_times(A), -1, -2))
-        return jnp.broadcast_to(covariance, self.q.batch_shape + covariance.shape[-2:])
+        return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape[-2:])
 
-    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Joint draws of f at inputs X (N, D), sample_shape + batch + (N,); one key gives one function at any X."""
-        (A,) = self.projector(checks.inputs(X)).A
+    def _sample(self, rng_key: jax.Array, rows: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
+        """Draws of f; one key gives one function at any inputs."""
+        (A,) = self.projector(rows).A
         return linalg.matmul(self.q.sample(rng_key, sample_shape), A)
 
 

@@ -32,6 +32,7 @@ from npgp.model import observation as statements
 from npgp.model import plates, sites
 from npgp.model import sparse_gp as component
 from npgp.model.rerun import Hidden
+from npgp.predictions import mixture_moments
 from npgp.variational.posterior import Posterior
 
 __all__ = ["BayesianGPLVM"]
@@ -264,9 +265,7 @@ class BayesianGPLVM:
             axes = jnp.eye(latents.shape[-1], dtype=latents.dtype)
             points = [latents + sign * step * axis for axis in axes for sign in (1.0, -1.0)]
         moments = [posterior.mean_and_variance(point) for point in points]
-        means, variances = (jnp.stack(parts) for parts in zip(*moments, strict=True))
-        mean = jnp.mean(means, axis=0)
-        variance = jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
+        mean, variance = mixture_moments(*map(jnp.stack, zip(*moments, strict=True)))
         return mean.T + self.start.offset, variance.T
 
 

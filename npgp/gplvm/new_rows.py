@@ -35,13 +35,14 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from npgp import checks, linalg
+from npgp import checks
 from npgp.chunks import map_chunks
 from npgp.features import Points
 from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.likelihoods.base import without_missing
+from npgp.predictions import mixture_moments
 from npgp.pytrees import pytree
 from npgp.variational.posterior import Posterior
 
@@ -370,7 +371,7 @@ def _predict(
         if likelihood is not None:
             mean, variance = likelihood.moments(mean, variance)
         mean, variance = (array.reshape(columns, len(nodes), -1).transpose(1, 2, 0) for array in (mean, variance))
-        return _mixed(weights, mean, variance)
+        return mixture_moments(mean, variance, weights[:, None, None])
 
     flat = (
         loc.reshape(-1, Q),
@@ -378,19 +379,8 @@ def _predict(
         jnp.broadcast_to(offset, (*weight.shape, columns)).reshape(-1, columns),
     )
     mean, variance = map_chunks(part, affordable(posterior, len(nodes)), *flat)
-    return _mixed(weight, mean.reshape(*weight.shape, columns), variance.reshape(*weight.shape, columns))
-
-
-def _mixed(weights: jax.Array, means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Moments of a mixture over the first axis."""
-
-    def average(values):
-        if weights.ndim == 1:
-            return linalg.weighted_sum(weights, values)
-        return jnp.sum(weights[..., None] * values, axis=0)
-
-    mean = average(means)
-    return mean, average(variances + jnp.square(means - mean))
+    mean, variance = (array.reshape(*weight.shape, columns) for array in (mean, variance))
+    return mixture_moments(mean, variance, weight[..., None])
 
 
 @functools.partial(jax.jit, static_argnums=5)

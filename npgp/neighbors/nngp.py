@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +25,11 @@ from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
-from npgp.neighbors.search import Neighbors, nearest, nearest_before, repeated_sites
-from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights
-from npgp.pytrees import pytree
+from npgp.neighbors.posterior import NeighborPosterior
+from npgp.neighbors.search import Neighbors, nearest_before, repeated_sites
+from npgp.neighbors.vecchia import VecchiaFactor
 
-__all__ = ["NNGP", "Kriging", "ResponseNNGP", "WhitenNNGP"]
+__all__ = ["NNGP", "ResponseNNGP", "WhitenNNGP"]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -135,9 +134,9 @@ class NNGP(JointDensity, Stackable):
         shape = sample_shape + self.batch_shape + self.event_shape
         return self.offset + self.factor().color(jax.random.normal(key, shape, self.X.dtype))
 
-    def condition(self, value: ArrayLike) -> Kriging:
+    def condition(self, value: ArrayLike) -> NeighborPosterior:
         """
-        What is known of f elsewhere, given values at the sites.
+        The posterior of f less the offset given values at the sites, by kriging.
 
         :param value: (..., N); a batch, such as draws of f from its posterior, gives one of predictions.
         :raises ValueError: if values have NaN or another number of sites.
@@ -146,8 +145,10 @@ class NNGP(JointDensity, Stackable):
         value = jnp.asarray(value, self.X.dtype)
         if value.shape[-1:] != self.event_shape:
             raise ValueError(f"value has shape {value.shape}; its last axis must be the {self.event_shape[0]} sites.")
-        noise = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.event_shape)
-        return Kriging(self.kernel, self.X, self.neighbors, value - self.offset, noise, self.jitter)
+        noise = jnp.asarray(self.noise_variance, self.X.dtype)
+        return NeighborPosterior(
+            self.kernel, self.X, self.neighbors, value - self.offset, jitter=self.jitter, noise_variance=noise
+        )
 
 
 class ResponseNNGP(NNGP):
@@ -237,70 +238,3 @@ class WhitenNNGP(Reparam):
         standard = dist.Normal(jnp.zeros((), fn.X.dtype)).expand(fn.event_shape).to_event(1)
         z = numpyro.sample(f"{name}_white", self._wrap(standard, expand_shape, event_dim))
         return None, fn.offset + fn.factor().color(z)
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Kriging
-
-
-@pytree
-@dataclass(frozen=True)
-class Kriging:
-    """
-    f at new sites given values at observed ones: each given its nearest neighbors among these, and independent of
-    other new sites (Datta et al. 2016, section 2.3). Made by :meth:`NNGP.condition`.
-
-    New sites must be concrete, as their neighbors are looked up; to predict inside ``jit`` from sites that are traced
-    find them before, by :func:`npgp.neighbors.nearest`.
-
-    :param kernel: the kernel.
-    :param X: observed sites, (N, D).
-    :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
-        Where all sites were neighbors of the last, all are used.
-    :param values: at the observed sites, less the offset, (..., N).
-    :param noise_variance: what is added to their covariance's diagonal, (N,).
-    :param first_jitter: relative jitter tried first.
-    """
-
-    kernel: Kernel
-    X: jax.Array
-    neighbors: Neighbors
-    values: jax.Array
-    noise_variance: jax.Array
-    first_jitter: float | None = None
-
-    def mean_and_variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Mean and variance of f at new sites.
-
-        :param X: new sites, (N*, D).
-        :param neighbors: row numbers of their neighbors, (N*, k), if they have been found before.
-        :return: each (..., N*).
-        :raises TypeError: if neighbors are to be found and sites are traced.
-        :raises ValueError: for sites of another shape, or neighbors of other sites.
-        """
-        X = checks.concrete_inputs(X)
-        if X.shape[1] != self.X.shape[1]:
-            raise ValueError(f"X has {X.shape[1]} columns; the observed sites have {self.X.shape[1]}.")
-        if neighbors is None:
-            N, k = self.X.shape[0], self.neighbors.size
-            neighbors = nearest(X, self.X, k if k < N - 1 else N, scale=self.neighbors.scale)
-        rows = jnp.asarray(checks.row_numbers(neighbors, "neighbors", self.X.shape[0], ndim=2))
-        if rows.shape[0] != X.shape[0]:
-            raise ValueError(f"neighbors has shape {rows.shape}; it must be ({X.shape[0]}, k), k for each new site.")
-        weights, variance = new_site_weights(self.kernel, X, self.X, rows, self.noise_variance, self.first_jitter)
-        mean = jnp.sum(weights * jnp.take(self.values, rows, axis=-1), axis=-1)
-        return mean, jnp.broadcast_to(variance, mean.shape)
-
-    def mean(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Mean of f at new sites X (N*, D): (..., N*)."""
-        return self.mean_and_variance(X, neighbors)[0]
-
-    def variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Variance of f at new sites X (N*, D): (..., N*)."""
-        return self.mean_and_variance(X, neighbors)[1]
-
-    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """Draws of f at new sites X (N*, D), independent of one another: sample_shape + (..., N*)."""
-        mean, variance = self.mean_and_variance(X)
-        return mean + jnp.sqrt(variance) * jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)

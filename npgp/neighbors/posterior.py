@@ -1,24 +1,24 @@
-"""Functions given their values at inducing points, each value through the nearest of these alone."""
+"""Functions given their values at some points, each value through the nearest of these alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.kernels import Kernel
-from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.neighbors.search import Neighbors, nearest
 from npgp.neighbors.vecchia import new_site_weights
+from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 
 __all__ = ["NeighborPosterior", "NeighborRows", "with_neighbors"]
+
+#: Inputs (N, D), and numbers of their neighbors (N, k).
+Rows = tuple[jax.Array, jax.Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,20 +41,22 @@ class NeighborRows:
     def __getitem__(self, rows: jax.Array) -> NeighborRows:
         return NeighborRows(self.X[rows], self.neighbors[rows])
 
-    def regression(self, kernel: Kernel, inducing: jax.Array, jitter: float | None) -> tuple[jax.Array, jax.Array]:
+    def regression(
+        self, kernel: Kernel, inducing: jax.Array, jitter: float | None, noise_variance: ArrayLike = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
         """Weights b (N, k) and residual variance F (N,) of f at the rows given the inducing values."""
-        return new_site_weights(kernel, self.X, inducing, self.neighbors, jitter=jitter)
+        return new_site_weights(kernel, self.X, inducing, self.neighbors, noise_variance, jitter)
 
 
 def with_neighbors(
     X: ArrayLike, neighbors: ArrayLike | None, inducing: jax.Array, inducing_neighbors: Neighbors
 ) -> NeighborRows:
     """
-    Rows, checked, with their neighbors among the inducing points, which are found if they are not given.
+    Rows, checked, with their neighbors among the points with values, which are found if they are not given.
 
     :param X: inputs, (N, D).
-    :param neighbors: numbers of inducing points, (N, k).
-    :param inducing: Z, (M, D).
+    :param neighbors: numbers of points, (N, k).
+    :param inducing: the points, (M, D).
     :param inducing_neighbors: as the prior has them: they say how many neighbors to find, and in which units.
     """
     if neighbors is None and checks.is_traced(X):
@@ -63,108 +65,81 @@ def with_neighbors(
             "f(X, neighbors)."
         )
     X = checks.concrete_inputs(X)
-    rows, points = X.shape[0], inducing.shape[0]
+    points = inducing.shape[0]
     if X.shape[1] != inducing.shape[1]:
-        raise ValueError(f"X has {X.shape[1]} columns; the inducing points have {inducing.shape[1]}.")
+        raise ValueError(f"X has {X.shape[1]} columns; the points with values have {inducing.shape[1]}.")
     if neighbors is None:
-        neighbors = nearest(X, inducing, min(inducing_neighbors.size, points), scale=inducing_neighbors.scale)
-    shape, dtype = jnp.shape(neighbors), jnp.result_type(neighbors)
-    if not jnp.issubdtype(dtype, jnp.integer):
-        raise TypeError(f"neighbors has dtype {dtype}; it must hold numbers of inducing points, which are integers.")
-    if len(shape) != 2 or shape[0] != rows or not shape[1]:
-        raise ValueError(f"neighbors has shape {shape}; it must be ({rows}, k), k inducing points for each row.")
-    if not checks.is_traced(neighbors):
-        low, high = np.min(np.asarray(neighbors)), np.max(np.asarray(neighbors))
-        if low < 0 or high >= points:
-            raise ValueError(f"neighbors has numbers {low} to {high}; there are {points} inducing points, from 0.")
-    return NeighborRows(X, jnp.asarray(neighbors))
+        size = inducing_neighbors.size
+        neighbors = nearest(X, inducing, size if size < points - 1 else points, scale=inducing_neighbors.scale)
+    neighbors = jnp.asarray(checks.row_numbers(neighbors, "neighbors", points, ndim=2))
+    if neighbors.shape[0] != X.shape[0] or not neighbors.shape[1]:
+        raise ValueError(f"neighbors has shape {neighbors.shape}; it must be ({X.shape[0]}, k), k for each row of X.")
+    return NeighborRows(X, neighbors)
 
 
 @pytree
 @dataclass(frozen=True)
-class NeighborPosterior:
+class NeighborPosterior(FunctionPosterior):
     """
-    The approximate posterior of f: what q(u) says about the function, each value through its nearest inducing points.
+    The posterior of f given its values at some points, or an approximate posterior of these: each value of f depends on
+    its nearest points alone, and is independent of others given them (Datta et al. 2016, section 2.3). Made by
+    :meth:`NNGP.condition` and, of a :class:`npgp.VNNGP`, by :func:`npgp.posterior`.
 
     Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
 
     :param kernel: the kernel.
-    :param inducing: Z, (M, D).
+    :param inducing: the points, (M, D).
     :param neighbors: as the prior had them: they say how many neighbors are used, and in which units of distance.
-    :param loc: means of the inducing values, (M,).
-    :param scale: their standard deviations, (M,).
+        Where all points were neighbors of the last, all are used.
+    :param loc: means of the values at the points, batch + (M,).
+    :param scale: their standard deviations, (M,); ``None`` for values that are known.
     :param jitter: relative jitter tried first.
+    :param noise_variance: what is added to the diagonal of the values' covariance, a scalar or (M,).
     """
 
     kernel: Kernel
     inducing: jax.Array
     neighbors: Neighbors
     loc: jax.Array
-    scale: jax.Array
+    scale: jax.Array | None = None
     jitter: float | None = None
+    noise_variance: ArrayLike = 0.0
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None) -> tuple[NeighborRows, jax.Array, jax.Array]:
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of functions."""
+        return self.loc.shape[:-1]
+
+    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Rows:
         rows = with_neighbors(X, neighbors, self.inducing, self.neighbors)
-        return (rows, *rows.regression(self.kernel, self.inducing, self.jitter))
+        return rows.X, rows.neighbors
 
-    def mean_and_variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Posterior mean and variance of f.
+    def _regression(self, rows: Rows) -> tuple[jax.Array, jax.Array]:
+        return NeighborRows(*rows).regression(self.kernel, self.inducing, self.jitter, self.noise_variance)
 
-        :param X: inputs, (N, D).
-        :param neighbors: numbers of their nearest inducing points, (N, k), if they have been found before.
-        :return: each (N,).
-        """
-        rows, b, F = self._rows(X, neighbors)
-        variance = F + jnp.sum(jnp.square(b * self.scale[rows.neighbors]), axis=-1)
-        return jnp.sum(b * self.loc[rows.neighbors], axis=-1), variance
+    def _moments(self, rows: Rows) -> tuple[jax.Array, jax.Array]:
+        (_, near), (b, variance) = rows, self._regression(rows)
+        mean = jnp.sum(b * jnp.take(self.loc, near, axis=-1), axis=-1)
+        if self.scale is not None:
+            variance = variance + jnp.sum(jnp.square(b * self.scale[near]), axis=-1)
+        return mean, jnp.broadcast_to(variance, mean.shape)
 
-    def mean(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): (N,)."""
-        return self.mean_and_variance(X, neighbors)[0]
+    def _covariance(self, rows: Rows) -> jax.Array:
+        """At O(N² M)."""
+        (_, near), (b, F) = rows, self._regression(rows)
+        covariance = jnp.diag(F)
+        if self.scale is not None:
+            half = jnp.zeros((len(near), self.loc.shape[-1]), b.dtype)
+            half = half.at[jnp.arange(len(near))[:, None], near].add(b) * self.scale
+            covariance = linalg.matmul(half, half.T) + covariance
+        return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape)
 
-    def variance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): (N,)."""
-        return self.mean_and_variance(X, neighbors)[1]
-
-    def log_density(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        likelihood: Likelihood | Callable[..., Any],
-        neighbors: ArrayLike | None = None,
-    ) -> jax.Array:
-        """
-        Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
-
-        :param X: inputs, (N, D).
-        :param y: observations, (N,).
-        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
-        :param neighbors: as in :meth:`mean_and_variance`.
-        :return: (N,).
-        :raises ValueError: for observations of another number of rows, or with NaN.
-        """
-        mean, variance = self.mean_and_variance(X, neighbors)
-        return as_likelihood(likelihood).log_marginal(checks.observed(y, mean.shape[0]), mean, variance)
-
-    def covariance(self, X: ArrayLike, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D), at O(N² M): (N, N)."""
-        rows, b, F = self._rows(X, neighbors)
-        half = jnp.zeros((rows.shape[0], self.loc.shape[0]), b.dtype)
-        half = half.at[jnp.arange(rows.shape[0])[:, None], rows.neighbors].add(b) * self.scale
-        return linalg.matmul(half, half.T) + jnp.diag(F)
-
-    def sample(
-        self,
-        rng_key: jax.Array,
-        X: ArrayLike,
-        sample_shape: tuple[int, ...] = (),
-        *,
-        neighbors: ArrayLike | None = None,
-    ) -> jax.Array:
-        """Joint draws of f at inputs X (N, D), at O(M + N k) for each: sample_shape + (N,)."""
-        rows, b, F = self._rows(X, neighbors)
+    def _sample(self, rng_key: jax.Array, rows: Rows, sample_shape: tuple[int, ...]) -> jax.Array:
+        """At O(M + N k) for each draw."""
+        (_, near), (b, F) = rows, self._regression(rows)
         u_key, key = jax.random.split(rng_key)
-        u = self.loc + self.scale * jax.random.normal(u_key, sample_shape + self.loc.shape, self.loc.dtype)
-        mean = jnp.sum(b * jnp.take(u, rows.neighbors, axis=-1), axis=-1)
+        u = jnp.broadcast_to(self.loc, sample_shape + self.loc.shape)
+        if self.scale is not None:
+            u = u + self.scale * jax.random.normal(u_key, u.shape, u.dtype)
+        mean = jnp.sum(b * jnp.take(u, near, axis=-1), axis=-1)
         return mean + jnp.sqrt(F) * jax.random.normal(key, mean.shape, mean.dtype)

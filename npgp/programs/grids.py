@@ -33,7 +33,7 @@ def padded_size(rows: int) -> int:
     return max(_LEAST, 1 << max(rows - 1, 0).bit_length())
 
 
-def on_grid(function: Callable[[Any, jax.Array], T], owner: Any, X: jax.Array, *, axes: tuple[int, ...] = (-1,)) -> T:
+def on_grid(function: Callable[[Any, Any], T], owner: Any, X: Any, *, axes: tuple[int, ...] = (-1,)) -> T:
     """
     ``function(owner, X)`` as a compiled program that serves other numbers of rows too.
 
@@ -44,22 +44,26 @@ def on_grid(function: Callable[[Any, jax.Array], T], owner: Any, X: jax.Array, *
     :param function: of a pytree and rows, each row's results depending on that row alone. It must be one and the same
         object in all calls, so a function of a module or class.
     :param owner: a pytree.
-    :param X: rows, (N, …). Where something is traced, the function just runs.
+    :param X: rows, (N, …), or a pytree of arrays with rows first. Where something is traced, the function just runs.
     :param axes: the axes of rows in every array that the function returns.
     """
-    if not len(X) or any(map(is_traced, (jax.device_put(0.0), X, *jax.tree.leaves(owner)))):
+    number = len(jax.tree.leaves(X)[0])
+    if not number or any(map(is_traced, (jax.device_put(0.0), *jax.tree.leaves((X, owner))))):
         return function(owner, X)
-    rows = np.asarray(X)
-    size = padded_size(len(rows))
-    if size != len(rows):
-        rows = np.concatenate([rows, np.broadcast_to(rows[-1:], (size - len(rows), *rows.shape[1:]))])
+    size = padded_size(number)
+
+    def padded(array: jax.Array) -> np.ndarray:
+        rows = np.asarray(array)
+        return rows if size == number else np.pad(rows, [(0, size - number)] + [(0, 0)] * (rows.ndim - 1), "edge")
+
+    rows = jax.tree.map(padded, X)
     try:
         results = _program(function)(owner, rows)
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
         results = one_program(lambda: function(owner, jax.device_put(rows)))
-    return jax.tree.map(lambda x: _cut(x, len(X), axes), results) if size != len(X) else results
+    return jax.tree.map(lambda x: _cut(x, number, axes), results) if size != number else results
 
 
 @lru_cache(maxsize=256)

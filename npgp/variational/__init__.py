@@ -1,5 +1,6 @@
 """q(ε): its blocks, its optimum, how it is trained and updated, and what it says about f."""
 
+from npgp.predictions import FunctionPosterior, Mixture
 from npgp.variational.averages import PathMixture, PosteriorMixture
 from npgp.variational.blocks import (
     BlockNormal,
@@ -29,10 +30,12 @@ __all__ = [
     "DeepPosterior",
     "DenseNormal",
     "DiagonalNormal",
+    "FunctionPosterior",
     "JointBlock",
     "MeanOnlyNormal",
     "MixedPaths",
     "MixedPosterior",
+    "Mixture",
     "PathMixture",
     "Paths",
     "Posterior",

@@ -13,15 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from npgp import checks
-from npgp.chunks import map_chunks
-from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.neighbors.posterior import NeighborPosterior, with_neighbors
+from npgp.likelihoods import Likelihood
+from npgp.predictions import Mixture, log_average, mixture_moments
 from npgp.programs.compiled import STEPS, one_program
-from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths
@@ -31,7 +28,7 @@ __all__ = ["PathMixture", "PosteriorMixture"]
 
 @pytree
 @dataclass(frozen=True)
-class PosteriorMixture:
+class PosteriorMixture(Mixture):
     """
     The posterior of f averaged over draws of all other latent sites, hyperparameters among them: a mixture, in equal
     parts, of the posteriors given each draw. Made by :func:`npgp.posterior`::
@@ -39,6 +36,7 @@ class PosteriorMixture:
         f = npgp.posterior("f", model, guide, params, X, y, draws=50)
         mean, variance = f.mean_and_variance(X_new)
         f.sites["lengthscale"]                                  the draws, (50,)
+        f.log_density(X, y, lambda sites: npgp.Gaussian(scale=sites["noise"]))
 
     ``f[i]`` is the posterior given draw i, and ``len(f)`` their number. Work is that of one posterior for each draw,
     done one after the other: what is kept are the Cholesky factors, M² numbers a draw and block.
@@ -94,11 +92,8 @@ class PosteriorMixture:
         outputs at each row.
 
         :param W: the mixing matrix, (P, Q); or one for each draw, (draws, P, Q), as ``sites`` has it where W is a site.
-        :raises TypeError: for a posterior of a :class:`npgp.VNNGP`.
         :raises ValueError: for a matrix without a column for each function, or of another number of draws.
         """
-        if self._of_neighbors:
-            raise TypeError("mixed is for functions of a SparseGP drawn in a plate; this one is of a VNNGP.")
         checks.require_finite(W, "W")
         W = jnp.asarray(W)
         of_each = W.ndim == 3
@@ -111,122 +106,52 @@ class PosteriorMixture:
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
-        """Shape of the batch of outputs."""
-        if self._is_mixed:
-            return self.posterior.W.shape[-2:-1]
+        """Shape of the batch of functions, or of :meth:`mixed` outputs."""
         return jax.eval_shape(lambda: jnp.zeros(self._given(0).batch_shape)).shape
 
-    def mean(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
-        return self._at(PosteriorMixture._mean, X, neighbors)
+    @property
+    def _row_axes(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.posterior._row_axes
 
-    def variance(self, X: ArrayLike, batch_size: int | None = None, *, neighbors: ArrayLike | None = None) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
-        return self.mean_and_variance(X, batch_size, neighbors=neighbors)[1]
+    def _outer(self, values: jax.Array) -> jax.Array:
+        return self.posterior._outer(values)
 
-    def mean_and_variance(
-        self, X: ArrayLike, batch_size: int | None = None, *, neighbors: ArrayLike | None = None
-    ) -> tuple[jax.Array, jax.Array]:
-        """
-        Posterior mean and variance of f: the draws' average mean; and their average variance plus the variance of their
-        means (law of total variance).
+    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+        return self.posterior._rows(X, neighbors, batch_shape)
 
-        :param X: inputs (N, D).
-        :param batch_size: rows taken at a time, so that memory does not grow with N·M; by default as many
-            as are fast.
-        :param neighbors: of a :class:`npgp.VNNGP`, whose rows are taken at once: numbers of the rows' nearest inducing
-            points, (N, k), if they have been found before.
-        :return: each batch + (N,).
-        """
-        if batch_size is not None and not self._of_neighbors:
-            X, size = checks.inputs(X), checks.whole_number(batch_size, "batch_size")
-            return one_program(lambda: map_chunks(self._moments, size, X, axis=-1), options=STEPS)
-        return self._at(PosteriorMixture._moments, X, neighbors)
+    def _log_density(self, rows: Any, y: jax.Array, likelihood: Any) -> jax.Array:
+        if isinstance(likelihood, Likelihood) or not callable(likelihood):
+            return super()._log_density(rows, y, likelihood)
 
-    def log_density(
-        self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Callable[..., Any], *, neighbors=None
-    ) -> jax.Array:
-        """
-        Log predictive density of observations, row by row: the logarithm of the average over draws of
-        ``∫ p(y_n | f_n) N(f_n; mean, variance) df_n``::
+        def of_draw(p, sites):
+            made = likelihood(sites)
+            if not isinstance(made, Likelihood):
+                raise TypeError(
+                    f"likelihood gives {type(made).__name__} for a draw's sites; in an average over draws it must be a "
+                    "Likelihood, or a function that makes one of a draw's sites, as in lambda sites: "
+                    'npgp.Gaussian(scale=sites["noise"]).'
+                )
+            return made.log_marginal(y, *p._moments(rows))
 
-            f.log_density(X, y, lambda sites: npgp.Gaussian(scale=sites["noise"]))
-
-        It is of observations of f alone: other components, levels and effects that a model adds to f are not in it.
-
-        :param X: inputs (N, D).
-        :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
-        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood; or a function that makes it of a draw's ``sites``.
-        :param neighbors: as in :meth:`mean_and_variance`.
-        :return: of y's shape.
-        :raises TypeError: for a function that makes something else.
-        :raises ValueError: for observations of another number of rows, or with NaN.
-        """
-        rows = self._rows(X, neighbors)
-        y = checks.observed(y, jnp.shape(X)[0])
-        maker = likelihood if callable(likelihood) and not isinstance(likelihood, Likelihood) else None
-        draws = jnp.arange(self.size) if maker else self._different
-
-        def density():
-            def of_draw(p, sites):
-                given = maker(sites) if maker else as_likelihood(likelihood)
-                if not isinstance(given, Likelihood):
-                    raise TypeError(
-                        f"likelihood gives {type(given).__name__} for a draw's sites; in an average over draws it must "
-                        "be a Likelihood, or a function that makes one of a draw's sites, as in lambda sites: "
-                        'npgp.Gaussian(scale=sites["noise"]).'
-                    )
-                return given.log_marginal(y, *p.mean_and_variance(*_arguments(rows)))
-
-            sites = jax.tree.map(lambda values: values[: draws.size], self.sites)
-            return logsumexp(self._each(of_draw, draws, sites), axis=0) - math.log(draws.size)
-
-        return one_program(density, options=STEPS)
-
-    def covariance(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
-        """
-        Joint posterior covariance of f at inputs X (N, D), by the law of total covariance: batch + (N, N); of
-        :meth:`mixed` outputs (P, N, P, N).
-        """
-        axes = (-3, -1) if self._is_mixed else (-2, -1)
-        return self._at(PosteriorMixture._covariance, X, neighbors, axes=axes)
+        return log_average(self._each(of_draw, jnp.arange(self.size), self.sites))
 
     def output_covariance(self, X: ArrayLike) -> jax.Array:
         """Posterior covariance between :meth:`mixed` outputs at each row of inputs X (N, D): (N, P, P)."""
-        if not self._is_mixed:
+        if not isinstance(self.posterior, MixedPosterior):
             raise TypeError("output_covariance is of outputs that mix functions: f.mixed(W).output_covariance(X).")
-        return self._at(PosteriorMixture._output_covariance, X, None, axes=(0,))
+        return self._at("_output_covariance", X, axes=(0,))
 
     def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
         """Posterior mean and variance of the slope ``∂f/∂x_dim``: :meth:`npgp.variational.Posterior.derivative`."""
         X = checks.inputs(X)
-        return one_program(lambda: _total(*self._each(lambda p: p.derivative(X, dim))), options=STEPS)
+        return one_program(lambda: mixture_moments(*self._each(lambda p: p.derivative(X, dim))), options=STEPS)
 
-    def sample(
-        self,
-        rng_key: jax.Array,
-        X: ArrayLike,
-        sample_shape: tuple[int, ...] = (),
-        *,
-        neighbors: ArrayLike | None = None,
-    ) -> jax.Array:
-        """
-        Joint draws of f at inputs X (N, D), at O(N³) for each draw of the other sites. Each of these, in random order,
-        serves as many draws of f as the others, or one more.
-
-        :return: sample_shape + batch + (N,).
-        """
-        rows, more = self._rows(X, neighbors), {}
-        if self._of_neighbors:
-            rows, more["neighbors"] = rows
-
-        def compute():
-            count = math.prod(sample_shape)
-            draws, keys, each = self._spread(rng_key, count)
-            drawn = self._each(lambda p, key: p.sample(key, rows, (each,), **more), draws, keys)
-            return _in_turn(drawn, count).reshape(*sample_shape, *drawn.shape[2:])
-
-        return one_program(compute, options=STEPS)
+    def _sample(self, rng_key: jax.Array, rows: Any, sample_shape: tuple[int, ...]) -> jax.Array:
+        """Each draw of the other sites, in random order, serves as many draws of f as the others, or one more."""
+        count = math.prod(sample_shape)
+        draws, keys, each = self._spread(rng_key, count)
+        drawn = self._each(lambda p, key: p._sample(key, rows, (each,)), draws, keys)
+        return _in_turn(drawn, count).reshape(*sample_shape, *drawn.shape[2:])
 
     def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> PathMixture:
         """
@@ -247,53 +172,27 @@ class PosteriorMixture:
         used = max(min(count, self.size), 1)
         return jax.random.permutation(order_key, self.size)[:used], jax.random.split(key, used), -(-count // used)
 
-    @property
-    def _of_neighbors(self) -> bool:
-        return isinstance(self.posterior, NeighborPosterior)
-
-    @property
-    def _is_mixed(self) -> bool:
-        return isinstance(self.posterior, MixedPosterior)
-
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None) -> Any:
-        """Rows as the methods below take them: inputs, or a pair of inputs and neighbors."""
-        if not self._of_neighbors:
-            if neighbors is not None:
-                raise TypeError("neighbors is for the posterior of a VNNGP; this one has none.")
-            return checks.inputs(X)
-        rows = with_neighbors(X, neighbors, self.posterior.inducing, self.posterior.neighbors)
-        return rows.X, rows.neighbors
-
-    def _at(self, function: Callable[..., Any], X: ArrayLike, neighbors: ArrayLike | None, axes=(-1,)) -> Any:
-        rows = self._rows(X, neighbors)
-        if self._of_neighbors:  # found outside programs
-            return one_program(lambda: function(self, rows), options=STEPS)
-        return on_grid(function, self, rows, axes=axes)
-
-    # Of rows, as ``on_grid`` and ``map_chunks`` want them.
+    def _components(self, rows: Any) -> tuple[jax.Array, jax.Array]:
+        return self._each(lambda p: p._moments(rows))
 
     def _mean(self, rows: Any) -> jax.Array:
-        return jnp.mean(self._each(lambda p: p.mean(*_arguments(rows))), axis=0)
-
-    def _moments(self, rows: Any) -> tuple[jax.Array, jax.Array]:
-        return _total(*self._each(lambda p: p.mean_and_variance(*_arguments(rows))))
+        return jnp.mean(self._each(lambda p: p._mean(rows)), axis=0)
 
     def _covariance(self, rows: Any) -> jax.Array:
+        """By the law of total covariance."""
         mean = self._mean(rows)
 
         def add(total, draw):
             p = self._given(draw)
-            away = p.mean(*_arguments(rows)) - mean
-            if self._is_mixed:
-                return total + p.covariance(*_arguments(rows)) + away[:, :, None, None] * away, None
-            return total + p.covariance(*_arguments(rows)) + away[..., :, None] * away[..., None, :], None
+            return total + p._covariance(rows) + p._outer(p._mean(rows) - mean), None
 
-        draws, shape = self._different, mean.shape if self._is_mixed else mean.shape[-1:]
-        total, _ = lax.scan(add, jnp.zeros((*mean.shape, *shape), mean.dtype), draws)
+        draws = self._different
+        total = jax.eval_shape(lambda: self._given(0)._covariance(rows))
+        total, _ = lax.scan(add, jnp.zeros(total.shape, total.dtype), draws)
         return total / draws.size
 
     def _output_covariance(self, rows: Any) -> jax.Array:
-        means, covariances = self._each(lambda p: (p.mean(rows).T, p.output_covariance(rows)))  # of rows and outputs
+        means, covariances = self._each(lambda p: (p._mean(rows).T, p._output_covariance(rows)))  # of rows and outputs
         away = means - jnp.mean(means, axis=0)
         return jnp.mean(covariances + away[..., :, None] * away[..., None, :], axis=0)
 
@@ -315,15 +214,6 @@ class PathMixture:
         """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
         X = checks.inputs(X)
         return one_program(lambda: _in_turn(lax.map(lambda paths: paths(X), self.paths), self.num_draws), options=STEPS)
-
-
-def _arguments(rows: Any) -> tuple[Any, ...]:
-    return rows if isinstance(rows, tuple) else (rows,)
-
-
-def _total(means: jax.Array, variances: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean and variance of a mixture, from those of its parts along the first axis."""
-    return jnp.mean(means, axis=0), jnp.mean(variances, axis=0) + jnp.var(means, axis=0)
 
 
 def _in_turn(drawn: jax.Array, count: int) -> jax.Array:

@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.conditionals.precision import best_site_precision, certified_site_precision
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.programs.grids import on_grid
+from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.residuals import GroupResidual
@@ -40,7 +40,7 @@ BATCH = 128
 
 @pytree
 @dataclass(frozen=True)
-class CorrectedPosterior:
+class CorrectedPosterior(FunctionPosterior):
     """
     A posterior of f with what the training rows say about the residual; made by :func:`exact_variance` and
     :func:`local_correction`.
@@ -62,21 +62,17 @@ class CorrectedPosterior:
     factor: jax.Array
     weights: jax.Array | None = None
 
-    def mean(self, X: ArrayLike) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return self.mean_and_variance(X)[0]
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of functions."""
+        return self.posterior.batch_shape
 
-    def variance(self, X: ArrayLike) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): batch + (N,)."""
-        return self.mean_and_variance(X)[1]
+    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> jax.Array:
+        return super()._rows(X, neighbors, ())  # the groups are of inputs that all functions have
 
-    def mean_and_variance(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """Posterior mean and variance of f at inputs X (N, D); each batch + (N,)."""
-        X = checks.inputs(X)
-        return on_grid(CorrectedPosterior._moments, self, X)
-
-    def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        mean, variance = self.posterior.mean_and_variance(X)
+    def _moments(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        X = rows
+        mean, variance = self.posterior._moments(X)
         projector = self.posterior.projector
         learned = learned_blocks(self.posterior.q)
         A_new = projector(X).A
@@ -106,8 +102,8 @@ class CorrectedPosterior:
                 x, A_x, group = row
                 return jax.tree.map(lambda v: v[..., 0], correct(x[None], [a[..., None] for a in A_x], group))
 
-            rows = (X, [jnp.moveaxis(A, -1, 0) for A in A_new], self.groups.assign(X))
-            more, less = (jnp.moveaxis(v, 0, -1) for v in lax.map(one, rows, batch_size=BATCH))
+            each = (X, [jnp.moveaxis(A, -1, 0) for A in A_new], self.groups.assign(X))
+            more, less = (jnp.moveaxis(v, 0, -1) for v in lax.map(one, each, batch_size=BATCH))
         return mean + more, jnp.maximum(variance - less, 0.0)
 
 

@@ -10,15 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_within
-from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.programs.compiled import STEPS, one_program
-from npgp.programs.grids import on_grid
+from npgp.predictions import Mixture
 from npgp.pytrees import pytree, static
 from npgp.variational.paths import Paths
 from npgp.variational.posterior import Posterior
@@ -68,7 +66,7 @@ def mean_values(mean: Any, H: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 @pytree
 @dataclass(frozen=True)
-class DeepPosterior:
+class DeepPosterior(Mixture):
     """
     The approximate posterior of a deep GP's function: a mixture, in equal parts, over draws of what is between its
     layers. Made by :func:`npgp.posterior`, under the name of the :class:`npgp.DeepGP`.
@@ -121,74 +119,22 @@ class DeepPosterior:
         """Shape of the batch of outputs, those of the last layer."""
         return self.layers[-1].batch_shape
 
-    def mean(self, X: ArrayLike) -> jax.Array:
-        """Posterior mean of f at inputs X (N, D): batch + (N,)."""
-        return self.mean_and_variance(X)[0]
-
-    def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
-        """Posterior variance of f at inputs X (N, D): batch + (N,). Arguments as :meth:`mean_and_variance`."""
-        return self.mean_and_variance(X, batch_size)[1]
-
-    def mean_and_variance(self, X: ArrayLike, batch_size: int | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Mean and variance of the mixture: the draws' average mean; and their average variance plus the variance of their
-        means (law of total variance).
-
-        :param X: inputs (N, D).
-        :param batch_size: rows taken at a time; by default as many as are fast.
-        :return: each batch + (N,).
-        """
+    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+        """Inputs, and the rows' numbers, by which they are drawn."""
         X = checks.inputs(X)
-        if batch_size is not None:
-            size = checks.whole_number(batch_size, "batch_size")
-            return one_program(lambda: _total(self._by_chunks(X, size)), options=STEPS)
-        return on_grid(DeepPosterior._total, self, X)
+        return super()._rows(X, neighbors, batch_shape), np.arange(X.shape[0])
 
-    def components(self, X: ArrayLike) -> tuple[jax.Array, jax.Array]:
-        """
-        The mixture's parts: f's mean and variance at inputs X (N, D) given each draw of what comes into the last layer.
-
-        :return: each (draws,) + batch + (N,).
-        """
-        return on_grid(DeepPosterior._components, self, checks.inputs(X))
-
-    def log_density(self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Any) -> jax.Array:
-        """
-        Log predictive density of observations, row by row: the logarithm of the average over draws of
-        ``∫ p(y_n | f_n) N(f_n; mean, variance) df_n``.
-
-        Arguments as for :meth:`npgp.variational.Posterior.log_density`.
-
-        :return: of y's shape.
-        """
-        X, likelihood = checks.inputs(X), as_likelihood(likelihood)
-        y = checks.observed(y, X.shape[0])
-
-        def density():
-            mean, variance = self._components(X)
-            terms = lax.map(lambda part: likelihood.log_marginal(y, *part), (mean, variance))
-            return logsumexp(terms, axis=0) - math.log(terms.shape[0])
-
-        return one_program(density, options=STEPS)
-
-    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """
-        Draws of f at inputs X (N, D), joint over rows, in all layers: O(N³) for each draw and layer.
-
-        :return: sample_shape + batch + (N,).
-        """
-        X = checks.inputs(X)
-        checks.random_key(rng_key)
+    def _sample(self, rng_key: jax.Array, rows: Any, sample_shape: tuple[int, ...]) -> jax.Array:
+        """Draws of f, joint over rows, in all layers: O(N³) for each draw and layer."""
 
         def one(key):
             keys = jax.random.split(key, len(self.layers))
-            return self._through(X, [partial(layer.sample, k) for layer, k in zip(self.layers, keys, strict=True)])
+            return self._through(
+                rows[0], [partial(layer.sample, k) for layer, k in zip(self.layers, keys, strict=True)]
+            )
 
-        def drawn():
-            draws = lax.map(one, jax.random.split(rng_key, math.prod(sample_shape)))
-            return draws.reshape(*sample_shape, *draws.shape[1:])
-
-        return one_program(drawn, options=STEPS)
+        draws = lax.map(one, jax.random.split(rng_key, math.prod(sample_shape)))
+        return draws.reshape(*sample_shape, *draws.shape[1:])
 
     def draw_functions(
         self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024
@@ -231,14 +177,8 @@ class DeepPosterior:
     def _skips(self) -> tuple[bool, ...]:
         return self.skips or (False,) * len(self.layers)
 
-    def _total(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return _total(self._components(X))
-
-    def _components(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self._by_chunks(X, rows_within(_ROWS_AT_ONCE, self.draws))
-
-    def _by_chunks(self, X: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-        return map_chunks(self._of_rows, size, X, jnp.arange(X.shape[0]), axis=-1)
+    def _components(self, rows: Any) -> tuple[jax.Array, jax.Array]:
+        return map_chunks(self._of_rows, rows_within(_ROWS_AT_ONCE, self.draws), *rows, axis=-1)
 
     def _of_rows(self, X: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Means and variances given each draw, of rows with these numbers."""
@@ -259,8 +199,3 @@ class DeepPosterior:
         mean, variance = self.layers[-1].mean_and_variance(H)
         mean = jnp.broadcast_to(mean + mean_values(self.means[-1], H, self.batch_shape), variance.shape)
         return tuple(jnp.moveaxis(x.reshape(*self.batch_shape, S, N), -2, 0) for x in (mean, variance))  # type: ignore[return-value]
-
-
-def _total(parts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    means, variances = parts
-    return jnp.mean(means, axis=0), jnp.mean(variances, axis=0) + jnp.var(means, axis=0)

@@ -5,40 +5,25 @@ coregionalization. What the posterior of g says about h, with the covariance bet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.variational.paths import Paths
 
 __all__ = ["MixedPaths", "MixedPosterior"]
 
 
-class FunctionPosterior(Protocol):
-    """What is needed of the posterior of one function, or of a batch: see :class:`~npgp.variational.Posterior`."""
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]: ...
-
-    def mean(self, X: ArrayLike, /) -> jax.Array: ...
-
-    def mean_and_variance(self, X: ArrayLike, batch_size: int | None, /) -> tuple[jax.Array, jax.Array]: ...
-
-    def covariance(self, X: ArrayLike, /) -> jax.Array: ...
-
-    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...], /) -> jax.Array: ...
-
-    def draw_functions(self, rng_key: jax.Array, num_draws: int, num_features: int, /) -> Paths: ...
-
-
 @pytree
 @dataclass(frozen=True)
-class MixedPosterior:
+class MixedPosterior(FunctionPosterior):
     """
     The posterior of ``h = W g``: P outputs that mix Q functions, which are independent under q.
 
@@ -58,7 +43,7 @@ class MixedPosterior:
     Source: Álvarez, Rosasco & Lawrence 2012, section 4.2.
     """
 
-    posteriors: tuple[FunctionPosterior, ...]
+    posteriors: tuple[Any, ...]  # FunctionPosterior
     W: Any  # stored as an array
 
     def __post_init__(self):
@@ -80,55 +65,53 @@ class MixedPosterior:
         checks.require_finite(self.W, "W")
         object.__setattr__(self, "W", jnp.asarray(self.W))
 
-    def mean(self, X: ArrayLike) -> jax.Array:
-        """Posterior mean of each output at inputs X (N, D): (P, N)."""
-        return linalg.matmul(self.W, _rows([posterior.mean(X) for posterior in self.posteriors]))
+    _row_axes = (-3, -1)
 
-    def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
-        """Posterior variance of each output at inputs X (N, D): (P, N). Arguments as :meth:`mean_and_variance`."""
-        return self.mean_and_variance(X, batch_size)[1]
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of the batch of outputs, (P,)."""
+        return jnp.shape(self.W)[-2:-1]
 
-    def mean_and_variance(self, X: ArrayLike, batch_size: int | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Posterior mean and variance of each output.
+    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> tuple[Any, ...]:
+        X = checks.inputs(X)
+        return tuple(posterior._rows(X, neighbors, ()) for posterior in self.posteriors)
 
-        :param X: inputs (N, D).
-        :param batch_size: rows taken at a time; by default as many as are fast.
-        :return: each (P, N).
-        """
-        mean, variance = self._moments(X, batch_size)
+    def _moments(self, rows: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+        mean, variance = self._function_moments(rows)
         return linalg.matmul(self.W, mean), linalg.matmul(jnp.square(self.W), variance)
 
-    def output_covariance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
-        """
-        Posterior covariance between outputs at each row: (N, P, P). Arguments as :meth:`mean_and_variance`.
-        """
-        _, variance = self._moments(X, batch_size)
+    def _mean(self, rows: tuple[Any, ...]) -> jax.Array:
+        return linalg.matmul(self.W, _stacked([p._mean(r) for p, r in zip(self.posteriors, rows, strict=True)]))
+
+    def _function_moments(self, rows: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
+        """Mean and variance of the functions, each (Q, N)."""
+        means, variances = zip(*(p._moments(r) for p, r in zip(self.posteriors, rows, strict=True)), strict=True)
+        return _stacked(means), _stacked(variances)
+
+    def output_covariance(self, X: ArrayLike) -> jax.Array:
+        """Posterior covariance between outputs at each row of inputs X (N, D): (N, P, P)."""
+        return self._at("_output_covariance", X, axes=(0,))
+
+    def _output_covariance(self, rows: tuple[Any, ...]) -> jax.Array:
+        _, variance = self._function_moments(rows)
         return linalg.matmul(self.W * variance.T[:, None, :], self.W.T)
 
-    def covariance(self, X: ArrayLike) -> jax.Array:
-        """
-        Joint posterior covariance of outputs and rows: (P, N, P, N), whose entry [p, n, r, m] is ``Cov[h_p(x_n),
-        h_r(x_m)]``. ``.reshape(P * N, P * N)`` is the covariance matrix of ``mean(X).ravel()``.
-
-        :param X: inputs (N, D).
-        """
-        rows = jnp.shape(X)[0]
-        covariances = [posterior.covariance(X).reshape(-1, rows**2) for posterior in self.posteriors]  # (Q, N²)
-        outputs, functions = self.W.shape
+    def _covariance(self, rows: tuple[Any, ...]) -> jax.Array:
+        """Joint over outputs and rows, (P, N, P, N)."""
+        found = [p._covariance(r) for p, r in zip(self.posteriors, rows, strict=True)]
+        number, (outputs, functions) = found[0].shape[-1], self.W.shape
+        covariances = jnp.concatenate([covariance.reshape(-1, number**2) for covariance in found])  # (Q, N²)
         products = (self.W[:, None, :] * self.W).reshape(outputs**2, functions)
-        joint = linalg.matmul(products, jnp.concatenate(covariances))
-        return joint.reshape(outputs, outputs, rows, rows).transpose(0, 2, 1, 3)
+        joint = linalg.matmul(products, covariances)
+        return joint.reshape(outputs, outputs, number, number).transpose(0, 2, 1, 3)
 
-    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """
-        Draws of all outputs, joint over outputs and rows, at O(Q N³).
+    def _outer(self, values: jax.Array) -> jax.Array:
+        return values[:, :, None, None] * values
 
-        :return: sample_shape + (P, N).
-        """
+    def _sample(self, rng_key: jax.Array, rows: tuple[Any, ...], sample_shape: tuple[int, ...]) -> jax.Array:
         keys = jax.random.split(rng_key, len(self.posteriors))
-        draws = [p.sample(key, X, sample_shape) for p, key in zip(self.posteriors, keys, strict=True)]
-        return linalg.matmul(self.W, _rows(draws, len(sample_shape)))
+        draws = [p._sample(k, r, sample_shape) for p, k, r in zip(self.posteriors, keys, rows, strict=True)]
+        return linalg.matmul(self.W, _stacked(draws, len(sample_shape)))
 
     def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> MixedPaths:
         """
@@ -138,11 +121,6 @@ class MixedPosterior:
         keys = jax.random.split(rng_key, len(self.posteriors))
         drawn = [p.draw_functions(key, num_draws, num_features) for p, key in zip(self.posteriors, keys, strict=True)]
         return MixedPaths(tuple(drawn), self.W)
-
-    def _moments(self, X: ArrayLike, batch_size: int | None) -> tuple[jax.Array, jax.Array]:
-        """Of the functions, each (Q, N)."""
-        moments = [posterior.mean_and_variance(X, batch_size) for posterior in self.posteriors]
-        return _rows([mean for mean, _ in moments]), _rows([variance for _, variance in moments])
 
 
 @pytree
@@ -160,9 +138,9 @@ class MixedPaths:
 
     def __call__(self, X: ArrayLike) -> jax.Array:
         """The outputs' values at inputs X (N, D): (draws, P, N)."""
-        return linalg.matmul(self.W, _rows([paths(X) for paths in self.paths], 1))
+        return linalg.matmul(self.W, _stacked([paths(X) for paths in self.paths], 1))
 
 
-def _rows(values: list[jax.Array], draws: int = 0) -> jax.Array:
+def _stacked(values: Sequence[jax.Array], draws: int = 0) -> jax.Array:
     """Values of functions, draws + (N,) or draws + (Q, N) each, one below the other."""
     return jnp.concatenate([v[..., None, :] if v.ndim == draws + 1 else v for v in values], axis=-2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,9 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_at_once
 from npgp.conditionals import Conditional
-from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.likelihoods import Likelihood
+from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import STEPS, one_program
-from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @pytree
 @dataclass(frozen=True)
-class Posterior:
+class Posterior(FunctionPosterior):
     """
     The approximate posterior of f: everything q(ε) says about the function, at any inputs.
 
@@ -67,17 +67,6 @@ class Posterior:
         """``KL[q(ε) ‖ p(ε)]``, summed over blocks; batch shape."""
         return sum(block.kl() for block in self.q)  # type: ignore[return-value]
 
-    def mean(self, X: ArrayLike) -> jax.Array:
-        """
-        Posterior mean of f at inputs X (N, D), or at each function's own, batch + (N, D): batch + (N,).
-        """
-        return on_grid(Posterior._mean, self, self._rows(X))
-
-    def _rows(self, X: ArrayLike) -> jax.Array:
-        """Inputs with rows first, (N, D) or (N,) + batch + (D,)."""
-        X = checks.inputs_of("the posterior", X, self.batch_shape)
-        return X if X.ndim == 2 else jnp.moveaxis(X, -2, 0)  # to move nothing would be a program, too
-
     def _project(self, rows: jax.Array) -> Projection:
         return self.projector(jnp.moveaxis(rows, 0, -2))
 
@@ -86,87 +75,38 @@ class Posterior:
         features = math.prod(self.batch_shape) * sum(block.event_shape[0] for block in self.q)
         return map_chunks(function, rows_at_once(features), X, axis=-1)
 
-    def _mean(self, X: jax.Array) -> jax.Array:
+    def _mean(self, rows: jax.Array) -> jax.Array:
         def of_rows(X):
             return whitened_mean(self._project(X), [block.loc for block in self.q])
 
-        return self._in_chunks(of_rows, X)
+        return self._in_chunks(of_rows, rows)
 
-    def variance(self, X: ArrayLike, batch_size: int | None = None) -> jax.Array:
-        """Posterior variance of f, batch + (N,). Arguments as :meth:`mean_and_variance`."""
-        return self.mean_and_variance(X, batch_size)[1]
+    def _moments(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._in_chunks(lambda X: self._projected_moments(self._project(X)), rows)
 
-    def mean_and_variance(self, X: ArrayLike, batch_size: int | None = None) -> tuple[jax.Array, jax.Array]:
-        """
-        Posterior mean and variance of f, with one projection.
-
-        :param X: inputs (N, D), or batch + (N, D).
-        :param batch_size: rows taken at a time, so that memory does not grow with N·M; by default as many as are
-            fast.
-        :return: each batch + (N,).
-        """
-        X = self._rows(X)
-        if batch_size is not None:
-            size = checks.whole_number(batch_size, "batch_size")
-            return one_program(lambda: map_chunks(self._moments_of_rows, size, X, axis=-1))
-        return on_grid(Posterior._moments, self, X)
-
-    def _moments(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return self._in_chunks(self._moments_of_rows, X)
-
-    def _moments_of_rows(self, X: jax.Array) -> tuple[jax.Array, jax.Array]:
-        projection = self._project(X)
+    def _projected_moments(self, projection: Projection) -> tuple[jax.Array, jax.Array]:
         mean = whitened_mean(projection, [block.loc for block in self.q])
         variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
         return mean, jnp.broadcast_to(variance, mean.shape)
 
-    def log_density(self, X: ArrayLike, y: ArrayLike, likelihood: Likelihood | Callable[..., Any]) -> jax.Array:
-        """
-        Log predictive density of observations, row by row: ``log ∫ p(y_n | f_n) N(f_n; mean, variance) df_n``. It is of
-        observations of f alone: other components, levels and effects that a model adds to f are not in it.
-
-        :param X: inputs (N, D), or batch + (N, D).
-        :param y: observations, (N,), or batch + (N,) for a likelihood of one latent value.
-        :param likelihood: p(y_n | f_n), an ``npgp`` likelihood or a function from f to a NumPyro distribution.
-        :return: of y's shape.
-        :raises ValueError: for observations of another number of rows, or with NaN.
-        """
-        X, likelihood = self._rows(X), as_likelihood(likelihood)
-        y = checks.observed(y, X.shape[0])
-        return one_program(lambda: likelihood.log_marginal(y, *self._moments(X)), options=STEPS)
-
-    def covariance(self, X: ArrayLike) -> jax.Array:
-        """Joint posterior covariance of f at inputs X (N, D), or batch + (N, D): batch + (N, N)."""
-        return on_grid(Posterior._whole_covariance, self, self._rows(X), axes=(-2, -1))
-
-    def _whole_covariance(self, X: jax.Array) -> jax.Array:
-        covariance = self._covariance(X)
+    def _covariance(self, rows: jax.Array) -> jax.Array:
+        covariance = self._one_covariance(rows)
         return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape[-2:])
 
-    def _covariance(self, X: jax.Array) -> jax.Array:
-        """Without the batch's dimensions where all outputs have the same."""
-        A = self._project(X).A
-        cov = self.projector.residual_covariance(jnp.moveaxis(X, 0, -2), A, learned_blocks(self.q))
+    def _one_covariance(self, rows: jax.Array) -> jax.Array:
+        """Without the batch's dimensions where all functions have the same."""
+        A = self._project(rows).A
+        cov = self.projector.residual_covariance(jnp.moveaxis(rows, 0, -2), A, learned_blocks(self.q))
         for block, A_i in zip(self.q, A, strict=True):
             if block.learned:
                 half = block.factor_times(A_i)
                 cov = cov + linalg.matmul(jnp.swapaxes(half, -1, -2), half)
         return cov
 
-    def sample(self, rng_key: jax.Array, X: ArrayLike, sample_shape: tuple[int, ...] = ()) -> jax.Array:
-        """
-        Joint draws of f at inputs X (N, D), or batch + (N, D), with O(N³) work. For functions that can be evaluated
-        anywhere, and for many inputs, see :meth:`draw_functions`.
-
-        :return: sample_shape + batch + (N,).
-        """
-        X = self._rows(X)
-        return one_program(lambda: self._sample(rng_key, X, sample_shape))
-
-    def _sample(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
-        mean, cov = self._mean(X), self._covariance(X)
+    def _sample(self, rng_key: jax.Array, rows: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
+        mean, cov = self._mean(rows), self._one_covariance(rows)
         # What is left of a large prior variance has its rounding: jitter may grow to N ε of it.
-        rounding = 10 * X.shape[0] * jnp.finfo(cov.dtype).eps * self._project(X).prior_variance
+        rounding = 10 * rows.shape[0] * jnp.finfo(cov.dtype).eps * self._project(rows).prior_variance
         L, _ = linalg.cholesky(cov, scale=jnp.maximum(linalg.diagonal(cov), rounding))
         z = jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)
         return mean + linalg.matmul(L, z[..., None])[..., 0]
@@ -179,7 +119,7 @@ class Posterior:
 
         φ are random features of the kernel, and ε⁰_i the whitened inducing values of the prior draw φ(·)ᵀw. The
         inducing values carry the Cholesky factors' jitter as noise, so that draws have the covariance that
-        :meth:`covariance` says. A block that moves the mean only has ``ε_i − ε⁰_i = m_i``.
+        ``covariance`` says. A block that moves the mean only has ``ε_i − ε⁰_i = m_i``.
 
         The mean is exact. The covariance is exact at the inducing points; away from them it is as good as the
         features, whose error falls as ``num_features^−½`` (none for linear and constant kernels). All draws share φ.
@@ -293,10 +233,8 @@ class Posterior:
             direction = jnp.zeros_like(X).at[:, dim].set(1.0)
             _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
             # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
-            projection = Projection(slopes, self.projector.each(lambda p: _slope_variance(p.kernel, X, direction[0])))
-            mean = whitened_mean(projection, [block.loc for block in self.q])
-            variance = whitened_variance(projection, self.q) + projection.residual_variance(learned_blocks(self.q))
-            return mean, jnp.broadcast_to(variance, mean.shape)
+            variance = self.projector.each(lambda p: _slope_variance(p.kernel, X, direction[0]))
+            return self._projected_moments(Projection(slopes, variance))
 
         return one_program(lambda: self._in_chunks(of_rows, X), options=STEPS)
 
@@ -308,7 +246,7 @@ class Posterior:
 
         :param X: inputs (N, D), or batch + (N, D).
         """
-        return on_grid(Posterior._decomposition, self, self._rows(X))
+        return self._at("_decomposition", X)
 
     def _decomposition(self, X: jax.Array) -> Decomposition:
         return self._in_chunks(self._decomposition_of_rows, X)

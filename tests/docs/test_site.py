@@ -94,11 +94,11 @@ RETURNED = {
     "npgp.conditionals": "Gain",
     "npgp.gplvm": "CanonicalLatents RowNormal",
     "npgp.inducing": "LevelChoice",
-    "npgp.neighbors": "Kriging MeanFieldNormal NeighborPosterior VecchiaFactor Waves",
+    "npgp.neighbors": "MeanFieldNormal NeighborPosterior VecchiaFactor Waves",
     "npgp.sparse": "GroupResidual RowResidual Tree",
     "npgp.training": "Best CollapsedFit Info LBFGSResult PosteriorCheck",
-    "npgp.variational": """BlockNormal CorrectedPosterior Decomposition JointBlock MixedPaths MixedPosterior Paths
-        ScaledProjection""",
+    "npgp.variational": """BlockNormal CorrectedPosterior Decomposition FunctionPosterior JointBlock MixedPaths
+        MixedPosterior Mixture Paths ScaledProjection""",
 }
 #: Other public objects without an example of their own, and where there is one. The list may get shorter.
 WITHOUT_EXAMPLE = {

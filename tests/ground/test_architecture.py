@@ -23,7 +23,7 @@ FLOORS = [
     {"linalg", "chunks"},
     {"kernels"},
     {"likelihoods", "features"},
-    {"sparse"},
+    {"sparse", "predictions"},
     {"conditionals", "inducing", "neighbors"},
     {"variational"},
     {"collapsed"},

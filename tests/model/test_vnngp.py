@@ -365,7 +365,7 @@ def test_sums_several_latents_and_hand_written_guides(float64):
     elbos = [make_elbo(model, guide) for guide in (by_hand, None)]
     values = params() | {"g.u.loc": jnp.ones(3), "g.u.scale_tril": 0.5 * jnp.eye(3)}
     full = component()
-    moments = [full.posterior(params()).mean_and_variance(x, near)]
+    moments = [full.posterior(params()).mean_and_variance(x, neighbors=near)]
     moments.append(other.posterior(values).mean_and_variance(x))
     (m, v), (m2, v2) = ([np.asarray(part) for part in pair] for pair in moments)
     first = -0.5 * np.log(2 * np.pi * NOISE) - 0.5 * ((y - 0.5 * m - m2 - 1) ** 2 + 0.25 * v + v2) / NOISE
@@ -434,7 +434,7 @@ def test_neighbors_in_new_units_go_on_from_where_training_was(float64):
     assert not np.allclose(results[0].params["f.u.loc"], results[1].params["f.u.loc"])
     posterior = component(found=again).posterior(results[1].params)
     expected = npgp.neighbors.nearest(x, Z, K, scale=stretched)
-    np.testing.assert_array_equal(posterior.mean(x), posterior.mean(x, expected))
+    np.testing.assert_array_equal(posterior.mean(x), posterior.mean(x, neighbors=expected))
 
 
 # ---------------------------------------------------------------- what is refused
@@ -450,10 +450,10 @@ def test_what_is_refused(float64):
         (TypeError, "inducing has dtype int64", lambda: component(inducing=Z.astype(int))),
         (TypeError, "name is ''", lambda: npgp.VNNGP("", npgp.RBF(), Z)),
         (TypeError, "is a component, and no function yet", lambda: component()(x)),
-        (ValueError, r"neighbors has shape \(9,\); it must be \(9, k\)", lambda: f(x, near[:, 0])),
+        (ValueError, r"neighbors has shape \(9,\); it must have 2 dim", lambda: f(x, near[:, 0])),
         (TypeError, "neighbors has dtype float64", lambda: f(x, near.astype(float))),
-        (ValueError, "neighbors has numbers 5 to 14; there are 14", lambda: f(x, np.array(near) * 0 + [5, 14, 6])),
-        (ValueError, "X has 3 columns; the inducing points have 2", lambda: f(np.zeros((4, 3)))),
+        (ValueError, "neighbors has row 14; there are 14 rows", lambda: f(x, np.array(near) * 0 + [5, 14, 6])),
+        (ValueError, "X has 3 columns; the points with values have 2", lambda: f(np.zeros((4, 3)))),
         (TypeError, "X is traced", lambda: jax.eval_shape(lambda x: f(x).shape and x, x)),
         (KeyError, "f.u.scale", lambda: component().posterior({"f.u.loc": jnp.zeros(M)})),
         (ValueError, "has a value of shape", lambda: handlers.substitute(component().draw, {"f.u": jnp.zeros(3)})()),

@@ -20,8 +20,17 @@ from scipy.sparse import linalg
 
 import npgp
 from npgp.kernels import Matern32
-from npgp.neighbors import nearest, nearest_before, order_sites, search, vecchia
-from npgp.neighbors.nngp import NNGP, Kriging, ResponseNNGP, WhitenNNGP
+from npgp.neighbors import (
+    NNGP,
+    NeighborPosterior,
+    ResponseNNGP,
+    WhitenNNGP,
+    nearest,
+    nearest_before,
+    order_sites,
+    search,
+    vecchia,
+)
 
 ORDERINGS = ("given", "coordinate", "random", "maxmin")
 LENGTHSCALE = np.array([0.9, 1.3])
@@ -185,7 +194,7 @@ def everything():
             ResponseNNGP(kernel(), X, neighbors, noise_variance=noise, offset=np.full(N, MEAN)),
         ):
             factor = gp.factor()
-            krige = gp.condition(values).mean_and_variance(NEW.copy(), near)
+            krige = gp.condition(values).mean_and_variance(NEW.copy(), neighbors=near)
             results.append((gp.log_prob(values), factor, factor.whiten(values), factor.color(values), krige))
         return results
 
@@ -289,7 +298,7 @@ def test_gradients_by_finite_differences(float64):
                 NNGP(k, X.copy(), neighbors),
                 ResponseNNGP(k, X.copy(), neighbors, noise_variance=jnp.exp(theta[3])),
             )
-            mean, variance = response.condition(f).mean_and_variance(NEW.copy(), near)
+            mean, variance = response.condition(f).mean_and_variance(NEW.copy(), neighbors=near)
             colored = jnp.sum(jnp.sin(prior.factor().color(f)))
             return prior.log_prob(f) + response.log_prob(f) + jnp.sum(mean * variance) + 10.0 * colored
 
@@ -459,11 +468,12 @@ def test_what_cannot_be_a_model_is_refused():
     refused("value has NaN", gp.condition, np.full(N, np.nan))
     refused(r"value has shape \(8,\); its last axis must be the 24 sites", gp.condition, np.ones(8))
     kriging = gp.condition(x[:, 0])
-    assert isinstance(kriging, Kriging)
-    refused("X has 1 columns; the observed sites have 2", kriging.mean, x[:, :1])
-    refused(r"neighbors has shape \(2, 3\); it must be \(24, k\)", kriging.mean_and_variance, x, neighbors.rows[:2])
+    assert isinstance(kriging, NeighborPosterior)
+    refused("X has 1 columns; the points with values have 2", kriging.mean, x[:, :1])
+    few = neighbors.rows[:2]
+    refused(r"neighbors has shape \(2, 3\); it must be \(24, k\)", kriging.mean_and_variance, x, neighbors=few)
     refused("X is traced", jax.jit(lambda x: NNGP(Matern32(), x, 3).log_prob(x[:, 0])), x)
-    refused("X_new or scale is traced", jax.jit(kriging.mean), x, error=TypeError)
+    refused("X is traced, so its neighbors cannot be found", jax.jit(kriging.mean), x, error=TypeError)
 
     model = handlers.reparam(lambda: numpyro.sample("f", dist.Normal()), config={"f": WhitenNNGP()})
     refused("site 'f' is a Normal; WhitenNNGP is for NNGP sites", handlers.seed(model, 0))
@@ -486,7 +496,7 @@ def test_repeated_sites_are_merged_as_a_warning_says(float64):
         return (1.0 + r) * np.exp(-r)
 
     weights = np.linalg.solve(k(rows, rows) + noise * np.eye(60), k(rows, new)).T
-    mean, variance = merged.condition(means).mean_and_variance(new, np.tile(np.arange(12), (7, 1)))
+    mean, variance = merged.condition(means).mean_and_variance(new, neighbors=np.tile(np.arange(12), (7, 1)))
     np.testing.assert_allclose(mean, weights @ y, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(variance, 1.0 - np.sum(weights * k(new, rows), axis=1), rtol=1e-7)
     few = np.concatenate([sites, sites[:1]])  # one of 13 is no harm
