@@ -41,7 +41,7 @@ lowest() { # each dependency, and each of the extras, at its lowest version
   "$1" -c '
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = ("plots", "data", "parquet", "encoder", "tinygp")
+extras = ("plots", "data", "parquet", "checkpoints", "encoder", "tinygp")
 every = sum((project["optional-dependencies"][extra] for extra in extras), project["dependencies"])
 for requirement in every:
     print(requirement.replace(">=", "=="))

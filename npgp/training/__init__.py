@@ -1,5 +1,6 @@
 """Training: a loop around NumPyro's ``SVI``, its batches, checkpoints and devices."""
 
+from npgp.training.callbacks import Best, Callback, Monitor
 from npgp.training.checkpoints import Checkpoints
 from npgp.training.collapsed_fit import CollapsedFit, fit_collapsed
 from npgp.training.convergence import TrainingWarning
@@ -7,17 +8,18 @@ from npgp.training.devices import Sharding
 from npgp.training.evaluation import evaluate
 from npgp.training.lbfgs import LBFGSResult
 from npgp.training.loop import fit
-from npgp.training.monitor import Best, Monitor
 from npgp.training.optimizers import adam, row_adam
 from npgp.training.parquet import Parquet
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds
 from npgp.training.row_tables import RowOptimizer, RowState
+from npgp.training.run import Training
 from npgp.training.sources import Source, Stream
 from npgp.training.step import Info, Step
 from npgp.training.trust import PosteriorCheck, check_posterior
 
 __all__ = [
     "Best",
+    "Callback",
     "Checkpoints",
     "CollapsedFit",
     "DataError",
@@ -35,6 +37,7 @@ __all__ = [
     "Source",
     "Step",
     "Stream",
+    "Training",
     "TrainingWarning",
     "adam",
     "check_posterior",

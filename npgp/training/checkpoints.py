@@ -1,21 +1,25 @@
 """
-Checkpoints of everything that training needs to go on: the state, the losses so far and the monitor's evaluations.
+Checkpoints of everything that training needs to go on: the state, the losses so far and what callbacks keep.
 
-They are written in the background, each into a file of its own that is called by the number of steps. The file gets its
-name when it is complete, so a run that is killed leaves whole checkpoints behind, and at most one without a name.
-
-Nothing else in the folder is touched: only files that carry the mark of a checkpoint are ever removed, and damaged ones
-get another name.
+Orbax writes them, in the background, each a folder that gets its name when it is complete: a run that is killed leaves
+whole checkpoints behind, and at most one without a name. All arrays of a checkpoint are one array of bytes with a
+checksum, as Orbax has none of its own, and no empty arrays.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import math
 import os
 import re
+import shutil
+import sys
 import time
 import warnings
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,11 +30,21 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from npgp import checks
-from npgp.training import checkpoint_file
-from npgp.training.checkpoint_file import Damaged
+from npgp.optional import optional
+from npgp.programs.compiled import one_model_at_a_time
+from npgp.training.callbacks import Callback
 from npgp.training.interrupts import interrupts_held
+from npgp.training.row_tables import RowState, RowSVI
+from npgp.training.run import Training
+from npgp.training.step import steps_taken
 
-_NAME, _TEMPORARY = re.compile(r"(0|[1-9][0-9]*)\.checkpoint"), re.compile(r"\.[0-9]+\.checkpoint\.[0-9a-f]{32}\.tmp")
+__all__ = ["Checkpoints", "Saved"]
+
+#: Changes with the format of checkpoints; only those of this version are read.
+VERSION = 1
+#: What the names of checkpoints begin with, and those of unfinished ones: nothing else in the folder is touched.
+_PREFIX = "npgp"
+_UNFINISHED = re.compile(rf"{_PREFIX}_[0-9]+\.orbax-checkpoint-tmp.*")
 
 
 class Saved(NamedTuple):
@@ -40,11 +54,11 @@ class Saved(NamedTuple):
     state: Any
     #: The losses of all steps since the first of the run.
     losses: np.ndarray
-    #: What :meth:`npgp.training.Monitor.snapshot` returned; empty if there is no monitor.
-    monitor: dict[str, np.ndarray]
+    #: What :meth:`npgp.training.Callback.snapshot` returned, by names that begin with that of the callback.
+    kept: dict[str, np.ndarray]
 
 
-class Checkpoints:
+class Checkpoints(Callback):
     """
     A folder of checkpoints, for :func:`npgp.fit`, which goes on from the newest one:
 
@@ -53,14 +67,16 @@ class Checkpoints:
         result = npgp.fit(svi, key, 100, X, y, checkpoints=npgp.training.Checkpoints("run1"))
 
     Run the same program again after it was interrupted, or killed, and it takes the same steps, with the same numbers,
-    as if nothing had happened. A program with other data or another model is refused; one with another optimizer or
-    ELBO goes on with a warning. If a checkpoint cannot be written, as on a full disk, training goes on with a warning.
+    as if nothing had happened. A program with other data or another model is refused; one with another optimizer, or
+    other particles of the ELBO, goes on with a warning. If a checkpoint cannot be written, as on a full disk, training
+    goes on with a warning.
 
     :param directory: the folder; it is made if it is not there. Where several processes train together, all must see
         the same folder; the first of them writes. Other files in it are left alone.
     :param every: seconds between checkpoints.
     :param steps: steps between checkpoints, instead of seconds.
     :param keep: how many checkpoints to keep, the newest ones.
+    :raises ImportError: without Orbax (``pip install npgp[checkpoints]``).
     """
 
     def __init__(self, directory: str | os.PathLike, *, every: float = 60.0, steps: int | None = None, keep: int = 2):
@@ -68,38 +84,97 @@ class Checkpoints:
             raise ValueError(f"every is {every}, not a positive number of seconds.")
         steps = None if steps is None else checks.whole_number(steps, "steps")
         keep = checks.whole_number(keep, "keep")
+        self._orbax = optional("orbax.checkpoint", extra="checkpoints", what="npgp.training.Checkpoints")
         self.directory = Path(directory).absolute()
         self.every, self.steps, self.keep = every, steps, keep
         self._writer: ThreadPoolExecutor | None = None
         self._pending: tuple[int, Future] | None = None
-        self._about: dict[str, Any] = {}
-        self._settings: dict[str, Any] = {}
-        self._last_step: int | None = None
-        self._last_time = 0.0
+        #: The number of steps of the newest checkpoint that is whole, if there is one.
+        self.newest: int | None = None
 
-    def open(self, like: Any, about: dict[str, Any], settings: dict[str, Any] | None = None) -> Saved | None:
+    def begin(self, training: Training) -> None:
+        """As :meth:`Callback.begin`: go on from the newest checkpoint, if there is one."""
+        inputs, state = training.inputs, training.state
+        about = {
+            "seed": inputs.seed,
+            "first_step": training.first,
+            "batch_size": inputs.batch_size,
+            "group_size": inputs.group_size,
+            "num_rows": inputs.num_rows,
+            **inputs.described(),
+        }
+        saved = self.open(state, about, _programs(training))
+        if saved is None:
+            return
+        if len(saved.losses) > training.num_steps:
+            warnings.warn(
+                f"num_steps is {training.num_steps}, and the checkpoints have {len(saved.losses)} steps: none is "
+                "taken, and the result is that of all these; give more to train on.",
+                stacklevel=3,
+            )
+        training.resume(saved.state, saved.losses)
+        for name, callback in _named(training.callbacks):
+            kept = {key.removeprefix(name): x for key, x in saved.kept.items() if key.startswith(name)}
+            callback.restore(kept, training.params)
+
+    def __call__(self, training: Training) -> None:
+        """As :meth:`Callback.__call__`: save, if it is time."""
+        if self.due(training.step):
+            self._save(training)
+
+    def end(self, training: Training, error: BaseException | None) -> None:
+        """As :meth:`Callback.end`: save the last state, unless an error ended the training."""
+        if self._writer is not None and training.done and isinstance(error, KeyboardInterrupt | SystemExit | None):
+            self._save(training)
+        self.close()
+
+    def _save(self, training: Training) -> None:
+        kept = {name + key: x for name, c in _named(training.callbacks) for key, x in c.snapshot().items()}
+        self.save(training.step, Saved(training.state, training.losses, kept))
+
+    def open(self, like: Any, about: dict[str, Any], programs: Sequence[str] = ("", "")) -> Saved | None:
         """
         Start to use the folder.
 
         :param like: a state whose structure, shapes and dtypes the saved one must have.
         :param about: what the run is known by, for JSON, which must be that of the saved run.
-        :param settings: what the run can go on without; if the saved run had others, there is a warning.
+        :param programs: what the model and what a step compute, as text. With the model, the saved run is refused if
+            that differs; if the step does, or versions do too, there is a warning.
         :return: the newest checkpoint that is whole; ``None`` if there are no checkpoints.
         :raises ValueError: if the folder's checkpoints are of another run, or all damaged.
-        :raises OSError: if the folder or a checkpoint cannot be read.
+        :raises OSError: if the folder cannot be read.
         """
         self.close()
-        self._about, self._settings = json.loads(json.dumps([about, settings or {}]))
+        self._about = json.loads(json.dumps({**about, "state": _kinds(like)}))
+        self._programs = [zlib.crc32(program.encode()) for program in programs]
         if self.directory.exists() and not self.directory.is_dir():
             raise ValueError(f"The directory of checkpoints, {str(self.directory)!r}, is a file.")
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._manager = self._opened()
         found = self._newest()
         if found is not None:
-            self._last_step, header, arrays = found
-            self._check(header, like)
+            self._check(found[0])
         self._writer = ThreadPoolExecutor(1, "npgp-checkpoints")
         self._last_time = time.monotonic()
-        return None if found is None else _rebuilt(arrays, like)
+        return None if found is None else _unpacked(found[1], found[0]["arrays"], like)
+
+    def _opened(self) -> Any:
+        """Orbax's manager, each process's own: the first process writes, and all read."""
+        me, options = jax.process_index(), self._orbax.options
+        alone = options.MultiprocessingOptions(
+            primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"{_PREFIX}{me}"
+        )
+        return self._orbax.CheckpointManager(
+            self.directory,
+            options=self._orbax.CheckpointManagerOptions(
+                max_to_keep=self.keep,
+                step_prefix=_PREFIX,
+                create=False,
+                save_root_metadata=False,
+                enable_async_checkpointing=False,  # the thread is ours: errors of writing are known by their checkpoint
+                multiprocessing_options=alone,
+            ),
+        )
 
     def until(self, step: int) -> int | None:
         """How many steps after ``step`` the next checkpoint is due, if that is known."""
@@ -107,40 +182,39 @@ class Checkpoints:
 
     def due(self, step: int) -> bool:
         """Whether to save after ``step`` steps; the same in all processes, which must all ask."""
-        if step == self._last_step:
+        if step == self.newest:
             return False
         if self.steps is not None:
             return step % self.steps == 0
         return bool(_from_first(time.monotonic() - self._last_time >= self.every))
 
-    def save(self, step: int, saved: Saved, wait: bool = False) -> bool:
+    def save(self, step: int, saved: Saved) -> None:
         """
         Save. The arrays are copied before it returns; they are written in the background.
 
         What goes wrong in writing becomes a warning, at the next save or at the end.
 
-        :param step: the number of steps so far, more than that of the newest checkpoint.
+        :param step: the number of steps so far; nothing is done if it is that of the newest checkpoint.
         :param saved: what to save.
-        :param wait: wait until it is written.
-        :return: whether nothing is known to have gone wrong.
         """
         if self._writer is None:
             raise RuntimeError("Checkpoints.save needs an open folder: call open first.")
-        if self._last_step is not None and step < self._last_step:
-            raise ValueError(f"step is {step}, and there is a checkpoint of step {self._last_step} already.")
-        well = True
-        if step != self._last_step and jax.process_index() == 0:
+        if step != self.newest and jax.process_index() == 0:
             with interrupts_held():
-                well = self.finish()
+                self.finish()
                 try:
-                    arrays = {name: np.array(x, order="C") for name, x in _arrays(saved).items()}
-                    header = {"about": self._about, "settings": self._settings, "state": _kinds(saved.state)}
-                    self._pending = step, self._writer.submit(self._write, step, header, arrays)
+                    content, kinds = _packed(saved)
+                    header = {
+                        "npgp": VERSION,
+                        "about": self._about,
+                        "programs": self._programs,
+                        "versions": _versions(),
+                        "arrays": kinds,
+                    }
+                    self._pending = step, self._writer.submit(self._write, step, header, content)
                 except MemoryError as error:
-                    well = self._warn(step, error)
-                self._last_step = step
-        self._last_step, self._last_time = step, time.monotonic()
-        return self.finish() and well if wait else well
+                    self._warn(step, error)
+        self.newest, self._last_time = step, time.monotonic()
 
     def finish(self) -> bool:
         """Wait until everything is written; whether it is. If it is not, there is a warning."""
@@ -153,43 +227,43 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait until everything is written, and leave the folder."""
-        writer, self._writer, self._last_step = self._writer, None, None
+        writer, self._writer = self._writer, None
         if writer is not None:
-            self.finish()
+            if not self.finish():
+                self.newest = None
             writer.shutdown()
+            self._manager.close()
 
     def _warn(self, step: int, error: BaseException) -> bool:
+        words = " ".join(str(error).split())
         warnings.warn(
             f"Writing the checkpoint of step {step} to {str(self.directory)!r} failed; training goes on, and what was "
-            f"saved before is still there. ({type(error).__name__}: {error})",
-            stacklevel=4,
+            f"saved before is still there. ({type(error).__name__}: {words:.300})",
+            stacklevel=2,
         )
         return False
 
-    def _write(self, step: int, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        checkpoint_file.write(self.directory / f"{step}.checkpoint", header, arrays)
-        ours = self._ours()
-        for step in sorted(ours)[: -self.keep]:
-            ours[step].unlink()
+    def _write(self, step: int, header: dict[str, Any], content: np.ndarray) -> None:
+        args = self._orbax.args
+        composite = args.Composite(
+            arrays=args.PyTreeSave({"content": content}),
+            header=args.JsonSave({**header, "checksum": _checksum(header, content)}),
+        )
+        try:
+            self._manager.save(step, args=composite)
+        except BaseException:
+            self._manager.reload()  # it takes the checkpoint for written
+            raise
 
-    def _ours(self) -> dict[int, Path]:
-        """Checkpoints, whole and damaged, by their numbers of steps."""
-        names = ((path, _NAME.fullmatch(path.name)) for path in self.directory.iterdir())
-        return {int(name[1]): path for path, name in names if name and path.is_file() and checkpoint_file.is_ours(path)}
-
-    def _remove_unfinished(self) -> None:
-        """Remove what a killed process was writing."""
-        for path in self.directory.iterdir():
-            if _TEMPORARY.fullmatch(path.name) and path.is_file():
-                if path.stat().st_size == 0 or checkpoint_file.is_ours(path):
-                    path.unlink()
-
-    def _newest(self) -> tuple[int, dict[str, Any], dict[str, np.ndarray]] | None:
-        """Number of steps, header and arrays of the newest checkpoint that is whole."""
-        step, found, problem = -1, None, None
+    def _newest(self) -> tuple[dict[str, Any], np.ndarray] | None:
+        """Header and content of the newest checkpoint that is whole."""
+        self.newest, found, problem = None, None, None
+        step = -1
         if jax.process_index() == 0:
             try:
-                self._remove_unfinished()
+                for path in self.directory.iterdir():
+                    if _UNFINISHED.fullmatch(path.name) and path.is_dir():  # what a killed process was writing
+                        shutil.rmtree(path)
                 step, found = self._first_whole()
             except Exception as error:  # the other processes wait for a word
                 step, problem = -2, error
@@ -200,66 +274,120 @@ class Checkpoints:
             raise RuntimeError(f"The first process could not read the checkpoints in {str(self.directory)!r}.")
         if found is None and step >= 0:
             found = self._read(step)
-        return None if found is None else (step, *found)
+        self.newest = step if step >= 0 else None
+        return found
 
     def _first_whole(self) -> tuple[int, Any]:
-        damaged: dict[int, Damaged] = {}
-        for step in sorted(self._ours(), reverse=True):
+        damaged: dict[int, Exception] = {}
+        for step in sorted(self._manager.all_steps(), reverse=True):
             try:
                 found = self._read(step)
-            except Damaged as error:
+            except MemoryError:
+                raise
+            except Exception as error:
                 damaged[step] = error
                 continue
             for bad, problem in damaged.items():
-                what = self._set_aside(bad)
+                name = self._set_aside(bad)
                 warnings.warn(
-                    f"The checkpoint of step {bad} in {str(self.directory)!r} is damaged{what}; training goes on from "
-                    f"step {step}. ({problem})",
-                    stacklevel=5,
+                    f"The checkpoint of step {bad} in {str(self.directory)!r} is damaged and is now called {name!r}; "
+                    f"training goes on from step {step}. ({' '.join(str(problem).split()):.300})",
+                    stacklevel=6,
+                )
+            self._manager.reload()
+            if found[0]["npgp"] != VERSION:
+                raise ValueError(
+                    f"The checkpoints in {str(self.directory)!r} have version {found[0]['npgp']} of their format; this "
+                    f"npgp reads {VERSION}."
                 )
             return step, found
         if damaged:
             raise ValueError(
                 f"None of the checkpoints in {str(self.directory)!r} can be read: they are damaged. Choose another "
-                f"folder, or move them away. ({next(iter(damaged.values()))})"
+                f"folder, or move them away. ({' '.join(str(next(iter(damaged.values()))).split()):.300})"
             )
         return -1, None
 
     def _set_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint; what was done, as words."""
-        path = self._ours()[step]
+        """Rename a damaged checkpoint; its new name."""
+        path = self.directory / f"{_PREFIX}_{step}"
         names = (path.with_name(f"{path.name}.damaged{i or ''}") for i in itertools.count())
-        new = next(name for name in names if not name.exists())
-        path.rename(new)
-        return f" and is now called {new.name!r}"
+        return path.rename(next(name for name in names if not name.exists())).name
 
-    def _read(self, step: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-        """Header and arrays of a checkpoint."""
-        return checkpoint_file.read(self._ours()[step])
+    def _read(self, step: int) -> tuple[dict[str, Any], np.ndarray]:
+        """Header and content of a checkpoint."""
+        args = self._orbax.args
+        found = self._manager.restore(step, args=args.Composite(arrays=args.PyTreeRestore(), header=args.JsonRestore()))
+        header, content = dict(found.header), found.arrays["content"]
+        if header.pop("checksum") != _checksum(header, content):
+            raise ValueError("Its numbers are not those that were written.")
+        return header, content
 
-    def _check(self, header: dict[str, Any], like: Any) -> None:
+    def _check(self, header: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run."""
         where = f"The checkpoints in {str(self.directory)!r}"
-        about, settings = header["about"], header["settings"]
         advice = "Choose another folder to start afresh, or go on as before."
-        if (differs := _difference(about, self._about)) is not None:
-            raise ValueError(f"{where} are of a run with {differs}. {advice}")
-        if (differs := _difference(header["state"], _kinds(like))) is not None:
-            raise ValueError(f"{where} are of another model or optimizer, with state{differs}. {advice}")
-        if (differs := _difference(settings, self._settings)) is not None:
-            warnings.warn(
-                f"{where} are of a run with {differs}. Training goes on with the latter; choose another folder to "
-                "start afresh.",
-                stacklevel=5,
+        old, new = header["about"], self._about
+        for whose, before, now in (
+            ("a run with ", old | {"state": None}, new | {"state": None}),
+            ("another model or optimizer, with state", old["state"], new["state"]),
+        ):
+            for name in {**before, **now}:
+                if before.get(name) != now.get(name):
+                    raise ValueError(
+                        f"{where} are of {whose}{name} = {before.get(name, 'missing')!r}, and this one has "
+                        f"{now.get(name, 'missing')!r}. {advice}"
+                    )
+        if header["programs"] == self._programs:
+            return
+        if header["programs"][0] != self._programs[0] and header["versions"] == _versions():
+            raise ValueError(
+                f"{where} are of a run whose model, guide or ELBO computed something else; they must be the same. "
+                f"{advice}"
             )
+        warnings.warn(
+            f"{where} are of a run whose steps computed something else: its optimizer was another one, its ELBO had "
+            "other particles, or versions were others. Training goes on from there; choose another folder to start "
+            "afresh.",
+            stacklevel=6,
+        )
 
 
-def _difference(old: dict[str, Any], new: dict[str, Any]) -> str | None:
-    """The first entry in which two descriptions differ, in words."""
-    for name in {**old, **new}:
-        if old.get(name) != new.get(name):
-            return f"{name} = {old.get(name, 'missing')!r}, and this one has {new.get(name, 'missing')!r}"
-    return None
+def _versions() -> list[str]:
+    """What programs are traced by, and for."""
+    return [*(sys.modules[name].__version__ for name in ("jax", "numpyro", "npgp")), jax.default_backend()]
+
+
+def _named(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
+    """Callbacks with names: of their classes, and counted."""
+    seen: dict[str, int] = {}
+    named = []
+    for callback in callbacks:
+        kind = type(callback).__qualname__
+        seen[kind] = seen.get(kind, -1) + 1
+        named.append((f"{kind}.{seen[kind]}.", callback))
+    return named
+
+
+def _programs(training: Training) -> list[str]:
+    """What model, guide and ELBO compute with one particle, and what a step does, as text."""
+    svi, state = copy.copy(training.svi), training.state
+    svi.loss = copy.copy(svi.loss)
+    svi.loss.num_particles = 1
+    alone = RowSVI(svi) if isinstance(state.optim_state, RowState) else svi
+    inputs = training.inputs
+    operands = state, inputs.resident, inputs.item(training.first)
+
+    def text(function: Callable) -> str:
+        def one(state, arrays, item):
+            args, kwargs = inputs.layout.call(arrays, item, steps_taken(state))
+            return function(state, *args, **kwargs)
+
+        with one_model_at_a_time:
+            jaxpr = jax.make_jaxpr(one)(*operands).jaxpr  # which has no values of arrays
+        return re.sub("0x[0-9a-f]+", "", str(jaxpr))  # and then no addresses
+
+    return [text(alone.evaluate), text(training.steps.step)]
 
 
 def _from_first(number: int) -> int:
@@ -267,37 +395,44 @@ def _from_first(number: int) -> int:
     return number if jax.process_count() == 1 else int(multihost_utils.broadcast_one_to_all(np.int32(number)))
 
 
-def _is_key(x: Any) -> bool:
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+def _plain(x: Any) -> np.ndarray:
+    """An array on the host; of a random key, its data."""
+    is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
 def _kinds(state: Any) -> dict[str, str]:
-    """Dtype and shape of every array in a state, by its place; of a random key, those of its data."""
-
-    def kind(x):
-        x = jax.random.key_data(x) if _is_key(x) else x
-        dtype = x.dtype if hasattr(x, "dtype") else np.result_type(x)
-        return f"{dtype}[{','.join(map(str, np.shape(x)))}]"
-
-    return {jax.tree_util.keystr(path): kind(x) for path, x in jax.tree_util.tree_leaves_with_path(state)}
+    """Dtype and shape of every array in a state, by its place."""
+    leaves = ((path, _plain(x)) for path, x in jax.tree_util.tree_leaves_with_path(state))
+    return {jax.tree_util.keystr(path): f"{x.dtype}[{','.join(map(str, x.shape))}]" for path, x in leaves}
 
 
-def _arrays(saved: Saved) -> dict[str, np.ndarray]:
-    """By name; they may look into the device's memory, which the next step writes over."""
-    leaves = (jax.random.key_data(x) if _is_key(x) else x for x in jax.tree.leaves(saved.state))
-    arrays = {f"state.{i}": np.asarray(x) for i, x in enumerate(leaves)}
+def _packed(saved: Saved) -> tuple[np.ndarray, list]:
+    """The bytes of all arrays, and of each its name, dtype and shape. They are copies: steps write over the arrays."""
+    arrays = {f"state.{i}": _plain(x) for i, x in enumerate(jax.tree.leaves(saved.state))}
     arrays["losses"] = np.asarray(saved.losses)
-    return arrays | {f"monitor.{name}": np.asarray(x) for name, x in saved.monitor.items()}
+    arrays |= {f"kept.{name}": np.asarray(x) for name, x in saved.kept.items()}
+    content = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays.values()])
+    return content, [[name, str(x.dtype), list(x.shape)] for name, x in arrays.items()]
 
 
-def _rebuilt(arrays: dict[str, np.ndarray], like: Any) -> Saved:
+def _unpacked(content: np.ndarray, kinds: list, like: Any) -> Saved:
+    """What :func:`_packed` packed, with a state as another one."""
+    arrays, end = {}, 0
+    for name, dtype, shape in kinds:
+        start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        arrays[name] = content[start:end].copy().view(dtype).reshape(shape)
     wanted, structure = jax.tree.flatten(like)
     leaves: list[Any] = []
     for i, x in enumerate(wanted):
         leaf = arrays[f"state.{i}"]
-        if _is_key(x):
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             leaves.append(jax.random.wrap_key_data(jnp.asarray(leaf), impl=jax.random.key_impl(x)))
         else:
             leaves.append(jnp.asarray(leaf) if isinstance(x, jax.Array) else leaf)
-    monitor = {name.removeprefix("monitor."): x for name, x in arrays.items() if name.startswith("monitor.")}
-    return Saved(jax.tree.unflatten(structure, leaves), arrays["losses"], monitor)
+    kept = {name.removeprefix("kept."): x for name, x in arrays.items() if name.startswith("kept.")}
+    return Saved(jax.tree.unflatten(structure, leaves), arrays["losses"], kept)
+
+
+def _checksum(header: dict[str, Any], content: np.ndarray) -> int:
+    return zlib.crc32(json.dumps(header, sort_keys=True).encode(), zlib.crc32(content.data))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from npgp.training.sources import Source
 
 #: What the batches of one device call may take when they are read on the host, in bytes.
 MAX_BYTES_PER_CALL = 2**25
+#: Checkpoints know arrays of at most so many bytes by all their values.
+MAX_BYTES_CHECKED = 2**26
 _REMOVE = 'Remove them; or mask them, if they are of npgp.observe, as by mask="nan"; or pass allow_nan=True.'
 
 
@@ -156,6 +159,7 @@ class Inputs:
         group_size = checks.whole_number(group_size, "group_size")
         if batch_size is not None:
             batch_size = checks.whole_number(batch_size, "batch_size", least=None)
+        self._given = args, kwargs
         self.source = args[0] if args and isinstance(args[0], Source) else None
         args = args[0 if self.source is None else 1 :]
         for option, name in (("indices", indices), ("steps", steps)):
@@ -219,10 +223,13 @@ class Inputs:
             self.source is not None,
         )
         self._files = [x for x, on_host in zip(arrays, host, strict=True) if on_host]
-        kept = [native(x) for x, on_host in zip(arrays, host, strict=True) if not on_host]
-        self._kept = kept
-        #: What stays on the device.
-        self.arrays = [jax.device_put(x) for x in kept] if sharding is None else sharding.place(kept, self.num_rows)
+        #: What stays on the device, whole; and there, perhaps shared among several.
+        self.resident = [native(x) for x, on_host in zip(arrays, host, strict=True) if not on_host]
+        self.arrays = (
+            [jax.device_put(x) for x in self.resident]
+            if sharding is None
+            else sharding.place(self.resident, self.num_rows)
+        )
         #: Whether chunks hold rows, which the host reads ahead while the device is busy.
         self.reads = self.source is not None or bool(self._files)
 
@@ -386,16 +393,46 @@ class Inputs:
             return self.sharding.place_chunk(chunk)
         return jax.device_put(chunk)
 
-    def first_call(self, step: int = 0) -> tuple[tuple, dict[str, Any]]:
-        """The arguments of a step, concrete; of all processes' rows, where several share them."""
+    def item(self, step: int) -> Any:
+        """A step's part of a chunk; of all processes' rows, where several share them."""
         sharding, self.sharding = self.sharding, None
         item = jax.tree.map(lambda x: x[0], self.read(step, 1))
         self.sharding = sharding
-        arrays: list[Any] = self.arrays if sharding is None else [jax.device_put(x) for x in self._kept]
+        return item
+
+    def first_call(self, step: int = 0) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of a step, concrete; of all processes' rows, where several share them."""
+        item = self.item(step)
+        arrays: list[Any] = self.arrays if self.sharding is None else [jax.device_put(x) for x in self.resident]
         if on_cpu() and item is not None:  # rows are taken there without a program
             arrays = [np.asarray(x) for x in arrays]
         args, kwargs = self.layout.call(arrays, item, step)
         return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs))
+
+    def described(self) -> dict[str, str]:
+        """What checkpoints know arguments by: shapes, dtypes and checksums; those of a source's first batch."""
+        found: dict[str, str] = {}
+        for name, value in _named(*self._given):
+            if isinstance(value, Source):
+                found[f"{name}: rows"] = str(value.num_rows)
+                name, value = f"{name}: batch 0", next(iter(value.batches(self.seed, self.batch_size, 0)))
+            for path, x in jax.tree_util.tree_leaves_with_path(value):
+                plain = isinstance(x, (str, bytes, int, float, complex))
+                words = _described(x) if is_array(x) else repr(x) if plain else type(x).__qualname__
+                found[f"{name}{jax.tree_util.keystr(path)}"] = words
+        return found
+
+
+def _described(x: Any) -> str:
+    """Dtype, shape and checksum of an array; of a large one, some rows are looked at, first and last among them."""
+    if x.ndim == 0 or (x.nbytes <= MAX_BYTES_CHECKED and map_of(x) is None):
+        some = np.asarray(x)
+    else:
+        rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), 64)).astype(np.int64)) if len(x) else np.arange(0)
+        some = read_rows(x, rows) if isinstance(x, np.ndarray) else np.asarray(x[rows])
+    dtype = jax.dtypes.canonicalize_dtype(native(some).dtype)
+    checksum = zlib.crc32(np.ascontiguousarray(some.astype(dtype)).tobytes())
+    return f"{dtype}[{','.join(map(str, x.shape))}] {checksum:08x}"
 
 
 def check_arrays(args, kwargs) -> None:

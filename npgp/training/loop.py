@@ -10,33 +10,30 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 from threadpoolctl import threadpool_limits
-from tqdm.auto import tqdm
 
 from npgp import checks
 from npgp.contract import is_initialized
 from npgp.programs.compiled import one_model_at_a_time, one_program
-from npgp.training.checkpoints import Checkpoints, Saved
+from npgp.training.callbacks import Callback, Monitor, Progress
+from npgp.training.checkpoints import Checkpoints
 from npgp.training.convergence import TrainingWarning, verdict
 from npgp.training.devices import Sharding
 from npgp.training.files import require_whole
-from npgp.training.fingerprint import of_data, of_model, of_optimization
 from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
-from npgp.training.monitor import Monitor
-from npgp.training.observed import check_of_rows, likelihood_not_finite
-from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds, explain
+from npgp.training.observed import check_of_rows
+from npgp.training.results import FitResult
 from npgp.training.row_tables import RowOptimizer, RowState
+from npgp.training.run import Training
 from npgp.training.step import Step, Steps, forget, steps_taken
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
@@ -70,6 +67,7 @@ def fit(
     sharding: Sharding | None = None,
     monitor: Monitor | None = None,
     checkpoints: Checkpoints | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool = True,
     steps_per_call: int | None = None,
     allow_nan: bool | None = None,
@@ -135,6 +133,7 @@ def fit(
     :param checkpoints: where to save all that it takes to go on, :class:`npgp.training.Checkpoints`. If its folder
         holds a checkpoint of this training, it is gone on from there, up to ``num_steps`` steps in all, and the result
         is that of a call that was never interrupted, bit for bit.
+    :param callbacks: what else takes part between device calls, :class:`npgp.training.Callback`.
     :param progress: show a progress bar with the ELBO (mean of the last hundred steps), the rate and the time left.
     :param steps_per_call: steps per device call; by default as many as take about a second.
     :param allow_nan: accept NaN and infinities in the arguments: all, none, or, if omitted, those of observations that
@@ -156,7 +155,10 @@ def fit(
         ("checkpoints", checkpoints, Checkpoints),
     ):
         if not (value is None or isinstance(value, wanted)):
-            raise TypeError(f"{name} is {value!r}; it must be an npgp.{wanted.__name__}.")
+            raise TypeError(f"{name} is {value!r}; it must be an npgp.training.{wanted.__name__}.")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise TypeError(f"callbacks has {callback!r}; each must be an npgp.training.Callback.")
     if sharding is not None and row_optim is not None:
         raise ValueError("sharding and row_optim do not go together: rows of tables are moved on one device.")
     checks.random_key(rng_key)
@@ -199,209 +201,78 @@ def fit(
     else:
         inputs.refuse_nan()
 
-    losses = np.zeros(num_steps, jnp.result_type(float))
-    done = 0
-    saved = None
-    if checkpoints is not None:
-        about = _about(inputs, first) | of_data(args, kwargs, inputs.seed, batch_size)
-        with one_model_at_a_time:
-            about |= of_model(svi, *inputs.first_call(first))
-        saved = checkpoints.open(state, about, of_optimization(svi, row_optim))
-    if saved is not None:
-        if len(saved.losses) > num_steps:
-            warnings.warn(
-                f"num_steps is {num_steps}, and the checkpoints have {len(saved.losses)} steps: none is taken, and "
-                "the result is that of all these; give more to train on.",
-                stacklevel=2,
-            )
-        state, done = jax.tree.map(jnp.asarray, saved.state), len(saved.losses)
-        losses = np.concatenate([saved.losses, losses[done:]])
-    if monitor is not None and saved is not None:
-        monitor.restore(saved.monitor, step.get_params(state))
-    elif monitor is not None and init_state is None:
-        monitor.reset()
-
     # Independent of num_steps: the length of a chunk is part of the compiled program.
-    affordable = min(max(1, MAX_ROWS_PER_CALL // (batch_size or 1)), inputs.max_steps(first + done))
+    affordable = min(max(1, MAX_ROWS_PER_CALL // (batch_size or 1)), inputs.max_steps(first))
     max_steps = steps_per_call or min(MAX_STEPS_PER_CALL, affordable)
-    taker = Steps(step, inputs, state, max_steps)
-    run = _Run(taker, inputs, check, first, num_steps, losses, done, max_steps, monitor, checkpoints)
-    run.started(time.perf_counter() - called)
+    seconds = time.perf_counter() - called
+    training = Training(Steps(step, inputs, state, max_steps), inputs, check, first, num_steps, max_steps, seconds)
+    bar = [Progress()] if progress and jax.process_index() == 0 else []
+    training.callbacks = [*([monitor] if monitor else []), *callbacks, *([checkpoints] if checkpoints else []), *bar]
 
-    size, calls = steps_per_call or 1, 0
-    show = progress and jax.process_index() == 0
-    with (
-        one_blas_thread(),
-        ThreadPoolExecutor(1, "npgp-batches") as reader,
-        tqdm(total=num_steps, initial=done, disable=not show, unit="step") as bar,
-        nullcontext() if checkpoints is None else closing(checkpoints),
-        Interrupts(saving=checkpoints is not None) as interrupts,
-    ):
-        ahead: Future | None = None
+    ended: BaseException | None = None
+    begun: list[Callback] = []
+    with one_blas_thread(), Interrupts(saving=checkpoints is not None) as interrupts:
         try:
-            # After a resumption: an evaluation that an interrupt broke off, of the state that was saved then.
-            stop = saved is not None and run.do_what_is_due()
-            while run.done < num_steps and not stop:
+            for callback in training.callbacks:
+                callback.begin(training)
+                begun.append(callback)
+            _train(training, interrupts, steps_per_call, max_steps)
+        except BaseException as error:
+            ended = error
+        try:
+            with interrupts_held():
+                for callback in begun:
+                    callback.end(training, ended)
+        except KeyboardInterrupt as error:
+            ended = ended or error
+    if isinstance(ended, KeyboardInterrupt) and training.done:
+        kept = checkpoints is not None and checkpoints.newest == training.step
+        saved = " They are saved: the same call goes on from there." if kept else ""
+        warnings.warn(f"Interrupted: {training.done} of {num_steps} steps were taken.{saved}", stacklevel=2)
+    elif ended is not None:
+        raise ended
+    # Where the loss follows a schedule, its values are not of one kind.
+    elif steps is None and jax.process_index() == 0 and (sentence := verdict(training.losses, inputs.num_rows)):
+        warnings.warn(f"npgp.fit: {sentence}", TrainingWarning, stacklevel=2)
+    return training.result()
+
+
+def _train(training: Training, interrupts: Interrupts, steps_per_call: int | None, max_steps: int) -> None:
+    """Take steps, and do what is due between device calls, to the end."""
+
+    def length(done: int, size: int) -> int:
+        """Of the device call after ``done`` steps, which ends where something is due."""
+        due = (callback.until(training.first + done) for callback in training.callbacks)
+        return min([size, training.num_steps - done, *(steps for steps in due if steps)])
+
+    def due() -> bool:
+        with one_model_at_a_time:
+            wishes = [callback(training) for callback in training.callbacks]
+        return any(wishes)
+
+    size, calls, ahead = steps_per_call or 1, 0, None
+    with ThreadPoolExecutor(1, "npgp-batches") as reader:
+        # After a resumption: an evaluation that an interrupt broke off, of the state that was saved then.
+        stop = training.done > 0 and due()
+        while training.done < training.num_steps and not stop:
+            began = time.perf_counter()
+            with training.data_errors():
+                ahead = ahead or reader.submit(training.read, training.done, length(training.done, size))
+                n, chunk = ahead.result()
+            ahead = None
+            if training.inputs.reads and training.done + n < training.num_steps:
+                ahead = reader.submit(training.read, training.done + n, length(training.done + n, size))
+            if calls == 0:
+                training.prepare(chunk, n)
                 began = time.perf_counter()
-                with run.data_errors():
-                    n, chunk = run.read(run.done, size) if ahead is None else ahead.result()
-                ahead = None
-                if inputs.reads and run.done + n < num_steps:
-                    ahead = reader.submit(run.read, run.done + n, size)
-                if calls == 0:
-                    bar.set_description_str("compiling")
-                    with one_model_at_a_time:
-                        run.prepare(chunk, n)
-                    bar.set_description_str("")
-                    began = time.perf_counter()
-                    bar.unpause()  # so that the time left is that of steps
-                run.advance(chunk, n)
-
-                calls += 1
-                bar.set_postfix_str(_running_elbo(run.losses[: run.done], inputs.num_rows), refresh=False)
-                bar.update(n)
-                # A program's first call is no measure of speed.
-                if steps_per_call is None and calls > 1:
-                    speed = n / (time.perf_counter() - began)
-                    size = max(1, min(int(speed * SECONDS_PER_CALL), 10 * size, max_steps))
-                stop = run.do_what_is_due()
-                size = interrupts.agree(size)
-            if checkpoints is not None:
-                checkpoints.finish()
-            # Where the loss follows a schedule, its values are not of one kind.
-            sentence = None if steps is not None else verdict(run.losses[: run.done], inputs.num_rows)
-            if sentence is not None and jax.process_index() == 0:
-                warnings.warn(f"npgp.fit: {sentence}", TrainingWarning, stacklevel=2)
-        except KeyboardInterrupt:
-            if not run.done:
-                raise
-            kept = " They are saved: the same call goes on from there." if run.save(wait=True) else ""
-            warnings.warn(f"Interrupted: {run.done} of {num_steps} steps were taken.{kept}", stacklevel=2)
-        except SystemExit:
-            run.save(wait=True)
-            raise
-    return run.result(taker.state)
-
-
-class _Run:
-    """What a call of :func:`fit` has done so far, and what is due."""
-
-    def __init__(
-        self,
-        taker: Steps,
-        inputs: Inputs,
-        check: Callable | None,
-        first: int,
-        num_steps: int,
-        losses: np.ndarray,
-        done: int,
-        max_steps: int,
-        monitor: Monitor | None,
-        checkpoints: Checkpoints | None,
-    ):
-        self.taker, self.inputs, self.check, self.first, self.num_steps = taker, inputs, check, first, num_steps
-        self.losses, self.done, self.max_steps = losses, done, max_steps
-        self.monitor, self.checkpoints = monitor, checkpoints
-
-    def started(self, seconds: float) -> None:
-        """Note the seconds that the start took, which ends here."""
-        self._seconds, self._since = Seconds(seconds), time.perf_counter()
-
-    def prepare(self, chunk: Any, num_steps: int) -> None:
-        """Compile the steps."""
-        began = time.perf_counter()
-        self.taker.prepare(self.inputs.place(chunk), num_steps)
-        self._seconds = self._seconds._replace(compile=time.perf_counter() - began)
-
-    @property
-    def step(self) -> int:
-        """Steps taken over all continuations."""
-        return self.first + self.done
-
-    def read(self, done: int, size: int) -> tuple[int, Any]:
-        """The number of steps of the device call after ``done`` steps, which ends where something is due; its chunk."""
-        due = [timer.until(self.first + done) for timer in (self.monitor, self.checkpoints) if timer is not None]
-        num_steps = min([size, self.num_steps - done, *(steps for steps in due if steps)])
-        return num_steps, self.inputs.read(self.first + done, num_steps, self.max_steps)
-
-    @contextmanager
-    def data_errors(self) -> Iterator[None]:
-        """Around what may fail for the data's sake: so that what was trained is not lost then."""
-        try:
-            yield
-        except Exception as error:
-            if not self.done:
-                raise
-            message = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}."
-            raise DataError(message, self.step, self.result(self.taker.state)) from error
-
-    def advance(self, chunk: Any, num_steps: int) -> None:
-        """Take steps, if the rows can be."""
-        placed = self.inputs.place(chunk)
-        if self.check is not None:
-            with self.data_errors():
-                self.check(chunk, placed, num_steps, self.step)
-        values, bad = self.taker.advance(placed, num_steps)
-        taken = len(values)
-        with interrupts_held():  # so that state, losses and their number belong together
-            self.losses[self.done : self.done + taken] = values
-            if bad is None:
-                self.taker.commit()
-                self.done += taken
-        if bad is not None:
-            step, finite = self.step + taken - 1, bool(np.isfinite(values[-1]))
-            result = self.result(self.taker.last_good(finite))
-            cause = likelihood_not_finite(self.taker.step.svi, result.params, *self.inputs.first_call(step))
-            message = explain(bad, step, self.losses[: self.done + taken], cause)
-            raise NonFiniteLossError(message, step, result)
-
-    def do_what_is_due(self) -> bool:
-        """Evaluate and save; whether to stop."""
-        if self.monitor is not None and self.monitor.due(self.step):
-            with one_model_at_a_time:
-                state = self.whole(self.taker.state)
-                self.monitor.record(self.step, one_program(lambda: self.taker.step.get_params(state)))
-        stop = self.monitor is not None and self.monitor.stopped
-        if self.checkpoints is not None and (self.checkpoints.due(self.step) or self.done == self.num_steps or stop):
-            self.save()
-        return stop
-
-    def save(self, wait: bool = False) -> bool:
-        """Write a checkpoint, if there is something to be kept; whether there is one."""
-        if self.checkpoints is None or not self.done:
-            return False
-        snapshot = {} if self.monitor is None else self.monitor.snapshot()
-        saved = Saved(self.whole(self.taker.state), self.losses[: self.done], snapshot)
-        return self.checkpoints.save(self.step, saved, wait)
-
-    def whole(self, state: SVIState) -> SVIState:
-        """A state on this process's default device."""
-        return state if self.inputs.sharding is None else self.inputs.sharding.fetch(state)
-
-    def result(self, state: SVIState) -> FitResult:
-        """What :func:`fit` returns of a state."""
-        seconds = self._seconds._replace(steps=time.perf_counter() - self._since - self._seconds.compile)
-        state = self.whole(state)
-        params = one_program(lambda: self.taker.step.get_params(state))
-        result = FitResult(params, state, self.losses[: int(steps_taken(state)) - self.first])
-        result.seconds = seconds
-        return result
-
-
-def _about(inputs: Inputs, first: int) -> dict[str, Any]:
-    """What must be the same when training goes on from a checkpoint."""
-    return {
-        "seed": inputs.seed,
-        "first_step": first,
-        "batch_size": inputs.batch_size,
-        "group_size": inputs.group_size,
-        "num_rows": inputs.num_rows,
-    }
-
-
-def _running_elbo(losses: np.ndarray, num_rows: int) -> str:
-    elbo = -float(np.mean(losses[-100:]))
-    return f"ELBO {elbo:.6g}" + (f", per row {elbo / num_rows:.4g}" if num_rows else "")
+            training.advance(chunk, n)
+            calls += 1
+            # A program's first call is no measure of speed.
+            if steps_per_call is None and calls > 1:
+                speed = n / (time.perf_counter() - began)
+                size = max(1, min(int(speed * SECONDS_PER_CALL), 10 * size, max_steps))
+            stop = due()
+            size = interrupts.agree(size)
 
 
 def _check_names(params: dict[str, Any], given: dict[str, Any] | None, name: str) -> None:

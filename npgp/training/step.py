@@ -150,15 +150,20 @@ class Steps:
         out = None
         if sharding is not None:
             sharding.check_names(unconstrained(step.svi, state))
-            out, state = (sharding.replicated, sharding.of_state(state)), sharding.place_state(state)
-        #: The state that all steps so far have led to.
-        self.state = state
+            out = sharding.replicated, sharding.of_state(state)
+        self.go_on_from(state)
 
         def make():
             return steps_program(step, inputs.layout, max_steps, out)
 
         by_rows = isinstance(state.optim_state, RowState)  # whose optimizer cannot be compared
         self._run = make() if by_rows else kept(step.svi, ("steps", inputs.layout, max_steps, sharding), make)
+
+    def go_on_from(self, state: SVIState) -> None:
+        """Take the next steps from this state."""
+        sharding = self.inputs.sharding
+        #: The state that all steps so far have led to.
+        self.state = jax.tree.map(jnp.asarray, state) if sharding is None else sharding.place_state(state)
         self._before: tuple[SVIState, Any, int] | None = None  # what the last call started from
 
     def prepare(self, chunk: Any, num_steps: int) -> jax.stages.Compiled:

@@ -65,8 +65,8 @@ class Reported(npgp.training.Checkpoints):
         super().__init__(directory, steps=CHECKPOINT)
         self.pipe = pipe
 
-    def open(self, like, about, settings=None):
-        saved = super().open(like, about, settings)
+    def open(self, like, about, programs=("", "")):
+        saved = super().open(like, about, programs)
         os.write(self.pipe, b"resumed %d\n" % (0 if saved is None else len(saved.losses)))
         return saved
 
@@ -190,7 +190,7 @@ class Kill(NamedTuple):
 
 def newest(folder: Path) -> tuple[int, bool]:
     """Step of the newest complete checkpoint, and whether an incomplete one is there."""
-    names = [path.name.removesuffix(".checkpoint") for path in folder.glob("*")]
+    names = [path.name.removeprefix("npgp_") for path in folder.glob("*")]
     return max((int(name) for name in names if name.isdigit()), default=0), not all(map(str.isdigit, names))
 
 

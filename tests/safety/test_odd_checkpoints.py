@@ -113,13 +113,14 @@ def test_folders_that_are_not_ours(name: str) -> Any:
 
 
 def _damage(folder: Path, how: str) -> None:
-    file = max(folder.glob("*.checkpoint"), key=lambda f: int(f.stem))
+    newest = max(folder.glob("npgp_*"), key=lambda f: int(f.name.removeprefix("npgp_")))
+    files = [path for path in newest.rglob("*") if path.is_file()]
+    file = newest / "header" / "metadata" if how == "header" else max(files, key=lambda path: path.stat().st_size)
     data = bytearray(file.read_bytes())
     if how == "truncated":
         data = data[: len(data) // 2]
     else:
-        place = data.find(b"checksum") + 13 if how == "header" else len(data) // 2
-        data[place] ^= 0x01
+        data[data.find(b"checksum") + 12 if how == "header" else len(data) // 2] ^= 0x01
     file.write_bytes(bytes(data))
 
 

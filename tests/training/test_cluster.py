@@ -82,10 +82,10 @@ def test_processes_leave_together_when_one_is_told_to_terminate(tmp_path):
     while "ELBO" not in said:  # the bar of the first process, once it has taken steps
         said += (more := processes[0].stdout.read(1))
         assert more, said
-    assert not any(folder.glob("*.checkpoint"))  # none is due for hours
+    assert not any(folder.glob("npgp_*"))  # none is due for hours
     processes[1].send_signal(signal.SIGTERM)
     rest = [process.communicate(timeout=100)[0] for process in processes]
     too_long.cancel()
     assert [process.returncode for process in processes] == [128 + signal.SIGTERM] * 2, (said, rest)
-    (saved,) = folder.glob("*.checkpoint")
-    assert int(saved.stem) > 0
+    (saved,) = folder.glob("npgp_*")
+    assert int(saved.name.removeprefix("npgp_")) > 0

@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 
 import npgp
 from npgp.model.row_params import row_param
-from npgp.training import FitResult, NonFiniteLossError, adam, evaluate, fit, row_adam
+from npgp.training import Callback, FitResult, NonFiniteLossError, adam, evaluate, fit, row_adam
 from npgp.training.inputs import Inputs
 
 fit_module = importlib.import_module("npgp.training.loop")  # the package's `fit` may be the function
@@ -328,7 +328,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="steps_per_call"):
         fit(make_svi(), KEY, 1, X, y=Y, steps_per_call=0)
     for name, kind in (("sharding", "Sharding"), ("monitor", "Monitor"), ("checkpoints", "Checkpoints")):
-        with pytest.raises(TypeError, match=f"{name} is 'run1'; it must be an npgp.{kind}"):
+        with pytest.raises(TypeError, match=f"{name} is 'run1'; it must be an npgp.training.{kind}"):
             fit(make_svi(), KEY, 1, X, y=Y, **{name: "run1"})
     with pytest.raises(ValueError, match="num_draws"):
         evaluate(make_svi(), KEY, None, X, y=Y, num_draws=1)
@@ -344,17 +344,13 @@ def test_first_array_in_call_order_counts_the_rows():
 
 
 def test_interrupt_returns_what_was_trained(monkeypatch):
-    calls = []
+    class Interrupted(Callback):
+        def __call__(self, training):
+            if training.step == 15:
+                raise KeyboardInterrupt
 
-    def interrupted(losses, num_rows):
-        calls.append(len(losses))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return ""
-
-    monkeypatch.setattr(fit_module, "_running_elbo", interrupted)
     with pytest.warns(UserWarning, match="15 of 50 steps"):
-        result = fit(diverging(99, "loss"), KEY, 50, progress=False, steps_per_call=5)
+        result = fit(diverging(99, "loss"), KEY, 50, progress=False, steps_per_call=5, callbacks=[Interrupted()])
     assert len(result.losses) == 15 and int(result.state.optim_state[0]) == 15
     assert float(result.params["a"]) == 15
 

@@ -1,4 +1,4 @@
-"""Evaluation of a model now and then while it is trained, and early stopping."""
+"""What takes part in a training between device calls: the progress bar, evaluations, early stopping, and users' own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,95 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
+from tqdm.auto import tqdm
 
 from npgp import checks
+from npgp.training.run import Training
+
+__all__ = ["Best", "Callback", "Monitor", "Progress"]
+
+
+class Callback:
+    """
+    Base class of what takes part in a training between device calls, for ``npgp.fit(…, callbacks=[…])``. A subclass has
+    those of the methods that it needs.
+
+    .. code-block:: python
+
+        class Plateau(npgp.training.Callback):  # ends a training whose loss no longer falls
+            def until(self, step):
+                return 20 - step % 20  # every twenty steps
+
+            def __call__(self, training):
+                before, after = training.losses[-40:-20], training.losses[-20:]
+                return len(before) == 20 and after.mean() > before.mean()
+
+
+        npgp.fit(svi, key, 400, X, y, callbacks=[Plateau()], progress=False)
+    """
+
+    def begin(self, training: Training) -> None:
+        """Take notice of a training before its first step."""
+
+    def until(self, step: int) -> int | None:
+        """
+        How many steps after ``step`` it is to be called.
+
+        :param step: number of steps so far, over all continuations.
+        :return: at least 1; ``None`` if it may be called whenever a device call ends, about once a second.
+        """
+        return None
+
+    def __call__(self, training: Training) -> bool | None:
+        """
+        Look at a training after a device call.
+
+        :param training: with its ``step``, ``losses``, ``params`` and ``state``; where the latter is set, training goes
+            on from that.
+        :return: whether training should stop.
+        """
+
+    def end(self, training: Training, error: BaseException | None) -> None:
+        """
+        Take notice of the end.
+
+        :param error: what ended the training before its last step, a ``KeyboardInterrupt`` for instance.
+        """
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """What it needs to go on in another process, as arrays by name: checkpoints have them."""
+        return {}
+
+    def restore(self, snapshot: dict[str, np.ndarray], params: dict[str, Any]) -> None:
+        """
+        Go on as after an earlier run.
+
+        :param snapshot: what :meth:`snapshot` returned there; empty if that run did without.
+        :param params: parameters of the same model, for their structure.
+        """
+
+
+class Progress(Callback):
+    """A bar with the ELBO (mean of the last hundred steps), the rate and the time left, by tqdm."""
+
+    def begin(self, training: Training) -> None:
+        """As :meth:`Callback.begin`."""
+        self._bar = tqdm(total=training.num_steps, initial=training.done, unit="step", desc="compiling")
+
+    def __call__(self, training: Training) -> None:
+        """As :meth:`Callback.__call__`."""
+        if self._bar.desc:
+            self._bar.set_description_str("", refresh=False)
+            self._bar.unpause()  # so that the time left is that of steps
+        elbo = -float(np.mean(training.losses[-100:]))
+        per_row = f", per row {elbo / training.num_rows:.4g}" if training.num_rows else ""
+        self._bar.set_postfix_str(f"ELBO {elbo:.6g}{per_row}", refresh=False)
+        self._bar.update(training.done - self._bar.n)
+
+    def end(self, training: Training, error: BaseException | None) -> None:
+        """As :meth:`Callback.end`."""
+        self._bar.set_description_str("", refresh=False)
+        self._bar.close()
 
 
 class Best(NamedTuple):
@@ -26,7 +113,7 @@ class Best(NamedTuple):
     params: dict[str, Any]
 
 
-class Monitor:
+class Monitor(Callback):
     """
     Evaluates a model every so many steps of :func:`npgp.fit`, remembers the best parameters, and stops the training
     when they no longer get better:
@@ -89,6 +176,17 @@ class Monitor:
     def due(self, step: int) -> bool:
         """Whether to evaluate after ``step`` steps."""
         return step > 0 and step % self.every == 0 and not (self.history and self.history[-1][0] >= step)
+
+    def begin(self, training: Training) -> None:
+        """As :meth:`Callback.begin`."""
+        if training.step == 0:
+            self.reset()
+
+    def __call__(self, training: Training) -> bool:
+        """Evaluate, if it is time; whether training should stop."""
+        if self.due(training.step):
+            self.record(training.step, training.params)
+        return self.stopped
 
     def record(self, step: int, params: dict[str, Any]) -> bool:
         """
