@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from hypothesis import strategies as st
+from models import compiled
 from numpyro import handlers
 
 import npgp
@@ -29,35 +30,60 @@ def of(q: int) -> npgp.Matern32:
 
 @pytest.mark.parametrize("conditional", ["tight", "shared", "grouped"])
 def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
-    gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], noise_variance=NOISE, outputs=Q, conditional=conditional)
-    bound, posterior = gp.log_prob(np.stack([Y, -2.0 * Y])), gp.condition(Y)
-    corrected = npgp.local_correction(posterior, X, Y, npgp.Gaussian(variance=0.2), npgp.sparse.median_split(X, 4))
-    draws = gp.sample(jax.random.key(0), (3,))
+    groups = npgp.sparse.median_split(X, 4)
+
+    def found(gp, y):
+        posterior = gp.condition(y)
+        corrected = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=0.2), groups)
+        return gp.log_prob(np.stack([y, -2.0 * y])), posterior.covariance(X), corrected.mean_and_variance(X)
+
+    @compiled
+    def all_of_them():
+        gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], noise_variance=NOISE, outputs=Q, conditional=conditional)
+        alone = [
+            npgp.CollapsedGP(of(q), X, [Z, OWN[q]], noise_variance=NOISE[q, 0], conditional=conditional)
+            for q in range(Q)
+        ]
+        return found(gp, Y), [found(one, Y[q]) for q, one in enumerate(alone)], gp.sample(jax.random.key(0), (3,))
+
+    (bound, covariance, corrected), alone, draws = all_of_them()
     assert bound.shape == (2, Q) and draws.shape == (3, Q, N)
-    for q in range(Q):
-        one = npgp.CollapsedGP(of(q), X, [Z, OWN[q]], noise_variance=NOISE[q, 0], conditional=conditional)
-        np.testing.assert_allclose(bound[:, q], one.log_prob(np.stack([Y[q], -2.0 * Y[q]])), rtol=1e-9)
-        wanted = one.condition(Y[q])
-        np.testing.assert_allclose(posterior.covariance(X)[q], wanted.covariance(X), rtol=1e-7, atol=1e-10)
-        near = npgp.local_correction(wanted, X, Y[q], npgp.Gaussian(variance=0.2), npgp.sparse.median_split(X, 4))
-        for value, expected in zip(corrected.mean_and_variance(X), near.mean_and_variance(X), strict=True):
-            np.testing.assert_allclose(value[q], expected, rtol=1e-7, atol=1e-10)
+    for q, (expected, of_one, near) in enumerate(alone):
+        np.testing.assert_allclose(bound[:, q], expected, rtol=1e-9)
+        np.testing.assert_allclose(covariance[q], of_one, rtol=1e-7, atol=1e-10)
+        for value, wanted in zip(corrected, near, strict=True):
+            np.testing.assert_allclose(value[q], wanted, rtol=1e-7, atol=1e-10)
 
 
 def test_counts_are_as_many_collapsed_gps_and_are_updated_likewise(float64):
     offset, mask = np.array([[0.0], [1.0]]), RNG.uniform(size=(Q, N)) > 0.2
     y = np.where(mask, COUNTS, 0.0)
-    gp = npgp.CollapsedGP(KERNEL, X, Z, npgp.Poisson(), outputs=Q, offset=offset, mask=mask)
-    value, posterior = gp.log_prob(y), gp.condition(y)
-    later = posterior.update(X, COUNTS, npgp.Poisson()).mean(X)
-    for q in range(Q):
-        one = npgp.CollapsedGP(of(q), X, Z, npgp.Poisson(), offset=float(offset[q, 0]), mask=mask[q])
-        np.testing.assert_allclose(value[q], one.log_prob(y[q]), rtol=1e-8)
-        wanted = one.condition(y[q])
-        np.testing.assert_allclose(posterior.mean(X)[q], wanted.mean(X), rtol=1e-4, atol=1e-6)
+
+    def found(gp, y, counts):
+        posterior = gp.condition(y)
+        return gp.log_prob(y), posterior.mean(X), posterior.update(X, counts, npgp.Poisson()).mean(X)
+
+    @compiled
+    def all_of_them():
+        gp = npgp.CollapsedGP(KERNEL, X, Z, npgp.Poisson(), outputs=Q, offset=offset, mask=mask)
+        alone = [
+            npgp.CollapsedGP(of(q), X, Z, npgp.Poisson(), offset=float(offset[q, 0]), mask=mask[q]) for q in range(Q)
+        ]
+        return found(gp, y, COUNTS), [found(one, y[q], COUNTS[q]) for q, one in enumerate(alone)]
+
+    (value, mean, later), alone = all_of_them()
+    for q, (expected, of_one, updated) in enumerate(alone):
+        np.testing.assert_allclose(value[q], expected, rtol=1e-8)
+        np.testing.assert_allclose(mean[q], of_one, rtol=1e-4, atol=1e-6)
         # The search ends for all together, so that one may go further than it would alone.
-        wanted = wanted.update(X, COUNTS[q], npgp.Poisson()).mean(X)
-        np.testing.assert_allclose(later[q], wanted, rtol=1e-2, atol=1e-3)
+        np.testing.assert_allclose(later[q], updated, rtol=1e-2, atol=1e-3)
+
+
+@compiled
+def bounds_and_evidence(lengthscales, noise, y):
+    bound = npgp.CollapsedGP(npgp.RBF(lengthscales), X, Z, noise_variance=noise, outputs=Q).log_prob(y)
+    exact = npgp.collapsed.exact_log_evidence
+    return bound, [exact(npgp.RBF(lengthscales[q, 0]), X, y[q], noise_variance=noise) for q in range(Q)]
 
 
 @hypothesis.settings(max_examples=8)
@@ -66,10 +92,8 @@ def test_bounds_are_below_the_evidence_of_each(seed, lengthscale, noise):
     rng = np.random.default_rng(seed)
     lengthscales = lengthscale * np.array([[1.0], [5.0]])
     y = rng.normal(size=(Q, N))
-    bound = npgp.CollapsedGP(npgp.RBF(lengthscales), X, Z, noise_variance=noise, outputs=Q).log_prob(y)
-    for q in range(Q):
-        evidence = npgp.collapsed.exact_log_evidence(npgp.RBF(lengthscales[q, 0]), X, y[q], noise_variance=noise)
-        assert bound[q] <= evidence + 1e-3 * abs(evidence)  # float32
+    for bound, evidence in zip(*bounds_and_evidence(lengthscales, noise, y), strict=True):
+        assert bound <= evidence + 1e-3 * abs(evidence)  # float32
 
 
 def test_in_a_model_with_kernels_sampled_in_a_plate():

@@ -196,10 +196,19 @@ def test_the_jitter_used_has_no_derivative(x64):
 # ---------------------------------------------------------------- triangular systems by halves
 
 
-@pytest.mark.parametrize("transpose", [False, True])
+#: Pairs of each of the sizes, transposition and precision.
 @pytest.mark.parametrize(
-    ("rows", "columns", "substituted"),
-    [(7, 1, 0), (7, 9, 0), (8, 9, 0), pytest.param(7, 3, 3, id="few columns, by substitution")],
+    ("rows", "columns", "substituted", "transpose", "x64"),
+    [
+        (7, 1, 0, False, True),
+        (7, 1, 0, True, False),
+        (7, 9, 0, False, False),
+        (8, 9, 0, True, True),
+        (8, 9, 0, False, False),
+        pytest.param(7, 3, 3, False, True, id="few columns, by substitution-False-float64"),
+        pytest.param(7, 3, 3, True, False, id="few columns, by substitution-True-float32"),
+    ],
+    indirect=["x64"],
 )
 def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
     x64, monkeypatch, transpose, rows, columns, substituted

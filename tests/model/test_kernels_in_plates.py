@@ -8,8 +8,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from models import compiled, nuts
 from numpyro import handlers
-from numpyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
 
@@ -85,7 +86,7 @@ def value_and_gradient(model, dependence, params, y):
     def loss(params):
         return TraceMeanField_ELBO().loss(jax.random.key(0), params, model, guide, X, y)
 
-    return jax.jit(jax.value_and_grad(loss))(params)
+    return compiled(jax.value_and_grad(loss))(params)
 
 
 def some_params(model, dependence, y):
@@ -212,9 +213,8 @@ def test_kernels_sampled_in_the_plate_by_svi_nuts_and_predictive():
     assert f.sites["l"].shape == (3, Q, 1, 2) and f.mean(X).shape == (Q, N)
     draws = Predictive(model, guide=guide, params=params, num_samples=3)(jax.random.key(1), X)
     assert draws["y"].shape == (3, Q, N)
-    mcmc = MCMC(NUTS(model, max_tree_depth=2), num_warmup=2, num_samples=2, progress_bar=False)
-    mcmc.run(jax.random.key(2), X, y)
-    assert np.all(np.isfinite(mcmc.get_samples()["value"]))
+    samples, _ = nuts(model, X, y, max_tree_depth=2, num_warmup=2, num_samples=2)
+    assert np.all(np.isfinite(samples["value"]))
 
 
 def test_a_plate_of_another_size_is_an_error_by_name():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -29,10 +30,11 @@ def three_terms(X, y=None):
         npgp.observe("y", latent, p.gaussian(), obs=y)
 
 
+@functools.cache
 def _trained() -> tuple[Any, Any]:
     guide = npgp.AutoSparseGP(three_terms)
     svi = p.svi_of(three_terms, guide=guide)
-    return guide, svi.get_params(svi.init(p.key(), p.x(), p.x(p.Y)))
+    return guide, jax.jit(lambda key, X, y: svi.get_params(svi.init(key, X, y)))(p.key(), p.x(), p.x(p.Y))
 
 
 @attempt("answer", cases=("sample_posterior", "joint Predictive"))

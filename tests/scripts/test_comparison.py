@@ -63,7 +63,7 @@ def test_methods_on_a_table(table, monkeypatch, float64):
     monkeypatch.setattr(approximations, "fit_collapsed", kept)
     args = arguments("--sets", table, "--iterations", "12", "--inducing", "8", "--neighbors", str(ROWS))
     args.batch_size, args.quick, values = 30, True, {}  # quick: no more steps of minibatches than iterations
-    for method in STUDY.factors["method"]:
+    for method in ("exact", "sgpr", "fitc", "nngp", "solve"):  # of the others the study itself is run
         found = approximations.approximation(args, table, 0, method)
         assert found["evaluations"] >= 10 and found["rmse"] < 0.9  # 1 is that of the mean
         values[method] = found["value"]
