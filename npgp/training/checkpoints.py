@@ -94,14 +94,14 @@ class Checkpoints(Callback):
 
     def begin(self, training: Training) -> None:
         """As :meth:`Callback.begin`: go on from the newest checkpoint, if there is one."""
-        inputs, state = training.inputs, training.state
+        data, state = training.data, training.state
         about = {
-            "seed": inputs.seed,
+            "seed": data.seed,
             "first_step": training.first,
-            "batch_size": inputs.batch_size,
-            "group_size": inputs.group_size,
-            "num_rows": inputs.num_rows,
-            **inputs.described(),
+            "batch_size": data.batch_size,
+            "group_size": data.group_size,
+            "num_rows": data.num_rows,
+            **data.described(),
         }
         saved = self.open(state, about, _programs(training))
         if saved is None:
@@ -375,12 +375,12 @@ def _programs(training: Training) -> list[str]:
     svi.loss = copy.copy(svi.loss)
     svi.loss.num_particles = 1
     alone = RowSVI(svi) if isinstance(state.optim_state, RowState) else svi
-    inputs = training.inputs
-    operands = state, inputs.resident, inputs.item(training.first)
+    data = training.data
+    operands = state, data.resident, data.item(training.first)
 
     def text(function: Callable) -> str:
         def one(state, arrays, item):
-            args, kwargs = inputs.layout.call(arrays, item, steps_taken(state))
+            args, kwargs = data.layout.call(arrays, item, steps_taken(state))
             return function(state, *args, **kwargs)
 
         with one_model_at_a_time:

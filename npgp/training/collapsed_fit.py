@@ -19,7 +19,7 @@ from npgp.model.gaussians import Points
 from npgp.model.guides import AutoSparseGP
 from npgp.programs.compiled import QUICK, Program, one_program
 from npgp.training.convergence import TrainingWarning
-from npgp.training.inputs import Inputs, refuse_traced
+from npgp.training.data import Data, refuse_traced
 from npgp.training.lbfgs import CONVERGED, MESSAGES, STALLED, LBFGSResult, minimize
 from npgp.training.observed import check_of_rows
 from npgp.training.step import Step
@@ -105,19 +105,19 @@ def fit_collapsed(
         raise TypeError(
             f"init_params is {init_params!r:.80}; it must be a dict of values by site name, or a list of such."
         )
-    inputs = Inputs(args, kwargs, rng_key, None, None, allow_nan=None)
-    call, arrays = inputs.layout.call, inputs.arrays
+    data = Data(args, kwargs, rng_key, None, None, allow_nan=None)
+    call, arrays = data.layout.call, data.arrays
     guide = AutoSparseGP(model, Points)
     svi = SVI(model, guide, optax.sgd(1.0), Trace_ELBO())  # whose steps are not taken
 
-    first_args, first_kwargs = inputs.first_call()
+    first_args, first_kwargs = data.first_call()
     try:
         states = [Step(svi).init(rng_key, *first_args, init_params=values, **first_kwargs) for values in given]
     except Exception:
-        inputs.refuse_nan()  # which says where they came from
+        data.refuse_nan()  # which says where they came from
         raise
-    if inputs.has_nan:
-        check_of_rows(svi, one_program(lambda: svi.get_params(states[0])), inputs, 0)
+    if data.has_nan:
+        check_of_rows(svi, one_program(lambda: svi.get_params(states[0])), data, 0)
     if guide.components:
         raise ValueError(
             f"the model draws the GP {guide.components[0]!r}, whose q(ε) is to be trained: npgp.fit does that. "

@@ -14,7 +14,7 @@ from numpyro.infer.svi import SVIState
 from npgp import checks
 from npgp.contract import is_initialized
 from npgp.programs.compiled import STEPS, Program, one_model_at_a_time
-from npgp.training.inputs import Inputs, Layout, refuse_traced
+from npgp.training.data import Data, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
 from npgp.training.row_tables import RowState, RowSVI
 from npgp.training.step import Step, kept
@@ -56,20 +56,20 @@ def evaluate(
     state = result if isinstance(result, SVIState) else getattr(result, "state", None)
     if not isinstance(state, SVIState):
         raise TypeError(f"result is {checks.shown(result)}; it must be what npgp.fit returned, or its state.")
-    inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size)
+    data = Data(args, kwargs, rng_key, batch_size, indices, group_size)
     if not is_initialized(svi):  # a restored state
-        first_args, first_kwargs = inputs.first_call()
+        first_args, first_kwargs = data.first_call()
         with one_model_at_a_time:
             Step(svi).init(rng_key, *first_args, **first_kwargs)
 
     by_rows = isinstance(state.optim_state, RowState)
 
     def evaluations():
-        return Program(_evaluations(RowSVI(svi) if by_rows else svi, inputs.layout, num_draws), options=STEPS)
+        return Program(_evaluations(RowSVI(svi) if by_rows else svi, data.layout, num_draws), options=STEPS)
 
-    run = kept(svi, ("evaluate", inputs.layout, by_rows, num_draws), evaluations)
+    run = kept(svi, ("evaluate", data.layout, by_rows, num_draws), evaluations)
     with one_blas_thread(), one_model_at_a_time:
-        losses = run(state, inputs.arrays, rng_key, inputs.place(inputs.read(0, num_draws)))
+        losses = run(state, data.arrays, rng_key, data.place(data.read(0, num_draws)))
         elbos = -np.asarray(losses, np.float64)
     return float(np.mean(elbos)), float(np.std(elbos, ddof=1) / np.sqrt(num_draws))
 

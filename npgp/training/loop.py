@@ -26,9 +26,8 @@ from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.training.callbacks import Callback, Monitor, Progress
 from npgp.training.checkpoints import Checkpoints
 from npgp.training.convergence import TrainingWarning, verdict
+from npgp.training.data import Data, refuse_traced
 from npgp.training.devices import Sharding
-from npgp.training.files import require_whole
-from npgp.training.inputs import Inputs, refuse_traced
 from npgp.training.interrupts import Interrupts, interrupts_held
 from npgp.training.observed import check_of_rows
 from npgp.training.results import FitResult
@@ -166,24 +165,22 @@ def fit(
         raise TypeError(
             f"svi is {checks.shown(svi)}; it must be NumPyro's SVI(model, guide, optimizer, TraceMeanField_ELBO())."
         )
-    for x in jax.tree.leaves((args, kwargs)):
-        require_whole(x)
-    inputs = Inputs(args, kwargs, rng_key, batch_size, indices, group_size, steps, on_host, sharding, allow_nan)
     step = Step(svi, row_optim)
     if init_state is None:
         forget(svi)
     else:
         _check_state(init_state, row_optim is not None)
-
     first = 0 if init_state is None else int(steps_taken(init_state))
+    data = Data(args, kwargs, rng_key, batch_size, indices, group_size, steps, on_host, sharding, allow_nan, first)
+
     if init_state is None or not is_initialized(svi):
         # A restored state needs this too: `SVI` learns the constraints of its parameters here.
-        first_args, first_kwargs = inputs.first_call(first)
+        first_args, first_kwargs = data.first_call(first)
         try:
             state = step.init(rng_key, *first_args, init_params=init_params, **first_kwargs)
         except Exception as error:
-            inputs.refuse_nan()  # which says where they came from
-            if isinstance(error, (TypeError, ValueError)) and (uncut := inputs.uncut()):
+            data.refuse_nan()  # which says where they came from
+            if isinstance(error, (TypeError, ValueError)) and (uncut := data.uncut()):
                 raise ValueError(" ".join([str(error), *uncut.values()])) from error
             raise
         names = jax.eval_shape(lambda: step.get_params(state))
@@ -194,18 +191,18 @@ def fit(
             _check_names(given, names, "the model")
     state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
     check = None
-    if inputs.reads or inputs.num_rows:
+    if data.reads or data.num_rows:
         params = one_program(lambda: step.get_params(state))
         with one_model_at_a_time:
-            check = check_of_rows(svi, params, inputs, first)
+            check = check_of_rows(svi, params, data, first)
     else:
-        inputs.refuse_nan()
+        data.refuse_nan()
 
     # Independent of num_steps: the length of a chunk is part of the compiled program.
-    affordable = min(max(1, MAX_ROWS_PER_CALL // (batch_size or 1)), inputs.max_steps(first))
+    affordable = min(max(1, MAX_ROWS_PER_CALL // (batch_size or 1)), data.max_steps(first))
     max_steps = steps_per_call or min(MAX_STEPS_PER_CALL, affordable)
     seconds = time.perf_counter() - called
-    training = Training(Steps(step, inputs, state, max_steps), inputs, check, first, num_steps, max_steps, seconds)
+    training = Training(Steps(step, data, state, max_steps), data, check, first, num_steps, max_steps, seconds)
     bar = [Progress()] if progress and jax.process_index() == 0 else []
     training.callbacks = [*([monitor] if monitor else []), *callbacks, *([checkpoints] if checkpoints else []), *bar]
 
@@ -232,7 +229,7 @@ def fit(
     elif ended is not None:
         raise ended
     # Where the loss follows a schedule, its values are not of one kind.
-    elif steps is None and jax.process_index() == 0 and (sentence := verdict(training.losses, inputs.num_rows)):
+    elif steps is None and jax.process_index() == 0 and (sentence := verdict(training.losses, data.num_rows)):
         warnings.warn(f"npgp.fit: {sentence}", TrainingWarning, stacklevel=2)
     return training.result()
 
@@ -260,7 +257,7 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
                 ahead = ahead or reader.submit(training.read, training.done, length(training.done, size))
                 n, chunk = ahead.result()
             ahead = None
-            if training.inputs.reads and training.done + n < training.num_steps:
+            if training.data.reads and training.done + n < training.num_steps:
                 ahead = reader.submit(training.read, training.done + n, length(training.done + n, size))
             if calls == 0:
                 training.prepare(chunk, n)

@@ -19,7 +19,7 @@ from npgp.model.observation import LatentObservation
 from npgp.model.rerun import Hidden
 from npgp.programs.compiled import QUICK, Program
 from npgp.programs.operations import Operations
-from npgp.training.inputs import Inputs, Layout, is_array
+from npgp.training.data import Data, Layout, is_array
 from npgp.training.step import kept
 
 #: Scales that differ by less are taken for equal.
@@ -210,42 +210,42 @@ class Observed:
                 )
 
 
-def check_of_rows(svi: SVI, params: dict[str, Any], inputs: Inputs, step: int) -> Callable | None:
+def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Callable | None:
     """
     Check how the observed statements of a model scale the rows of a step, and the rows that are in memory.
 
     :param svi: of model and guide, initialized.
     :param params: parameters, constrained.
-    :param inputs: the arguments.
+    :param data: the arguments.
     :param step: number of the first step.
     :return: what checks the rows that are read, if there are such: a function of chunk, chunk on the device, its number
         of steps, and the number of the first of them.
     :raises ValueError: for a wrong scale, and for a row with a value that is not possible; the latter where one process
         trains.
     """
-    args, kwargs = inputs.first_call(step)
-    if not inputs.step_rows:
-        inputs.refuse_nan()
+    args, kwargs = data.first_call(step)
+    if not data.step_rows:
+        data.refuse_nan()
         return None
 
     def make():
-        observed = Observed(svi, params, args, kwargs, inputs.step_rows, inputs.num_rows or None, inputs.uncut())
-        sharding = None if inputs.sharding is None else inputs.sharding.replicated
-        return observed, observed.program(inputs.layout, sharding)
+        observed = Observed(svi, params, args, kwargs, data.step_rows, data.num_rows or None, data.uncut())
+        sharding = None if data.sharding is None else data.sharding.replicated
+        return observed, observed.program(data.layout, sharding)
 
     shapes = tuple(map(jnp.shape, jax.tree.leaves((args, kwargs))))
-    observed, program = kept(svi, ("observed", inputs.layout, shapes, inputs.step_rows, inputs.sharding), make)
-    inputs.allow_nan_of(observed.masked)
+    observed, program = kept(svi, ("observed", data.layout, shapes, data.step_rows, data.sharding), make)
+    data.allow_nan_of(observed.masked)
     if program is None or jax.process_count() > 1:  # there each step's answer would be a message between processes
         return None
 
     def check(chunk, placed, num_steps, step):
-        observed.refuse(program(inputs.arrays, placed), num_steps, lambda i, place: inputs.row(chunk, step, i, place))
+        observed.refuse(program(data.arrays, placed), num_steps, lambda i, place: data.row(chunk, step, i, place))
 
-    if inputs.reads:
+    if data.reads:
         return check
-    chunk = inputs.all_rows()
-    check(chunk, inputs.place(chunk), 1 if chunk is None else len(chunk[0]), step)
+    chunk = data.all_rows()
+    check(chunk, data.place(chunk), 1 if chunk is None else len(chunk[0]), step)
     return None
 
 

@@ -13,7 +13,7 @@ from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from npgp.programs.compiled import one_model_at_a_time, one_program
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data
 from npgp.training.interrupts import interrupts_held
 from npgp.training.observed import likelihood_not_finite
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds, explain
@@ -44,14 +44,14 @@ class Training:
     def __init__(
         self,
         steps: Steps,
-        inputs: Inputs,
+        data: Data,
         check: Callable | None,
         first: int,
         num_steps: int,
         max_steps: int,
         seconds: float,
     ):
-        self.svi, self.num_steps, self.steps, self.inputs = steps.step.svi, num_steps, steps, inputs
+        self.svi, self.num_steps, self.steps, self.data = steps.step.svi, num_steps, steps, data
         self.first, self._check, self._max_steps = first, check, max_steps
         self._losses: list[np.ndarray] = []
         #: Steps that this call has taken, or a call that it goes on from by a checkpoint.
@@ -68,7 +68,7 @@ class Training:
     @property
     def num_rows(self) -> int:
         """Rows of the data; 0 if they are not known."""
-        return self.inputs.num_rows
+        return self.data.num_rows
 
     @property
     def losses(self) -> np.ndarray:
@@ -97,12 +97,12 @@ class Training:
         """Compile the steps."""
         began = time.perf_counter()
         with one_model_at_a_time:
-            self.steps.prepare(self.inputs.place(chunk), num_steps)
+            self.steps.prepare(self.data.place(chunk), num_steps)
         self._seconds = self._seconds._replace(compile=time.perf_counter() - began)
 
     def read(self, done: int, num_steps: int) -> tuple[int, Any]:
         """The rows of so many steps after ``done`` of them, and how many these are."""
-        return num_steps, self.inputs.read(self.first + done, num_steps, self._max_steps)
+        return num_steps, self.data.read(self.first + done, num_steps, self._max_steps)
 
     @contextmanager
     def data_errors(self) -> Iterator[None]:
@@ -117,7 +117,7 @@ class Training:
 
     def advance(self, chunk: Any, num_steps: int) -> None:
         """Take steps, if the rows can be."""
-        placed = self.inputs.place(chunk)
+        placed = self.data.place(chunk)
         if self._check is not None:
             with self.data_errors():
                 self._check(chunk, placed, num_steps, self.step)
@@ -125,7 +125,7 @@ class Training:
         if bad is not None:
             step, finite = self.step + len(losses) - 1, bool(np.isfinite(losses[-1]))
             result = self._result(self.steps.last_good(finite), np.concatenate([self.losses, losses]))
-            cause = likelihood_not_finite(self.svi, result.params, *self.inputs.first_call(step))
+            cause = likelihood_not_finite(self.svi, result.params, *self.data.first_call(step))
             message = explain(bad, step, np.concatenate([self.losses, losses]), cause)
             raise NonFiniteLossError(message, step, result)
         with interrupts_held():  # so that state, losses and their number belong together
@@ -149,4 +149,4 @@ class Training:
 
     def _whole(self, state: SVIState) -> SVIState:
         """A state on this process's default device."""
-        return state if self.inputs.sharding is None else self.inputs.sharding.fetch(state)
+        return state if self.data.sharding is None else self.data.sharding.fetch(state)

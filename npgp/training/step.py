@@ -15,7 +15,7 @@ from numpyro.infer.svi import SVIState
 from npgp.contract import set_transforms, step_count, transforms_of, unconstrained
 from npgp.model.guides import set_up
 from npgp.programs.compiled import STEPS, Program, one_program
-from npgp.training.inputs import Inputs, Layout
+from npgp.training.data import Data, Layout
 from npgp.training.row_tables import RowOptimizer, RowState, RowSVI, has_nan
 
 __all__ = ["Info", "Step", "Steps", "kept", "steps_taken"]
@@ -140,13 +140,13 @@ class Steps:
     Steps of a training, many in a device call.
 
     :param step: one of them.
-    :param inputs: the arguments.
+    :param data: the arguments.
     :param state: the first state.
     :param max_steps: length of a chunk.
     """
 
-    def __init__(self, step: Step, inputs: Inputs, state: SVIState, max_steps: int):
-        self.step, self.inputs, sharding = step, inputs, inputs.sharding
+    def __init__(self, step: Step, data: Data, state: SVIState, max_steps: int):
+        self.step, self.data, sharding = step, data, data.sharding
         out = None
         if sharding is not None:
             sharding.check_names(unconstrained(step.svi, state))
@@ -154,21 +154,21 @@ class Steps:
         self.go_on_from(state)
 
         def make():
-            return steps_program(step, inputs.layout, max_steps, out)
+            return steps_program(step, data.layout, max_steps, out)
 
         by_rows = isinstance(state.optim_state, RowState)  # whose optimizer cannot be compared
-        self._run = make() if by_rows else kept(step.svi, ("steps", inputs.layout, max_steps, sharding), make)
+        self._run = make() if by_rows else kept(step.svi, ("steps", data.layout, max_steps, sharding), make)
 
     def go_on_from(self, state: SVIState) -> None:
         """Take the next steps from this state."""
-        sharding = self.inputs.sharding
+        sharding = self.data.sharding
         #: The state that all steps so far have led to.
         self.state = jax.tree.map(jnp.asarray, state) if sharding is None else sharding.place_state(state)
         self._before: tuple[SVIState, Any, int] | None = None  # what the last call started from
 
     def prepare(self, chunk: Any, num_steps: int) -> jax.stages.Compiled:
         """Compile what :meth:`advance` runs; JAX's object."""
-        return self._run.prepare(self.state, self.inputs.arrays, chunk, num_steps)
+        return self._run.prepare(self.state, self.data.arrays, chunk, num_steps)
 
     def advance(self, chunk: Any, num_steps: int) -> tuple[np.ndarray, list[str] | None]:
         """
@@ -177,7 +177,7 @@ class Steps:
         :return: losses of the steps that were taken; and the parameters that became NaN at the last of these, if that
             was a bad one: its loss is not finite otherwise.
         """
-        taken, new, losses, nan = self._run(self.state, self.inputs.arrays, chunk, num_steps)
+        taken, new, losses, nan = self._run(self.state, self.data.arrays, chunk, num_steps)
         self._last = chunk, int(taken), new  # waits for the device
         values = np.asarray(losses)[: int(taken)]
         names = [name for name, bad in nan.items() if bad]
@@ -197,11 +197,11 @@ class Steps:
         chunk, taken, _ = self._last
         again = taken - 1 if finite else taken - 2
         if again >= 0:
-            return self._run(self.state, self.inputs.arrays, chunk, again)[1]
+            return self._run(self.state, self.data.arrays, chunk, again)[1]
         if self._before is None:
             return self.state
         state, chunk, num_steps = self._before
-        return self._run(state, self.inputs.arrays, chunk, num_steps - 1)[1]
+        return self._run(state, self.data.arrays, chunk, num_steps - 1)[1]
 
 
 def kept(svi: SVI, key: Hashable, make: Callable[[], T]) -> T:

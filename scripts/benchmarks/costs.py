@@ -37,7 +37,7 @@ from npgp.conditionals.base import row_elbo
 from npgp.gplvm import Start
 from npgp.sparse.projection import factorize
 from npgp.training import row_adam
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data
 from npgp.training.step import Step, Steps
 from npgp.variational import DenseNormal, square_tril, whitened_mean, whitened_variance
 
@@ -100,7 +100,7 @@ class Loop:
     """
 
     def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None, sharding=None):
-        self.inputs = Inputs(arrays, {}, jax.random.key(0), batch_size, indices, sharding=sharding)
+        self.inputs = Data(arrays, {}, jax.random.key(0), batch_size, indices, sharding=sharding)
         positional, named = self.inputs.first_call()
         step = Step(svi, row_optim)
         state = step.init(jax.random.key(0), *positional, **named)

@@ -20,7 +20,7 @@ from numpyro.primitives import mutable
 from npgp.contract import Optimizer
 from npgp.model.row_params import row_param
 from npgp.training import Callback, NonFiniteLossError, adam, evaluate, fit, row_adam
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data
 from npgp.training.interrupts import interrupts_held
 from npgp.training.row_tables import RowOptimizer
 from npgp.training.step import Step, steps_program
@@ -187,7 +187,7 @@ def reference(batches, rates, b1=0.9, b2=0.999, eps=1e-8):
 def test_minibatches_are_lazy_adam_row_by_row(float64):
     svi = SVI(quadratic_model, no_guide, adam(0.1, STEPS), Trace_ELBO())
     result = lazy_fit(STEPS, svi, row_optim=row_adam(0.1, STEPS))
-    batches = Inputs((Y,), {}, KEY, B, "rows").rows(0, STEPS)
+    batches = Data((Y,), {}, KEY, B, "rows").rows(0, STEPS)
     rates = 0.1 * (0.02 + 0.98 * 0.5 * (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)))
     tables, state = reference(batches, rates)
     optim_state = result.state.optim_state
@@ -297,7 +297,7 @@ def compiled(size, lazy):
         numpyro.factor("f", -jnp.sum((X - loc - offset) ** 2 / scale) - jnp.sum(jnp.sin(near)))
 
     svi = SVI(model, no_guide, adam(0.05, 100), Trace_ELBO())
-    inputs = Inputs((np.zeros((size, Q), np.float32),), {}, KEY, B, "rows")
+    inputs = Data((np.zeros((size, Q), np.float32),), {}, KEY, B, "rows")
     args, kwargs = inputs.first_call()
     chunk = inputs.read(0, 1, 2)
     step = Step(svi, row_adam(0.05, 100) if lazy else None)

@@ -78,10 +78,10 @@ def mesh(*shape):
 
 def collectives(svi, result, sharding, y, batch_size):
     """Which operations between devices the compiled steps have, and whether work on rows is divided."""
-    from npgp.training.inputs import Inputs
+    from npgp.training.data import Data
     from npgp.training.step import Step, steps_program
 
-    inputs = Inputs((X,), {"y": y}, KEY, batch_size, None, sharding=sharding)
+    inputs = Data((X,), {"y": y}, KEY, batch_size, None, sharding=sharding)
     program = steps_program(Step(svi), inputs.layout, 5, (sharding.replicated, sharding.of_state(result.state)))
     chunk = inputs.place(inputs.read(0, 5))
     text = program.prepare(sharding.place_state(result.state), inputs.arrays, chunk, 5).as_text()

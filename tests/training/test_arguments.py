@@ -138,7 +138,7 @@ def test_batches_are_cut_from_arrays(X, y, what):
 
 def test_lists_of_other_lengths_are_no_data():
     X, y = INPUTS, TARGETS
-    assert npgp.training.inputs.Inputs((X, y), {"columns": [0, 1], "t": Table([1.0])}, KEY, 4, None).num_rows == len(X)
+    assert npgp.training.data.Data((X, y), {"columns": [0, 1], "t": Table([1.0])}, KEY, 4, None).num_rows == len(X)
 
 
 @pytest.mark.parametrize("on_host", [False, True])

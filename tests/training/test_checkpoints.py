@@ -22,7 +22,7 @@ from numpyro.infer.svi import SVIState
 
 import npgp
 from npgp.training.checkpoints import Checkpoints, Saved
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data
 from npgp.training.row_tables import RowState
 
 KEY = random.key(0)
@@ -514,7 +514,7 @@ def other_rows(x, rows):
 
 
 def words(*args, **kwargs):
-    return Inputs(args, kwargs, KEY, 16, None).described()
+    return Data(args, kwargs, KEY, 16, None).described()
 
 
 def test_words_of_other_data():
@@ -535,7 +535,7 @@ def test_words_of_other_data():
 
 def test_large_data_are_known_by_some_rows(tmp_path, monkeypatch):
     """A map of a file, an array on the device and one on the host alike; the first and the last row are looked at."""
-    monkeypatch.setattr("npgp.training.inputs.MAX_BYTES_CHECKED", 2**20)
+    monkeypatch.setattr("npgp.training.data.MAX_BYTES_CHECKED", 2**20)
     x = np.random.default_rng(0).normal(size=(2**16, 8)).astype(np.float32)
     np.save(tmp_path / "x", x)
     kinds = [x, jnp.asarray(x), np.load(tmp_path / "x.npy", mmap_mode="r"), x.astype(">f4"), x.astype(np.float64)]

@@ -12,8 +12,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
 import npgp
-from npgp.training.files import native, read_rows, require_whole
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data, native, read_rows, require_whole
 
 N, D = 600, 4
 WHOLE = np.random.default_rng(0).normal(size=(N, D))
@@ -99,7 +98,7 @@ def test_other_byte_orders_are_the_same_numbers(tmp_path):
 
     def arguments(*args, batch_size=50, **options):
         """Of a step of training."""
-        inputs = Inputs(args, {}, jax.random.key(0), batch_size, None, **options)
+        inputs = Data(args, {}, jax.random.key(0), batch_size, None, **options)
         return inputs.layout.call(inputs.arrays, jax.tree.map(lambda x: x[0], inputs.place(inputs.read(3, 1))))[0]
 
     for expected, *others in (

@@ -13,8 +13,7 @@ import pytest
 from numpyro.infer import SVI, Trace_ELBO
 
 from npgp.training import adam, evaluate, fit
-from npgp.training.files import read_rows
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data, read_rows
 
 KEY = jax.random.key(0)
 N, B, D = 60, 16, 2
@@ -81,7 +80,7 @@ def test_evaluation_from_files(files):
 
 
 def test_what_stays_where(files):
-    inputs = Inputs((files[0], np.zeros((5, 2))), {"y": Y}, KEY, B, None)
+    inputs = Data((files[0], np.zeros((5, 2))), {"y": Y}, KEY, B, None)
     assert inputs.layout.host == (True, False, False) and inputs.reads
     rows, x = inputs.read(3, 2, 7)
     assert rows.shape == (7, B) and x.shape == (7, B, D)  # filled up, so that all calls share a program
@@ -90,7 +89,7 @@ def test_what_stays_where(files):
     np.testing.assert_array_equal(kwargs["y"], Y[rows[1]])
     assert args[1].shape == (5, 2)
     # All rows at every step: everything on the device.
-    assert not Inputs((files[0],), {}, KEY, None, None).reads
+    assert not Data((files[0],), {}, KEY, None, None).reads
 
 
 def test_read_pages_do_not_stay_in_memory(tmp_path):
@@ -106,7 +105,7 @@ def test_read_pages_do_not_stay_in_memory(tmp_path):
     looked_at = np.load(path, mmap_mode="r")
     assert np.asarray(looked_at).sum() == 2**22 and resident_kilobytes() > 16_000  # the measure sees pages
     del looked_at
-    inputs = Inputs((np.load(path, mmap_mode="r"),), {}, KEY, 1024, None)
+    inputs = Data((np.load(path, mmap_mode="r"),), {}, KEY, 1024, None)
     for step in range(0, 400, 100):
         assert (inputs.read(step, 100)[1] == 1).all()
     assert resident_kilobytes() < 200
@@ -204,7 +203,7 @@ def test_nan_in_rows_that_are_read(tmp_path):
         run(X_file, y=Y, batch_size=B, steps_per_call=3)
     with pytest.raises(ValueError, match="1 of 120 values in args.0. are NaN"):
         run(X_file, y=Y)
-    Inputs((X_file,), {}, KEY, B, None, allow_nan=True).read(0, 6)
+    Data((X_file,), {}, KEY, B, None, allow_nan=True).read(0, 6)
 
 
 def test_masks_of_numpy_and_numbers_that_merge_are_not_lost_in_silence():
@@ -212,9 +211,9 @@ def test_masks_of_numpy_and_numbers_that_merge_are_not_lost_in_silence():
     for options in (dict(batch_size=None), dict(batch_size=B), dict(batch_size=B, on_host=True)):
         size = options.pop("batch_size")
         with pytest.raises(ValueError, match="^argument 'y' is a NumPy masked array with"):
-            Inputs((X,), {"y": masked}, KEY, size, None, **options)
+            Data((X,), {"y": masked}, KEY, size, None, **options)
         with pytest.raises(ValueError, match=r"^args\[0\] is a NumPy masked array with"):
-            Inputs((np.ma.masked_equal(X, X[0, 0]),), {"y": Y}, KEY, size, None, **options)
+            Data((np.ma.masked_equal(X, X[0, 0]),), {"y": Y}, KEY, size, None, **options)
     minutes = 1.7e9 + 60.0 * np.arange(len(X))[:, None]
     with pytest.warns(UserWarning, match=rf"^args\[0\]: {len(X)} different values become \d+ in float32"):
-        Inputs((minutes,), {"y": Y}, KEY, B, None)
+        Data((minutes,), {"y": Y}, KEY, B, None)

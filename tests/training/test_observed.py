@@ -16,7 +16,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 import npgp
 from npgp.likelihoods import Columns, Factorized
 from npgp.training import DataError, Stream, fit
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data
 from npgp.training.observed import check_of_rows
 
 KEY = jax.random.key(0)
@@ -36,7 +36,7 @@ def svi_of(model):
 
 def look(model, *args, batch_size: int | None = B, **kwargs) -> None:
     """What :func:`fit` does before it trains; nothing is compiled but what checks the rows."""
-    inputs = Inputs(args, kwargs, KEY, batch_size, None)
+    inputs = Data(args, kwargs, KEY, batch_size, None)
     check_of_rows(svi_of(model), {}, inputs, 0)
 
 
@@ -251,7 +251,7 @@ def test_values_that_are_drawn_are_left_alone():
         numpyro.sample("shock", dist.Normal(numpyro.param("loc", 0.0), 1.0))
 
     svi = SVI(model, guide, optax.sgd(0.01), Trace_ELBO())
-    check_of_rows(svi, {}, Inputs((X, Y), {}, KEY, B, None), 0)
+    check_of_rows(svi, {}, Data((X, Y), {}, KEY, B, None), 0)
 
 
 def test_what_was_trained_before_a_bad_row_is_kept():

@@ -16,7 +16,7 @@ from numpyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 import npgp
 from npgp.model.row_params import row_param
 from npgp.training import Callback, FitResult, NonFiniteLossError, adam, evaluate, fit, row_adam
-from npgp.training.inputs import Inputs
+from npgp.training.data import Data
 
 fit_module = importlib.import_module("npgp.training.loop")  # the package's `fit` may be the function
 N = 60
@@ -75,18 +75,18 @@ def test_minibatches_reach_the_optimum():
 
 
 def test_every_epoch_is_a_fresh_permutation():
-    inputs = Inputs((X,), {}, KEY, 20, None)
+    inputs = Data((X,), {}, KEY, 20, None)
     epochs = inputs.rows(0, 6).reshape(2, N)
     assert (np.sort(epochs) == np.arange(N)).all()
     assert (epochs[0] != epochs[1]).any()
     # A function of the step alone, whatever was asked before.
-    np.testing.assert_array_equal(inputs.rows(4, 2), Inputs((X,), {}, KEY, 20, None).rows(0, 6)[4:])
-    other = Inputs((X,), {}, random.key(1), 20, None)
+    np.testing.assert_array_equal(inputs.rows(4, 2), Data((X,), {}, KEY, 20, None).rows(0, 6)[4:])
+    other = Data((X,), {}, random.key(1), 20, None)
     assert (other.rows(0, 1) != inputs.rows(0, 1)).any()
 
 
 def test_remainder_is_left_out_without_bias():
-    inputs = Inputs((X,), {}, KEY, 25, None)
+    inputs = Data((X,), {}, KEY, 25, None)
     rows = inputs.rows(0, 4000)
     assert all(len(set(batch)) == 25 for batch in rows.tolist())
     epoch = rows[:2].ravel()
@@ -337,7 +337,7 @@ def test_bad_arguments():
 
 
 def test_first_array_in_call_order_counts_the_rows():
-    inputs = Inputs((), {"y": Y, "inducing": np.zeros((5, 2))}, KEY, 20, None)
+    inputs = Data((), {"y": Y, "inducing": np.zeros((5, 2))}, KEY, 20, None)
     assert inputs.num_rows == N
     _, kwargs = inputs.first_call()
     assert kwargs["y"].shape == (20,) and kwargs["inducing"].shape == (5, 2)

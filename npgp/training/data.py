@@ -1,7 +1,8 @@
-"""The arguments of model and guide, and batches of their rows, from memory, from files and from sources."""
+"""The data of a training, which say their size: arrays in memory and in files, and sources; batches of their rows."""
 
 from __future__ import annotations
 
+import mmap
 import numbers
 import zlib
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ import numpy as np
 from npgp import checks
 from npgp.programs.backend import on_cpu
 from npgp.training.devices import Sharding
-from npgp.training.files import map_of, native, read_rows
 from npgp.training.shuffle import Shuffle
 from npgp.training.sources import Source
 
@@ -32,34 +32,20 @@ def is_array(x) -> bool:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """
-    Where an array of a call is from.
-
-    :param number: which of the arguments' arrays it is; −1 for what is none of them.
-    :param of_source: whether it is of a source's batches.
-    """
-
-    number: int
-    of_source: bool = False
-
-
-@dataclass(frozen=True)
 class Layout:
     """
     How arguments are put together from what is on the device and from a step's part of a chunk: what a compiled step
     depends on, beside shapes. It holds no data.
 
-    :param treedef: structure of the arguments, without those that a source provides.
+    :param treedef: structure of the arguments, those of a source among them.
     :param static: the leaves that are no arrays, and None in place of arrays.
     :param types: of the former; ``1``, ``1.0`` and ``True`` are equal, and make different programs.
-    :param host: for each array, whether chunks hold its rows.
+    :param host: for each array, whether chunks hold it.
     :param num_args: how many of the arguments are positional.
     :param keywords: names of the others.
     :param num_rows: rows of the data.
     :param indices: keyword of the rows' numbers.
     :param steps: keyword of the step's number.
-    :param has_source: whether a source provides the first arguments.
     """
 
     treedef: Any
@@ -71,28 +57,22 @@ class Layout:
     num_rows: int
     indices: str | None
     steps: str | None
-    has_source: bool
 
     def call(self, arrays, item, step=0) -> tuple[tuple, dict[str, Any]]:
         """Positional and keyword arguments at a step, from one step's part of a chunk, or of all rows for ``None``."""
-        batch: Any = ()
-        rows, files = None, iter(())
-        if self.has_source:
-            batch = item
-        elif item is not None:
-            rows, files = item[0], iter(item[1:])
-        resident = iter(arrays)
+        rows, *read = [None] if item is None else item
+        resident, chunk = iter(arrays), iter(read)
 
         def argument(host):
             if host:
-                return next(files)
+                return next(chunk)
             x = next(resident)
             if rows is None or x.shape[:1] != (self.num_rows,):
                 return x
             return x[rows] if isinstance(x, np.ndarray) else x.at[rows].get(mode="promise_in_bounds")
 
         remaining = map(argument, self.host)
-        args, kwargs = self._assembled([next(remaining) if x is None else x for x in self.static], batch)
+        args, kwargs = self._assembled([next(remaining) if x is None else x for x in self.static])
         if self.indices is not None:
             all_rows = np.arange(self.num_rows, dtype=np.int32)
             kwargs[self.indices] = jnp.asarray(all_rows if rows is None else rows)
@@ -100,36 +80,24 @@ class Layout:
             kwargs[self.steps] = jnp.asarray(step)
         return args, kwargs
 
-    def origins(self, batch: Any) -> list[Origin]:
-        """Where each array of a call is from, in the order of the call's leaves; given a source's batch."""
-        leaves, structure = jax.tree.flatten(batch if self.has_source else ())
-        batch = jax.tree.unflatten(structure, [Origin(i, of_source=True) for i in range(len(leaves))])
-        numbers = iter(range(len(self.host)))
-        args, kwargs = self._assembled([Origin(next(numbers)) if x is None else x for x in self.static], batch)
-        kwargs |= {name: Origin(-1) for name in (self.indices, self.steps) if name is not None}
-        return [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, Origin)]
+    def numbers(self) -> list[int]:
+        """For each array of a call, in the order of the call's leaves, which leaf it is here; −1 if it is none."""
+        args, kwargs = self._assembled([i if x is None else None for i, x in enumerate(self.static)])
+        kwargs |= {name: -1 for name in (self.indices, self.steps) if name is not None}
+        return jax.tree.leaves((args, kwargs))
 
-    def _assembled(self, leaves: list, batch: Any) -> tuple[tuple, dict[str, Any]]:
-        """Positional and keyword arguments of leaves and of a source's batch."""
+    def _assembled(self, leaves: list) -> tuple[tuple, dict[str, Any]]:
         values = jax.tree.unflatten(self.treedef, leaves)
-        kwargs = dict(zip(self.keywords, values[self.num_args :], strict=True))
-        args = tuple(values[: self.num_args])
-        if isinstance(batch, dict):
-            twice = [name for name in batch if name in kwargs]
-            if twice:
-                raise ValueError(f"The source's batches hold {', '.join(twice)}, which is given as well.")
-            kwargs |= batch
-        else:
-            args = (*batch, *args)
-        return args, kwargs
+        return tuple(values[: self.num_args]), dict(zip(self.keywords, values[self.num_args :], strict=True))
 
 
-class Inputs:
+class Data:
     """
     The arguments of model and guide, arrays apart from the rest.
 
-    A *chunk* holds what several steps need beside the arrays that stay on the device: the numbers of the rows of each
-    batch, and the rows themselves where the array is not on the device. Its leaves lead with the step.
+    A *chunk* holds what several steps need beside the arrays that stay on the device: a list of the numbers of the rows
+    of each batch (None for a source), and of the rows themselves where the array is not on the device. Its leaves lead
+    with the step.
 
     :param args: positional arguments; the first may be a :class:`Source`.
     :param kwargs: keyword arguments.
@@ -141,6 +109,7 @@ class Inputs:
     :param on_host: whether all arrays that are cut stay where they are; maps of files always do.
     :param sharding: the devices that share the rows.
     :param allow_nan: accept NaN and infinities: everywhere, nowhere, or ``None``: where :meth:`allow_nan_of` says so.
+    :param first: the first step.
     """
 
     def __init__(
@@ -148,13 +117,14 @@ class Inputs:
         args,
         kwargs,
         rng_key,
-        batch_size: int | None,
-        indices: str | None,
+        batch_size: int | None = None,
+        indices: str | None = None,
         group_size: int = 1,
         steps: str | None = None,
         on_host: bool = False,
         sharding: Sharding | None = None,
         allow_nan: bool | None = True,
+        first: int = 0,
     ):
         group_size = checks.whole_number(group_size, "group_size")
         if batch_size is not None:
@@ -165,84 +135,90 @@ class Inputs:
         for option, name in (("indices", indices), ("steps", steps)):
             if name in kwargs or (name is not None and option == "steps" and name == indices):
                 raise ValueError(f"{option}={name!r} names an argument that is given as well.")
-        # Values in call order: a dictionary would be flattened in alphabetical order.
+        for x in jax.tree.leaves((args, kwargs)):
+            require_whole(x)
         check_arrays(args, kwargs)
-        leaves, treedef = jax.tree.flatten([*args, *kwargs.values()])
+        self.batch_size, self.group_size, self.sharding = batch_size, group_size, sharding
+        self.seed = np.asarray(jax.random.key_data(rng_key)).ravel().tolist()
+        self._x64 = bool(jax.config.read("jax_enable_x64"))
+        self._stream: Iterator[Any] | None = None
+        self._position = -1
+        self._last: Any = None
+
+        batch: Any = () if self.source is None else jax.tree.map(np.asarray, self._batches(first, 1)[0])
+        if twice := [name for name in batch if isinstance(batch, dict) and name in kwargs]:
+            raise ValueError(f"The source's batches hold {', '.join(twice)}, which is given as well.")
+        positional = args if isinstance(batch, dict) else (*batch, *args)
+        keywords = kwargs | ({name: batch[name] for name in sorted(batch)} if isinstance(batch, dict) else {})
+        # Values in call order: a dictionary would be flattened in alphabetical order.
+        leaves, treedef = jax.tree.flatten([*positional, *keywords.values()])
         static = tuple(None if is_array(x) else x for x in leaves)  # no leaf is None otherwise
-        arrays = [x for x in leaves if is_array(x)]
+        #: Of each leaf, what messages call it, and its length.
+        self._names = [
+            (name, next(iter(np.shape(x)), 0) if is_array(x) else 0)
+            for name, value in _named(positional, keywords)
+            for x in jax.tree.leaves(value)
+        ]
         if self.source is None:
-            self.num_rows = next((len(x) for x in arrays if x.ndim), 0)
+            self.num_rows = next((length for _, length in self._names if length), 0)
             if batch_size is not None or indices is not None:
                 _require_arrays(args, kwargs, self.num_rows)
                 if not self.num_rows:
                     raise ValueError("batch_size and indices need an array among the arguments.")
             if batch_size is not None and not 1 <= batch_size <= self.num_rows:
                 raise ValueError(f"batch_size is {batch_size}, not in 1 to {self.num_rows} (the rows).")
+            #: Rows of a step.
+            self.step_rows = batch_size or self.num_rows
         else:
             self.num_rows = self.source.num_rows or 0
+            self.step_rows = next((len(x) for x in jax.tree.leaves(batch) if np.ndim(x)), 0)
             if indices is not None or group_size != 1:
                 raise ValueError("indices and group_size need arrays; a source has an order of its own.")
         for what, number in (("rows", self.num_rows), ("batch_size", batch_size)):
             if number is not None and number % group_size:
                 raise ValueError(f"group_size is {group_size}, which does not divide {what}, {number}.")
-        self.batch_size, self.group_size, self.sharding = batch_size, group_size, sharding
-        #: Of each array in memory or in files, what messages call it, and its length.
-        self._lengths = [
-            (name, x.shape[0] if x.ndim else 0)
-            for name, value in _named(args, kwargs)
-            for x in jax.tree.leaves(value)
-            if is_array(x)
-        ]
-        self._allow_nan = allow_nan
-        self._suspects = {} if allow_nan else _with_nan(args, kwargs, maps=batch_size is None)
-        #: Arrays that may hold NaN, of those that are read; ``None`` for all.
-        self._may_be_nan: set[Origin] | None = set() if allow_nan is False else None
-        if allow_nan is False:
-            self.refuse_nan()
         if sharding is not None and batch_size is not None:
             sharding.check(batch_size, "batch_size")
 
+        of_source = {id(x) for x in jax.tree.leaves(batch)}
         on_host = on_host or sharding is not None
-        host = tuple(
-            self.source is None
-            and batch_size is not None
-            and x.shape[:1] == (self.num_rows,)
-            and (map_of(x) is not None or on_host)
-            for x in arrays
-        )
+
+        def is_read(x) -> bool:
+            cut = self.source is None and batch_size is not None and x.shape[:1] == (self.num_rows,)
+            return id(x) in of_source or (cut and (map_of(x) is not None or on_host))
+
+        arrays = [(i, x, is_read(x)) for i, x in enumerate(leaves) if is_array(x)]
         self.layout = Layout(
             treedef,
             static,
             tuple(map(type, static)),
-            host,
-            len(args),
-            tuple(kwargs),
+            tuple(read for *_, read in arrays),
+            len(positional),
+            tuple(keywords),
             self.num_rows,
             indices,
             steps,
-            self.source is not None,
         )
-        self._files = [x for x, on_host in zip(arrays, host, strict=True) if on_host]
+        #: Numbers of the leaves that are read, and of those that are files or in the host's memory, these.
+        self._read = [i for i, _, read in arrays if read]
+        self._files = [x for _, x, read in arrays if read]
         #: What stays on the device, whole; and there, perhaps shared among several.
-        self.resident = [native(x) for x, on_host in zip(arrays, host, strict=True) if not on_host]
+        self.resident = [native(x) for _, x, read in arrays if not read]
+        self._allow_nan = allow_nan
+        #: Leaves that may have NaN; ``None`` for all. Of those that are not read, which have, and a sentence for each.
+        self._may_be_nan: set[int] | None = set() if allow_nan is False else None
+        self._suspects = {} if allow_nan else self._with_nan(leaves)
+        if allow_nan is False:
+            self.refuse_nan()
         self.arrays = (
             [jax.device_put(x) for x in self.resident]
             if sharding is None
             else sharding.place(self.resident, self.num_rows)
         )
         #: Whether chunks hold rows, which the host reads ahead while the device is busy.
-        self.reads = self.source is not None or bool(self._files)
-
-        self._x64 = bool(jax.config.read("jax_enable_x64"))
-        self.seed = np.asarray(jax.random.key_data(rng_key)).ravel().tolist()
+        self.reads = bool(self._read)
+        self._row_type = np.int32 if self.num_rows < 2**31 else np.int64
         self._shuffle = Shuffle(self.seed, self.num_rows // group_size)
-        self._stream: Iterator[Any] | None = None
-        self._position = -1
-        self._last: Any = None
-
-    @property
-    def _row_type(self) -> type:
-        return np.int32 if self.num_rows < 2**31 else np.int64
 
     def rows(self, step: int, num_steps: int) -> np.ndarray | None:
         """Row numbers of ``num_steps`` batches, each a function of the key and its step alone."""
@@ -257,13 +233,6 @@ class Inputs:
             return numbers
         rows = numbers[:, :, None] * self.group_size + np.arange(self.group_size, dtype=numbers.dtype)
         return rows.reshape(num_steps, self.batch_size)
-
-    @property
-    def step_rows(self) -> int:
-        """Rows of a step; a source tells with its first batch, once that was read."""
-        if self.source is None:
-            return self.batch_size or self.num_rows
-        return next((len(x) for x in jax.tree.leaves(self._last) if np.ndim(x)), 0)
 
     def all_rows(self) -> list[np.ndarray] | None:
         """A chunk of batches that hold all rows, of data on the device; None if every step takes all rows."""
@@ -298,46 +267,40 @@ class Inputs:
         length = num_steps if length is None else length
         with jax.enable_x64(self._x64):  # a setting of the thread, and others read ahead
             if self.source is not None:
-                return self._read_source(step, num_steps, length)
-            return self._read_files(step, num_steps, length)
+                batches = zip(*(jax.tree.leaves(batch) for batch in self._batches(step, num_steps)), strict=True)
+                read = [np.stack([np.asarray(x) for x in same]) for same in batches]
+                where, rows = f"batches {step} to {step + num_steps - 1} of the source", None
+                if self.sharding is not None:
+                    read = [x[:, self.sharding.local_rows(x.shape[1])] if x.ndim > 1 else x for x in read]
+            else:
+                rows = self.rows(step, num_steps)
+                if rows is None:
+                    return None
+                if self.sharding is not None:  # of the rows of this process
+                    rows = rows[:, self.sharding.local_rows(rows.shape[1])]
+                read = [read_rows(file, rows) for file in self._files]
+                where = f"rows of steps {step} to {step + num_steps - 1}"
+            chunk: list[Any] = [None if rows is None else _filled_up(rows, length)]
+            for number, values in zip(self._read, read, strict=True):
+                values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
+                allowed = self._may_be_nan is None or number in self._may_be_nan
+                if not allowed and values.dtype.kind in "fc" and not np.isfinite(values).all():
+                    bad = int(np.sum(~np.isfinite(values)))
+                    raise ValueError(f"{bad} values in the {where} are NaN or infinite. {_REMOVE}")
+                chunk.append(_filled_up(values, length))
+            return chunk
 
-    def _read_files(self, step: int, num_steps: int, length: int) -> Any:
-        rows = self.rows(step, num_steps)
-        if rows is None:
-            return None
-        if self.sharding is not None:  # of the rows of this process
-            rows = rows[:, self.sharding.local_rows(rows.shape[1])]
-        chunk = [_filled_up(rows, length)]
-        numbers = [i for i, on_host in enumerate(self.layout.host) if on_host]
-        for number, file in zip(numbers, self._files, strict=True):
-            values = read_rows(file, rows)
-            values = values.astype(jax.dtypes.canonicalize_dtype(values.dtype), copy=False)
-            self._refuse_nan(values, Origin(number), f"rows of steps {step} to {step + num_steps - 1}")
-            chunk.append(_filled_up(values, length))
-        return chunk
-
-    def _read_source(self, step: int, num_steps: int, length: int) -> Any:
+    def _batches(self, step: int, num_steps: int) -> list[Any]:
+        """So many of the source's batches; the last one is kept, as the first is looked at for its shapes."""
         assert self.source is not None
-        batches = []
+        batches: list[Any] = []
         if self._stream is not None and step == self._position - 1:
-            batches = [self._last]  # once more: what was looked at first, for the shapes
+            batches = [self._last]
         elif self._stream is None or step != self._position:
             self._stream = iter(self.source.batches(self.seed, self.batch_size, step))
         batches += [next(self._stream) for _ in range(num_steps - len(batches))]
         self._position, self._last = step + num_steps, batches[-1]
-
-        numbers = iter(range(len(jax.tree.leaves(self._last))))
-
-        def stack(*values):
-            origin = Origin(next(numbers), of_source=True)
-            stacked = np.stack([np.asarray(value) for value in values])
-            stacked = stacked.astype(jax.dtypes.canonicalize_dtype(stacked.dtype), copy=False)
-            self._refuse_nan(stacked, origin, f"batches {step} to {step + num_steps - 1} of the source")
-            if self.sharding is not None and stacked.ndim > 1:
-                stacked = stacked[:, self.sharding.local_rows(stacked.shape[1])]
-            return _filled_up(stacked, length)
-
-        return jax.tree.map(stack, *batches)
+        return batches
 
     def allow_nan_of(self, masked: set[int]) -> None:
         """
@@ -347,45 +310,53 @@ class Inputs:
         :raises ValueError: for others that have NaN or infinities; of those that are read, when they are.
         """
         if self._allow_nan is None:
-            origins = [] if not masked else self.layout.origins(self._last)
-            self._may_be_nan = {origins[i] for i in masked}
+            numbers = self.layout.numbers()
+            self._may_be_nan = {numbers[i] for i in masked}
             self.refuse_nan()
 
     def refuse_nan(self) -> None:
         """Raise ``ValueError`` for the first argument in memory with NaN or infinities that may not have them."""
         for number, sentence in self._suspects.items():
-            if self._may_be_nan is None or Origin(number) not in self._may_be_nan:
+            if number not in (self._may_be_nan or ()):
                 raise ValueError(sentence)
 
-    def uncut(self) -> dict[int, str]:
-        """
-        Arrays that batches are not cut from, as they are not as long as the data, by their place among a call's leaves:
-        a sentence that says so. None where all rows are taken.
-        """
-        if self.source is not None or self.batch_size is None:
-            return {}
-        first = next(name for name, length in self._lengths if length)
-        origins = self.layout.origins(None)
-        return {
-            place: (
-                f"{name} has {length} rows, and {first} has {self.num_rows}: batches are cut from arrays that are as "
-                f"long as the first one, and {name} is passed as a whole."
-            )
-            for place, origin in enumerate(origins)
-            for name, length in [self._lengths[origin.number] if origin.number >= 0 else ("", 0)]
-            if length not in (0, self.num_rows)
-        }
+    def _with_nan(self, leaves: list[Any]) -> dict[int, str]:
+        """For each leaf with NaN or an infinity, by its number, a sentence that says so; rows of files when read."""
+        found = {}
+        of_source = self._read if self.source is not None else ()
+        for number, x in enumerate(leaves):
+            if number in of_source:
+                continue
+            in_memory = is_array(x) and (self.batch_size is None or map_of(x) is None)
+            if isinstance(x, float) or (in_memory and jnp.issubdtype(x.dtype, jnp.inexact)):
+                xp: Any = jnp if isinstance(x, jax.Array) else np
+                if bad := int(xp.sum(~xp.isfinite(x))):
+                    name = self._names[number][0]
+                    found[number] = f"{bad} of {np.size(x)} values in {name} are NaN or infinite. {_REMOVE}"
+        return found
 
     @property
     def has_nan(self) -> bool:
         """Whether arguments in memory have NaN or infinities that are not accepted everywhere."""
         return bool(self._suspects)
 
-    def _refuse_nan(self, values: np.ndarray, origin: Origin, where: str) -> None:
-        allowed = self._may_be_nan is None or origin in self._may_be_nan
-        if not allowed and values.dtype.kind in "fc" and not np.isfinite(values).all():
-            bad = int(np.sum(~np.isfinite(values)))
-            raise ValueError(f"{bad} values in the {where} are NaN or infinite. {_REMOVE}")
+    def uncut(self) -> dict[int, str]:
+        """
+        Arrays that batches are not cut from, as they are not as long as the data, by their place among a call's arrays:
+        a sentence that says so. None where all rows are taken.
+        """
+        if self.source is not None or self.batch_size is None:
+            return {}
+        first = next(name for name, length in self._names if length)
+        return {
+            place: (
+                f"{name} has {length} rows, and {first} has {self.num_rows}: batches are cut from arrays that are as "
+                f"long as the first one, and {name} is passed as a whole."
+            )
+            for place, number in enumerate(self.layout.numbers())
+            for name, length in [self._names[number] if number >= 0 else ("", 0)]
+            if length not in (0, self.num_rows)
+        }
 
     def place(self, chunk: Any) -> Any:
         """A chunk on the device, or on those that share the rows."""
@@ -479,25 +450,66 @@ def refuse_traced(name: str, values: Any) -> None:
         )
 
 
-def _with_nan(args, kwargs, maps: bool) -> dict[int, str]:
-    """
-    For each array that holds NaN or an infinity, by its number, a sentence that says so; −2 for what is no array.
-
-    :param maps: look at maps of files too; otherwise their rows are looked at as they are read.
-    """
-    found, number = {}, -1
-    for name, value in _named(args, kwargs):
-        for x in jax.tree.leaves(value):
-            number += is_array(x)
-            looked_at = is_array(x) and (maps or map_of(x) is None)
-            if isinstance(x, float) or (looked_at and jnp.issubdtype(x.dtype, jnp.inexact)):
-                xp: Any = jnp if isinstance(x, jax.Array) else np
-                bad = int(xp.sum(~xp.isfinite(x)))
-                if bad:
-                    sentence = f"{bad} of {np.size(x)} values in {name} are NaN or infinite. {_REMOVE}"
-                    found[number if is_array(x) else -2] = sentence
-    return found
-
-
 def _filled_up(x: np.ndarray, length: int) -> np.ndarray:
     return np.pad(x, ((0, length - len(x)),) + ((0, 0),) * (x.ndim - 1))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Maps of files
+
+
+def map_of(x) -> mmap.mmap | None:
+    """The map of a file that an array looks into, if it does."""
+    while isinstance(x, np.ndarray):
+        x = x.base
+    return x if isinstance(x, mmap.mmap) else None
+
+
+def native(x):
+    """An array in this machine's byte order, which JAX wants; those of JAX are."""
+    return x.astype(x.dtype.newbyteorder("=")) if isinstance(x, np.ndarray) and not x.dtype.isnative else x
+
+
+def require_whole(x) -> None:
+    """
+    Raise if an array is a map of a file that has been cut short since: to look at what is missing kills the process.
+
+    :raises ValueError: if so; other values pass.
+    """
+    source = map_of(x)
+    if source is None:
+        return
+    while not isinstance(x, np.memmap) and isinstance(x.base, np.ndarray):
+        x = x.base
+    skipped = x.offset - x.offset % mmap.ALLOCATIONGRANULARITY if isinstance(x, np.memmap) else 0
+    if source.size() < skipped + len(source):
+        raise ValueError(
+            f"The file {str(getattr(x, 'filename', None) or 'of a map')!r} has been cut short since it was mapped: it "
+            f"has {source.size()} bytes, and {skipped + len(source)} are needed. Leave files of data as they are "
+            "during training, or write new ones beside them."
+        )
+
+
+def read_rows(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """
+    Copy rows of an array on the host, in this machine's byte order.
+
+    Of a map of a file (``numpy.memmap``) nothing stays in memory: pages that have been looked at would count as the
+    process's memory, up to the whole file.
+
+    :param x: the array, (N, …).
+    :param rows: numbers of rows, of any shape.
+    :return: (*rows.shape, …).
+    :raises ValueError: if it is a map of a file that has been cut short.
+    """
+    require_whole(x)
+    source = map_of(x)
+    # A private map ("c") may hold what the file does not.
+    if source is None or getattr(x, "mode", None) not in ("r", "r+", "w+"):
+        return native(np.asarray(x)[rows])
+    source.madvise(mmap.MADV_RANDOM)  # single pages, and not those after them
+    try:
+        return native(np.asarray(x)[rows])
+    finally:
+        source.madvise(mmap.MADV_NORMAL)
+        source.madvise(mmap.MADV_DONTNEED)
