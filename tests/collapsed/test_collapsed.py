@@ -216,7 +216,7 @@ def test_mean_only_block_is_tightened_with_its_own_variance():
 
 def test_inducing_points_at_all_inputs_give_the_exact_evidence(float64):
     (_, _, X, *rest), (exact, *_) = evaluated()
-    *_, bounds = all_bounds(X[:, :4], X[:, 4:], X, *rest)
+    *_, bounds = all_bounds(X[:, :M], X[:, M:], X, *rest)
     *_, variance, noise = rest
     for conditional in CONDITIONALS:
         missing = exact - np.asarray(bounds["union", conditional])

@@ -39,7 +39,7 @@ def some_params(model, *args, scale=0.5):
     """Parameters of the guide's, at random."""
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.1), TraceMeanField_ELBO())
-    params = svi.get_params(svi.init(jax.random.key(0), *args))
+    params = jax.jit(lambda: svi.get_params(svi.init(jax.random.key(0), *args)))()
     rng = np.random.default_rng(1)
     for name, value in params.items():
         if name.endswith(".loc"):

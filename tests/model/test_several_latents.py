@@ -405,22 +405,24 @@ def test_zeros_of_their_own(make, density, moments, concave, float64):
     np.testing.assert_allclose(value, w @ np.log(p), atol=1e-5)
     np.testing.assert_allclose(marginal, np.log(w @ p), atol=1e-4)
     assert likelihood.concave == concave and likelihood.proof == ("log-concave" if concave == (0, 1) else "none")
-    np.testing.assert_allclose(np.exp(likelihood.log_prob(np.stack([f, g]), y)), p, rtol=1e-9)
-    total = sum(np.exp(likelihood.log_prob(mean, np.full(ROWS, k))) for k in range(300))
+    log_prob = jax.jit(likelihood.log_prob)
+    np.testing.assert_allclose(np.exp(log_prob(np.stack([f, g]), y)), p, rtol=1e-9)
+    counts = np.arange(300)[:, None]
+    total = np.exp(log_prob(np.tile(mean[:, None], (1, 300, 1)), np.tile(counts, ROWS))).sum(0)
     np.testing.assert_allclose(total, 1, rtol=1e-6)
     if moments is not None:
         first, second = (w @ a for a in moments(f, g))
-        np.testing.assert_allclose(likelihood.moments(mean, variance), [first, second - first**2], rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(likelihood.moments)(mean, variance), [first, second - first**2], rtol=1e-6)
     # Draws given f: counts and zeros, as often as their probability says.
     at = np.stack([np.full(20_000, -1.0), np.full(20_000, 0.3)])
-    drawn = np.asarray(likelihood.sample(jax.random.key(0), at))
+    drawn = np.asarray(jax.jit(likelihood.sample)(jax.random.key(0), at))
     for k in range(3):
         assert abs(np.mean(drawn == k) - density(-1.0, 0.3, np.array(k))) < 0.015
     if concave:  # in f_1, or jointly: no second difference along a random direction is positive
         rng = np.random.default_rng(0)
         at, step = 4 * rng.normal(size=(2, 2000)), 0.02 * rng.normal(size=(2, 2000))
         step[0] *= concave == (0, 1)
-        up, center, down = (likelihood.log_prob(at + s * step, np.resize(y, 2000)) for s in (1, 0, -1))
+        up, center, down = (log_prob(at + s * step, np.resize(y, 2000)) for s in (1, 0, -1))
         assert np.all(up + down - 2 * center <= 1e-9)
 
 

@@ -30,6 +30,7 @@ themselves are rounded to: exact algebra from npgp's rounded covariances is abov
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -49,7 +50,9 @@ STRUCTURES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "SOLVE-GP": ((5, 3), ("dense", "dense")),
     "ODVGP": ((5, 3), ("dense", "mean-only")),
 }
-ROWS, GROUP, PROBLEMS = 24, 4, 150
+ROWS, GROUP = 24, 4
+#: Of each kind; the environment variable NPGP_PROBLEMS says another number, as it does at night.
+PROBLEMS = int(os.environ.get("NPGP_PROBLEMS", 50))
 
 
 def problem(rng: np.random.Generator, columns: int, dtype: Any) -> dict[str, np.ndarray]:
