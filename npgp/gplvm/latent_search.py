@@ -22,8 +22,8 @@ from jax import lax
 from npgp import linalg
 from npgp.chunks import entries_at_once, map_chunks, rows_within
 from npgp.gplvm.expectations import affordable, normal_rule, spread
+from npgp.gplvm.minimize import minimize
 from npgp.likelihoods import Likelihood
-from npgp.training.minimize import minimize
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Modes", "Problem", "find_modes"]

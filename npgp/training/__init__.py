@@ -9,11 +9,10 @@ from npgp.training.evaluation import evaluate
 from npgp.training.lbfgs import LBFGSResult
 from npgp.training.loop import fit
 from npgp.training.optimizers import adam, row_adam
-from npgp.training.parquet import Parquet
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.run import Training
-from npgp.training.sources import Source, Stream
+from npgp.training.sources import Parquet, Source, Stream
 from npgp.training.step import Info, Step
 from npgp.training.trust import PosteriorCheck, check_posterior
 

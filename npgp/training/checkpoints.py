@@ -106,7 +106,7 @@ class Checkpoints(Callback):
         saved = self.open(state, about, _programs(training))
         if saved is None:
             return
-        if len(saved.losses) > training.num_steps:
+        if training.left(len(saved.losses)) < 0:
             warnings.warn(
                 f"num_steps is {training.num_steps}, and the checkpoints have {len(saved.losses)} steps: none is "
                 "taken, and the result is that of all these; give more to train on.",

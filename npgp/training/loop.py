@@ -53,7 +53,7 @@ def one_blas_thread() -> threadpool_limits:
 def fit(
     svi: SVI,
     rng_key: jax.Array,
-    num_steps: int,
+    num_steps: int | None,
     *args,
     batch_size: int | None = None,
     group_size: int = 1,
@@ -110,7 +110,8 @@ def fit(
 
     :param svi: NumPyro's ``SVI`` of model, guide, optimizer, loss and static arguments.
     :param rng_key: key for the initial values, the noise and the order of the batches.
-    :param num_steps: number of steps to take in this call.
+    :param num_steps: number of steps to take in this call; ``None`` for as many as it takes until one of ``callbacks``,
+        or the monitor, ends the training.
     :param args: positional arguments of model and guide; a source of batches stands for the first ones.
     :param batch_size: rows per step; all of them at every step if ``None``.
     :param group_size: each so many consecutive rows stay together, in one batch and in their order: for the ``grouped``
@@ -146,7 +147,10 @@ def fit(
     """
     called = time.perf_counter()
     refuse_traced("fit", (rng_key, args, kwargs, init_state))
-    num_steps = checks.whole_number(num_steps, "num_steps")
+    if num_steps is not None:
+        num_steps = checks.whole_number(num_steps, "num_steps")
+    elif not callbacks and (monitor is None or monitor.patience is None):
+        raise ValueError("num_steps is None; it must be a number, or there must be a callback that ends the training.")
     steps_per_call = None if steps_per_call is None else checks.whole_number(steps_per_call, "steps_per_call")
     for name, value, wanted in (
         ("sharding", sharding, Sharding),
@@ -225,7 +229,8 @@ def fit(
     if isinstance(ended, KeyboardInterrupt) and training.done:
         kept = checkpoints is not None and checkpoints.newest == training.step
         saved = " They are saved: the same call goes on from there." if kept else ""
-        warnings.warn(f"Interrupted: {training.done} of {num_steps} steps were taken.{saved}", stacklevel=2)
+        of_all = "" if num_steps is None else f" of {num_steps}"
+        warnings.warn(f"Interrupted: {training.done}{of_all} steps were taken.{saved}", stacklevel=2)
     elif ended is not None:
         raise ended
     # Where the loss follows a schedule, its values are not of one kind.
@@ -240,7 +245,7 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
     def length(done: int, size: int) -> int:
         """Of the device call after ``done`` steps, which ends where something is due."""
         due = (callback.until(training.first + done) for callback in training.callbacks)
-        return min([size, training.num_steps - done, *(steps for steps in due if steps)])
+        return min([size, training.left(done), *(steps for steps in due if steps)])
 
     def due() -> bool:
         with one_model_at_a_time:
@@ -251,13 +256,13 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
     with ThreadPoolExecutor(1, "npgp-batches") as reader:
         # After a resumption: an evaluation that an interrupt broke off, of the state that was saved then.
         stop = training.done > 0 and due()
-        while training.done < training.num_steps and not stop:
+        while training.left(training.done) > 0 and not stop:
             began = time.perf_counter()
             with training.data_errors():
                 ahead = ahead or reader.submit(training.read, training.done, length(training.done, size))
                 n, chunk = ahead.result()
             ahead = None
-            if training.data.reads and training.done + n < training.num_steps:
+            if training.data.reads and training.left(training.done + n) > 0:
                 ahead = reader.submit(training.read, training.done + n, length(training.done + n, size))
             if calls == 0:
                 training.prepare(chunk, n)

@@ -38,8 +38,8 @@ class Training:
 
     #: The ``SVI`` that is trained.
     svi: SVI
-    #: How many steps this call is to take.
-    num_steps: int
+    #: How many steps this call is to take; ``None`` for as many as callbacks let it.
+    num_steps: int | None
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Training:
         data: Data,
         check: Callable | None,
         first: int,
-        num_steps: int,
+        num_steps: int | None,
         max_steps: int,
         seconds: float,
     ):
@@ -64,6 +64,10 @@ class Training:
     def step(self) -> int:
         """Number of steps taken, over all continuations."""
         return self.first + self.done
+
+    def left(self, done: int) -> int:
+        """How many steps there are to take after ``done``."""
+        return (np.iinfo(np.int32).max if self.num_steps is None else self.num_steps) - done
 
     @property
     def num_rows(self) -> int:

@@ -12,9 +12,9 @@ from scipy import stats
 import npgp
 from npgp.gplvm import expectations
 from npgp.gplvm.expectations import normal_rule
+from npgp.gplvm.minimize import minimize
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.likelihoods import Columns
-from npgp.training.minimize import minimize
 
 NOISE = 0.01
 

@@ -78,6 +78,23 @@ def test_one_ends_the_training_and_all_hear_of_it():
         fit(callbacks=[print])
 
 
+def test_as_many_steps_as_it_takes(tmp_path):
+    assert len(fit(None, callbacks=[Noted(every=3, stop=12)]).losses) == 12
+    monitor = Monitor(lambda params: abs(float(params["a"]) - 6.0), every=3, patience=2)
+    assert len(fit(None, monitor=monitor, checkpoints=Checkpoints(tmp_path)).losses) == 12
+
+    class Interrupted(Callback):
+        def __call__(self, training):
+            if training.step == 8:
+                raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="Interrupted: 8 steps were taken"):
+        result = fit(None, callbacks=[Interrupted()], steps_per_call=4)
+    assert len(result.losses) == 8
+    with pytest.raises(ValueError, match="num_steps is None; it must be a number, or there must be a callback"):
+        fit(None, monitor=Monitor(lambda params: 0.0))
+
+
 def test_training_goes_on_from_a_state_that_is_set():
     class Back(Callback):
         """To where it was after two steps, once."""

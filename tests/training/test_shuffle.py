@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npgp.training import shuffle
-from npgp.training.shuffle import Shuffle
+from npgp.training import data
+from npgp.training.data import Shuffle
 
 
 @pytest.fixture
 def computed(monkeypatch):
     """Also small sizes by the network."""
-    monkeypatch.setattr(shuffle, "MAX_KEPT", 0)
+    monkeypatch.setattr(data, "MAX_KEPT", 0)
 
 
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**32), epoch=st.integers(0, 5))
@@ -23,7 +23,7 @@ def test_an_epoch_visits_every_row_once(computed, size, seed, epoch):
 @pytest.mark.parametrize("network", [False, True])
 def test_parts_are_those_of_the_whole(network, monkeypatch):
     if network:
-        monkeypatch.setattr(shuffle, "MAX_KEPT", 0)
+        monkeypatch.setattr(data, "MAX_KEPT", 0)
     whole = Shuffle([3, 4], 1000)(2, 0, 1000)
     for start, stop in [(990, 1000), (0, 7), (500, 501)]:
         np.testing.assert_array_equal(Shuffle([3, 4], 1000)(2, start, stop), whole[start:stop])
@@ -55,4 +55,4 @@ def test_large_orders_are_neither_drawn_nor_kept():
     rows = order(5, 10**9, 10**9 + 50_000)
     assert len(set(rows.tolist())) == 50_000 and rows.min() >= 0 and rows.max() < 10**10
     assert abs(rows.mean() / 10**10 - 0.5) < 5 / np.sqrt(12 * 50_000)
-    assert order._kept.size == shuffle._ROUNDS
+    assert order._kept.size == data._ROUNDS

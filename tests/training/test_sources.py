@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from numpyro.infer import SVI, Trace_ELBO
 
 from npgp.io.standardize import Standardizer
-from npgp.training import adam, fit, parquet
-from npgp.training.parquet import Parquet
-from npgp.training.sources import Source, Stream
+from npgp.training import adam, fit, sources
+from npgp.training.sources import Parquet, Source, Stream
 
 
 def take(batches, number: int) -> list:
@@ -53,13 +52,13 @@ def write(folder, sizes) -> list[str]:
 def read(monkeypatch):
     """The row groups that were read, one after the other."""
     groups = []
-    original = parquet._table
+    original = sources._table
 
     def counted(group, columns):
         groups.append(((group.path, group.row_groups[0].id), tuple(columns)))
         return original(group, columns)
 
-    monkeypatch.setattr(parquet, "_table", counted)
+    monkeypatch.setattr(sources, "_table", counted)
     return groups
 
 
