@@ -9,7 +9,8 @@ import numpyro
 import numpyro.distributions as dist
 import oracles
 import pytest
-from models import compiled, nuts, worst_z_of_moments
+from models import compiled, worst_z_of_moments
+from scipy import stats
 
 import npgp
 from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior
@@ -215,20 +216,34 @@ def test_points_in_a_list_are_taken_together(computed):
     assert fit.shape == (12,) and np.all(np.isfinite(fit))
 
 
-@pytest.mark.slow  # to compile
-def test_nuts_over_hyperparameters():
-    inputs, y = X.astype(np.float32), Y.astype(np.float32)
+def test_the_potential_that_nuts_follows_and_its_slope_over_hyperparameters(float64):
+    """Against dense algebra and its differences; the inputs are far enough apart for float64."""
 
     def model(y):
         lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
         noise = numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-        numpyro.sample(
-            "y", ApproximateGP(Matern32(lengthscale), inputs, Z.astype(np.float32), noise_variance=noise), obs=y
-        )
+        gp = ApproximateGP(Matern32(lengthscale), X.copy(), Z.copy(), noise_variance=noise, jitter=1e-12)
+        numpyro.sample("y", gp, obs=y)
 
-    samples, diverging = nuts(model, y, num_warmup=50, num_samples=50)
-    assert np.mean(diverging) < 0.1
-    assert np.ptp(samples["lengthscale"]) > 0.1 and 0.01 < np.median(samples["noise"]) < 1.0
+    def potential(logs):
+        return numpyro.infer.util.potential_energy(model, (jnp.asarray(Y.copy()),), {}, logs)
+
+    def dense_potential(lengthscale, noise):
+        def kernel(a, b):
+            return oracles.stationary("Matern32", a, b, np.exp(lengthscale))
+
+        Q = kernel(X, Z) @ np.linalg.solve(kernel(Z, Z), kernel(Z, X))
+        C = Q + np.diag(np.diag(kernel(X, X) - Q)) + np.exp(noise) * np.eye(12)
+        prior = stats.norm.logpdf(lengthscale) + stats.norm.logpdf(noise, -2.0)
+        return -prior - oracles.log_normal(Y, C)
+
+    h, run = 1e-5, compiled(jax.value_and_grad(potential))
+    for at in ((-0.5, -2.0), (0.4, -1.0)):
+        value, slope = run(dict(zip(("lengthscale", "noise"), map(jnp.asarray, at), strict=True)))
+        np.testing.assert_allclose(value, dense_potential(*at), rtol=1e-8)
+        moved = [[dense_potential(*(np.array(at) + s * h * e)) for s in (1, -1)] for e in np.eye(2)]
+        expected = [(up - down) / (2 * h) for up, down in moved]
+        np.testing.assert_allclose([slope["lengthscale"], slope["noise"]], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_blocks_by_kmeans():

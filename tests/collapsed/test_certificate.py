@@ -230,8 +230,8 @@ def test_inducing_points_at_all_inputs_leave_nothing_open(x64, noise):
 
 @pytest.mark.parametrize("shortest, noises", [(0.5, (1e-1, 1e-4)), (50.0, (1e-5, 1e-7))])
 def test_rounding_is_of_the_order_of_magnitude_said(shortest, noises):
-    # Each in its own precision, of the same numbers; half of what is said is typical. With long lengthscales and a
-    # noise that is all but lost in the variance, most is that of the fit.
+    # Each in its own precision, of the same numbers; the largest of eight are .2 and .4 of what is said. With long
+    # lengthscales and a noise that is all but lost in the variance, most is that of the fit.
     rng = np.random.default_rng(0)
     X = np.sort(rng.uniform(0, 10, size=(8, 40, 1)), axis=1)
     y = rng.normal(size=(8, 40))
@@ -250,7 +250,7 @@ def test_rounding_is_of_the_order_of_magnitude_said(shortest, noises):
         double = jax.tree.map(np.asarray, figures(*[np.float64(value) for value in problems]))
     for name, bound in single["bounds"].items():
         error = np.abs(bound - double["bounds"][name]) / single["rounding"]
-        assert np.all(error < 3) and np.max(error) > 0.03, (name, error)
+        assert 0.1 < np.max(error) < 1.0, (name, error)
 
 
 def test_rounding_is_of_the_data_and_of_the_fit(float64):

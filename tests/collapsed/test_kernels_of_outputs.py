@@ -103,9 +103,17 @@ def test_in_a_model_with_kernels_sampled_in_a_plate():
         with numpyro.plate("outputs", Q):
             numpyro.sample("Y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=0.1, outputs=Q), obs=y)
 
-    with handlers.trace() as trace, handlers.seed(rng_seed=0):
-        model(jnp.asarray(Y))
-    assert trace["Y"]["fn"].log_prob(Y).shape == (Q,)
+    @compiled
+    def run():
+        with handlers.trace() as trace, handlers.seed(rng_seed=0):
+            model(jnp.asarray(Y))
+        lengthscale = trace["lengthscale"]["value"]
+        one_by_one = [npgp.CollapsedGP(npgp.RBF(l), X, Z, noise_variance=0.1) for l in lengthscale[:, 0]]
+        return trace["Y"]["fn"].log_prob(Y), [gp.log_prob(y) for gp, y in zip(one_by_one, Y, strict=True)]
+
+    found, expected = run()
+    assert found.shape == (Q,) and abs(found[0] - found[1]) > 0.1
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_wrong_shapes_are_errors_by_name():

@@ -193,9 +193,9 @@ def test_the_best_of_all_gaussians_is_found(float64):
         assert grid.best_elbo() - 2e-3 < rows.elbo[row] < grid.evidence
         for column in range(3):
             exact, spread = grid.moments(column)
-            # A mixture of Gaussians is no exact posterior, but near.
-            np.testing.assert_allclose(mean[row, column], exact, atol=0.06)
-            np.testing.assert_allclose(variance[row, column], spread, rtol=0.5, atol=0.02)
+            # A mixture of Gaussians is no exact posterior, but near: by .042, and by .033 where a variance is .14.
+            np.testing.assert_allclose(mean[row, column], exact, atol=0.045)
+            np.testing.assert_allclose(variance[row, column], spread, rtol=0.2, atol=0.012)
 
 
 def test_two_places_that_explain_a_row_are_both_kept(float64):

@@ -62,15 +62,24 @@ def test_results_of_the_same_program_have_their_own_structure():
 
 
 def test_arguments_without_use_are_arguments():
-    x = jnp.ones(2)
-    assert Program(lambda x, y: x + 2.5)(x, x).shape == (2,)
-    assert Program(lambda x: x + 2.5)(x).shape == (2,)
+    """XLA leaves them out; programs that differ in which of two they use are not taken for one another."""
+    x, y = jnp.ones(2), jnp.arange(2.0)
+    for function, expected in ((lambda x, y: x + 2.5, x), (lambda x, y: y + 2.5, y), (lambda x, y: 2.5 + x - x, 0 * x)):
+        run = Program(function)
+        for _ in range(2):
+            np.testing.assert_array_equal(run(x, y), expected + 2.5)
+    np.testing.assert_array_equal(Program(lambda x: x + 2.5)(y), y + 2.5)
 
 
 def test_each_shape_and_dtype_has_its_program():
     run = Program(lambda x: x + 1)
-    assert run(jnp.ones(2)).shape == (2,) and run(jnp.ones(3)).shape == (3,)
-    assert run(jnp.ones(2, int)).dtype == jnp.ones(2, int).dtype
+    arrays = jnp.ones(2), jnp.ones(3), jnp.ones((2, 1)), jnp.ones(2, int)
+    with compilations() as count:
+        for x in (*arrays, *arrays):
+            found = run(x)
+            assert found.dtype == x.dtype
+            np.testing.assert_array_equal(found, np.full(x.shape, 2))
+    assert count() == len(arrays)
 
 
 def test_what_is_closed_over_is_not_kept_alive():

@@ -172,7 +172,8 @@ def test_series_reconstructs_the_kernel_at_the_rate_of_its_smoothness(name, floa
     # All terms are positive, so that the error is the variance that is left out.
     np.testing.assert_allclose(errors[40], 1 - np.sum(a), atol=1e-13)
     if name in ROUGHNESS:
-        np.testing.assert_allclose(np.log2(errors[20] / errors[40]), ROUGHNESS[name], atol=0.35)
+        # Of a power of the level, which it is at levels far above: below by .04, .13 to .15 and .24.
+        np.testing.assert_allclose(np.log2(errors[20] / errors[40]), ROUGHNESS[name], rtol=0.06)
     else:
         assert errors[20] < 1e-12
 

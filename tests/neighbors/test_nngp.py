@@ -434,7 +434,8 @@ def test_nuts_and_svi_agree_on_a_latent_site():
 
     params = train()
     mean, spread = np.mean(draws, axis=0), np.std(draws, axis=0)
-    assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.8 * spread)
+    # .44 are found: a dozen correlated values by 200 draws, and by independent normals.
+    assert np.all(np.abs(params["f_auto_loc"] - mean) < 0.6 * spread)
     assert np.corrcoef(mean, np.sin(2 * X[:, 0]))[0, 1] > 0.5
 
     kriging = NNGP(Matern32(1.0, variance=1.0), X.astype(np.float32), neighbors, offset=0.2).condition(draws)

@@ -85,9 +85,13 @@ def test_all_that_a_projector_says_is_what_one_for_each_says(case, float64):
 
 
 def test_each_takes_the_jitter_that_its_kernel_needs():
-    Z = jnp.concatenate([jnp.zeros((2, 1)), jnp.ones((1, 1))])
-    members = factorize_members(npgp.RBF(np.array([[1.0], [1.0]])), [Points(jnp.stack([Z, Z[1:2] + Z * 3]))], (2, 1))
-    assert members.jitter[0].shape == (2,) and np.all(np.isfinite(members.cholesky[0]))
+    # A hundred points are of a few of the long one's features: without a jitter rounding leaves no factor.
+    many = [Points(jnp.linspace(0.0, 1.0, 100)[:, None])]
+    members = factorize_members(npgp.RBF(np.array([[1e-3], [1.0]])), many, (2, 1), jitter=0.0)
+    assert members.jitter[0].shape == (2,) and members.jitter[0][0] == 0.0 < members.jitter[0][1]
+    for jitter, L, one in zip(members.jitter[0], members.cholesky[0], (1e-3, 1.0), strict=True):
+        K = np.asarray(npgp.RBF(one)(many[0].inputs)) + float(jitter) * np.eye(100)
+        np.testing.assert_allclose(L @ L.T, K, atol=3e-6)
 
 
 def test_what_all_share_is_one_projector():
