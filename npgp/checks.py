@@ -167,7 +167,7 @@ def require_finite(x: ArrayLike, name: str) -> None:
         )
 
 
-def mask(value: Any, name: str = "mask", *, of: Any = None) -> np.ndarray | jax.Array:
+def mask_of(value: Any, name: str = "mask", *, of: Any = None) -> np.ndarray | jax.Array:
     """
     A mask as an array.
 
@@ -188,19 +188,64 @@ def mask(value: Any, name: str = "mask", *, of: Any = None) -> np.ndarray | jax.
     return value
 
 
-def observed(y: ArrayLike, rows: int) -> jax.Array:
+def observed(
+    y: Any,
+    shape: tuple[Any, ...],
+    mask: Any = None,
+    *,
+    name: str = "y",
+    mask_name: str = "mask",
+    broadcast: bool = False,
+) -> tuple[np.ndarray | jax.Array, np.ndarray | jax.Array | None]:
     """
-    Observations of so many rows, all of which are there.
+    Observations as an array, with whatever they have where they are missing; and which are there.
 
-    :param y: (N,), or batch + (N,).
-    :param rows: N.
-    :raises ValueError: for another number of rows, and for NaN.
+    :param y: observations.
+    :param shape: what their shape must be; ``...`` in front stands for any further axes.
+    :param mask: True where an observation is present, of y's shape; or ``"nan"``: those that are NaN are missing.
+    :param name: what errors call y, and ``mask_name`` the mask.
+    :param broadcast: accept a mask that broadcasts to y's shape.
+    :return: the observations, and the mask of their shape; ``None`` if all must be there.
+    :raises TypeError: for what is no array of real numbers, and for a mask of another type.
+    :raises ValueError: for arrays of another shape, and, where that can be seen, for NaN and infinities that are not
+        masked.
     """
-    y = to_device(array(y, "y"), "y", axis=-1)
-    require_finite(y, "y")
-    if jnp.shape(y)[-1:] != (rows,):
-        raise ValueError(f"y has shape {jnp.shape(y)}, but X has {rows} rows.")
-    return y
+    y = array(y, name)
+    require_shape(y, shape, name)
+    if mask is None:
+        require_finite(y, name)
+        return y, None
+    present = mask_of(mask, mask_name, of=y)
+    if present.shape != y.shape:
+        if not broadcast or not broadcasts(present.shape, y.shape):
+            raise ValueError(f"{mask_name} has shape {present.shape}; it must be that of {name}, {y.shape}.")
+        present = (jnp if is_traced(present) else np).broadcast_to(present, y.shape)
+    if not is_traced(y) and not is_traced(present):
+        require_finite(np.asarray(y)[np.asarray(present)], name)
+    return y, present
+
+
+def require_shape(x: ArrayLike, shape: tuple[Any, ...], name: str) -> None:
+    """Raise ``ValueError`` unless an array has a shape, in which ``...`` in front stands for any further axes."""
+    found = np.shape(x)
+    wanted = found[: 1 + len(found) - len(shape)] + shape[1:] if shape[:1] == (...,) else shape
+    if found != wanted:
+        must_be, turned = str(shape).replace("Ellipsis", "..."), ": transpose it" if found == shape[::-1] else ""
+        raise ValueError(f"{name} has shape {found}; it must be {must_be}{turned}.")
+
+
+def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether an array of a shape broadcasts to another shape."""
+    try:
+        return np.broadcast_shapes(shape, to) == to
+    except ValueError:
+        return False
+
+
+def require_broadcast(x: ArrayLike, shape: tuple[int, ...], name: str, of: str = "y") -> None:
+    """Raise ``ValueError`` unless an array broadcasts to the shape of another."""
+    if not broadcasts(np.shape(x), shape):
+        raise ValueError(f"{name} has shape {np.shape(x)}, which does not broadcast to that of {of}, {shape}.")
 
 
 def concrete_inputs(x: ArrayLike, name: str = "X") -> jax.Array:
@@ -243,25 +288,9 @@ def one_of(value: Any, name: str, choices: Sequence[Any]) -> None:
         raise ValueError(f"{name} is {value!r}; it must be {', '.join(others)} or {last}.")
 
 
-def observations(y: ArrayLike, rows: int, dtype: DTypeLike | None = None, of: str = "rows of X") -> jax.Array:
-    """
-    Observations as an array, checked as by :func:`require_finite` and :func:`require_rows`.
-
-    :param y: shape (..., N).
-    :param rows: N.
-    :param dtype: of the array; its own if omitted.
-    :param of: what the error says that there are N of.
-    """
-    y = array(y, "y")
-    require_finite(y, "y")
-    require_rows(y, rows, of)
-    return to_device(y, "y", dtype, axis=-1)
-
-
-def require_rows(y: ArrayLike, rows: int, of: str = "rows of X") -> None:
-    """Raise ``ValueError`` unless observations have so many rows along their last axis; ``of`` says of what."""
-    if np.shape(y)[-1:] != (rows,):
-        raise ValueError(f"y has shape {np.shape(y)}; its last axis must match the {rows} {of}.")
+def observations(y: ArrayLike, rows: int, dtype: DTypeLike | None = None) -> jax.Array:
+    """Observations (..., N) of so many rows, all of which are there, as an array of JAX."""
+    return to_device(observed(y, (..., rows))[0], "y", dtype, axis=-1)
 
 
 def require_per_row(value: Any, name: str, rows: int) -> Any:

@@ -129,7 +129,7 @@ class FunctionPosterior:
         :raises ValueError: for observations of another number of rows, or with NaN.
         """
         rows = self._rows(X, neighbors, self.batch_shape)
-        y = checks.observed(y, jnp.shape(X)[-2])
+        y = checks.observations(y, jnp.shape(X)[-2])
         return one_program(lambda: self._log_density(rows, y, likelihood), options=STEPS)
 
     def covariance(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:

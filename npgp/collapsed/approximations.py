@@ -149,8 +149,7 @@ class ApproximateGP(JointDensity, Stackable):
     @per_stacked
     def log_prob(self, value):
         """The method's log density of observations y of shape (..., N): (...)."""
-        checks.require_rows(value, self.event_shape[0])
-        checks.require_finite(value, "y")
+        value = checks.observations(value, self.event_shape[0])
         _, projection, noise, cost = self._project()
         scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
         y = noise.whiten(value - self.offset)

@@ -147,11 +147,7 @@ def certificate(
         jitter=jitter,
     )
     X, N = gp.X, gp.X.shape[0]
-    checks.require_finite(offset, "offset")
-    y = checks.to_device(y, "y", X.dtype)
-    checks.require_finite(y, "y")
-    if y.shape != (N,):
-        raise ValueError(f"y has shape {y.shape}; it must be ({N},), one observation for each row of X.")
+    y = checks.to_device(checks.observed(y, (N,))[0], "y", X.dtype)
     whole = N <= checks.whole_number(exact_rows, "exact_rows", least=None)
     problem = Problem(gp.kernel, X, y - gp.offset, jnp.asarray(gp.noise_variance, X.dtype), jitter)
     conditionals: dict[str, Conditional] = {"prior": Prior(), "shared": Shared(), "tight": Tight()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
-from npgp.collapsed.searched import MAX_STEPS, Rows, Searched, searched_bound
+from npgp.collapsed.searched import MAX_STEPS, Searched, searched_bound
 from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
@@ -24,6 +23,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise
+from npgp.observations import Observations
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
 from npgp.sparse.members import Members, factorize_members
@@ -141,7 +141,7 @@ class CollapsedGP(JointDensity, Stackable):
         self.conditional = conditional.for_inputs(X, sum(block.size for block in self.blocks))
         groups = self.conditional.partition(rows)  # which checks them
         self.nan_is_missing = isinstance(mask, str)
-        self.present = None if mask is None else checks.mask(mask, "mask", of=np.zeros(rows))
+        self.present = None if mask is None else checks.mask_of(mask, of=np.zeros(rows))
         self.weights = None if weights is None else checks.require_per_row(weights, "weights", rows)
         if weights is not None and not checks.is_traced(weights) and not np.all(np.asarray(weights) >= 0):
             raise ValueError("weights has negative or NaN entries; each says how often a row counts.")
@@ -217,26 +217,24 @@ class CollapsedGP(JointDensity, Stackable):
     @per_stacked
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
-        y = self._observations(value)
-        return self._each(CollapsedGP._bound, y)
+        return self._each(CollapsedGP._bound, self._observations(value))
 
-    def _bound(self, projector: Projector, y: jax.Array) -> jax.Array:
+    def _bound(self, projector: Projector, rows: Observations, start: Sites | None) -> jax.Array:
         if not self.closed_form:
-            return self._search(projector, y).bound
+            return self._search(projector, rows, start).bound
         projection, residual = self._parts(projector)
-        return collapsed_bound(
-            projection, residual, y - self.offset, self.noise_variance, self.covariances, self.conditional
-        )
+        noise = rows.likelihood.variance  # type: ignore[attr-defined]
+        return collapsed_bound(projection, residual, rows.y - rows.offset, noise, self.covariances, self.conditional)
 
     def shortfall(self, y: ArrayLike) -> jax.Array:
         """
         About how many nats ``log_prob(y)`` is below the bound at the very best q(ε): what one more step of the search
         would still move q(ε) by, in nats of KL divergence. A scalar; 0 for Gaussian noise.
         """
-        y = self._observations(y)
+        rows = self._observations(y)
         if self.closed_form:
             return jnp.zeros((), self.X.dtype)
-        to_go = one_program(lambda: self._each(CollapsedGP._optimum, y)[1], options=STEPS)
+        to_go = one_program(lambda: self._each(CollapsedGP._optimum, rows)[1], options=STEPS)
         return jnp.sum(to_go)
 
     def condition(self, y: ArrayLike) -> Posterior:
@@ -249,10 +247,10 @@ class CollapsedGP(JointDensity, Stackable):
 
         :raises ValueError: if y has NaN or another number of rows, or is not possible for the likelihood.
         """
-        y = self._observations(y)
-        if self.outputs and y.ndim > 2:
-            raise ValueError(f"y has shape {y.shape}; condition takes one of ({self.outputs}, {y.shape[-1]}).")
-        posterior, to_go, share = one_program(lambda: self._conditioned(y), options=STEPS)
+        rows = self._observations(y)
+        if self.outputs and len(rows.y.shape) > 2:
+            raise ValueError(f"y has shape {rows.y.shape}; condition takes one of {rows.y.shape[-2:]}.")
+        posterior, to_go, share = one_program(lambda: self._conditioned(rows), options=STEPS)
         if not checks.is_traced(to_go) and not float(to_go) < WORTH_A_WORD:
             warnings.warn(
                 f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(to_go):.2g} nats; "
@@ -279,19 +277,19 @@ class CollapsedGP(JointDensity, Stackable):
 
         :raises ValueError: as for :meth:`condition`.
         """
-        y = self._observations(y)
-        return one_program(lambda: self._each(CollapsedGP._sites, y), options=STEPS)
+        rows = self._observations(y)
+        return one_program(lambda: self._each(CollapsedGP._sites, rows), options=STEPS)
 
-    def _sites(self, projector: Projector, y: jax.Array) -> Sites:
-        offset = jnp.asarray(self.offset, self.X.dtype)
+    def _sites(self, projector: Projector, rows: Observations, start: Sites | None) -> Sites:
         if not self.closed_form:
-            return self._search(projector, y).sites.moved_by(offset)
-        precision = jnp.broadcast_to(1.0 / jnp.asarray(self.noise_variance, self.X.dtype), y.shape)
-        return Sites(precision, precision * y)
+            return self._search(projector, rows, start).sites.moved_by(rows.offset)
+        noise = rows.likelihood.variance  # type: ignore[attr-defined]
+        precision = jnp.broadcast_to(1.0 / jnp.asarray(noise, self.X.dtype), rows.y.shape)
+        return Sites(precision, precision * rows.y)
 
-    def _conditioned(self, y: jax.Array) -> tuple[Posterior, jax.Array, jax.Array]:
+    def _conditioned(self, rows: Observations) -> tuple[Posterior, jax.Array, jax.Array]:
         """The posterior, what the search leaves to go, and the jitter's share of the noise variance."""
-        arrays, to_go = self._each(CollapsedGP._optimum, y)
+        arrays, to_go = self._each(CollapsedGP._optimum, rows)
         q = (block_normal(kind, *values) for kind, values in zip(self.covariances, arrays, strict=True))
         projector = self._projector()
         share = jnp.zeros((), self.X.dtype)
@@ -299,13 +297,14 @@ class CollapsedGP(JointDensity, Stackable):
             share = jnp.max(projector.each(Projector.most_jitter)) / jnp.min(jnp.asarray(self.likelihood.variance))
         return Posterior(projector, tuple(q)), jnp.sum(to_go), share
 
-    def _optimum(self, projector: Projector, y: jax.Array):
+    def _optimum(self, projector: Projector, rows: Observations, start: Sites | None):
         """The arrays of the best q(ε), and what the search leaves to go."""
         if self.closed_form:
-            q = gaussian_optimum(projector(self.X), y - self.offset, self.noise_variance, self.covariances)
+            noise = rows.likelihood.variance  # type: ignore[attr-defined]
+            q = gaussian_optimum(projector(self.X), rows.y - rows.offset, noise, self.covariances)
             to_go = jnp.zeros((), self.X.dtype)
         else:
-            found = self._search(projector, y)
+            found = self._search(projector, rows, start)
             q, to_go = found.q, found.to_go
         # A Gaussian's S is one for all rows of y.
         scales = (getattr(block, "scale_tril", getattr(block, "scale", None)) for block in q)
@@ -318,7 +317,8 @@ class CollapsedGP(JointDensity, Stackable):
         How well the posterior fits the data it has seen; not for LOO, which :func:`npgp.to_arviz` serves.
         """
         mean, variance = self.condition(y).mean_and_variance(self.X)
-        return self.likelihood.log_marginal(self._observations(y), mean + self.offset, variance)
+        rows = self._observations(y)
+        return rows.likelihood.log_marginal(rows.y, mean + rows.offset, variance)
 
     def sample(self, key, sample_shape=()):
         """Joint draws from the prior with noise, at O(N³)."""
@@ -340,20 +340,20 @@ class CollapsedGP(JointDensity, Stackable):
         made = factorize_members(self.kernel, self.blocks, (self.outputs, 1), self.jitter)
         return Members.of(made, (self.outputs,))
 
-    def _each(self, function: Callable[..., Any], y: jax.Array) -> Any:
+    def _each(self, function: Callable[..., Any], rows: Observations) -> Any:
         """
-        A function of this, the projector, and y; with outputs of one each, of each of these by itself.
+        A function of this, the projector, the observations and where to start; with outputs of one each, of each of
+        these by itself.
 
-        :param y: observations, (..., N) or (..., Q, N).
         :return: what it returns; for several outputs with theirs as the last axis of numbers, the first of all else.
         """
         of_these = functools.partial(CollapsedGP._each_here, function=function)
-        return in_double_if(self.kernel.wants_double, of_these, self, y)
+        return in_double_if(self.kernel.wants_double, of_these, self, rows)
 
-    def _each_here(self, y: jax.Array, function: Callable[..., Any]) -> Any:
+    def _each_here(self, rows: Observations, function: Callable[..., Any]) -> Any:
         projector = self._projector()
         if self.outputs is None:
-            return function(self, projector, y)
+            return function(self, projector, rows, self.start)
         assert isinstance(projector, Members)
 
         def per_output(x: Any) -> Any:
@@ -361,14 +361,11 @@ class CollapsedGP(JointDensity, Stackable):
                 return jnp.broadcast_to(x, (self.outputs, *jnp.shape(x)))
             return x[:, 0] if jnp.shape(x)[1:] == (1,) else x
 
-        def of_one(projector, others, y):
-            gp = copy.copy(self)
-            gp.likelihood, gp.offset, gp.present, gp.weights, gp.start = others
-            gp.outputs, gp._batch_shape = None, ()
-            return function(gp, projector, y)
-
-        others = jax.tree.map(per_output, (self.likelihood, self.offset, self.present, self.weights, self.start))
-        found = projector.each(of_one, others, jnp.moveaxis(y, -2, 0))
+        given = rows.likelihood, rows.offset, rows.weights, self.start
+        likelihood, offset, weights, start = jax.tree.map(per_output, given)
+        y, present = jax.tree.map(lambda x: jnp.moveaxis(x, -2, 0), (rows.y, rows.present))
+        each = Observations(y, likelihood, offset, present, weights)
+        found = projector.each(functools.partial(function, self), each, start)
         return jnp.moveaxis(found, 0, -1) if isinstance(found, jax.Array) else found
 
     def _parts(self, projector: Projector) -> tuple[Projection, Residual]:
@@ -377,40 +374,29 @@ class CollapsedGP(JointDensity, Stackable):
         groups = self.conditional.partition(self.X.shape[0])
         return projection, residual_of(projector, self.X, projection, learned, groups)
 
-    def _search(self, projector: Projector, y: jax.Array) -> Searched:
+    def _search(self, projector: Projector, rows: Observations, start: Sites | None) -> Searched:
         projection, residual = self._parts(projector)
-        present = self._present(y)
-        present = None if present is None else jnp.asarray(present)
-        weights = None if self.weights is None else jnp.asarray(self.weights, self.X.dtype)
-        rows = Rows(y, self.likelihood, jnp.asarray(self.offset, self.X.dtype), present, weights)
-        start = None if self.start is None else self.start.moved_by(-rows.offset)
         return searched_bound(
             projection,
             residual,
             rows,
             self.covariances,
             self.conditional,
-            start=start,
+            start=None if start is None else start.moved_by(-rows.offset),
             max_steps=self.max_steps,
             tolerance=self.tolerance,
         )
 
-    def _observations(self, y: Any) -> jax.Array:
+    def _observations(self, y: Any) -> Observations:
         """Observations, checked where they can be seen."""
-        present = self._present(y)
-        if present is None:
-            y = checks.observations(y, self.event_shape[0], self.X.dtype)
-        else:
-            checks.require_rows(y, self.event_shape[0])
-        if self.outputs and jnp.shape(y)[-2:] != (shape := (self.outputs, *self.event_shape)):
-            raise ValueError(f"y has shape {jnp.shape(y)}; it must end with {shape}, outputs and rows.")
-        if not checks.is_traced(y) and not checks.is_traced(present):
-            seen = np.asarray(y) if present is None else np.where(present, np.asarray(y), np.nan)
-            if present is not None:
-                checks.require_finite(np.asarray(y)[np.broadcast_to(present, np.shape(y))], "y")
-            self.likelihood.check(seen)
-        return checks.to_device(y, "y", self.X.dtype)
-
-    def _present(self, y: Any) -> Any:
-        """Where there is an observation; ``None`` for everywhere."""
-        return checks.mask("nan", of=checks.array(y, "y")) if self.nan_is_missing else self.present
+        outputs = () if self.outputs is None else (self.outputs,)
+        return Observations.of(
+            y,
+            self.likelihood,
+            (..., *outputs, *self.event_shape),
+            mask="nan" if self.nan_is_missing else self.present,
+            offset=self.offset,
+            weights=None if self.weights is None else jnp.asarray(self.weights, self.X.dtype),
+            dtype=self.X.dtype,
+            broadcast=True,
+        )

@@ -22,7 +22,7 @@ from npgp.features import InducingBlock
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.likelihoods.base import without_missing
+from npgp.observations import Observations
 from npgp.sparse.groups import median_split
 from npgp.sparse.projection import factorize
 from npgp.variational.posterior import Posterior
@@ -133,31 +133,28 @@ def shorter_lengthscales(
     """
     if any(map(checks.is_traced, jax.tree.leaves((posterior, X, y, likelihood, offset, mask)))):
         raise TypeError("shorter_lengthscales was called on traced values; it runs outside jit, on concrete ones.")
-    X, likelihood, y = checks.inputs(X), as_likelihood(likelihood), np.asarray(checks.array(y, "y"))
+    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
     rows, kernel = X.shape[0], posterior.projector.kernel
-    if posterior.batch_shape or likelihood.num_latents != 1 or y.shape != (rows,):
+    if posterior.batch_shape or likelihood.num_latents != 1:
         raise ValueError(
-            f"posterior has batch shape {posterior.batch_shape}, {type(likelihood).__name__} {likelihood.num_latents} "
-            f"latent values and y shape {y.shape}; they must be (), 1 and ({rows},): one function, observed once a row."
+            f"posterior has batch shape {posterior.batch_shape}, and {type(likelihood).__name__} "
+            f"{likelihood.num_latents} latent values; they must be () and 1: one function, observed once a row."
         )
     if not has_lengthscale(kernel):
         raise ValueError(f"{type(kernel).__name__} has no lengthscale.")
-    checks.require_per_row(offset, "offset", rows)
-    present = np.ones(rows, bool) if mask is None else np.asarray(checks.mask(mask, of=y))
-    checks.require_finite(y[present], "y")
-    likelihood.check(y[present])
+    observed = Observations.of(y, likelihood, (rows,), mask=mask, offset=offset)
     mean, variance = posterior.mean_and_variance(X, batch_size=min(rows, MOST_ROWS))
-    slope, curvature = _expected(likelihood, jnp.asarray(present), jnp.asarray(y), mean + offset, variance)
-    precision = np.where(present, np.maximum(curvature, 0.0), 0.0)
+    slope, curvature = _expected(observed, mean, variance)
+    precision = np.maximum(observed.where_present(curvature), 0.0)
     target = np.asarray(mean) + np.where(precision > 0, slope, 0.0) / np.where(precision > 0, precision, 1.0)
     approximate = likelihood.proof != "gaussian"
     return of_observations(kernel, posterior.projector.blocks, X, target, precision, approximate=approximate)
 
 
 @jax.jit
-def _expected(likelihood: Likelihood, present, y, mean, variance) -> tuple[jax.Array, jax.Array]:
+def _expected(observed: Observations, mean, variance) -> tuple[jax.Array, jax.Array]:
     """Of log p: its expected slope in f, and its expected negative curvature; (N,)."""
-    y, mean, variance = without_missing(likelihood, present, y, mean, variance)
+    (y, mean, variance), likelihood = observed.filled(mean, variance), observed.likelihood
     slope = jax.grad(lambda m: jnp.sum(likelihood.expected_log_prob(y, m, variance)))(mean)
     return slope, jnp.broadcast_to(likelihood.expected_curvature(y, mean, variance), mean.shape)
 

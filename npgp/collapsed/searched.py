@@ -17,9 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from npgp.conditionals import Conditional
-from npgp.conditionals.base import row_elbo
-from npgp.likelihoods import Likelihood
-from npgp.likelihoods.base import without_missing
+from npgp.observations import Observations
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import Residual
 from npgp.variational.blocks import BlockNormal, block_normal, whitened_mean
@@ -49,47 +47,10 @@ class Searched(NamedTuple):
     to_go: jax.Array
 
 
-class Rows(NamedTuple):
-    """
-    What is observed, and how.
-
-    :param y: observations, (..., N).
-    :param likelihood: p(y_n | f_n); with C latent values, of C functions of the same kernel.
-    :param offset: what is added to f, (..., N) or fewer.
-    :param present: where there is an observation, (..., N) or fewer; ``None`` for everywhere.
-    :param weights: how often each row counts, (N,); ``None`` for once.
-    """
-
-    y: jax.Array
-    likelihood: Likelihood
-    offset: jax.Array
-    present: jax.Array | None = None
-    weights: jax.Array | None = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the latent values."""
-        count = self.likelihood.num_latents
-        return self.y.shape if count == 1 else (count, *self.y.shape)
-
-    def terms(self, conditional: Conditional, mean: jax.Array, variance: jax.Array, residual: Residual) -> jax.Array:
-        """Each row's share of the ELBO but for the KL divergence, (..., N), from the moments that ε gives."""
-        present = None if self.present is None else jnp.broadcast_to(self.present, self.y.shape)
-        mean = mean + self.offset
-        terms = row_elbo(conditional, self.likelihood, self.y, mean, variance, residual, present=present)
-        return terms if self.weights is None else self.weights * terms
-
-    @property
-    def possible(self) -> jax.Array:
-        """Observations, and possible ones where there are none."""
-        present = None if self.present is None else jnp.broadcast_to(self.present, self.y.shape)
-        return without_missing(self.likelihood, present, self.y)[0]
-
-
 def searched_bound(
     projection: Projection,
     residual: Residual,
-    rows: Rows,
+    rows: Observations,
     covariances: Sequence[str],
     conditional: Conditional,
     *,
@@ -116,13 +77,13 @@ def searched_bound(
     q = tuple(block_normal(kind, *values) for kind, values in zip(covariances, found.q, strict=True))
     mean, variance = whitened_mean(projection, [block.loc for block in q]), _variance(projection, found.spread)
     kl = found.kl if rows.likelihood.num_latents == 1 else jnp.sum(found.kl, axis=0)
-    terms = rows.terms(conditional, mean, variance, residual)
+    terms = rows.elbo(conditional, mean, variance, residual)
     return Searched(jnp.sum(terms, axis=-1) - kl, q, found.sites, found.to_go)
 
 
-def _best(projection, residual, rows: Rows, conditional, start, covariances, max_steps, tolerance) -> Found:
+def _best(projection, residual, rows: Observations, conditional, start, covariances, max_steps, tolerance) -> Found:
     def expected(mean: jax.Array, variance: jax.Array) -> jax.Array:
-        return jnp.sum(rows.terms(conditional, mean, variance, residual))
+        return jnp.sum(rows.elbo(conditional, mean, variance, residual))
 
     ahead = _first_sites(projection, rows, expected) if start is None else start
     ahead = jax.tree.map(partial(jnp.broadcast_to, shape=rows.shape), ahead)
@@ -143,16 +104,15 @@ def _variance(projection: Projection, spread: Sequence[jax.Array | None]) -> jax
     return total
 
 
-def _first_sites(projection: Projection, rows: Rows, expected: Expected) -> Sites:
+def _first_sites(projection: Projection, rows: Observations, expected: Expected) -> Sites:
     """Sites to begin with where nothing is known of q(ε)."""
     zero = jnp.zeros(rows.shape, projection.prior_variance.dtype)
     if rows.likelihood.num_latents > 1 or len(rows.likelihood.parts) > 1:
         slope, by_variance = jax.grad(expected, argnums=(0, 1))(zero, zero)
         return Sites(-2.0 * by_variance, slope)
     prior = jnp.broadcast_to(projection.prior_variance, rows.shape)
-    sites = working_sites(rows.likelihood, rows.possible, zero + rows.offset, prior, rows.offset)
-    if rows.present is not None:
-        sites = Sites(*(jnp.where(rows.present, value, 0.0) for value in sites))
+    sites = working_sites(rows.likelihood, rows.y, zero + rows.offset, prior, rows.offset)
+    sites = Sites(*map(rows.where_present, sites))
     if rows.weights is not None:
         sites = Sites(*(rows.weights * value for value in sites))
     return sites

@@ -35,6 +35,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator, known_key
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
+from npgp.observations import Observations
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
 from npgp.variational.posterior import Posterior
@@ -177,7 +178,7 @@ class UncertainInputGP(JointDensity, Stackable):
             )
         self.penalty_draws = penalty_draws
         self.penalty_weights = penalty_weights
-        mask = None if mask is None else checks.mask(mask)
+        mask = None if mask is None else checks.mask_of(mask)
         if mask is not None and (mask.ndim not in (1, 2) or mask.shape[-1] != rows):
             raise ValueError(f"mask has shape {mask.shape}; it must be ({rows},), or (outputs, {rows}).")
         self.mask_ = mask
@@ -189,9 +190,8 @@ class UncertainInputGP(JointDensity, Stackable):
     @per_stacked
     def log_prob(self, value):
         """The bound for observations y of shape (..., N): (...)."""
-        y = self._present(value)
+        y = self._observations(value)
         expected, noise = self._expected()
-        y = jnp.asarray(y, expected.A.dtype) - self.offset
         factor, half = _solved(expected, noise, y)
         density = jnp.square(y) / noise + jnp.log(2.0 * math.pi * noise)
         fit = jnp.sum(jnp.square(half), axis=-1) - jnp.sum(jnp.where(jnp.isfinite(noise), density, 0.0), axis=-1)
@@ -203,22 +203,19 @@ class UncertainInputGP(JointDensity, Stackable):
 
         :raises ValueError: if y has NaN where it is not masked, or another number of rows.
         """
-        y = self._present(y)
+        y = self._observations(y)
         expected, noise = self._expected()
-        factor, half = _solved(expected, noise, jnp.asarray(y, expected.A.dtype) - self.offset)
+        factor, half = _solved(expected, noise, y)
         loc = _solve_each(factor, half, transpose=True)
         return Posterior(expected.projector, (DenseNormal(loc, linalg.inverse_factor(factor)),))
 
-    def _present(self, y: ArrayLike) -> jax.Array:
-        """Observations, checked, with zeros where there is none."""
-        y = checks.array(y, "y")
-        checks.require_rows(y, self.event_shape[0], of="rows of loc")
-        mask = self.mask_
-        if mask is not None:
-            if mask.ndim == 2 and y.shape != mask.shape:
-                raise ValueError(f"y has shape {y.shape}; it must be that of the mask, {mask.shape}.")
-            y = jnp.where(mask, y, jnp.zeros((), y.dtype))
-        return checks.observations(y, self.event_shape[0], of="rows of loc")
+    def _observations(self, y: ArrayLike) -> jax.Array:
+        """Observations less the offset, checked, and anything where there is none."""
+        likelihood, shape = Gaussian(variance=self.noise_variance), (..., *self.event_shape)
+        if self.mask_ is not None and self.mask_.ndim == 2:
+            shape = self.mask_.shape
+        rows = Observations.of(y, likelihood, shape, mask=self.mask_, broadcast=True, dtype=self.loc.dtype)
+        return rows.y - self.offset
 
     def sample(self, key, sample_shape=()):
         """Joint draws of inputs, function and noise, at O(N³) for each."""

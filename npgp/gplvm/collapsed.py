@@ -307,16 +307,9 @@ class CollapsedGPLVM:
     def _centered(self, Y: ArrayLike, mask: ArrayLike | str | None) -> tuple[jax.Array, ArrayLike | None]:
         """Outputs as rows, (D, N), less their offset, and where they are present; ``None`` for everywhere."""
         expected = (self.start.latents.shape[0], self.start.offset.shape[0])
-        if jnp.shape(Y) != expected:
-            raise ValueError(f"Y has shape {jnp.shape(Y)}; with this start it must be {expected}.")
-        present = None if mask is None else checks.mask(mask, of=Y)
-        if present is not None and present.shape != expected:
-            raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {expected}.")
-        if not checks.is_traced(present):
-            there = np.ones(expected, bool) if present is None else np.asarray(present)
-            if not checks.is_traced(Y) and not np.all(np.isfinite(np.asarray(Y)) | ~there):
-                raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
-            present = None if np.all(there) else present
+        Y, present = checks.observed(Y, expected, mask, name="Y")
+        if not checks.is_traced(present) and np.all(True if present is None else present):
+            present = None
         dtype = jnp.result_type(float)
         y = jnp.asarray(Y, dtype)
         y = y if present is None else jnp.where(present, y, 0.0)

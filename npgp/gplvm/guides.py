@@ -169,7 +169,7 @@ class Encoder:
             raise ValueError("Y is missing: an encoder computes q(x) from the data.")
         dim = start.latents.shape[1]
         centered = jnp.asarray(Y) - jnp.asarray(start.offset, jnp.result_type(float))
-        present = jnp.ones(centered.shape, bool) if mask is None else jnp.asarray(checks.mask(mask, of=Y))
+        present = jnp.ones(centered.shape, bool) if mask is None else jnp.asarray(checks.mask_of(mask, of=Y))
         centered = jnp.where(present, centered, 0.0)
         inputs = centered / jnp.asarray(start.data_scale, centered.dtype)
         if mask is not None:

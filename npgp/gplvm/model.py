@@ -194,14 +194,9 @@ class BayesianGPLVM:
         """The mask, if all shapes are right."""
         batch = self.start.latents.shape[0] if rows is None else jnp.shape(rows)[0]
         expected = (batch, self.start.offset.shape[0])
-        if Y is not None and checks.array(Y, "Y").shape != expected:
-            raise ValueError(f"Y has shape {jnp.shape(Y)}; with these row numbers it must be {expected}.")
-        if mask is None or (Y is None and isinstance(mask, str)):
+        if Y is None:
             return None
-        mask = checks.mask(mask, of=Y)
-        if mask.shape != expected:
-            raise ValueError(f"mask has shape {mask.shape}; it must be that of Y, {expected}.")
-        return mask
+        return checks.observed(Y, expected, mask, name="Y")[1]
 
     # -----------------------------------------------------------------------------------------------------------------
     # At trained parameters

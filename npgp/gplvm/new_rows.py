@@ -42,6 +42,7 @@ from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.likelihoods.base import without_missing
+from npgp.observations import require_possible
 from npgp.predictions import mixture_moments
 from npgp.pytrees import pytree
 from npgp.variational.posterior import Posterior
@@ -150,11 +151,8 @@ class NewRows:
         :raises ValueError: for Y or mask of another shape.
         """
         mean, variance = self.predict(posterior, likelihood, offset=offset, num_nodes=num_nodes)
-        mask = checks.mask(mask, of=Y)
-        for name, value in (("Y", Y), ("mask", mask)):
-            if jnp.shape(value) != mean.shape:
-                raise ValueError(f"{name} has shape {jnp.shape(value)}; for these rows it must be {mean.shape}.")
-        present = jnp.asarray(mask)
+        Y, present = checks.observed(Y, mean.shape, checks.mask_of(mask, of=Y), name="Y")
+        assert present is not None
         return jnp.where(present, jnp.asarray(Y, mean.dtype), mean), jnp.where(present, 0.0, jnp.sqrt(variance))
 
     def _mixture(self) -> Modes:
@@ -268,35 +266,21 @@ def _columns(posterior: Posterior) -> int:
 
 
 def _offset(offset: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
-    try:
-        fits = jnp.broadcast_shapes(jnp.shape(offset), shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(
-            f"offset has shape {jnp.shape(offset)}, which does not broadcast to that of the data, {shape}."
-        )
+    checks.require_broadcast(offset, shape, "offset", of="the data")
     checks.require_finite(offset, "offset")
     return jnp.broadcast_to(jnp.asarray(offset), shape)
 
 
 def _check_data(Y, mask, likelihood: Likelihood, columns: int, dtype) -> tuple[jax.Array, jax.Array]:
     """Data, with a possible value where an entry is missing, and which are present; each (D, B)."""
-    Y = checks.array(Y, "Y")
-    mask = None if mask is None else checks.mask(mask, of=Y)
-    shape = jnp.shape(Y)
-    if len(shape) not in (1, 2) or shape[-1] != columns or 0 in shape:
-        raise ValueError(f"Y has shape {shape}; it must be (rows, {columns}), or ({columns},) for one row.")
-    if mask is not None and jnp.shape(mask) != shape:
-        raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of Y, {shape}.")
-    if not checks.is_traced(Y) and not checks.is_traced(mask):
-        values = np.asarray(Y, float)
-        seen = np.ones(shape, bool) if mask is None else np.asarray(mask)
-        checks.require_finite(values[seen], "Y")
-        likelihood.check(np.atleast_2d(np.where(seen, values, np.nan)).T)
-    present = jnp.ones(shape, bool) if mask is None else jnp.asarray(mask)
-    y, present = (jnp.atleast_2d(array).T for array in (jnp.asarray(Y, dtype), present))
-    return without_missing(likelihood, present, y)[0], present
+    Y, mask = checks.observed(Y, (..., columns), mask, name="Y")
+    if Y.ndim > 2 or not Y.size:
+        raise ValueError(f"Y has shape {Y.shape}; it must be (rows, {columns}), or ({columns},) for one row.")
+    present = jnp.ones(Y.shape, bool) if mask is None else mask
+    y, present = ((jnp if checks.is_traced(x) else np).atleast_2d(x).T for x in (Y, present))
+    require_possible(likelihood, y, present)
+    present = jnp.asarray(present)
+    return without_missing(likelihood, present, jnp.asarray(y, dtype))[0], present
 
 
 def _check_origins(

@@ -196,10 +196,9 @@ def fit(
         starts = FEW if len(np.asarray(Y)) <= FEW_ROWS else MANY
     layouts = checked(starts)
     start_key, row_key, svi_key = jax.random.split(rng_key, 3)
-    if mask is None and not np.all(np.isfinite(np.asarray(Y, float))):
-        raise ValueError('Y has NaN or infinite entries; where entries are missing, give mask="nan".')
+    Y, mask = checks.observed(Y, np.shape(Y), mask, name="Y")
     data = np.asarray(Y, float)
-    present = np.ones(data.shape, bool) if mask is None else np.asarray(checks.mask(mask, of=Y))
+    present = np.ones(data.shape, bool) if mask is None else np.asarray(mask)
     first = pca_start(start_key, Y, latent_dim, num_inducing, mask=mask, offset=offset)
     gplvm = BayesianGPLVM(first, conditional=conditional, kernel=kernel, likelihood=likelihood)
     if offset is None and likelihood is not None:

@@ -179,10 +179,8 @@ def random_start(
 
 def _check(Y, num_inducing, mask, offset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Y with zeros where nothing is present, the mask, and the offset."""
-    Y = np.asarray(checks.array(Y, "Y"))
-    present = np.ones(Y.shape, bool) if mask is None else np.asarray(checks.mask(mask, of=Y))
-    if present.shape != Y.shape:
-        raise ValueError(f"mask has shape {present.shape}; it must be that of Y, {Y.shape}.")
+    Y, mask = checks.observed(Y, np.shape(Y), mask, name="Y")
+    Y, present = np.asarray(Y), np.asarray(np.ones(Y.shape, bool) if mask is None else mask)
     data = np.where(present, Y, np.zeros((), Y.dtype))
     checks.inputs(data, "Y")
     data = data.astype(float)  # not of what JAX makes of it, which may be in half the precision

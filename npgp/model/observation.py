@@ -19,16 +19,15 @@ from numpyro.distributions import constraints
 
 from npgp import checks
 from npgp.conditionals import Conditional, as_conditional
-from npgp.conditionals.base import row_elbo
 from npgp.context import context, under
 from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood, quadrature
-from npgp.likelihoods.base import without_missing
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
 from npgp.model.protocol import Moments
 from npgp.model.sites import LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
+from npgp.observations import Observations, require_possible
 from npgp.sparse.residuals import Residual
 
 __all__ = ["joint", "observe"]
@@ -95,7 +94,7 @@ class LatentObservation(KeepsIntermediates, Stackable):
         """As ``Distribution.mask``; rows that are left out tell nothing about others of their group."""
         if isinstance(mask, bool):
             return super().mask(mask)
-        if not _broadcasts(jnp.shape(mask), self.batch_shape):
+        if not checks.broadcasts(jnp.shape(mask), self.batch_shape):
             raise ValueError(f"handlers.mask has shape {jnp.shape(mask)} for observations of shape {self.batch_shape}.")
         masked = copy.copy(self)
         present = jnp.broadcast_to(mask, self.batch_shape)
@@ -105,20 +104,21 @@ class LatentObservation(KeepsIntermediates, Stackable):
     @per_stacked
     def log_prob(self, value, intermediates=None):
         mean, variance, prior_residual = self.moments
-        likelihood, y, present = self.likelihood, jnp.asarray(value), self.mask_
-        if self.conditional is not None:
-            residual = prior_residual if self.residual is None else self.residual
-            return row_elbo(self.conditional, likelihood, y, mean, variance, residual, self.parameter, present)
-        # A masked row may hold NaN, also in the gradient.
-        y, mean, variance = without_missing(likelihood, present, y, mean, variance + prior_residual)
-        terms = likelihood.log_marginal(y, mean, variance)
-        return terms if present is None else jnp.where(present, terms, 0.0)
+        rows = self.observations(value)
+        if self.conditional is None:
+            return rows.log_marginal(mean, variance + prior_residual)
+        residual = prior_residual if self.residual is None else self.residual
+        return rows.elbo(self.conditional, mean, variance, residual, self.parameter)
+
+    def observations(self, value: ArrayLike) -> Observations:
+        """A value of the site as observations of the latent values."""
+        return Observations(jnp.asarray(value), self.likelihood, present=self.mask_)
 
     def why_not_finite(self, value) -> str | None:
         """A sentence about the f nearest to its mean where a log-density or its slope is no number, if there is any."""
         mean, variance, residual = (jnp.asarray(array) for array in self.moments)
         C, sd = self.likelihood.num_latents, jnp.sqrt(jnp.maximum(variance + residual, 0.0))
-        (y,) = without_missing(self.likelihood, self.mask_, jnp.asarray(value))
+        y, *_ = self.observations(value).filled(mean, variance)
         present = True if self.mask_ is None else np.asarray(self.mask_)
         reach = np.arcsinh(quadrature.MOST_REACH[mean.dtype.name])
         each = np.sinh(np.linspace(-reach, reach, {1: 97, 2: 17}.get(C, 7)))
@@ -253,7 +253,7 @@ def observe(
     obs = obs if given is None else given
     check_plates(name, latents.shape, repeated=obs is None)
     if obs is not None:
-        obs, mask = _check_observations(name, obs, mask, latents, likelihood)
+        obs, mask = _checked(name, obs, mask, latents, likelihood)
     # New rows, where y is simulated, are in no group: what they have in common with others is left to ``joint``.
     groups = None if obs is None else conditional.partition(latents.shape[-1])
     if groups is not None:
@@ -283,7 +283,7 @@ def observe(
     with (catch := Catch("sample")):
         value = numpyro.sample(name, distribution, obs=obs, infer=infer)
     if obs is None and catch.message["is_observed"]:
-        _check_observations(name, value, None if isinstance(mask, str) else mask, latents, likelihood)
+        _checked(name, value, None if isinstance(mask, str) else mask, latents, likelihood)
         if conditional.partition(latents.shape[-1]) is not None:
             raise ValueError(f"{name}: {conditional!r} must know of observations: pass obs=y, or condition by data=…")
     if groups is not None and isinstance(catch.message["fn"], dist.MaskedDistribution):
@@ -302,10 +302,6 @@ def _is_scaled(msg: Message) -> bool:
     return scale is not None and not checks.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
 
 
-def _transposed(what: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    return f", rows last: transpose the {what}" if given == wanted[::-1] else ""
-
-
 def _check_shape(name: str, likelihood: Likelihood, latents: Latents, obs: jax.Array | None) -> None:
     """Raise ``ValueError`` if a likelihood's parameters are not of the GP values' shape; nothing is computed."""
     shape, C = latents.shape, likelihood.num_latents
@@ -320,7 +316,7 @@ def _check_shape(name: str, likelihood: Likelihood, latents: Latents, obs: jax.A
     if made == shape:
         return
     arrays = {n: np.shape(v) for n, v in vars(likelihood).items() if hasattr(v, "shape") and np.ndim(v)}
-    wrong = {n: s for n, s in arrays.items() if not _broadcasts(s, shape)}
+    wrong = {n: s for n, s in arrays.items() if not checks.broadcasts(s, shape)}
     if made is None and not wrong:
         raise cause
     found = ", ".join(f"{n} of shape {s}" for n, s in wrong.items()) or f"terms of shape {made}"
@@ -330,28 +326,9 @@ def _check_shape(name: str, likelihood: Likelihood, latents: Latents, obs: jax.A
     )
 
 
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, to) == to
-    except ValueError:
-        return False
-
-
-def _check_observations(name, obs, mask, latents: Latents, likelihood: Likelihood) -> tuple[jax.Array, Any]:
-    observations = f"the observations of {name}"
-    obs = checks.array(obs, observations)
-    mask = None if mask is None else checks.mask(mask, f"the mask of {name}", of=obs)
-    for what, value in (("observations", obs), ("mask", mask)):
-        if value is not None and jnp.shape(value) != latents.shape:
-            raise ValueError(
-                f"{name}: the {what} have shape {jnp.shape(value)} but the GP values have shape {latents.shape}"
-                f"{_transposed(what, jnp.shape(value), latents.shape)}."
-            )
-    if mask is None:
-        checks.require_finite(obs, observations)
-        likelihood.check(obs)
-    elif not checks.is_traced(obs) and not checks.is_traced(mask):
-        present = np.asarray(mask)
-        checks.require_finite(np.asarray(obs)[present], observations)
-        likelihood.check(np.where(present, obs, np.nan))
-    return checks.to_device(obs, observations, axis=-1), mask
+def _checked(name, obs, mask, latents: Latents, likelihood: Likelihood) -> tuple[jax.Array, Any]:
+    """Observations, with whatever they have where they are missing, and the mask."""
+    named = f"{name}: obs"
+    obs, mask = checks.observed(obs, latents.shape, mask, name=named, mask_name=f"{name}: mask")
+    require_possible(likelihood, obs, mask)
+    return checks.to_device(obs, named, axis=-1), mask

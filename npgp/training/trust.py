@@ -16,7 +16,6 @@ from numpyro.infer.util import log_density
 from npgp import checks, linalg
 from npgp.contract import Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, quadrature_error
-from npgp.likelihoods.base import without_missing
 from npgp.model.components import meetings, sampled_into
 from npgp.model.draw import Function
 from npgp.model.guides import set_up
@@ -210,13 +209,14 @@ def _quadrature_error(sites: dict[str, Message]) -> jax.Array:
     total = jnp.zeros(())
     for fn, y in _observations(sites):
         mean, variance, residual = fn.moments
-        y, mean, variance = without_missing(fn.likelihood, fn.mask_, y, mean, variance + residual)
+        rows = fn.observations(y)
+        y, mean, variance = rows.filled(mean, variance + residual)
 
         def errors(part, take, y=y, mean=mean, variance=variance):
             return quadrature_error(part, take(y), take(mean), take(variance))
 
         changes = fn.likelihood.by_part(errors)
-        total = total + jnp.sum(jnp.where(True if fn.mask_ is None else fn.mask_, changes, 0.0))
+        total = total + jnp.sum(rows.where_present(changes))
     return total
 
 

@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.conditionals.precision import best_site_precision, certified_site_precision
 from npgp.likelihoods import Likelihood, as_likelihood
+from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, single
@@ -181,34 +182,29 @@ def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> Correc
         raise ValueError(
             "groups were made without inputs, so new inputs fall in none of them; use npgp.sparse.median_split."
         )
-    y = checks.array(y, "y")
-    checks.require_rows(y, X.shape[0])
-    if mask is None:
-        checks.require_finite(y, "y")
-    present = None if mask is None else jnp.asarray(checks.mask(mask, of=y))
-    y = jnp.asarray(y) if present is None else jnp.where(present, y, 1)
-    likelihood.check(y)
-    return _corrected(posterior, X, y, likelihood, groups, offset, present, shift)
+    rows = Observations.of(y, likelihood, (..., X.shape[0]), mask=mask, offset=offset, dtype=X.dtype)
+    return _corrected(posterior, X, rows, groups, shift)
 
 
 @partial(jax.jit, static_argnames="shift")
-def _corrected(posterior, X, y, likelihood, groups, offset, present, shift) -> CorrectedPosterior:
+def _corrected(posterior, X, rows: Observations, groups, shift) -> CorrectedPosterior:
+    likelihood, y = rows.likelihood, rows.y
     q, projector = posterior.q, posterior.projector
     learned = learned_blocks(q)
     projection = projector(X)
-    mean = whitened_mean(projection, [block.loc for block in q]) + offset
+    mean = whitened_mean(projection, [block.loc for block in q]) + rows.offset
     variance = whitened_variance(projection, q)
     residual = GroupResidual(projector.group_covariance(X, projection.A, groups, learned), groups)
     # With all rows in one group any precision will do.
     site_precision = best_site_precision if groups.count == 1 else certified_site_precision
-    precision = site_precision(likelihood, y, mean, variance, residual, present)
+    precision = site_precision(likelihood, y, mean, variance, residual, rows.present)
     root = residual.roots(precision)
     factor = residual.factor(root)
     weights = None
     if shift:
         left = residual.given(precision)[0]
         slope = jax.grad(lambda m: jnp.sum(likelihood.expected_log_prob(y, m, variance + left)))(mean)
-        slope = slope if present is None else jnp.where(present, slope, 0.0)
+        slope = rows.where_present(slope)
         D = residual.covariance
         if not all(learned):
             D = projector.group_covariance(X, projection.A, groups)

@@ -16,17 +16,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.conditionals import Conditional, as_conditional
-from npgp.conditionals.base import row_elbo
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.likelihoods.base import without_missing
+from npgp.observations import Observations
 from npgp.sparse.members import Members
 from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.residuals import residual_of
@@ -87,52 +86,18 @@ def update(
     if conditional.parameter is not None:
         raise ValueError(f"conditional is {conditional!r}, which learns a parameter; update takes one that does not.")
     conditional.partition(X.shape[0])  # which checks the groups
-    batch = jnp.broadcast_shapes(*(block.batch_shape for block in q))
-    y, offset, present = _check_rows(X, y, offset, mask, batch, likelihood)
+    batch: tuple[Any, ...] = jnp.broadcast_shapes(*(block.batch_shape for block in q)) or (...,)
+    rows = Observations.of(y, likelihood, (*batch, X.shape[0]), mask=mask, offset=offset, dtype=X.dtype)
     if likelihood.proof == "gaussian":
         noise = jnp.asarray(1.0 / likelihood.precision, X.dtype)  # type: ignore[attr-defined]
-        _require_fit("the noise variance", noise, y.shape)
-        if present is not None:  # a row of infinite noise says nothing
-            noise = jnp.where(present, noise, jnp.inf)
-        arrays, moved = _gaussian(projector, tuple(q), X, y - offset, noise), jnp.zeros(())
+        checks.require_broadcast(noise, rows.shape, "the noise variance")
+        if rows.present is not None:  # a row of infinite noise says nothing
+            noise = jnp.where(rows.present, noise, jnp.inf)
+        arrays, moved = _gaussian(projector, tuple(q), X, rows.y - rows.offset, noise), jnp.zeros(())
     else:
-        arrays, moved = _fixed_point(
-            projector, tuple(q), X, y, likelihood, offset, present, conditional, max_iterations, tolerance
-        )
+        arrays, moved = _fixed_point(projector, tuple(q), X, rows, conditional, max_iterations, tolerance)
     _check_result(arrays, moved, max_iterations, tolerance)
     return tuple(block_normal(block.kind, *values) for block, values in zip(q, arrays, strict=True))
-
-
-def _check_rows(X, y, offset, mask, batch, likelihood) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Observations with a possible value where there is none, the offset, and which are present."""
-    y = checks.array(y, "y")
-    mask = None if mask is None else checks.mask(mask, of=y)
-    shape = jnp.shape(y)
-    if shape[-1:] != X.shape[:1] or (batch and shape[:-1] != batch):
-        expected = (*batch, X.shape[0]) if batch else f"(..., {X.shape[0]})"
-        raise ValueError(f"y has shape {shape}; it must be {expected}: a row of observations for each row of X.")
-    if mask is not None and jnp.shape(mask) != shape:
-        raise ValueError(f"mask has shape {jnp.shape(mask)}; it must be that of y, {shape}.")
-    _require_fit("offset", offset, shape)
-    checks.require_finite(offset, "offset")
-    if not checks.is_traced(y) and not checks.is_traced(mask):
-        seen = np.ones(shape, bool) if mask is None else np.asarray(mask)
-        checks.require_finite(np.asarray(y)[seen], "y")
-        likelihood.check(np.where(seen, y, np.nan))
-    y, offset = jnp.asarray(y, X.dtype), jnp.asarray(offset, X.dtype)
-    if mask is None:
-        return y, offset, None
-    present = jnp.asarray(mask)
-    return without_missing(likelihood, present, y)[0], offset, present
-
-
-def _require_fit(name: str, value: ArrayLike, shape: tuple[int, ...]) -> None:
-    try:
-        fits = jnp.broadcast_shapes(jnp.shape(value), shape) == shape
-    except ValueError:
-        fits = False
-    if not fits:
-        raise ValueError(f"{name} has shape {jnp.shape(value)}, which does not broadcast to that of y, {shape}.")
 
 
 def _check_result(arrays: Sequence[Scaled], moved, max_iterations: int, tolerance: float) -> None:
@@ -204,20 +169,20 @@ def _gaussian_optimum(projection: Projection, q: Sequence[BlockNormal], y, noise
 
 @jax.jit
 def _fixed_point(
-    projector, q, X, y, likelihood, offset, present, conditional, max_iterations, tolerance
+    projector, q, X, rows: Observations, conditional, max_iterations, tolerance
 ) -> tuple[tuple[Scaled, ...], jax.Array]:
     """Mean and scale of each block, and the nats by which one more step would move them."""
     projection = projector(X)
     residual = residual_of(projector, X, projection, learned_blocks(q), conditional.partition(X.shape[0]))
-    before = jnp.broadcast_to(whitened_mean(projection, [block.loc for block in q]) + offset, y.shape)
-    known = jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, y.shape)
+    before = jnp.broadcast_to(whitened_mean(projection, [block.loc for block in q]), rows.shape)
+    known = jnp.broadcast_to(whitened_variance(projection, q) + residual.variance, rows.shape)
 
     def expected(mean: jax.Array, variance: jax.Array) -> jax.Array:
-        return jnp.sum(row_elbo(conditional, likelihood, y, before + mean, variance, residual, present=present))
+        return jnp.sum(rows.elbo(conditional, before + mean, variance, residual))
 
-    ahead = working_sites(likelihood, y, before, known, before)
-    if present is not None:
-        ahead = jax.tree.map(lambda value: jnp.where(present, value, 0.0), ahead)
+    expected_before = before + rows.offset
+    ahead = working_sites(rows.likelihood, rows.y, expected_before, known, expected_before)
+    ahead = jax.tree.map(rows.where_present, ahead)
     A = tuple(block.factor_times(A_i) for block, A_i in zip(q, projection.A, strict=True))
     found = search(A, [block.kind for block in q], expected, ahead, max_iterations, tolerance)
     return tuple(_compose(block, *values) for block, values in zip(q, found.q, strict=True)), found.to_go

@@ -272,7 +272,7 @@ def test_what_cannot_be_a_model_is_refused():
     gp = ApproximateGP(Matern32(), x, z, noise_variance=0.1)
     with pytest.raises(ValueError, match="^y has NaN"):
         gp.condition(np.full(12, np.nan))
-    with pytest.raises(ValueError, match=r"y has shape \(8,\); its last axis must match the 12 rows"):
+    with pytest.raises(ValueError, match=r"y has shape \(8,\); it must be \(\.\.\., 12\)"):
         gp.condition(np.ones(8))
     with pytest.raises(ValueError, match="X is traced"):
         jax.jit(lambda x: ApproximateGP(Matern32(), x, z, noise_variance=0.1, method="pitc").log_prob(x[:, 0]))(x)

@@ -567,7 +567,7 @@ def test_what_cannot_be_observations_is_refused():
     for use in (gp.condition, gp.log_likelihood):
         with pytest.raises(ValueError, match="^y has NaN"):
             use(np.where(y > 0, y, np.nan))
-        with pytest.raises(ValueError, match=r"y has shape \(8,\); its last axis must match the 9 rows of X"):
+        with pytest.raises(ValueError, match=r"y has shape \(8,\); it must be \(\.\.\., 9\)"):
             use(y[:8])
         with pytest.raises(ValueError, match=r"y has shape \(9, 1\)"):
             use(y[:, None])

@@ -121,7 +121,7 @@ def test_wrong_shapes_are_errors_by_name():
         npgp.CollapsedGP(npgp.RBF(np.ones((3, 1))), X, Z, noise_variance=0.1, outputs=Q)
     with pytest.raises(ValueError, match=r"noise_variance has shape \(3, 1\); it must be"):
         npgp.CollapsedGP(KERNEL, X, Z, noise_variance=np.ones((3, 1)), outputs=Q)
-    with pytest.raises(ValueError, match=r"y has shape \(8,\); it must end with \(2, 8\)"):
+    with pytest.raises(ValueError, match=r"y has shape \(8,\); it must be \(\.\.\., 2, 8\)"):
         npgp.CollapsedGP(KERNEL, X, Z, noise_variance=0.1, outputs=Q).log_prob(Y[0])
     with pytest.raises(ValueError, match="outputs is 2, but Softmax mixes"):
         npgp.CollapsedGP(KERNEL, X, Z, npgp.likelihoods.Softmax(Q), outputs=Q)

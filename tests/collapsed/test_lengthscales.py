@@ -138,7 +138,7 @@ def test_what_is_refused():
     posterior, noise = untrained(RBF(), X[:2]), npgp.Gaussian(variance=1.0)
     for error, words, arguments in (
         (ValueError, "RBF|Linear has no lengthscale", (untrained(Linear(), X[:2]), X, y, noise)),
-        (ValueError, r"y shape \(4,\)", (posterior, X, y[:4], noise)),
+        (ValueError, r"y has shape \(4,\); it must be \(5,\)", (posterior, X, y[:4], noise)),
         (ValueError, "2 latent values", (posterior, X, y, npgp.likelihoods.HeteroscedasticGaussian())),
         (ValueError, "y has NaN", (posterior, X, y * np.nan, noise)),
         (ValueError, "0 or 1", (posterior, X, y + 2, npgp.Bernoulli())),

@@ -212,7 +212,7 @@ def test_what_the_collapsed_bound_cannot_take_goes_on_by_svi(kind):
         ({"max_steps": 0}, "max_steps"),
         ({"svi_steps": -1}, "svi_steps"),
         ({"restarts": -1}, "restarts"),
-        ({"Y": np.full((9, 3), np.nan)}, 'give mask="nan"'),
+        ({"Y": np.full((9, 3), np.nan)}, 'by mask="nan"'),
         ({"Y": -np.eye(9, 3), "likelihood": npgp.Poisson()}, "value -1 in row 0, column 0"),
         ({"Y": np.full((9, 3), 0.1)}, "Y is constant in each column"),
         ({"Y": np.zeros((9, 3)), "likelihood": npgp.Poisson()}, "Y is constant in each column"),

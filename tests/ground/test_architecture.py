@@ -25,6 +25,7 @@ FLOORS = [
     {"likelihoods", "features"},
     {"sparse", "predictions"},
     {"conditionals", "inducing", "neighbors"},
+    {"observations"},
     {"variational"},
     {"collapsed"},
     {"model"},

@@ -72,12 +72,12 @@ def test_arrays_of_real_numbers():
 
 
 def test_masks_are_boolean():
-    assert checks.mask([True, False]).tolist() == [True, False] and checks.mask(jnp.ones(2, bool)).all()
+    assert checks.mask_of([True, False]).tolist() == [True, False] and checks.mask_of(jnp.ones(2, bool)).all()
     for wrong in ([1, 0], np.array([1.0, 0.0]), jnp.array([1, 0])):
         with pytest.raises(TypeError, match="^mask has dtype .*; it must be boolean, True where"):
-            checks.mask(wrong)
+            checks.mask_of(wrong)
     with pytest.raises(TypeError, match="^mask has dtype float32; it must be boolean"):
-        jax.jit(checks.mask)(jnp.ones(2))
+        jax.jit(checks.mask_of)(jnp.ones(2))
 
 
 def test_hyperparameters():

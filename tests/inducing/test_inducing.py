@@ -229,7 +229,7 @@ def test_greedy_fit_refuses_what_it_cannot_fit():
     X, key = data(np.float32), jax.random.key(0)
     y = X[:, 0]
     for error, words, (values, noise) in [
-        (ValueError, r"y has shape \(29,\); its last axis must match the 30 rows", (y[1:], 0.1)),
+        (ValueError, r"y has shape \(29,\); it must be \(\.\.\., 30\)", (y[1:], 0.1)),
         (ValueError, "y has NaN", (np.where(y == y[2], np.nan, y), 0.1)),
         (ValueError, "noise_variance is 0.0; it must be positive", (y, 0.0)),
         (ValueError, r"noise_variance has shape \(3,\)", (y, np.ones(3))),

@@ -189,7 +189,7 @@ def test_transposed_observations_are_told():
         npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     jax.eval_shape(handlers.seed(several, 0), np.zeros((3, N)))
-    with pytest.raises(ValueError, match=r"\(8, 3\) but the GP values have shape \(3, 8\), rows last: transpose the o"):
+    with pytest.raises(ValueError, match=r"obs has shape \(8, 3\); it must be \(3, 8\): transpose it"):
         jax.eval_shape(handlers.seed(several, 0), np.zeros((N, 3)))
 
 
@@ -241,14 +241,14 @@ def test_conditioned_observations_are_checked():
             with pytest.raises(ValueError, match=words):
                 handlers.seed(handlers.condition(model, **how), 0)(X, None, likelihood, **options)
 
-    refused(np.where(Y > 0, Y, np.nan), "the observations of y has NaN")
-    refused(Y[:, None], r"the observations have shape \(8, 1\) but the GP values have shape \(8,\)")
+    refused(np.where(Y > 0, Y, np.nan), "y: obs has NaN")
+    refused(Y[:, None], r"y: obs has shape \(8, 1\); it must be \(8,\)")
     refused(Y, "for Poisson it must be", npgp.Poisson())
     with pytest.raises(ValueError, match=r"Grouped\(2\) must know of observations: pass obs=y, or condition by data"):
         FOUND[0] = Y
         traced(handlers.condition(lambda X: model(X, conditional=npgp.conditionals.Grouped(2)), **function), X)
     scoped = handlers.condition(handlers.scope(model, prefix="a"), {"a/y": np.full(N, np.nan)})
-    with pytest.raises(ValueError, match="the observations of y has NaN"):
+    with pytest.raises(ValueError, match="y: obs has NaN"):
         handlers.seed(scoped, 0)(X)
 
 

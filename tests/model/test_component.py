@@ -424,11 +424,11 @@ def test_observations_are_checked(obs, mask, words):
 @pytest.mark.parametrize(
     "obs, mask, error, words",
     [
-        (Y + 1j, None, TypeError, ["the observations of y", "complex128", "real numbers"]),
-        (Y, (Y > 0).astype(float), TypeError, ["the mask of y", "float64", "boolean", '"nan"']),
-        (Y, [1] * 8, TypeError, ["the mask of y", "int64", "boolean"]),
-        (np.ma.masked_greater(Y, 0), None, ValueError, ["the observations of y", "masked", "np.ma.getmaskarray"]),
-        (["a"] * 8, None, TypeError, ["the observations of y", "real numbers"]),
+        (Y + 1j, None, TypeError, ["y: obs", "complex128", "real numbers"]),
+        (Y, (Y > 0).astype(float), TypeError, ["y: mask", "float64", "boolean", '"nan"']),
+        (Y, [1] * 8, TypeError, ["y: mask", "int64", "boolean"]),
+        (np.ma.masked_greater(Y, 0), None, ValueError, ["y: obs", "masked", "np.ma.getmaskarray"]),
+        (["a"] * 8, None, TypeError, ["y: obs", "real numbers"]),
     ],
 )
 def test_observations_are_real_numbers_and_masks_boolean(obs, mask, error, words):

@@ -58,19 +58,19 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "kriging with neighbors of other rows": (
         "neighbors",
-        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), np.zeros((2, 3), int)),
+        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), neighbors=np.zeros((2, 3), int)),
     ),
     "kriging with neighbors that are not there": (
         "neighbors",
-        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), np.full((3, 2), 99)),
+        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), neighbors=np.full((3, 2), 99)),
     ),
     "kriging with negative neighbors": (
         "neighbors",
-        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), np.full((3, 2), -1)),
+        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), neighbors=np.full((3, 2), -1)),
     ),
     "kriging with neighbors in halves": (
         "neighbors",
-        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), np.full((3, 2), 0.5)),
+        lambda: nb.NNGP(p.kernel(), p.x(), 3).condition(p.x(p.Y)).mean(p.x(p.X_NEW), neighbors=np.full((3, 2), 0.5)),
     ),
     "a batch of more inducing points than there are": (
         "batch_size",

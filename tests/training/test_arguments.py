@@ -146,7 +146,7 @@ def test_lists_of_other_lengths_are_no_data():
 def test_observations_are_as_long_as_inputs(length, on_host):
     """As long as a batch, they would go with whichever rows of X a step takes."""
     sentence = rf"args\[1\] has {length} rows, and args\[0\] has 8: batches are cut from arrays that are as long as the"
-    start = "y would have the same 4 values at each step: " if length == 4 else "y: the observations have shape"
+    start = "y would have the same 4 values at each step: " if length == 4 else "y: obs has shape"
     with pytest.raises(ValueError, match=start) as caught:
         in_batches(INPUTS, TARGETS[:length], on_host=on_host)
     assert caught.match(sentence)

@@ -285,7 +285,7 @@ def test_densities_are_averages_over_draws(both):
         np.testing.assert_allclose(alone_says, stats.norm(mean, np.sqrt(variance + 0.25)).logpdf(y), rtol=1e-10)
     np.testing.assert_allclose(by_draw, np.log(np.mean(densities, 0)), rtol=1e-9)
     np.testing.assert_allclose(fixed, np.log(np.mean(chances, 0)), rtol=1e-6)
-    for wrong, match in [(y[:-1], r"y has shape \(7,\), but X has 8 rows"), (y * np.nan, "NaN")]:
+    for wrong, match in [(y[:-1], r"y has shape \(7,\); it must be \(\.\.\., 8\)"), (y * np.nan, "NaN")]:
         with pytest.raises(ValueError, match=match):
             average.log_density(X_NEW, wrong, npgp.Gaussian(scale=0.5))
     with pytest.raises(TypeError, match="likelihood gives Laplace for a draw's sites; .* lambda sites"):

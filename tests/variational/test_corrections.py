@@ -63,13 +63,16 @@ def test_given_the_inducing_values_it_is_the_exact_gp_of_the_group(float64, size
         np.testing.assert_allclose(variance[i], expected[1][0, 0], atol=1e-6)
 
 
-def test_rows_that_are_not_observed_correct_nothing(float64):
+@pytest.mark.parametrize("name", ["gaussian", "beta"])
+def test_rows_that_are_not_observed_correct_nothing(name, float64):
+    """Whatever the support: 1 is no value of a Beta distribution."""
     X, y, Z, new = problem()
+    likelihood = likelihoods.Gaussian(variance=NOISE) if name == "gaussian" else likelihoods.Beta(concentration=4.0)
+    y = y if name == "gaussian" else 1.0 / (1.0 + np.exp(-y))
     present = np.arange(len(y)) % 3 != 1
     q = (DenseNormal(jnp.array([0.4, -0.7, 1.1]), 0.3 * jnp.eye(3)),)
 
     def predict(X, y, groups, mask):
-        likelihood = likelihoods.Gaussian(variance=NOISE)
         return local_correction(posterior_of([Z], q), X, y, likelihood, groups, mask=mask).mean_and_variance(new)
 
     found = predict(X, np.where(present, y, 7.0), single(len(y)), present)
