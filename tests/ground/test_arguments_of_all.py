@@ -56,7 +56,7 @@ def test_no_density_of_nan(density):
 def test_neighbors_are_rows(rows, error, match):
     kriging = neighbors.NNGP(KERNEL, X, 2).condition(Y)
     with pytest.raises(error, match=match):
-        kriging.mean(X[:2], rows)
+        kriging.mean(X[:2], neighbors=rows)
 
 
 @pytest.mark.parametrize(
