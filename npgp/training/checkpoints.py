@@ -145,7 +145,7 @@ class Checkpoints(Callback):
         :raises OSError: if the folder cannot be read.
         """
         self.close()
-        self._about = json.loads(json.dumps({**about, "state": _kinds(like)}))
+        self._about = json.loads(json.dumps(about))
         self._programs = [zlib.crc32(program.encode()) for program in programs]
         if self.directory.exists() and not self.directory.is_dir():
             raise ValueError(f"The directory of checkpoints, {str(self.directory)!r}, is a file.")
@@ -153,10 +153,10 @@ class Checkpoints(Callback):
         self._manager = self._opened()
         found = self._newest()
         if found is not None:
-            self._check(found[0])
+            self._check(found[0], _kinds(_arrays(Saved(like, np.empty(0), {}))))
         self._writer = ThreadPoolExecutor(1, "npgp-checkpoints")
         self._last_time = time.monotonic()
-        return None if found is None else _unpacked(found[1], found[0]["arrays"], like)
+        return None if found is None else _rebuilt(found[1], found[0]["arrays"], like)
 
     def _opened(self) -> Any:
         """Orbax's manager, each process's own: the first process writes, and all read."""
@@ -203,14 +203,11 @@ class Checkpoints(Callback):
             with interrupts_held():
                 self.finish()
                 try:
-                    content, kinds = _packed(saved)
-                    header = {
-                        "npgp": VERSION,
-                        "about": self._about,
-                        "programs": self._programs,
-                        "versions": _versions(),
-                        "arrays": kinds,
-                    }
+                    arrays = _arrays(saved)
+                    parts = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays.values()]
+                    content = np.concatenate(parts)  # a copy: steps may write over the arrays
+                    header = {"npgp": VERSION, "about": self._about, "arrays": _kinds(arrays)}
+                    header |= {"programs": self._programs, "versions": _versions()}
                     self._pending = step, self._writer.submit(self._write, step, header, content)
                 except MemoryError as error:
                     self._warn(step, error)
@@ -323,21 +320,17 @@ class Checkpoints(Callback):
             raise ValueError("Its numbers are not those that were written.")
         return header, content
 
-    def _check(self, header: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run."""
+    def _check(self, header: dict[str, Any], kinds: dict[str, str]) -> None:
+        """Refuse the checkpoint of another run; given the arrays of this one."""
         where = f"The checkpoints in {str(self.directory)!r}"
         advice = "Choose another folder to start afresh, or go on as before."
-        old, new = header["about"], self._about
-        for whose, before, now in (
-            ("a run with ", old | {"state": None}, new | {"state": None}),
-            ("another model or optimizer, with state", old["state"], new["state"]),
-        ):
-            for name in {**before, **now}:
-                if before.get(name) != now.get(name):
-                    raise ValueError(
-                        f"{where} are of {whose}{name} = {before.get(name, 'missing')!r}, and this one has "
-                        f"{now.get(name, 'missing')!r}. {advice}"
-                    )
+        old, new = header["about"] | _state(header["arrays"]), self._about | _state(kinds)
+        for name in {**old, **new}:
+            if old.get(name) != new.get(name):
+                raise ValueError(
+                    f"{where} are of a run with {name} = {old.get(name, 'missing')!r}, and this one has "
+                    f"{new.get(name, 'missing')!r}. {advice}"
+                )
         if header["programs"] == self._programs:
             return
         if header["programs"][0] != self._programs[0] and header["versions"] == _versions():
@@ -401,37 +394,40 @@ def _plain(x: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if is_key else x)
 
 
-def _kinds(state: Any) -> dict[str, str]:
-    """Dtype and shape of every array in a state, by its place."""
-    leaves = ((path, _plain(x)) for path, x in jax.tree_util.tree_leaves_with_path(state))
-    return {jax.tree_util.keystr(path): f"{x.dtype}[{','.join(map(str, x.shape))}]" for path, x in leaves}
+def _arrays(saved: Saved) -> dict[str, np.ndarray]:
+    """By name; they may look into the device's memory."""
+    leaves = jax.tree_util.tree_leaves_with_path(saved.state)
+    arrays = {f"state{jax.tree_util.keystr(path)}": _plain(x) for path, x in leaves}
+    return arrays | {"losses": saved.losses} | {f"kept.{name}": np.asarray(x) for name, x in saved.kept.items()}
 
 
-def _packed(saved: Saved) -> tuple[np.ndarray, list]:
-    """The bytes of all arrays, and of each its name, dtype and shape. They are copies: steps write over the arrays."""
-    arrays = {f"state.{i}": _plain(x) for i, x in enumerate(jax.tree.leaves(saved.state))}
-    arrays["losses"] = np.asarray(saved.losses)
-    arrays |= {f"kept.{name}": np.asarray(x) for name, x in saved.kept.items()}
-    content = np.concatenate([np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays.values()])
-    return content, [[name, str(x.dtype), list(x.shape)] for name, x in arrays.items()]
+def _kinds(arrays: dict[str, np.ndarray]) -> dict[str, str]:
+    """Dtypes and shapes as words."""
+    return {name: f"{x.dtype}[{','.join(map(str, x.shape))}]" for name, x in arrays.items()}
 
 
-def _unpacked(content: np.ndarray, kinds: list, like: Any) -> Saved:
-    """What :func:`_packed` packed, with a state as another one."""
+def _state(kinds: dict[str, str]) -> dict[str, str]:
+    """Those of a state's arrays."""
+    return {name: kind for name, kind in kinds.items() if name.startswith("state")}
+
+
+def _rebuilt(content: np.ndarray, kinds: dict[str, str], like: Any) -> Saved:
+    """What is saved, from the bytes of all arrays and a state like it."""
     arrays, end = {}, 0
-    for name, dtype, shape in kinds:
+    for name, kind in kinds.items():
+        dtype, lengths = kind[:-1].split("[")
+        shape = [int(length) for length in lengths.split(",") if length]
         start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
         arrays[name] = content[start:end].copy().view(dtype).reshape(shape)
-    wanted, structure = jax.tree.flatten(like)
-    leaves: list[Any] = []
-    for i, x in enumerate(wanted):
-        leaf = arrays[f"state.{i}"]
+
+    def leaf(path, x):
+        value = arrays[f"state{jax.tree_util.keystr(path)}"]
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            leaves.append(jax.random.wrap_key_data(jnp.asarray(leaf), impl=jax.random.key_impl(x)))
-        else:
-            leaves.append(jnp.asarray(leaf) if isinstance(x, jax.Array) else leaf)
+            return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(x))
+        return jnp.asarray(value) if isinstance(x, jax.Array) else value
+
     kept = {name.removeprefix("kept."): x for name, x in arrays.items() if name.startswith("kept.")}
-    return Saved(jax.tree.unflatten(structure, leaves), arrays["losses"], kept)
+    return Saved(jax.tree_util.tree_map_with_path(leaf, like), arrays["losses"], kept)
 
 
 def _checksum(header: dict[str, Any], content: np.ndarray) -> int:

@@ -123,10 +123,11 @@ def fit(
     :param init_state: state to continue from.
     :param init_params: initial values of parameters by site name, as for ``svi.init``.
     :param row_optim: how to move the rows of row tables (:func:`npgp.model.row_param`), :func:`row_adam`. A step then
-        costs the same however many rows there are; rows that it does not look up stay as they are, and so does their
-        state of the optimizer. ``svi``'s own optimizer moves all other parameters; if omitted, it moves the tables as
-        wholes. Afterwards ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and
-        :func:`evaluate`; ``svi.get_params`` refuses it.
+        costs the same however many rows there are, but for one copy of the tables in each device call, of which three
+        are in memory; rows that it does not look up stay as they are, and so does their state of the optimizer.
+        ``svi``'s own optimizer moves all other parameters; if omitted, it moves the tables as wholes. Afterwards
+        ``result.params`` has the whole tables, and ``result.state`` is for :func:`fit` and :func:`evaluate`;
+        ``svi.get_params`` refuses it.
     :param on_host: leave the rows in the host's memory, for data that do not fit in the device's memory.
     :param sharding: share the rows of each step among devices, :class:`npgp.training.Sharding`.
     :param monitor: what to evaluate now and then, and when to stop early, :class:`npgp.training.Monitor`.

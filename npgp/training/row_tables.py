@@ -3,7 +3,8 @@ Training that moves the rows of row tables alone (:func:`npgp.model.row_param`).
 
 Under :func:`npgp.fit` with ``row_optim`` the tables leave the parameters that the optimizer moves as wholes: a handler
 around model and guide answers each statement with the rows it needs, the loss is differentiated in these, and they and
-their share of the optimizer's state are written back in place. The cost of a step does not grow with the table.
+their share of the optimizer's state are written back in place. The cost of a step does not grow with the table; each
+device call makes one copy of it, to go back to.
 
 How the gradient in the rows is taken: to the rows of each statement the handler adds an array of zeros, and the loss is
 differentiated in the zeros. So a statement may want any rows, known only when it is reached, and several statements may

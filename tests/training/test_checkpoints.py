@@ -563,7 +563,7 @@ def test_another_run_is_refused(tmp_path):
         (dict(elbo=RenyiELBO), "a run whose model, guide or ELBO"),
         (
             dict(name="b"),
-            r"another model or optimizer, with state.*\['a'\] = 'float32\[\]', and this one has 'missing'",
+            r"a run with state.*\['a'\] = 'float32\[\]', and this one has 'missing'",
         ),
     ):
         with pytest.raises(ValueError, match=f"are of {words}.* Choose another folder to start afresh"):
