@@ -40,7 +40,7 @@ class LeakyReLU:
 
     slope: ArrayLike = 0.01
 
-    def __call__(self, t):
+    def __call__(self, t: jax.Array) -> jax.Array:
         return jnp.where(t > 0.0, t, self.slope * t)
 
     def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
@@ -62,7 +62,7 @@ class ReLU:
         units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())  # inputs of one column
     """
 
-    def __call__(self, t):
+    def __call__(self, t: jax.Array) -> jax.Array:
         return jnp.maximum(t, 0.0)
 
     def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
@@ -85,10 +85,10 @@ class Softplus:
 
     sharpness: ArrayLike = 3.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self.sharpness, "Softplus sharpness")
 
-    def __call__(self, t):
+    def __call__(self, t: jax.Array) -> jax.Array:
         return jax.nn.softplus(self.sharpness * t) / self.sharpness
 
 
@@ -107,10 +107,10 @@ class Probit:
 
     sharpness: ArrayLike = 3.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_positive(self.sharpness, "Probit sharpness")
 
-    def __call__(self, t):
+    def __call__(self, t: jax.Array) -> jax.Array:
         return jax.scipy.special.ndtr(self.sharpness * t)
 
 
@@ -154,7 +154,7 @@ class Activations:
     levels: tuple[int, ...] = static(tuple(range(6)))
     name: str = static("directions", kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not callable(self.shape):
             raise TypeError(f"shape is {self.shape!r}; it must be a function of cosines, such as npgp.features.ReLU().")
         object.__setattr__(self, "directions", checks.inputs(self.directions, self.name, allow_empty=True))

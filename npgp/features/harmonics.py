@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ class SphericalHarmonics:
     levels: tuple[int, ...] = static(None)
     dimension: int = static(None)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "dimension", gegenbauer.check_dimension(self.dimension))
         object.__setattr__(self, "levels", gegenbauer.check_levels(self.levels))
         if self.size > MAX_HARMONICS:
@@ -166,7 +167,7 @@ def _eigenvalues(zonal: Zonal, levels: int, dimension: int) -> jax.Array:
     return zonal.eigenvalues(range(levels), dimension)
 
 
-def require_dimension(block, dimension: int) -> None:
+def require_dimension(block: Any, dimension: int) -> None:
     """Raise ``ValueError`` if a spherical block is made for another dimension than the kernel's inputs have."""
     if block.dimension != dimension:
         raise ValueError(

@@ -41,7 +41,7 @@ class Patches:
 
     inputs: jax.Array
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", checks.inputs(self.inputs, "inducing patches"))
 
     @property

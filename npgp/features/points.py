@@ -37,7 +37,7 @@ class Points:
     inputs: jax.Array
     name: str = static("inducing", kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", checks.inputs(self.inputs, self.name, allow_empty=True, members=True))
 
     @property

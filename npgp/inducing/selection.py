@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -179,7 +179,7 @@ def _greedy(
     before = sum(A.shape[0] for A in projection.A)
     d = projection.residual_variance()
 
-    def pick(i, state):
+    def pick(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         A, d, free, rows, trace = state
         row = jnp.argmax(jnp.where(free, d, -1.0))
         x = lax.dynamic_slice_in_dim(X, row, 1)
@@ -307,7 +307,7 @@ def _greedy_fit(
 
     # With A the points' whitened projections, Q = AᵀA, and V such that (Q + σ²I)⁻¹ = (I − VᵀV) / σ². Another point
     # adds a row a to A, and (I − VᵀV) a / √(1 + s), in which s = aᵀ (I − VᵀV) a, to V; a is in units of σ there.
-    def looked_at(rows, A, V, d, rest):
+    def looked_at(rows: jax.Array, A: jax.Array, V: jax.Array, d: jax.Array, rest: Any) -> Any:
         """Of some rows: their rows of A and V, and by how much these lower the quadratic form."""
         a = (kernel(X[rows], X) - linalg.matmul(A[:, rows].T, A)) / jnp.sqrt(d[rows] + nugget[rows])[:, None]
         v = a / scale
@@ -316,7 +316,7 @@ def _greedy_fit(
         gain = jnp.sum(jnp.square(linalg.matmul(a / scale, rest.T)), axis=1) / jnp.square(root)
         return a, v / root[:, None], gain
 
-    def pick(i, state):
+    def pick(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         A, V, d, rest, free, chosen, trace = state
         # The free rows come first, in random order.
         order = jax.random.uniform(jax.random.fold_in(rng_key, i), (N,))

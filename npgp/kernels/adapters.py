@@ -32,10 +32,10 @@ class Tinygp(Kernel):
 
     kernel: Callable[..., jax.Array]
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         return self.kernel(X, X if X2 is None else X2)
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return self.kernel(X)
 
     @property

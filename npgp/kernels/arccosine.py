@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import project
+from npgp.kernels.random_features import FeatureMap, project
 from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
 
@@ -57,28 +58,28 @@ class ArcCosine(Kernel):
     bias_variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         one_of(self.order, "ArcCosine order", (0, 1, 2))
         positive_fields(self, "variance", "weight_variance", "bias_variance")
         check_active_dims(self.active_dims)
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         norm, unit = _polar(_weighted(self, X))
         norm2, unit2 = (norm, None) if X2 is None else _polar(_weighted(self, X2))
         chord2 = squared_distances(unit, unit2, smooth=self.differentiable)
         scale = self.variance / math.pi * norm[:, None] ** self.order * norm2**self.order
-        return scale * ANGULAR[self.order](chord2)
+        return ANGULAR[self.order](chord2) * scale
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         square = jnp.sum(jnp.square(_weighted(self, X)), axis=-1)
-        return self.variance * (1.0, 1.0, 3.0)[self.order] * square**self.order
+        return square**self.order * (self.variance * (1.0, 1.0, 3.0)[self.order])
 
     @property
     def differentiable(self) -> bool:
         return self.order > 0
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         normals = jax.random.normal(rng_key, (count, columns_seen(columns, self.active_dims) + 1))
         return Partial(_half_spaces, self, normals)
 
@@ -120,12 +121,12 @@ def _angle(chord2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 @jax.custom_jvp
-def _angular0(chord2):
+def _angular0(chord2: jax.Array) -> jax.Array:
     return _angle(chord2)[0]
 
 
 @_angular0.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     # dJ_0/dcos θ = 1/sin θ. As for Matérn-1/2, zero at θ = 0 is the mean of the one-sided slopes in x. Points that are
     # closer than the resolution of 1 count as equal: second derivatives of J_1 divide rounding errors by their chord.
     (chord2,), (dchord2,) = primals, tangents
@@ -136,25 +137,25 @@ def _(primals, tangents):
 
 
 @jax.custom_jvp
-def _angular1(chord2):
+def _angular1(chord2: jax.Array) -> jax.Array:
     supplement, cosine, sine = _angle(chord2)
     return sine + supplement * cosine
 
 
 @_angular1.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     (chord2,), (dchord2,) = primals, tangents
     return _angular1(chord2), -0.5 * _angular0(chord2) * dchord2
 
 
 @jax.custom_jvp
-def _angular2(chord2):
+def _angular2(chord2: jax.Array) -> jax.Array:
     supplement, cosine, sine = _angle(chord2)
     return 3.0 * sine * cosine + supplement * (1.0 + 2.0 * jnp.square(cosine))
 
 
 @_angular2.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     (chord2,), (dchord2,) = primals, tangents
     return _angular2(chord2), -2.0 * _angular1(chord2) * dchord2
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-import math
+import functools
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -167,7 +169,7 @@ class _Several(Kernel):
 
     kernels: tuple[Kernel, ...]
 
-    def apart_from(self, levels, columns):
+    def apart_from(self, levels: frozenset[int], columns: int) -> Kernel:
         return type(self)(tuple(k.apart_from(levels, columns) for k in self.kernels))
 
     def _apart(self, columns: int) -> tuple[Kernel, ...]:
@@ -190,21 +192,21 @@ class Sum(_Several):
     """
 
     @property
-    def wants_double(self):
+    def wants_double(self) -> bool:
         return True
 
-    def __call__(self, X, X2=None):
-        return sum(k(X, X2) for k in self._apart(X.shape[-1]))
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+        return functools.reduce(operator.add, (k(X, X2) for k in self._apart(X.shape[-1])))
 
-    def diag(self, X):
-        return sum(k.diag(X) for k in self._apart(X.shape[-1]))
+    def diag(self, X: jax.Array) -> jax.Array:
+        return functools.reduce(operator.add, (k.diag(X) for k in self._apart(X.shape[-1])))
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         keys = jax.random.split(rng_key, len(self.kernels))
         parts = zip(self._apart(columns), keys, strict=True)
         return Partial(random_features.side_by_side, tuple(k.random_features(key, columns, count) for k, key in parts))
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(random_features.side_by_side, _parts(self._apart(columns), rng_key, columns, count))
 
 
@@ -219,17 +221,17 @@ class Product(_Several):
         assert isinstance(npgp.RBF(1.0) * npgp.Matern32(2.0), npgp.kernels.Product)
     """
 
-    def __call__(self, X, X2=None):
-        return math.prod(k(X, X2) for k in self._apart(X.shape[-1]))
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+        return functools.reduce(operator.mul, (k(X, X2) for k in self._apart(X.shape[-1])))
 
-    def diag(self, X):
-        return math.prod(k.diag(X) for k in self._apart(X.shape[-1]))
+    def diag(self, X: jax.Array) -> jax.Array:
+        return functools.reduce(operator.mul, (k.diag(X) for k in self._apart(X.shape[-1])))
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(random_features.products, _parts(self._apart(columns), rng_key, columns, count))
 
 
-def _parts(kernels, rng_key, columns, count) -> tuple[FeatureMap, ...]:
+def _parts(kernels: Sequence[Kernel], rng_key: jax.Array, columns: int, count: int) -> tuple[FeatureMap, ...]:
     keys = jax.random.split(rng_key, len(kernels))
     return tuple(k.feature_draws(key, columns, count) for k, key in zip(kernels, keys, strict=True))
 
@@ -251,26 +253,26 @@ class Scaled(Kernel):
     kernel: Kernel
     scale: ArrayLike
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "scale", require_positive(self.scale, "kernel scale"))
 
-    def __call__(self, X, X2=None):
-        return self.scale * self.kernel(X, X2)
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+        return self.kernel(X, X2) * self.scale
 
-    def diag(self, X):
-        return self.scale * self.kernel.diag(X)
+    def diag(self, X: jax.Array) -> jax.Array:
+        return self.kernel.diag(X) * self.scale
 
-    def apart_from(self, levels, columns):
+    def apart_from(self, levels: frozenset[int], columns: int) -> Kernel:
         return Scaled(self.kernel.apart_from(levels, columns), self.scale)
 
     @property
     def differentiable(self) -> bool:
         return self.kernel.differentiable
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(random_features.scaled, self.scale, self.kernel.random_features(rng_key, columns, count))
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(random_features.scaled, self.scale, self.kernel.feature_draws(rng_key, columns, count))
 
 
@@ -282,23 +284,23 @@ class _OtherColumns(Kernel):
     kernel: Kernel
     levels: tuple[int, ...] = static(())
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         return self.kernel(self._others(X), None if X2 is None else self._others(X2))
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return self.kernel.diag(self._others(X))
 
-    def apart_from(self, levels, columns):
+    def apart_from(self, levels: frozenset[int], columns: int) -> Kernel:
         return _OtherColumns(self.kernel, tuple(sorted(levels.union(self.levels))))
 
     @property
     def differentiable(self) -> bool:
         return self.kernel.differentiable
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_of_others, self, self.kernel.random_features(rng_key, columns - len(self.levels), count))
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_of_others, self, self.kernel.feature_draws(rng_key, columns - len(self.levels), count))
 
     def _others(self, X: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ class Convolutional(Kernel):
     weights: ArrayLike | None = None
     channels: str = static("together")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not isinstance(self.base, Kernel):
             raise TypeError(f"base is {checks.shown(self.base)}; it must be the kernel of a function of patches.")
         object.__setattr__(self, "image_shape", _shape(self.image_shape, "image_shape", (2, 3)))
@@ -103,22 +104,22 @@ class Convolutional(Kernel):
         self._check(X)
         w, (M, P) = self._weights(X), (Z.shape[0], self.num_patches)
 
-        def of_images(X):
+        def of_images(X: jax.Array) -> jax.Array:
             covariance = self.base(Z, self.patches(X).reshape(-1, self.patch_columns))
             return matmul(covariance.reshape(M, -1, P), w[:, None])[..., 0]
 
         return map_chunks(of_images, rows_within(entries_at_once(), M, P), X, axis=-1)
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         X2 = X if X2 is None else X2
         patches, w = self.patches(X), self._weights(X)
         # Image by image: with the patches of one on the left, its row of the matrix is one more weighted sum.
         return map_chunks(jax.vmap(lambda image: matmul(w[None], self.from_patches(image, X2))[0]), 1, patches)
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         w = self._weights(X)
 
-        def of_images(X):
+        def of_images(X: jax.Array) -> jax.Array:
             quadratic, patches = (lambda image: _quadratic(w, self.base(image))), self.patches(X)
             # One by itself not as a batch of one: XLA's batched products take three times as long on a CPU.
             return quadratic(patches[0])[None] if len(X) == 1 else jax.vmap(quadratic)(patches)
@@ -153,7 +154,7 @@ def _quadratic(w: jax.Array, K: jax.Array) -> jax.Array:
 
 
 @_quadratic.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     (w, K), (dw, dK) = primals, tangents
     # As products, which in reverse take .6 of the time that sums take.
     return _quadratic(w, K), jnp.dot(2.0 * matmul(K, w[:, None])[:, 0], dw) + jnp.dot(w, matmul(dK, w[:, None])[:, 0])

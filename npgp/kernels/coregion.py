@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from npgp import checks, linalg
 from npgp.kernels.adapters import as_kernel
 from npgp.kernels.base import Kernel, check_columns
+from npgp.kernels.random_features import FeatureMap
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
@@ -69,7 +70,7 @@ class Coregion(Kernel):
     kappa: ArrayLike | None = None
     column: int = static(-1, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
         object.__setattr__(self, "W", checks.array(self.W, "Coregion W"))
         shape = jnp.shape(self.W)
@@ -81,7 +82,7 @@ class Coregion(Kernel):
                 raise ValueError(f"Coregion kappa has shape {jnp.shape(self.kappa)}; it must be () or {shape[-2:-1]}.")
         checks.whole_number(self.column, "Coregion column", least=None)
 
-    def level_columns(self, columns):
+    def level_columns(self, columns: int) -> frozenset[int]:
         own, inner = self._column(columns), self.kernel.level_columns(columns)
         if own in inner:
             raise ValueError(
@@ -90,7 +91,7 @@ class Coregion(Kernel):
             )
         return inner | {own}
 
-    def apart_from(self, levels, columns):
+    def apart_from(self, levels: frozenset[int], columns: int) -> Kernel:
         return dataclasses.replace(self, kernel=self.kernel.apart_from(levels, columns))
 
     def output_covariance(self) -> jax.Array:
@@ -98,7 +99,7 @@ class Coregion(Kernel):
         loadings = self._loadings(jnp.result_type(float))
         return linalg.gram(loadings)
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         outputs = self._outputs(X)
         outputs2 = outputs if X2 is None else self._outputs(X2)
@@ -106,7 +107,7 @@ class Coregion(Kernel):
         # Of the rows' own loadings: a gradient with respect to B[p, p'] would scatter N × M values.
         return self._base(X.shape[-1])(X, X2) * linalg.matmul(_take(loadings, outputs), _take(loadings, outputs2).T)
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         B = jnp.sum(jnp.square(self._loadings(jnp.result_type(X))), -1)
         return self._base(X.shape[-1]).diag(X) * _take(B, self._outputs(X))
 
@@ -114,16 +115,16 @@ class Coregion(Kernel):
     def differentiable(self) -> bool:
         return self.kernel.differentiable
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_features, self, self._base(columns).random_features(rng_key, columns, count))
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_features, self, self._base(columns).feature_draws(rng_key, columns, count))
 
     def _base(self, columns: int) -> Kernel:
         return self.kernel.apart_from(self.level_columns(columns), columns)
 
-    def _loadings(self, dtype) -> jax.Array:
+    def _loadings(self, dtype: DTypeLike) -> jax.Array:
         """A root of B: (P, R), or (P, R + P)."""
         W = jnp.asarray(self.W, dtype)
         if W.ndim != 2:
@@ -196,7 +197,7 @@ def _take(values: jax.Array, outputs: jax.Array) -> jax.Array:
     return values.at[outputs].get(mode="fill", fill_value=jnp.nan)
 
 
-def _features(kernel: Coregion, base, X: jax.Array) -> jax.Array:
+def _features(kernel: Coregion, base: FeatureMap, X: jax.Array) -> jax.Array:
     """Products of the base kernel's features with the loadings; (N, F · R), or of groups (N, count, F · R)."""
     outputs = kernel._outputs(X)
     features = base(X)

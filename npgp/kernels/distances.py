@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from npgp.linalg import matmul
 
@@ -75,13 +76,13 @@ def _reciprocal(x: jax.Array) -> jax.Array:
 
 
 @_reciprocal.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     # One after the other: the square of a tiny lengthscale's reciprocal overflows, and 0 times that is NaN.
     value = _reciprocal(*primals)
     return value, -(tangents[0] * value) * value
 
 
-def _as_columns(X: ArrayLike, dtype) -> jax.Array:
+def _as_columns(X: ArrayLike, dtype: DTypeLike) -> jax.Array:
     # Where X is computed in the same program, as a·b say, XLA compiles a difference as one fused multiplication and
     # addition of a and b, which is not 0 for equal rows; through a choice it cannot (a barrier it drops before).
     columns = jnp.asarray(X, dtype).T
@@ -93,7 +94,7 @@ def _squared_distances(smooth: bool, columns: jax.Array, columns2: jax.Array, sc
     if len(columns) > MANY_COLUMNS:
         return _by_products(smooth, *_centered(columns, columns2, scale))
 
-    def add(total, column):
+    def add(total: jax.Array, column: tuple[Any, ...]) -> tuple[jax.Array, None]:
         x, z, s = column
         return total + jnp.square((x[:, None] - z) * s), None
 
@@ -107,7 +108,7 @@ def _squared_distances(smooth: bool, columns: jax.Array, columns2: jax.Array, sc
 
 
 @functools.partial(_squared_distances.defjvp, symbolic_zeros=True)
-def _(smooth, primals, tangents):
+def _(smooth: bool, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     columns, columns2, scale = primals
     r2 = _squared_distances(smooth, *primals)
     # Of data that are given there are no derivatives, and nothing is computed for them.
@@ -127,11 +128,18 @@ def _(smooth, primals, tangents):
     return r2, whole + slope
 
 
-def _slope_by_differences(columns, columns2, scale, dx, dz, ds):
+def _slope_by_differences(
+    columns: jax.Array,
+    columns2: jax.Array,
+    scale: jax.Array,
+    dx: jax.Array | None,
+    dz: jax.Array | None,
+    ds: jax.Array | None,
+) -> jax.Array:
     """``Σ_d 2 s δ (s dδ + δ ds)``, column after column; in reverse, differences are taken anew, not stored."""
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def add(total, column):
+    def add(total: jax.Array, column: tuple[Any, ...]) -> tuple[jax.Array, None]:
         x, z, s, dx, dz, ds = column
         difference = x[:, None] - z
         moved = 0.0
@@ -150,12 +158,19 @@ def _slope_by_differences(columns, columns2, scale, dx, dz, ds):
     return lax.scan(add, total, given, unroll=len(columns) <= FEW_COLUMNS)[0]
 
 
-def _slope_by_products(columns, columns2, scale, dx, dz, ds):
+def _slope_by_products(
+    columns: jax.Array,
+    columns2: jax.Array,
+    scale: jax.Array,
+    dx: jax.Array | None,
+    dz: jax.Array | None,
+    ds: jax.Array | None,
+) -> jax.Array:
     """``2 (da·a + db·b − da·b − a·db)`` of the centered and scaled rows a and b, without terms that are 0."""
     A, B = _centered(columns, columns2, scale)
     center = _center(columns)
 
-    def moved(rows, by):
+    def moved(rows: jax.Array, by: jax.Array | None) -> Any:
         terms = [] if by is None else [scale[:, None] * by]
         terms += [] if ds is None else [ds[:, None] * (rows - center)]
         return sum(terms) if terms else None

@@ -17,11 +17,12 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from npgp.checks import whole_number
 
@@ -62,7 +63,7 @@ def multiplicities(dimension: int, levels: Sequence[int]) -> np.ndarray:
 # Polynomials
 
 
-def _next(d: int, level: int, t, P, before):
+def _next(d: int, level: int, t: Any, P: Any, before: Any) -> Any:
     """P_{ℓ+1} from P_ℓ and P_{ℓ−1}."""
     if level == 0:
         return t
@@ -158,7 +159,7 @@ def coefficients(
     return jnp.sum(_transform(dimension, tuple(levels)).astype(values.dtype) * values, axis=-1)
 
 
-def rounding(dimension: int, levels: Sequence[int], dtype) -> np.ndarray:
+def rounding(dimension: int, levels: Sequence[int], dtype: DTypeLike) -> np.ndarray:
     """What :func:`coefficients` may be off by, for a function of size one."""
     return 16.0 * np.finfo(dtype).eps * np.sqrt(multiplicities(dimension, levels))
 

@@ -24,7 +24,7 @@ from npgp.kernels.base import (
     filled,
     select,
 )
-from npgp.kernels.random_features import project, repeated
+from npgp.kernels.random_features import FeatureMap, project, repeated
 from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 
@@ -47,29 +47,29 @@ class Linear(Kernel):
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "variance")
         check_active_dims(self.active_dims)
 
     @property
-    def wants_double(self):
+    def wants_double(self) -> bool:
         return True
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         X = select(X, self.active_dims)
         check_ard(self.variance, X.shape[-1], "Linear variance")
         X2 = X if X2 is None else select(X2, self.active_dims)
         return matmul(X * self.variance, X2.T)
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         X = select(X, self.active_dims)
         return jnp.sum(self.variance * jnp.square(X), axis=-1)
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_weighted, self)  # exact
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         signs = jax.random.rademacher(rng_key, (count, columns_seen(columns, self.active_dims)), dtype=float)
         return Partial(_signed_sums, self, signs)
 
@@ -108,33 +108,33 @@ class Polynomial(Kernel):
     offset: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if type(self.degree) is not int or self.degree < 1:
             raise ValueError(f"Polynomial degree is {self.degree!r}; it must be a whole number of at least 1.")
         positive_fields(self, "variance", "offset")
         check_active_dims(self.active_dims)
 
     @property
-    def wants_double(self):
+    def wants_double(self) -> bool:
         return True
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         X = select(X, self.active_dims)
         check_ard(self.variance, X.shape[-1], "Polynomial variance")
         X2 = X if X2 is None else select(X2, self.active_dims)
         return (matmul(X * self.variance, X2.T) + self.offset) ** self.degree
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         X = select(X, self.active_dims)
         return (jnp.sum(self.variance * jnp.square(X), axis=-1) + self.offset) ** self.degree
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         if math.comb(columns_seen(columns, self.active_dims) + self.degree, self.degree) <= count:
             return Partial(_monomials, self)
         return super().random_features(rng_key, columns, count)
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         shape = (self.degree, count, columns_seen(columns, self.active_dims) + 1)
         return Partial(_signed_products, self, jax.random.rademacher(rng_key, shape, dtype=float))
 
@@ -174,19 +174,19 @@ class Constant(Kernel):
     _: KW_ONLY
     variance: ArrayLike = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "variance")
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         return filled(self.variance, X, X.shape[0], (X if X2 is None else X2).shape[0])
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return filled(self.variance, X, X.shape[0])
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_constant, self)  # exact
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(repeated, Partial(_constant, self), jnp.ones((count, 1)))
 
 
@@ -216,22 +216,22 @@ class White(Kernel):
     _: KW_ONLY
     variance: ArrayLike = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "variance")
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         if X2 is None:
-            return self.variance * jnp.eye(X.shape[0], dtype=jnp.result_type(X))
+            return jnp.eye(X.shape[0], dtype=jnp.result_type(X)) * self.variance
         return jnp.zeros((X.shape[0], X2.shape[0]), jnp.result_type(X))
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return filled(self.variance, X, X.shape[0])
 
     @property
     def differentiable(self) -> bool:
         return False
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         raise NotImplementedError("White has no random features: white noise has no continuous paths.")
 
 

@@ -22,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import repeated, waves
+from npgp.kernels.random_features import FeatureMap, repeated, waves
 from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 
@@ -52,22 +52,22 @@ class Periodic(Kernel):
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "period", "lengthscale", "variance")
         check_active_dims(self.active_dims)
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         X = select(X, self.active_dims)
         center = lax.stop_gradient(jnp.mean(X, axis=0))
         places = _on_circles(self, X - center)
         places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - center)
-        return self.variance * jnp.exp(-0.5 * squared_distances(places, places2))
+        return jnp.exp(-0.5 * squared_distances(places, places2)) * self.variance
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return filled(self.variance, X, X.shape[0])
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         z = jax.random.normal(rng_key, (count, 2 * columns_seen(columns, self.active_dims)))
         return Partial(_circle_waves, self, z)
 
@@ -106,25 +106,25 @@ class Cosine(Kernel):
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "period", "variance")
         check_active_dims(self.active_dims)
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         X = select(X, self.active_dims)
         center = lax.stop_gradient(jnp.mean(X, axis=0))
         wave = _wave(self, X - center)
         wave2 = wave if X2 is None else _wave(self, select(X2, self.active_dims) - center)
-        return self.variance * matmul(wave, wave2.T)
+        return matmul(wave, wave2.T) * self.variance
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return filled(self.variance, X, X.shape[0])
 
-    def random_features(self, rng_key, columns, count):
+    def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_plane_wave, self)  # exact
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(repeated, Partial(_plane_wave, self), jnp.ones((count, 1)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import waves
+from npgp.kernels.random_features import FeatureMap, waves
 from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
 
@@ -47,7 +48,7 @@ class Stationary(Kernel):
     variance: ArrayLike = 1.0
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "lengthscale", "variance")
         check_active_dims(self.active_dims)
 
@@ -67,7 +68,7 @@ class Stationary(Kernel):
             "for them."
         )
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         X = select(X, self.active_dims)
         check_ard(self.lengthscale, X.shape[-1], f"{type(self).__name__} lengthscale")
@@ -77,12 +78,13 @@ class Stationary(Kernel):
                 f"{type(self).__name__} variance has shape {jnp.shape(self.variance)}; it must be a "
                 "scalar or, for functions drawn in a plate of Q members at dim=-2, (Q, 1)."
             )
-        return self.variance * self.correlation(squared_distances(X, X2, self.lengthscale, smooth=self.differentiable))
+        r2 = squared_distances(X, X2, self.lengthscale, smooth=self.differentiable)
+        return self.correlation(r2) * self.variance
 
-    def diag(self, X):
+    def diag(self, X: jax.Array) -> jax.Array:
         return filled(self.variance, X, X.shape[0])
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         keys = jax.random.split(rng_key)
         z = jax.random.normal(keys[0], (count, columns_seen(columns, self.active_dims)))
         scale = jnp.asarray(self.spectral_scale(keys[1], count))
@@ -106,10 +108,10 @@ class RBF(Stationary):
         assert kernel(np.zeros((4, 2))).shape == (4, 4)
     """
 
-    def correlation(self, r2):
+    def correlation(self, r2: jax.Array) -> jax.Array:
         return jnp.exp(-0.5 * r2)
 
-    def spectral_scale(self, rng_key, count):
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
         return 1.0
 
 
@@ -133,14 +135,14 @@ class RationalQuadratic(Stationary):
     _: KW_ONLY
     alpha: ArrayLike = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         positive_fields(self, "alpha")
 
-    def correlation(self, r2):
+    def correlation(self, r2: jax.Array) -> jax.Array:
         return jnp.exp(-(self.alpha * jnp.log1p(0.5 * r2 / self.alpha)))
 
-    def spectral_scale(self, rng_key, count):
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
         # τ ~ Gamma(α, rate α), by its logarithm: a small α makes numbers that would be rounded to zero.
         return jnp.exp(0.5 * (jax.random.loggamma(rng_key, self.alpha, (count,)) - jnp.log(self.alpha)))
 
@@ -151,12 +153,12 @@ class RationalQuadratic(Stationary):
 
 @jax.custom_jvp
 @jax.jit
-def _matern12(a2):
+def _matern12(a2: jax.Array) -> jax.Array:
     return jnp.exp(-safe_sqrt(a2))
 
 
 @_matern12.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     # Not differentiable at zero distance; zero there is the mean of the one-sided slopes in x. Rows closer than the
     # resolution of 1, which have a correlation of 1, count as equal.
     (a2,), (da2,) = primals, tangents
@@ -168,26 +170,26 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 @jax.jit
-def _matern32(a2):
+def _matern32(a2: jax.Array) -> jax.Array:
     a = safe_sqrt(a2)
     return (1.0 + a) * jnp.exp(-a)
 
 
 @_matern32.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     (a2,), (da2,) = primals, tangents
     return _matern32(a2), -0.5 * _matern12(a2) * da2
 
 
 @jax.custom_jvp
 @jax.jit
-def _matern52(a2):
+def _matern52(a2: jax.Array) -> jax.Array:
     a = safe_sqrt(a2)
     return (1.0 + a + a2 / 3.0) * jnp.exp(-a)
 
 
 @_matern52.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     (a2,), (da2,) = primals, tangents
     return _matern52(a2), -_matern32(a2) * da2 / 6.0
 
@@ -208,14 +210,14 @@ class Matern12(Stationary):
         assert npgp.Matern12(1.0)(X).shape == (30, 30)
     """
 
-    def correlation(self, r2):
+    def correlation(self, r2: jax.Array) -> jax.Array:
         return _matern12(r2)
 
     @property
     def differentiable(self) -> bool:
         return False
 
-    def spectral_scale(self, rng_key, count):
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
         return _inverse_gamma_scale(rng_key, 0.5, count)
 
 
@@ -231,10 +233,10 @@ class Matern32(Stationary):
         assert rough(X, Z).shape == (30, 6)
     """
 
-    def correlation(self, r2):
+    def correlation(self, r2: jax.Array) -> jax.Array:
         return _matern32(3.0 * r2)
 
-    def spectral_scale(self, rng_key, count):
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
         return _inverse_gamma_scale(rng_key, 1.5, count)
 
 
@@ -249,8 +251,8 @@ class Matern52(Stationary):
         np.testing.assert_allclose(npgp.Matern52(1.0, variance=2.0).diag(X), 2.0)
     """
 
-    def correlation(self, r2):
+    def correlation(self, r2: jax.Array) -> jax.Array:
         return _matern52(5.0 * r2)
 
-    def spectral_scale(self, rng_key, count):
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
         return _inverse_gamma_scale(rng_key, 2.5, count)

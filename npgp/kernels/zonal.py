@@ -15,13 +15,14 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import logsumexp
 from jax.tree_util import Partial
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from npgp.checks import one_of, positive_fields
 from npgp.kernels import gegenbauer
@@ -59,7 +60,7 @@ class Zonal(Kernel):
     degree: int
     active_dims: tuple[int, ...] | None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "variance", "weight_variance", "bias_variance")
         one_of(self.degree, f"{type(self).__name__} degree", (0, 1, 2))
         check_active_dims(self.active_dims)
@@ -94,7 +95,7 @@ class Zonal(Kernel):
         return norm**self.degree, weighted / norm[:, None]
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         """The floating dtype of the hyperparameters."""
         return jnp.result_type(*map(_dtype, (self.variance, self.weight_variance, self.bias_variance)))
 
@@ -102,17 +103,17 @@ class Zonal(Kernel):
         """d for inputs of so many columns."""
         return columns_seen(columns, self.active_dims) + 1
 
-    def __call__(self, X, X2=None):
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
         check_columns(X, X2)
         radius, unit = self.polar(X)
         radius2, unit2 = (radius, None) if X2 is None else self.polar(X2)
         chord2 = squared_distances(unit, unit2, smooth=self.differentiable)
-        return self.variance * radius[:, None] * radius2 * self.correlation(chord2)
+        return self.correlation(chord2) * (self.variance * radius[:, None] * radius2)
 
-    def diag(self, X):
-        return self.variance * jnp.square(self.polar(X)[0])
+    def diag(self, X: jax.Array) -> jax.Array:
+        return jnp.square(self.polar(X)[0]) * self.variance
 
-    def feature_draws(self, rng_key, columns, count):
+    def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         return Partial(_with_norms, self, self.angular_draws(rng_key, self.dimension(columns), count))
 
     def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
@@ -183,25 +184,25 @@ class ZonalArcCosine(Zonal):
     degree: int = static(1, kw_only=True)
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self.order, "ZonalArcCosine order", (0, 1))
 
-    def correlation(self, chord2):
+    def correlation(self, chord2: jax.Array) -> jax.Array:
         return ANGULAR[self.order](chord2) / math.pi
 
     @property
     def differentiable(self) -> bool:
         return self.order > 0
 
-    def level_variances(self, levels, dimension):
+    def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
         """As :meth:`Zonal.level_variances`; in closed form."""
         # κ(u·v) = E[h(w·u) h(w·v)] / E[h(w·u)²] with w uniform on the sphere, so that λ_ℓ is a multiple of h's ς_ℓ².
         factor = 2.0 if self.order == 0 else 2.0 * dimension
         s = np.array([gegenbauer.half_power(dimension, level, self.order) for level in levels])
         return jnp.asarray(factor * np.square(s) * gegenbauer.multiplicities(dimension, levels), _dtype(self.variance))
 
-    def angular_draws(self, rng_key, dimension, count):
+    def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
         """As :meth:`Zonal.angular_draws`: the units of random half-spaces."""
         return Partial(_half_spaces, self, jax.random.normal(rng_key, (count, dimension)))
 
@@ -232,7 +233,7 @@ class ZonalStationary(Zonal):
     degree: int = static(1, kw_only=True)
     active_dims: tuple[int, ...] | None = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         positive_fields(self, "lengthscale")
         if jnp.ndim(self.lengthscale) == 1 or jnp.shape(self.lengthscale)[-1:] not in ((), (1,)):
@@ -245,14 +246,14 @@ class ZonalStationary(Zonal):
         """The stationary kernel whose restriction to the sphere this is, at lengthscale and variance 1."""
         raise NotImplementedError
 
-    def correlation(self, chord2):
+    def correlation(self, chord2: jax.Array) -> jax.Array:
         return self.in_space().correlation(chord2 / jnp.square(self.lengthscale))
 
     @property
     def differentiable(self) -> bool:
         return self.in_space().differentiable
 
-    def angular_draws(self, rng_key, dimension, count):
+    def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
         """As :meth:`Zonal.angular_draws`: those of the stationary kernel in space, on the sphere."""
         return dataclasses.replace(self.in_space(), lengthscale=self.lengthscale).feature_draws(
             rng_key, dimension, count
@@ -274,10 +275,10 @@ class ZonalRBF(ZonalStationary):
         assert npgp.kernels.ZonalRBF(0.5)(X, Z).shape == (30, 6)
     """
 
-    def in_space(self):
+    def in_space(self) -> RBF:
         return RBF()
 
-    def level_variances(self, levels, dimension):
+    def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
         """As :meth:`Zonal.level_variances`; ``λ_ℓ = Γ(α+1) (2/z)^α I_{ℓ+α}(z) e^{−z}``, z = 1/ℓ²."""
         dtype = _dtype(self.lengthscale)
         z = 1.0 / jnp.square(jnp.asarray(self.lengthscale, dtype))
@@ -289,7 +290,7 @@ class ZonalRBF(ZonalStationary):
 class _ZonalMatern(ZonalStationary):
     """Half-integer Matérn kernels, whose derivatives are Matérn functions of lower, then of negative order."""
 
-    def level_variances(self, levels, dimension):
+    def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
         """As :meth:`Zonal.level_variances`; positive quadrature of the kernel's ℓ-th derivative."""
         dtype, nu = _dtype(self.lengthscale), self.nu
         y = 2.0 * nu / jnp.square(jnp.asarray(self.lengthscale, dtype))
@@ -334,7 +335,7 @@ class ZonalMatern12(_ZonalMatern):
 
     nu = 0.5
 
-    def in_space(self):
+    def in_space(self) -> Matern12:
         return Matern12()
 
 
@@ -351,7 +352,7 @@ class ZonalMatern32(_ZonalMatern):
 
     nu = 1.5
 
-    def in_space(self):
+    def in_space(self) -> Matern32:
         return Matern32()
 
 
@@ -369,20 +370,28 @@ class ZonalMatern52(_ZonalMatern):
 
     nu = 2.5
 
-    def in_space(self):
+    def in_space(self) -> Matern52:
         return Matern52()
 
 
-def _dtype(hyperparameter: ArrayLike):
+def _dtype(hyperparameter: ArrayLike) -> np.dtype:
     dtype = jnp.result_type(hyperparameter)
     return dtype if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
 
 
-def _one_minus_cosine(dtype) -> jax.Array:
+def _one_minus_cosine(dtype: DTypeLike) -> jax.Array:
     return jnp.asarray(2.0 * np.square(np.sin(gegenbauer.angles()[0] / 2)), dtype)
 
 
-def _from_logs(levels, dimension, scale, powers, log_w, log_f, constants=0.0) -> jax.Array:
+def _from_logs(
+    levels: Sequence[int],
+    dimension: int,
+    scale: ArrayLike,
+    powers: Any,
+    log_w: Any,
+    log_f: Any,
+    constants: Any = 0.0,
+) -> jax.Array:
     """``N_ℓ exp(c_ℓ) scale^{m_ℓ} Σ_q w_ℓq f_ℓq / (2^ℓ (α + 1)_ℓ)`` by logarithms, as the factors may overflow."""
     fixed = np.array([gegenbauer.log_rodrigues(dimension, level) for level in levels])
     fixed = fixed + np.log(gegenbauer.multiplicities(dimension, levels)) + constants

@@ -393,7 +393,9 @@ def _variances(XT: NDArray[Any], order: NDArray[Any], starts: NDArray[Any]) -> N
     return variances
 
 
-def _pivots(XT, order, last, column):
+def _pivots(
+    XT: NDArray[Any], order: NDArray[Any], last: NDArray[Any], column: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """
     Column and pivot of each split: the last row on its left, moved half-way to the first on its right in the column.
 
@@ -433,7 +435,7 @@ def _assign(tree: Tree, X: jax.Array) -> jax.Array:
     if column.size == 0:
         return -1 - node
 
-    def descend(node):
+    def descend(node: jax.Array) -> jax.Array:
         at = jnp.maximum(node, 0)
         p = pivot[at]
         side = (X > p).astype(jnp.int8) - (X < p).astype(jnp.int8)

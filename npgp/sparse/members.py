@@ -73,7 +73,7 @@ class Members:
         leaves, structure = jax.tree.flatten(self.projectors)
         count = math.prod(self.batch_shape)
 
-        def of_one(own, arrays):
+        def of_one(own: Any, arrays: Any) -> Any:
             own = iter(own)
             merged = [next(own) if varies else leaf for varies, leaf in zip(self.varies, leaves, strict=True)]
             return function(jax.tree.unflatten(structure, merged), *arrays)
@@ -90,7 +90,7 @@ class Members:
         leaves, structure = jax.tree.flatten(self.projectors)
         count = math.prod(batch_shape)
 
-        def wider(x):
+        def wider(x: Any) -> jax.Array:
             x = self._unflat(x)
             own = x.shape[len(self.batch_shape) :]
             return jnp.broadcast_to(x, (*batch_shape, *own)).reshape(count, *own)
@@ -205,7 +205,7 @@ def factorize_members(
     merged: tuple[Kernel, tuple[InducingBlock, ...]] = jax.tree.unflatten(structure, together)
     unfactorized = Members(Projector(*merged, (), (), ()), tuple(varies), shape)
 
-    def arrays(projector: Projector):
+    def arrays(projector: Projector) -> Any:
         made = factorize(projector.kernel, projector.blocks, jitter)
         return made.cholesky, made.cross, made.jitter, made.rest
 

@@ -107,7 +107,7 @@ class Projector:
         if self.rest is None:
             return function(self, *arguments)
 
-        def of_whole(projector, *arguments):
+        def of_whole(projector: Any, *arguments: Any) -> Any:
             L, cross = jax.tree.map(jnp.add, (projector.cholesky, projector.cross), projector.rest)
             return function(replace(projector, cholesky=L, cross=cross, rest=None), *arguments)
 

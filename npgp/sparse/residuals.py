@@ -109,16 +109,16 @@ class RowResidual:
 
     variance: jax.Array
 
-    def cost(self, precision):
+    def cost(self, precision: jax.Array) -> jax.Array:
         return 0.5 * jnp.log1p(precision * self.variance)
 
-    def part(self, take):
+    def part(self, take: Callable[..., Any]) -> RowResidual:
         return RowResidual(take(self.variance))
 
-    def only(self, present):
+    def only(self, present: jax.Array) -> RowResidual:
         return RowResidual(jnp.where(present, self.variance, 0.0))
 
-    def given(self, precision):
+    def given(self, precision: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.variance / (1.0 + precision * self.variance), self.cost(precision)
 
 
@@ -136,13 +136,13 @@ class GroupResidual:
     groups: Groups
 
     @property
-    def variance(self):
+    def variance(self) -> jax.Array:
         return self.groups.scatter(self._variance)
 
-    def part(self, take):
+    def part(self, take: Callable[..., Any]) -> GroupResidual:
         return GroupResidual(take(self.covariance, axis=-4), self.groups)
 
-    def only(self, present):
+    def only(self, present: jax.Array) -> GroupResidual:
         present = self.groups.gather(present)
         both = present[..., :, None] & present[..., None, :]
         return GroupResidual(jnp.where(both, self.covariance, 0.0), self.groups)
@@ -172,11 +172,11 @@ class GroupResidual:
         part = positive / jnp.maximum(jnp.sum(positive, axis=-1, keepdims=True), 1.0)
         return self.groups.scatter(cost[..., None] * part)
 
-    def cost(self, precision):
+    def cost(self, precision: jax.Array) -> jax.Array:
         root = self.roots(precision)
         return self._shared_out(_half_log_det(self._scaled(root)), root)
 
-    def given(self, precision):
+    def given(self, precision: jax.Array) -> tuple[jax.Array, jax.Array]:
         root = self.roots(precision)
         factor, together = _factor_or_diagonal(self._scaled(root))
         kept = jnp.maximum(together[..., None, None], jnp.eye(root.shape[-1], dtype=root.dtype))
@@ -198,7 +198,7 @@ def _factor_or_diagonal(B: jax.Array) -> tuple[jax.Array, jax.Array]:
     L = linalg.plain_cholesky(B)
     found = jnp.isfinite(L[..., -1, -1])  # a factor that failed is NaN throughout
 
-    def mended():
+    def mended() -> tuple[jax.Array, jax.Array]:
         identity = jnp.eye(B.shape[-1], dtype=B.dtype)
         jittered, _ = linalg.cholesky(jnp.where(found[..., None, None], identity, B))
         diagonal = jnp.maximum(linalg.diagonal(B), 1.0)
@@ -210,7 +210,7 @@ def _factor_or_diagonal(B: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @_factor_or_diagonal.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     L, together = _factor_or_diagonal(*primals)
     return (L, together), (linalg.factor_tangent(L, tangents[0]), jnp.zeros_like(together))
 
@@ -222,7 +222,7 @@ def _half_log_det(B: jax.Array) -> jax.Array:
 
 
 @_half_log_det.defjvp
-def _(primals, tangents):
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     # ½ tr(B⁻¹ dB): one inverse, where differentiating the factor takes several solves.
     (B,), (dB,) = primals, tangents
     L, _ = _factor_or_diagonal(B)
