@@ -62,6 +62,10 @@ class FunctionPosterior:
         """Joint covariance, batch + (N, N)."""
         raise NotImplementedError(f"{type(self).__name__} has no joint covariance of rows.")
 
+    def _coupled(self, rows: Any) -> jax.Array | None:
+        """Of functions that are dependent under q, a root of their covariance (Q, K, N); ``None`` if they are not."""
+        return None
+
     def _sample(self, rng_key: jax.Array, rows: Any, sample_shape: tuple[int, ...]) -> jax.Array:
         """Joint draws, sample_shape + batch + (N,)."""
         raise NotImplementedError(f"{type(self).__name__} has no joint draws of rows.")

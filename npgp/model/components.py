@@ -31,7 +31,8 @@ from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import current_trace, trace_of
-from npgp.sparse.projection import Members, Projector
+from npgp.sparse.members import Members
+from npgp.sparse.projection import Projector
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import Branches, JointBlock, joint_posterior, times_factor
 from npgp.variational.pseudo import joint_root
@@ -103,8 +104,8 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
     :raises ValueError: for an observation whose numbers depend on a draw that is a term of it: q would be taken to be
         independent of itself, and the ELBO be no bound.
     """
-    statements = _statements(sites)
-    if all(is_observation(sites[name]) for name in statements):
+    stated = statements(sites)
+    if all(is_observation(sites[name]) for name in stated):
         return {}
     inducing = {
         n: m["value"] for n, m in sites.items() if is_gp_site(m) and FUNCTION in m["infer"] and WHITENED in m["infer"]
@@ -114,7 +115,7 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
     }
 
     def numbers(*values):
-        again = _statements(survey(model, fixed | dict(zip(inducing, values, strict=True)), args, kwargs))
+        again = statements(survey(model, fixed | dict(zip(inducing, values, strict=True)), args, kwargs))
         here = current_trace()
         found: dict[Any, Any] = {}
 
@@ -122,7 +123,7 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
             """Those that are there after a loop."""
             return [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype") and trace_of(x) in (None, here)]
 
-        for name in statements:
+        for name in stated:
             parts = again[name].parts
             terms = [(t.scale, t.mixing, getattr(t.X, "inputs", t.X)) for part in parts for t in part.terms]
             found |= {(name, i): arrays(part.offset) for i, part in enumerate(parts)}
@@ -136,7 +137,7 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
         return {draws[i] for i in operations.part(key)[0]}
 
     found = {}
-    for name, latents in statements.items():
+    for name, latents in stated.items():
         offsets = [needed((name, i)) for i, _ in enumerate(latents.parts)]
         found[name] = Numbers(offsets, needed((name, -1)).union(*offsets))
         own = [f.name for f in latents.functions if id(f.source) in found[name].all]
@@ -170,9 +171,9 @@ def joined(
     :param sites: its trace.
     :param sampled: of :func:`sampled_into`.
     """
-    by_name = _statements(sites)
-    statements = list(by_name.values())
-    terms = [term for latents in statements for part in latents.parts for term in part.terms]
+    by_name = statements(sites)
+    stated = list(by_name.values())
+    terms = [term for latents in stated for part in latents.parts for term in part.terms]
     mixed = {id(term.function.source) for term in terms if term.mixing is not None}
     functions = {
         name: msg["infer"][FUNCTION]
@@ -183,21 +184,21 @@ def joined(
     others = {id(term.function.source) for term in terms} - set(names)
     reasons = {source: "mixed" if source in mixed else "family" for source in others}
     found: list[set[str]] = []
-    for latents in statements:
+    for latents in stated:
         for part in latents.parts:
             met = {names[id(f.source)] for f in part.functions if id(f.source) in names}
             touched = [group for group in found if group & met]
             found = [group for group in found if not group & met] + [met.union(*touched)]
     found = [group for group in found if len(group) > 1]
-    dependent = _dependent(model, functions, args, kwargs) if found else set()
+    after_gp = dependent(model, functions, args, kwargs) if found else set()
     order, groups = list(sites), []
 
     def leave_out(which: Iterable[str], why: str) -> None:
         reasons.update({id(functions[name]): why for name in which})
 
     for group in found:
-        leave_out(group & dependent, "dependent")
-        group -= dependent
+        leave_out(group & after_gp, "dependent")
+        group -= after_gp
         about = [
             name
             for name in sampled
@@ -220,7 +221,7 @@ def joined(
                 members.append(name)
             else:
                 leave_out([name], "size")
-        if any(_apart(latents, names, set(members)) for latents in statements):
+        if any(_apart(latents, names, set(members)) for latents in stated):
             leave_out(members, "latents")
         elif len(members) > 1:
             members.sort(key=lambda n: (n not in later, -_size(functions[n]), order.index(n)))
@@ -256,12 +257,12 @@ def meetings(
     together = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name in shared}
     found = []
     functions = {id(msg["infer"][FUNCTION]): msg["infer"][FUNCTION] for msg in drawn.values()}
-    for name, latents in _statements(sites).items():
+    for name, latents in statements(sites).items():
         for i, part in enumerate(latents.parts):
             offset = sampled[name].offsets[i] - fixed if name in sampled else set()
             terms = [term for term in part.terms if id(term.function.source) not in fixed]
-            mixed = [term for term in terms if term.mixing is not None and term.function.batch_shape[-1] > 1]
             apart = [term for term in terms if id(term.function.source) not in together]
+            mixed = [term for term in apart if term.mixing is not None and term.function.batch_shape[-1] > 1]
             if mixed or (len(terms) > 1 and apart) or (terms and offset):
                 names = [f"the functions of {t.function.name}" if t in mixed else t.function.name for t in terms]
                 names += [f"sampled values of {functions[draw].name}" for draw in functions if draw in offset]
@@ -281,7 +282,7 @@ def _size(function: Function) -> int:
     return jnp.shape(function.values[0])[-1]
 
 
-def _statements(sites: dict[str, Message]) -> dict[str, Latents]:
+def statements(sites: Mapping[str, Message]) -> dict[str, Latents]:
     """What statements about GP values are about, by their names."""
     return {name: msg["infer"][LATENTS] for name, msg in sites.items() if LATENTS in (msg.get("infer") or {})}
 
@@ -298,7 +299,7 @@ def _apart(latents: Latents, names: dict[int, str], members: set[str]) -> bool:
     return sum(any(names.get(id(f.source)) in members for f in part.functions) for part in latents.parts) > 1
 
 
-def _dependent(model: Callable, functions: dict[str, Function], args: tuple, kwargs: dict[str, Any]) -> set[str]:
+def dependent(model: Callable, functions: dict[str, Function], args: tuple, kwargs: dict[str, Any]) -> set[str]:
     """The components whose kernel, or inducing features, depend on inducing values: a survey does not know these."""
 
     def priors(*values):
@@ -396,7 +397,7 @@ class JointPseudoData:
 def _factor(projector: Projector | Members) -> tuple[jax.Array, bool]:
     """The factor L of a component's first block, with an axis in front if functions have one each; or its diagonal."""
     L = projector.cholesky[0]
-    return L, L.ndim - len(projector.batch_shape) == 1
+    return L, L.ndim - (len(projector.batch_shape) if isinstance(projector, Members) else 0) == 1
 
 
 def _own(
@@ -479,7 +480,7 @@ class Start:
 
     def __init__(self, group: Sequence[str], functions: dict[str, Function], sites: dict[str, Message]):
         self._group, self._functions = list(group), functions
-        self._statements = list(_statements(sites).values())
+        self._statements = list(statements(sites).values())
         self._seen: list[dict[str, Weights]] | None = None
 
     def _rows(self) -> list[dict[str, Weights]]:

@@ -245,6 +245,7 @@ class Coupling:
         #: Whether q(ε) is a posterior given pseudo-data, which follows the kernel.
         self.pseudo_data = pseudo_data
         self._candidates: dict[str, int] = {}
+        self._local: dict[str, int] = {}
         self._warned = False
         #: Of each site in t, in the model's order: its number of entries.
         self.sizes: dict[str, int] = {}
@@ -285,6 +286,8 @@ class Coupling:
                 )
             elif self.names is None and like_rows(shape, [members[p] for p in around], sizes):
                 wrong[name] = ""  # likely of rows too; if not, it can be named
+        of_rows = [n for n in wrong if not (n in after_gp or latent[n]["fn"].support.is_discrete)]
+        self._local = {name: jnp.size(latent[name]["value"]) for name in of_rows}
         self._candidates = {name: jnp.size(latent[name]["value"]) for name in others if name not in wrong}
         for name in self.names or ():
             if name in wrong:
@@ -293,12 +296,17 @@ class Coupling:
                 what = "belongs to a GP" if name in latent else "is no latent site of the model"
                 raise ValueError(f"couple has {name!r}, which {what}; it may have {list(self._candidates)}.")
 
-    def together(self) -> set[str]:
-        """Sites that one Gaussian is to be for: the smallest, as long as they have few entries together."""
+    def together(self, by_rows: bool) -> set[str]:
+        """
+        Sites that one Gaussian is to be for: the smallest, as long as they have few entries together.
+
+        :param by_rows: whether q(ε) is given by all rows, and follows sites that are local to these, too.
+        """
+        sizes = self._candidates | (self._local if by_rows else {})
         found, size = set(), 0
-        for name in sorted(self._candidates, key=self._candidates.__getitem__):
-            size += self._candidates[name]
-            if size > FEW:
+        for name in sorted(sizes, key=sizes.__getitem__):
+            size += sizes[name]
+            if size > (MANY if by_rows else FEW):
                 break
             found.add(name)
         return found

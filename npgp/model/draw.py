@@ -20,11 +20,11 @@ from npgp.model.protocol import Given, Moments
 from npgp.model.sampled import Points, Sampled, Sampling
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projection, Projector
+from npgp.sparse.members import Members, factorize_members
+from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
-from npgp.variational.joint import JointBlock
+from npgp.variational.joint import JointBlock, sum_of_roots
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Function"]
@@ -161,9 +161,12 @@ class Function(Sampling, NoArray):
 
     def shared(self, X: Any) -> jax.Array | None:
         """See :meth:`npgp.model.protocol.Draw.shared`."""
-        q = self._q
-        block = None if q is None else q[0]
-        return block.factor_times(self.project(X).A[0]) if isinstance(block, JointBlock) else None
+        return self._root(X)
+
+    def _root(self, X: Any) -> jax.Array | None:
+        A = self.project(X).A
+        roots = [q.factor_times(A[i]) for i, q in enumerate(self._q or ()) if isinstance(q, JointBlock)]
+        return sum_of_roots(roots) if roots else None
 
     def moments(self, X: Any, shared: bool = True) -> Moments:
         """Mean, variance from ε, and residual variance at each row, given values sampled before."""
@@ -175,9 +178,11 @@ class Function(Sampling, NoArray):
             mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
             return Moments(mean, none, projection.residual_variance())
         mean = whitened_mean(projection, [block.loc for block in q])
-        own = [i for i, block in enumerate(q) if shared or not isinstance(block, JointBlock)]
+        own = [i for i, block in enumerate(q) if not isinstance(block, JointBlock)]
         parts = Projection(tuple(projection.A[i] for i in own), projection.prior_variance)
         variance = whitened_variance(parts, [q[i] for i in own])
+        if shared and (root := self._root(X)) is not None:
+            variance = variance + jnp.sum(jnp.square(root), axis=-2)
         return Moments(mean, variance, projection.residual_variance(learned_blocks(q)))
 
     def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
@@ -275,8 +280,8 @@ class ChosenFunction(Function):
     @cached_property
     def _projection(self) -> Projection:
         rows, projector = self._rows, self.projector
-        if projector.batch_shape:
-            return self._members(rows.places.members)(rows.places.parts.gather_rows(rows.inputs))
+        if isinstance(projector, Members):
+            return self._members(projector, rows.places.members)(rows.places.parts.gather_rows(rows.inputs))
         # One kernel for all: at the rows of X, or at those that are chosen, if these are fewer.
         few = rows.X.ndim == 2 and rows.X.shape[0] <= rows.shape[0]
         projection = self.cache.project(rows.X) if few else projector(rows.inputs)
@@ -287,9 +292,8 @@ class ChosenFunction(Function):
         A = tuple(jnp.moveaxis(by_part(A_i), 0, -2) for A_i in projection.A)
         return Projection(A, *jax.tree.map(by_part, (projection.prior_variance, projection.left)))
 
-    def _members(self, members: jax.Array) -> Members:
-        """The functions of rows, by their numbers."""
-        return self.projector.expand(self._source.batch_shape).take(members)
+    def _members(self, projector: Members, members: jax.Array) -> Members:
+        return projector.expand(self._source.batch_shape).take(members)
 
     def _by_row(self, values: jax.Array) -> jax.Array:
         """(…, N), from (C, …, B)."""
@@ -297,8 +301,8 @@ class ChosenFunction(Function):
 
     def shared(self, X: Any) -> jax.Array | None:
         """See :meth:`npgp.model.protocol.Draw.shared`."""
-        half = super().shared(X)
-        return None if half is None else self._by_row(half)
+        root = self._root(X)
+        return None if root is None else self._by_row(root)
 
     def _moments(self, X: Any, shared: bool) -> Moments:
         return Moments(*map(self._by_row, super()._moments(X, shared)))
@@ -315,9 +319,14 @@ class ChosenFunction(Function):
 
     def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
         """The residual's covariance between rows, (n, N): none between different functions."""
+        projector = self.projector
         assert before.group is not None
-        # Row by row with its function's kernel; what is another function's is dropped below.
-        D = self._members(before.group).each(lambda p, x: p.kernel(x[None], after.X)[0], before.X)
+        if isinstance(projector, Members):
+            # Row by row with its function's kernel; what is another function's is dropped below.
+            members = self._members(projector, before.group)
+            D = members.each(lambda p, x: p.kernel(x[None], after.X)[0], before.X)
+        else:
+            D = projector.kernel(before.X, after.X)
         for A, B, use in zip(before.A, after.A, blocks, strict=True):
             D = D - linalg.transposed_matmul(A, B) if use else D
         return jnp.where(before.group[:, None] == after.group, D, 0.0)
@@ -335,10 +344,15 @@ class ChosenFunction(Function):
 
     def _within(self, groups: Groups, blocks: Sequence[bool]) -> jax.Array:
         X, member = groups.gather_rows(self._rows.inputs), groups.gather(self._rows.places.group)
-        # Row by row with its function's kernel; what is another function's is dropped below.
-        members, number = self._members(member), jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
-        D = members.each(lambda p, x, group: p.kernel(x[None], X[0] if len(X) == 1 else X[group])[0], X, number)
-        D = jnp.where(jnp.eye(groups.size, dtype=bool), members.each(lambda p, x: p.kernel.diag(x[None]), X), D)
+        projector = self.projector
+        if isinstance(projector, Members):
+            # Row by row with its function's kernel; what is another function's is dropped below.
+            members = self._members(projector, member)
+            number = jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
+            D = members.each(lambda p, x, group: p.kernel(x[None], X[0] if len(X) == 1 else X[group])[0], X, number)
+            D = jnp.where(jnp.eye(groups.size, dtype=bool), members.each(lambda p, x: p.kernel.diag(x[None]), X), D)
+        else:
+            D = jax.vmap(projector.kernel)(X)
         for A, use in zip(self._projection.A, blocks, strict=True):
             D = D - groups.gram(self._by_row(A)) if use else D
         return jnp.where(member[:, :, None] == member[:, None, :], D, 0.0)

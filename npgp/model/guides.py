@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -25,10 +25,11 @@ from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.context import under
-from npgp.contract import Handler, Message, base_of, under_predictive
-from npgp.model.components import JointPseudoData, Numbers, advice, joined, meetings, sampled_into, survey
+from npgp.contract import Handler, Message, base_of, given_by, is_auxiliary, under_predictive
+from npgp.model.components import JointPseudoData, Numbers, advice, dependent, joined, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
+from npgp.model.given_rows import GivenRows, Group, Part, blocks_of, by_rows
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -42,7 +43,9 @@ from npgp.model.rerun import (
     name_of,
 )
 from npgp.model.sites import (
+    FUNCTION,
     NOTHING,
+    ROWS_TRAINED_ON,
     Followed,
     Trained,
     is_gp_site,
@@ -95,6 +98,16 @@ class AutoSparseGP:
       ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``, ``coupling`` and
       ``noise_coupling``. Blocks that move the mean only, unwhitened components and
       :class:`~npgp.VNNGP` have coupled means instead.
+    - ``"sites"``: q(ε) is the posterior of all components given a pseudo-observation of each row's whole predictor, be
+      it a sum, a mix or an effect of groups, in any order of drawing; it follows all other sites by that posterior's
+      own algebra, those in plates over rows too, and one Gaussian is for all that have 200 entries together. For
+      Gaussian noise the data themselves are the pseudo-observations, and nothing of q(ε) is trained; else parameters
+      are two numbers a row, ``y.site_loc`` and ``y.site_scale`` in units of ``y.site_unit``, which start at the
+      likelihood's modes. Training arrives in hundreds of steps where pseudo-data take ten thousand. It takes all rows
+      at each step, and for predictions the rows trained on, which ``npgp.fit`` puts among the parameters
+      (:meth:`with_rows`). Components in minibatches, of several blocks or of other covariances than dense ones,
+      unwhitened ones and those whose kernel, or statement's numbers, depend on a GP have pseudo-data instead;
+      ``print(guide)`` says which have what.
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
       Gaussian. For where a step may cost no more.
@@ -138,7 +151,8 @@ class AutoSparseGP:
     :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
         by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
-    :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"coupled"``, or ``"independent"``.
+    :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"sites"``, ``"coupled"``, or
+        ``"independent"``.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
     :param joint: whether components that meet in one sum share one q(ε). False accepts that they do not, without a
         warning.
@@ -158,12 +172,14 @@ class AutoSparseGP:
         joint: bool = True,
     ):
         self.model = model
-        checks.one_of(dependence, "dependence", ("pseudo-data", "coupled", "independent"))
+        checks.one_of(dependence, "dependence", ("pseudo-data", "sites", "coupled", "independent"))
         if couple is not None and dependence == "independent":
             raise ValueError(
                 'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
             )
-        self._coupling = None if dependence == "independent" else Coupling(couple, dependence == "pseudo-data")
+        kernel = dependence in ("pseudo-data", "sites")
+        self._coupling = None if dependence == "independent" else Coupling(couple, kernel)
+        self._by_rows = dependence == "sites"
         if not isinstance(joint, bool):
             raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
         self._joint = joint and dependence != "independent"
@@ -208,9 +224,10 @@ class AutoSparseGP:
         """Find the component sites, and which latent sites the model has beside them; nothing is computed."""
         apart: list[str] = []
         structure: Any = None
+        given_rows: list[Group] = []
 
         def look():
-            nonlocal apart, structure
+            nonlocal apart, structure, given_rows
             with Hidden(), handlers.trace() as sites, handlers.seed(rng_seed=0), under(unseen=True):
                 self.model(*args, **kwargs)
             for name, msg in sites.items():
@@ -222,34 +239,66 @@ class AutoSparseGP:
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
             sampled = sampled_into(self.model, sites, args, kwargs)
-            groups, apart = self._join(sites, args, kwargs, sampled) if self._joint else ([], [])
-            structure = Structure.of(sites, groups, self._own is not None)
+            given_rows = self._given_rows(sites, args, kwargs, sampled) if self._by_rows else []
+            members = {site for group in given_rows for site in group.sites}
+            groups, apart = self._join(sites, args, kwargs, sampled, members) if self._joint else ([], [])
+            structure = Structure.of(sites, groups, given_rows, self._own is not None)
 
         jax.eval_shape(look)
         for sentence in apart:
             warnings.warn(sentence, UserWarning, stacklevel=2)
         if self._own is not None:
-            together = self._coupling.together() if self._coupling and self._own is Gaussians else ()
+            together = self._coupling.together(bool(given_rows)) if self._coupling and self._own is Gaussians else ()
             self._parts = [self._own(self.model, structure.beside, together)]
         self._structure = structure
         return structure
 
-    def _join(
+    def _given_rows(
         self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any], sampled: dict[str, Numbers]
+    ) -> list[Group]:
+        """The components whose q is given by the rows of their statements."""
+        draws = {names[0]: sites[names[0]]["infer"][FUNCTION] for names in blocks_of(sites).values()}
+        after_gp = dependent(self.model, draws, args, kwargs) if len(draws) > 1 else set()
+        return by_rows(sites, after_gp, {name: numbers.all for name, numbers in sampled.items()})
+
+    def _join(
+        self,
+        sites: dict[str, Message],
+        args: tuple,
+        kwargs: dict[str, Any],
+        sampled: dict[str, Numbers],
+        given_rows: set[str],
     ) -> tuple[list[tuple[str, ...]], list[str]]:
         """The components that share one q; and sentences about those that do not, though they meet."""
         groups, reasons = joined(self.model, sites, args, kwargs, sampled)
         pseudo_data = self._coupling is not None and self._coupling.pseudo_data
-        groups = groups if pseudo_data else []
+        groups = groups if pseudo_data and not self._by_rows else []
         found: dict[str, None] = {}
         latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
-        for words, draws in meetings(sites, latent, {name for group in groups for name in group}, sampled):
+        share = {name for group in groups for name in group} | given_rows
+        for words, draws in meetings(sites, latent, share, sampled):
             way_out = advice(draws, reasons) if pseudo_data else 'write dependence="pseudo-data"'
             found[
                 f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to "
                 "accept it, AutoSparseGP(model, joint=False)."
             ] = None
         return groups, list(found)
+
+    def __repr__(self):
+        words = [f"AutoSparseGP of {name_of(self.model)}"]
+        if (structure := self._structure) is None:
+            return f"<{words[0]}, not called yet>"
+        shared = [[site.rsplit(".", 1)[0] for site in group.sites] for group in structure.by_rows]
+        words += [f"{', '.join(names)}: one q(ε), the posterior given the rows of their statements" for names in shared]
+        joint = [[site.rsplit(".", 1)[0] for site in group] for group in structure.groups]
+        words += [f"{', '.join(names)}: one q(ε) given pseudo-data" for names in joint]
+        own = [name for name in self.components if not any(name in names for names in shared + joint)]
+        words += [f"{name}: a q(ε) of its own" for name in own]
+        if own and self._coupling is not None and self._coupling.sizes:
+            words.append(f"q(ε) of its own follows {', '.join(self._coupling.sizes)}")
+        if structure.others:
+            words.append(f"other sites, by {', '.join(map(name_of, self._all_parts()))}: {', '.join(structure.others)}")
+        return "\n  ".join(words)
 
     @property
     def components(self) -> list[str]:
@@ -272,6 +321,7 @@ class AutoSparseGP:
         structure, rows = self._known(args, kwargs)
         rest, known = self._run_parts(structure, args, kwargs)
         by_auto = {n for n, site in rest.items() if isinstance(site["part"], _AUTOMATIC)}
+        of_rows = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
         rest = {n: site for n, site in rest.items() if n not in rows.left_out or n not in by_auto}
         for name in sorted(rows.unclear.keys() & by_auto):
             raise ValueError(rows.unclear[name])
@@ -296,16 +346,63 @@ class AutoSparseGP:
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
         joint: dict[str, Any] = {}
+        drawn: dict[str, Part] = {}
         if structure.groups:
             seen = survey(self.model, samples, args, kwargs)
             for group in structure.groups:
                 joint |= JointPseudoData(group, seen, followed.t).parts()
-        rerun = Rerun(handlers.substitute(self.model, data=samples), rest)
-        with Hidden(hides=hidden), handlers.trace() as sites, under(followed=followed, shared=joint):
+        if structure.by_rows:
+            seen = self._trained_on(of_rows, args, kwargs)
+            for share in structure.by_rows:
+                drawn |= GivenRows(share, seen).draw()
+        rerun = Rerun(handlers.substitute(self.model, data=samples), rest, {n: part.value for n, part in drawn.items()})
+        with Hidden(hides=hidden), handlers.trace() as sites, under(followed=followed, shared=joint | drawn):
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
+
+    def _trained_on(self, values: dict[str, jax.Array], args: tuple, kwargs: dict[str, Any]) -> dict[str, Message]:
+        """The survey of the rows trained on: those among the parameters, or of this call if these have none."""
+        stored = given_by(handlers.substitute, ROWS_TRAINED_ON)
+        if stored is not None:
+            call = inspect.signature(self.model).bind_partial(*args, **kwargs)
+            call.arguments |= stored
+            call.apply_defaults()
+            args, kwargs = call.args, call.kwargs
+        seen = survey(self.model, values, args, kwargs)
+        latent = [name for name, msg in seen.items() if msg["type"] == "sample" and not msg["is_observed"]]
+        missing = [n for n in latent if not (n in values or is_gp_site(seen[n]) or is_auxiliary(seen[n]))]
+        if missing:
+            raise ValueError(
+                f"{missing[0]!r} is not observed here, and q(ε) is the posterior given the rows trained on, which "
+                "params has not: take params of npgp.fit's result, or guide.with_rows(params, X, y) with the rows "
+                "trained on."
+            )
+        return seen
+
+    @property
+    def given_rows(self) -> bool:
+        """Whether the q(ε) of any component is the posterior given pseudo-observations of rows."""
+        return self._structure is not None and bool(self._structure.by_rows)
+
+    def with_rows(self, params: Mapping[str, Any], *args, **kwargs) -> dict[str, Any]:
+        """
+        Trained parameters together with the rows trained on, which ``dependence="sites"`` needs where a call has
+        others, as for predictions at new rows. ``npgp.fit`` does this itself.
+
+        :param params: parameters, from ``svi.get_params(state)``.
+        :param args: the model's arguments in training, observations included.
+        :return: the parameters, and under ``"auto_rows"`` the arguments that have arrays, by name; the same parameters
+            where q(ε) needs no rows.
+        :raises RuntimeError: before the guide's first call.
+        """
+        self._known_by_now("with_rows")
+        if not self.given_rows:
+            return dict(params)
+        call = inspect.signature(self.model).bind(*args, **kwargs).arguments
+        rows = {n: v for n, v in call.items() if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(v))}
+        return {**params, ROWS_TRAINED_ON: rows}
 
     def of_other_sites(self, *args, **kwargs) -> None:
         """Run the guides for other sites alone."""
@@ -387,8 +484,8 @@ class AutoSparseGP:
         structure = self._known_by_now("median")
         found = self._of_parts("median", "median(params, ...)", (params,), args, kwargs)
         blocks = self._blocks("median", params)
-        found |= {site: params[f"{site}.loc"] for site in blocks if not has_pseudo_data(params, site)}
-        given_data = [site for site in blocks if has_pseudo_data(params, site)]
+        found |= {site: params[f"{site}.loc"] for site in blocks if not self._of_kernel(params, site)}
+        given_data = [site for site in blocks if self._of_kernel(params, site)]
         if not given_data:
             return found
         self._need_arguments("median(params, ...)", args, kwargs)
@@ -418,7 +515,7 @@ class AutoSparseGP:
         levels = jnp.atleast_1d(jnp.asarray(quantiles, jnp.result_type(float)))
         structure, call = self._known_by_now("quantiles"), "quantiles(params, levels, ...)"
         found = self._of_parts("quantiles", call, (params, levels), args, kwargs)
-        if any(has_pseudo_data(params, site) for site in structure.whitened):
+        if any(self._of_kernel(params, site) for site in structure.whitened):
             blocks = self._blocks("quantiles", params)
             self._need_arguments(call, args, kwargs)
             draws = self.sample_posterior(jax.random.key(0), params, *args, sample_shape=(1000,), **kwargs)
@@ -438,7 +535,7 @@ class AutoSparseGP:
 
     def _of_parts(self, method: str, call: str, given: tuple, args: tuple, kwargs: dict) -> dict[str, jax.Array]:
         structure = self._known_by_now(method)
-        every = all(has_pseudo_data(given[0], site) for site in structure.whitened)
+        every = all(self._of_kernel(given[0], site) for site in structure.whitened)
         if self._coupling is not None and self._coupling.unknown and not every:
             raise NotImplementedError(
                 f"{method}: q(ε) follows {self._coupling.unknown[0]!r}, which is not Gaussian in unconstrained space; "
@@ -477,6 +574,11 @@ class AutoSparseGP:
         if not (args or kwargs) and inspect.signature(self.model).parameters:
             raise TypeError(f"{call} lacks the model's arguments: {why}.")
 
+    def _of_kernel(self, params, site: str) -> bool:
+        """Whether q(ε) of a site depends on the kernel."""
+        by_rows = () if self._structure is None else self._structure.by_rows
+        return has_pseudo_data(params, site) or any(site in group.sites for group in by_rows)
+
     def _blocks(self, method: str, params) -> list[str]:
         structure = self._known_by_now(method)
         coupled = self._coupling is not None and bool(self._coupling.sizes)
@@ -487,8 +589,8 @@ class AutoSparseGP:
                     "kernel; use npgp.posterior(...).q."
                 )
             suffixes: list[Any] = ["loc", structure.scales[site], coupled and "coupling"]
-            if has_pseudo_data(params, site):
-                suffixes = list(PSEUDO_DATA)
+            if self._of_kernel(params, site):
+                suffixes = list(PSEUDO_DATA) if has_pseudo_data(params, site) else []
             for name in (f"{site}.{suffix}" for suffix in suffixes if suffix):
                 if name not in params:
                     raise KeyError(f"{method}: params has no {name!r}.")

@@ -16,7 +16,7 @@ from npgp import checks, linalg
 from npgp.model.protocol import Draw, Given, Moments
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows, Places
-from npgp.variational.joint import sum_of_squares
+from npgp.variational.joint import sum_of_roots
 
 __all__ = ["Latent", "Term", "as_latent", "square_root", "times_root"]
 
@@ -95,6 +95,13 @@ class Term:
             else:
                 variance = linalg.matmul(squares, variance)
         return jnp.square(self.scale) * variance
+
+    def root(self, root: jax.Array) -> jax.Array:
+        """The root of the term's covariance with others, (..., K, N), from that of f."""
+        if self.mixing is not None:
+            mixed = linalg.matmul(self.mixing, root.reshape(*root.shape[:-2], -1))
+            root = mixed.reshape(*mixed.shape[:-1], *root.shape[-2:])
+        return (self.scale[..., None, :] if self.scale.ndim else self.scale) * root
 
     def covariance(self, D: jax.Array, groups: Groups) -> jax.Array:
         """
@@ -277,14 +284,12 @@ class Latent(NoArray):
 
     def _shared(self) -> list[jax.Array | None]:
         """Of each term the root of its covariance with other terms; of one that has no other, ``None``."""
-        halves = []
-        for term in self.terms:
-            half = term.function.shared(term.X)
-            # Functions that share a q are not mixed; a factor may differ between outputs.
-            halves.append(
-                None if half is None else (term.scale[..., None, :] if term.scale.ndim else term.scale) * half
-            )
-        return halves if sum(half is not None for half in halves) > 1 else [None] * len(halves)
+        roots = [term.function.shared(term.X) for term in self.terms]
+        several = sum(root is not None for root in roots) > 1
+        return [
+            None if root is None or not (several or term.mixing is not None) else term.root(root)
+            for term, root in zip(self.terms, roots, strict=True)
+        ]
 
     def check_unshared(self) -> None:
         """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""
@@ -303,7 +308,7 @@ class Latent(NoArray):
         residual = jnp.zeros((), mean.dtype)
         halves = self._shared()
         together = [half for half in halves if half is not None]
-        variance = sum_of_squares(together) if together else residual
+        variance = jnp.sum(jnp.square(sum_of_roots(together)), axis=-2) if together else residual
         for term, half in zip(self.terms, halves, strict=True):
             m = term.function.moments(term.X) if half is None else term.function.moments(term.X, shared=False)
             mean = mean + term.values(m.mean)

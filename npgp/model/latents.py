@@ -85,12 +85,6 @@ class Latents:
             )
         if self.num_latents > 1 and len(self.parts) == 1:
             self.check_unshared()
-        sharing = [[t for t in part.terms if t.function.shared(t.X) is not None] for part in self.parts]
-        if sum(map(bool, sharing)) > 1:
-            raise ValueError(
-                f"{[t.function.name for terms in sharing for t in terms]} share one q(ε), and are different latent "
-                "values of one observation, which are to be independent: write AutoSparseGP(model, joint=False)."
-            )
 
     def check_unshared(self) -> None:
         """Raise ``ValueError`` if one draw serves several outputs: their residuals are one and the same."""

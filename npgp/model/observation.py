@@ -173,9 +173,6 @@ class LatentObservation(KeepsIntermediates, Stackable):
 class _NoDensity(dist.Unit):
     """Stands for an observation where nobody looks at its density: nothing of it is checked, nor computed."""
 
-    def mask(self, mask):
-        return self
-
 
 class joint:
     """
@@ -264,7 +261,7 @@ def observe(
     if latents.guided and obs is not None:
         return obs  # a guide has no observed sites, and need not compute anything here
     latents.check_drawn()
-    infer = {OBSERVATION: True, LATENTS: latents}
+    infer = {OBSERVATION: (likelihood, mask), LATENTS: latents}
     if obs is not None and context().unseen:
         return numpyro.sample(name, _NoDensity(jnp.zeros(latents.shape)), obs=obs, infer=infer)
     if latents.variational:

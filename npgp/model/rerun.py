@@ -116,10 +116,12 @@ class Rerun(SameRows):
 
     :param fn: the model.
     :param sites: what other guides have sampled.
+    :param values: of components' blocks that were drawn before, by site.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message]):
+    def __init__(self, fn: Callable, sites: dict[str, Message], values: Mapping[str, Any]):
         super().__init__(fn, sites)
+        self._values = values
         self.latent: set[str] = set()  # the sites that others have to cover
 
     def process_message(self, msg):
@@ -133,6 +135,8 @@ class Rerun(SameRows):
                     f"{msg['name']} is sampled by the guide for the other sites, but belongs to a SparseGP: let that "
                     "guide leave it out (an autoguide's class is made for the right sites), or write all by hand."
                 )
+            if msg["name"] in self._values:
+                msg["value"], msg["intermediates"] = self._values[msg["name"]], []
         elif not (is_observation(msg) or is_enumerated(msg)):
             self.latent.add(msg["name"])
         if site is not None and site["type"] == "sample":

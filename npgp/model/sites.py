@@ -45,7 +45,7 @@ FUNCTION = "npgp.function"
 SCALE = "npgp.scale"
 #: Of a site: ``substitute`` gave its value in guide or model.
 SUBSTITUTED = "npgp.substituted"
-#: Marks observations of GP values.
+#: Marks observations of GP values; their likelihood and mask.
 OBSERVATION = "npgp.observation"
 #: The GP values that a statement is about, for the automatic guide to see which components meet.
 LATENTS = "npgp.latents"
@@ -55,6 +55,9 @@ WHITENED = "npgp.whitened"
 VALUE = "npgp.value"
 #: Of an observed site: its rows were one event, and are a dimension of the batch that no plate counts.
 ROWS_OF_EVENT = "npgp.rows_of_event"
+
+#: The entry of trained parameters that has the rows trained on, where q(ε) is the posterior given these.
+ROWS_TRAINED_ON = "auto_rows"
 
 # Keys of the message of a row table's ``param`` statement.
 
@@ -111,22 +114,25 @@ class Followed(NamedTuple):
 
     :param t: values of other sites, (T,), that its mean, or that given by pseudo-data, is affine in; ``None`` if none.
     :param pseudo_data: whether it is a posterior given pseudo-data, which follows the kernel's hyperparameters.
-    :param joint: the component's part of a q that it shares with others (npgp/model/components.py).
     """
 
     t: jax.Array | None = None
     pseudo_data: bool = False
-    joint: Any = None
 
 
 #: q(ε) is independent of all else.
 NOTHING = Followed()
 
 
-def followed(site: str) -> Followed:
-    """What q(ε) of a site follows in the automatic guide, if this is one."""
-    here = context()
-    return NOTHING if here.followed is None else here.followed._replace(joint=here.shared.get(name_here(site)))
+def followed() -> Followed:
+    """What q(ε) follows in the automatic guide, if this is one."""
+    return context().followed or NOTHING
+
+
+def shared_part(site: str) -> Any:
+    """In the automatic guide, a block's part of a q that it shares with others; ``None`` if it has its own."""
+    shared = context().shared
+    return shared.get(name_here(site)) if shared else None
 
 
 def approximation(site: str, msg: Message) -> Any:
@@ -214,7 +220,7 @@ def trained(params: Any) -> Mapping[str, Any]:
             "npgp.fit or svi.get_params(state)."
         )
     for name, value in params.items():  # of a network a tree, with whatever is in it
-        if any(_is_bad(leaf) for leaf in jax.tree.leaves(value)):
+        if name != ROWS_TRAINED_ON and any(_is_bad(leaf) for leaf in jax.tree.leaves(value)):
             raise ValueError(
                 f"params has NaN or infinities in {name!r}; it must have numbers: train again with a smaller learning "
                 "rate, or take the parameters of an earlier state."

@@ -40,10 +40,11 @@ from npgp.model.sites import (
     fixed_beside,
     followed,
     in_automatic_guide,
+    shared_part,
     trained,
 )
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projector, as_blocks
+from npgp.sparse.members import Members, factorize_members
+from npgp.sparse.projection import Projector, as_blocks
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
@@ -140,7 +141,7 @@ class SparseGP:
 
         :raises ValueError: inside the plate over rows, a subsampled plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        return self._draw(in_automatic_guide(), shared=True, follows=followed(self.sites[0]))
+        return self._draw(in_automatic_guide(), shared=True, follows=followed())
 
     def guide(self, t: ArrayLike | None = None, pseudo_data: bool = False) -> Function:
         """
@@ -251,12 +252,13 @@ class SparseGP:
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         values, q, messages, fixed = [], [], [], False
-        plates, joint = plate_shape(), follows.joint
-        cache = Cache(self.kernel, self.inducing, plates, self.jitter) if joint is None else joint.cache
+        plates, parts = plate_shape(), [shared_part(site) if guided and shared else None for site in self.sites]
+        cache = Cache(self.kernel, self.inducing, plates, self.jitter) if parts[0] is None else parts[0].cache
         for i, (site, block, kind) in enumerate(self._layout()):
             q_block = None
-            if joint is not None and i == 0:
-                q_block = joint.q()
+            part = parts[i]
+            if part is not None:
+                q_block = part.q()
             elif guided and follows.pseudo_data and self.whitened and kind != "mean-only":
                 factor, diagonal = _in_plates(cache.projector, i, plates)
                 q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t, diagonal)
@@ -270,8 +272,8 @@ class SparseGP:
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
-            if joint is not None and i == 0:
-                joint.drawn(value)
+            if part is not None:
+                part.drawn(value)
             q.append(approximation(site, catch.message))
             fixed = fixed or fixed_beside(site, catch.message)
         if guided or fixed or any(block is not None for block in q):
@@ -302,7 +304,7 @@ def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) 
     front, with that of rows.
     """
     L = projector.cholesky[i]
-    if not projector.batch_shape:
+    if not isinstance(projector, Members):
         return L, L.ndim == 1
     own = L.shape[len(projector.batch_shape) :]
     return jnp.broadcast_to(L.reshape(*projector.batch_shape, 1, *own), (*plates, *own)), len(own) == 1

@@ -12,6 +12,7 @@ from npgp.context import context
 from npgp.contract import Message, frames
 from npgp.model.coupling import like_rows, plate_members
 from npgp.model.gaussians import Site, bijection, sites_beside
+from npgp.model.given_rows import Group
 from npgp.model.rerun import data_plates, observed_sites
 from npgp.model.sites import SCALE, WHITENED, is_gp_site, is_observation
 
@@ -32,6 +33,7 @@ class Structure:
     :param without_bijection: sites that no autoguide can have, each with an error.
     :param beside: what a guide has to know of the other sites, where it is npgp's own.
     :param groups: the components that share one q(ε).
+    :param by_rows: those whose q(ε) is the posterior given pseudo-observations of rows, likewise.
     """
 
     whitened: Mapping[str, bool]
@@ -43,14 +45,18 @@ class Structure:
     without_bijection: Mapping[str, str]
     beside: Sequence[Site]
     groups: Sequence[tuple[str, ...]]
+    by_rows: Sequence[Group]
 
     @classmethod
-    def of(cls, sites: dict[str, Message], groups: Sequence[tuple[str, ...]], own: bool) -> Structure:
+    def of(
+        cls, sites: dict[str, Message], groups: Sequence[tuple[str, ...]], by_rows: Sequence[Group], own: bool
+    ) -> Structure:
         """
         The structure of a model.
 
         :param sites: its trace.
         :param groups: the components that share one q(ε).
+        :param by_rows: those whose q(ε) is given by rows.
         :param own: whether the guide of the other sites is npgp's own.
         """
         latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
@@ -74,6 +80,7 @@ class Structure:
             without_bijection,
             sites_beside(sites, others) if own else (),
             groups,
+            by_rows,
         )
 
     def unknown_rows(self, sites: dict[str, Message], new: bool) -> UnknownRows:

@@ -162,7 +162,7 @@ class VNNGP:
 
         :raises ValueError: inside a plate, ``handlers.scale`` or ``handlers.mask``.
         """
-        return self._draw(in_automatic_guide(), shared=True, t=followed(self.site).t)
+        return self._draw(in_automatic_guide(), shared=True, t=followed().t)
 
     def guide(self, t: ArrayLike | None = None) -> NeighborFunction:
         """

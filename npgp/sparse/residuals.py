@@ -19,7 +19,8 @@ from jax import lax
 from npgp import linalg
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
-from npgp.sparse.projection import Members, Projection, Projector
+from npgp.sparse.members import Members
+from npgp.sparse.projection import Projection, Projector
 
 
 @runtime_checkable

@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from npgp import checks
 from npgp.contract import is_initialized
+from npgp.model.sites import ROWS_TRAINED_ON
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.training.callbacks import Callback, Monitor, Progress
 from npgp.training.checkpoints import Checkpoints
@@ -170,6 +171,7 @@ def fit(
         raise TypeError(
             f"svi is {checks.shown(svi)}; it must be NumPyro's SVI(model, guide, optimizer, TraceMeanField_ELBO())."
         )
+    init_params = {n: v for n, v in init_params.items() if n != ROWS_TRAINED_ON} if init_params else init_params
     step = Step(svi, row_optim)
     if init_state is None:
         forget(svi)
@@ -246,7 +248,7 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
     def length(done: int, size: int) -> int:
         """Of the device call after ``done`` steps, which ends where something is due."""
         due = (callback.until(training.first + done) for callback in training.callbacks)
-        return min([size, training.left(done), *(max(1, steps) for steps in due if steps is not None)])
+        return min([size, training.left(done), *(steps for steps in due if steps)])
 
     def due() -> bool:
         with one_model_at_a_time:

@@ -142,14 +142,18 @@ class Training:
         return self._result(self.steps.state, self.losses)
 
     def _result(self, state: SVIState, losses: np.ndarray) -> FitResult:
-        spent = time.perf_counter() - self._since - self._seconds.compile
         state = self._whole(state)
         result = FitResult(self._params(state), state, losses[: int(steps_taken(state)) - self.first])
+        spent = time.perf_counter() - self._since - self._seconds.compile
         result.seconds = self._seconds._replace(steps=spent)
         return result
 
     def _params(self, state: SVIState) -> dict[str, Any]:
-        return one_program(lambda: self.steps.step.get_params(state))
+        params = one_program(lambda: self.steps.step.get_params(state))
+        if getattr(self.svi.guide, "given_rows", False):
+            args, kwargs = self.data.first_call(self.first)
+            params = self.svi.guide.with_rows(params, *args, **kwargs, **self.svi.static_kwargs)
+        return params
 
     def _whole(self, state: SVIState) -> SVIState:
         """A state on this process's default device."""

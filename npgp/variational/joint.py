@@ -33,63 +33,83 @@ from npgp import checks, linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, WhitenedPrior
 from npgp.variational.pseudo import covariance_factor
 
-__all__ = ["Branches", "JointBlock", "joint_posterior", "sum_of_squares"]
+__all__ = ["Branches", "JointBlock", "joint_posterior", "sum_of_roots"]
 
 
 class JointBlock(BlockNormal):
     """
-    One block of several that are jointly Gaussian.
+    One block of several that are jointly Gaussian; of functions in plates, these independent given the blocks before,
+    or jointly Gaussian too.
 
-    As a distribution it is the block's given the draws of those before. What else it says is of the block by itself:
-    ``loc``, :meth:`factor_times` and :meth:`trace`. :meth:`kl` is the divergence of the former from the prior, averaged
-    over draws of those before, so that the blocks' sum to the joint divergence.
+    As a distribution it is the block's given the draws of those before, and of a plate's functions each one's given
+    those before it. What else it says is of the block by itself: ``loc``, :meth:`factor_times` and :meth:`trace`.
+    :meth:`kl` is the divergence of the former from the prior, averaged over draws of those before, so that the blocks'
+    sum to the joint divergence.
 
     :param loc: the marginal mean m_k, (M,); or batch + (M,) of functions in plates.
-    :param rows: the block's rows of T up to its diagonal block, (M, K); likewise.
-    :param before: draws of z for the blocks before, (K − M,), which functions in plates share.
+    :param rows: the block's rows of T up to its diagonal block, (M, K); or batch + (M, K).
+    :param before: draws of z for the blocks before, (K − M,), which functions in plates share; or batch + that.
+        ``None`` where the block is asked for nothing but what it is by itself.
+    :param coupled: whether the functions of a plate are jointly Gaussian: their rows, one function after the other, end
+        with the diagonal block of all.
     """
 
     pytree_data_fields = ("loc", "rows", "before")
+    pytree_aux_fields = ("coupled",)
     kind = "dense"
 
-    def __init__(self, loc, rows, before, *, validate_args=None):
-        self.loc, self.rows, self.before = loc, rows, before
+    def __init__(self, loc, rows, before, coupled=False, *, validate_args=None):
+        self.loc, self.rows, self.before, self.coupled = loc, rows, before, coupled
         super().__init__(jnp.shape(loc)[:-1], jnp.shape(loc)[-1:], validate_args=validate_args)
+
+    def _flat(self, array: jax.Array) -> jax.Array:
+        """Batch + (M, ...), or of coupled functions (batch × M, ...)."""
+        return array.reshape(-1, *array.shape[len(self.batch_shape) + 1 :]) if self.coupled else array
 
     @property
     def scale_tril(self) -> jax.Array:
-        """T_kk, (..., M, M)."""
-        return self.rows[..., self.rows.shape[-1] - self.event_shape[0] :]
+        """T_kk, (..., M, M); of coupled functions that of all."""
+        rows = self._flat(self.rows)
+        return rows[..., rows.shape[-1] - rows.shape[-2] :]
+
+    def at(self, z: jax.Array) -> jax.Array:
+        """The value that is made of standard normal z, (..., M)."""
+        rows, size = self._flat(self.rows), self._flat(self.loc).shape[-1]
+        left = linalg.matmul(rows[..., : rows.shape[-1] - size], self.before[..., None])
+        own = linalg.matmul(self.scale_tril, self._flat_values(z)[..., None])
+        return self.loc + (left + own)[..., 0].reshape(z.shape)
+
+    def _flat_values(self, values: jax.Array) -> jax.Array:
+        own = len(self.batch_shape) + 1
+        return values.reshape(*values.shape[: values.ndim - own], -1) if self.coupled else values
 
     @property
     def mean(self):
-        left = self.rows[..., : self.rows.shape[-1] - self.event_shape[0]]
-        return self.loc + linalg.matmul(left, self.before[:, None])[..., 0]
+        return self.at(jnp.zeros_like(self.loc))
 
     def without_last_batch_dim(self):
-        return JointBlock(self.loc[..., 0, :], self.rows[..., 0, :, :], self.before)
+        before = self.before if self.before is None or self.before.ndim == 1 else self.before[..., 0, :]
+        return JointBlock(self.loc[..., 0, :], self.rows[..., 0, :, :], before, self.coupled)
 
     def take(self, members):
-        return JointBlock(self.loc[members], self.rows[members], self.before)
+        return JointBlock(self.loc[members], self.rows[members], None)
 
     def noise(self, value: jax.Array) -> jax.Array:
         """The z_k that a value is made of."""
-        return self._whiten(value - self.mean)
-
-    def _whiten(self, z):
-        return linalg.solve_lower(self.scale_tril, z[..., None])[..., 0]
+        left = self._flat_values(value - self.mean)
+        return linalg.solve_lower(self.scale_tril, left[..., None])[..., 0].reshape(value.shape)
 
     def sample(self, key, sample_shape=()):
         checks.random_key(key, advice=checks.WITHOUT_SEED)
-        z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)
-        return self.mean + linalg.matmul(self.scale_tril, z[..., None])[..., 0]
+        return self.at(jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype))
 
     def log_prob(self, value):
         z = self.noise(value)
         return -0.5 * (jnp.sum(jnp.square(z), -1) + self.log_det() + self.event_shape[0] * math.log(2.0 * math.pi))
 
     def log_det(self):
-        return linalg.log_determinant(self.scale_tril)
+        diagonal = linalg.diagonal(self.scale_tril).reshape(self.loc.shape)
+        return 2.0 * jnp.sum(jnp.log(diagonal), axis=-1)
 
     def trace(self):
         return jnp.sum(jnp.square(self.rows), (-2, -1))
@@ -97,11 +117,15 @@ class JointBlock(BlockNormal):
     def factor_times(self, A):
         return linalg.matmul(jnp.swapaxes(self.rows, -1, -2), A)
 
-    def marginal(self) -> DenseNormal:
+    def marginal(self) -> BlockNormal:
         # Not by the factor of S_k, which would square the condition number.
-        upper = jnp.linalg.qr(jnp.swapaxes(self.rows, -1, -2), mode="r")
+        upper = jnp.linalg.qr(jnp.swapaxes(self._flat(self.rows), -1, -2), mode="r")
         signs = jnp.where(linalg.diagonal(upper) < 0, -1.0, 1.0)
-        return DenseNormal(self.loc, jnp.swapaxes(upper * signs[..., None], -1, -2))
+        lower = jnp.swapaxes(upper * signs[..., None], -1, -2)
+        if not self.coupled:
+            return DenseNormal(self.loc, lower)
+        rows = lower.reshape(*self.loc.shape, lower.shape[-1])
+        return JointBlock(self.loc, rows, jnp.zeros(0, rows.dtype), coupled=True)
 
 
 @kl_divergence.register(JointBlock, WhitenedPrior)  # type: ignore[attr-defined]
@@ -172,17 +196,17 @@ def times_factor(A: jax.Array, L: jax.Array, diagonal: bool | None = None) -> ja
     return A * L[..., None, :] if (L.ndim == 1 if diagonal is None else diagonal) else linalg.matmul(A, L)
 
 
-def sum_of_squares(halves: Sequence[jax.Array]) -> jax.Array:
+def sum_of_roots(roots: Sequence[jax.Array]) -> jax.Array:
     """
-    The variance of a sum, ``‖Σ_k T_kᵀ A_k‖²`` over columns; (..., N).
+    The root of a sum, ``Σ_k T_kᵀ A_k``; (..., K, N).
 
-    :param halves: ``T_kᵀ A_k`` of each block, (..., K_k, N): what a block drawn early lacks below is 0.
+    :param roots: ``T_kᵀ A_k`` of each block, (..., K_k, N): what a block drawn early lacks below is 0.
     """
-    most = max(half.shape[-2] for half in halves)
+    most = max(root.shape[-2] for root in roots)
     padded = [
-        jnp.pad(half, [(0, 0)] * (half.ndim - 2) + [(0, most - half.shape[-2]), (0, 0)])
-        if half.shape[-2] < most
-        else half
-        for half in halves
+        jnp.pad(root, [(0, 0)] * (root.ndim - 2) + [(0, most - root.shape[-2]), (0, 0)])
+        if root.shape[-2] < most
+        else root
+        for root in roots
     ]
-    return jnp.sum(jnp.square(sum(padded[1:], padded[0])), axis=-2)
+    return sum(padded[1:], padded[0])

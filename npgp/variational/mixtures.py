@@ -25,7 +25,7 @@ __all__ = ["MixedPaths", "MixedPosterior"]
 @dataclass(frozen=True)
 class MixedPosterior(FunctionPosterior):
     """
-    The posterior of ``h = W g``: P outputs that mix Q functions, which are independent under q.
+    The posterior of ``h = W g``: P outputs that mix Q functions.
 
     :meth:`npgp.variational.Posterior.mixed` makes one of functions drawn in a plate, which may have
     a kernel each. For functions of several components, give their posteriors in the order of W's columns::
@@ -77,33 +77,57 @@ class MixedPosterior(FunctionPosterior):
         return tuple(posterior._rows(X, neighbors, ()) for posterior in self.posteriors)
 
     def _moments(self, rows: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        mean, variance = self._function_moments(rows)
-        return linalg.matmul(self.W, mean), linalg.matmul(jnp.square(self.W), variance)
+        mean, variance, roots = self._function_moments(rows)
+        apart = linalg.matmul(jnp.square(self.W), variance)
+        return linalg.matmul(self.W, mean), sum((jnp.sum(jnp.square(root), axis=-2) for root in roots), apart)
 
     def _mean(self, rows: tuple[Any, ...]) -> jax.Array:
         return linalg.matmul(self.W, _stacked([p._mean(r) for p, r in zip(self.posteriors, rows, strict=True)]))
 
-    def _function_moments(self, rows: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance of the functions, each (Q, N)."""
+    def _function_moments(self, rows: tuple[Any, ...]) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
+        """
+        Mean of the functions, (Q, N); the variances that they have by themselves, (Q, N); and roots of the outputs'
+        covariances by what functions that are drawn together have in common, (P, K, N).
+        """
         means, variances = zip(*(p._moments(r) for p, r in zip(self.posteriors, rows, strict=True)), strict=True)
-        return _stacked(means), _stacked(variances)
+        functions = self._coupled_functions(rows)
+        own = [v - jnp.sum(jnp.square(functions[i]), -2) if i in functions else v for i, v in enumerate(variances)]
+        return _stacked(means), _stacked(own), self._mixed_roots(functions)
+
+    def _coupled_functions(self, rows: tuple[Any, ...]) -> dict[int, jax.Array]:
+        """Of posteriors whose functions are drawn together, the roots (Q, K, N) of their covariances."""
+        roots = {i: p._coupled(r) for i, (p, r) in enumerate(zip(self.posteriors, rows, strict=True))}
+        return {i: root for i, root in roots.items() if root is not None}
+
+    def _mixed_roots(self, functions: dict[int, jax.Array]) -> list[jax.Array]:
+        """Of the outputs, (P, K, N)."""
+        sizes = [posterior.batch_shape[0] if posterior.batch_shape else 1 for posterior in self.posteriors]
+        starts = [sum(sizes[:i]) for i in range(len(sizes))]
+        columns = {i: self.W[:, starts[i] : starts[i] + sizes[i]] for i in functions}
+        return [jnp.einsum("pq,qkn->pkn", columns[i], root) for i, root in functions.items()]
 
     def output_covariance(self, X: ArrayLike) -> jax.Array:
         """Posterior covariance between outputs at each row of inputs X (N, D): (N, P, P)."""
         return self._at("_output_covariance", X, axes=(0,))
 
     def _output_covariance(self, rows: tuple[Any, ...]) -> jax.Array:
-        _, variance = self._function_moments(rows)
-        return linalg.matmul(self.W * variance.T[:, None, :], self.W.T)
+        _, variance, roots = self._function_moments(rows)
+        apart = linalg.matmul(self.W * variance.T[:, None, :], self.W.T)
+        return sum((jnp.einsum("pkn,rkn->npr", root, root) for root in roots), apart)
 
     def _covariance(self, rows: tuple[Any, ...]) -> jax.Array:
         """Joint over outputs and rows, (P, N, P, N)."""
         found = [p._covariance(r) for p, r in zip(self.posteriors, rows, strict=True)]
-        number, (outputs, functions) = found[0].shape[-1], self.W.shape
+        functions = self._coupled_functions(rows)
+        for i, root in functions.items():
+            found[i] = found[i] - linalg.matmul(jnp.swapaxes(root, -1, -2), root)
+        roots = self._mixed_roots(functions)
+        number, (outputs, count) = found[0].shape[-1], self.W.shape
         covariances = jnp.concatenate([covariance.reshape(-1, number**2) for covariance in found])  # (Q, N²)
-        products = (self.W[:, None, :] * self.W).reshape(outputs**2, functions)
+        products = (self.W[:, None, :] * self.W).reshape(outputs**2, count)
         joint = linalg.matmul(products, covariances)
-        return joint.reshape(outputs, outputs, number, number).transpose(0, 2, 1, 3)
+        apart = joint.reshape(outputs, outputs, number, number).transpose(0, 2, 1, 3)
+        return sum((jnp.einsum("pkn,rkm->pnrm", root, root) for root in roots), apart)
 
     def _outer(self, values: jax.Array) -> jax.Array:
         return values[:, :, None, None] * values

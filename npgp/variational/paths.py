@@ -15,8 +15,10 @@ from npgp.chunks import map_chunks, rows_at_once
 from npgp.features import Points
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
-from npgp.sparse.projection import Members, Projector
+from npgp.sparse.members import Members
+from npgp.sparse.projection import Projector
 from npgp.variational.blocks import BlockNormal, block_normal, of_each, whitened_mean
+from npgp.variational.joint import JointBlock
 
 __all__ = ["Paths", "draw_functions"]
 
@@ -48,13 +50,14 @@ class Paths:
         return on_grid(Paths._values, self, checks.inputs(X))
 
     def _values(self, X: jax.Array) -> jax.Array:
-        members = math.prod(self.projector.batch_shape)
+        members = math.prod(self.projector.batch_shape) if isinstance(self.projector, Members) else 1
         features = self.feature_weights.shape[-1] + sum(w.shape[-1] for w in self.block_weights)
         size = rows_at_once(members * features + math.prod(self.feature_weights.shape[:-1]))
         return map_chunks(self._values_of_rows, size, X, axis=-1)
 
     def _values_of_rows(self, X: jax.Array) -> jax.Array:
-        if batch := len(self.projector.batch_shape):
+        if isinstance(self.projector, Members):
+            batch = len(self.projector.batch_shape)
             w, blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 0, batch), (self.feature_weights, self.block_weights))
             values = self.projector.each(
                 lambda projector, arrays, w, blocks: Paths(
@@ -88,7 +91,7 @@ def draw_functions(
                 "draw_functions needs the values of prior draws at inducing points, and "
                 f"{type(block).__name__} features are no points: use Posterior.sample."
             )
-    if projector.batch_shape:
+    if isinstance(projector, Members):
         return _of_members(projector.expand(batch_shape), q, rng_key, num_draws, num_features)
     inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
     phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
@@ -106,7 +109,7 @@ def draw_functions(
         u = u + noise * jax.random.normal(key, u.shape, dtype)
         values.append(u.reshape(math.prod(shape), Z.shape[0]).T)
     weights = []
-    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):  # type: ignore[union-attr]
+    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):
         if block.learned:
             drawn = block.expand(batch_shape).sample(key, (num_draws,))
             weights.append(drawn - prior.T.reshape(drawn.shape))
@@ -120,6 +123,10 @@ def _of_members(
 ) -> Paths:
     """Functions with a kernel each: with random features each."""
     batch = members.batch_shape
+    if any(isinstance(block, JointBlock) for block in q):
+        raise NotImplementedError(
+            "draw_functions has no draws of functions with a kernel each that q makes dependent: use Posterior.sample."
+        )
 
     def of_one(projector: Projector, key: jax.Array, arrays: tuple[tuple[jax.Array, jax.Array | None], ...]):
         blocks = tuple(block_normal(block.kind, *values) for block, values in zip(q, arrays, strict=True))

@@ -18,8 +18,10 @@ from npgp.likelihoods import Likelihood
 from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import STEPS, one_program
 from npgp.pytrees import pytree
-from npgp.sparse.projection import Members, Projection, Projector
+from npgp.sparse.members import Members
+from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
+from npgp.variational.joint import JointBlock, sum_of_roots
 from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
@@ -104,11 +106,23 @@ class Posterior(FunctionPosterior):
 
     def _sample(self, rng_key: jax.Array, rows: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
         mean, cov = self._mean(rows), self._one_covariance(rows)
+        root = self._coupled(rows)
+        if root is not None:  # functions that are drawn together share z
+            cov = cov - linalg.matmul(jnp.swapaxes(root, -1, -2), root)
+            z_key, rng_key = jax.random.split(rng_key)
+            z = jax.random.normal(z_key, (*sample_shape, 1, 1, root.shape[-2]), mean.dtype)
+            mean = mean + linalg.matmul(z, root)[..., 0, :]
         # What is left of a large prior variance has its rounding: jitter may grow to N ε of it.
         rounding = 10 * rows.shape[0] * jnp.finfo(cov.dtype).eps * self._project(rows).prior_variance
         L, _ = linalg.cholesky(cov, scale=jnp.maximum(linalg.diagonal(cov), rounding))
-        z = jax.random.normal(rng_key, sample_shape + mean.shape, mean.dtype)
+        z = jax.random.normal(rng_key, sample_shape + self.batch_shape + cov.shape[-1:], mean.dtype)
         return mean + linalg.matmul(L, z[..., None])[..., 0]
+
+    def _coupled(self, rows: jax.Array) -> jax.Array | None:
+        """Of functions that q makes dependent, the root (Q, K, N) of their covariance by ε; else ``None``."""
+        if not any(isinstance(block, JointBlock) for block in self.q):
+            return None
+        return sum_of_roots([block.factor_times(A) for block, A in zip(self.q, self._project(rows).A, strict=True)])
 
     def draw_functions(self, rng_key: jax.Array, num_draws: int = 1, num_features: int = 1024) -> Paths:
         """

@@ -35,6 +35,8 @@ SHORTER = 0.9
 
 #: Newton steps to a row's mode, each of a standard deviation at most. They need not arrive.
 MODE_ITERATIONS = 30
+#: Rate of steps to a row's best Gaussian.
+ROW_RATE = 0.5
 #: Least precision of a pseudo-observation, relative to what is known of f there.
 MIN_CURVATURE = 1e-3
 
@@ -196,6 +198,31 @@ def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, varianc
     f = lax.fori_loop(0, MODE_ITERATIONS, newton, mean)
     slope, curvature = slopes(f)
     return Sites(curvature, slope + curvature * f).moved_by(-offset)
+
+
+def expected_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array) -> Sites:
+    """
+    Sites row by row, for likelihoods of several latent values: those of the best Gaussian for each row by itself, in
+    which its latent values are independent. The mode of ``p(y_n | f)`` in several values may be nowhere near it: that
+    of a mean and a noise is at no noise.
+
+    :param likelihood: of C latent values.
+    :param y: observations, (..., N).
+    :param mean: what is expected of f, (C, ..., N).
+    :param variance: its variance, (C, ..., N).
+    """
+    slopes = jax.grad(lambda m, v: jnp.sum(likelihood.expected_log_prob(y, m, v)), argnums=(0, 1))
+
+    def step(_, sites):
+        v = 1.0 / (1.0 / variance + sites.precision)
+        m = v * (mean / variance + sites.shift)
+        slope, by_variance = slopes(m, v)
+        precision = jnp.maximum(-2.0 * by_variance, MIN_CURVATURE / variance)
+        return sites.towards(Sites(precision, slope + precision * m), jnp.asarray(ROW_RATE))
+
+    # At first as good as known: far out log p may overflow.
+    first = Sites(1e2 / variance, 1e2 * mean / variance)
+    return lax.fori_loop(0, MODE_ITERATIONS, step, first)
 
 
 def _next_rate(old: _State, new: _State, taken: jax.Array) -> jax.Array:

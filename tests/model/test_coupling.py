@@ -602,7 +602,7 @@ def test_thousands_of_effects_stay_affordable(float64):
 
 def test_arguments(float64):
     with pytest.raises(
-        ValueError, match="dependence is 'copula'; it must be 'pseudo-data', 'coupled' or 'independent'"
+        ValueError, match="dependence is 'copula'; it must be 'pseudo-data', 'sites', 'coupled' or 'independent'"
     ):
         npgp.AutoSparseGP(model, dependence="copula")
     with pytest.raises(ValueError, match='dependence="independent" says that it is to none'):

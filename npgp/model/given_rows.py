@@ -1,0 +1,461 @@
+"""
+q(ε) of components as the posterior given pseudo-observations ("sites") of the rows of a program's own statements.
+
+Which components (:func:`by_rows`), and their q (:class:`GivenRows`). What a row sees of them is what its statement
+says: sums, mixes and plates, in any order of drawing. The mathematics is in npgp/variational/row_posterior.py.
+
+q depends on all statements, which come after the draws. So the automatic guide runs the model once before, with the
+other sites at their values (:func:`npgp.model.components.survey`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax import lax
+from numpyro import handlers
+from numpyro.distributions import constraints
+
+from npgp import checks
+from npgp.contract import (
+    Message,
+    frames,
+    given_by,
+    is_enumerated,
+    mask_of,
+    plate_takes_all,
+    random_key,
+)
+from npgp.likelihoods import Gaussian
+from npgp.likelihoods.base import without_missing
+from npgp.model.components import statements
+from npgp.model.draw import Cache, Function
+from npgp.model.latent import Latent, Term
+from npgp.model.latents import Latents
+from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation
+from npgp.sparse.ragged import MemberRows, Places
+from npgp.variational.joint import JointBlock
+from npgp.variational.row_posterior import Rows, posterior_given
+from npgp.variational.row_sites import expected_sites, working_sites
+
+#: Suffixes of the parameters of a statement's pseudo-observations: what they are in units of, values, and deviations.
+UNIT, LOC, SCALE_OF_ROWS = "site_unit", "site_loc", "site_scale"
+
+
+def blocks_of(sites: Mapping[str, Message]) -> dict[int, list[str]]:
+    """Of each draw, by its ``id``, the sites of its blocks."""
+    found: dict[int, list[str]] = {}
+    for name, msg in sites.items():
+        if is_gp_site(msg) and isinstance(msg["infer"].get(FUNCTION), Function) and WHITENED in msg["infer"]:
+            found.setdefault(id(msg["infer"][FUNCTION]), []).append(name)
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Which components
+
+
+class Group(NamedTuple):
+    """
+    Components that share one q(ε), each as the sites of its blocks.
+
+    :param shared: those that rows of several members see, or of no plate.
+    :param own: those of the members of a plate, of which each row sees one.
+    """
+
+    shared: tuple[tuple[str, ...], ...]
+    own: tuple[tuple[str, ...], ...]
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites of all blocks."""
+        return [site for component in (*self.shared, *self.own) for site in component]
+
+
+def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[str, set[int]]) -> list[Group]:
+    """
+    The groups of components whose q is given by the rows of their statements.
+
+    Members are whitened :class:`~npgp.SparseGP` components of one dense block, drawn outside control flow, whose kernel
+    and inducing features, and the numbers of whose statements, do not depend on a GP. Their statements have all rows.
+    Components that meet in a sum are one group, which is none if two of them are different latent values of one
+    observation: likelihoods take these to be independent.
+
+    :param sites: the model's trace.
+    :param dependent: first sites of components whose kernel or inducing features depend on a GP.
+    :param numbers: of each statement, the ``id`` of draws on whose sampled values its numbers depend.
+    """
+    if any(msg["type"] == "sample" and not msg["is_observed"] and is_enumerated(msg) for msg in sites.values()):
+        return []
+    blocks, stated = blocks_of(sites), statements(sites)
+    usable = {draw for draw, names in blocks.items() if _may_be(sites, names) and names[0] not in dependent}
+    for name, latents in stated.items():
+        if numbers.get(name) or not _has_all_rows(sites, sites[name]):
+            usable -= {id(f.source) for f in latents.functions}
+    found: list[set[int]] = []
+    for latents in stated.values():
+        for part in latents.parts:
+            met = {id(f.source) for f in part.functions} & usable
+            touched = [group for group in found if group & met]
+            found = [group for group in found if not group & met] + ([met.union(*touched)] if met else [])
+    order = list(blocks)
+    groups = [_parted([blocks[draw] for draw in sorted(group, key=order.index)], sites, stated) for group in found]
+    return [group for group in groups if not any(_makes_dependent(group, one, blocks) for one in stated.values())]
+
+
+def _makes_dependent(group: Group, latents: Latents, blocks: Mapping[int, list[str]]) -> bool:
+    """Whether a group makes different latent values of one observation dependent."""
+    if latents.num_latents == 1:
+        return False
+    members = {*group.shared, *group.own}
+    met = [{tuple(blocks.get(id(f.source), ())) for f in part.functions} & members for part in latents.parts]
+    return sum(map(bool, met)) > 1 or (len(met) == 1 and bool(met[0]) and bool(group.shared))
+
+
+def _may_be(sites: Mapping[str, Message], names: Sequence[str]) -> bool:
+    messages = [sites[name] for name in names]
+    function = messages[0]["infer"][FUNCTION]
+    dense = all(msg["infer"][WHITENED] and msg["infer"][SCALE] == "scale_tril" for msg in messages)
+    # In a loop, the draw has values that are traced there.
+    drawn = [not msg["is_observed"] and any(msg["value"] is value for value in function.values) for msg in messages]
+    return dense and all(drawn) and len(names) == len(function.values) == 1
+
+
+def _has_all_rows(sites: Mapping[str, Message], msg: Message) -> bool:
+    around = [sites[frame.name] for frame in frames(msg) if frame.name in sites]
+    scale = msg["scale"]
+    whole = scale is None or (not checks.is_traced(scale) and bool(np.all(np.asarray(scale) == 1.0)))
+    return whole and all(plate_takes_all(plate) for plate in around if plate["type"] == "plate")
+
+
+def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> Group:
+    """A group, with those of its components apart that are of one plate: the plate with the most features."""
+    draws = {id(sites[names[0]]["infer"][FUNCTION]): tuple(names) for names in components}
+    functions = {draw: sites[names[0]]["infer"][FUNCTION] for draw, names in draws.items()}
+    sums = [[t for t in part.terms if id(t.function.source) in draws] for s in stated.values() for part in s.parts]
+    mixed = {id(term.function.source) for terms in sums for term in terms if term.mixing is not None}
+    sizes: dict[tuple[int, ...], int] = {}
+    for draw, function in functions.items():
+        if math.prod(function.batch_shape) > 1 and draw not in mixed:
+            features = sum(jnp.size(value) for value in function.values)
+            sizes[function.batch_shape] = sizes.get(function.batch_shape, 0) + features
+    largest = max(sizes, key=lambda batch: sizes[batch], default=())
+    own: list[int] = []
+    for draw, function in functions.items():
+        if sizes and function.batch_shape == largest and draw not in mixed:
+            together = {*own, draw}
+            # In long format the rows of two components may be of different members.
+            chosen = [[t for t in terms if id(t.function.source) in together] for terms in sums]
+            places = [{id(t.X.places) for t in terms if isinstance(t.X, MemberRows)} for terms in chosen]
+            if all(len(of_sum) < 2 for of_sum in places):
+                own.append(draw)
+    shared = (names for draw, names in draws.items() if draw not in own)
+    return Group(tuple(shared), tuple(draws[draw] for draw in own))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Their q
+
+
+class Part(NamedTuple):
+    """
+    One block's part of a q that it shares.
+
+    :param cache: the component's factorization.
+    :param block: its q given the blocks drawn before.
+    :param value: what was drawn.
+    """
+
+    cache: Cache
+    block: JointBlock
+    value: jax.Array
+
+    def q(self) -> JointBlock:
+        """The block."""
+        return self.block
+
+    def drawn(self, value: jax.Array) -> None:
+        """All have been drawn together."""
+
+
+class GivenRows:
+    """
+    The q(ε) of a group of components, whose parameters are declared: of each statement that is not of Gaussian noise
+    about these components alone, a pseudo-observation of each row.
+
+    :param group: the components.
+    :param sites: of the survey.
+    """
+
+    def __init__(self, group: Group, sites: Mapping[str, Message]):
+        self._sites = sites
+        self._shared = {id(self._function(names)): names for names in group.shared}
+        self._own = {id(self._function(names)): names for names in group.own}
+        self._members = math.prod(self._function(group.own[0]).batch_shape) if group.own else 0
+        stated = {id(latents): name for name, latents in statements(sites).items()}  # a sum sampled jointly has several
+        rows = [some for name in stated.values() for some in self._rows(name)]
+        self._q = posterior_given(rows, self._members)
+
+    def _function(self, names: Sequence[str]) -> Function:
+        return self._sites[names[0]]["infer"][FUNCTION]
+
+    def _rows(self, name: str) -> list[Rows]:
+        """What a statement's rows see of the components, and their pseudo-observations."""
+        latents = self._sites[name]["infer"][LATENTS]
+        draws = {*self._shared, *self._own}
+        known = [[t for t in part.terms if id(t.function.source) in draws] for part in latents.parts]
+        if not any(known):
+            return []
+        exact = all(len(terms) == len(part.terms) for terms, part in zip(known, latents.parts, strict=True))
+        values, precision = pseudo_observations(name, self._sites[name], exact)
+        several = len(latents.parts) > 1
+        return [
+            self._seen(part, terms, values[i] if several else values, precision[i] if several else precision)
+            for i, (part, terms) in enumerate(zip(latents.parts, known, strict=True))
+            if terms
+        ]
+
+    def _seen(self, part: Latent, terms: Sequence[Term], values: jax.Array, precision: jax.Array) -> Rows:
+        """What the rows of one latent value see, and what the pseudo-observations say of it."""
+        shape = part.shape
+        shift = precision * (values - part.offset)
+        precision, shift = (jnp.broadcast_to(x, shape).reshape(-1, shape[-1]) for x in (precision, shift))
+        seen: dict[int, list[jax.Array]] = {}
+        members, places = None, None
+        for term in terms:
+            draw = id(term.function.source)
+            if draw in self._shared:
+                found = seen_by_rows(term, shape)
+            else:
+                found, members, places = seen_of_members(term, shape)
+            seen.setdefault(draw, []).append(found)
+
+        def stacked(draws: Mapping[int, Sequence[str]], all_members: bool) -> jax.Array:
+            """Of several components, (S, K, N); 0 of those that the rows do not see."""
+            sets = max((len(x) for draw in draws for x in seen.get(draw, ())), default=1)
+            found = [jnp.zeros((sets, 0, shape[-1]), precision.dtype)]
+            for draw, names in draws.items():
+                size = (sets, self._size(names, all_members), shape[-1])
+                found.append(sum((jnp.broadcast_to(x, size) for x in seen.get(draw, ())), jnp.zeros(size)))
+            return jnp.concatenate(found, axis=1)
+
+        shared = stacked(self._shared, True)
+        if not any(draw in seen for draw in self._own):
+            return Rows(shared, None, None, precision, shift)
+        own = stacked(self._own, False)
+        if places is None:
+            return Rows(shared, own, members, precision, shift)
+        of_parts = places.parts
+
+        def by_part(x: jax.Array) -> jax.Array:
+            """(C, ..., B), from (1, ..., N)."""
+            return jnp.moveaxis(of_parts.gather(x[0]), -2, 0)
+
+        shared, own, precision, shift = map(by_part, (shared, own, precision, shift))
+        precision, shift = (jnp.where(of_parts.mask, x, 0.0) for x in (precision, shift))
+        return Rows(shared, own, places.members, precision, shift)
+
+    def _size(self, names: Sequence[str], all_members: bool) -> int:
+        """Number of features of a component, of one function or of all."""
+        function = self._function(names)
+        features = sum(jnp.shape(value)[-1] for value in function.values)
+        return features * math.prod(function.batch_shape) if all_members else features
+
+    def draw(self) -> dict[str, Part]:
+        """Draw ε, unless ``substitute`` gives it: of each site its part."""
+        q, parts = self._q, {}
+        z = jnp.zeros(0, q.mean.dtype)
+        for names in self._shared.values():
+            function = self._function(names)
+            batch = (*function.batch_shape, 1) if function.batch_shape else ()
+            for site, value in zip(names, function.values, strict=True):
+                size, end = jnp.size(value), len(z) + jnp.size(value)
+                loc, rows = q.mean[len(z) : end], q.factor[len(z) : end, :end]
+                shape = (*batch, jnp.shape(value)[-1])
+                block = JointBlock(loc.reshape(shape), rows.reshape(*shape, end), z, coupled=bool(batch))
+                parts[site] = _drawn(site, function.cache, block)
+                z = jnp.concatenate([z, parts[site][1].reshape(size)])
+        means, factors = q.of_members, q.factors
+        if means is not None and factors is not None:
+            of_members = jnp.broadcast_to(z, (self._members, len(z)))
+            first = 0
+            for names in self._own.values():
+                function = self._function(names)
+                batch = (*function.batch_shape, 1)
+                for site, value in zip(names, function.values, strict=True):
+                    M = jnp.shape(value)[-1]
+                    end = of_members.shape[-1] + M
+                    loc, rows = means[:, first : first + M], factors[:, first : first + M, :end]
+                    first += M
+                    block = JointBlock(
+                        loc.reshape(*batch, M), rows.reshape(*batch, M, end), of_members.reshape(*batch, end - M)
+                    )
+                    parts[site] = _drawn(site, function.cache, block)
+                    of_members = jnp.concatenate([of_members, parts[site][1].reshape(-1, M)], axis=-1)
+        return {site: part for site, (part, _) in parts.items()}
+
+
+def _drawn(site: str, cache: Cache, block: JointBlock) -> tuple[Part, jax.Array]:
+    """A block with its value, and the z that this is made of."""
+    given = given_by(handlers.substitute, site)
+    if given is not None:
+        value = jnp.asarray(given)
+        return Part(cache, block, value), block.noise(value)
+    z = jax.random.normal(cast(jax.Array, random_key(site)), block.loc.shape, block.loc.dtype)
+    return Part(cache, block, block.at(z)), z
+
+
+def _scale(term: Term, shape: tuple[int, ...]) -> jax.Array:
+    """A term's factor, (S, 1 or N); or (1, 1 or N) if it is the same for all sets of rows."""
+    scale = term.scale
+    if scale.ndim < 2:
+        return scale.reshape(1, -1)
+    return jnp.broadcast_to(scale, (*shape[:-1], scale.shape[-1])).reshape(-1, scale.shape[-1])
+
+
+def _projections(term: Term) -> list[jax.Array]:
+    """A_i of each block; batch + (M_i, N), or row by row (M_i, N) of chosen functions."""
+    function = cast(Function, term.function)
+    return list(function.points(term.X).A if isinstance(term.X, MemberRows) else function.project(term.X).A)
+
+
+def _members_of(function: Function, shape: tuple[int, ...]) -> np.ndarray:
+    """The member that each set of rows sees of functions in plates, (S,)."""
+    batch = function.batch_shape
+    return np.broadcast_to(np.arange(math.prod(batch)).reshape(batch), shape[:-1]).ravel()
+
+
+def seen_by_rows(term: Term, shape: tuple[int, ...]) -> jax.Array:
+    """
+    What rows see of a component's whitened values, block by block and in each block function by function.
+
+    :param term: the component's values in a statement.
+    :param shape: of that statement's values, (..., N), S sets of rows in all.
+    :return: (S, K, N), or (1, K, N).
+    """
+    function, scale = cast(Function, term.function.source), _scale(term, shape)[:, None, None]
+    count = math.prod(function.batch_shape)
+    found = []
+    for A in _projections(term):
+        if isinstance(term.X, MemberRows):
+            which = jax.nn.one_hot(term.X.places.group, count, axis=0, dtype=A.dtype)[None, :, None]
+        elif term.mixing is not None:
+            which = term.mixing[:, :, None, None]
+        elif function.batch_shape:
+            which = jax.nn.one_hot(_members_of(function, shape), count, dtype=A.dtype)[:, :, None, None]
+        else:
+            which = jnp.ones((1, 1, 1, 1), A.dtype)
+        seen = scale * which * A.reshape(1, -1, *A.shape[-2:])  # sets, functions, features, rows
+        found.append(seen.reshape(seen.shape[0], -1, seen.shape[-1]))
+    return jnp.concatenate(found, axis=1)
+
+
+def seen_of_members(term: Term, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None, Places | None]:
+    """
+    What rows see of their member's whitened values, (S, M, N) or (1, M, N); and which member, of each set or row.
+
+    :param term: the functions' values in a statement.
+    :param shape: of that statement's values.
+    """
+    function, scale = cast(Function, term.function.source), _scale(term, shape)[:, None]
+    projections = _projections(term)
+    if isinstance(term.X, MemberRows):
+        return scale * jnp.concatenate(projections, axis=-2)[None], None, term.X.places
+    members = _members_of(function, shape)
+    count = math.prod(function.batch_shape)
+    A = jnp.concatenate(projections, axis=-2)
+    A = A.reshape(-1, *A.shape[-2:])
+    same = np.array_equal(members, np.arange(count))
+    return scale * (A if same or len(A) == 1 else A[members]), None if same else jnp.asarray(members), None
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Pseudo-observations
+
+
+def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array, jax.Array]:
+    """
+    The pseudo-observations of a statement's rows: values and precisions, (..., N), or (C, ..., N) of several latent
+    values.
+
+    :param name: the statement.
+    :param msg: its message.
+    :param exact: whether the data themselves are these where the likelihood is Gaussian.
+    """
+    latents = msg["infer"][LATENTS]
+    shape = latents.shape if latents.num_latents == 1 else (latents.num_latents, *latents.shape)
+    if not is_observation(msg):
+        values, precision = _trained(name, shape, lambda: _nothing_yet(latents, shape))
+        return values, precision
+    likelihood, present = msg["infer"][OBSERVATION]
+    mask = mask_of(msg["fn"])
+    if mask is not True:
+        present = mask if present is None else present & mask
+    y = msg["value"]
+    if exact and isinstance(likelihood, Gaussian):
+        (y,) = without_missing(likelihood, present, jnp.asarray(y))
+        values, precision = y, 1.0 / jnp.broadcast_to(jnp.asarray(likelihood.variance, y.dtype), shape)
+    else:
+
+        def start():
+            mean, variance = expected(latents, shape)
+            filled, mean, variance = without_missing(likelihood, present, jnp.asarray(y), mean, variance)
+            if likelihood.num_latents == 1:
+                sites = working_sites(likelihood, filled, mean, variance, 0.0)
+            else:
+                sites = expected_sites(likelihood, filled, mean, variance)
+            return sites.shift / sites.precision, sites.precision
+
+        values, precision = _trained(name, shape, start)
+    return values, precision if present is None else jnp.where(present, precision, 0.0)
+
+
+def expected(latents: Latents, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """What the prior given the other sites expects of the predictors: mean, which is the offset, and variance."""
+    mean = [jnp.broadcast_to(part.offset, part.shape) for part in latents.parts]
+    variance = [sum(_prior_variance(term) for term in part.terms) for part in latents.parts]
+    several = len(latents.parts) > 1
+    found = [jnp.stack(jnp.broadcast_arrays(*x)) if several else x[0] for x in (mean, variance)]
+    return jnp.broadcast_to(found[0], shape), jnp.broadcast_to(found[1], shape)
+
+
+def _prior_variance(term: Term) -> jax.Array:
+    return term.variance(term.function.given(term.X, joint=False).prior)
+
+
+def _nothing_yet(latents: Latents, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Of values that other statements are about: that they are near what is expected."""
+    mean, variance = expected(latents, shape)
+    component = next((c for c in (getattr(f.source, "component", None) for f in latents.functions) if c), None)
+    share = 0.05 if component is None else component.init_scale
+    return mean, 1.0 / (share**2 * variance)
+
+
+def _trained(name: str, shape: tuple[int, ...], start: Callable) -> tuple[jax.Array, jax.Array]:
+    """Pseudo-observations whose parameters are declared; ``start`` is computed only when it is wanted."""
+    made: list[tuple[jax.Array, jax.Array]] = []
+
+    def begin() -> tuple[jax.Array, jax.Array, jax.Array]:
+        if not made:
+            made.append(start())
+        values, precision = made[0]
+        deviation = 1.0 / jnp.sqrt(precision)
+        unit = jnp.exp(jnp.mean(jnp.log(deviation)))
+        return unit, jnp.broadcast_to(values / unit, shape), jnp.broadcast_to(deviation / unit, shape)
+
+    unit = lax.stop_gradient(numpyro.param(f"{name}.{UNIT}", lambda _: begin()[0], constraint=constraints.positive))
+    loc = numpyro.param(f"{name}.{LOC}", lambda _: begin()[1])
+    scale = numpyro.param(f"{name}.{SCALE_OF_ROWS}", lambda _: begin()[2], constraint=constraints.positive)
+    if jnp.shape(loc) != shape:
+        raise ValueError(
+            f"{name}.{LOC} has shape {jnp.shape(loc)}, but {name} has values of shape {shape}: q(ε) is the posterior "
+            "given the rows trained on, so that the guide takes these alone. For other rows draw from it first, "
+            "Predictive(model, guide.sample_posterior(key, params, X, y, sample_shape=(1000,)))."
+        )
+    return unit * loc, 1.0 / jnp.square(unit * scale)

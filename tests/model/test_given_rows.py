@@ -1,0 +1,396 @@
+"""q(ε) given pseudo-observations of rows: random programs of sums, mixes and plates against dense algebra."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from models import compiled, make_elbo, rbf, train
+from numpyro import handlers
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from oracles import log_normal
+
+import npgp
+
+G, N, P = 3, 7, 4
+NOISE, LEVEL, EFFECT = 0.05, 1.5, 0.8
+
+
+class Program:
+    """
+    A random program with Gaussian noise: one to four components, functions of their own, of a plate of G, or mixes of
+    G into P outputs, drawn in any order; a level and effects of groups; observations missing here and there.
+    """
+
+    def __init__(self, seed):
+        rng = np.random.default_rng(seed)
+        self.form = ("one", "groups", "long", "mix")[seed % 4]
+        outs = {"groups": (G,), "mix": (P,)}.get(self.form, ())
+        self.X = np.sort(rng.uniform(0, 4, N))[:, None]
+        rows = 2 * N if self.form == "long" else N
+        self.group, self.row = rng.integers(0, G, rows), rng.integers(0, N, rows)
+        self.shape = (*outs, rows)
+        self.y, self.mask = rng.normal(size=self.shape), rng.uniform(size=self.shape) < 0.8
+        self.level = bool(rng.integers(2))
+        self.effects = self.form in ("groups", "long") and bool(rng.integers(2))
+        self.W = rng.normal(size=(P, G))
+        self.components = []
+        for i in range(int(rng.integers(1, 5))):
+            plate = self.form != "one" and bool(rng.integers(2)) and i < 3
+            scales = [(), (rows,), *([(outs[0], 1)] if outs else [])]
+            self.components.append(
+                {
+                    "name": f"f{i}",
+                    "plate": plate,
+                    "kernel": (rng.uniform(0.4, 1.5), rng.uniform(0.3, 1.5)),
+                    "Z": np.linspace(0, 4, int(rng.integers(3, 6)))[:, None] + 0.01,
+                    "scale": rng.uniform(0.5, 1.5, scales[rng.integers(len(scales))]),
+                }
+            )
+
+    def model(self, y=None, given=None):
+        """The statements; at given effects if there are any."""
+        given, X = given or {}, jnp.asarray(self.X)
+        total = jnp.zeros(self.shape)
+        if self.level:
+            total = total + numpyro.sample("level", dist.Normal(0.0, LEVEL))
+        if self.effects:
+            with numpyro.plate("groups", G, dim=-2):
+                effect = numpyro.sample("effect", dist.Normal(0.0, EFFECT))
+            total = total + (effect if self.form == "groups" else effect[self.group, 0])
+        for c in self.components:
+            Z, (lengthscale, variance) = c["Z"], c["kernel"]
+            gp = npgp.SparseGP(c["name"], npgp.RBF(lengthscale, variance=variance), jnp.asarray(Z), jitter=1e-12)
+            if c["plate"]:
+                with numpyro.plate("functions", G, dim=-2):
+                    f = gp.draw()(X)
+                f = self.W @ f if self.form == "mix" else f[self.group, self.row] if self.form == "long" else f
+            else:
+                f = gp.draw()(X[self.row] if self.form == "long" else X)
+            total = jnp.asarray(c["scale"]) * f + total
+        npgp.observe("y", total, npgp.Gaussian(variance=NOISE), obs=y, mask=self.mask, conditional="prior")
+
+    def _seen(self, c):
+        """What entries of y see of each function of a component, (functions, entries), and each entry's input."""
+        rows = self.row if self.form == "long" else np.arange(N)
+        ones = np.ones(self.shape)
+        if not c["plate"]:
+            seen = ones[None]
+        elif self.form == "mix":
+            seen = self.W.T[:, :, None] * ones
+        else:
+            member = self.group if self.form == "long" else np.arange(G)[:, None]
+            seen = (np.arange(G).reshape(-1, *[1] * len(self.shape)) == member) * ones
+        inputs = np.broadcast_to(self.X[rows, 0], self.shape)
+        return (c["scale"] * seen)[:, self.mask], inputs[self.mask][:, None]
+
+    def dense(self):
+        """Covariances of y: that of effects, that of inducing values, and the residuals' variances."""
+        size = int(self.mask.sum())
+        effects, inducing, residual = np.zeros((size, size)), np.zeros((size, size)), np.zeros(size)
+        for c in self.components:
+            (seen, x), Z, kernel = self._seen(c), c["Z"], c["kernel"]
+            Q = rbf(x, Z, *kernel) @ np.linalg.solve(rbf(Z, Z, *kernel), rbf(Z, x, *kernel))
+            inducing += (seen.T @ seen) * Q
+            residual += (seen.T @ seen).diagonal() * (kernel[1] - Q.diagonal())
+        for factors in self.of_effects().values():
+            effects += factors @ factors.T
+        return effects, inducing, residual
+
+    def of_effects(self):
+        """What entries of y see of the level and of each effect, in units of their priors' standard deviations."""
+        found = {}
+        if self.level:
+            found["level"] = LEVEL * np.ones((int(self.mask.sum()), 1))
+        if self.effects:
+            group = np.broadcast_to(self.group if self.form == "long" else np.arange(G)[:, None], self.shape)
+            found["effect"] = EFFECT * (group[self.mask][:, None] == np.arange(G)).astype(float)
+        return found
+
+
+@pytest.mark.parametrize("first", range(0, 24, 4))
+def test_random_programs_are_exact(first, float64):
+    for seed in range(first, first + 4):
+        program = Program(seed)
+        effects, inducing, residual = program.dense()
+        y = program.y[program.mask]
+        covariance = effects + inducing + NOISE * np.eye(len(y))
+        bound = log_normal(y, covariance) - 0.5 * residual.sum() / NOISE
+        guide = npgp.AutoSparseGP(program.model, dependence="sites")
+        Y = np.where(program.mask, program.y, np.nan)
+        params = {}
+        factors = program.of_effects()
+        if factors:  # the Gaussian over effects is at its optimum by dense algebra
+            H = np.concatenate(list(factors.values()), axis=1)
+            prior = np.concatenate([np.full(F.shape[1], LEVEL if n == "level" else EFFECT) for n, F in factors.items()])
+            S = np.eye(H.shape[1]) - H.T @ np.linalg.solve(covariance, H)
+            params["auto_loc"] = prior * (H.T @ np.linalg.solve(covariance, y))
+            params["auto_scale_tril"] = prior[:, None] * np.linalg.cholesky(S)
+        elbos = compiled(jax.vmap(make_elbo(program.model, guide), (0, None, None)))(
+            jax.random.split(jax.random.key(seed), 3), params, Y
+        )
+        np.testing.assert_allclose(elbos, bound, rtol=1e-7, atol=1e-7, err_msg=f"program {seed}, {program.form}")
+
+
+def test_mixed_functions_are_dependent_in_their_posterior(float64):
+    """``W @ g(X)``, one output missing on a stretch: the posterior of g, mixed, is dense algebra's."""
+    rng = np.random.default_rng(0)
+    X, Z, new = (np.linspace(0, 4, n)[:, None] for n in (12, 9, 5))
+    W = np.array([[1.0, 0.3, 0.2], [1.0, -0.3, 0.1]])
+    Y = rng.normal(size=(2, 12))
+    Y[1, 3:9] = np.nan
+
+    def model(X, Y):
+        with numpyro.plate("functions", 3, dim=-2):
+            g = npgp.SparseGP("g", npgp.RBF(1.0), jnp.asarray(Z), jitter=1e-12).draw()
+        npgp.observe("Y", W @ g(X), npgp.Gaussian(variance=NOISE), obs=Y, mask="nan")
+
+    guide = npgp.AutoSparseGP(model, dependence="sites")
+    h = npgp.posterior("g", model, guide, {}, X, Y).mixed(W)
+    k = lambda a, b: rbf(a, b, 1.0, 1.0)  # noqa: E731
+    Kuu = k(Z, Z)
+    Q = lambda a, b: k(a, Z) @ np.linalg.solve(Kuu, k(Z, b))  # noqa: E731
+    present = np.isfinite(Y.ravel())
+    of_y = (np.kron(W @ W.T, Q(X, X)) + NOISE * np.eye(24))[np.ix_(present, present)]
+    across = np.kron(W @ W.T, Q(new, X))[:, present]
+    mean = across @ np.linalg.solve(of_y, Y.ravel()[present])
+    covariance = np.kron(W @ W.T, k(new, new)) - across @ np.linalg.solve(of_y, across.T)
+    found = h.covariance(new).reshape(10, 10)
+    np.testing.assert_allclose(h.mean(new).ravel(), mean, atol=1e-6)
+    np.testing.assert_allclose(found, covariance, atol=1e-6)
+    np.testing.assert_allclose(h.variance(new).ravel(), np.diag(covariance), atol=1e-6)
+    at_rows = np.einsum("pnrn->npr", covariance.reshape(2, 5, 2, 5))
+    np.testing.assert_allclose(h.output_covariance(new), at_rows, atol=1e-6)
+    for draws in (
+        h.sample(jax.random.key(0), new, (20_000,)),
+        h.draw_functions(jax.random.key(1), 20_000)(new),
+    ):
+        np.testing.assert_allclose(np.cov(np.asarray(draws).reshape(-1, 10).T), covariance, atol=0.05)
+
+
+COUNTS = np.array([0, 1, 3, 4, 2, 1, 0])
+Z = np.linspace(0, 4, 4)[:, None]
+INPUTS = np.linspace(0, 4, len(COUNTS))[:, None]
+
+
+def counts(X, y=None, conditional="tight"):
+    """One function of counts, whose sites are trained."""
+    f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw()
+    with numpyro.plate("data", len(X)):
+        npgp.observe("y", f(X) + 0.3, npgp.Poisson(), obs=y, conditional=conditional)
+
+
+def started(model, guide, *args, values=None):
+    """The parameters at which training starts, and the ELBO there."""
+    svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+
+    def start():
+        state = svi.init(jax.random.key(0), *args, init_params=values)
+        return svi.get_params(state), -svi.evaluate(state, *args)
+
+    params, elbo = compiled(start)()
+    return params, float(elbo)
+
+
+@pytest.mark.parametrize("conditional", ["prior", "tight"])
+def test_at_the_sites_of_the_collapsed_optimum_the_elbo_is_the_collapsed_bound(conditional, float64):
+    collapsed = npgp.CollapsedGP(
+        npgp.RBF(0.8), INPUTS, Z, npgp.Poisson(), offset=0.3, tolerance=1e-12, conditional=conditional
+    )
+    sites, bound = compiled(lambda: (collapsed.sites(COUNTS), collapsed.log_prob(COUNTS)))()
+    guide = npgp.AutoSparseGP(partial(counts, conditional=conditional), dependence="sites")
+    best = {"y.site_unit": 0.5, "y.site_loc": 2.0 * sites.shift / sites.precision}
+    best["y.site_scale"] = 2.0 / jnp.sqrt(sites.precision)
+    params, elbo = started(guide.model, guide, INPUTS, COUNTS, values=best)
+    np.testing.assert_allclose(elbo, bound, rtol=1e-9)
+    # Training starts at Laplace's sites of the rows by themselves, and has nothing else of q(ε) to train.
+    at_first, elbo = started(guide.model, guide, INPUTS, COUNTS)
+    assert params.keys() == at_first.keys() == best.keys()
+    assert bound - 0.5 < elbo < bound
+
+
+def test_two_latent_values_reach_the_best_q(float64):
+    y = np.array([0.1, 0.5, -0.3, 0.9, 2.0, -1.5, 0.7])
+
+    def model(X, y):
+        f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.asarray(Z)).draw()
+        g = npgp.SparseGP("g", npgp.RBF(2.0, variance=0.5), jnp.asarray(Z)).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", (f(X), g(X)), npgp.likelihoods.HeteroscedasticGaussian(), obs=y)
+
+    reached = {}
+    for dependence in ("sites", "independent"):
+        guide = npgp.AutoSparseGP(model, dependence=dependence)
+        reached[dependence] = train(model, guide, 600, INPUTS, y)[1][-1]
+    np.testing.assert_allclose(reached["sites"], reached["independent"], atol=2e-3)
+
+
+def test_latent_values_that_another_statement_mixes_have_pseudo_data(float64):
+    """Likelihoods take the latent values of an observation to be independent, and here they would not be."""
+
+    def model(X, y, mixed=True):
+        with numpyro.plate("functions", 2, dim=-2):
+            f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.asarray(Z)).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X), npgp.likelihoods.HeteroscedasticGaussian(), obs=y)
+            if mixed:
+                with numpyro.plate("outputs", 1, dim=-2):
+                    npgp.observe("z", np.ones((1, 2)) @ f(X), npgp.Gaussian(scale=0.3), obs=y[None])
+
+    y = np.sin(INPUTS[:, 0])
+    apart = partial(model, mixed=False)
+    params, _ = started(apart, npgp.AutoSparseGP(apart, dependence="sites"), INPUTS, y)
+    assert "y.site_loc" in params
+    guide = npgp.AutoSparseGP(model, dependence="sites")
+    with pytest.warns(UserWarning, match=r"takes for independent the functions of f"):
+        params, _ = started(model, guide, INPUTS, y)
+    assert not any("site_" in name for name in params)
+
+
+def test_rows_left_out_by_masks_tell_nothing(float64):
+    """By ``mask``, and by ``handlers.mask``: as if these rows were not there."""
+    present = np.array([True, True, False, True, False, True, True])
+    y = np.where(present, np.sin(INPUTS[:, 0]), 1e6)
+
+    def model(X, y, mask=None, outside=None):
+        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw()
+        with numpyro.plate("data", len(X)), handlers.mask(mask=True if outside is None else outside):
+            npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y, mask=mask)
+
+    def elbo(**masks):
+        known = partial(model, **masks)
+        return started(known, npgp.AutoSparseGP(known, dependence="sites"), INPUTS, y)[1]
+
+    alone = partial(model)
+    rows = INPUTS[present], y[present]
+    expected = started(alone, npgp.AutoSparseGP(alone, dependence="sites"), *rows)[1]
+    np.testing.assert_allclose([elbo(mask=present), elbo(outside=present)], expected, rtol=1e-9)
+
+
+def test_values_that_are_sampled_have_sites_too(float64):
+    """f is sampled, and observed by a statement of NumPyro's: q(ε) comes near the exact posterior's bound."""
+    y = np.sin(INPUTS[:, 0])
+
+    def model(X, y):
+        f = npgp.sample("value", npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(INPUTS), jitter=1e-12).draw()(X))
+        with numpyro.plate("data", len(X)):
+            numpyro.sample("y", dist.Normal(f, 0.5), obs=y)
+
+    guide = npgp.AutoSparseGP(model, dependence="sites")
+    params, _ = train(model, guide, 1500, INPUTS, y)
+    assert set(params) == {f"value.residual.site_{suffix}" for suffix in ("unit", "loc", "scale")}
+    evidence = log_normal(y, rbf(INPUTS, INPUTS, 0.8, 1.0) + 0.25 * np.eye(len(y)))
+    elbos = compiled(jax.vmap(make_elbo(model, guide), (0, None, None, None)))(
+        jax.random.split(jax.random.key(0), 500), params, INPUTS, y
+    )
+    assert abs(float(jnp.mean(elbos)) - evidence) < 0.05
+
+
+def test_new_rows_need_those_trained_on(float64, tmp_path):
+    y = np.sin(INPUTS[:, 0])
+    new = INPUTS[:3] + 0.2
+
+    def model(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+    guide = npgp.AutoSparseGP(model, dependence="sites")
+    svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), 50, INPUTS, y, progress=False)
+    bare = svi.get_params(result.state)
+    with pytest.raises(ValueError, match=r"'y' is not observed here.*params of npgp.fit's result, or guide.with_rows"):
+        Predictive(model, guide=guide, params=bare, num_samples=2)(jax.random.key(0), new)
+    npgp.save(tmp_path / "params.npz", result.params)
+    ways = {
+        "of the result": (guide, result.params),
+        "by hand": (guide, guide.with_rows(bare, INPUTS, y=y)),
+        "from a file, with another guide": (
+            npgp.AutoSparseGP(model, dependence="sites"),
+            npgp.load(tmp_path / "params.npz"),
+        ),
+    }
+    draws = {
+        way: Predictive(model, guide=guide, params=params, num_samples=400)(jax.random.key(1), new)["y.latent"]
+        for way, (guide, params) in ways.items()
+    }
+    for values in draws.values():
+        np.testing.assert_array_equal(values, draws["of the result"])
+    samples = guide.sample_posterior(jax.random.key(2), bare, INPUTS, y, sample_shape=(400,))
+    others = Predictive(model, samples)(jax.random.key(3), new)["y.latent"]
+    deviations = np.std(others, axis=0)
+    assert np.all(np.abs(np.mean(others, axis=0) - np.mean(draws["by hand"], axis=0)) < 0.3 * deviations)
+    np.testing.assert_allclose(np.std(draws["by hand"], axis=0), deviations, rtol=0.2)
+    at_training = npgp.posterior("f", model, guide, bare, INPUTS, y, draws=20).mean_and_variance(new)
+    at_new = npgp.posterior("f", model, guide, result.params, new, draws=20).mean_and_variance(new)
+    np.testing.assert_allclose(at_training, at_new, rtol=1e-9)
+    # Training goes on from the result's parameters.
+    again = npgp.fit(svi, jax.random.key(0), 2, INPUTS, y, init_params=result.params, progress=False)
+    assert again.losses[0] < result.losses[0]
+
+
+def test_inputs_that_are_sampled_are_in_one_gaussian_that_q_follows(float64):
+    """Inputs measured with errors, of two functions: in a plate over rows, and beyond the reach of pseudo-data."""
+    rng = np.random.default_rng(1)
+    measured = np.linspace(0, 4, 8) + 0.3 * rng.normal(size=8)
+    y = np.stack([np.sin(measured), np.cos(2 * measured)])
+
+    def model(y):
+        with numpyro.plate("rows", 8):
+            x = numpyro.sample("x", dist.Normal(measured, 0.3))
+        with numpyro.plate("functions", 2, dim=-2):
+            f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(np.linspace(-0.5, 4.5, 8)[:, None])).draw()
+        with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", 8):
+            npgp.observe("y", f(x[:, None]), npgp.Gaussian(variance=0.01), obs=y)
+
+    elbos = {}
+    for dependence in ("sites", "pseudo-data"):
+        guide = npgp.AutoSparseGP(model, dependence=dependence)
+        _, losses = train(model, guide, 800, y)
+        elbos[dependence] = -np.mean(losses[-100:])
+    assert set(train(model, npgp.AutoSparseGP(model, dependence="sites"), 1, y)[0]) == {"auto_loc", "auto_scale_tril"}
+    assert elbos["sites"] > elbos["pseudo-data"] + 0.2
+
+
+def test_minibatches_have_pseudo_data(float64):
+    def model(X, y):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw()
+        with numpyro.plate("data", 100, subsample_size=len(X)):
+            npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+    guide = npgp.AutoSparseGP(model, dependence="sites")
+    params, _ = started(model, guide, INPUTS, np.sin(INPUTS[:, 0]))
+    assert "f.u.pseudo_loc" in params
+    assert str(guide) == (
+        "AutoSparseGP of model\n  f: a q(ε) of its own\n  q(ε) of its own follows level\n"
+        "  other sites, by the automatic guide: level"
+    )
+    assert not any("site_" in name for name in params)
+
+
+def test_draws_are_those_of_q_and_their_densities_sum_to_its(float64):
+    """Shared after own, mixed, in long format: the sites' distributions, one given the others, make up N(m, Λ⁻¹)."""
+    for seed in (1, 3, 10):
+        program = Program(seed)
+        Y = np.where(program.mask, program.y, np.nan)
+        guide = npgp.AutoSparseGP(program.model, dependence="sites")
+        params, _ = started(program.model, guide, Y)
+
+        def traced(key, guide=guide, params=params, Y=Y):
+            trace = handlers.trace(handlers.seed(handlers.substitute(guide, data=params), key)).get_trace(Y)
+            blocks = {n: m for n, m in trace.items() if m["type"] == "sample" and n.rsplit(".")[-1] in ("u", "v")}
+            values = jnp.concatenate([jnp.ravel(msg["value"]) for msg in blocks.values()])
+            log_q = sum(jnp.sum(msg["fn"].log_prob(msg["value"])) for msg in blocks.values())
+            mean = jnp.concatenate([jnp.ravel(msg["fn"].loc) for msg in blocks.values()])
+            return values, log_q, mean
+
+        values, log_q, means = compiled(jax.vmap(traced))(jax.random.split(jax.random.key(0), 20_000))
+        values = np.asarray(values - means)  # of one Gaussian, whatever the effects are that the means follow
+        covariance = np.cov(values.T)
+        entropy = 0.5 * np.linalg.slogdet(2 * np.pi * np.e * covariance)[1]
+        assert abs(entropy + np.mean(log_q)) < 0.1
