@@ -35,8 +35,11 @@ CURVATURE_NODES = 20
 #: And of trapezoid rules: for all variances that the curvature rule tries, and for the limits of likelihoods that are
 #: single-peaked, where the term is not stationary in λ: with 20 nodes it lost .0045 nats in some rows.
 LIMIT_NODES = 32
-#: Halvings of a bracket of e²⁰ for the precision of likelihoods that are single-peaked.
-HALVINGS, LOG_BRACKET = 9, 20.0
+#: And for the least value over the residual's variance, of log p with several peaks: with 32 nodes it was off by .09.
+SHARE_NODES = 48
+#: Halvings of a bracket of e²⁰ for the precision of likelihoods that are single-peaked; two Newton steps follow. Terms
+#: then lose at most 6e-4 nats.
+HALVINGS, LOG_BRACKET = 7, 20.0
 #: Shares ĉ/d among which the residual's variance is chosen where the likelihood proves nothing, beside 0.
 CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
@@ -46,11 +49,9 @@ CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
 def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
-    if likelihood.proof == "none" and likelihood.num_latents == 1:
-        return _least_site_terms(likelihood, y, mean, variance, residual, present)
+    if _is_searched(likelihood):
+        return _least_terms(likelihood, y, mean, variance, residual, present)
     precision = certified_precision(likelihood, y, mean, variance, residual, present)
-    if likelihood.proof == "single-peaked":
-        return _least_at_ends(likelihood, precision, y, mean, variance, residual)
     return exact_terms(likelihood, precision, y, mean, variance, residual)
 
 
@@ -71,28 +72,23 @@ def site_terms(likelihood: Likelihood, precision, y, mean, variance, residual: R
     return likelihood.expected_log_prob(y, mean, variance + left) + terms
 
 
-def _least_site_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
+def _is_searched(likelihood: Likelihood) -> bool:
+    """Whether the bound is the least value over what the residual's variance may be given the data, in [0, ĉ_n]."""
+    return likelihood.proof in ("single-peaked", "none") and likelihood.num_latents == 1
+
+
+def _least_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
     """
-    Where the likelihood proves nothing: the residual's variance given the data may be anything in [0, ĉ_n], and the
-    row's term is its least value there, on a grid. Which of the grid that is, is found without gradient.
+    Where the residual's variance given the data may be anything in [0, ĉ_n]: the row's term is its least value there,
+    at an end for the proof "single-peaked", on a grid for "none". Which that is, is found without gradient.
     """
-    d = residual.variance
-    expected = likelihood.expected_log_probs(y, mean, variance, d)
-    precision = of_present(_precision_of_least(expected, variance, d), mean, present)
+    precision, expected = _searched(likelihood, y, mean, variance, residual, present)
     left, cost = residual.given(precision)
     s, left_, precision_ = lax.stop_gradient((variance, left, precision))
-    shares = _shares(left.dtype)
+    shares = jnp.asarray((0.0, 1.0), left.dtype) if likelihood.proof == "single-peaked" else _shares(left.dtype)
     values = lax.map(lambda share: expected(s + share * left_) + 0.5 * precision_ * share * left_, shares)
-    share = shares[jnp.argmin(values, axis=0)]
-    return likelihood.expected_log_prob(y, mean, variance + share * left) + 0.5 * precision * share * left - cost
-
-
-def _least_at_ends(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
-    """As :func:`_least_site_terms`, where the least value is at an end of [0, ĉ_n]."""
-    left, cost = residual.given(precision)
-    at_most = likelihood.expected_log_prob(y, mean, variance + left) + 0.5 * precision * left
-    at_least = likelihood.expected_log_prob(y, mean, jnp.broadcast_to(variance, left.shape))
-    return jnp.minimum(at_least, at_most) - cost
+    left = shares[jnp.argmin(values, axis=0)] * left
+    return likelihood.expected_log_prob(y, mean, variance + left) + 0.5 * precision * left - cost
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -103,11 +99,8 @@ def certified_precision(likelihood: Likelihood, y, mean, variance, residual: Res
     """λ_n of the conditionals that are bounds by the likelihood's proof."""
     if likelihood.proof == "gaussian":
         return of_present(likelihood.precision, mean, present)
-    if likelihood.proof == "none" and likelihood.num_latents == 1:
-        expected = likelihood.expected_log_probs(y, mean, variance, residual.variance)
-        return of_present(_precision_of_least(expected, variance, residual.variance), mean, present)
-    if likelihood.proof == "single-peaked":
-        return of_present(_precision_at_ends(likelihood, y, mean, variance, residual.variance), mean, present)
+    if _is_searched(likelihood):
+        return _searched(likelihood, y, mean, variance, residual, present)[0]
     certified = None
     if len(likelihood.concave) < likelihood.num_latents:
         certified = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
@@ -165,11 +158,20 @@ def of_present(precision: jax.Array, mean: jax.Array, present: jax.Array | None)
     return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
 
 
+def _searched(likelihood: Likelihood, y, mean, variance, residual: Residual, present):
+    """The certified precision, and E[log p(y | f)] as a function of the variance of f, by which it was found."""
+    at_ends = likelihood.proof == "single-peaked"
+    coarse = _coarse(likelihood, LIMIT_NODES if at_ends else SHARE_NODES)
+    expected = coarse.expected_log_probs(y, mean, variance, residual.variance)
+    rule = _precision_at_ends if at_ends else _precision_of_least
+    return of_present(rule(likelihood, expected, y, mean, variance, residual.variance), mean, present), expected
+
+
 def _shares(dtype) -> jax.Array:
     return jnp.asarray((0.0, *CERTIFICATE_SHARES), dtype)
 
 
-def _precision_of_least(expected, variance: jax.Array, residual: jax.Array) -> jax.Array:
+def _precision_of_least(likelihood, expected, y, mean, variance: jax.Array, residual: jax.Array) -> jax.Array:
     """
     The precision, of as many as there are shares, at which a row by itself has the largest certified term.
 
@@ -194,7 +196,7 @@ def _precision_of_least(expected, variance: jax.Array, residual: jax.Array) -> j
     return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
 
 
-def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.Array) -> jax.Array:
+def _precision_at_ends(likelihood, expected, y, mean, variance, residual: jax.Array) -> jax.Array:
     """
     The precision at which a row by itself has the largest certified term, where the curvature κ is single-peaked.
 
@@ -203,7 +205,6 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
     0 where there is no such λ > 0. With its gradient, by the implicit function theorem, for the term is not stationary
     where the second binds.
     """
-    coarse = _coarse(likelihood, LIMIT_NODES)
 
     def limits(precision, at_least, expected, variance, d):
         """How far λ is below each, the second as an integral over [0, ĉ]; and ĉ."""
@@ -211,10 +212,9 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
         there, slope = jax.jvp(expected, (variance + left,), (jnp.ones_like(left),))
         return -2.0 * slope - precision, 2.0 * (at_least - there) - precision * left, left
 
-    # One set of nodes for all precisions, and what is the same for them not in the loop.
+    # Not in the loop: the expectation without residual is the same for all precisions.
     s, d = lax.stop_gradient((variance, residual))
-    at_nodes = coarse.expected_log_probs(y, mean, s, d)
-    fixed = at_nodes(s), at_nodes, s, d
+    fixed = expected(s), expected, s, d
     most = lax.stop_gradient(likelihood.greatest_curvature)
     most = jnp.broadcast_to(most, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
 
@@ -240,11 +240,10 @@ def _precision_at_ends(likelihood: Likelihood, y, mean, variance, residual: jax.
         move = jnp.minimum(below_mean / jnp.where(felt, slope, 1.0), at_peak)
         return precision + jnp.where(felt & (precision > 0.0), move, 0.0)
 
-    def expected(variance):
-        return coarse.expected_log_prob(y, mean, variance)
-
     # What halving has left, and the gradient.
-    return newton(lax.stop_gradient(newton(precision, *fixed)), expected(variance), expected, variance, residual)
+    precision = lax.stop_gradient(newton(precision, *fixed))
+    of = partial(_coarse(likelihood, LIMIT_NODES).expected_log_prob, y, mean)
+    return newton(precision, of(variance), of, variance, residual)
 
 
 def _coarse(likelihood: Likelihood, at_most: int = CURVATURE_NODES) -> Likelihood:

@@ -14,6 +14,7 @@ from jax.scipy.special import i0e, i1e, logsumexp
 from jax.typing import ArrayLike
 from numpyro import distributions as dist
 
+from npgp import linalg
 from npgp.checks import is_traced, positive_fields, require_positive
 from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.numerics import (
@@ -154,13 +155,14 @@ class StudentT(Likelihood):
 
     def log_prob(self, f, y):
         f, y, df, scale = floats(f, y, self.df, self.scale)
-        return self._log_density(df, scale, jnp.log1p(((y - f) / scale) ** 2 / df))
+        return self._log_peak(df, scale) - 0.5 * (df + 1) * jnp.log1p(((y - f) / scale) ** 2 / df)
 
-    def _log_density(self, df, scale, log1p):
+    @staticmethod
+    def _log_peak(df, scale):
         half = 0.5 * df
         # Log-gammas by Stirling's formula, of which nothing is left but a remainder where df is large.
         normalizer = stirling(half + 0.5) - stirling(half) - half * log_excess(1 / df)
-        return normalizer - 0.5 * LOG_2PI - jnp.log(scale) - 0.5 * (df + 1) * log1p
+        return normalizer - 0.5 * LOG_2PI - jnp.log(scale)
 
     def sample(self, rng_key, f):
         f, df, scale = jnp.broadcast_arrays(*floats(f, self.df, self.scale))
@@ -177,7 +179,7 @@ class StudentT(Likelihood):
         """E[log p] as a function of the variance, from the nodes for the largest."""
         # Frullani: log(1 + a) = ∫ e⁻ˣ (1 − e⁻ᵃˣ) dx/x, with E e⁻ᵃˣ Gaussian; over u = log x.
         y, mean, most, df, scale = floats(y, mean, most, self.df, self.scale)
-        unit, double = df * scale**2, y.dtype == jnp.float64
+        unit, log_peak, double = df * scale**2, self._log_peak(df, scale), y.dtype == jnp.float64
         r = (y - mean) ** 2 / unit
         # To the right the integrand is below e⁻²⁴, and e⁻³⁸ in float64.
         low, high, nodes = (-11.0, 3.65, self.num_nodes) if double else (-6.0, 3.2, max(self.num_nodes // 2, 2))
@@ -191,11 +193,9 @@ class StudentT(Likelihood):
 
         def expected(variance):
             s = at_least(floats(variance, y)[0], 0) / unit
-            inflation = 1 + 2 * x * s
-            complement = -jnp.expm1(-0.5 * jnp.log1p(2 * x * s) - x * r / inflation)
             a, both = least * s, least * (s + r)
             below = first * both - second * (a * (2 * both - a) + 0.5 * both**2 + least * both)
-            return self._log_density(df, scale, below + jnp.sum(decay * complement, axis=0))
+            return log_peak - 0.5 * (df + 1) * (below + _complements(x, decay, *jnp.broadcast_arrays(s, r)))
 
         return expected
 
@@ -228,6 +228,30 @@ class StudentT(Likelihood):
         mean, variance, df, scale = floats(mean, variance, self.df, self.scale)
         noise = jnp.where(df > 2, scale**2 * df / jnp.where(df > 2, df - 2, 1), jnp.inf)
         return jnp.where(df > 1, mean, jnp.nan), jnp.where(df > 1, variance + noise, jnp.nan)
+
+
+@jax.custom_jvp
+def _complements(x: jax.Array, weights: jax.Array, s: jax.Array, r: jax.Array) -> jax.Array:
+    """``Σ w (1 − E exp(−x z²))`` over x, z a normal variable with variance s and the square r of its mean."""
+    return linalg.weighted_sum(jnp.ones(len(x)), weights * _complement(x, s, r)[0])
+
+
+def _complement(x, s, r):
+    inflation = 1 + 2 * x * s
+    lost = -jnp.expm1(-x * r / inflation)
+    complement = lost + (1 - lost) * (2 * x * s / (inflation + jnp.sqrt(inflation)))
+    return complement, x / inflation
+
+
+@_complements.defjvp
+def _(primals, tangents):
+    # One pass, for which XLA would compute all terms anew for each sum.
+    x, weights, s, r = primals
+    complement, by_r = _complement(x, s, r)
+    kept = (1 - complement) * by_r
+    each = complement, kept * (1 - 2 * r * by_r), kept
+    value, by_s, by_r = (linalg.weighted_sum(jnp.ones(len(x)), weights * terms) for terms in each)
+    return value, by_s * tangents[2] + by_r * tangents[3]
 
 
 @pytree

@@ -113,8 +113,19 @@ def smooth_rule(mean: ArrayLike, variance: ArrayLike, num_nodes: int) -> tuple[j
         rule = hermite(num_nodes)
     else:
         rule = standard_normal(num_nodes if dtype == "float64" else num_nodes // 2, SMOOTH_REACH[dtype])
-    z, weights = (jnp.asarray(array, dtype).reshape((-1,) + (1,) * mean.ndim) for array in rule)
-    return mean + deviation(variance) * z, weights
+    f = _scaled(mean[None], deviation(variance)[None], rule[0][None])[0]
+    return f, jnp.asarray(rule[1], dtype).reshape((-1,) + (1,) * mean.ndim)
+
+
+def _scaled(mean: jax.Array, sd: jax.Array, z: np.ndarray) -> jax.Array:
+    """
+    ``mean + sd z``, (C, K, ...), of means (C, ...) and nodes (C, K), as a product of matrices.
+
+    So the slopes in mean and deviation are one too: for two sums over nodes XLA on a CPU computes log p's twice.
+    """
+    columns = jnp.asarray(np.stack([np.ones_like(z), z], axis=-1), mean.dtype)
+    both = jnp.stack([mean, sd], axis=1)
+    return jnp.einsum("ckj,cj...->ck...", columns, both, precision=lax.Precision.HIGHEST)
 
 
 def normal_rule(
@@ -138,26 +149,23 @@ def normal_rule(
     result = jax.eval_shape(lambda m, v: function(m + v), mean, variance)
     sd = deviation(variance)
     nodes, weights, _ = _sorted_nodes(num_nodes, num_latents, result.dtype.name)
-    lead = () if num_latents == 1 else (num_latents,)
-    after = (-1,) + (1,) * result.ndim
-    z = jnp.asarray(nodes.reshape(lead + after), result.dtype)
-    mean, sd = (jnp.broadcast_to(array, lead + result.shape).astype(result.dtype) for array in (mean, sd))
-    if num_latents > 1:
-        mean, sd = mean[:, None], sd[:, None]
+    mean, sd = (jnp.broadcast_to(x, (num_latents, *result.shape)).astype(result.dtype) for x in (mean, sd))
+    f = _scaled(mean, sd, nodes)
+
+    def shaped(f):
+        return f[0] if num_latents == 1 else f
+
+    w = jnp.asarray(weights.reshape((-1,) + (1,) * result.ndim), result.dtype)
     outer = int(np.sum(weights < jnp.finfo(result.dtype).eps))
-    w = jnp.asarray(weights.reshape(after), result.dtype)
     if outer:
-        far, near = jnp.split(z, [outer], axis=len(lead))
-        shape = (*z.shape[: len(lead) + 1], *result.shape)
-
-        def moved(used):
-            inner = jnp.broadcast_to(near, (*lead, len(weights) - outer, *result.shape))
-            return jnp.concatenate([jnp.where(used, far, 0.0), inner], axis=len(lead))
-
         # A branch, which XLA does not merge with what follows: on a CPU that would cost several times as much.
-        used = _is_used(function, mean + sd * far, w[:outer])
-        z = _if_any(~used, lambda: moved(used), lambda: jnp.broadcast_to(z, shape))
-    return mean + sd * z, w
+        used = _is_used(function, shaped(f[:, :outer]), w[:outer])
+
+        def moved():
+            return jnp.concatenate([jnp.where(used, f[:, :outer], mean[:, None]), f[:, outer:]], axis=1)
+
+        f = _if_any(~used, moved, lambda: f)
+    return shaped(f), w
 
 
 def _if_any(needed: jax.Array, first: Callable[[], jax.Array], second: Callable[[], jax.Array]) -> jax.Array:
