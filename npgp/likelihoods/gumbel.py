@@ -10,6 +10,7 @@ elsewhere.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -54,60 +55,73 @@ def log_cdf(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax
     :param sd: its standard deviation, positive.
     :param num_nodes: nodes of the rule.
     """
-    # From the side where it is small: logarithms of many classes are added.
-    right, side = s > mean, _side(num_nodes, s, mean, sd)
-    left = jnp.log(jnp.where(right, 1, jnp.maximum(side, jnp.finfo(side.dtype).tiny)))
-    return jnp.where(right, jnp.log1p(-jnp.where(right, side, 0)), left)
+    return _log_cdf(num_nodes, *jnp.broadcast_arrays(s, mean, sd))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _side(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Array) -> jax.Array:
-    """P(f + G > s) where s is above the mean of f, and P(f + G ≤ s) elsewhere."""
-    return _side_and_slopes(num_nodes, s, mean, sd)[0]
+def _log_cdf(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Array) -> jax.Array:
+    return log_cdf_and_slopes(mean, sd, num_nodes)(s)[0]
 
 
-@_side.defjvp
+@_log_cdf.defjvp
 def _(num_nodes, primals, tangents):
-    value, slope, by_sd = _side_and_slopes(num_nodes, *primals)
+    s, mean, sd = primals
+    value, by_mean, by_sd = log_cdf_and_slopes(mean, sd, num_nodes)(s)
     of_s, of_mean, of_sd = tangents
-    return value, slope * (of_mean - of_s) + by_sd * of_sd
+    return value, by_mean * (of_mean - of_s) + by_sd * of_sd
 
 
-def _side_and_slopes(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Array) -> tuple[jax.Array, ...]:
-    """With its slopes in the mean and in the deviation, in one pass over the nodes of the rule that has any rows."""
-    s, mean, sd = jnp.broadcast_arrays(s, mean, sd)
-    right, wide = s > mean, sd > SEAM
-    sign, scale = jnp.where(right, 1.0, -1.0).astype(s.dtype), jnp.where(wide, sd, SEAM)
-
-    at_mean, narrow = _exp(mean - s), jnp.where(wide, SEAM, sd)
-
-    def by_f(node):  # and its opposite
-        up = jnp.exp(narrow * node)
-        x, y = at_mean * up, at_mean / up
-        below, above = jnp.exp(-x), jnp.exp(-y)
-        kept, by_x, by_y = below + above, sign * x * below, sign * y * above
-        return jnp.where(right, 2.0 - kept, kept), by_x + by_y, node * (by_x - by_y)
-
-    def by_g(node):
-        z = (s - mean - node) / scale
-        density = sign * jnp.exp(-0.5 * z**2 - 0.5 * LOG_2PI) / scale
-        return 0.5 * lax.erfc(sign * z * SQRT_HALF), density, density * z
-
-    def averages(function, rule):
-        def add(sums, node):
-            return jax.tree.map(lambda total, term: total + node[1] * term, sums, function(node[0])), None
-
-        nodes = tuple(jnp.asarray(array, s.dtype) for array in rule)
-        return lambda: lax.scan(add, (jnp.zeros_like(s),) * 3, nodes, unroll=8)[0]
-
-    def none():
-        return (jnp.zeros_like(s),) * 3
-
+def log_cdf_and_slopes(
+    mean: jax.Array, sd: jax.Array, num_nodes: int
+) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    """
+    log P(f + G ≤ s) and its slopes in the mean and the deviation of f, as a function of s: what is the same for all s
+    is computed once, and the three in one pass over the nodes of the rule that has any rows.
+    """
+    wide = sd > SEAM
+    narrow, scale = jnp.where(wide, SEAM, sd), jnp.where(wide, sd, SEAM)
+    # Of Gauss-Hermite's nodes with their opposites, one in the middle counts half.
     z, weights = (array[num_nodes // 2 :] for array in hermite(num_nodes))
-    weights = np.where((np.arange(num_nodes) == (num_nodes - 1) / 2)[num_nodes // 2 :], 0.5 * weights, weights)
-    narrow_ones = lax.cond(jnp.all(wide), none, averages(by_f, (z, weights)))
-    wide_ones = lax.cond(jnp.any(wide), averages(by_g, gumbel(num_nodes)), none)
-    return jax.tree.map(functools.partial(jnp.where, wide), wide_ones, narrow_ones)
+    weights = np.where(z > 1e-9, weights, 0.5 * weights)
+    z, weights, g, gumbel_weights = (jnp.asarray(array, sd.dtype) for array in (z, weights, *gumbel(num_nodes)))
+    up = jnp.exp(z.reshape((-1,) + (1,) * sd.ndim) * narrow)
+
+    def at(s):
+        right = s > mean
+        sign, at_mean = jnp.where(right, 1.0, -1.0).astype(s.dtype), _exp(mean - s)
+
+        def by_f(node):
+            z, up = node
+            x, y = at_mean * up, at_mean / up
+            below, above = jnp.exp(-x), jnp.exp(-y)
+            kept, by_x, by_y = below + above, sign * x * below, sign * y * above
+            return jnp.where(right, 2.0 - kept, kept), by_x + by_y, z * (by_x - by_y)
+
+        def by_g(node):
+            z = (s - mean - node) / scale
+            density = sign * jnp.exp(-0.5 * z**2 - 0.5 * LOG_2PI) / scale
+            return 0.5 * lax.erfc(sign * z * SQRT_HALF), density, density * z
+
+        def averages(function, nodes, weights):
+            def add(sums, node):
+                return jax.tree.map(lambda total, term: total + node[1] * term, sums, function(node[0])), None
+
+            zeros = (jnp.zeros_like(s + mean),) * 3
+            return lambda: lax.scan(add, zeros, (nodes, weights), unroll=8)[0]
+
+        def none():
+            return (jnp.zeros_like(s + mean),) * 3
+
+        narrow_ones = lax.cond(jnp.all(wide), none, averages(by_f, (z, up), weights))
+        wide_ones = lax.cond(jnp.any(wide), averages(by_g, g, gumbel_weights), none)
+        # P(f + G > s) above the mean of f, P(f + G ≤ s) below: what is small; logarithms of many classes are added.
+        side, by_mean, by_sd = jax.tree.map(functools.partial(jnp.where, wide), wide_ones, narrow_ones)
+        left = jnp.where(right, 1.0, jnp.maximum(side, jnp.finfo(side.dtype).tiny))
+        other = jnp.where(right, side, 0.0)
+        over = 1.0 / jnp.where(right, other - 1.0, left)
+        return jnp.where(right, jnp.log1p(-other), jnp.log(left)), by_mean * over, by_sd * over
+
+    return at
 
 
 def log_density(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax.Array:

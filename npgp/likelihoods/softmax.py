@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.likelihoods.base import Likelihood, aligned, check_nodes
-from npgp.likelihoods.gumbel import log_cdf, log_density
+from npgp.likelihoods.gumbel import log_cdf, log_cdf_and_slopes, log_density
 from npgp.likelihoods.numerics import deviation
 from npgp.likelihoods.quadrature import trapezoid
 from npgp.pytrees import pytree, static
@@ -80,21 +81,7 @@ class Softmax(Likelihood):
 
     def expected_log_prob(self, y, mean, variance):
         mean, sd = self._gaussians(y, mean, variance)
-        # Upward to where the tail is exponential: from sd² above f's mean, or further out than f's own tail reaches.
-        near = jnp.minimum(sd, REACH)
-        above = jnp.minimum(near**2, 0.5 * near**2 + 7.5) + REACH * (sd - near) + 8 + np.log(self.num_classes)
-        lower, upper = lax.stop_gradient((_lower(mean, sd), jnp.max(mean + above, axis=0)))
-        # Beyond the range the largest's distribution function is 1 − E[Σ exp(f_c)] exp(−s), up to exp(−2s), and the
-        # sum goes on as a geometric series.
-        log_total = logsumexp(mean + 0.5 * near**2, axis=0)
-        s, step = trapezoid(lower, upper, 5 * self.num_nodes)
-
-        @jax.checkpoint
-        def add(total, s):
-            return total - jnp.expm1(jnp.sum(log_cdf(s, mean, sd, self.num_nodes), axis=0)), None
-
-        above, _ = lax.scan(add, jnp.exp(log_total - upper) / jnp.expm1(step), s)
-        return _of_class(y, mean) - (lower + step * (above - 0.5) - np.euler_gamma)
+        return _of_class(y, mean) - _expected_total(self.num_nodes, mean, sd)
 
     def site_curvature(self, y, mean, variance):
         """``p_c (1 − p_c)`` at MacKay's (1992) approximation of the probabilities; the integral takes far longer."""
@@ -145,6 +132,42 @@ class Softmax(Likelihood):
         mean, variance = aligned(self, y, mean, variance)
         shape = jnp.broadcast_shapes(mean.shape, variance.shape)
         return jnp.broadcast_to(mean, shape), jnp.broadcast_to(deviation(variance), shape)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _expected_total(num_nodes: int, mean: jax.Array, sd: jax.Array) -> jax.Array:
+    """E[log Σ_c exp(f_c)]."""
+    return _total_and_slopes(num_nodes, mean, sd)[0]
+
+
+@_expected_total.defjvp
+def _(num_nodes, primals, tangents):
+    value, *slopes = _total_and_slopes(num_nodes, *primals)
+    return value, sum(jnp.sum(slope * tangent, axis=0) for slope, tangent in zip(slopes, tangents, strict=True))
+
+
+def _total_and_slopes(num_nodes: int, mean: jax.Array, sd: jax.Array) -> tuple[jax.Array, ...]:
+    """E[log Σ_c exp(f_c)] with its slopes in mean and deviation, (C, ...), in one pass."""
+    # Upward to where the tail is exponential: from sd² above f's mean, or further out than f's own tail reaches.
+    near = jnp.minimum(sd, REACH)
+    above = jnp.minimum(near**2, 0.5 * near**2 + 7.5) + REACH * (sd - near) + 8 + np.log(len(mean))
+    lower, upper = lax.stop_gradient((_lower(mean, sd), jnp.max(mean + above, axis=0)))
+    s, step = trapezoid(lower, upper, 5 * num_nodes)
+    # Beyond the range the largest's distribution function is 1 − E[Σ exp(f_c)] exp(−s), up to exp(−2s), and the sum
+    # goes on as a geometric series.
+    each = jnp.exp(mean + 0.5 * near**2 - upper) / jnp.expm1(step)
+    log_cdfs = log_cdf_and_slopes(mean, sd, num_nodes)
+
+    @jax.checkpoint
+    def add(sums, s):
+        logs, by_mean, by_sd = log_cdfs(s)
+        log_all = jnp.sum(logs, axis=0)
+        terms = -jnp.expm1(log_all), -jnp.exp(log_all) * by_mean, -jnp.exp(log_all) * by_sd
+        return jax.tree.map(jnp.add, sums, terms), None
+
+    start = jnp.sum(each, axis=0), each, jnp.where(sd < REACH, sd, 0.0) * each
+    (total, by_mean, by_sd), _ = lax.scan(add, start, s)
+    return lower + step * (total - 0.5) - np.euler_gamma, step * by_mean, step * by_sd
 
 
 def _range(mean: jax.Array, sd: jax.Array) -> tuple[jax.Array, jax.Array]:
