@@ -148,6 +148,8 @@ class Likelihood(ByName):
         mean, variance = aligned(self, y, mean, variance)
         check_quadrature(self)
         if self.smooth:
+            of = jax.eval_shape(lambda m, v: self.log_prob(m + v, y), mean, variance)
+            mean, variance = (jnp.broadcast_to(array, of.shape).astype(of.dtype) for array in (mean, variance))
             f, weights = quadrature.smooth_rule(mean, variance, self.num_nodes)
             return linalg.weighted_sum(weights, self.log_prob(f, y))
         if self.num_latents == 1:
