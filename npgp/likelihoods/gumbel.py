@@ -81,9 +81,9 @@ def log_cdf_and_slopes(
     wide = sd > SEAM
     narrow, scale = jnp.where(wide, SEAM, sd), jnp.where(wide, sd, SEAM)
     # Of Gauss-Hermite's nodes with their opposites, one in the middle counts half.
-    z, weights = (array[num_nodes // 2 :] for array in hermite(num_nodes))
-    weights = np.where(z > 1e-9, weights, 0.5 * weights)
-    z, weights, g, gumbel_weights = (jnp.asarray(array, sd.dtype) for array in (z, weights, *gumbel(num_nodes)))
+    half, of_half = (array[num_nodes // 2 :] for array in hermite(num_nodes))
+    rules = half, np.where(half > 1e-9, 1.0, 0.5) * of_half, *gumbel(num_nodes)
+    z, weights, g, gumbel_weights = (jnp.asarray(array, sd.dtype) for array in rules)
     up = jnp.exp(z.reshape((-1,) + (1,) * sd.ndim) * narrow)
 
     def at(s):
