@@ -45,7 +45,7 @@ from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import GroupResidual, Residual, residual_of
-from npgp.variational.blocks import DenseNormal, whitened_mean, whitened_variance
+from npgp.variational.blocks import BlockNormal, whitened_mean, whitened_variance
 from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.posterior import Posterior
 
@@ -201,7 +201,6 @@ class ApproximateGP(JointDensity, Stackable):
         whitened = _whitened(projection, noise)
         (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))
         if self.method == "sor":
-            assert isinstance(q, DenseNormal)
             return DegeneratePosterior(projector, q)
         return Posterior(projector, (q,))
 
@@ -261,7 +260,7 @@ class DegeneratePosterior(FunctionPosterior):
     """
 
     projector: Projector
-    q: DenseNormal
+    q: BlockNormal
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

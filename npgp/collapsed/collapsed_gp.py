@@ -306,9 +306,7 @@ class CollapsedGP(JointDensity, Stackable):
         else:
             found = self._search(projector, rows, start)
             q, to_go = found.q, found.to_go
-        # A Gaussian's S is one for all rows of y.
-        scales = (getattr(block, "scale_tril", getattr(block, "scale", None)) for block in q)
-        return tuple((block.loc, scale) for block, scale in zip(q, scales, strict=True)), to_go
+        return tuple((block.loc, block.scale_array) for block in q), to_go  # a Gaussian's S is one for all rows of y
 
     def log_likelihood(self, y: ArrayLike) -> jax.Array:
         """

@@ -49,7 +49,6 @@ from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
     BlockNormal,
-    DenseNormal,
     DiagonalNormal,
     WhitenedPrior,
     block_normal,
@@ -240,14 +239,13 @@ class SparseGP:
             batch = (*q_block.batch_shape, 1) if q_block.batch_shape else ()
             loc = jnp.reshape(q_block.loc, (*batch, block.size))
             params[f"{prefix}{site}.loc"] = loc if L is None else linalg.matmul(L, loc[..., None])[..., 0]
-            if isinstance(q_block, DiagonalNormal):
-                if L is not None:
+            if q_block.learned:
+                if q_block.kind == "diagonal" and L is not None:
                     raise ValueError(f"{self.name} has unwhitened diagonal blocks, which are another family than q's.")
-                params[f"{prefix}{site}.scale"] = jnp.reshape(q_block.scale, (*batch, block.size))
-            elif isinstance(q_block, DenseNormal):
-                tril = jnp.broadcast_to(q_block.scale_tril, (*q_block.batch_shape, block.size, block.size))
-                tril = jnp.reshape(tril, (*batch, block.size, block.size))
-                params[f"{prefix}{site}.scale_tril"] = tril if L is None else linalg.matmul(L, tril)
+                _, scale = q_block.marginal().arrays(q_block.batch_shape)
+                assert scale is not None
+                scale = jnp.reshape(scale, batch + scale.shape[len(q_block.batch_shape) :])
+                params[f"{prefix}{site}.{SCALE_NAMES[q_block.kind]}"] = scale if L is None else linalg.matmul(L, scale)
         return params
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:

@@ -8,7 +8,7 @@ are NumPyro distributions with closed-form KL divergences, so a guide samples fr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from numpyro.distributions.kl import kl_divergence
 from npgp import checks, linalg
 from npgp.contract import FixedConstraint, FixedTransform, is_prng_key
 from npgp.sparse.projection import Projection
+
+#: Mean and scale of a block; ``None`` for the scale of one whose covariance is not learned.
+Arrays = tuple[jax.Array, jax.Array | None]
 
 # ---------------------------------------------------------------------------------------------------------------
 # The distributions of one block
@@ -90,13 +93,27 @@ class BlockNormal(dist.Distribution):
         """
         raise NotImplementedError
 
+    @property
+    def scale_array(self) -> jax.Array | None:
+        """L_S, (..., M, M), or its diagonal, (..., M), by the kind; ``None`` where S is not learned."""
+        return None
+
+    def _arrays(self, function: Callable[[jax.Array, int], jax.Array]) -> Arrays:
+        """What :func:`block_normal` makes a block of, by a function of each array and its number of axes less batch."""
+        scale = self.scale_array
+        return function(self.loc, 1), None if scale is None else function(scale, 2 if self.kind == "dense" else 1)
+
+    def arrays(self, batch: tuple[int, ...]) -> Arrays:
+        """What :func:`block_normal` makes a block of, for each function of a batch."""
+        return self._arrays(lambda x, own: jnp.broadcast_to(x, batch + x.shape[x.ndim - own :]))
+
     def without_last_batch_dim(self) -> BlockNormal:
         """The same distribution, its last batch dimension (of size 1) dropped."""
-        raise NotImplementedError
+        return block_normal(self.kind, *self._arrays(lambda x, own: jnp.squeeze(x, -own - 1) if x.ndim > own else x))
 
     def take(self, members: jax.Array) -> BlockNormal:
         """Those of some functions of a plate, by their numbers, (C,)."""
-        raise NotImplementedError
+        return block_normal(self.kind, *self._arrays(lambda x, own: x[members] if x.ndim > own else x))
 
     def marginal(self) -> BlockNormal:
         """The block's distribution by itself, where others depend on it (npgp/variational/joint.py)."""
@@ -143,14 +160,9 @@ class DenseNormal(BlockNormal):
         self.scale_tril = scale_tril
         super().__init__(batch, jnp.shape(loc)[-1:], validate_args=validate_args)
 
-    def without_last_batch_dim(self):
-        tril = self.scale_tril if self.scale_tril.ndim == 2 else self.scale_tril[..., 0, :, :]
-        return DenseNormal(self.loc[..., 0, :], tril)
-
-    def take(self, members):
-        return DenseNormal(
-            self.loc[members], self.scale_tril if self.scale_tril.ndim == 2 else self.scale_tril[members]
-        )
+    @property
+    def scale_array(self):
+        return self.scale_tril
 
     def _color(self, z):
         return linalg.matmul(self.scale_tril, z[..., None])[..., 0]
@@ -190,11 +202,9 @@ class DiagonalNormal(BlockNormal):
         self.loc, self.scale = jnp.broadcast_to(loc, shape), jnp.broadcast_to(scale, shape)
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
-    def without_last_batch_dim(self):
-        return DiagonalNormal(self.loc[..., 0, :], self.scale[..., 0, :])
-
-    def take(self, members):
-        return DiagonalNormal(self.loc[members], self.scale[members])
+    @property
+    def scale_array(self):
+        return self.scale
 
     def _color(self, z):
         return self.scale * z
@@ -232,12 +242,6 @@ class MeanOnlyNormal(BlockNormal):
         self.loc = jnp.asarray(loc)
         super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=validate_args)
 
-    def without_last_batch_dim(self):
-        return MeanOnlyNormal(self.loc[..., 0, :])
-
-    def take(self, members):
-        return MeanOnlyNormal(self.loc[members])
-
     def _color(self, z):
         return z
 
@@ -267,14 +271,6 @@ def block_normal(kind: str, loc: jax.Array, scale: jax.Array | None) -> BlockNor
     if kind == "mean-only":
         return MeanOnlyNormal(loc)
     return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
-
-
-def of_each(block: BlockNormal, batch: tuple[int, ...]) -> tuple[jax.Array, jax.Array | None]:
-    """The arrays that :func:`block_normal` makes a block of, for each function of a batch."""
-    loc = jnp.broadcast_to(block.loc, batch + block.event_shape)
-    if isinstance(block, DenseNormal):
-        return loc, jnp.broadcast_to(block.scale_tril, batch + block.scale_tril.shape[-2:])
-    return loc, jnp.broadcast_to(block.scale, loc.shape) if isinstance(block, DiagonalNormal) else None
 
 
 class SquareTril(FixedConstraint):

@@ -15,9 +15,8 @@ from npgp.chunks import map_chunks, rows_at_once
 from npgp.features import Points
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
-from npgp.sparse.members import Members
-from npgp.sparse.projection import Projector
-from npgp.variational.blocks import BlockNormal, block_normal, of_each, whitened_mean
+from npgp.sparse.projection import Members, Projector
+from npgp.variational.blocks import Arrays, BlockNormal, block_normal, whitened_mean
 from npgp.variational.joint import JointBlock
 
 __all__ = ["Paths", "draw_functions"]
@@ -128,12 +127,12 @@ def _of_members(
             "draw_functions has no draws of functions with a kernel each that q makes dependent: use Posterior.sample."
         )
 
-    def of_one(projector: Projector, key: jax.Array, arrays: tuple[tuple[jax.Array, jax.Array | None], ...]):
+    def of_one(projector: Projector, key: jax.Array, arrays: tuple[Arrays, ...]):
         blocks = tuple(block_normal(block.kind, *values) for block, values in zip(q, arrays, strict=True))
         paths = draw_functions(projector, blocks, (), key, num_draws, num_features)
         return paths.feature_arrays, paths.feature_weights, paths.block_weights
 
     keys = jax.random.split(rng_key, batch)
-    found, w, weights = members.each(of_one, keys, tuple(of_each(block, batch) for block in q))
+    found, w, weights = members.each(of_one, keys, tuple(block.arrays(batch) for block in q))
     w, weights = jax.tree.map(lambda x: jnp.moveaxis(x, len(batch), 0), (w, weights))
     return Paths(members, found, w, weights, num_features)

@@ -19,7 +19,7 @@ from jax.scipy.linalg import block_diag
 from npgp import linalg
 from npgp.context import context
 from npgp.contract import name_here
-from npgp.variational.blocks import BlockNormal, block_normal, of_each
+from npgp.variational.blocks import BlockNormal, block_normal
 
 __all__ = ["Slot", "reported", "reported_jointly"]
 
@@ -53,7 +53,7 @@ def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal:
     slot = context().slots.get(name_here(site))
     if slot is None:
         return q
-    loc, scale = of_each(q, q.batch_shape)
+    loc, scale = q.arrays(q.batch_shape)
     factor = linalg.diagonal_matrix(L) if diagonal else L
     H = linalg.lower_matmul(root, factor, transpose=True) if root.ndim > loc.ndim else root[..., None] * factor
     return block_normal(q.kind, *_with_report((loc, scale), (H, linalg.gram(factor)), slot))

@@ -31,7 +31,6 @@ from npgp.sparse.projection import Projection, Projector
 from npgp.sparse.residuals import residual_of
 from npgp.variational.blocks import (
     BlockNormal,
-    DenseNormal,
     block_normal,
     learned_blocks,
     whitened_mean,
@@ -121,13 +120,10 @@ def _check_result(arrays: Sequence[Scaled], moved, max_iterations: int, toleranc
 # Blocks as arrays
 
 
-def _scale(block: BlockNormal) -> jax.Array:
-    return block.scale_tril if isinstance(block, DenseNormal) else block.scale  # type: ignore[attr-defined]
-
-
 def _compose(block: BlockNormal, loc: jax.Array, scale: jax.Array) -> Scaled:
     """Mean and scale of ``ε = m + L η`` for η of these."""
-    L = _scale(block)
+    L = block.scale_array
+    assert L is not None
     if block.kind == "diagonal":
         return block.loc + L * loc, L * scale
     return block.loc + linalg.matmul(L, loc[..., None])[..., 0], linalg.matmul(L, scale)
@@ -151,7 +147,7 @@ def _gaussian_optimum(projection: Projection, q: Sequence[BlockNormal], y, noise
 
     def optimum(A, y, noise):
         eta = gaussian_optimum(Projection(A, projection.prior_variance), y, noise, kinds)
-        return tuple((block.loc, _scale(block)) for block in eta)
+        return tuple((block.loc, block.scale_array) for block in eta)
 
     if noise.ndim < 2 and all(A_i.ndim == 2 for A_i in A):
         return optimum(A, y, noise)
