@@ -26,8 +26,8 @@ from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.observations import Observations
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
-from npgp.sparse.members import Members, factorize_members
-from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
+from npgp.sparse.members import factorize_members
+from npgp.sparse.projection import Members, Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import Residual, residual_of
 from npgp.variational.blocks import block_normal
 from npgp.variational.optimum import gaussian_optimum
@@ -335,8 +335,7 @@ class CollapsedGP(JointDensity, Stackable):
     def _projector(self) -> Projector | Members:
         if self.outputs is None:
             return factorize(self.kernel, self.blocks, self.jitter)
-        made = factorize_members(self.kernel, self.blocks, (self.outputs, 1), self.jitter)
-        return Members.of(made, (self.outputs,))
+        return factorize_members(self.kernel, self.blocks, (self.outputs, 1), self.jitter).expand((self.outputs,))
 
     def _each(self, function: Callable[..., Any], rows: Observations) -> Any:
         """
@@ -352,7 +351,6 @@ class CollapsedGP(JointDensity, Stackable):
         projector = self._projector()
         if self.outputs is None:
             return function(self, projector, rows, self.start)
-        assert isinstance(projector, Members)
 
         def per_output(x: Any) -> Any:
             if jnp.ndim(x) < 2 or jnp.shape(x)[0] != self.outputs:

@@ -31,8 +31,7 @@ from npgp.model.rerun import Hidden
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import current_trace, trace_of
-from npgp.sparse.members import Members
-from npgp.sparse.projection import Projector
+from npgp.sparse.projection import Members, Projector
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import Branches, JointBlock, joint_posterior, times_factor
 from npgp.variational.pseudo import joint_root
@@ -397,7 +396,7 @@ class JointPseudoData:
 def _factor(projector: Projector | Members) -> tuple[jax.Array, bool]:
     """The factor L of a component's first block, with an axis in front if functions have one each; or its diagonal."""
     L = projector.cholesky[0]
-    return L, L.ndim - (len(projector.batch_shape) if isinstance(projector, Members) else 0) == 1
+    return L, L.ndim - len(projector.batch_shape) == 1
 
 
 def _own(

@@ -20,8 +20,8 @@ from npgp.model.protocol import Given, Moments
 from npgp.model.sampled import Points, Sampled, Sampling
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
-from npgp.sparse.members import Members, factorize_members
-from npgp.sparse.projection import Projection, Projector
+from npgp.sparse.members import factorize_members
+from npgp.sparse.projection import Members, Projection, Projector
 from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.joint import JointBlock, sum_of_roots
@@ -280,8 +280,8 @@ class ChosenFunction(Function):
     @cached_property
     def _projection(self) -> Projection:
         rows, projector = self._rows, self.projector
-        if isinstance(projector, Members):
-            return self._members(projector, rows.places.members)(rows.places.parts.gather_rows(rows.inputs))
+        if projector.batch_shape:
+            return self._members(rows.places.members)(rows.places.parts.gather_rows(rows.inputs))
         # One kernel for all: at the rows of X, or at those that are chosen, if these are fewer.
         few = rows.X.ndim == 2 and rows.X.shape[0] <= rows.shape[0]
         projection = self.cache.project(rows.X) if few else projector(rows.inputs)
@@ -292,8 +292,9 @@ class ChosenFunction(Function):
         A = tuple(jnp.moveaxis(by_part(A_i), 0, -2) for A_i in projection.A)
         return Projection(A, *jax.tree.map(by_part, (projection.prior_variance, projection.left)))
 
-    def _members(self, projector: Members, members: jax.Array) -> Members:
-        return projector.expand(self._source.batch_shape).take(members)
+    def _members(self, members: jax.Array) -> Members:
+        """The functions of rows, by their numbers."""
+        return self.projector.expand(self._source.batch_shape).take(members)
 
     def _by_row(self, values: jax.Array) -> jax.Array:
         """(…, N), from (C, …, B)."""
@@ -319,14 +320,9 @@ class ChosenFunction(Function):
 
     def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
         """The residual's covariance between rows, (n, N): none between different functions."""
-        projector = self.projector
         assert before.group is not None
-        if isinstance(projector, Members):
-            # Row by row with its function's kernel; what is another function's is dropped below.
-            members = self._members(projector, before.group)
-            D = members.each(lambda p, x: p.kernel(x[None], after.X)[0], before.X)
-        else:
-            D = projector.kernel(before.X, after.X)
+        # Row by row with its function's kernel; what is another function's is dropped below.
+        D = self._members(before.group).each(lambda p, x: p.kernel(x[None], after.X)[0], before.X)
         for A, B, use in zip(before.A, after.A, blocks, strict=True):
             D = D - linalg.transposed_matmul(A, B) if use else D
         return jnp.where(before.group[:, None] == after.group, D, 0.0)
@@ -344,15 +340,10 @@ class ChosenFunction(Function):
 
     def _within(self, groups: Groups, blocks: Sequence[bool]) -> jax.Array:
         X, member = groups.gather_rows(self._rows.inputs), groups.gather(self._rows.places.group)
-        projector = self.projector
-        if isinstance(projector, Members):
-            # Row by row with its function's kernel; what is another function's is dropped below.
-            members = self._members(projector, member)
-            number = jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
-            D = members.each(lambda p, x, group: p.kernel(x[None], X[0] if len(X) == 1 else X[group])[0], X, number)
-            D = jnp.where(jnp.eye(groups.size, dtype=bool), members.each(lambda p, x: p.kernel.diag(x[None]), X), D)
-        else:
-            D = jax.vmap(projector.kernel)(X)
+        # Row by row with its function's kernel; what is another function's is dropped below.
+        members, number = self._members(member), jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
+        D = members.each(lambda p, x, group: p.kernel(x[None], X[0] if len(X) == 1 else X[group])[0], X, number)
+        D = jnp.where(jnp.eye(groups.size, dtype=bool), members.each(lambda p, x: p.kernel.diag(x[None]), X), D)
         for A, use in zip(self._projection.A, blocks, strict=True):
             D = D - groups.gram(self._by_row(A)) if use else D
         return jnp.where(member[:, :, None] == member[:, None, :], D, 0.0)

@@ -43,8 +43,8 @@ from npgp.model.sites import (
     shared_part,
     trained,
 )
-from npgp.sparse.members import Members, factorize_members
-from npgp.sparse.projection import Projector, as_blocks
+from npgp.sparse.members import factorize_members
+from npgp.sparse.projection import Members, Projector, as_blocks
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
@@ -302,7 +302,7 @@ def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) 
     front, with that of rows.
     """
     L = projector.cholesky[i]
-    if not isinstance(projector, Members):
+    if not projector.batch_shape:
         return L, L.ndim == 1
     own = L.shape[len(projector.batch_shape) :]
     return jnp.broadcast_to(L.reshape(*projector.batch_shape, 1, *own), (*plates, *own)), len(own) == 1

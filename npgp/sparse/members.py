@@ -13,8 +13,8 @@ what they share computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,151 +23,10 @@ import numpy as np
 
 from npgp.features import InducingBlock, Points
 from npgp.kernels import Kernel
-from npgp.pytrees import pytree
-from npgp.sparse.groups import Groups
-from npgp.sparse.projection import Projected, Projection, Projector, factorize
+from npgp.sparse.projection import Members, Projector, Shape, factorize
 
-Shape = tuple[int, ...]
 #: Of an array of which functions have one each: the functions' shape, and that of one function's.
 Parted = tuple[Shape, Shape]
-
-
-@pytree
-@dataclass(frozen=True)
-class Members:
-    """
-    The factorized inducing blocks of several functions, each with a kernel, or inducing inputs, of its own; made by
-    :func:`factorize_members`. It is used as a :class:`~npgp.sparse.Projector` is, and what it returns has the
-    functions' axes in front.
-
-    .. code-block:: python
-
-        kernels = npgp.RBF(np.array([[0.5], [2.0]]))
-        members = npgp.sparse.factorize_members(kernels, [npgp.features.Points(Z)], (2, 1))
-        assert members.batch_shape == (2,) and members.cholesky[0].shape == (2, 6, 6)
-
-    :param projectors: those of all functions in one. Arrays that differ between functions have a leading axis.
-    :param varies: which of its arrays do.
-    :param batch_shape: shape of the functions; their leading axis is all of these.
-    """
-
-    projectors: Projector
-    varies: tuple[bool, ...] = field(metadata={"static": True})
-    batch_shape: Shape = field(metadata={"static": True})
-
-    @classmethod
-    def of(cls, projector: Projector | Members, batch_shape: Shape) -> Members:
-        """The same for each function of a batch, be it one projector or several."""
-        if not isinstance(projector, Members):
-            projector = cls(projector, (False,) * len(jax.tree.leaves(projector)), ())
-        return projector.expand(batch_shape)
-
-    def each(self, function: Callable[..., Any], *arrays: Any) -> Any:
-        """
-        A function of each one's projector.
-
-        :param function: of a :class:`~npgp.sparse.Projector`, and of each one's share of the arrays.
-        :param arrays: trees of arrays of shape batch + (...).
-        :return: what it returns, batch + (...).
-        """
-        leaves, structure = jax.tree.flatten(self.projectors)
-        count = math.prod(self.batch_shape)
-
-        def of_one(own: Any, arrays: Any) -> Any:
-            own = iter(own)
-            merged = [next(own) if varies else leaf for varies, leaf in zip(self.varies, leaves, strict=True)]
-            return function(jax.tree.unflatten(structure, merged), *arrays)
-
-        own = [leaf for varies, leaf in zip(self.varies, leaves, strict=True) if varies]
-        first = len(self.batch_shape)
-        flat = jax.tree.map(lambda x: jnp.reshape(x, (count, *jnp.shape(x)[first:])), arrays)
-        return jax.tree.map(self._unflat, jax.vmap(of_one, axis_size=count)(own, flat))
-
-    def expand(self, batch_shape: Shape) -> Members:
-        """The same for a larger batch of functions, to whose shape this one's broadcasts."""
-        if batch_shape == self.batch_shape:
-            return self
-        leaves, structure = jax.tree.flatten(self.projectors)
-        count = math.prod(batch_shape)
-
-        def wider(x: Any) -> jax.Array:
-            x = self._unflat(x)
-            own = x.shape[len(self.batch_shape) :]
-            return jnp.broadcast_to(x, (*batch_shape, *own)).reshape(count, *own)
-
-        leaves = [wider(x) if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
-        return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=batch_shape)
-
-    def take(self, members: jax.Array) -> Members:
-        """Some of the functions, by their numbers, of any shape; they may be repeated. Of those of one plate."""
-        leaves, structure = jax.tree.flatten(self.projectors)
-        index = jnp.ravel(members)
-        leaves = [x[index] if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
-        return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=members.shape)
-
-    def _unflat(self, x: jax.Array) -> jax.Array:
-        return x.reshape(*self.batch_shape, *x.shape[1:])
-
-    @property
-    def kernel(self) -> Kernel:
-        """The kernel of all functions, with hyperparameters batch + (1, ...) where they differ."""
-        kernel, structure = jax.tree.flatten(self.projectors.kernel)
-        own = self.varies[: len(kernel)]
-        shape = (*self.batch_shape, 1)
-        leaves = [x.reshape(*shape, *x.shape[1:]) if v else x for x, v in zip(kernel, own, strict=True)]
-        return jax.tree.unflatten(structure, leaves)
-
-    @property
-    def blocks(self) -> tuple[InducingBlock, ...]:
-        """The inducing blocks, with inputs batch + (M, D) where they differ."""
-        blocks, structure = jax.tree.flatten(self.projectors.blocks)
-        before = len(jax.tree.leaves(self.projectors.kernel))
-        own = self.varies[before : before + len(blocks)]
-        return jax.tree.unflatten(structure, [self._unflat(x) if v else x for x, v in zip(blocks, own, strict=True)])
-
-    @property
-    def cholesky(self) -> tuple[jax.Array, ...]:
-        """L_i, batch + (M_i, M_i), or their diagonals."""
-        return tuple(map(self._unflat, self.projectors.cholesky))
-
-    @property
-    def factors(self) -> tuple[jax.Array, ...]:
-        """L_i as matrices, batch + (M_i, M_i)."""
-        return self.each(lambda projector: projector.factors)
-
-    @property
-    def jitter(self) -> tuple[jax.Array, ...]:
-        """For each block, the relative jitter that each function's factorization took; batch shape."""
-        return tuple(map(self._unflat, self.projectors.jitter))
-
-    def __call__(self, X: jax.Array) -> Projection:
-        """Project inputs on every block: (N, D), the same for all functions, or batch + (N, D)."""
-        if X.ndim > 2:
-            return self.expand(X.shape[:-2]).each(lambda projector, X: projector(X), X)
-        return self.each(lambda projector: projector(X))
-
-    def residual_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
-    ) -> jax.Array:
-        """As of :class:`~npgp.sparse.Projector`: batch + (N, N), or batch + (N, N')."""
-        if other is not None:
-            batch = np.broadcast_shapes(X.shape[:-2], other[0].shape[:-2], self.batch_shape)
-            arrays = (X, tuple(A), (other[0], tuple(other[1])))
-            arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (*batch, *x.shape[-2:])), arrays)
-            return self.expand(batch).each(lambda p, X, A, other: p.residual_covariance(X, A, blocks, other), *arrays)
-        if X.ndim > 2:
-            members = self.expand(X.shape[:-2])
-            return members.each(lambda p, X, A: p.residual_covariance(X, A, blocks), X, tuple(A))
-        return self.each(lambda projector, A: projector.residual_covariance(X, A, blocks), tuple(A))
-
-    def group_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
-    ) -> jax.Array:
-        """As of :class:`~npgp.sparse.Projector`: batch + (G, g, g)."""
-        if X.ndim > 2:
-            members = self.expand(X.shape[:-2])
-            return members.each(lambda p, X, A: p.group_covariance(X, A, groups, blocks), X, tuple(A))
-        return self.each(lambda projector, A: projector.group_covariance(X, A, groups, blocks), tuple(A))
 
 
 def factorize_members(

@@ -12,12 +12,14 @@ al. 2015); two are the orthogonal decomposition of Salimbeni et al. 2018 and Shi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from npgp import linalg
 from npgp.features import InducingBlock, as_block, covariance
@@ -26,6 +28,8 @@ from npgp.programs.double import in_double, is_worth_it
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 
+#: Shape of a batch of functions.
+Shape: TypeAlias = tuple[int, ...]
 #: Inputs, (N, D), and their projections on each block.
 Projected: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
 
@@ -117,6 +121,15 @@ class Projector:
         """A function of this projector and arrays: the one kernel's share of :meth:`npgp.sparse.Members.each`."""
         return function(self, *arrays)
 
+    @property
+    def batch_shape(self) -> Shape:
+        """One kernel: ``()``."""
+        return ()
+
+    def expand(self, batch_shape: Shape) -> Any:
+        """The same for each function of a batch."""
+        return Members(self, (False,) * len(jax.tree.leaves(self)), ()).expand(batch_shape) if batch_shape else self
+
     def most_jitter(self) -> jax.Array:
         """Largest variance that jitter has added to an inducing value, a scalar."""
         most = jnp.zeros((), self.jitter[0].dtype)
@@ -168,14 +181,17 @@ class Projector:
         :param blocks: which blocks to project out; all if omitted.
         :param other: the inputs X' and their projections.
         """
+        batch = X.shape[:-2] if other is None else np.broadcast_shapes(X.shape[:-2], other[0].shape[:-2])
+        if batch:
+            return self.expand(batch).residual_covariance(X, A, blocks, other)
         if self.rest is not None:  # rounded projections do not tell a small covariance from a large one's rounding
             return self._exactly(lambda p, X, other: p._residual_covariance(X, blocks, other), X, other and other[0])
         if other is not None:
-            D = self._cross_covariance(X, other[0])
+            D = self.kernel(X, other[0])
             for A_i, B_i in zip(_projected_out(A, blocks), _projected_out(other[1], blocks), strict=True):
                 D = D - linalg.transposed_matmul(A_i, B_i)
             return D
-        D = self._own_covariance(X)
+        D = self.kernel(X)
         for A_i in _projected_out(A, blocks):
             D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
         return D
@@ -183,15 +199,6 @@ class Projector:
     def _residual_covariance(self, X: jax.Array, blocks: Sequence[bool] | None, other: jax.Array | None) -> jax.Array:
         between = None if other is None else (other, self(other).A)
         return self.residual_covariance(X, self(X).A, blocks, between)
-
-    def _own_covariance(self, X: jax.Array) -> jax.Array:
-        return self.kernel(X) if X.ndim == 2 else jax.vmap(self._own_covariance)(X)
-
-    def _cross_covariance(self, X: jax.Array, X2: jax.Array) -> jax.Array:
-        if X.ndim == X2.ndim == 2:
-            return self.kernel(X, X2)
-        each = [0 if x.ndim > 2 else None for x in (X, X2)]
-        return jax.vmap(self._cross_covariance, each)(X, X2)
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
@@ -202,13 +209,147 @@ class Projector:
         :param groups: a partition of the rows.
         """
         if X.ndim > 2:
-            return jax.vmap(lambda X, A: self.group_covariance(X, A, groups, blocks))(X, tuple(A))
+            return self.expand(X.shape[:-2]).group_covariance(X, A, groups, blocks)
         if self.rest is not None:
             return self._exactly(lambda p, X, groups: p.group_covariance(X, p(X).A, groups, blocks), X, groups)
         D = jax.vmap(self.kernel)(groups.gather_rows(X))
         for A_i in _projected_out(A, blocks):
             D = D - groups.gram(A_i)
         return D
+
+
+@pytree
+@dataclass(frozen=True)
+class Members:
+    """
+    The factorized inducing blocks of several functions, each with a kernel, or inducing inputs, of its own; made by
+    :func:`factorize_members`. It is used as a :class:`~npgp.sparse.Projector` is, and what it returns has the
+    functions' axes in front.
+
+    .. code-block:: python
+
+        kernels = npgp.RBF(np.array([[0.5], [2.0]]))
+        members = npgp.sparse.factorize_members(kernels, [npgp.features.Points(Z)], (2, 1))
+        assert members.batch_shape == (2,) and members.cholesky[0].shape == (2, 6, 6)
+
+    :param projectors: those of all functions in one. Arrays that differ between functions have a leading axis.
+    :param varies: which of its arrays do.
+    :param batch_shape: shape of the functions; their leading axis is all of these.
+    """
+
+    projectors: Projector
+    varies: tuple[bool, ...] = field(metadata={"static": True})
+    batch_shape: Shape = field(metadata={"static": True})
+
+    def each(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """
+        A function of each one's projector.
+
+        :param function: of a :class:`~npgp.sparse.Projector`, and of each one's share of the arrays.
+        :param arrays: trees of arrays of shape batch + (...).
+        :return: what it returns, batch + (...).
+        """
+        leaves, structure = jax.tree.flatten(self.projectors)
+        count = math.prod(self.batch_shape)
+
+        def of_one(own: Any, arrays: Any) -> Any:
+            own = iter(own)
+            merged = [next(own) if varies else leaf for varies, leaf in zip(self.varies, leaves, strict=True)]
+            return function(jax.tree.unflatten(structure, merged), *arrays)
+
+        own = [leaf for varies, leaf in zip(self.varies, leaves, strict=True) if varies]
+        first = len(self.batch_shape)
+        flat = jax.tree.map(lambda x: jnp.reshape(x, (count, *jnp.shape(x)[first:])), arrays)
+        return jax.tree.map(self._unflat, jax.vmap(of_one, axis_size=count)(own, flat))
+
+    def expand(self, batch_shape: Shape) -> Members:
+        """The same for a larger batch of functions, to whose shape this one's broadcasts."""
+        if batch_shape == self.batch_shape:
+            return self
+        leaves, structure = jax.tree.flatten(self.projectors)
+        count = math.prod(batch_shape)
+
+        def wider(x: Any) -> jax.Array:
+            x = self._unflat(x)
+            own = x.shape[len(self.batch_shape) :]
+            return jnp.broadcast_to(x, (*batch_shape, *own)).reshape(count, *own)
+
+        leaves = [wider(x) if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
+        return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=batch_shape)
+
+    def take(self, members: jax.Array) -> Members:
+        """Some of the functions, by their numbers, of any shape; they may be repeated. Of those of one plate."""
+        leaves, structure = jax.tree.flatten(self.projectors)
+        index = jnp.ravel(members)
+        leaves = [x[index] if varies else x for varies, x in zip(self.varies, leaves, strict=True)]
+        return replace(self, projectors=jax.tree.unflatten(structure, leaves), batch_shape=members.shape)
+
+    def _unflat(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*self.batch_shape, *x.shape[1:])
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel of all functions, with hyperparameters batch + (1, ...) where they differ."""
+        kernel, structure = jax.tree.flatten(self.projectors.kernel)
+        own = self.varies[: len(kernel)]
+        shape = (*self.batch_shape, 1)
+        leaves = [x.reshape(*shape, *x.shape[1:]) if v else x for x, v in zip(kernel, own, strict=True)]
+        return jax.tree.unflatten(structure, leaves)
+
+    @property
+    def blocks(self) -> tuple[InducingBlock, ...]:
+        """The inducing blocks, with inputs batch + (M, D) where they differ."""
+        blocks, structure = jax.tree.flatten(self.projectors.blocks)
+        before = len(jax.tree.leaves(self.projectors.kernel))
+        own = self.varies[before : before + len(blocks)]
+        return jax.tree.unflatten(structure, [self._unflat(x) if v else x for x, v in zip(blocks, own, strict=True)])
+
+    @property
+    def cholesky(self) -> tuple[jax.Array, ...]:
+        """L_i, batch + (M_i, M_i), or their diagonals."""
+        return tuple(map(self._unflat, self.projectors.cholesky))
+
+    @property
+    def factors(self) -> tuple[jax.Array, ...]:
+        """L_i as matrices, batch + (M_i, M_i)."""
+        return self.each(lambda projector: projector.factors)
+
+    @property
+    def jitter(self) -> tuple[jax.Array, ...]:
+        """For each block, the relative jitter that each function's factorization took; batch shape."""
+        return tuple(map(self._unflat, self.projectors.jitter))
+
+    def _mapped(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """
+        A function of each one's projector and rows.
+
+        :param arrays: trees of arrays of rows, such as inputs (N, D) and projections (M, N), or batch + that.
+        """
+        leaves, structure = jax.tree.flatten(arrays)
+        batch = np.broadcast_shapes(self.batch_shape, *(x.shape[:-2] for x in leaves))
+        own = [jnp.broadcast_to(x, batch + x.shape[-2:]) for x in leaves if x.ndim > 2]
+
+        def of_one(projector: Projector, own: Any) -> Any:
+            own = iter(own)  # what all have is not mapped, and what is made of it alone is made once
+            return function(projector, *jax.tree.unflatten(structure, [next(own) if x.ndim > 2 else x for x in leaves]))
+
+        return self.expand(batch).each(of_one, own)
+
+    def __call__(self, X: jax.Array) -> Projection:
+        """Project inputs on every block: (N, D), the same for all functions, or batch + (N, D)."""
+        return self._mapped(Projector.__call__, X)
+
+    def residual_covariance(
+        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
+    ) -> jax.Array:
+        """As of :class:`~npgp.sparse.Projector`: batch + (N, N), or batch + (N, N')."""
+        return self._mapped(lambda p, X, A, other: p.residual_covariance(X, A, blocks, other), X, A, other)
+
+    def group_covariance(
+        self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
+    ) -> jax.Array:
+        """As of :class:`~npgp.sparse.Projector`: batch + (G, g, g)."""
+        return self._mapped(lambda p, X, A: p.group_covariance(X, A, groups, blocks), X, A)
 
 
 def factorize(

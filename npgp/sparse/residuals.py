@@ -19,8 +19,7 @@ from jax import lax
 from npgp import linalg
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
-from npgp.sparse.members import Members
-from npgp.sparse.projection import Projection, Projector
+from npgp.sparse.projection import Members, Projection, Projector
 
 
 @runtime_checkable

@@ -49,14 +49,13 @@ class Paths:
         return on_grid(Paths._values, self, checks.inputs(X))
 
     def _values(self, X: jax.Array) -> jax.Array:
-        members = math.prod(self.projector.batch_shape) if isinstance(self.projector, Members) else 1
+        members = math.prod(self.projector.batch_shape)
         features = self.feature_weights.shape[-1] + sum(w.shape[-1] for w in self.block_weights)
         size = rows_at_once(members * features + math.prod(self.feature_weights.shape[:-1]))
         return map_chunks(self._values_of_rows, size, X, axis=-1)
 
     def _values_of_rows(self, X: jax.Array) -> jax.Array:
-        if isinstance(self.projector, Members):
-            batch = len(self.projector.batch_shape)
+        if batch := len(self.projector.batch_shape):
             w, blocks = jax.tree.map(lambda x: jnp.moveaxis(x, 0, batch), (self.feature_weights, self.block_weights))
             values = self.projector.each(
                 lambda projector, arrays, w, blocks: Paths(
@@ -90,7 +89,7 @@ def draw_functions(
                 "draw_functions needs the values of prior draws at inducing points, and "
                 f"{type(block).__name__} features are no points: use Posterior.sample."
             )
-    if isinstance(projector, Members):
+    if projector.batch_shape:
         return _of_members(projector.expand(batch_shape), q, rng_key, num_draws, num_features)
     inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
     phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
@@ -108,7 +107,7 @@ def draw_functions(
         u = u + noise * jax.random.normal(key, u.shape, dtype)
         values.append(u.reshape(math.prod(shape), Z.shape[0]).T)
     weights = []
-    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):
+    for block, prior, key in zip(q, projector.whiten(values), jax.random.split(q_key, len(q)), strict=True):  # type: ignore[union-attr]
         if block.learned:
             drawn = block.expand(batch_shape).sample(key, (num_draws,))
             weights.append(drawn - prior.T.reshape(drawn.shape))

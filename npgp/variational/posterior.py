@@ -18,8 +18,7 @@ from npgp.likelihoods import Likelihood
 from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import STEPS, one_program
 from npgp.pytrees import pytree
-from npgp.sparse.members import Members
-from npgp.sparse.projection import Projection, Projector
+from npgp.sparse.projection import Members, Projection, Projector
 from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.joint import JointBlock, sum_of_roots
 from npgp.variational.mixtures import MixedPosterior

@@ -26,8 +26,7 @@ from npgp import checks, linalg
 from npgp.conditionals import Conditional, as_conditional
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
-from npgp.sparse.members import Members
-from npgp.sparse.projection import Projection, Projector
+from npgp.sparse.projection import Members, Projection, Projector
 from npgp.sparse.residuals import residual_of
 from npgp.variational.blocks import (
     BlockNormal,
