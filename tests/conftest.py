@@ -18,11 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-try:
-    from jax._src.interpreters import mlir
-except ImportError:  # JAX's own matter; without it all takes longer
-    mlir = None
+from jax.interpreters import mlir
 
 # pytest puts this folder on the path, where its folders would pass for packages of others: ``tests/sparse`` for the
 # ``sparse`` that xarray imports and SciPy then asks for its arrays.
@@ -117,9 +113,13 @@ def one_context() -> Iterator[None]:
     Has JAX write the programs of a module's tests in one context of MLIR. It makes one for each, with all of MLIR's
     dialects, which takes a third of the time of small programs, and a tenth of the time of all tests.
     """
+    shared, made = cache(mlir.make_ir_context), mlir.ModuleContext.__init__
+
+    def in_shared(self: Any, *, context: Any = None, **given: Any) -> None:
+        made(self, context=context or shared(), **given)
+
     with pytest.MonkeyPatch.context() as patch:
-        if hasattr(mlir, "make_ir_context"):
-            patch.setattr(mlir, "make_ir_context", cache(mlir.make_ir_context))
+        patch.setattr(mlir.ModuleContext, "__init__", in_shared)
         yield
 
 
