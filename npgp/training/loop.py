@@ -248,7 +248,7 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
     def length(done: int, size: int) -> int:
         """Of the device call after ``done`` steps, which ends where something is due."""
         due = (callback.until(training.first + done) for callback in training.callbacks)
-        return min([size, training.left(done), *(steps for steps in due if steps)])
+        return min([size, training.left(done), *(max(1, steps) for steps in due if steps is not None)])
 
     def due() -> bool:
         with one_model_at_a_time:

@@ -142,9 +142,9 @@ class Training:
         return self._result(self.steps.state, self.losses)
 
     def _result(self, state: SVIState, losses: np.ndarray) -> FitResult:
+        spent = time.perf_counter() - self._since - self._seconds.compile
         state = self._whole(state)
         result = FitResult(self._params(state), state, losses[: int(steps_taken(state)) - self.first])
-        spent = time.perf_counter() - self._since - self._seconds.compile
         result.seconds = self._seconds._replace(steps=spent)
         return result
 

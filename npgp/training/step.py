@@ -12,7 +12,7 @@ from jax import lax
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from npgp.contract import set_transforms, step_count, transforms_of, unconstrained
+from npgp.contract import is_initialized, set_transforms, step_count, transforms_of, unconstrained
 from npgp.model.guides import set_up
 from npgp.programs.compiled import STEPS, Program, one_program
 from npgp.training.data import Data, Layout
@@ -83,7 +83,10 @@ class Step:
         :param state: of :meth:`init`, of a step, or ``result.state`` of :func:`npgp.fit`.
         :param args: positional arguments of model and guide: the batch.
         :param kwargs: keyword arguments of model and guide.
+        :raises ValueError: before anything has initialized the ``SVI``, which learns of constraints there.
         """
+        if not is_initialized(self.svi):
+            raise ValueError("this SVI has not seen its model yet: call step.init, or svi.init, before the first step.")
         new, loss = self._svi.update(state, *args, **kwargs)
         # Of row tables the state knows; no step looks through one.
         nan = new.optim_state.nan if isinstance(new.optim_state, RowState) else {}

@@ -320,6 +320,12 @@ def test_bad_arguments(options):
         Checkpoints("run", **options)
 
 
+def test_without_orbax(monkeypatch):
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(ImportError, match=r"npgp.training.Checkpoints needs orbax: pip install npgp\[checkpoints\]"):
+        Checkpoints("run")
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Training that is interrupted
 

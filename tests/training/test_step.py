@@ -53,6 +53,12 @@ def test_steps_in_a_scan_are_those_of_fit():
     assert int(npgp.fit(step.svi, KEY, 3, X, Y, init_state=state, progress=False).state.optim_state[0]) == 15
 
 
+def test_a_step_wants_a_start():
+    state = Step(gp_svi()).init(KEY, X, Y)
+    with pytest.raises(ValueError, match="this SVI has not seen its model yet: call step.init"):
+        Step(gp_svi())(state, X, Y)
+
+
 def test_many_trainings_in_one_program():
     step = Step(gp_svi())
 
