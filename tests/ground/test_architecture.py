@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -117,3 +118,12 @@ def test_numpyros_messages_are_seen_in_one_folder():
 
 def room_or_none(name: str) -> str | None:
     return None if name == "npgp" else room(name)
+
+
+def test_the_workflow_tests_every_folder_once():
+    workflow = ROOT.parent / ".github" / "workflows" / "test.yml"
+    if not workflow.exists():
+        pytest.skip("no workflows in what is published")
+    shards = re.findall(r"^          - ([a-z ]+)$", workflow.read_text(), re.MULTILINE)
+    folders = {path.name for path in (ROOT.parent / "tests").iterdir() if any(path.glob("test_*.py"))}
+    assert sorted(" ".join(shards).split()) == sorted(folders - {"notebooks"})  # those scripts/docs runs
