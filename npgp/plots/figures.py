@@ -20,7 +20,7 @@ DPI = 150
 MARKERS = ("o", "^", "s", "D")
 
 
-def subplots(*shape: int, **kwargs) -> tuple[Figure, Any]:
+def subplots(*shape: int, **kwargs: Any) -> tuple[Figure, Any]:
     """
     A figure and its panels, as ``plt.subplots`` gives them, with 150 dots per inch where the settings say nothing.
 

@@ -107,11 +107,13 @@ def _latents_of(given: Any) -> CanonicalLatents | None:
     return None if params is None else canonical_latents(params)
 
 
-def _classes(labels, class_names, count: int) -> list[tuple[str | None, np.ndarray, str, str]]:
+def _classes(
+    labels: np.ndarray | None, class_names: Sequence[str] | None, count: int
+) -> list[tuple[str | None, np.ndarray, str, str]]:
     """Name, rows, color and marker of each class, and of rows without a label."""
     if labels is None:
         return [(None, np.ones(count, bool), COLORS[0], MARKERS[0])]
-    series = []
+    series: list[tuple[str | None, np.ndarray, str, str]] = []
     for i, label in enumerate(np.unique(labels[labels >= 0])):
         name = f"class {label}" if class_names is None else class_names[int(label)]
         marker = MARKERS[i // len(COLORS) % len(MARKERS)]
@@ -121,7 +123,7 @@ def _classes(labels, class_names, count: int) -> list[tuple[str | None, np.ndarr
     return series
 
 
-def _draw_background(ax, background, label: str) -> None:
+def _draw_background(ax: Any, background: Any, label: str) -> None:
     """Gray behind the points that are drawn already, as far as these and their bars reach."""
     if callable(background):
         limits = ax.get_xlim(), ax.get_ylim()

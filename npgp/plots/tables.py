@@ -93,14 +93,21 @@ def plot_imputation(
     return figure
 
 
-def _tables(values, mean, scale, name: str) -> list[np.ndarray]:
+def _tables(values: ArrayLike, mean: ArrayLike, scale: ArrayLike, name: str) -> list[np.ndarray]:
     values = np.asarray(values)
     if values.ndim != 2:
         raise ValueError(f"{name} has shape {values.shape}; it must be (N, D).")
     return [values, shaped("mean", mean, values.shape), shaped("scale", scale, values.shape)]
 
 
-def _scatter_panels(panels, x, y, scale, column_names, coverage: bool = False) -> tuple[Figure, list[Any]]:
+def _scatter_panels(
+    panels: Sequence[tuple[int, Any]],
+    x: np.ndarray,
+    y: np.ndarray,
+    scale: np.ndarray,
+    column_names: Sequence[str] | None,
+    coverage: bool = False,
+) -> tuple[Figure, list[Any]]:
     """
     A panel for each (column, rows) of tables (N, D), all with the same limits.
 

@@ -58,18 +58,18 @@ class SeesLater:
         assert checked == [6.0]
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._trace = current_trace()
         self._checks: list[Callable[[Any], object]] = []
         #: The arrays.
         self.values: list[Any] = []
 
-    def __enter__(self):
+    def __enter__(self) -> SeesLater:
         self._under = under(later=(*context().later, self))
         self._under.__enter__()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         self._under.__exit__(*error)
 
     def note(self, check: Callable[[Any], object], value: Any) -> None:
