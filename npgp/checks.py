@@ -235,7 +235,7 @@ def require_shape(x: ArrayLike, shape: tuple[Any, ...], name: str) -> None:
 
 
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    """Whether an array of a shape broadcasts to another shape."""
+    """Return whether an array of a shape broadcasts to another shape."""
     try:
         return np.broadcast_shapes(shape, to) == to
     except ValueError:
@@ -249,7 +249,7 @@ def require_broadcast(x: ArrayLike, shape: tuple[int, ...], name: str, of: str =
 
 
 def concrete_inputs(x: ArrayLike, name: str = "X") -> jax.Array:
-    """As :func:`inputs`; inside ``jit`` too an array's numbers can be seen, unless it is traced itself."""
+    """Check inputs as :func:`inputs` does, and keep arrays that are not traced concrete inside ``jit``."""
     if is_traced(x):
         return inputs(x, name)
     with jax.ensure_compile_time_eval():
@@ -338,7 +338,7 @@ def require_positive(value: Any, name: str) -> Any:
 
 
 def require_not_negative(value: Any, name: str) -> Any:
-    """As :func:`require_positive`, for numbers that may be 0."""
+    """Check numbers as :func:`require_positive` does; they may be 0."""
     value = real(value, name, "a number")
     if not is_traced(value):
         numbers = np.asarray(value)
@@ -389,7 +389,7 @@ WITHOUT_SEED = ", as handlers.seed(model, rng_seed=0) gives one to a model that 
 
 
 def shown(value: Any) -> str:
-    """What a value looks like, in a sentence: on one line, and short."""
+    """Format a value for a message: on one line, and short."""
     return " ".join(repr(value).split())[:80]
 
 

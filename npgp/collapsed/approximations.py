@@ -215,7 +215,7 @@ class ApproximateGP(JointDensity, Stackable):
 
 
 def _together(blocks: tuple[InducingBlock, ...]) -> InducingBlock:
-    """One block of all features. Only their span counts here, as there is no q that could part them."""
+    """Merge features into one block: without q only their span counts."""
     if len(blocks) == 1:
         return blocks[0]
     points = [block.inputs for block in blocks if isinstance(block, Points)]
@@ -288,7 +288,7 @@ class DegeneratePosterior(FunctionPosterior):
 
 
 class Noise(Protocol):
-    """What the approximate model adds to Q."""
+    """Covariance Λ that the approximate model adds to Q."""
 
     def whiten(self, v: jax.Array) -> jax.Array:
         """``R⁻¹ v`` over the last axis, (..., N)."""

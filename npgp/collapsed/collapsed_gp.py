@@ -37,8 +37,8 @@ from npgp.variational.structure import check_covariances
 
 __all__ = ["CollapsedGP"]
 
-#: A search that leaves more nats than this undone is worth a word.
-WORTH_A_WORD = 1e-2
+#: Warn if a further step of the search would move q(ε) by more nats than this.
+WARN_KL_GAP = 1e-2
 
 
 class CollapsedGP(JointDensity, Stackable):
@@ -199,12 +199,12 @@ class CollapsedGP(JointDensity, Stackable):
 
     @property
     def closed_form(self) -> bool:
-        """Whether q(ε) needs no search: for Gaussian noise."""
+        """True where q(ε) needs no search: for Gaussian noise of rows that are all there, once each."""
         return isinstance(self.likelihood, Gaussian) and self.present is None and self.weights is None
 
     @property
     def has_mask(self) -> bool:
-        """Whether observations may be missing, and NaN there."""
+        """True if observations may be missing, and NaN there."""
         return self.present is not None
 
     @property
@@ -234,8 +234,8 @@ class CollapsedGP(JointDensity, Stackable):
         rows = self._observations(y)
         if self.closed_form:
             return jnp.zeros((), self.X.dtype)
-        to_go = one_program(lambda: self._each(CollapsedGP._optimum, rows)[1], options=STEPS)
-        return jnp.sum(to_go)
+        kl_gap = one_program(lambda: self._each(CollapsedGP._optimum, rows)[1], options=STEPS)
+        return jnp.sum(kl_gap)
 
     def condition(self, y: ArrayLike) -> Posterior:
         """
@@ -250,10 +250,10 @@ class CollapsedGP(JointDensity, Stackable):
         rows = self._observations(y)
         if self.outputs and len(rows.y.shape) > 2:
             raise ValueError(f"y has shape {rows.y.shape}; condition takes one of {rows.y.shape[-2:]}.")
-        posterior, to_go, share = one_program(lambda: self._conditioned(rows), options=STEPS)
-        if not checks.is_traced(to_go) and not float(to_go) < WORTH_A_WORD:
+        posterior, kl_gap, share = one_program(lambda: self._conditioned(rows), options=STEPS)
+        if not checks.is_traced(kl_gap) and not float(kl_gap) < WARN_KL_GAP:
             warnings.warn(
-                f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(to_go):.2g} nats; "
+                f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(kl_gap):.2g} nats; "
                 "raise max_steps, or use float64.",
                 RuntimeWarning,
                 stacklevel=2,
@@ -289,24 +289,24 @@ class CollapsedGP(JointDensity, Stackable):
 
     def _conditioned(self, rows: Observations) -> tuple[Posterior, jax.Array, jax.Array]:
         """The posterior, what the search leaves to go, and the jitter's share of the noise variance."""
-        arrays, to_go = self._each(CollapsedGP._optimum, rows)
+        arrays, kl_gap = self._each(CollapsedGP._optimum, rows)
         q = (block_normal(kind, *values) for kind, values in zip(self.covariances, arrays, strict=True))
         projector = self._projector()
         share = jnp.zeros((), self.X.dtype)
         if isinstance(self.likelihood, Gaussian):
             share = jnp.max(projector.each(Projector.most_jitter)) / jnp.min(jnp.asarray(self.likelihood.variance))
-        return Posterior(projector, tuple(q)), jnp.sum(to_go), share
+        return Posterior(projector, tuple(q)), jnp.sum(kl_gap), share
 
     def _optimum(self, projector: Projector, rows: Observations, start: Sites | None):
         """The arrays of the best q(ε), and what the search leaves to go."""
         if self.closed_form:
             noise = rows.likelihood.variance  # type: ignore[attr-defined]
             q = gaussian_optimum(projector(self.X), rows.y - rows.offset, noise, self.covariances)
-            to_go = jnp.zeros((), self.X.dtype)
+            kl_gap = jnp.zeros((), self.X.dtype)
         else:
             found = self._search(projector, rows, start)
-            q, to_go = found.q, found.to_go
-        return tuple((block.loc, block.scale_array) for block in q), to_go  # a Gaussian's S is one for all rows of y
+            q, kl_gap = found.q, found.kl_gap
+        return tuple((block.loc, block.scale_array) for block in q), kl_gap  # a Gaussian's S is one for all rows of y
 
     def log_likelihood(self, y: ArrayLike) -> jax.Array:
         """

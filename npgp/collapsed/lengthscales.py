@@ -68,7 +68,7 @@ class ShorterLengthscales:
 
     @property
     def too_few(self) -> bool:
-        """Whether the inducing features are too few for these lengthscales."""
+        """True if the inducing features are too few for these lengthscales."""
         return self.unexplained > TOO_MUCH_LEFT
 
     def __str__(self) -> str:
@@ -153,7 +153,7 @@ def shorter_lengthscales(
 
 @jax.jit
 def _expected(observed: Observations, mean, variance) -> tuple[jax.Array, jax.Array]:
-    """Of log p: its expected slope in f, and its expected negative curvature; (N,)."""
+    """Expected slope and negative curvature of log p in f, each (N,)."""
     (y, mean, variance), likelihood = observed.filled(mean, variance), observed.likelihood
     slope = jax.grad(lambda m: jnp.sum(likelihood.expected_log_prob(y, m, variance)))(mean)
     return slope, jnp.broadcast_to(likelihood.expected_curvature(y, mean, variance), mean.shape)
@@ -227,7 +227,7 @@ def _unexplained(kernel: Kernel, blocks: tuple[InducingBlock, ...], X: jax.Array
 
 
 def has_lengthscale(kernel: Kernel) -> bool:
-    """Whether some part of a kernel has a lengthscale."""
+    """Return whether some term or factor of a kernel has a lengthscale."""
     return any(map(_is_lengthscale, (path for path, _ in jax.tree_util.tree_leaves_with_path(kernel))))
 
 

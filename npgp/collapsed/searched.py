@@ -3,7 +3,7 @@ The collapsed bound for any likelihood: the ELBO at the best q(ε), which a sear
 
 The ELBO is stationary in q(ε) there, so that its gradient in all else is the partial derivative at that q: nothing is
 differentiated through the search (the envelope theorem). What the search leaves undone lowers the bound by about
-:attr:`npgp.variational.row_sites.Found.to_go`, which is of second order in how far q is off.
+:attr:`npgp.variational.row_sites.Found.kl_gap`, which is of second order in how far q is off.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Searched(NamedTuple):
     :param bound: the ELBO, one for each output: (...).
     :param q: the best q(ε), a constant for derivatives.
     :param sites: the pseudo-observations that make it, of f less the offset.
-    :param to_go: nats by which one more step of the search would move q(ε), all outputs together.
+    :param kl_gap: nats by which one more step of the search would move q(ε), all outputs together.
     """
 
     bound: jax.Array
     q: tuple[BlockNormal, ...]
     sites: Sites
-    to_go: jax.Array
+    kl_gap: jax.Array
 
 
 def searched_bound(
@@ -75,29 +75,32 @@ def searched_bound(
     given = lax.stop_gradient((projection, residual, rows, conditional, start))
     found = lax.stop_gradient(_best(*given, tuple(covariances), max_steps, tolerance))
     q = tuple(block_normal(kind, *values) for kind, values in zip(covariances, found.q, strict=True))
-    mean, variance = whitened_mean(projection, [block.loc for block in q]), _variance(projection, found.spread)
+    mean, variance = (
+        whitened_mean(projection, [block.loc for block in q]),
+        _variance(projection, found.cross_covariances),
+    )
     kl = found.kl if rows.likelihood.num_latents == 1 else jnp.sum(found.kl, axis=0)
     terms = rows.elbo(conditional, mean, variance, residual)
-    return Searched(jnp.sum(terms, axis=-1) - kl, q, found.sites, found.to_go)
+    return Searched(jnp.sum(terms, axis=-1) - kl, q, found.sites, found.kl_gap)
 
 
 def _best(projection, residual, rows: Observations, conditional, start, covariances, max_steps, tolerance) -> Found:
     def expected(mean: jax.Array, variance: jax.Array) -> jax.Array:
         return jnp.sum(rows.elbo(conditional, mean, variance, residual))
 
-    ahead = _first_sites(projection, rows, expected) if start is None else start
-    ahead = jax.tree.map(partial(jnp.broadcast_to, shape=rows.shape), ahead)
-    return search(projection.A, covariances, expected, ahead, max_steps, tolerance)
+    init_sites = _first_sites(projection, rows, expected) if start is None else start
+    init_sites = jax.tree.map(partial(jnp.broadcast_to, shape=rows.shape), init_sites)
+    return search(projection.A, covariances, expected, init_sites, max_steps, tolerance)
 
 
-def _variance(projection: Projection, spread: Sequence[jax.Array | None]) -> jax.Array:
+def _variance(projection: Projection, cross_covariances: Sequence[jax.Array | None]) -> jax.Array:
     """
     The variance a_nᵀ S a_n that ε gives row n, with its first derivative 2 (S a_n)ᵀ da_n.
 
     From S A, which is at hand: half the work of the variance and its gradient from a factor of S.
     """
     total = jnp.zeros((), projection.prior_variance.dtype)
-    for A, SA in zip(projection.A, spread, strict=True):
+    for A, SA in zip(projection.A, cross_covariances, strict=True):
         if SA is not None:
             part = jnp.sum(A * SA, axis=-2)
             total = total + 2.0 * part - lax.stop_gradient(part)
@@ -105,7 +108,7 @@ def _variance(projection: Projection, spread: Sequence[jax.Array | None]) -> jax
 
 
 def _first_sites(projection: Projection, rows: Observations, expected: Expected) -> Sites:
-    """Sites to begin with where nothing is known of q(ε)."""
+    """Initial sites without a warm start."""
     zero = jnp.zeros(rows.shape, projection.prior_variance.dtype)
     if rows.likelihood.num_latents > 1 or len(rows.likelihood.parts) > 1:
         slope, by_variance = jax.grad(expected, argnums=(0, 1))(zero, zero)

@@ -45,7 +45,7 @@ COMPILER_OPTIONS: dict[str, Any] = {}
 
 
 class CollapsedFit(NamedTuple):
-    """What :meth:`CollapsedGPLVM.fit` returns."""
+    """Result of :meth:`CollapsedGPLVM.fit`."""
 
     #: Parameters by site name, constrained.
     params: dict[str, jax.Array]
@@ -58,7 +58,7 @@ class CollapsedFit(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """Number of steps taken."""
         return len(self.bounds) - 1
 
 
@@ -217,7 +217,7 @@ class CollapsedGPLVM:
         return result
 
     def _maximize(self, Y, mask, max_steps, params, tolerance, window, progress) -> tuple:
-        """As :meth:`fit`, in the precision that JAX has: a tuple, for it is turned into another precision."""
+        """Maximize the bound in the precision that JAX has; a tuple, which :func:`_in_double` converts."""
         sites = self._sites()
         if unknown := set(params) - set(sites):
             raise KeyError(f"params has {sorted(unknown)}, but the parameters are {sorted(sites)}.")

@@ -102,7 +102,7 @@ class GPLVMFit:
 
     @property
     def relevance(self) -> np.ndarray:
-        """Of each latent dimension, (Q,)."""
+        """Relevance of each latent dimension, (Q,)."""
         return relevance(self.params)
 
     @cached_property

@@ -82,16 +82,16 @@ class LatentObservation(KeepsIntermediates, Stackable):
 
     @property
     def certified(self) -> bool:
-        """Whether the ELBO is known to lie below the log evidence; true of a model that runs without a guide."""
+        """True if the ELBO is known to lie below the log evidence, as it is without a guide."""
         return self.conditional is None or self.conditional.is_bound(self.likelihood)
 
     @property
     def has_mask(self) -> bool:
-        """Whether observations may be missing, and NaN there."""
+        """True if observations may be missing, and NaN there."""
         return self.mask_ is not None
 
     def mask(self, mask):
-        """As ``Distribution.mask``; rows that are left out tell nothing about others of their group."""
+        """Mask rows, as ``Distribution.mask`` does; masked rows do not inform others of their group."""
         if isinstance(mask, bool):
             return super().mask(mask)
         if not checks.broadcasts(jnp.shape(mask), self.batch_shape):

@@ -198,7 +198,7 @@ def _substituted(model: Callable, draw: Mapping[str, jax.Array]) -> Callable:
 
 
 def _thinned(samples: Mapping[str, Any], draws: int | None) -> dict[str, jax.Array]:
-    """So many draws, evenly spaced."""
+    """Thin draws to a number of them, evenly spaced."""
     arrays = {name: np.asarray(value) if not checks.is_traced(value) else value for name, value in samples.items()}
     sizes = {np.shape(value)[:1] for value in arrays.values()}
     if len(sizes) != 1 or () in sizes or (0,) in sizes:

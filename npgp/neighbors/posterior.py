@@ -35,7 +35,7 @@ class NeighborRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the inputs."""
+        """Shape of the inputs."""
         return self.X.shape
 
     def __getitem__(self, rows: jax.Array) -> NeighborRows:

@@ -130,7 +130,7 @@ def nearest_before(
 
 
 def repeated_sites(X: ArrayLike, neighbors: Neighbors) -> int:
-    """How many sites are where one before them is, which is then among their neighbors; 0 where that is traced."""
+    """Count sites that repeat an earlier one, which is then among their neighbors; 0 for traced sites."""
     if any(map(checks.is_traced, (X, neighbors.rows, neighbors.mask))):
         return 0
     sites, rows, mask = np.asarray(X), np.asarray(neighbors.rows), np.asarray(neighbors.mask)

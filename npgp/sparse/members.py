@@ -75,13 +75,13 @@ def factorize_members(
 
 
 def _fits(shape: Shape, plates: Shape) -> bool:
-    """Whether an array of this shape begins with the axes of plates."""
+    """Return whether an array of this shape begins with the axes of plates."""
     begin = shape[: len(plates)]
     return len(begin) == len(plates) and all(a in (1, b) for a, b in zip(begin, plates, strict=True))
 
 
 def _kernel_batches(kernel: Kernel, plates: Shape) -> list[Parted | None]:
-    """How each of the kernel's arrays is parted among the functions; ``None`` where they share it."""
+    """Split the shape of each of the kernel's arrays into batch and own; ``None`` where functions share it."""
     found: list[Parted | None] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(kernel)[0]:
         owner, name = _owner(kernel, path)
@@ -121,7 +121,7 @@ def _entry(container: Any, key: Any) -> Any:
 
 
 def _block_batches(block: InducingBlock, plates: Shape) -> list[Parted | None]:
-    """As :func:`_kernel_batches`, of inducing blocks."""
+    """Split the shapes of an inducing block's arrays as :func:`_kernel_batches` does a kernel's."""
     leaves = jax.tree.leaves(block)
     if not isinstance(block, Points) or np.ndim(block.inputs) == 2:
         return [None] * len(leaves)

@@ -123,7 +123,7 @@ class Projector:
 
     @property
     def batch_shape(self) -> Shape:
-        """One kernel: ``()``."""
+        """Shape of the batch of functions: ``()``, one kernel."""
         return ()
 
     def expand(self, batch_shape: Shape) -> Any:
@@ -342,13 +342,13 @@ class Members:
     def residual_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
     ) -> jax.Array:
-        """As of :class:`~npgp.sparse.Projector`: batch + (N, N), or batch + (N, N')."""
+        """Residual covariance, batch + (N, N) or (N, N'); see :meth:`npgp.sparse.Projector.residual_covariance`."""
         return self._mapped(lambda p, X, A, other: p.residual_covariance(X, A, blocks, other), X, A, other)
 
     def group_covariance(
         self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
     ) -> jax.Array:
-        """As of :class:`~npgp.sparse.Projector`: batch + (G, g, g)."""
+        """Residual covariance within groups, batch + (G, g, g); see :meth:`npgp.sparse.Projector.group_covariance`."""
         return self._mapped(lambda p, X, A: p.group_covariance(X, A, groups, blocks), X, A)
 
 
@@ -408,7 +408,7 @@ def _factorize(kernel: Kernel, blocks: Sequence[InducingBlock], jitter: float | 
 
 
 def _is_row(entry: object) -> bool:
-    """Whether an entry of a list is a number or a list of numbers, as in an array written as a list."""
+    """Return whether an entry of a list is a number or a list of numbers, as in an array written as a list."""
     entries = entry if isinstance(entry, (list, tuple)) else [entry]
     return all(isinstance(value, (int, float)) for value in entries)
 

@@ -58,9 +58,9 @@ class PosteriorMixture(Mixture):
 
     def __getitem__(self, draw: int) -> Any:
         draw = range(self.size)[draw]  # an IndexError beyond the last, which ends a loop over all
-        return self._given(draw)
+        return self._at_draw(draw)
 
-    def _given(self, draw: Any) -> Any:
+    def _at_draw(self, draw: Any) -> Any:
         """The posterior given one draw, whose number may be traced."""
         leaves, structure = jax.tree.flatten(self.posterior)
         return jax.tree.unflatten(structure, [x[draw] if v else x for x, v in zip(leaves, self.varies, strict=True)])
@@ -74,7 +74,7 @@ class PosteriorMixture(Mixture):
         :param more: pytrees of arrays with draws first.
         """
         draws = self._different if draws is None else draws
-        return lax.map(lambda x: function(self._given(x[0]), *x[1:]), (draws, *more))
+        return lax.map(lambda x: function(self._at_draw(x[0]), *x[1:]), (draws, *more))
 
     @property
     def _different(self) -> jax.Array:
@@ -99,7 +99,7 @@ class PosteriorMixture(Mixture):
         of_each = W.ndim == 3
         if of_each and len(W) != self.size:
             raise ValueError(f"W has shape {W.shape}; it must be (P, Q) or, one for each draw, ({self.size}, P, Q).")
-        one = MixedPosterior((self._given(0),), W[0] if of_each else W)
+        one = MixedPosterior((self._at_draw(0),), W[0] if of_each else W)
         leaves = [*jax.tree.leaves(self.posterior), W]
         mixed = jax.tree.unflatten(jax.tree.structure(one), leaves)
         return PosteriorMixture(mixed, self.sites, self.size, (*self.varies, of_each))
@@ -107,7 +107,7 @@ class PosteriorMixture(Mixture):
     @property
     def batch_shape(self) -> tuple[int, ...]:
         """Shape of the batch of functions, or of :meth:`mixed` outputs."""
-        return jax.eval_shape(lambda: jnp.zeros(self._given(0).batch_shape)).shape
+        return jax.eval_shape(lambda: jnp.zeros(self._at_draw(0).batch_shape)).shape
 
     @property
     def _row_axes(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -149,7 +149,7 @@ class PosteriorMixture(Mixture):
     def _sample(self, rng_key: jax.Array, rows: Any, sample_shape: tuple[int, ...]) -> jax.Array:
         """Each draw of the other sites, in random order, serves as many draws of f as the others, or one more."""
         count = math.prod(sample_shape)
-        draws, keys, each = self._spread(rng_key, count)
+        draws, keys, each = self._allocate(rng_key, count)
         drawn = self._each(lambda p, key: p._sample(key, rows, (each,)), draws, keys)
         return _in_turn(drawn, count).reshape(*sample_shape, *drawn.shape[2:])
 
@@ -161,12 +161,12 @@ class PosteriorMixture(Mixture):
         checks.whole_number(num_draws, "num_draws")
 
         def compute():
-            draws, keys, each = self._spread(rng_key, num_draws)
+            draws, keys, each = self._allocate(rng_key, num_draws)
             return self._each(lambda p, key: p.draw_functions(key, each, num_features), draws, keys)
 
         return PathMixture(one_program(compute, options=STEPS), num_draws)
 
-    def _spread(self, rng_key: jax.Array, count: int) -> tuple[jax.Array, jax.Array, int]:
+    def _allocate(self, rng_key: jax.Array, count: int) -> tuple[jax.Array, jax.Array, int]:
         """Draws of the other sites for so many of f: their numbers, random keys, and how many of f each serves."""
         order_key, key = jax.random.split(rng_key)
         used = max(min(count, self.size), 1)
@@ -179,15 +179,15 @@ class PosteriorMixture(Mixture):
         return jnp.mean(self._each(lambda p: p._mean(rows)), axis=0)
 
     def _covariance(self, rows: Any) -> jax.Array:
-        """By the law of total covariance."""
+        """Joint covariance, by the law of total covariance."""
         mean = self._mean(rows)
 
         def add(total, draw):
-            p = self._given(draw)
+            p = self._at_draw(draw)
             return total + p._covariance(rows) + p._outer(p._mean(rows) - mean), None
 
         draws = self._different
-        total = jax.eval_shape(lambda: self._given(0)._covariance(rows))
+        total = jax.eval_shape(lambda: self._at_draw(0)._covariance(rows))
         total, _ = lax.scan(add, jnp.zeros(total.shape, total.dtype), draws)
         return total / draws.size
 

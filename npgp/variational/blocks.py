@@ -99,12 +99,12 @@ class BlockNormal(dist.Distribution):
         return None
 
     def _arrays(self, function: Callable[[jax.Array, int], jax.Array]) -> Arrays:
-        """What :func:`block_normal` makes a block of, by a function of each array and its number of axes less batch."""
+        """Arguments of :func:`block_normal`, by a function of each array and its number of axes without batch."""
         scale = self.scale_array
         return function(self.loc, 1), None if scale is None else function(scale, 2 if self.kind == "dense" else 1)
 
     def arrays(self, batch: tuple[int, ...]) -> Arrays:
-        """What :func:`block_normal` makes a block of, for each function of a batch."""
+        """Arguments of :func:`block_normal` for each function of a batch."""
         return self._arrays(lambda x, own: jnp.broadcast_to(x, batch + x.shape[x.ndim - own :]))
 
     def without_last_batch_dim(self) -> BlockNormal:
@@ -112,7 +112,7 @@ class BlockNormal(dist.Distribution):
         return block_normal(self.kind, *self._arrays(lambda x, own: jnp.squeeze(x, -own - 1) if x.ndim > own else x))
 
     def take(self, members: jax.Array) -> BlockNormal:
-        """Those of some functions of a plate, by their numbers, (C,)."""
+        """Select members of the batch by number, (C,)."""
         return block_normal(self.kind, *self._arrays(lambda x, own: x[members] if x.ndim > own else x))
 
     def marginal(self) -> BlockNormal:

@@ -152,7 +152,7 @@ class DeepPosterior(Mixture):
         return jax.tree_util.Partial(DeepPosterior._along, self, paths)
 
     def _along(self, paths: Sequence[Paths], X: ArrayLike) -> jax.Array:
-        """What layers' draws make of X, draw by draw."""
+        """Values of drawn layers at X, draw by draw."""
         X = checks.inputs(X)
 
         def one(weights):

@@ -63,7 +63,7 @@ class Sites(NamedTuple):
     shift: jax.Array
 
     def moved_by(self, offset: jax.Array | float) -> Sites:
-        """Those of f + offset, given those of f."""
+        """Sites of f + offset, from those of f."""
         return Sites(self.precision, self.shift + self.precision * offset)
 
     def towards(self, other: Sites, rate: jax.Array) -> Sites:
@@ -76,17 +76,17 @@ class Found(NamedTuple):
     The end of a search.
 
     :param q: mean and scale of each block.
-    :param spread: S_i A_i of each block, (..., M, N); ``None`` if it is mean-only.
+    :param cross_covariances: S_i A_i of each block, (..., M, N); ``None`` if it is mean-only.
     :param kl: KL[q(ε) ‖ p(ε)], (...).
     :param sites: where a further step would lead.
-    :param to_go: nats by which a further step would move q(ε), to second order: about what the ELBO may still lack.
+    :param kl_gap: nats by which a further step would move q(ε), to second order: about what the ELBO may still lack.
     """
 
     q: tuple[Scaled, ...]
-    spread: tuple[jax.Array | None, ...]
+    cross_covariances: tuple[jax.Array | None, ...]
     kl: jax.Array
     sites: Sites
-    to_go: jax.Array
+    kl_gap: jax.Array
 
 
 class _Solved(NamedTuple):
@@ -105,7 +105,12 @@ class _State(NamedTuple):
 
 
 def search(
-    A: Sequence[jax.Array], kinds: Sequence[str], expected: Expected, ahead: Sites, max_steps: int, tolerance: float
+    A: Sequence[jax.Array],
+    kinds: Sequence[str],
+    expected: Expected,
+    init_sites: Sites,
+    max_steps: int,
+    tolerance: float,
 ) -> Found:
     """
     Go from given sites to the best q(ε), by steps that never lower the ELBO.
@@ -118,7 +123,7 @@ def search(
     :param A: the blocks' projections, (..., M_i, N).
     :param kinds: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
     :param expected: the rows' terms of the ELBO, summed.
-    :param ahead: sites (..., N) to begin with, as :func:`working_sites` finds them.
+    :param init_sites: sites (..., N) to begin with, as :func:`working_sites` finds them.
     :param max_steps: most steps.
     :param tolerance: ends when a step would move q(ε) by no more nats than this.
     """
@@ -150,24 +155,24 @@ def search(
 
         _, half, new, ok = lax.while_loop(again, halve, (0, rate, state, jnp.asarray(False)))
         taken = 2.0 * half
-        to_go = jnp.where(first, jnp.inf, _length(state, new) / taken**2)
+        kl_gap = jnp.where(first, jnp.inf, _length(state, new) / taken**2)
         rate = jnp.where(first, 1.0, _next_rate(state, new, taken))
         computed = jnp.isfinite(new.elbo)
         new = new._replace(target=jax.tree.map(lambda x: jnp.where(first & ~computed, 0.0, x), new.target))
-        # As near as rounding, and a quadrature whose slopes are not exactly its values', let it come.
-        stalled = ~first & (new.elbo <= state.elbo + slack) & (to_go >= SHORTER * before)
+        # The ELBO no longer increases beyond rounding: slopes of a quadrature are not exactly its values'.
+        stalled = ~first & (new.elbo <= state.elbo + slack) & (kl_gap >= SHORTER * before)
         state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
-        return jnp.where(ok & ~stalled, count + 1, max_steps + 1), state, rate, to_go
+        return jnp.where(ok & ~stalled, count + 1, max_steps + 1), state, rate, kl_gap
 
     def unfinished(carry):
         return (carry[0] <= max_steps) & ~(carry[3] <= tolerance)
 
-    one = jnp.ones((), ahead.shift.dtype)
-    nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, ahead))
-    nowhere = nowhere._replace(target=ahead, elbo=-jnp.inf * one)
-    _, state, _, to_go = lax.while_loop(unfinished, step, (0, nowhere, one, jnp.inf * one))
-    q, spread = _blocks(A, kinds, state.solved), _spread(A, kinds, state.solved)
-    return Found(q, spread, state.kl, state.target, to_go)
+    one = jnp.ones((), init_sites.shift.dtype)
+    nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, init_sites))
+    nowhere = nowhere._replace(target=init_sites, elbo=-jnp.inf * one)
+    _, state, _, kl_gap = lax.while_loop(unfinished, step, (0, nowhere, one, jnp.inf * one))
+    q, cross_covariances = _blocks(A, kinds, state.solved), _cross_covariances(A, kinds, state.solved)
+    return Found(q, cross_covariances, state.kl, state.target, kl_gap)
 
 
 def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array, offset) -> Sites:
@@ -313,7 +318,7 @@ def _blocks(A: Sequence[jax.Array], kinds: Sequence[str], solved: _Solved) -> tu
     return tuple(blocks)
 
 
-def _spread(A: Sequence[jax.Array], kinds: Sequence[str], solved: _Solved) -> tuple[jax.Array | None, ...]:
+def _cross_covariances(A: Sequence[jax.Array], kinds: Sequence[str], solved: _Solved) -> tuple[jax.Array | None, ...]:
     """S_i A_i of each block."""
     found: list[jax.Array | None] = []
     for A_i, factor, kind in zip(A, solved.factors, kinds, strict=True):

@@ -176,8 +176,8 @@ def _fixed_point(
         return jnp.sum(rows.elbo(conditional, before + mean, variance, residual))
 
     expected_before = before + rows.offset
-    ahead = working_sites(rows.likelihood, rows.y, expected_before, known, expected_before)
-    ahead = jax.tree.map(rows.where_present, ahead)
+    init_sites = working_sites(rows.likelihood, rows.y, expected_before, known, expected_before)
+    init_sites = jax.tree.map(rows.where_present, init_sites)
     A = tuple(block.factor_times(A_i) for block, A_i in zip(q, projection.A, strict=True))
-    found = search(A, [block.kind for block in q], expected, ahead, max_iterations, tolerance)
-    return tuple(_compose(block, *values) for block, values in zip(q, found.q, strict=True)), found.to_go
+    found = search(A, [block.kind for block in q], expected, init_sites, max_iterations, tolerance)
+    return tuple(_compose(block, *values) for block, values in zip(q, found.q, strict=True)), found.kl_gap

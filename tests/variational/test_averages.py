@@ -106,7 +106,7 @@ def test_few_draws_come_from_different_parts(both):
         values = average.sample(jax.random.key(7), X_NEW, (count,))
         assert values.shape == (count, len(X_NEW))
     assert average.sample(jax.random.key(7), X_NEW).shape == (len(X_NEW),)
-    served = [np.bincount(average._spread(jax.random.key(k), 3)[0], minlength=DRAWS) for k in range(300)]
+    served = [np.bincount(average._allocate(jax.random.key(k), 3)[0], minlength=DRAWS) for k in range(300)]
     assert np.max(served) == 1
     share = np.mean(served, 0)
     assert np.abs(share - 0.5).max() < Z_LIMIT * np.sqrt(0.25 / 300)  # every part as often
