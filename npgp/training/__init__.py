@@ -1,5 +1,6 @@
 """Training: a loop around NumPyro's ``SVI``, its batches, checkpoints and devices."""
 
+from npgp.training.arrival import Arrival, Convergence
 from npgp.training.callbacks import Best, Callback, Monitor
 from npgp.training.checkpoints import Checkpoints
 from npgp.training.collapsed_fit import CollapsedFit, fit_collapsed
@@ -17,10 +18,12 @@ from npgp.training.step import Info, Step
 from npgp.training.trust import PosteriorCheck, check_posterior
 
 __all__ = [
+    "Arrival",
     "Best",
     "Callback",
     "Checkpoints",
     "CollapsedFit",
+    "Convergence",
     "DataError",
     "FitResult",
     "Info",

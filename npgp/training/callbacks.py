@@ -91,7 +91,8 @@ class Progress(Callback):
             self._bar.unpause()  # so that the time left is that of steps
         elbo = -float(np.mean(training.losses[-100:]))
         per_row = f", per row {elbo / training.num_rows:.4g}" if training.num_rows else ""
-        self._bar.set_postfix_str(f"ELBO {elbo:.6g}{per_row}", refresh=False)
+        moving = f", {training.moving}" if training.moving else ""
+        self._bar.set_postfix_str(f"ELBO {elbo:.6g}{per_row}{moving}", refresh=False)
         self._bar.update(training.done - self._bar.n)
 
     def end(self, training: Training, error: BaseException | None) -> None:

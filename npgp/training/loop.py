@@ -24,6 +24,7 @@ from npgp import checks
 from npgp.contract import is_initialized
 from npgp.model.sites import ROWS_TRAINED_ON
 from npgp.programs.compiled import one_model_at_a_time, one_program
+from npgp.training.arrival import Arrival
 from npgp.training.callbacks import Callback, Monitor, Progress
 from npgp.training.checkpoints import Checkpoints
 from npgp.training.convergence import TrainingWarning, verdict
@@ -73,7 +74,7 @@ def fit(
     allow_nan: bool | None = None,
     **kwargs,
 ) -> FitResult:
-    """Train for ``num_steps`` steps of ``svi.update``.
+    """Train for ``num_steps`` steps of ``svi.update``, or until the posterior has arrived.
 
     With ``batch_size=B``, every array among the arguments whose leading axis is as long as that of
     the first array (``N``) is cut to ``B`` rows per step. The model scales the batch up, as with
@@ -111,8 +112,8 @@ def fit(
 
     :param svi: NumPyro's ``SVI`` of model, guide, optimizer, loss and static arguments.
     :param rng_key: key for the initial values, the noise and the order of the batches.
-    :param num_steps: number of steps to take in this call; ``None`` for as many as it takes until one of ``callbacks``,
-        or the monitor, ends the training.
+    :param num_steps: number of steps to take in this call; ``None`` for as many as it takes until the guide's posterior
+        has arrived (:class:`npgp.training.Arrival`), or until one of ``callbacks``, or the monitor, ends the training.
     :param args: positional arguments of model and guide; a source of batches stands for the first ones.
     :param batch_size: rows per step; all of them at every step if ``None``.
     :param group_size: each so many consecutive rows stay together, in one batch and in their order: for the ``grouped``
@@ -152,7 +153,7 @@ def fit(
     if num_steps is not None:
         num_steps = checks.whole_number(num_steps, "num_steps")
     elif not callbacks and (monitor is None or monitor.patience is None):
-        raise ValueError("num_steps is None; it must be a number, or there must be a callback that ends the training.")
+        callbacks = [Arrival()]
     steps_per_call = None if steps_per_call is None else checks.whole_number(steps_per_call, "steps_per_call")
     for name, value, wanted in (
         ("sharding", sharding, Sharding),
@@ -237,7 +238,12 @@ def fit(
     elif ended is not None:
         raise ended
     # Where the loss follows a schedule, its values are not of one kind.
-    elif steps is None and jax.process_index() == 0 and (sentence := verdict(training.losses, data.num_rows)):
+    elif (
+        steps is None
+        and num_steps is not None
+        and jax.process_index() == 0
+        and (sentence := verdict(training.losses, data.num_rows))
+    ):
         warnings.warn(f"npgp.fit: {sentence}", TrainingWarning, stacklevel=2)
     return training.result()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from npgp import checks
@@ -19,20 +21,59 @@ def adam(
     warmup: int = 0,
 ) -> optax.GradientTransformation:
     """
-    Adam whose learning rate decays along a cosine, for the ``optim`` of NumPyro's ``SVI``.
+    Adam for the ``optim`` of NumPyro's ``SVI``, whose learning rate decays along a cosine, or is lowered by
+    ``npgp.fit(svi, rng_key, None, …)`` as the posterior arrives.
 
     .. code-block:: python
 
         optimizer = npgp.adam(0.05, 1000)  # the rate falls to 2% of that over a thousand steps
+        until_it_arrives = npgp.adam(0.05)
 
     :param learning_rate: the highest learning rate.
-    :param num_steps: steps, warm-up included, after which the decay ends; no decay if ``None``.
+    :param num_steps: steps, warm-up included, after which the decay ends. If ``None``, the rate stays as it is, and the
+        state has averages of the parameters for :class:`npgp.training.Arrival`.
     :param final: the last learning rate as a fraction of the highest.
     :param warmup: steps in which the learning rate first rises linearly.
     :raises TypeError: for what is no number; schedules of one's own are for ``optax.adam``.
     :raises ValueError: for a rate below 0 or NaN, and for no more steps than those of warm-up.
     """
-    return optax.adam(_schedule(learning_rate, num_steps, final, warmup))
+    schedule = _schedule(learning_rate, num_steps, final, warmup)
+    return optax.adam(schedule) if num_steps is not None or warmup else _averaged_adam(learning_rate)
+
+
+class Averaging(NamedTuple):
+    """
+    The state of :func:`adam` without a number of steps.
+
+    :param adam: that of ``optax.scale_by_adam``.
+    :param rate: the learning rate.
+    :param averaged: number of steps that the averages are over.
+    :param averages: of the parameters after these steps.
+    """
+
+    adam: Any
+    rate: jax.Array
+    averaged: jax.Array
+    averages: Any
+
+
+def _averaged_adam(learning_rate: float) -> optax.GradientTransformation:
+    direction = optax.scale_by_adam()
+
+    def init(params):
+        rate, zero = jnp.asarray(learning_rate, jnp.result_type(float)), jnp.zeros((), jnp.int32)
+        return Averaging(direction.init(params), rate, zero, jax.tree.map(jnp.zeros_like, params))
+
+    def update(gradient, state, params):
+        steps, inner = direction.update(gradient, state.adam, params)
+        steps = jax.tree.map(lambda step: -state.rate.astype(step.dtype) * step, steps)
+        count = state.averaged + 1
+        averages = jax.tree.map(
+            lambda average, x, step: average + (x + step - average) / count, state.averages, params, steps
+        )
+        return steps, Averaging(inner, state.rate, count, averages)
+
+    return optax.GradientTransformation(init, update)
 
 
 def row_adam(

@@ -51,6 +51,8 @@ class FitResult(_Fields):
 
     #: Where the time went.
     seconds: Seconds = Seconds()
+    #: How the posterior arrived, a :class:`Convergence`; ``None`` for a training of a number of steps.
+    convergence: Any = None
 
 
 class NonFiniteLossError(FloatingPointError):

@@ -12,6 +12,7 @@ import numpy as np
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
+from npgp.contract import constrained
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.training.data import Data
 from npgp.training.interrupts import interrupts_held
@@ -56,6 +57,11 @@ class Training:
         self._losses: list[np.ndarray] = []
         #: Steps that this call has taken, or a call that it goes on from by a checkpoint.
         self.done = 0
+        #: Unconstrained values that ``params`` are of, in place of the state's: averages of states.
+        self.averages: dict[str, Any] | None = None
+        #: How it arrived, and what still moves, in words; of a training that lasts until it has.
+        self.convergence: Any = None
+        self.moving = ""
         #: What takes part between device calls, in order.
         self.callbacks: Sequence[Any] = ()
         self._seconds, self._since = Seconds(seconds), time.perf_counter()
@@ -145,11 +151,15 @@ class Training:
         spent = time.perf_counter() - self._since - self._seconds.compile
         state = self._whole(state)
         result = FitResult(self._params(state), state, losses[: int(steps_taken(state)) - self.first])
+        result.convergence = self.convergence
         result.seconds = self._seconds._replace(steps=spent)
         return result
 
     def _params(self, state: SVIState) -> dict[str, Any]:
-        params = one_program(lambda: self.steps.step.get_params(state))
+        averages = self.averages
+        params = one_program(
+            lambda: self.steps.step.get_params(state) if averages is None else constrained(self.svi, averages)
+        )
         if getattr(self.svi.guide, "given_rows", False):
             args, kwargs = self.data.first_call(self.first)
             params = self.svi.guide.with_rows(params, *args, **kwargs, **self.svi.static_kwargs)

@@ -91,7 +91,7 @@ def test_as_many_steps_as_it_takes(tmp_path):
     with pytest.warns(UserWarning, match="Interrupted: 8 steps were taken"):
         result = fit(None, callbacks=[Interrupted()], steps_per_call=4)
     assert len(result.losses) == 8
-    with pytest.raises(ValueError, match="num_steps is None; it must be a number, or there must be a callback"):
+    with pytest.raises(TypeError, match="num_steps is None, and the optimizer is not npgp.adam"):
         fit(None, monitor=Monitor(lambda params: 0.0))
 
 

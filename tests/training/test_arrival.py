@@ -1,0 +1,144 @@
+"""Training until the posterior has arrived."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from models import rbf
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import npgp
+from npgp.training import Arrival
+
+NOISE = 0.1
+RNG = np.random.default_rng(0)
+X = np.sort(RNG.uniform(0, 4, 15))[:, None]
+Y = np.sin(2 * X[:, 0]) + 0.7 + 0.3 * RNG.normal(size=15)
+
+
+def model(X, y, size=None):
+    """A level beside a function: in the posterior they trade off."""
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.asarray(X), jitter=1e-10).draw()
+    with numpyro.plate("data", size or len(X), subsample_size=None if size is None else len(X)):
+        npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+
+def svi_of(rate, model=model, dependence="pseudo-data", draws=1):
+    guide = npgp.AutoSparseGP(model, dependence=dependence)
+    return SVI(model, guide, npgp.adam(rate), TraceMeanField_ELBO(num_particles=draws))
+
+
+def exact():
+    """Mean and standard deviation of the level by dense algebra."""
+    C = rbf(X, X, 1.0, 1.0) + NOISE * np.eye(15)
+    precision = 1 / 4.0 + np.sum(np.linalg.inv(C))
+    return np.sum(np.linalg.solve(C, Y)) / precision, precision**-0.5
+
+
+@pytest.mark.parametrize(("rate", "dependence"), [(0.1, "pseudo-data"), (0.01, "pseudo-data"), (0.01, "sites")])
+def test_it_arrives_from_any_rate(rate, dependence):
+    """float32, as users have it; the fixed steps that the other guide would need are many thousands."""
+    svi = svi_of(rate, dependence=dependence, draws=4)
+    result = npgp.fit(svi, jax.random.key(0), None, X, y=Y, progress=False)
+    mean, deviation = exact()
+    found = result.params["auto_scale_tril"][0, 0]
+    assert abs(result.params["auto_loc"][0] - mean) < 0.15 * deviation
+    assert abs(found / deviation - 1) < 0.1
+    convergence = result.convergence
+    assert convergence.arrived
+    assert convergence.steps == len(result.losses) == sum(steps for _, steps in convergence.rates)
+    assert convergence.rates[0][0] == pytest.approx(rate)
+    assert max([*convergence.moved.values(), *convergence.widened.values()]) < 0.15
+    assert {"level", "f.u"} <= convergence.moved.keys()
+    assert "the posterior stands still" in str(convergence)
+
+
+def test_what_has_not_arrived_is_said():
+    svi = svi_of(0.001)
+    with pytest.warns(npgp.training.TrainingWarning, match=r"after 200 steps '(level|f.u)' still moves, by .* of its"):
+        result = npgp.fit(
+            svi, jax.random.key(0), None, X, Y, callbacks=[Arrival(window=50, max_steps=200)], progress=False
+        )
+    assert not result.convergence.arrived
+    assert len(result.losses) == 200
+    assert "the posterior still moves" in str(result.convergence)
+
+
+def test_only_npgps_adam_has_a_rate_to_lower():
+    svi = SVI(model, npgp.AutoSparseGP(model), optax.adam(0.1), TraceMeanField_ELBO())
+    with pytest.raises(TypeError, match=r"the optimizer is not npgp.adam\(learning_rate\)"):
+        npgp.fit(svi, jax.random.key(0), None, X, Y, progress=False)
+    # With natural gradients of q(ε) it has.
+    inner = npgp.natural_gradient(0.5, npgp.adam(0.05))
+    svi = SVI(model, npgp.AutoSparseGP(model), inner, TraceMeanField_ELBO())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+        result = npgp.fit(
+            svi, jax.random.key(0), None, X, Y, callbacks=[Arrival(window=20, max_steps=60)], progress=False
+        )
+    assert result.convergence.steps == 60
+
+
+def test_adam_without_steps_is_adam_and_averages():
+    params = {"a": jnp.asarray([1.0, -2.0]), "b": jnp.asarray(3.0)}
+    ours, theirs = npgp.adam(0.1), optax.adam(0.1)
+    x, state, y, other = params, ours.init(params), params, theirs.init(params)
+    seen = []
+    for _ in range(5):
+        updates, state = ours.update(jax.tree.map(lambda x: 2.0 * x, x), state, x)
+        x = optax.apply_updates(x, updates)
+        updates, other = theirs.update(jax.tree.map(lambda y: 2.0 * y, y), other, y)
+        y = optax.apply_updates(y, updates)
+        seen.append(x)
+    for name in params:
+        np.testing.assert_allclose(x[name], y[name], rtol=1e-6)
+        np.testing.assert_allclose(state.averages[name], np.mean([one[name] for one in seen], axis=0), rtol=1e-6)
+
+
+def test_it_goes_on_from_a_checkpoint(tmp_path):
+    def trained(num_steps, folder):
+        checkpoints = npgp.training.Checkpoints(tmp_path / folder, every=10)
+        arrival = Arrival(window=20, max_steps=150, draws=16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+            return npgp.fit(
+                svi_of(0.05),
+                jax.random.key(0),
+                num_steps,
+                X,
+                Y,
+                callbacks=[arrival],
+                checkpoints=checkpoints,
+                progress=False,
+            )
+
+    whole = trained(None, "whole")
+    assert len(trained(90, "cut").losses) == 90
+    again = trained(None, "cut")
+    np.testing.assert_array_equal(again.losses, whole.losses)
+    for name, value in whole.params.items():
+        np.testing.assert_array_equal(again.params[name], value)
+    assert again.convergence == whole.convergence
+
+
+def test_minibatches_arrive_too():
+    svi = svi_of(0.05, lambda X, y: model(X, y, size=15))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+        result = npgp.fit(
+            svi,
+            jax.random.key(0),
+            None,
+            X,
+            Y,
+            batch_size=5,
+            callbacks=[Arrival(window=20, max_steps=100)],
+            progress=False,
+        )
+    assert {"level", "f.u"} <= result.convergence.moved.keys()
