@@ -92,15 +92,20 @@ def value_and_gradient(model, dependence, params, y):
 def some_params(model, dependence, y):
     """Parameters of the guide, away from where it starts."""
     guide = npgp.AutoSparseGP(model, dependence=dependence, joint=False)
-    with handlers.trace() as trace, handlers.seed(rng_seed=0):
-        guide(X, y)
+
+    @compiled
+    def start():
+        with handlers.trace() as trace, handlers.seed(rng_seed=0):
+            guide(X, y)
+        return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
     rng = np.random.default_rng(2)
 
     def moved(name, value):
         noise = 0.1 * rng.normal(size=np.shape(value))
         return value + (np.tril(noise) if name.endswith("scale_tril") else np.abs(noise))
 
-    return {name: moved(name, site["value"]) for name, site in trace.items() if site["type"] == "param"}
+    return {name: moved(name, value) for name, value in start().items()}
 
 
 CASES = [

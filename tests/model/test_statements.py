@@ -22,8 +22,12 @@ JITTER = 1e-7
 
 def law(model, *args, guided=False):
     """Mean, and covariance over all statements' values, which are affine in what is drawn: exactly, by the Jacobian."""
-    trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args)
-    shapes = {n: jnp.shape(s["value"]) for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+
+    def noise():
+        trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args)
+        return {n: s["value"] for n, s in trace.items() if s["type"] == "sample" and not s["is_observed"]}
+
+    shapes = {name: value.shape for name, value in jax.eval_shape(noise).items()}
 
     def values(noise):
         sites = handlers.trace(handlers.substitute(handlers.seed(model, 0), noise)).get_trace(*args)
