@@ -182,6 +182,10 @@ class AutoSparseGP:
         self._by_rows = dependence == "sites"
         if not isinstance(joint, bool):
             raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
+        if not joint and dependence == "sites":
+            raise ValueError(
+                'joint is False, but dependence="sites" gives components that meet one q(ε); leave one of the two out.'
+            )
         self._joint = joint and dependence != "independent"
         self._covered: set[str] = set()
         self.hidden_model = Hidden(under(unseen=True)(model), self._is_hidden)

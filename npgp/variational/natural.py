@@ -306,7 +306,8 @@ def _find_blocks(
     if not (blocks or given_data):
         raise ValueError(
             "natural_gradient found no parameters of q(ε), named such as 'f.u.loc' and 'f.u.scale_tril', or "
-            f"'f.u.pseudo_loc', for a SparseGP 'f', among {sorted(params)}."
+            f"'f.u.pseudo_loc', for a SparseGP 'f', among {sorted(params)}. Where q(ε) is the posterior given rows, "
+            'AutoSparseGP(model, dependence="sites"), it has none: take Adam alone.'
         )
     return blocks
 
