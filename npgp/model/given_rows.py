@@ -23,6 +23,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from npgp import checks
+from npgp.conditionals import Gain
 from npgp.contract import (
     Message,
     frames,
@@ -55,6 +56,15 @@ def blocks_of(sites: Mapping[str, Message]) -> dict[int, list[str]]:
         if is_gp_site(msg) and isinstance(msg["infer"].get(FUNCTION), Function) and WHITENED in msg["infer"]:
             found.setdefault(id(msg["infer"][FUNCTION]), []).append(name)
     return found
+
+
+def said_of_rows(sites: Mapping[str, Message]) -> dict[str, Latents]:
+    """The statements that say something of rows: not those of what groups gain, which are of rows stated before."""
+
+    def is_gain(msg: Message) -> bool:
+        return is_observation(msg) and isinstance(msg["infer"][OBSERVATION][2], Gain)
+
+    return {name: latents for name, latents in statements(sites).items() if not is_gain(sites[name])}
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -93,7 +103,7 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     """
     if any(msg["type"] == "sample" and not msg["is_observed"] and is_enumerated(msg) for msg in sites.values()):
         return []
-    blocks, stated = blocks_of(sites), statements(sites)
+    blocks, stated = blocks_of(sites), said_of_rows(sites)
     usable = {draw for draw, names in blocks.items() if _may_be(sites, names) and names[0] not in dependent}
     for name, latents in stated.items():
         if numbers.get(name) or not _has_all_rows(sites, sites[name]):
@@ -198,7 +208,9 @@ class GivenRows:
         self._shared = {id(self._function(names)): names for names in group.shared}
         self._own = {id(self._function(names)): names for names in group.own}
         self._members = math.prod(self._function(group.own[0]).batch_shape) if group.own else 0
-        stated = {id(latents): name for name, latents in statements(sites).items()}  # a sum sampled jointly has several
+        stated = {
+            id(latents): name for name, latents in said_of_rows(sites).items()
+        }  # a sum sampled jointly has several
         rows = [some for name in stated.values() for some in self._rows(name)]
         self._q = posterior_given(rows, self._members)
 
@@ -393,7 +405,7 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
     if not is_observation(msg):
         values, precision = _trained(name, shape, lambda: _nothing_yet(latents, shape))
         return values, precision
-    likelihood, present = msg["infer"][OBSERVATION]
+    likelihood, present, _ = msg["infer"][OBSERVATION]
     mask = mask_of(msg["fn"])
     if mask is not True:
         present = mask if present is None else present & mask

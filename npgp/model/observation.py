@@ -261,7 +261,7 @@ def observe(
     if latents.guided and obs is not None:
         return obs  # a guide has no observed sites, and need not compute anything here
     latents.check_drawn()
-    infer = {OBSERVATION: (likelihood, mask), LATENTS: latents}
+    infer = {OBSERVATION: (likelihood, mask, conditional), LATENTS: latents}
     if obs is not None and context().unseen:
         return numpyro.sample(name, _NoDensity(jnp.zeros(latents.shape)), obs=obs, infer=infer)
     if latents.variational:

@@ -45,7 +45,7 @@ FUNCTION = "npgp.function"
 SCALE = "npgp.scale"
 #: Of a site: ``substitute`` gave its value in guide or model.
 SUBSTITUTED = "npgp.substituted"
-#: Marks observations of GP values; their likelihood and mask.
+#: Marks observations of GP values; their likelihood, mask and conditional.
 OBSERVATION = "npgp.observation"
 #: The GP values that a statement is about, for the automatic guide to see which components meet.
 LATENTS = "npgp.latents"

@@ -356,6 +356,26 @@ def test_inputs_that_are_sampled_are_in_one_gaussian_that_q_follows(float64):
     assert elbos["sites"] > elbos["pseudo-data"] + 0.2
 
 
+def test_rows_that_groups_tighten_count_once(float64):
+    """What groups of neighbors gain is about rows that are observed: q is the same, the ELBO that of groups."""
+    y = np.sin(INPUTS[:, 0])
+    groups = npgp.sparse.consecutive(len(INPUTS), len(INPUTS))
+
+    def model(X, y, conditional="tight", gain=False):
+        f, noise = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw(), npgp.Gaussian(variance=NOISE)
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X), noise, obs=y, conditional=conditional)
+        if gain:
+            with numpyro.plate("groups", len(X)):
+                npgp.tighten("gain", f(X), noise, y, npgp.conditionals.Grouped(groups))
+
+    whole = partial(model, conditional=npgp.conditionals.Grouped(groups))
+    expected = started(whole, npgp.AutoSparseGP(whole, dependence="sites"), INPUTS, y)[1]
+    apart = partial(model, gain=True)
+    found = started(apart, npgp.AutoSparseGP(apart, dependence="sites"), INPUTS, y)[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
 def test_minibatches_have_pseudo_data(float64):
     def model(X, y):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
