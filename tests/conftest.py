@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # xdist: files in our order, not that of their numbers of tests
     if config.option.costs:
         table = None if hasattr(config, "workerinput") else costs.TABLE
-        config.pluginmanager.register(costs.Recorder(table, config.option.tier == "quick"), "costs")
+        config.pluginmanager.register(costs.Recorder(table), "costs")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

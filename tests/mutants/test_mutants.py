@@ -1,8 +1,11 @@
 """The list of mutants is of the library as it is; the tiers are what tests/support/costs.py says, and small enough."""
 
 import ast
+import functools
 
 import costs
+import jax
+import jax.numpy as jnp
 import mutate
 import nearest
 import pytest
@@ -53,18 +56,16 @@ def test_what_the_quick_tier_has():
     table[prices["rest"]] = Cost(866.5, 0.0, 1)
     chosen = costs.quick([*items, *many], table | many, killed)
     assert small <= chosen and len(chosen - small) == 14  # (50 − 7.5) / 3
+    # Of what two share one pays.
+    table |= {f"tests/b.py::test_{name}": Cost(0.1, 4.0, 1) for name in ("one", "two", "three")}
+    few = {mutant: {f"tests/b.py::test_{mutant}"} for mutant in ("one", "two")}
+    shared = costs.quick(
+        [*items, *many, *few["one"], *few["two"], "tests/b.py::test_three"], table | many, killed | few
+    )
+    assert {f"tests/b.py::test_{name}" for name in ("one", "two", "three")} <= shared
+    assert len(shared & many.keys()) == 12  # (50 − 7.5 − 4.2) / 3
     table[prices["cheap"]] = Cost(0.1, 30.0, 1)  # dear where it is the first
     assert prices["cheap"] not in costs.quick(items, table, killed)
-
-
-def test_what_items_cost_in_the_tier_counts(tmp_path):
-    """There an item pays for what it shares with one that is left out."""
-    costs.write({"a": Cost(5.0, 0.0, 3), "b": Cost(0.1, 0.0, 0), "c": Cost(1.0, 2.0, 1)}, tmp_path / "table")
-    recorder = costs.Recorder(tmp_path / "table", some=True)
-    recorder.costs = {"b": Cost(5.1, 0.0, 3), "c": Cost(1.0, 0.0, 1), "new": Cost(1.0, 0.0, 1)}
-    recorder.pytest_sessionfinish()
-    found = costs.read(tmp_path / "table")
-    assert found == {"a": Cost(5.0, 0.0, 3), "b": Cost(0.1, 5.1, 0), "c": Cost(1.0, 2.0, 1)}
 
 
 def test_the_tables_are_of_tests_that_there_are():
@@ -72,6 +73,23 @@ def test_the_tables_are_of_tests_that_there_are():
     files = set(nearest.test_files())
     gone = [item for item in known if item.split("::")[0] not in files]
     assert len(gone) <= 0.02 * len(known), "write the table anew: scripts/test --costs"
+
+
+def test_first_calls_of_what_is_shared_are_known(tmp_path, monkeypatch):
+    """Of a cached and of a compiled function, also by an item that is not the first that calls them."""
+    seconds = iter(range(100))
+    monkeypatch.setattr(costs, "_seconds", lambda: float(next(seconds)))
+    recorder = costs.Recorder(None)
+    cached = costs.Shared(functools.cache(lambda x: double(jnp.ones(x))), recorder)
+    double = costs.Shared(jax.jit(lambda x: 2.0 * x), recorder)
+    assert cached(3).shape == (3,) and list(recorder.used.values()) == [3.0]  # two calls, the clock's steps
+    recorder.used = {}
+    for _ in range(2):
+        cached(3)
+    assert list(recorder.used.values()) == [3.0]
+    double(jnp.ones(3))  # paid inside
+    double(jnp.zeros(4))
+    assert list(recorder.used.values()) == [3.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(

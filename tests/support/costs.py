@@ -9,8 +9,8 @@ The quick tier costs at most a twentieth of what all items cost (`SHARE`), and n
 3. the contract with NumPyro and JAX;
 4. all other items, the cheapest first.
 
-What several items share, fixtures and compiled programs, is paid by the first of them. Without that one, in the quick
-tier, it is paid by another: the tier is measured after all items, by itself, and what an item costs there counts.
+What several items share, fixtures and what cached or compiled functions of their module made, is paid by the first of
+them: here by the first that the tier has.
 """
 
 from __future__ import annotations
@@ -72,29 +72,37 @@ def killers(table: Path = KILLED) -> dict[str, set[str]]:
 def quick(items: Collection[str], costs: dict[str, Cost], killed: dict[str, set[str]]) -> set[str]:
     """Those of some items that the quick tier has: see above."""
     total = sum(cost.seconds for cost in costs.values())
-    prices = {item: costs[item].alone for item in items if item in costs}
+    measured = [item for item in items if item in costs]
+    paid: set[tuple[str, float]] = set()  # of a file, what the same items share costs the same
     files = {item.split("::")[0] for item in costs}
     chosen = {item for item in items if item not in costs and item.split("::")[0] in files}
     spent = 0.0
 
+    def shared(item: str) -> tuple[str, float]:
+        return item.split("::")[0], costs[item].first
+
+    def price(item: str) -> float:
+        return costs[item].seconds if shared(item) in paid else costs[item].alone
+
     def take(item: str) -> bool:
         nonlocal spent
-        if item not in chosen and prices[item] <= min(LIMIT * total, SHARE * total - spent):
+        if item not in chosen and price(item) <= min(LIMIT * total, SHARE * total - spent):
             chosen.add(item)
-            spent += prices[item]
+            spent += price(item)
+            paid.add(shared(item))
         return item in chosen
 
-    alive = {mutant: found & prices.keys() for mutant, found in killed.items() if not found & chosen}
+    alive = {mutant: found.intersection(measured) for mutant, found in killed.items() if not found & chosen}
     worth: dict[str, set[str]] = {}
     for mutant, found in alive.items():
         for item in found:
             worth.setdefault(item, set()).add(mutant)
     while worth:
-        best = max(sorted(worth), key=lambda item: len(worth[item]) / (prices[item] + 0.01))
+        best = max(sorted(worth), key=lambda item: len(worth[item]) / (price(item) + 0.01))
         mutants = worth.pop(best)
         if take(best):
             worth = {item: left for item, others in worth.items() if (left := others - mutants)}
-    for item in sorted(prices, key=lambda item: (not item.startswith(CONTRACT), prices[item], item)):
+    for item in sorted(measured, key=lambda item: (not item.startswith(CONTRACT), price(item), item)):
         take(item)
     return chosen
 
@@ -105,28 +113,73 @@ def _seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
+_JITTED = type(jax.jit(lambda: None))
+
+
+class Shared:
+    """A cached or compiled function of a module of tests: notes what a call costs that is the first of its kind."""
+
+    def __init__(self, function: Any, recorder: Recorder) -> None:
+        self.function, self.recorder = function, recorder
+        self.paid: dict[str, float] = {}
+        self.made: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        key, before = self._kind(args, kwargs), _seconds()
+        inside, self.recorder.inside = self.recorder.inside, True
+        try:
+            result = self.function(*args, **kwargs)
+        finally:
+            self.recorder.inside = inside
+            paid = self.paid.setdefault(key, _seconds() - before)
+            if not inside:
+                self.recorder.used[id(self), key] = paid
+        if isinstance(result, _JITTED):
+            result = self.made.setdefault(key, Shared(result, self.recorder))
+        return result
+
+    def _kind(self, *arguments: Any) -> str:
+        """Values for what is cached, shapes of arrays for what is compiled."""
+        if hasattr(self.function, "cache_info"):
+            return repr(arguments)
+        leaves, tree = jax.tree.flatten(arguments)
+        kinds = [(x.shape, x.dtype) if hasattr(x, "dtype") else x if isinstance(x, str) else type(x) for x in leaves]
+        return repr((kinds, tree, jax.config.jax_enable_x64))
+
+
 class Recorder:
     """
     The plugin of ``--costs``: measures the items of this process, and adds what workers measured to the table.
 
     :param table: the file to add to; `None` in a worker, whose reports tell the process that started it.
-    :param some: only what items cost where they are the first of those that share, as some are left out.
     """
 
-    def __init__(self, table: Path | None, some: bool = False) -> None:
-        self.table, self.some = table, some
+    def __init__(self, table: Path | None) -> None:
+        self.table = table
         self.costs: dict[str, Cost] = {}
         self.programs = 0
         self.began = (0.0, 0)
         self.fixtures: dict[Any, float] = {}  # seconds of each that several items use
+        self.used: dict[Any, float] = {}  # seconds of first calls of what the item calls and others may have called
+        self.inside = False  # of such a call
         jax.monitoring.register_event_duration_secs_listener(self._compiled)
 
     def _compiled(self, event: str, duration: float, **details: object) -> None:
         self.programs += event == "/jax/core/compile/backend_compile_duration"
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        for module in {item.module for item in session.items if hasattr(item, "module")}:
+            for name, value in list(vars(module).items()):
+                shared = isinstance(value, _JITTED) or hasattr(value, "cache_info")
+                if shared and getattr(value, "__module__", None) == module.__name__:
+                    setattr(module, name, Shared(value, self))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self) -> None:
-        self.began = _seconds(), self.programs
+        self.began, self.used = (_seconds(), self.programs), {}
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, Any, Any]:
@@ -142,7 +195,7 @@ class Recorder:
         if call.when == "teardown":
             used = getattr(item, "_fixtureinfo", None)
             names = used.name2fixturedefs if used else {}
-            wide = sum(self.fixtures.get(defs[-1], 0.0) for defs in names.values())
+            wide = sum(self.fixtures.get(defs[-1], 0.0) for defs in names.values()) + sum(self.used.values())
             cost = _seconds() - self.began[0], wide, self.programs - self.began[1]
             item.user_properties.append(("cost", cost))
         return (yield)
@@ -155,9 +208,4 @@ class Recorder:
 
     def pytest_sessionfinish(self) -> None:
         if self.table is not None and self.costs:
-            known = read(self.table)
-            if self.some:
-                found = {item: max(cost.alone, known[item].first) for item, cost in self.costs.items() if item in known}
-                write(known | {item: known[item]._replace(first=first) for item, first in found.items()}, self.table)
-            else:
-                write(known | self.costs, self.table)
+            write(read(self.table) | self.costs, self.table)
