@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from npgp.conditionals import Conditional
 from npgp.conditionals.base import row_elbo
 from npgp.likelihoods import Likelihood
 from npgp.likelihoods.base import without_missing
+from npgp.programs.compiled import one_program
 from npgp.pytrees import pytree
 from npgp.sparse.residuals import Residual
 
@@ -72,7 +74,9 @@ class Observations:
         y = checks.to_device(y, "y", dtype, axis=-1)
         if present is not None:
             present = jnp.asarray(present)
-            (y,) = without_missing(likelihood, present, y)
+            (y,) = one_program(partial(without_missing, likelihood, present, y))
+        if dtype is not None and not isinstance(offset, jax.Array):  # converted here, not by a program of its own
+            offset = jax.device_put(np.asarray(offset, jax.dtypes.canonicalize_dtype(dtype)))
         return cls(y, likelihood, jnp.asarray(offset, dtype), present, weights)
 
     @property

@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 from npgp import checks
 from npgp.chunks import map_chunks
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.programs.compiled import STEPS, one_program
+from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.programs.grids import on_grid
 
 __all__ = ["FunctionPosterior", "Mixture", "mixture_moments"]
@@ -33,6 +33,8 @@ class FunctionPosterior:
 
     #: Axes of rows in a covariance.
     _row_axes: tuple[int, ...] = (-2, -1)
+    #: Compiler options of programs for given rows, most of whose time is in a few large factorizations.
+    _options: dict[str, Any] = QUICK
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -107,7 +109,7 @@ class FunctionPosterior:
         if batch_size is None:
             return self._at("_moments", X, neighbors)
         size, rows = checks.whole_number(batch_size, "batch_size"), self._rows(X, neighbors, self.batch_shape)
-        return one_program(lambda: map_chunks(self._moments, size, rows, axis=-1), options=STEPS)
+        return one_program(lambda: map_chunks(self._moments, size, rows, axis=-1), options=self._options)
 
     def log_density(
         self,
@@ -165,11 +167,13 @@ class FunctionPosterior:
         """
         rows = self._rows(X, neighbors, self.batch_shape)
         checks.random_key(rng_key)
-        return one_program(lambda: self._sample(rng_key, rows, sample_shape), options=STEPS)
+        return one_program(lambda: self._sample(rng_key, rows, sample_shape), options=self._options)
 
 
 class Mixture(FunctionPosterior):
     """A mixture of Gaussians in equal parts; a subclass says what its components are at rows, in ``_components``."""
+
+    _options = STEPS  # a loop over components
 
     def _components(self, rows: Any) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of each component, (S,) + batch + (N,)."""
