@@ -133,6 +133,15 @@ def exp_excess(x: jax.Array) -> jax.Array:
 exp_excess.defjvps(lambda t, _, x: jnp.expm1(x) * t)
 
 
+@jax.custom_jvp
+def expected_excess(mean: jax.Array, half_variance: jax.Array) -> jax.Array:
+    """``E[eˣ − 1 − x]`` of a normal variable x."""
+    return exp_excess(mean + half_variance) + half_variance
+
+
+expected_excess.defjvps(lambda t, _, m, h: jnp.expm1(m + h) * t, lambda t, _, m, h: jnp.exp(m + h) * t)
+
+
 def log_excess(x: jax.Array) -> jax.Array:
     """``x − log(1 + x)``, which is x²/2 + … near 0."""
     return exp_excess(jnp.log1p(x))
@@ -289,8 +298,8 @@ def log_poisson(y: jax.Array, log_rate: jax.Array, half_variance: ArrayLike = 0.
     :param y: counts, at least 0.
     """
     some = jnp.where(y > 0, y, 1.0)
-    above = log_rate - jnp.log(some) + half_variance
-    positive = -0.5 * (LOG_2PI + jnp.log(some)) - stirling(some) - some * (exp_excess(above) + half_variance)
+    excess = expected_excess(*jnp.broadcast_arrays(log_rate - jnp.log(some), half_variance))
+    positive = -0.5 * (LOG_2PI + jnp.log(some)) - stirling(some) - some * excess
     return jnp.where(y > 0, positive, -jnp.exp(log_rate + half_variance))
 
 
@@ -300,7 +309,7 @@ def log_gamma_density(
     """E[log Gamma(y; concentration, mean)] where log mean ~ N(log_mean, 2 half_variance)."""
     a = concentration
     log_a = jnp.log(a)
-    excess = exp_excess(log_y - log_mean + half_variance) + half_variance
+    excess = expected_excess(*jnp.broadcast_arrays(log_y - log_mean, half_variance))
     return 0.5 * (log_a - LOG_2PI) - stirling(a, log_a) - log_y - a * excess
 
 

@@ -48,7 +48,7 @@ LEAST_TRAPEZOID = 48
 FELT = 1e-5
 #: Change of an expectation with fewer nodes from which on it is computed anew, about the bends of log p; nodes of the
 #: grid on which these are looked for, and halvings of the distance to them.
-ROUGH, BEND_NODES, BEND_HALVINGS = {"float32": 2e-5, "float64": 1e-10}, 64, {"float32": 14, "float64": 26}
+ROUGH, BEND_NODES, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, 64, {"float32": 14, "float64": 26}
 #: Standard deviations between a bend and the next point that nodes are close to.
 BESIDE = 0.5
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
@@ -214,9 +214,8 @@ def expectation(
     smooth = linalg.weighted_sum(weights, values)
     if num_nodes < LEAST_TRAPEZOID:
         return smooth
-    _, w, index = _sorted_nodes(num_nodes, 1, smooth.dtype.name)
-    fewer = jnp.asarray(np.stack([every * w * (index % every == 0) - w for every in (2, 3)]), smooth.dtype)
-    changes = jnp.abs(linalg.matmul(fewer, lax.stop_gradient(values).reshape(len(w), -1)))
+    fewer = jnp.asarray(_changes(num_nodes, smooth.dtype.name), smooth.dtype)
+    changes = jnp.abs(linalg.matmul(fewer, lax.stop_gradient(values).reshape(len(fewer[0]), -1)))
     limit = ROUGH[smooth.dtype.name] * jnp.maximum(1.0, jnp.abs(lax.stop_gradient(smooth)))
     rough = jnp.max(changes, axis=0).reshape(smooth.shape) > limit  # not where there is no number
 
@@ -228,6 +227,22 @@ def expectation(
         return jnp.where(rough, jnp.sum(weights * terms, axis=0), smooth)
 
     return _if_any(rough, at_bends, lambda: smooth)
+
+
+@functools.lru_cache(maxsize=32)
+def _changes(num_nodes: int, dtype: str) -> np.ndarray:
+    """
+    The weights of every second node, and of every third, less those of all; (2, K), in float64.
+
+    Scaled by 1 and z², so that the three integrate quadratics alike.
+    """
+    z, w, index = _sorted_nodes(num_nodes, 1, dtype)
+    powers, fewer = np.stack([np.ones_like(z[0]), z[0] ** 2]), []
+    for every in (2, 3):
+        some = every * w * (index % every == 0)
+        scale = np.linalg.solve((powers * some) @ powers.T, powers @ w)
+        fewer.append(some * (scale @ powers) - w)
+    return np.stack(fewer)
 
 
 def rule_at_bends(
@@ -611,7 +626,7 @@ def rule_at_peaks(
     z, log_weights = (array.reshape((-1, *mean.shape)) for array in (z, log_weights))
     if not concave:  # where there are more peaks than two: equidistant ones
         many = jnp.sum(peaks > top - 10.0, axis=0) > 2
-        wide = inner > top - negligible
+        wide = inner > top - (34.0 if double else 16.0)
         lower = at(grid, jnp.argmax(wide, axis=0))
         upper = at(grid, len(t) - 1 - jnp.argmax(wide[::-1], axis=0))
         equidistant, step = trapezoid(lower, upper, len(z))

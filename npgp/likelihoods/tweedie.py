@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from npgp.checks import is_traced, positive_fields
 from npgp.likelihoods.base import Likelihood, check_nodes
-from npgp.likelihoods.numerics import exp_excess, floats, log_gamma_density, log_poisson
+from npgp.likelihoods.numerics import expected_excess, floats, log_gamma_density, log_poisson
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.pytrees import pytree, static
 
@@ -71,7 +71,7 @@ class Tweedie(Likelihood):
 
         def excess(c):  # E[exp(c (f − log y))] − 1 − c E[f − log y]
             half = 0.5 * c**2 * variance
-            return exp_excess(c * (mean - log_y) + half) + half
+            return expected_excess(*jnp.broadcast_arrays(c * (mean - log_y), half))
 
         deviance = jnp.exp(up * log_y) / dispersion * (excess(up) / up + excess(-down) / down)
         return jnp.where(y > 0, _log_density_at_mean(log_y, dispersion, p) - deviance, none)
