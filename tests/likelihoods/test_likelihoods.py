@@ -20,7 +20,7 @@ import npgp
 from npgp import likelihoods
 from npgp.io import load, save
 from npgp.likelihoods.numerics import bernoulli_deviance, hazard, log_normal_cdf, sigmoids, stirling
-from npgp.likelihoods.quadrature import smooth_rule
+from npgp.likelihoods.quadrature import _changes, _sorted_nodes, smooth_rule
 from npgp.model.observation import LatentObservation
 from npgp.model.protocol import Moments
 from npgp.pytrees import pytree
@@ -1315,6 +1315,14 @@ def test_rows_that_are_mapped_are_looked_at_again_in_a_branch(float64):
         np.testing.assert_allclose(jax.jit(partial(slopes, likelihood))(y, mean), slopes(own, y, mean), atol=1e-8)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_quadratics_need_no_second_look(dtype):
+    """All rules integrate them, but for what is left of symmetry; a kink between nodes is noticed."""
+    z, changes = _sorted_nodes(64, 1, dtype)[0][0], _changes(64, dtype)
+    assert np.max(np.abs(changes @ np.stack([np.ones_like(z), z, z**2], axis=1))) < 1e-9
+    assert np.max(np.abs(changes @ np.abs(z - 0.3))) > 1e-4
+
+
 @pytest.mark.parametrize("width", [0.1, 1.0, 5.0, 10.0])
 def test_few_nodes_do_for_what_is_smooth(width, x64):
     z = np.linspace(-12, 12, 4001)
@@ -1327,6 +1335,26 @@ def test_few_nodes_do_for_what_is_smooth(width, x64):
         truth = np.sum(dense * function(np.array([-3.0, 0.5, 4.0])[:, None] + width * z), axis=1)
         tolerance = (4e-5 if wide else 2e-6) if single else (1e-9 if wide else 1e-12)
         np.testing.assert_allclose(got, truth, rtol=tolerance, atol=tolerance)
+
+
+def test_slopes_of_large_counts_far_below_them(x64):
+    """∂E/∂mean = y − e^(m + v/2) and ∂E/∂v = −½ e^(m + v/2), which is lost where it is a difference from y."""
+    y, mean, variance = x64(10_000.0), x64(0.5), x64([0.01, 1.0])
+    slopes = jax.jit(jax.grad(lambda m, v: jnp.sum(npgp.Poisson().expected_log_prob(y, m, v)), (0, 1)))(mean, variance)
+    rate = np.exp(0.5 + np.array([0.01, 1.0]) / 2)
+    np.testing.assert_allclose(slopes[0], 2 * 10_000.0 - np.sum(rate), rtol=1e-6)
+    np.testing.assert_allclose(slopes[1], -0.5 * rate, rtol=1e-6)
+
+
+def test_averages_over_many_peaks(x64):
+    """A von Mises distribution beside a wide f, by the Fourier series that npgp's own has."""
+    y, mean, variance = x64([-2.0, 0.5, 3.0]), x64([-3.0, 0.5, 4.0]), x64(25.0)
+    by_function = likelihoods.Factorized(lambda f: dist.VonMises(f, 4.0))
+    n = np.arange(1, 40)[:, None]
+    waves = special.ive(n, 4.0) / special.ive(0, 4.0) * np.exp(-12.5 * n**2) * np.cos(n * np.subtract(y, mean))
+    truth = np.log1p(2 * np.sum(waves, axis=0)) - np.log(2 * np.pi)
+    got = jax.jit(by_function.log_marginal)(y, mean, variance)
+    np.testing.assert_allclose(got, truth, atol=1e-4 if x64 == jnp.float32 else 1e-10)
 
 
 def test_averages_over_two_latent_values_leave_nothing_out(float64):
