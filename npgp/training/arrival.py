@@ -61,6 +61,13 @@ class Convergence:
     """
     How a training arrived, ``result.convergence``: ``print`` it for a table of the latent sites.
 
+    .. code-block:: python
+
+        svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+        roughly = [npgp.training.Arrival(tolerance=0.3, window=100)]
+        convergence = npgp.fit(svi, key, None, X, y, callbacks=roughly, progress=False).convergence
+        assert convergence.arrived and convergence.slowest in convergence.moved
+
     :param arrived: whether the posterior stood still at the end.
     :param steps: number of steps taken.
     :param rates: learning rates, and the steps taken at each.
@@ -96,7 +103,7 @@ class Arrival(Callback):
     .. code-block:: python
 
         svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
-        arrival = npgp.training.Arrival(max_steps=300)  # for more, leave it out
+        arrival = npgp.training.Arrival(tolerance=0.3, window=100)  # if .1 is more than is needed
         result = npgp.fit(svi, key, None, X, y, callbacks=[arrival], progress=False)
         print(result.convergence)
 
@@ -131,7 +138,7 @@ class Arrival(Callback):
             self._previous: tuple[Summary, float, float] | None = None
             self._before: Summary | None = None
             self._drifts: list[float] = []
-        self._ended = False
+        self._ended, self._last = False, training.first + self.max_steps
         self._program = Program(self._summary_of(training), options=STEPS)
 
     @property
@@ -140,7 +147,7 @@ class Arrival(Callback):
 
     def until(self, step: int) -> int | None:
         """As :meth:`Callback.until`."""
-        return max(self._looked + self._window - step, 1)
+        return max(min(self._looked + self._window, self._last) - step, 1)
 
     def __call__(self, training: Training) -> bool | None:
         """As :meth:`Callback.__call__`."""
@@ -187,15 +194,16 @@ class Arrival(Callback):
     def end(self, training: Training, error: BaseException | None) -> None:
         """As :meth:`Callback.end`."""
         found = training.convergence
-        if error is None and self._ended and found is not None and not found.arrived and found.moved:
-            name = found.slowest
-            warnings.warn(
-                f"npgp.fit: after {training.step} steps {name!r} still moves, by {found.moved[name]:.2g} of its "
-                f"standard deviations, which change by {100 * found.widened[name]:.0f}%: give Arrival more max_steps, "
-                "or look whether the data say what it is.",
-                TrainingWarning,
-                stacklevel=4,
-            )
+        if error is None and self._ended and found is not None and not found.arrived:
+            what = f"npgp.fit: {training.step} steps are too few to see whether the posterior still moves"
+            if found.moved:
+                name = found.slowest
+                what = (
+                    f"npgp.fit: after {training.step} steps {name!r} still moves, by {found.moved[name]:.2g} of its "
+                    f"standard deviations, which change by {100 * found.widened[name]:.0f}%"
+                )
+            advice = "give Arrival more max_steps, or look whether the data say what it is."
+            warnings.warn(f"{what}: {advice}", TrainingWarning, stacklevel=4)
 
     def _count(self, rate: float, steps: int) -> None:
         if self._rates and self._rates[-1][0] == rate:

@@ -67,6 +67,8 @@ def test_what_has_not_arrived_is_said():
         )
     assert not result.convergence.arrived
     assert len(result.losses) == 200
+    with pytest.warns(npgp.training.TrainingWarning, match="50 steps are too few to see whether the posterior still"):
+        npgp.fit(svi, jax.random.key(0), None, X, Y, callbacks=[Arrival(max_steps=50)], progress=False)
     assert "the posterior still moves" in str(result.convergence)
 
 
