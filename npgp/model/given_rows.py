@@ -26,6 +26,7 @@ from npgp import checks
 from npgp.conditionals import Gain
 from npgp.contract import (
     Message,
+    base_of,
     frames,
     given_by,
     is_enumerated,
@@ -406,9 +407,9 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
         values, precision = _trained(name, shape, lambda: _nothing_yet(latents, shape))
         return values, precision
     likelihood, present, _ = msg["infer"][OBSERVATION]
-    mask = mask_of(msg["fn"])
-    if mask is not True:
-        present = mask if present is None else present & mask
+    for mask in (mask_of(msg["fn"]), *getattr(base_of(msg["fn"]), "masks", ())):
+        if mask is not True:
+            present = mask if present is None else present & mask
     y = msg["value"]
     if exact and isinstance(likelihood, Gaussian):
         (y,) = without_missing(likelihood, present, jnp.asarray(y))

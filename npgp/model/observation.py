@@ -173,6 +173,14 @@ class LatentObservation(KeepsIntermediates, Stackable):
 class _NoDensity(dist.Unit):
     """Stands for an observation where nobody looks at its density: nothing of it is checked, nor computed."""
 
+    #: Of ``handlers.mask``, for who wants to know which rows tell something.
+    masks: tuple[Any, ...] = ()
+
+    def mask(self, mask):
+        masked = copy.copy(self)
+        masked.masks = (*self.masks, mask)
+        return masked
+
 
 class joint:
     """
