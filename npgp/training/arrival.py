@@ -173,13 +173,13 @@ class Arrival(Callback):
             training.moving = f"{_slowest(*drift)} moves by {largest:.2g} sd"
         self._previous = now, loss, variance
         self._count(float(averaging.rate), window)
-        rate = averaging.rate
+        factor = averaging.factor
         arrived = False
         if finished:
             if self._before is not None:
                 drift = _drift(self._before, now)
                 arrived = _largest(drift) < OF_RATE * self.tolerance
-            self._before, self._phase, rate = now, self._phase + 1, rate * FALL
+            self._before, self._phase, factor = now, self._phase + 1, factor * FALL
             self._previous, self._drifts = None, []
         if drift is not None or training.convergence is None:
             moved, widened = drift or ({}, {})
@@ -187,7 +187,7 @@ class Arrival(Callback):
         self._ended = arrived or training.done >= self.max_steps
         if not self._ended:
             training.state = _changed(
-                training.state, averaging._replace(rate=rate, averaged=jnp.zeros_like(averaging.averaged))
+                training.state, averaging._replace(factor=factor, averaged=jnp.zeros_like(averaging.averaged))
             )
         return self._ended
 

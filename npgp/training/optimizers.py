@@ -46,12 +46,14 @@ class Averaging(NamedTuple):
     The state of :func:`adam` without a number of steps.
 
     :param adam: that of ``optax.scale_by_adam``.
-    :param rate: the learning rate.
+    :param factor: of the learning rate, which :class:`npgp.training.Arrival` lowers.
+    :param rate: the learning rate of the last step.
     :param averaged: number of steps that the averages are over.
     :param averages: of the parameters after these steps.
     """
 
     adam: Any
+    factor: jax.Array
     rate: jax.Array
     averaged: jax.Array
     averages: Any
@@ -61,17 +63,18 @@ def _averaged_adam(learning_rate: float) -> optax.GradientTransformation:
     direction = optax.scale_by_adam()
 
     def init(params):
-        rate, zero = jnp.asarray(learning_rate, jnp.result_type(float)), jnp.zeros((), jnp.int32)
-        return Averaging(direction.init(params), rate, zero, jax.tree.map(jnp.zeros_like, params))
+        one, zero = jnp.ones((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
+        return Averaging(direction.init(params), one, learning_rate * one, zero, jax.tree.map(jnp.zeros_like, params))
 
     def update(gradient, state, params):
         steps, inner = direction.update(gradient, state.adam, params)
-        steps = jax.tree.map(lambda step: -state.rate.astype(step.dtype) * step, steps)
+        rate = learning_rate * state.factor
+        steps = jax.tree.map(lambda step: -rate.astype(step.dtype) * step, steps)
         count = state.averaged + 1
         averages = jax.tree.map(
             lambda average, x, step: average + (x + step - average) / count, state.averages, params, steps
         )
-        return steps, Averaging(inner, state.rate, count, averages)
+        return steps, Averaging(inner, state.factor, rate, count, averages)
 
     return optax.GradientTransformation(init, update)
 

@@ -99,6 +99,10 @@ def starting_points(X: np.ndarray, method: str, args: argparse.Namespace) -> np.
     return np.concatenate([first, npgp.inducing.greedy_variance(kernel, X, size // 2, given=[first])])
 
 
+def _predicted(posterior: Any, X: jax.Array, neighbors: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+    return posterior.mean_and_variance(X, neighbors=neighbors)
+
+
 def by_all_rows(data: RegressionSplit, method: str, args: argparse.Namespace) -> tuple:
     """By L-BFGS. Neighbors are found at the start, half-way and at the end, in units of the lengthscales."""
     (kind, power), X, y, now = ALL_ROWS[method], data.X_train, data.y_train, clock(args.cpu_time)
@@ -119,7 +123,7 @@ def by_all_rows(data: RegressionSplit, method: str, args: argparse.Namespace) ->
         theta, evaluations = fit.theta, evaluations + fit.evaluations
     known = neighbors()
     near = () if known is None else (nearest(data.X_test, X, min(known.size, len(X)), scale=known.scale),)
-    posterior, predict = condition(theta, X, y, known, power, kind), jax.jit(lambda p, *new: p.mean_and_variance(*new))
+    posterior, predict = condition(theta, X, y, known, power, kind), jax.jit(_predicted)
     return fit.value, evaluations, fit.noise, lambda: predict(posterior, data.X_test, *near), 0.0
 
 
@@ -161,7 +165,7 @@ def by_minibatches(data: RegressionSplit, method: str, args: argparse.Namespace)
     first = [None if a is None else a[:batch] for a in arrays[:2]]
     posterior = npgp.posterior("f", model, svi.guide, result.params, *first)
     near = () if neighbors is None else (nearest(data.X_test, X, min(neighbors.size, rows), scale=neighbors.scale),)
-    predict = jax.jit(lambda p, *new: p.mean_and_variance(*new))
+    predict = jax.jit(_predicted)
     noise = float(result.params["noise"])
     return value / rows, steps, noise, lambda: predict(posterior, data.X_test, *near), aside
 
