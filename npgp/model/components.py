@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ from npgp.variational.joint import Branches, JointBlock, joint_posterior, times_
 from npgp.variational.pseudo import joint_root
 from npgp.variational.reports import reported_jointly
 
+T = TypeVar("T")
 #: Components are joined as long as they have so many inducing features together.
 MOST = 1000
 #: The largest standard deviation of pseudo-data's noise at the start, as a multiple of the usual one.
@@ -182,13 +183,7 @@ def joined(
     names = {id(function): name for name, function in functions.items()}
     others = {id(term.function.source) for term in terms} - set(names)
     reasons = {source: "mixed" if source in mixed else "family" for source in others}
-    found: list[set[str]] = []
-    for latents in stated:
-        for part in latents.parts:
-            met = {names[id(f.source)] for f in part.functions if id(f.source) in names}
-            touched = [group for group in found if group & met]
-            found = [group for group in found if not group & met] + [met.union(*touched)]
-    found = [group for group in found if len(group) > 1]
+    found = [group for group in that_meet(stated, names) if len(group) > 1]
     after_gp = dependent(model, functions, args, kwargs) if found else set()
     order, groups = list(sites), []
 
@@ -284,6 +279,21 @@ def _size(function: Function) -> int:
 def statements(sites: Mapping[str, Message]) -> dict[str, Latents]:
     """What statements about GP values are about, by their names."""
     return {name: msg["infer"][LATENTS] for name, msg in sites.items() if LATENTS in (msg.get("infer") or {})}
+
+
+def that_meet(stated: Iterable[Latents], names: Mapping[int, T]) -> list[set[T]]:
+    """
+    Components in groups: those of one sum are in the same.
+
+    :param stated: what statements are about.
+    :param names: of the components, by the ``id`` of their draws; others are left out.
+    """
+    found: list[set[T]] = []
+    for part in (part for latents in stated for part in latents.parts):
+        met = {names[id(f.source)] for f in part.functions if id(f.source) in names}
+        touched = [group for group in found if group & met]
+        found = [group for group in found if not group & met] + ([met.union(*touched)] if met else [])
+    return found
 
 
 def _may_join(msg: Message, mixed: set[int]) -> bool:

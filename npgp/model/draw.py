@@ -24,7 +24,7 @@ from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projection, Projector
 from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
-from npgp.variational.joint import JointBlock, sum_of_roots
+from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Function"]
@@ -161,12 +161,9 @@ class Function(Sampling, NoArray):
 
     def shared(self, X: Any) -> jax.Array | None:
         """See :meth:`npgp.model.protocol.Draw.shared`."""
-        return self._root(X)
-
-    def _root(self, X: Any) -> jax.Array | None:
-        A = self.project(X).A
-        roots = [q.factor_times(A[i]) for i, q in enumerate(self._q or ()) if isinstance(q, JointBlock)]
-        return sum_of_roots(roots) if roots else None
+        q = self._q
+        block = None if q is None else q[0]
+        return block.factor_times(self.project(X).A[0]) if isinstance(block, JointBlock) else None
 
     def moments(self, X: Any, shared: bool = True) -> Moments:
         """Mean, variance from ε, and residual variance at each row, given values sampled before."""
@@ -178,11 +175,9 @@ class Function(Sampling, NoArray):
             mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
             return Moments(mean, none, projection.residual_variance())
         mean = whitened_mean(projection, [block.loc for block in q])
-        own = [i for i, block in enumerate(q) if not isinstance(block, JointBlock)]
+        own = [i for i, block in enumerate(q) if shared or not isinstance(block, JointBlock)]
         parts = Projection(tuple(projection.A[i] for i in own), projection.prior_variance)
         variance = whitened_variance(parts, [q[i] for i in own])
-        if shared and (root := self._root(X)) is not None:
-            variance = variance + jnp.sum(jnp.square(root), axis=-2)
         return Moments(mean, variance, projection.residual_variance(learned_blocks(q)))
 
     def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
@@ -302,7 +297,7 @@ class ChosenFunction(Function):
 
     def shared(self, X: Any) -> jax.Array | None:
         """See :meth:`npgp.model.protocol.Draw.shared`."""
-        root = self._root(X)
+        root = super().shared(X)
         return None if root is None else self._by_row(root)
 
     def _moments(self, X: Any, shared: bool) -> Moments:

@@ -22,7 +22,6 @@ from jax import lax
 from numpyro import handlers
 from numpyro.distributions import constraints
 
-from npgp import checks
 from npgp.conditionals import Gain
 from npgp.contract import (
     Message,
@@ -36,11 +35,11 @@ from npgp.contract import (
 )
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.base import without_missing
-from npgp.model.components import statements
+from npgp.model.components import statements, that_meet
 from npgp.model.draw import Cache, Function
 from npgp.model.latent import Latent, Term
 from npgp.model.latents import Latents
-from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation
+from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation, is_scaled
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import JointBlock
 from npgp.variational.row_posterior import Rows, posterior_given
@@ -109,12 +108,7 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     for name, latents in stated.items():
         if numbers.get(name) or not _has_all_rows(sites, sites[name]):
             usable -= {id(f.source) for f in latents.functions}
-    found: list[set[int]] = []
-    for latents in stated.values():
-        for part in latents.parts:
-            met = {id(f.source) for f in part.functions} & usable
-            touched = [group for group in found if group & met]
-            found = [group for group in found if not group & met] + ([met.union(*touched)] if met else [])
+    found = that_meet(stated.values(), {draw: draw for draw in usable})
     order = list(blocks)
     groups = [_parted([blocks[draw] for draw in sorted(group, key=order.index)], sites, stated) for group in found]
     return [group for group in groups if not any(_makes_dependent(group, one, blocks) for one in stated.values())]
@@ -140,9 +134,7 @@ def _may_be(sites: Mapping[str, Message], names: Sequence[str]) -> bool:
 
 def _has_all_rows(sites: Mapping[str, Message], msg: Message) -> bool:
     around = [sites[frame.name] for frame in frames(msg) if frame.name in sites]
-    scale = msg["scale"]
-    whole = scale is None or (not checks.is_traced(scale) and bool(np.all(np.asarray(scale) == 1.0)))
-    return whole and all(plate_takes_all(plate) for plate in around if plate["type"] == "plate")
+    return not is_scaled(msg) and all(plate_takes_all(plate) for plate in around if plate["type"] == "plate")
 
 
 def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> Group:
@@ -209,9 +201,8 @@ class GivenRows:
         self._shared = {id(self._function(names)): names for names in group.shared}
         self._own = {id(self._function(names)): names for names in group.own}
         self._members = math.prod(self._function(group.own[0]).batch_shape) if group.own else 0
-        stated = {
-            id(latents): name for name, latents in said_of_rows(sites).items()
-        }  # a sum sampled jointly has several
+        # A sum that is sampled jointly has several sites.
+        stated = {id(latents): name for name, latents in said_of_rows(sites).items()}
         rows = [some for name in stated.values() for some in self._rows(name)]
         self._q = posterior_given(rows, self._members)
 
@@ -404,8 +395,7 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
     latents = msg["infer"][LATENTS]
     shape = latents.shape if latents.num_latents == 1 else (latents.num_latents, *latents.shape)
     if not is_observation(msg):
-        values, precision = _trained(name, shape, lambda: _nothing_yet(latents, shape))
-        return values, precision
+        return _trained(name, shape, lambda: _nothing_yet(latents, shape))
     likelihood, present, _ = msg["infer"][OBSERVATION]
     for mask in (mask_of(msg["fn"]), *getattr(base_of(msg["fn"]), "masks", ())):
         if mask is not True:

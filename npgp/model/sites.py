@@ -255,6 +255,12 @@ class Trained(handlers.substitute):
             )
 
 
+def is_scaled(msg: Message) -> bool:
+    """Whether a statement's density counts more or less than once, as in a plate with a part of its rows, or may do."""
+    scale = msg["scale"]
+    return scale is not None and (checks.is_traced(scale) or bool(np.any(np.asarray(scale) != 1.0)))
+
+
 def check_draw_context(site: str, msg: Message) -> None:
     """Raise ``ValueError`` if a site is drawn where handlers around, or ``SteinVI``, would change the prior of f."""
     if is_in_stein_vi():
@@ -268,9 +274,8 @@ def check_draw_context(site: str, msg: Message) -> None:
             f"{site} is drawn inside plate {rows[0]!r} at dim=-1, which is the dimension of rows: draw f outside it, "
             "and put plates over functions at dim=-2 or below."
         )
-    mask, scale = mask_of(msg["fn"]), msg["scale"]
+    mask = mask_of(msg["fn"])
     masked = mask is not True and mask is not False
-    scaled = scale is not None and (checks.is_traced(scale) or np.any(np.asarray(scale) != 1.0))
-    if masked or scaled:
+    if masked or is_scaled(msg):
         cause = "handlers.mask" if masked else "a subsampled plate or handlers.scale"
         raise ValueError(f"{site} is drawn inside {cause}, which would change the prior of f: draw f outside it.")
