@@ -1,22 +1,29 @@
 """
 Runs every Python block of README.md, of the pages in docs/ and of docstrings as a test: what readers copy works as it
 stands. The blocks of docstrings take those of docs/api/index.rst for granted, as readers are told there.
+
+What the blocks of pages print and draw is kept in the folder that NPGP_PAGES names, for the site (docs/conf.py).
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import os
 import re
 import sys
 import tempfile
 import textwrap
+from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jax
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
 from sybil.parsers.rest import PythonCodeBlockParser as DocstringBlockParser
 from sybil.sybil import SybilCollection
 
@@ -56,8 +63,34 @@ def _enter_docstrings(namespace: dict[str, Any]) -> None:
     namespace.update(_granted())
 
 
+#: Dots per inch of the site's pictures.
+_DPI = 110
+_evaluate = PythonEvaluator()
+
+
+def _evaluate_and_keep(example: Example) -> None:
+    """Run a block; what it prints and the figures that it makes go into the folder, by the block's text."""
+    folder = os.environ.get("NPGP_PAGES")
+    if not folder:
+        return _evaluate(example)
+    plt = __import__("matplotlib.pyplot").pyplot
+    before, printed = set(plt.get_fignums()), io.StringIO()
+    with redirect_stdout(printed):
+        _evaluate(example)
+    page = Path(example.path).relative_to(Path(__file__).parent).with_suffix("")
+    name = "--".join(part for part in page.parts if part != "docs")
+    digest = hashlib.sha256(example.parsed.strip().encode()).hexdigest()[:12]
+    kept = Path(folder)
+    kept.mkdir(parents=True, exist_ok=True)
+    pictures = []
+    for number in sorted(set(plt.get_fignums()) - before):
+        pictures.append(f"{name}-{digest}-{number}.png")
+        plt.figure(number).savefig(kept / pictures[-1], dpi=_DPI)
+    (kept / f"{name}-{digest}.json").write_text(json.dumps({"printed": printed.getvalue(), "pictures": pictures}))
+
+
 _pages = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
+    parsers=[CodeBlockParser("python", _evaluate_and_keep), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/howto/*.md"],
     setup=_enter,
     teardown=_leave,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
 
 HERE = Path(__file__).resolve().parent
@@ -37,6 +40,7 @@ pygments_dark_style = "monokai"  # the theme's own underlines imports like links
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_exclude = ".linenos, .gp"
+copybutton_selector = "div:not(.output) > div.highlight pre"
 
 # ---------------------------------------------------------------------------------------------------------------
 # Pages in Markdown, and notebooks with the outputs that they are committed with
@@ -90,6 +94,58 @@ def last_picture(notebook: Path) -> bytes | None:
 
 
 copy_notebooks()
+
+# ---------------------------------------------------------------------------------------------------------------
+# What the code of pages prints and draws, as scripts/docs has kept it when it ran this code as tests
+
+OUTPUTS = HERE / "_outputs"
+KEPT = Path(os.environ.get("NPGP_PAGES") or ROOT / "out" / "pages")
+_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Stands in the index for the first program of README.md, with what it prints.
+_FIRST = "<!-- README: the first program -->"
+
+
+def copy_outputs() -> None:
+    shutil.rmtree(OUTPUTS, ignore_errors=True)
+    OUTPUTS.mkdir()
+    for picture in KEPT.glob("*.png"):
+        shutil.copy(picture, OUTPUTS / picture.name)
+
+
+copy_outputs()
+
+
+def output_of(page: str, code: str, pictures: bool = True) -> str:
+    """What a block of a page prints and draws, in Markdown; nothing if it was not run."""
+    digest = hashlib.sha256(code.strip().encode()).hexdigest()[:12]
+    kept = KEPT / f"{page}-{digest}.json"
+    if not kept.is_file():
+        return ""
+    found = json.loads(kept.read_text())
+    text = ""
+    if found["printed"].strip():
+        text += f"\n\n```{{code-block}} text\n:class: output\n\n{found['printed'].rstrip()}\n```"
+    for picture in found["pictures"] if pictures else ():
+        text += f"\n\n```{{image}} /_outputs/{picture}\n:alt: what the program draws\n:class: output\n```"
+    return text
+
+
+def show_outputs(app: Any, name: str, source: list[str]) -> None:
+    """Below each block of Python its output. A page of how-to without any is a warning, which is an error."""
+    if _FIRST in source[0]:
+        code = _BLOCK.search((ROOT / "README.md").read_text())
+        assert code is not None
+        source[0] = source[0].replace(_FIRST, code[0] + output_of("README", code[1], pictures=False))
+        return
+    if not Path(app.env.doc2path(name)).suffix == ".md" or name.startswith("results/"):
+        return
+    page = name.replace("/", "--")
+    shown = [output_of(page, block[1]) for block in _BLOCK.finditer(source[0])]
+    if ((name.startswith("howto/") and name != "howto/index") or name == "start") and not any(shown):
+        logging.getLogger(__name__).warning("%s shows no output of its code; scripts/docs runs it first", name)
+    outputs = iter(shown)
+    source[0] = _BLOCK.sub(lambda block: block[0] + next(outputs), source[0])
+
 
 # Links from pages into the repository work where the repository is read. On the site, tables of results are pages,
 # and other files are named without a link.
@@ -204,5 +260,6 @@ def skip_defaults(app: Any, what: str, name: str, found: Any, skip: bool, option
 def setup(app: Any) -> None:
     app.connect("autodoc-skip-member", skip_defaults)
     app.connect("autodoc-process-signature", signature_as_written)
+    app.connect("source-read", show_outputs)
     app.connect("source-read", adapt_links)
     app.connect("missing-reference", resolve_by_object)

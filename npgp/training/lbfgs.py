@@ -143,7 +143,8 @@ def minimize(
     search = _before(flat, scale_at(flat), memory, max_steps)
     size, interrupted = 1, False
     stretch, until = FIRST_SCALING, max_steps if scales is None else min(FIRST_SCALING, max_steps)
-    with threadpool_limits(limits=1, user_api="blas"), tqdm(total=max_steps, disable=not progress, unit="step") as bar:
+    shown = dict(total=max_steps, disable=not progress, unit="step", desc="compiling")
+    with threadpool_limits(limits=1, user_api="blas"), tqdm(**shown) as bar:
         try:
             while int(search.status) == RUNNING and int(search.steps) < max_steps:
                 began, before = time.perf_counter(), int(search.steps)
@@ -153,6 +154,7 @@ def minimize(
                         f"the loss is {float(search.value)} at the start, or its gradient is not finite: check the "
                         "data and the start, or try a larger jitter or float64."
                     )
+                bar.set_description_str("", refresh=False)
                 bar.set_postfix_str(describe(float(search.value)), refresh=False)
                 bar.update(int(search.steps) - bar.n)
                 if size > 1:  # the first call compiles and is no measure of speed

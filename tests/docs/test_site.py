@@ -18,7 +18,7 @@ import npgp
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FOLDERS = sorted(f"npgp.{path.parent.name}" for path in Path(npgp.__file__).parent.glob("*/__init__.py"))
 #: Folders of docs/ that conf.py fills.
-GENERATED = ("gallery", "results", "_build")
+GENERATED = ("gallery", "results", "_build", "_outputs")
 DIRECTIVE = re.compile(r"^\.\. (?:autoclass|autofunction|autoexception|py:data):: ([\w.]+)$", re.MULTILINE)
 
 
