@@ -89,7 +89,7 @@ ALONE = ("mixed", "family", "dependent", "sampled")
 class Numbers(NamedTuple):
     """The draws, by their ``id``, on whose sampled values the numbers of a statement depend."""
 
-    #: In the offset of each of its latent values.
+    #: In the offset of each of its latent values; of an observation by ``numpyro.sample``, in each parameter.
     offsets: list[set[int]]
     #: In these, in factors or in rows.
     all: set[int]
@@ -97,7 +97,8 @@ class Numbers(NamedTuple):
 
 def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any]) -> dict[str, Numbers]:
     """
-    Of each statement about GP values, what its numbers have to do with values that :func:`npgp.sample` has sampled.
+    Find which statements' numbers depend on values that :func:`npgp.sample` has sampled: statements about GP values,
+    and observations by ``numpyro.sample``.
 
     :param model: the model.
     :param sites: its trace.
@@ -110,13 +111,14 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
     inducing = {
         n: m["value"] for n, m in sites.items() if is_gp_site(m) and FUNCTION in m["infer"] and WHITENED in m["infer"]
     }
-    fixed = {
-        n: m["value"] for n, m in sites.items() if m["type"] == "sample" and not m["is_observed"] and n not in inducing
-    }
+    drawn = {n: m for n, m in sites.items() if m["type"] == "sample"}
+    fixed = {n: m["value"] for n, m in drawn.items() if not m["is_observed"] and n not in inducing}
+    observed = [n for n, m in drawn.items() if m["is_observed"] and n not in stated]
+    leaves: dict[str, list[Any]] = {}
 
     def numbers(*values):
-        again = statements(survey(model, fixed | dict(zip(inducing, values, strict=True)), args, kwargs))
-        here = current_trace()
+        seen = survey(model, fixed | dict(zip(inducing, values, strict=True)), args, kwargs)
+        again, here = statements(seen), current_trace()
         found: dict[Any, Any] = {}
 
         def arrays(tree):
@@ -128,6 +130,11 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
             terms = [(t.scale, t.mixing, getattr(t.X, "inputs", t.X)) for part in parts for t in part.terms]
             found |= {(name, i): arrays(part.offset) for i, part in enumerate(parts)}
             found[name, -1] = arrays(terms)
+            kernels = [f.source.cache for f in again[name].functions if isinstance(f.source, Function)]
+            found[name, -2] = arrays([cache.projector.cholesky for cache in kernels])
+        for name in observed:
+            leaves[name] = arrays(seen[name]["fn"])
+            found |= {(name, i): [x] for i, x in enumerate(leaves[name])}
         return found
 
     operations = Operations(numbers, *inducing.values())
@@ -137,6 +144,7 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
         return {draws[i] for i in operations.part(key)[0]}
 
     found = {}
+    through: dict[int, set[int]] = {}  # of each draw, those that its rows, factors or kernel are made of
     for name, latents in stated.items():
         offsets = [needed((name, i)) for i, _ in enumerate(latents.parts)]
         found[name] = Numbers(offsets, needed((name, -1)).union(*offsets))
@@ -147,6 +155,12 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
                 "rows, and q would be taken for independent of itself: sample all of its values, and observe what is "
                 "made of them by numpyro.sample."
             )
+        for f in latents.functions:
+            through.setdefault(id(f.source), set()).update(needed((name, -1)), needed((name, -2)) - {id(f.source)})
+    for name in observed:
+        of_each = [needed((name, i)) for i, _ in enumerate(leaves[name])]
+        sums = [met - set().union(*(through.get(draw, ()) for draw in met)) for met in of_each]
+        found[name] = Numbers([met for met in sums if len(met) > 1], set().union(*of_each))
     return found
 
 
@@ -251,7 +265,8 @@ def meetings(
     together = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name in shared}
     found = []
     functions = {id(msg["infer"][FUNCTION]): msg["infer"][FUNCTION] for msg in drawn.values()}
-    for name, latents in statements(sites).items():
+    stated = statements(sites)
+    for name, latents in stated.items():
         for i, part in enumerate(latents.parts):
             offset = sampled[name].offsets[i] - fixed if name in sampled else set()
             terms = [term for term in part.terms if id(term.function.source) not in fixed]
@@ -262,6 +277,12 @@ def meetings(
                 names += [f"sampled values of {functions[draw].name}" for draw in functions if draw in offset]
                 draws = (*(term.function.source for term in terms), *(functions[draw] for draw in offset))
                 found.append(Meeting(f"{' and '.join(names)}, which meet in {name!r}", draws))
+    for name in [name for name in sampled if name not in stated]:
+        for offset in sampled[name].offsets:
+            draws = tuple(functions[draw] for draw in functions if draw in offset - fixed)
+            if len(draws) > 1 and offset - fixed - together:
+                words = " and ".join(f"sampled values of {draw.name}" for draw in draws)
+                found.append(Meeting(f"{words}, which meet in {name!r}", draws))
     return found
 
 

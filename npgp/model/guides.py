@@ -123,8 +123,8 @@ class AutoSparseGP:
     own), and if no observation has two of them as different latent values. Others have a q(ε) of their own, given t
     independent of all components: where these meet in a sum, or functions of a plate are mixed by a matrix, intervals
     may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and the way out. So it
-    does where values sampled by :func:`npgp.sample` of one component are in the offset of another; but not where
-    sampled values of several meet in ``numpyro.sample``, or in a ``scan``.
+    does where values sampled by :func:`npgp.sample` of one component are in the offset of another, or those of several
+    in one parameter of an observation by ``numpyro.sample``; but not in a ``scan``.
 
     Sites that q(ε) does not follow:
 

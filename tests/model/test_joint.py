@@ -567,6 +567,22 @@ def test_sampled_values_meet_a_component_in_its_offset():
     assert groups(elsewhere) == [{"f.u", "h.u"}]
 
 
+def test_sampled_values_of_several_components_meet_in_an_observation():
+    """In one parameter of a ``numpyro.sample``: a sum, or what is made of it; not in different ones, nor in a chain."""
+    way_out = "state their sum itself, f(X) + g(X), without npgp.sample"
+
+    def sampled(X, y, family=lambda f, g: dist.Normal(jnp.sin(f + g), 0.1), chain=None):
+        f = npgp.sample("f_", component("f").draw()(X))
+        other = component("g", npgp.RBF(jnp.exp(f[0])) if chain == "kernel" else None).draw()
+        numpyro.sample("y", family(f, npgp.sample("g_", other(f[:, None] if chain == "rows" else X))), obs=y)
+
+    assert unshared(sampled, ("sampled values of f and sampled values of g, which meet in 'y'", way_out)) == []
+    heteroscedastic = functools.partial(sampled, family=lambda f, g: dist.Normal(f, jnp.exp(g)))
+    chains = [functools.partial(sampled, family=lambda f, g: dist.Normal(g, 0.1), chain=c) for c in ("rows", "kernel")]
+    for model in (heteroscedastic, *chains, handlers.condition(sampled, data={"g.u": jnp.zeros(3)})):
+        assert unshared(model) == []
+
+
 @pytest.mark.parametrize("place", ["offset", "factor", "rows"])
 def test_a_statement_beside_sampled_values_of_its_own_component_is_refused(place):
     """f(X) + value taken for a sum of independent ones has half its variance, and an ELBO above the evidence."""
