@@ -109,7 +109,9 @@ class BayesianGPLVM:
             allowed = (value is None and name in ("likelihood", "kl_weight")) or callable(value)
             if not allowed and not (name == "likelihood" and isinstance(value, Likelihood)):
                 raise TypeError(f"{name} is {value!r}; it must be a function{_ALSO.get(name, '')}.")
-        object.__setattr__(self, "guide", guide.AutoSparseGP(self.model, guide=self.latent_guide))
+        object.__setattr__(
+            self, "guide", guide.AutoSparseGP(self.model, guide=self.latent_guide, dependence="pseudo-data")
+        )
 
     def model(
         self,

@@ -27,7 +27,7 @@ from npgp.model.draw import Cache, Function
 from npgp.model.latents import Latents
 from npgp.model.protocol import Draw
 from npgp.model.pseudo_data import JOINED, declared, values_and_root
-from npgp.model.rerun import Hidden
+from npgp.model.rerun import Hidden, is_no_parameter
 from npgp.model.sites import FUNCTION, LATENTS, SCALE, WHITENED, is_gp_site, is_observation
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import current_trace, trace_of
@@ -51,7 +51,7 @@ WIDEST = 30.0
 def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs: dict[str, Any]) -> dict[str, Message]:
     """The trace of a model at values of its other sites, its GPs drawn from the prior; parameters as handlers say."""
     with (
-        Hidden(hides=lambda msg: msg["type"] not in ("param", "mutable")),
+        Hidden(hides=is_no_parameter),
         handlers.trace() as sites,
         under(unseen=True),
     ):

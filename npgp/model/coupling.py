@@ -296,6 +296,11 @@ class Coupling:
                 what = "belongs to a GP" if name in latent else "is no latent site of the model"
                 raise ValueError(f"couple has {name!r}, which {what}; it may have {list(self._candidates)}.")
 
+    @property
+    def any(self) -> bool:
+        """Whether there are sites that q(ε), given by all rows, can follow."""
+        return bool(self._candidates or self._local)
+
     def together(self, by_rows: bool) -> set[str]:
         """
         Sites that one Gaussian is to be for: the smallest, as long as they have few entries together.

@@ -20,15 +20,18 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
+from jax import lax
 from jax.scipy.special import ndtri
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import IdentityTransform, IndependentTransform, Transform
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer.initialization import init_to_median
+from numpyro.infer.util import potential_energy
 
 from npgp.context import under
-from npgp.contract import Frame, Message, frames, is_enumerated, plate_size
+from npgp.contract import Frame, Message, frames, is_auxiliary, is_enumerated, plate_size
 from npgp.model.rerun import Hidden
 from npgp.model.sites import is_gp_site, is_observation
 from npgp.programs.compiled import one_program
@@ -38,6 +41,8 @@ __all__ = ["Beside", "Gaussians", "Points", "Site", "bijection", "sites_beside"]
 
 #: The standard deviation that training starts from, in unconstrained space.
 INIT_SCALE = 0.1
+#: Iterations to where sites with measurements start. They need not arrive.
+MODE_ITERATIONS = 30
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,45 @@ def at_medians(model: Callable, rng_key: Any, args: tuple, kwargs: dict[str, Any
     with Hidden(), handlers.trace() as sites, under(unseen=True):
         handlers.substitute(handlers.seed(model, rng_key), substitute_fn=median)(*args, **kwargs)
     return sites
+
+
+def _measured(sites: Mapping[str, Message], among: Sequence[Site]) -> set[str]:
+    """Sites with whose plates something is observed that is not of a GP, such as inputs with errors."""
+    around = [
+        {frame.name for frame in frames(msg)}
+        for msg in sites.values()
+        if msg["type"] == "sample" and msg["is_observed"] and not (is_observation(msg) or is_auxiliary(msg))
+    ]
+    return {site.name for site in among if any({frame.name for frame in site.plates} & plates for plates in around)}
+
+
+def _at_mode(
+    model: Callable, start: dict[str, jax.Array], rng_key: Any, args: tuple, kwargs: dict[str, Any]
+) -> dict[str, jax.Array]:
+    """
+    Unconstrained values at the mode of what a model says without its GPs, by L-BFGS.
+
+    A q(ε) that follows latent inputs fits the functions to wherever these are. From the medians of their prior, which
+    are in one place, inputs with errors would not find back to their measurements.
+
+    :param model: the model, with all other sites beside the GPs at given values.
+    :param start: values to start from.
+    """
+    without = handlers.seed(
+        Hidden(under(unseen=True)(model), lambda m: m["type"] == "sample" and (is_gp_site(m) or is_observation(m))),
+        rng_key,
+    )
+    energy = partial(potential_energy, without, args, kwargs)
+    solver, value_and_grad = optax.lbfgs(), optax.value_and_grad_from_state(energy)
+
+    def step(_, carry):
+        x, state = carry
+        value, grad = value_and_grad(x, state=state)
+        updates, state = solver.update(grad, state, x, value=value, grad=grad, value_fn=energy)
+        return optax.apply_updates(x, updates), state
+
+    with Hidden():
+        return lax.fori_loop(0, MODE_ITERATIONS, step, (start, solver.init(start)))[0]
 
 
 class _Drawn(dist.Delta):
@@ -244,7 +288,13 @@ class Beside:
 
         def starts():
             found = at_medians(self.model, rng_key, args, kwargs)
-            return {s.name: s.whole(_transform(s.name, found[s.name]).inv(found[s.name]["value"])) for s in self.sites}
+            medians = {s.name: _transform(s.name, found[s.name]).inv(found[s.name]["value"]) for s in self.sites}
+            whole = [site for site in self.sites if list(site.sizes) == [frame.size for frame in site.plates]]
+            measured = _measured(found, whole)
+            if measured:
+                model = handlers.substitute(self.model, data={n: found[n]["value"] for n in medians.keys() - measured})
+                medians |= _at_mode(model, {name: medians[name] for name in measured}, rng_key, args, kwargs)
+            return {s.name: s.whole(medians[s.name]) for s in self.sites}
 
         return one_program(starts)
 

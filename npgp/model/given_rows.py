@@ -40,6 +40,7 @@ from npgp.model.draw import Cache, Function
 from npgp.model.latent import Latent, Term
 from npgp.model.latents import Latents
 from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation, is_scaled
+from npgp.programs.tracing import current_trace, trace_of
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import JointBlock
 from npgp.variational.row_posterior import Rows, posterior_given
@@ -106,12 +107,18 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     blocks, stated = blocks_of(sites), said_of_rows(sites)
     usable = {draw for draw, names in blocks.items() if _may_be(sites, names) and names[0] not in dependent}
     for name, latents in stated.items():
-        if numbers.get(name) or not _has_all_rows(sites, sites[name]):
+        if numbers.get(name) or not (_is_here(latents) and _has_all_rows(sites, sites[name])):
             usable -= {id(f.source) for f in latents.functions}
     found = that_meet(stated.values(), {draw: draw for draw in usable})
     order = list(blocks)
     groups = [_parted([blocks[draw] for draw in sorted(group, key=order.index)], sites, stated) for group in found]
     return [group for group in groups if not any(_makes_dependent(group, one, blocks) for one in stated.values())]
+
+
+def meet_in(group: Group, sites: Mapping[str, Message]) -> bool:
+    """Whether a group is of several components, or of functions that are mixed."""
+    functions = [sites[names[0]]["infer"][FUNCTION] for names in group.shared]
+    return len(group.shared) + len(group.own) > 1 or any(math.prod(f.batch_shape) > 1 for f in functions)
 
 
 def _makes_dependent(group: Group, latents: Latents, blocks: Mapping[int, list[str]]) -> bool:
@@ -130,6 +137,15 @@ def _may_be(sites: Mapping[str, Message], names: Sequence[str]) -> bool:
     # In a loop, the draw has values that are traced there.
     drawn = [not msg["is_observed"] and any(msg["value"] is value for value in function.values) for msg in messages]
     return dense and all(drawn) and len(names) == len(function.values) == 1
+
+
+def _is_here(latents: Latents) -> bool:
+    """Whether a statement is outside loops, in which its rows are traced."""
+    here = current_trace()
+    arrays = [
+        (part.offset, [(t.scale, t.mixing, getattr(t.X, "X", t.X)) for t in part.terms]) for part in latents.parts
+    ]
+    return all(trace_of(x) in (None, here) for x in jax.tree.leaves(arrays))
 
 
 def _has_all_rows(sites: Mapping[str, Message], msg: Message) -> bool:

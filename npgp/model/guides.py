@@ -29,7 +29,7 @@ from npgp.contract import Handler, Message, base_of, given_by, is_auxiliary, und
 from npgp.model.components import JointPseudoData, Numbers, advice, dependent, joined, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
-from npgp.model.given_rows import GivenRows, Group, Part, blocks_of, by_rows
+from npgp.model.given_rows import GivenRows, Group, Part, blocks_of, by_rows, meet_in
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -39,6 +39,7 @@ from npgp.model.rerun import (
     SameRows,
     check_cover,
     is_latent,
+    is_no_parameter,
     is_restated,
     name_of,
 )
@@ -78,61 +79,61 @@ class AutoSparseGP:
         AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
 
     By default one Gaussian in unconstrained space is for the smallest of the sites that q(ε) can follow, as long as
-    these have 50 entries together, in the model's order (parameters ``auto_loc`` and ``auto_scale_tril``), and a normal
-    distribution for each entry of the rest (``name_auto_loc``, ``name_auto_scale``), or of all if q(ε) is independent.
-    These keep no arrays, so the guide may run inside ``jit`` and ``vmap``. NumPyro's autoguides compute and keep some
-    at their first call, which therefore is outside; they start at medians of the prior too, unless their
-    ``init_loc_fn`` is given.
+    these have 200 entries together (50 where no q(ε) is given rows), in the model's order (parameters ``auto_loc`` and
+    ``auto_scale_tril``), and a normal distribution for each entry of the rest (``name_auto_loc``, ``name_auto_scale``),
+    or of all if q(ε) is independent. These keep no arrays, so the guide may run inside ``jit`` and ``vmap``. They start
+    at medians of the prior, and at the mode of what else is observed where something is, in the same plate: inputs
+    with errors at their measurements. NumPyro's autoguides compute and keep some arrays at their first call, which
+    therefore is outside; they start at medians of the prior unless their ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
     start NUTS where SVI ended: ``NUTS(model, init_strategy=init_to_value(values=guide.median(params, X, y)))``, with
     ``handlers.substitute(model, params)`` for the model if it has ``numpyro.param`` hyperparameters.
 
     **Dependence.** A level and the mean of f trade off in the posterior, and so do a kernel's hyperparameters and f's
-    values. Where q(ε) is independent of them, their intervals are far too narrow. So the other continuous sites are
-    drawn first, and q(ε) follows them:
+    values, and components that are summed. Where q(ε) is independent of them, intervals are far too narrow. So the
+    other continuous sites are drawn first, and q(ε) follows them:
 
-    - ``"pseudo-data"``: q(ε) is the posterior given a value for each inducing value, and these values' noise, under the
-      prior that the hyperparameters drawn make. The values, and the logarithm of the noise's scale, are affine in t,
-      the other sites' unconstrained values less their guide's mean, in the model's order. Parameters are
-      ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``, ``coupling`` and
-      ``noise_coupling``. Blocks that move the mean only, unwhitened components and
-      :class:`~npgp.VNNGP` have coupled means instead.
-    - ``"sites"``: q(ε) is the posterior of all components given a pseudo-observation of each row's whole predictor, be
-      it a sum, a mix or an effect of groups, in any order of drawing; it follows all other sites by that posterior's
-      own algebra, those in plates over rows too, and one Gaussian is for all that have 200 entries together. For
-      Gaussian noise the data themselves are the pseudo-observations, and nothing of q(ε) is trained; else parameters
-      are two numbers a row, ``y.site_loc`` and ``y.site_scale`` in units of ``y.site_unit``, which start at the
-      likelihood's modes. Training arrives in hundreds of steps where pseudo-data take ten thousand. It takes all rows
-      at each step, and for predictions the rows trained on, which ``npgp.fit`` puts among the parameters
-      (:meth:`with_rows`). Components in minibatches, of several blocks or of other covariances than dense ones,
-      unwhitened ones and those whose kernel, or statement's numbers, depend on a GP have pseudo-data instead;
-      ``print(guide)`` says which have what.
+    - ``"sites"``, the default where there is something to follow or components meet: q(ε) is the posterior of all
+      components given a pseudo-observation of each row's whole predictor, be it a sum, a mix or an effect of groups,
+      in any order of drawing; it follows all other sites by that posterior's own algebra, those in plates over rows
+      too. For Gaussian noise the data themselves are the pseudo-observations, and nothing of q(ε) is trained; else
+      parameters are two numbers a row, ``y.site_loc`` and ``y.site_scale`` in units of ``y.site_unit``, which start at
+      the likelihood's modes. It takes all rows at each step, and for predictions the rows trained on, which
+      ``npgp.fit`` puts among the parameters (:meth:`with_rows`).
+    - ``"pseudo-data"``, for components that cannot have that: those in minibatches, of several blocks or of other
+      covariances than dense ones, unwhitened ones, and those whose kernel, or statement's numbers, depend on a GP
+      (``print(guide)`` says which have what). q(ε) is the posterior given a value for each inducing value, and these
+      values' noise, under the prior that the hyperparameters drawn make. The values, and the logarithm of the noise's
+      scale, are affine in t, the other sites' unconstrained values less their guide's mean, in the model's order.
+      Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``,
+      ``coupling`` and ``noise_coupling``. Blocks that move the mean only, unwhitened components and
+      :class:`~npgp.VNNGP` have coupled means instead. Training takes ten thousand steps where it takes hundreds with
+      sites.
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
       Gaussian. For where a step may cost no more.
-    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is too if there is nothing to follow, and
-      no component to share q(ε) with.
+    - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is by default if there is nothing to
+      follow, and no component to share q(ε) with.
 
-    **Several components** whose values are summed in one statement, ``observe("y", f(X) + g(X), …)``, share one q(ε):
-    they are jointly Gaussian given t, for the data say little about how the sum is split. It is given by pseudo-data
-    about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g. So it is
-    under ``dependence="pseudo-data"``, for whitened :class:`~npgp.SparseGP` components drawn outside plates and, after
-    them, one drawn in a plate at dim −2 (a function of each group beside a shared one), and their first block if that
-    is dense; as long as they have 1000 inducing features together (beyond, the largest components keep a q of their
-    own), and if no observation has two of them as different latent values. Others have a q(ε) of their own, given t
-    independent of all components: where these meet in a sum, or functions of a plate are mixed by a matrix, intervals
-    may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and the way out. So it
-    does where values sampled by :func:`npgp.sample` of one component are in the offset of another, or those of several
-    in one parameter of an observation by ``numpyro.sample``; but not in a ``scan``.
+    **Several components in minibatches** whose values are summed in one statement share one q(ε) too, given pseudo-data
+    about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g: whitened
+    :class:`~npgp.SparseGP` components drawn outside plates and, after them, one drawn in a plate at dim −2 (a function
+    of each group beside a shared one), and their first block if that is dense; as long as they have 1000 inducing
+    features together, and if no observation has two of them as different latent values.
 
-    Sites that q(ε) does not follow:
+    Components that share none are independent given t: where these meet in a sum, or functions of a plate are mixed by
+    a matrix, intervals may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and
+    the way out. So it does where values sampled by :func:`npgp.sample` of one component are in the offset of another;
+    but not where sampled values of several meet in ``numpyro.sample``, or in a ``scan``.
+
+    Sites that q(ε) does not follow where it is not given rows:
 
     - those in plates over rows of data: plates at ``dim=-1`` around ``npgp.observe`` and ``npgp.sample``, subsampled
       ones, and, unless a site is named in ``couple``, plates with as many members as these, and sites of more than 50
       entries with as many, such as those of a scan over rows;
     - where t would have more than 200 entries, sites with more than 50, unless named in ``couple``: a warning says so;
-    - discrete sites, those without a spread (``AutoDelta``), and those whose prior depends on a GP.
+    - and never discrete sites, those without a spread (``AutoDelta``), and those whose prior depends on a GP.
 
     **New rows.** Latent sites in the plate over rows of data have an autoguide's posterior for the rows trained on.
     Where nothing in that plate is observed, as in ``Predictive(model, guide=guide, params=params)(key, X_new)``, rows
@@ -151,11 +152,12 @@ class AutoSparseGP:
     :param guide: for the other latent sites: an autoguide class (or a partial of one), a guide for these sites, written
         by hand or an autoguide's instance, or a list of guides, each for its own sites, where only the last may be a
         class: it is made for the model with its GPs, and the sites of the guides before it, hidden.
-    :param dependence: how q(ε) follows the other sites: ``"pseudo-data"``, ``"sites"``, ``"coupled"``, or
-        ``"independent"``.
+    :param dependence: how q(ε) follows the other sites: ``"sites"``, ``"pseudo-data"``, ``"coupled"``, or
+        ``"independent"``; the first where there is something to follow if omitted. ``"sites"`` itself gives every
+        component that may have it the posterior given rows, though there be nothing to follow.
     :param couple: names of the sites that q(ε) follows; all that it can if omitted.
-    :param joint: whether components that meet in one sum share one q(ε). False accepts that they do not, without a
-        warning.
+    :param joint: whether components that meet in one sum share one q(ε). False gives each its own, by pseudo-data, and
+        accepts that without a warning.
     :raises TypeError: if ``guide`` is none of these, or an autoguide that uses the model's density; if ``couple``
         is no list of names; and if ``joint`` is neither true nor false.
     :raises ValueError: for another word for the dependence, and for ``couple`` where q(ε) is independent. At the first
@@ -167,25 +169,23 @@ class AutoSparseGP:
         model: Callable,
         guide: Callable | Sequence[Callable] | None = None,
         *,
-        dependence: str = "pseudo-data",
+        dependence: str | None = None,
         couple: Sequence[str] | None = None,
         joint: bool = True,
     ):
         self.model = model
-        checks.one_of(dependence, "dependence", ("pseudo-data", "sites", "coupled", "independent"))
+        if dependence is not None:
+            checks.one_of(dependence, "dependence", ("pseudo-data", "sites", "coupled", "independent"))
         if couple is not None and dependence == "independent":
             raise ValueError(
                 'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
             )
-        kernel = dependence in ("pseudo-data", "sites")
+        kernel = dependence in (None, "pseudo-data", "sites")
         self._coupling = None if dependence == "independent" else Coupling(couple, kernel)
-        self._by_rows = dependence == "sites"
+        self._by_rows = kernel and dependence != "pseudo-data" and joint is not False
+        self._always = dependence == "sites"  # by rows, though there be nothing to follow
         if not isinstance(joint, bool):
             raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
-        if not joint and dependence == "sites":
-            raise ValueError(
-                'joint is False, but dependence="sites" gives components that meet one q(ε); leave one of the two out.'
-            )
         self._joint = joint and dependence != "independent"
         self._covered: set[str] = set()
         self.hidden_model = Hidden(under(unseen=True)(model), self._is_hidden)
@@ -243,7 +243,13 @@ class AutoSparseGP:
             if self._coupling is not None:
                 self._coupling.look(self.model, sites, args, kwargs)
             sampled = sampled_into(self.model, sites, args, kwargs)
-            given_rows = self._given_rows(sites, args, kwargs, sampled) if self._by_rows else []
+            if self._by_rows:
+                follows = self._always or (self._coupling is not None and self._coupling.any)
+                given_rows = [
+                    group
+                    for group in self._given_rows(sites, args, kwargs, sampled)
+                    if follows or meet_in(group, sites)
+                ]
             members = {site for group in given_rows for site in group.sites}
             groups, apart = self._join(sites, args, kwargs, sampled, members) if self._joint else ([], [])
             structure = Structure.of(sites, groups, given_rows, self._own is not None)
@@ -276,7 +282,7 @@ class AutoSparseGP:
         """The components that share one q; and sentences about those that do not, though they meet."""
         groups, reasons = joined(self.model, sites, args, kwargs, sampled)
         pseudo_data = self._coupling is not None and self._coupling.pseudo_data
-        groups = groups if pseudo_data and not self._by_rows else []
+        groups = [group for group in groups if not given_rows & set(group)] if pseudo_data else []
         found: dict[str, None] = {}
         latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
         share = {name for group in groups for name in group} | given_rows
@@ -338,7 +344,8 @@ class AutoSparseGP:
                 stacklevel=2,
             )
         followed = NOTHING
-        if self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
+        own = structure.whitened.keys() - {site for group in structure.by_rows for site in group.sites}
+        if own and self._coupling is not None and (t := self._coupling.values(rest, known)) is not None:
             followed = Followed(t, self._coupling.pseudo_data)
         samples = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}
 
@@ -356,7 +363,8 @@ class AutoSparseGP:
             for group in structure.groups:
                 joint |= JointPseudoData(group, seen, followed.t).parts()
         if structure.by_rows:
-            seen = self._trained_on(of_rows, args, kwargs)
+            other = sorted(rows.left_out | rows.unclear.keys() | rows.perhaps)
+            seen = self._trained_on(structure, rest, of_rows, other, args, kwargs)
             for share in structure.by_rows:
                 drawn |= GivenRows(share, seen).draw()
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest, {n: part.value for n, part in drawn.items()})
@@ -366,22 +374,45 @@ class AutoSparseGP:
             check_cover(rest, rerun.latent)
         return {n: site for n, site in sites.items() if site["type"] == "deterministic" or not hidden(site)}
 
-    def _trained_on(self, values: dict[str, jax.Array], args: tuple, kwargs: dict[str, Any]) -> dict[str, Message]:
-        """The survey of the rows trained on: those among the parameters, or of this call if these have none."""
-        stored = given_by(handlers.substitute, ROWS_TRAINED_ON)
+    def _trained_on(
+        self,
+        structure: Structure,
+        rest: dict[str, Message],
+        values: dict[str, jax.Array],
+        other: list[str],
+        args: tuple,
+        kwargs: dict[str, Any],
+    ) -> dict[str, Message]:
+        """
+        The survey of the rows trained on: those among the parameters, or of this call if these have none.
+
+        :param structure: what is known of the model.
+        :param rest: what other guides have sampled.
+        :param values: all that they have sampled, of the rows trained on.
+        :param other: sites that say that this call's rows are, or may be, others.
+        """
+        model, stored = self.model, given_by(handlers.substitute, ROWS_TRAINED_ON)
         if stored is not None:
-            call = inspect.signature(self.model).bind_partial(*args, **kwargs)
+            call = inspect.signature(model).bind_partial(*args, **kwargs)
             call.arguments |= stored
-            call.apply_defaults()
             args, kwargs = call.args, call.kwargs
-        seen = survey(self.model, values, args, kwargs)
-        latent = [name for name, msg in seen.items() if msg["type"] == "sample" and not msg["is_observed"]]
-        missing = [n for n in latent if not (n in values or is_gp_site(seen[n]) or is_auxiliary(seen[n]))]
-        if missing:
+            by_hand = [n for n in structure.local if n in rest and not isinstance(rest[n]["part"], _AUTOMATIC)]
+            if by_hand:  # an encoder has other values for them
+                others = {name: value for name, value in values.items() if name not in by_hand}
+                with Hidden(hides=is_no_parameter), handlers.substitute(data=others):
+                    again, _ = self._run_parts(structure, args, kwargs)
+                values = values | {name: again[name]["value"] for name in by_hand}
+        else:
+            model = Rerun(model, rest)
+        if stored is not None or not other:
+            seen = survey(model, values, args, kwargs)
+            latent = [name for name, msg in seen.items() if msg["type"] == "sample" and not msg["is_observed"]]
+            other = [n for n in latent if not (n in values or is_gp_site(seen[n]) or is_auxiliary(seen[n]))]
+        if other:
             raise ValueError(
-                f"{missing[0]!r} is not observed here, and q(ε) is the posterior given the rows trained on, which "
-                "params has not: take params of npgp.fit's result, or guide.with_rows(params, X, y) with the rows "
-                "trained on."
+                f"{other[0]!r} is not observed here, or of other rows, and q(ε) is the posterior given the rows "
+                "trained on, which params has not: take params of npgp.fit's result, or guide.with_rows(params, X, y) "
+                "with the rows trained on."
             )
         return seen
 

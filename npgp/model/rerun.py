@@ -62,8 +62,8 @@ def _check_same_shape(msg: Message, site: Message) -> None:
     if not (fits or is_enumerated(msg)):
         raise ValueError(
             f"{msg['name']} has shape {shape} in {name_of(site['part'])}, but {wanted} in the model with these "
-            "arguments: if it is local to rows, sample it in the plate over rows, and new rows have theirs from the "
-            "prior."
+            "arguments: if it is local to rows, sample it in the plate over rows, and leave out observations of new "
+            "rows, which have theirs from the prior."
         )
 
 
@@ -119,9 +119,9 @@ class Rerun(SameRows):
     :param values: of components' blocks that were drawn before, by site.
     """
 
-    def __init__(self, fn: Callable, sites: dict[str, Message], values: Mapping[str, Any]):
+    def __init__(self, fn: Callable, sites: dict[str, Message], values: Mapping[str, Any] | None = None):
         super().__init__(fn, sites)
-        self._values = values
+        self._values = values or {}
         self.latent: set[str] = set()  # the sites that others have to cover
 
     def process_message(self, msg):
@@ -194,6 +194,11 @@ def check_cover(rest: dict[str, Message], latent: set[str]) -> None:
             f"no guide covers the latent site {name!r}: sample it in the guide for the other sites, or let an "
             "autoguide have what is left, guide=[..., AutoNormal]."
         )
+
+
+def is_no_parameter(msg: Message) -> bool:
+    """All that a run inside another hides: parameters are as handlers around both say."""
+    return msg["type"] not in ("param", "mutable")
 
 
 def is_restated(msg: Message) -> bool:

@@ -80,6 +80,7 @@ def posterior_draws(X, y):
     svi = SVI(summed, guide, optax.sgd(0.1), TraceMeanField_ELBO())
     params = svi.get_params(svi.init(jax.random.key(0), X, y))
     drawn = guide.sample_posterior(jax.random.key(1), params, X, y, sample_shape=(5,))
+    params = guide.with_rows(params, X, y)
     predict = Predictive(npgp.joint(summed), guide=guide, params=params, num_samples=5, parallel=True)
     return drawn, predict(jax.random.key(2), X)
 

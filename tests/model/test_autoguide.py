@@ -541,7 +541,7 @@ def test_data_that_are_left_out_need_no_guide(float64):
         numpyro.sample("scale", dist.Delta(0.3))
 
     params = random_params()
-    guides = [npgp.AutoSparseGP(model, rest) for _ in range(3)]
+    guides = [npgp.AutoSparseGP(model, rest, dependence="independent") for _ in range(3)]
     predictive = Predictive(model, guide=guides[0], params=params, num_samples=2)
     shapes = jax.eval_shape(predictive, jax.random.key(0), X_NEW)
     assert shapes["y"].shape == (2, 8)
@@ -571,4 +571,4 @@ def test_to_look_at_a_model_needs_no_covariances():
         calls.clear()
         jax.eval_shape(lambda: handlers.seed(guide, 0)(X, np.ones(len(X))))
         counts.append(len(calls))
-    assert counts[0] == counts[1] == 1  # q(ε) is given pseudo-data, under K(Z, Z)
+    assert counts[0] == counts[1] == 2  # q(ε) is given rows, under K(Z, Z) and K(Z, X)

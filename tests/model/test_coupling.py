@@ -607,8 +607,6 @@ def test_arguments(float64):
         npgp.AutoSparseGP(model, dependence="copula")
     with pytest.raises(ValueError, match='dependence="independent" says that it is to none'):
         npgp.AutoSparseGP(model, couple=["slope"], dependence="independent")
-    with pytest.raises(ValueError, match='joint is False, but dependence="sites" gives'):
-        npgp.AutoSparseGP(model, dependence="sites", joint=False)
     with pytest.raises(TypeError, match="couple is 'slope'; it must be a list"):
         coupled(model, couple="slope")
     with pytest.raises(ValueError, match="couple is empty"):

@@ -113,6 +113,31 @@ def test_starts_are_medians_of_the_prior(float64):
         guide.median(params)
 
 
+def test_sites_with_measurements_start_at_their_mode(float64):
+    """In the same plate: in closed form, with densities of unconstrained values; the level at a median."""
+    measured, spread = RNG.normal(size=12), RNG.uniform(0.5, 2.0, 12)
+
+    def measured_model(y=None):
+        level = numpyro.sample("level", dist.Normal(0.7, 1.0))
+        f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.linspace(-2.0, 2.0, 4)[:, None]).draw()
+        with numpyro.plate("rows", 12):
+            x = numpyro.sample("x", dist.Normal(level, 2.0))
+            numpyro.sample("measured", dist.Normal(x, 0.5), obs=measured)
+            scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+            numpyro.sample("spread", dist.Normal(0.0, scale), obs=spread)
+            npgp.observe("y", f(x[:, None]) + level, npgp.Gaussian(scale=0.1), obs=y)
+
+    guide = npgp.AutoSparseGP(measured_model)
+    svi = SVI(measured_model, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
+    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), Y)))()
+    starts = guide.median(params, Y)
+    level = starts["level"]
+    np.testing.assert_allclose(starts["x"], (level / 4.0 + measured / 0.25) / (1.0 / 4.0 + 1.0 / 0.25), rtol=1e-5)
+    # log p = −s²/2 + log s − log s − spread²/(2 s²)
+    np.testing.assert_allclose(starts["scale"], np.sqrt(spread), rtol=1e-5)
+    assert abs(level - 0.7) < 4 * 1.25 / np.sqrt(15)
+
+
 def test_it_runs_inside_jit_and_vmap(float64):
     """Eight fits in one program are eight fits."""
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01, 10), TraceMeanField_ELBO())

@@ -110,7 +110,8 @@ def test_the_bound_in_a_scan(case):
 
     def bound(scanned):
         options = {"scanned": scanned, "two": case == "two latent values"}
-        svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(), TraceMeanField_ELBO(), **options)
+        guide = npgp.AutoSparseGP(model, dependence="pseudo-data")  # a loop's rows give none
+        svi = SVI(model, guide, npgp.adam(), TraceMeanField_ELBO(), **options)
         params = svi.get_params(svi.init(jax.random.key(0), statement, y))
         guide = handlers.substitute(svi.guide, data={"lengthscale": jnp.asarray(0.8)})
         return svi.loss.loss(jax.random.key(1), params, model, guide, statement, y, **options)

@@ -92,7 +92,7 @@ def exact_params(params):
 def exact():
     """The guide of the exact posterior, its parameters, and what it does at a slope."""
     with jax.enable_x64(True):
-        guide = npgp.AutoSparseGP(two)
+        guide = npgp.AutoSparseGP(two, dependence="pseudo-data")
         params = exact_params(start(two, guide, X, Y))
 
         def run(slope, key):
@@ -147,7 +147,7 @@ def test_divergences_and_densities_of_sites_add_up(exact, float64):
 @functools.cache
 def bound(structure, conditional):
     model = functools.partial(two, structure=structure, conditional=CONDITIONALS[conditional])
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
 
     def value(params, slope):
         guide_trace, trace = traces(model, guide, params, jnp.asarray(X), jnp.asarray(Y), values={"slope": slope})
@@ -177,7 +177,10 @@ def test_never_above_the_evidence(seed, pair, width):
 def test_components_by_themselves_are_in_the_family(float64):
     """Without what pseudo-data of one see of the other."""
     model = functools.partial(two, structure="odvgp")
-    together, apart = npgp.AutoSparseGP(model), npgp.AutoSparseGP(model, joint=False)
+    together, apart = (
+        npgp.AutoSparseGP(model, dependence="pseudo-data"),
+        npgp.AutoSparseGP(model, joint=False, dependence="pseudo-data"),
+    )
     params = random_params(start(model, together, X, Y), 2)
     none = params | {"g.u.with.f.u": jnp.zeros((3, 3))}
     assert set(start(model, apart, X, Y)) == set(params) - {"g.u.with.f.u"}
@@ -227,7 +230,7 @@ def members_rows(guide_trace, names):
 def panel_run(shared=1, own=None):
     """The guide, its first parameters, and what it does with some."""
     model = functools.partial(panel, shared=shared, own=G if own is None else (np.array(own)[:, None], G[1]))
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     args = jnp.asarray(PANEL_X), jnp.asarray(PANEL_Y)
 
     def run(params):
@@ -342,7 +345,7 @@ def test_panels_are_the_posterior_given_all_pseudo_data(shared, own, float64):
 
 def test_draws_posteriors_and_saving(tmp_path, float64):
     model = functools.partial(two, structure="odvgp")
-    guide, fewer = npgp.AutoSparseGP(model), (X, Y)
+    guide, fewer = npgp.AutoSparseGP(model, dependence="pseudo-data"), (X, Y)
     params = random_params(start(model, guide, *fewer), 5)
     params |= {name: 0.0 * v for name, v in params.items() if "noise" in name}  # one covariance
     count = 3000
@@ -377,7 +380,7 @@ def test_draws_posteriors_and_saving(tmp_path, float64):
     again = npgp.load(tmp_path / "posterior.npz")
     np.testing.assert_array_equal(again.mean_and_variance(X)[1], posterior.mean_and_variance(X)[1])
     # Rows that were not seen, and a guide that does not know the model yet.
-    new = npgp.AutoSparseGP(model)
+    new = npgp.AutoSparseGP(model, dependence="pseudo-data")
     drawn = Predictive(model, guide=new, params=params, num_samples=5)(jax.random.key(0), jnp.asarray(X_NEW))
     assert drawn["y"].shape == (5, 8) and np.all(np.isfinite(drawn["y"]))
     gp = npgp.SparseGP("g", npgp.RBF(G[0], variance=G[1]), X[:3])
@@ -395,7 +398,7 @@ def test_minibatches(float64):
             npgp.observe("y", f(X) - g(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     ALL, y = jnp.asarray(X), jnp.asarray(Y)
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     params = random_params(start(model, guide, ALL[:2], y[:2], jnp.arange(2)), 1)
     assert "g.u.with.f.u" in params and "f.u.coupling" not in params  # with nothing else to follow
     elbo = compiled(make_elbo(model, guide))
@@ -407,7 +410,7 @@ def test_minibatches(float64):
 
 def look(model, **options):
     """The groups that share, and what is said of those that do not."""
-    guide = npgp.AutoSparseGP(model, **options)
+    guide = npgp.AutoSparseGP(model, **{"dependence": "pseudo-data", **options})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         guide._setup(jnp.asarray(X), jnp.asarray(Y))
@@ -456,7 +459,7 @@ def test_which_components_share(monkeypatch):
     ]
     assert all('To mend it, write dependence="pseudo-data"; to accept' in sentence for sentence in said)
     with pytest.raises(TypeError, match="joint is 'yes'"):
-        npgp.AutoSparseGP(chain, joint="yes")
+        npgp.AutoSparseGP(chain, joint="yes", dependence="pseudo-data")
     monkeypatch.setattr(components, "MOST", 6)
     assert unshared(chain, ("g and h, which meet in 'y2'", "they have more than")) == [{"f.u", "g.u"}]
     monkeypatch.undo()
@@ -469,7 +472,7 @@ def test_which_components_share(monkeypatch):
         npgp.observe("y", f(X) - g(X), noise, obs=y)
 
     assert groups(scoped) == [{"a/f.u", "a/b/f.u"}]
-    names = start(scoped, npgp.AutoSparseGP(scoped), jnp.asarray(X), jnp.asarray(Y))
+    names = start(scoped, npgp.AutoSparseGP(scoped, dependence="pseudo-data"), jnp.asarray(X), jnp.asarray(Y))
     assert "a/b/f.u.with.a/f.u" in names and not [n for n in names if not n.startswith("a/")]
 
     def others(X, y):
@@ -654,7 +657,7 @@ def test_the_spellings_that_are_advised_have_the_intervals_of_dense_algebra(spel
         with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", len(X)):
             npgp.observe("y", values, npgp.Gaussian(scale=0.2), obs=y, mask="nan")
 
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     svi = SVI(model, guide, optimizer, TraceMeanField_ELBO())
     result = npgp.fit(svi, jax.random.key(0), steps, X, y, progress=False)
     np.testing.assert_allclose(-result.losses[-1], log_normal(y.ravel()[there], C), atol=0.02)

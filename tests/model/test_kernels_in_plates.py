@@ -165,13 +165,13 @@ def test_equal_kernels_are_one_kernel(dependence, float64):
 
 def test_draws_and_posteriors_are_those_of_components(float64, tmp_path):
     model, y = together(), jnp.asarray(Y[:Q])
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     params = some_params(model, "pseudo-data", y)
     handlers.seed(guide, 0)(X, y)
     posterior = npgp.posterior("g", model, guide, params, X, y)
     npgp.save(tmp_path / "g.npz", posterior)
     components = apart()
-    other = npgp.AutoSparseGP(components)
+    other = npgp.AutoSparseGP(components, dependence="pseudo-data")
     handlers.seed(other, 0)(X, y)
     X_new = RNG.uniform(size=(5, 2))
     back = npgp.load(tmp_path / "g.npz")
@@ -211,7 +211,7 @@ def test_whole_functions_have_the_posteriors_moments(float64):
 
 def test_kernels_sampled_in_the_plate_by_svi_nuts_and_predictive():
     model, y = sampled, jnp.asarray(Y[:Q], jnp.float32)
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     svi = SVI(model, guide, npgp.adam(0.01, 2), TraceMeanField_ELBO())
     params = npgp.fit(svi, jax.random.key(0), 2, X, y).params
     f = npgp.posterior("g", model, guide, params, X, y, draws=3)

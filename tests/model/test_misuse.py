@@ -325,7 +325,8 @@ def test_a_hide_fn_may_look_at_names(how):
     if how == "svi":
         assert np.isfinite(jax.jit(svi.evaluate)(state, INPUTS, Y))
     elif how == "posterior":
-        assert guide.sample_posterior(KEY, svi.get_params(state), INPUTS)["f.u"].shape == (3,)
+        params = guide.with_rows(svi.get_params(state), INPUTS, Y)
+        assert guide.sample_posterior(KEY, params, INPUTS)["f.u"].shape == (3,)
     else:
         assert Predictive(npgp.joint(program), num_samples=2)(KEY, INPUTS)["y"].shape == (2, 8)
 

@@ -113,7 +113,7 @@ T = ("beta", "lengthscale", "scale", "noise")
 def test_the_evidence_at_every_hyperparameter(covariances, float64):
     """At every θ the ELBO is log p(y | θ) + log p(θ) − log q(θ): what it lacks is KL[q(θ) ‖ p(θ | y)] alone."""
     structured = partial(trend, covariances=covariances)
-    guide = npgp.AutoSparseGP(structured)
+    guide = npgp.AutoSparseGP(structured, dependence="pseudo-data")
     params, rng = start(structured, guide, X, Y), np.random.default_rng(0)
     factor = np.tril(0.2 * rng.normal(size=(5, 5)), -1) + np.diag(rng.uniform(0.1, 0.5, 5))
     loc, latent = rng.normal(size=5), rng.normal(size=(6, 5))
@@ -169,7 +169,7 @@ def centered(drawn, params):
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_rows_and_divergence_are_those_of_dense_algebra(structure, float64):
     model = partial(sampled, structure=structure)
-    guide = npgp.AutoSparseGP(model, AutoNormal)
+    guide = npgp.AutoSparseGP(model, AutoNormal, dependence="pseudo-data")
     params = start(model, guide, X, Y)
     assert set(random_data(structure, 3)) == {name for name in params if name.startswith("f.")}
     params = params | random_data(structure, 3)
@@ -197,7 +197,7 @@ def bounds():
 
     def made(structure, conditional):
         model = partial(sampled, structure=structure, conditional=CONDITIONALS[conditional])
-        guide = npgp.AutoSparseGP(model, AutoNormal)
+        guide = npgp.AutoSparseGP(model, AutoNormal, dependence="pseudo-data")
 
         def bound(params, values):
             guide_trace, trace = traces(model, guide, params, jnp.asarray(X), jnp.asarray(Y), values=values)
@@ -237,7 +237,7 @@ def test_never_above_the_evidence(bounds, seed, pair, width):
 
 def test_gradients_are_those_of_the_loss(float64):
     model = partial(sampled, structure="solve")
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     params = start(model, guide, X, Y) | random_data("solve", 3)
     elbo = make_elbo(model, guide)
     gradient = compiled(jax.grad(lambda p: elbo(jax.random.key(0), p, X, Y)))(params)
@@ -340,7 +340,7 @@ def test_one_gaussian_for_few_entries(float64):
             shift = numpyro.sample("shift", dist.Normal(0.0, 1.0))
             npgp.observe("y", f(X) + level + small[0] + large[0] + shift, npgp.Gaussian(variance=NOISE), obs=y)
 
-    params = start(model, npgp.AutoSparseGP(model), X, Y)
+    params = start(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), X, Y)
     others = {name: value.shape for name, value in params.items() if not name.startswith("f.")}
     ends = ("loc", "scale")
     assert others == {"auto_loc": (41,), "auto_scale_tril": (41, 41)} | {
@@ -366,14 +366,14 @@ def test_a_scan_over_rows_is_left_out(float64):
             npgp.observe("y", f(X) + walk, npgp.Gaussian(scale=noise), obs=y)
 
     X = jnp.linspace(0.0, 4.0, 60)[:, None]
-    params = start(model, npgp.AutoSparseGP(model), X, jnp.sin(X[:, 0]))
+    params = start(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), X, jnp.sin(X[:, 0]))
     assert params["f.u.coupling"].shape == (3, 1)
     assert params["auto_loc"].shape == (1,) and params["walk_auto_loc"].shape == (60,)
 
 
 def test_medians_quantiles_posterior_and_saving(tmp_path, float64):
     model = partial(sampled, structure="odvgp")
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     params = start(model, guide, X, Y) | random_data("odvgp", 3)
     factor = np.tril(0.1 * np.random.default_rng(0).normal(size=(3, 3)), -1) + np.diag([0.3, 0.2, 0.25])
     params["auto_scale_tril"] = jnp.asarray(factor)
@@ -412,7 +412,7 @@ def test_medians_quantiles_posterior_and_saving(tmp_path, float64):
 
 def test_flows_have_medians(float64):
     """t is what it is where the other sites have their medians; here, with no median of a flow, an error."""
-    guide = npgp.AutoSparseGP(sampled, partial(AutoIAFNormal, num_flows=1, hidden_dims=[3]))
+    guide = npgp.AutoSparseGP(sampled, partial(AutoIAFNormal, num_flows=1, hidden_dims=[3]), dependence="pseudo-data")
     params = start(sampled, guide, X, Y)
     with pytest.raises(NotImplementedError, match="median: AutoIAFNormal"):
         guide.median(params, X, Y)
@@ -433,7 +433,7 @@ def test_a_hand_written_guide_is_the_automatic_one(float64):
         gp = npgp.SparseGP("f", k, jnp.asarray(STRUCTURES["svgp"][0][0].copy()), jitter=1e-12)
         gp.guide(t=jnp.stack(t), pseudo_data=True)
 
-    automatic = npgp.AutoSparseGP(sampled, AutoNormal)
+    automatic = npgp.AutoSparseGP(sampled, AutoNormal, dependence="pseudo-data")
     params = start(sampled, automatic, X, Y) | random_data("svgp", 3)
     drawn = {"lengthscale": jnp.array(0.8), "slope": jnp.array(0.3), "noise": jnp.array(0.4)}
     elbos = [
@@ -454,7 +454,7 @@ def test_functions_in_a_plate_and_minibatches(float64):
                 npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
     X_ALL, both = jnp.asarray(X), jnp.asarray(np.stack([Y, -Y]))
-    guide = npgp.AutoSparseGP(two)
+    guide = npgp.AutoSparseGP(two, dependence="pseudo-data")
     args = X_ALL, both, jnp.arange(8)
     params = start(two, guide, *args)
     assert params["f.u.pseudo_lower"].shape == (2, 1, 3, 3) and params["f.u.unit"].shape == (2, 1, 1)

@@ -48,7 +48,7 @@ def test_posterior_of_params(change: Callable[[dict], dict]) -> Any:
 
 @attempt("error", "params, f.u.loc, l_auto_loc, auto", cases=("of the other sites", "of f", "None", "a list"))
 def test_posterior_of_partly_missing_params(which: str) -> Any:
-    guide = npgp.AutoSparseGP(learned)
+    guide = npgp.AutoSparseGP(learned, dependence="independent")
     result = p.fit(learned, p.x(), p.x(p.Y), svi=p.svi_of(learned, guide=guide)).params
     params: Any = {k: v for k, v in result.items() if k.startswith("f.") == (which == "of the other sites")}
     if which in ("None", "a list"):

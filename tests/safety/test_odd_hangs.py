@@ -34,7 +34,8 @@ def three_terms(X, y=None):
 def _trained() -> tuple[Any, Any]:
     guide = npgp.AutoSparseGP(three_terms)
     svi = p.svi_of(three_terms, guide=guide)
-    return guide, jax.jit(lambda key, X, y: svi.get_params(svi.init(key, X, y)))(p.key(), p.x(), p.x(p.Y))
+    params = jax.jit(lambda key, X, y: svi.get_params(svi.init(key, X, y)))(p.key(), p.x(), p.x(p.Y))
+    return guide, guide.with_rows(params, p.x(), p.x(p.Y))
 
 
 @attempt("answer", cases=("sample_posterior", "joint Predictive"))

@@ -106,7 +106,8 @@ def main():
     found = {}
 
     def keep(case, result):
-        found.update({f"{case}/{name}": np.asarray(value) for name, value in result.params.items()})
+        params = {name: value for name, value in result.params.items() if name != "auto_rows"}
+        found.update({f"{case}/{name}": np.asarray(value) for name, value in params.items()})
         found[f"{case}/losses"] = result.losses
 
     count = jax.device_count()

@@ -78,7 +78,7 @@ def test_only_npgps_adam_has_a_rate_to_lower():
         npgp.fit(svi, jax.random.key(0), None, X, Y, progress=False)
     # With natural gradients of q(ε) it has.
     inner = npgp.natural_gradient(0.5, npgp.adam(0.05))
-    svi = SVI(model, npgp.AutoSparseGP(model), inner, TraceMeanField_ELBO())
+    svi = SVI(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), inner, TraceMeanField_ELBO())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", npgp.training.TrainingWarning)
         result = npgp.fit(

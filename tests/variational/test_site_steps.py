@@ -194,7 +194,7 @@ def several(X, y=None, names="fgh", points=None, known=True):
 def in_a_sum(num, rate, *args, **static):
     """Losses before each step, and after the last, and the parameters."""
     model = partial(several, **static)
-    svi = SVI(model, npgp.AutoSparseGP(model), natural_gradient(rate), TraceMeanField_ELBO())
+    svi = SVI(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), natural_gradient(rate), TraceMeanField_ELBO())
     return trajectory(svi, num, *args)
 
 
@@ -292,7 +292,7 @@ def test_reports(diagonal_factor, diagonal_noise, float64):
 def test_reports_of_components_that_share_one_q(monkeypatch, float64):
     """Likewise of the ELBO, over particles; components are drawn in another order than their pseudo-data have."""
     model = partial(several, known=False)
-    guide, elbo = npgp.AutoSparseGP(model), TraceMeanField_ELBO(num_particles=3)
+    guide, elbo = npgp.AutoSparseGP(model, dependence="pseudo-data"), TraceMeanField_ELBO(num_particles=3)
     svi = SVI(model, guide, optax.adam(0.1), elbo)
     args = jnp.asarray(X), jnp.asarray(Y)
     params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), *args)))()
@@ -381,7 +381,7 @@ def counts(X, y=None):
 
 def reached(model, optim, num, X, y, start=None):
     """Parameters after training, and the mean ELBO over draws that are always the same."""
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     svi = SVI(model, guide, optim, TraceMeanField_ELBO())
 
     def run(key, start):
@@ -444,7 +444,7 @@ def two(X, y=None, members=False, alone=True):
 def started(*args, joint=True, members=False, alone=True, **kwargs):
     """The average covariances of a new optimizer."""
     model = partial(two, members=members, alone=alone)
-    guide = npgp.AutoSparseGP(model, AutoNormal, joint=joint)
+    guide = npgp.AutoSparseGP(model, AutoNormal, joint=joint, dependence="pseudo-data")
     svi = SVI(model, guide, natural_gradient(0.5, *args, **kwargs), TraceMeanField_ELBO())
     return jax.eval_shape(lambda: svi.init(jax.random.key(0), X, Y)).optim_state[1][1]
 
