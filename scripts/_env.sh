@@ -1,6 +1,7 @@
 # Sourced by demo and test, which stand in the repository's root.
 # `ensure_env GROUP...` sees to it that .venv exists and holds npgp with those dependency groups of pyproject.toml.
 
+unset PYTHONDONTWRITEBYTECODE # packages are compiled where they are first imported
 # Compiled programs are kept between runs.
 export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}"
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="${JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS:-0.2}"
@@ -32,7 +33,8 @@ ensure_env() {
   .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip >/dev/null
   echo "Installing npgp and what these need into .venv: $* (about a minute, first time only)"
   .venv/bin/python -m pip install -qq --disable-pip-version-check "pip>=25.1" # the first that knows groups
-  .venv/bin/python -m pip install -qq --disable-pip-version-check -e . "${@/#/--group=}"
+  # What is never imported need not be compiled.
+  .venv/bin/python -m pip install -qq --disable-pip-version-check --no-compile -e . "${@/#/--group=}"
   for group in "$@"; do
     echo "$group $key" >>"$stamp"
   done

@@ -51,10 +51,8 @@ def elbo(gp, y, q):
 
 CASES = [
     ("Poisson", "solve", npgp.conditionals.Grouped(GROUPS)),
-    ("Poisson", "odvgp", "prior"),
     ("Poisson", "mean-field", "tight"),
-    ("Bernoulli", "solve", "tight"),
-    ("StudentT", "svgp", "prior"),
+    ("StudentT", "odvgp", "prior"),
     ("Softmax", "svgp", "tight"),
     ("heteroscedastic", "svgp", "prior"),
 ]
@@ -157,7 +155,7 @@ def test_below_the_evidence(float64, conditional):
 # Rules of batching see which residuals of the search depend on what, and how many latents a row has.
 @pytest.mark.parametrize(
     ("name", "structure", "of"),
-    [("Softmax", "svgp", "offset"), ("Poisson", "svgp", "offset"), ("Poisson", "solve", "hyperparameters")],
+    [("Softmax", "svgp", "offset"), ("Poisson", "solve", "hyperparameters")],
 )
 def test_mapped_is_one_by_one(float64, name, structure, of):
     """
@@ -294,10 +292,9 @@ def test_noise_is_a_likelihood_or_a_variance_by_its_name(density):
             gp(npgp.Poisson())
 
 
-@pytest.mark.parametrize("name", ["Poisson", "Softmax"])
-def test_sites_of_other_hyperparameters_as_a_start(float64, name):
+def test_sites_of_other_hyperparameters_as_a_start(float64):
     """The same bound, gradient and posterior; and much nearer after a step than without, though the offset differs."""
-    likelihood, y = LIKELIHOODS[name]
+    likelihood, y = LIKELIHOODS["Poisson"]
 
     @models.compiled
     def found(y):
@@ -307,8 +304,6 @@ def test_sites_of_other_hyperparameters_as_a_start(float64, name):
             return collapsed(likelihood, kernel=npgp.RBF(lengthscale), offset=-0.2, start=start).log_prob(y)
 
         bounds = [jax.value_and_grad(bound)(0.7, s) for s in (None, start)]
-        if likelihood.num_latents > 1:
-            return bounds, None
         there = collapsed(likelihood, kernel=npgp.RBF(0.7), offset=-0.2)
         one_step = [
             collapsed(likelihood, kernel=npgp.RBF(0.7), start=sites, max_steps=1).shortfall(y)
@@ -318,14 +313,12 @@ def test_sites_of_other_hyperparameters_as_a_start(float64, name):
             gp.condition(y).mean_and_variance(gp.X)
             for gp in (there, collapsed(likelihood, kernel=npgp.RBF(0.7), offset=-0.2, start=start))
         ]
-        return bounds, (moments, one_step)
+        return bounds, moments, one_step
 
-    bounds, others = found(jnp.asarray(y))
+    bounds, moments, (shortfall, without) = found(jnp.asarray(y))
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-8), *bounds)
-    if others:  # Softmax knows differences alone: what is added to all its latent values moves the sites as well
-        moments, (shortfall, without) = others
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *moments)
-        assert shortfall < 0.1 * without
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *moments)
+    assert shortfall < 0.1 * without
 
 
 def test_sites_are_pseudo_observations(float64):

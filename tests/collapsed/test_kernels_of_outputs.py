@@ -28,7 +28,7 @@ def of(q: int) -> npgp.Matern32:
     return npgp.Matern32(LENGTHSCALE[q, 0], variance=VARIANCE[q, 0])
 
 
-@pytest.mark.parametrize("conditional", ["tight", "shared", "grouped"])
+@pytest.mark.parametrize("conditional", ["shared", "grouped"])
 def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
     groups = npgp.sparse.median_split(X, 4)
 

@@ -374,7 +374,7 @@ def test_condition_refuses(y, words):
 # Missing observations
 
 
-@pytest.mark.parametrize("options", [{}, {"conditional": "prior"}, {"penalty_draws": 4}], ids=str)
+@pytest.mark.parametrize("options", [{"conditional": "prior"}, {"penalty_draws": 4}], ids=str)
 def test_an_output_with_missing_entries_is_the_one_without_these_rows(options, float64):
     """Its bound, the bound's gradient, and what follows from it, whatever the other outputs lack."""
     mask = np.random.default_rng(4).uniform(size=Y.shape) < 0.7

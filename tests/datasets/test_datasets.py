@@ -179,7 +179,7 @@ def test_simulation_form_and_determinism():
     assert data.Y.shape == (100, 12) and data.Y.dtype == np.float64
     assert data.labels.dtype == np.int64 and data.fractions.dtype == np.float64
     assert sorted(np.bincount(data.labels)) == [33, 33, 34]
-    assert (np.diff(data.labels) != 0).sum() > 40
+    assert 40 < (np.diff(data.labels) != 0).sum() < 85  # mixed
     assert (data.fractions > 0).all() and (data.fractions.sum(axis=1) < 1).all()
     again = datasets.simulate_oil_flow(jax.random.key(3), 100)
     np.testing.assert_array_equal(data.Y, again.Y)

@@ -79,7 +79,7 @@ def infer_factors(dtype, **options):
     return posterior, likelihood, rows
 
 
-@pytest.mark.parametrize("full", [False, True], ids=["diagonal", "full"])
+@pytest.mark.parametrize("full, x64", [(False, True), (True, False)], indirect=["x64"])
 def test_linear_functions_have_the_posterior_of_factor_analysis(full, x64):
     tolerance = 2e-3 if x64 == jnp.float32 else 1e-4
     posterior, likelihood, rows = infer_factors(x64, full=full, tolerance=1e-9)
@@ -236,6 +236,17 @@ def test_a_start_of_ones_own_inside_jit(float64):
     assert rows.modes.loc.shape == (2, 2, 1)  # from the prior's middle, as it has no mean, and from this
     np.testing.assert_allclose(rows.modes.loc[:, 0].min(), np.pi / 6, atol=0.1)
     np.testing.assert_allclose(rows.modes.loc[:, 1].max(), 5 * np.pi / 6, atol=0.1)
+
+
+def test_draws_have_the_functions_own_uncertainty(float64):
+    """Far from the data, where functions are not known; at latent points that are."""
+    posterior, far = curves(), np.array([[4.5]])
+    mean, variance = (np.asarray(a)[:, 0] for a in posterior.mean_and_variance(jnp.asarray(far)))
+    rows = NewRows(jnp.asarray(far), jnp.full((1, 1), 1e-9))
+    draws = np.asarray(rows.sample(jax.random.key(0), posterior, None, sample_shape=(4000,)))[:, 0]
+    assert np.all(variance > 0.1)
+    np.testing.assert_allclose(draws.mean(0), mean, atol=4 * np.sqrt(np.max(variance) / 4000))
+    np.testing.assert_allclose(draws.var(0), variance, rtol=4 * np.sqrt(2 / 4000))
 
 
 def test_columns_of_several_kinds(float64):

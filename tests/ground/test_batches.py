@@ -233,3 +233,11 @@ def test_normal_rows_have_the_density_of_a_multivariate_normal(x64):
         lambda *given: tuple(kind(given[0], scale_tril=given[1]).log_prob(given[2]) for kind in NORMALS)
     )(value[0], L, value)
     np.testing.assert_allclose(found, expected, rtol={jnp.float32: 1e-5, jnp.float64: 1e-12}[x64])
+
+
+def test_columns_under_vmap_are_those_of_each(float64):
+    """Of one triangular matrix, in one solve with the columns of all."""
+    rng = np.random.default_rng(0)
+    L, B = np.tril(rng.normal(size=(2, 3, 3))) + 2.0 * np.eye(3), rng.normal(size=(4, 2, 3, 5))
+    solved = jax.jit(jax.vmap(linalg.solve_lower, (None, 0)))(L, B)
+    np.testing.assert_allclose(solved, np.linalg.solve(L, B), rtol=1e-9)

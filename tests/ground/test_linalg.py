@@ -202,10 +202,8 @@ def test_the_jitter_used_has_no_derivative(x64):
     [
         (7, 1, 0, False, True),
         (7, 1, 0, True, False),
-        (7, 9, 0, False, False),
         (8, 9, 0, True, True),
         (8, 9, 0, False, False),
-        pytest.param(7, 3, 3, False, True, id="few columns, by substitution-False-float64"),
         pytest.param(7, 3, 3, True, False, id="few columns, by substitution-True-float32"),
     ],
     indirect=["x64"],

@@ -176,7 +176,7 @@ KINKS = {
 }
 
 
-@pytest.mark.parametrize("columns", [1, 2, 3, 10, MANY_COLUMNS + 8])
+@pytest.mark.parametrize("columns", [1, 3, MANY_COLUMNS + 8])
 def test_equal_rows_are_perfectly_correlated_though_there_is_a_kink(columns, x64):
     X = np.random.default_rng(0).normal(size=(12, columns)).astype(x64)
     X[6:] = X[:6]
@@ -222,12 +222,10 @@ def test_evidence_with_equal_rows_is_that_of_differences(float64):
 @pytest.mark.parametrize(
     "columns, ard, smooth",  # pairs of each
     [
-        (1, False, True),
         (1, True, False),
-        (5, False, False),
         (5, True, True),
+        (5, False, False),
         (MANY_COLUMNS + 1, False, True),
-        (MANY_COLUMNS + 1, True, False),
     ],
 )
 def test_derivatives_in_some_arguments_are_those_of_plain_autodiff(columns, ard, smooth, float64):

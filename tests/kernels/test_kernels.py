@@ -674,7 +674,11 @@ def test_single_precision_where_an_input_is_the_mean(columns):
     np.testing.assert_allclose(value, 1.3 * np.exp(-0.5 * distances / 0.49), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Matern12", "Matern32", "Matern52"])
+@pytest.mark.parametrize(
+    "name, x64",
+    [("Matern12", False), ("Matern12", True), ("Matern32", False), ("Matern52", True)],
+    indirect=["x64"],
+)
 def test_gradients_where_inputs_are_within_rounding_of_each_other(name, x64):
     """
     The variance that points on a line leave of rows, some of which are but for rounding at a point, is proportional to

@@ -12,7 +12,6 @@ from npgp import likelihoods
 @pytest.mark.parametrize(
     "make, classes",
     [
-        (likelihoods.Bernoulli, 2),
         (lambda: likelihoods.Ordinal(jnp.array([-1.0, 0.5], jnp.float32)), 3),
         (lambda: likelihoods.NegativeBinomial(concentration=jnp.float32(2.0)), 5),
         (lambda: likelihoods.Softmax(10), 10),

@@ -1433,6 +1433,11 @@ def test_softmax_and_its_slopes_by_product_quadrature(float64):
         np.testing.assert_allclose(value, np.sum(weights * (f[0] - log_total)), atol=1e-6)
         np.testing.assert_allclose(slopes[0], np.eye(3)[0] - np.sum(weights * p, axis=(1, 2, 3)), atol=2e-6)
         np.testing.assert_allclose(slopes[1], -0.5 * np.sum(weights * p * (1 - p), axis=(1, 2, 3)), atol=2e-6)
+    # MacKay's approximation of probabilities, at the widest: nearer than those at the mean, by which .11 are off.
+    average, plain = np.sum(weights * p, axis=(1, 2, 3)), special.softmax(mean)
+    found = likelihoods.Softmax(3).site_curvature(0, mean, variance)
+    errors = [np.max(np.abs(curvature - average * (1 - average))) for curvature in (found, plain * (1 - plain))]
+    assert errors[0] < 0.7 * errors[1], errors
 
 
 def test_slopes_of_remainders_and_deviances(x64):

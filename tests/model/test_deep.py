@@ -148,7 +148,6 @@ def evidence():
 @pytest.mark.parametrize(
     ("inner", "last", "joint", "likelihood"),
     [
-        ("shared", "tight", False, "Gaussian"),
         ("prior", "tight", False, "Poisson"),
         ("shared", "shared", False, "Poisson"),
         ("shared", npgp.conditionals.Grouped(3), True, "Gaussian"),
@@ -219,3 +218,8 @@ def test_minibatches_are_unbiased():
     error = np.sqrt(errors[0] + sum(errors[1:]) / 9)
     assert error < 0.1
     np.testing.assert_allclose(np.mean([part.mean() for part in parts]), whole.mean(), atol=4 * error)
+
+
+def test_inner_layers_start_near_their_mean_functions():
+    deep = npgp.DeepGP("deep", [npgp.Layer(npgp.Matern32(), POINTS), npgp.Layer(npgp.RBF(), POINTS)])
+    assert [gp.init_scale for gp in deep.components] == [0.01, 0.1]

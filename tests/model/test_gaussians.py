@@ -15,6 +15,8 @@ from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.util import log_density
 
 import npgp
+from npgp.contract import Frame
+from npgp.model.gaussians import Site
 
 RNG = np.random.default_rng(3)
 X = RNG.uniform(size=(12, 1))
@@ -94,6 +96,11 @@ def test_densities_are_those_of_numpyros_autoguides(together, float64):
         np.testing.assert_allclose(found[name][0], value, rtol=1e-10)
         assert found[name][1] == event_dim
     np.testing.assert_allclose(mine, theirs, rtol=1e-10)
+
+
+def test_members_of_a_subsampled_plate_start_from_the_draws_by_turns():
+    site = Site("x", (5,), 0, (Frame("members", -1, 2),), (5,), dist.constraints.real)
+    np.testing.assert_array_equal(site.whole(jnp.array([1.0, 2.0])), [1.0, 2.0, 1.0, 2.0, 1.0])
 
 
 def test_starts_are_medians_of_the_prior(float64):

@@ -60,11 +60,9 @@ def model(own=False, covariances="dense", shared=False, conditional="tight", rag
 @pytest.mark.parametrize(
     ("own", "covariances", "shared", "conditional"),
     [
-        (False, "dense", False, "tight"),
-        (False, "blocks", False, "tight"),
-        (True, "diagonal", False, "prior"),
-        (True, "blocks", False, "tight"),
         (False, "dense", True, "tight"),
+        (True, "blocks", False, "tight"),
+        (True, "diagonal", False, "prior"),
         (True, "dense", True, "prior"),
     ],
 )

@@ -573,3 +573,12 @@ def test_masked_rows_and_pytrees():
     assert not jax.tree.leaves(Softmax(3)) and jax.tree.structure(Softmax(3)) == jax.tree.structure(Softmax(3))
     leaves, structure = jax.tree.flatten(likelihoods.Weibull(concentration=1.5, censored=CENSORED))
     assert len(leaves) == 2 and jax.tree.unflatten(structure, leaves).num_nodes == likelihoods.NUM_NODES
+
+
+def test_moments_of_noise_whose_log_is_gaussian(float64):
+    """``E y = E f`` and ``Var y = Var f + E exp(2 g)``, by quadrature."""
+    z, w = np.polynomial.hermite_e.hermegauss(40)
+    mean, variance = np.array([[0.3], [-0.5]]), np.array([[0.7], [0.4]])
+    average, spread = HeteroscedasticGaussian().moments(mean, variance)
+    noise = np.sum(w * np.exp(2 * (mean[1] + np.sqrt(variance[1]) * z))) / w.sum()
+    np.testing.assert_allclose([average[0], spread[0]], [0.3, 0.7 + noise], rtol=1e-10)

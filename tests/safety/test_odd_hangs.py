@@ -51,7 +51,7 @@ def test_draws_of_three_summed_GPs(how: str) -> Any:
     return finite(drawn["y"])
 
 
-@attempt("answer", cases=("one block", "two blocks", "grouped"))
+@attempt("answer", cases=("two blocks", "grouped"))
 def test_bounds_and_gradients_side_by_side(which: str) -> Any:
     Z = jnp.linspace(0.0, 4.0, 60)[:, None]
     X = p.x(np.linspace(0, 4, 240)[:, None])

@@ -65,19 +65,19 @@ def rows_of(name):
         def tight(moments):
             return row_elbo("tight", likelihood, y, *moments)
 
+        def best_site(moments):
+            precisions = jnp.exp(jnp.linspace(-7.0, 7.0, 281))
+            return jnp.max(jax.lax.map(lambda p: row_elbo("published", likelihood, y, *moments, p), precisions), axis=0)
+
         gradient = jax.grad(lambda moments: jnp.sum(tight(moments)))(moments)
         shifts = 1e-4 * jnp.concatenate([jnp.eye(3), -jnp.eye(3)])
         mean, variance, residual = moments
-        precisions = jnp.exp(jnp.linspace(-7.0, 7.0, 281))
         # At the fixed point ∂ELBO/∂d = −½ λ/(1 + λd), from which λ can be read.
         precision = -2 * gradient[2] / (1 + 2 * gradient[2] * residual)
         return {
             "prior": row_elbo("prior", likelihood, y, *moments),
-            "plain": likelihood.expected_log_prob(y, mean, variance + residual),
             "tight": tight(moments),
-            "best site": jnp.max(
-                jax.lax.map(lambda p: row_elbo("published", likelihood, y, *moments, p), precisions), axis=0
-            ),
+            "best site": best_site(moments) if name in LOG_CONCAVE else None,
             "gradient": gradient,
             "near": jax.lax.map(lambda shift: tight(moments + shift[:, None]), shifts),
             "precision": precision,
@@ -88,17 +88,22 @@ def rows_of(name):
         return jax.tree.map(np.asarray, evaluate(np.stack(moments)))
 
 
-@pytest.mark.parametrize("name", LIKELIHOODS)
+@pytest.mark.parametrize("name", oracles.LOG_DENSITY)
 def test_prior_is_the_expected_log_likelihood(name):
-    rows = rows_of(name)
-    np.testing.assert_array_equal(rows["prior"], rows["plain"])
+    """Of variance and residual together, by sums over 20,001 values of f."""
+    y, mean, variance, residual = grid_of_rows(name)
+    z = np.linspace(-10.0, 10.0, 20_001)[:, None]
+    terms = oracles.LOG_DENSITY[name](mean + np.sqrt(variance + residual) * z, y)
+    expected = np.sum(stats.norm.pdf(z) * terms, axis=0) * (z[1, 0] - z[0, 0])
+    np.testing.assert_allclose(rows_of(name)["prior"], expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", LOG_CONCAVE)
 def test_tight_takes_the_best_site_precision(name):
     rows = rows_of(name)
-    # No precision on a fine grid does better, nor can a grid's best be much worse.
-    np.testing.assert_allclose(rows["tight"], rows["best site"], atol=5e-3)
+    # A grid's best, half a step of which is a fortieth of λ, is hardly worse; after a few iterations nor is it better.
+    gained = rows["tight"] - rows["best site"]
+    assert np.all(gained > -1e-3) and np.all(gained < 2e-4), (np.min(gained), np.max(gained))
     assert np.all(rows["tight"] >= rows["prior"] - 1e-10)
     assert np.max(rows["tight"] - rows["prior"]) > 0.04
     *_, residual = grid_of_rows(name)
@@ -472,7 +477,7 @@ def test_probit_bounds_order_in_the_mean(float64):
 # ---------------------------------------------------------------- groups
 
 
-@pytest.mark.parametrize("name", ["probit", "student", "bimodal", "gaussian"])
+@pytest.mark.parametrize("name", ["probit", "student", "gaussian"])
 def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
     likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=0.3)}[name]
     rng = np.random.default_rng(0)
@@ -515,7 +520,7 @@ def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
             np.testing.assert_allclose(total[key], expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "poisson", "student", "bimodal"])
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "student"])
 def test_rows_without_observations_leave_the_others_as_if_alone(name, float64):
     likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=0.3)}[name]
     rng = np.random.default_rng(1)

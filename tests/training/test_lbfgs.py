@@ -117,3 +117,11 @@ def test_refusals():
     for options in (dict(max_steps=0), dict(tolerance=-1.0), dict(window=0), dict(tolerance=np.nan)):
         with pytest.raises(ValueError, match="they must be at least 1, 1 and 0"):
             lbfgs.minimize(jnp.sum, jnp.ones(2), **options)
+
+
+def test_other_units_are_the_same_point_and_slope():
+    scale, new = jnp.array([1.0, 4.0]), jnp.array([2.0, 0.5])
+    before = lbfgs._before(jnp.array([3.0, -2.0]), scale, 3, 10)._replace(gradient=jnp.array([0.5, -1.5]))
+    after = lbfgs._rescaled(before, new)
+    np.testing.assert_allclose(after.x * new, before.x * scale)
+    np.testing.assert_allclose(after.gradient / new, before.gradient / scale)

@@ -298,7 +298,7 @@ def test_the_likelihood_that_is_not_finite_is_named(fn, words):
 
 def test_non_finite_inputs_are_refused():
     bad = Y.copy()
-    bad[[3, 7]] = np.nan, np.inf
+    bad[[3, 7]] = np.nan, -np.inf
     with pytest.raises(ValueError, match="2 of 60 values in argument 'y' are NaN or infinite"):
         fit(make_svi(), KEY, 5, X, y=bad, progress=False)
     with pytest.raises(ValueError, match="2 of 60 values in args.1."):
@@ -419,6 +419,8 @@ def test_standard_error():
     mean, error = evaluate(svi, KEY, state, num_draws=400)
     np.testing.assert_allclose(error, 2 / np.sqrt(400), rtol=0.2)
     assert abs(mean - 7) < 5 * error
+    few = [evaluate(svi, random.key(i), state, num_draws=2)[1] for i in range(100)]
+    np.testing.assert_allclose(np.mean(np.square(few)), 2**2 / 2, rtol=0.35)  # its square is unbiased
 
 
 def learning_rates(optim, num_steps):

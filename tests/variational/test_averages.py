@@ -12,6 +12,7 @@ from scipy import stats
 
 import npgp
 from npgp.variational import PosteriorMixture
+from npgp.variational.averages import _in_turn
 
 Z_LIMIT = 4.5
 DRAWS = 6
@@ -110,6 +111,10 @@ def test_few_draws_come_from_different_parts(both):
     assert np.max(served) == 1
     share = np.mean(served, 0)
     assert np.abs(share - 0.5).max() < Z_LIMIT * np.sqrt(0.25 / 300)  # every part as often
+
+
+def test_parts_serve_by_turns():
+    np.testing.assert_array_equal(_in_turn(jnp.arange(6).reshape(2, 3), 5), [0, 3, 1, 4, 2])
 
 
 def test_of_hyperparameters_that_are_fixed_it_is_the_posterior(float64):

@@ -239,9 +239,8 @@ def test_components_in_a_quarter_of_adams_steps(float64):
     schedule = optax.cosine_decay_schedule(0.5, 100)
     params, elbo = reached(slow_and_fast, natural_gradient(schedule, npgp.adam(0.02, 100)), 100, X, y)
     assert params["f.u.with.g.u"].shape == (8, 25)
-    _, adam = reached(slow_and_fast, npgp.adam(0.02, 400), 400, X, y)
-    # Measured: 8.8 and -14.5; at rates of .05 and .1 Adam's reaches less.
-    assert elbo > adam + 15.0
+    # Measured: 8.8, and -14.5 after 400 steps of Adam at a rate of .02, which at .05 and .1 reaches less.
+    assert elbo > 5.0
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -401,12 +400,11 @@ def test_a_quarter_of_adams_steps():
     y = rng.poisson(np.exp(1.2 * np.sin(1.7 * X[:, 0]) + 0.3 * X[:, 0] + 0.5)).astype(np.float32)
     schedule = optax.cosine_decay_schedule(0.5, 60)
     params, elbo = reached(counts, natural_gradient(schedule, npgp.adam(0.1, 60)), 60, X, y)
-    _, adam = reached(counts, npgp.adam(0.05, 240), 240, X, y)
     assert set(params) == {"auto_loc", "auto_scale_tril"} | {
         f"f.u.{name}" for name in ("coupling", "noise_coupling", "pseudo_loc", "pseudo_scale", "pseudo_lower", "unit")
     }
-    # Measured: -237.1 and -238.5; at other rates Adam's reaches less.
-    assert elbo > adam + 0.8
+    # Measured: -237.1, and -238.5 after 240 steps of Adam at a rate of .05, which at other rates reaches less.
+    assert elbo > -237.7
 
 
 def sampled(X, y=None):
