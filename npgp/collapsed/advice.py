@@ -1,4 +1,4 @@
-"""Where the collapsed bound loses, and what would help: more inducing points, or more of q(ε) learned."""
+"""Diagnosis of the collapsed bound's losses: would more inducing points help, or a more flexible q(ε)?"""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Problem(NamedTuple):
 @dataclass(frozen=True)
 class Advice:
     """
-    Where the bound loses, and what would help, at the same hyperparameters. A gain is the difference of two computed
-    bounds with the conditional named; it may be negative. Training afterwards may gain more.
+    Diagnosis of the bound's losses, and what would help at the same hyperparameters. A gain is the difference of two
+    computed bounds with the conditional named; it may be negative. Training afterwards may gain more.
 
     :param conditional: the best one that costs less than O(N³); gains are with it.
     :param gap_per_row: upper less lower bound, for each row.

@@ -1,5 +1,5 @@
 """
-How far off a sparse GP can be: bounds on the log evidence from both sides, for Gaussian noise.
+Certificates of a sparse GP's error: bounds on the log evidence from both sides, for Gaussian noise.
 
 Everything is at given hyperparameters: the certificate is on the approximation, not on the model. But it says if much
 shorter lengthscales would explain the data better, which training with too few inducing points does not find.
@@ -243,7 +243,7 @@ def evidence_bounds(
 
 def _rounding(projector: Projector, projection: Projection, y: jax.Array, noise_variance: ArrayLike) -> jax.Array:
     """
-    What rounding of covariances to ``ε k`` does to bounds.
+    Error of bounds due to rounding of covariances to ``ε k``.
 
     In a direction of variance σ² that is ε k/σ², and the fit loses digits to y²/σ². Where noise is small, and y not
     what the blocks explain, the fit ``−½ yᵀ (Q + σ²I)⁻¹ y`` loses more: with ``α = (Q + σ²I)⁻¹ y`` and

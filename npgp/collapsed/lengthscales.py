@@ -1,5 +1,5 @@
 """
-Whether the data ask for shorter lengthscales than the inducing features can follow.
+Test for shorter lengthscales than the inducing features can follow.
 
 A bound cannot tell. Where inducing points are further apart than a lengthscale they explain little of f, so that the
 bound falls towards short lengthscales even where the evidence rises, and training ends at a long one. The data can:
@@ -45,7 +45,7 @@ LITTLE_LEFT, MOST_POINTS, MOST_ROWS = 0.1, 1000, 5000
 @dataclass(frozen=True)
 class ShorterLengthscales:
     """
-    What shorter lengthscales have to say for themselves. ``print`` it for a report.
+    Result of :func:`shorter_lengthscales`. ``print`` it for a report.
 
     :param divisor: of the lengthscales at hand, for the longest of those that explain the data best; 1 if none shorter
         are clearly better.
@@ -103,7 +103,7 @@ def shorter_lengthscales(
     mask: ArrayLike | str | None = None,
 ) -> ShorterLengthscales:
     """
-    Whether the data ask for shorter lengthscales than the trained ones, and whether the inducing features could follow.
+    Test whether the data favor shorter lengthscales than the trained ones, and whether the features could follow.
     After every training with a lengthscale::
 
         posterior = npgp.posterior("f", model, guide, result.params, X)

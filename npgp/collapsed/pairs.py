@@ -48,7 +48,7 @@ class Pairs(NamedTuple):
         return part if self.same else part + part.T
 
     def weighted(self, form: jax.Array) -> jax.Array:
-        """Of a symmetric matrix, (M, M), how much values of pairs count in a trace with it, (P,)."""
+        """Coefficients of values of pairs in their trace with a symmetric matrix (M, M); (P,)."""
         once = self.same & (self.one == self.other)
         return form[self.one, self.other] * jnp.where(once, 1.0, 2.0)
 

@@ -1,5 +1,5 @@
 """
-What a set of inducing features is to the rest of the library.
+Interface of a set of inducing features.
 
 A feature is a linear functional of f, such as its value at a point, its mean over a region or its inner product with
 another function; u is the vector of M of them. The library needs their covariances and nothing else.

@@ -1,4 +1,4 @@
-"""Where inducing points come from, and how many levels spherical features need."""
+"""Initial inducing points, and the number of levels of spherical features."""
 
 from npgp.inducing.levels import LevelChoice, choose_levels, left_out
 from npgp.inducing.selection import greedy_fit, greedy_variance, kmeans, random_subset

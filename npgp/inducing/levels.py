@@ -1,5 +1,5 @@
 """
-How many levels of the sphere's harmonics inducing features should have, and how much of f's variance they leave out.
+Number of levels of the sphere's harmonics for inducing features, and the share of f's variance that they leave out.
 
 Spherical harmonics take whole levels, the largest eigenvalues first, as many as fit
 (:meth:`npgp.features.SphericalHarmonics.within`); activations take those that leave least out (:func:`choose_levels`).
@@ -27,7 +27,7 @@ __all__ = ["LevelChoice", "choose_levels", "left_out"]
 @dataclasses.dataclass(frozen=True)
 class LevelChoice:
     """
-    What :func:`choose_levels` found.
+    Result of :func:`choose_levels`.
 
     :param block: the activations, with the levels chosen.
     :param left_out: for each highest level L that was tried, the share of variance that features of levels 0 to L leave

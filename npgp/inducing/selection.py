@@ -1,5 +1,5 @@
 """
-Where to put inducing points at the start: a random subset, k-means, greedy conditional variance, or greedy fit to y.
+Initial inducing points: a random subset, k-means, greedy conditional variance, or greedy fit to y.
 
 Optimizing the bound moves them from there, and gets stuck in local optima that depend on the start; with a good one
 they may as well stay (Burt, Rasmussen & van der Wilk 2020).
@@ -307,8 +307,8 @@ def _greedy_fit(
 
     # With A the points' whitened projections, Q = AᵀA, and V such that (Q + σ²I)⁻¹ = (I − VᵀV) / σ². Another point
     # adds a row a to A, and (I − VᵀV) a / √(1 + s), in which s = aᵀ (I − VᵀV) a, to V; a is in units of σ there.
-    def looked_at(rows: jax.Array, A: jax.Array, V: jax.Array, d: jax.Array, rest: Any) -> Any:
-        """Of some rows: their rows of A and V, and by how much these lower the quadratic form."""
+    def candidates_at(rows: jax.Array, A: jax.Array, V: jax.Array, d: jax.Array, rest: Any) -> Any:
+        """Candidates' rows of A and V, and by how much each lowers the quadratic form."""
         a = (kernel(X[rows], X) - linalg.matmul(A[:, rows].T, A)) / jnp.sqrt(d[rows] + nugget[rows])[:, None]
         v = a / scale
         v = v - linalg.matmul(linalg.matmul(v, V.T), V)
@@ -321,9 +321,9 @@ def _greedy_fit(
         # The free rows come first, in random order.
         order = jax.random.uniform(jax.random.fold_in(rng_key, i), (N,))
         rows = lax.top_k(jnp.where(free, order, -1.0), candidates)[1]
-        gains = map_chunks(lambda part: looked_at(part, A, V, d, rest)[2], CHUNK, rows)
+        gains = map_chunks(lambda part: candidates_at(part, A, V, d, rest)[2], CHUNK, rows)
         row = rows[jnp.argmax(jnp.where(free[rows], gains, -1.0))]
-        (a,), (v,), _ = looked_at(row[None], A, V, d, rest)
+        (a,), (v,), _ = candidates_at(row[None], A, V, d, rest)
         rest = rest - linalg.matmul(target, v)[:, None] * v
         return (
             A.at[i].set(a),

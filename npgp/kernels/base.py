@@ -1,4 +1,4 @@
-"""What a kernel is, and kernels made of kernels."""
+"""The interface of kernels, and kernels made of kernels."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Kernel(ByName):
     @property
     def differentiable(self) -> bool:
         """
-        Whether sample paths are mean-square differentiable: ``∂²k/∂x∂x'`` exists at ``x = x'``.
+        True if sample paths are mean-square differentiable: ``∂²k/∂x∂x'`` exists at ``x = x'``.
 
         Where it is true, JAX derivatives of ``k(x[None], x2[None])[0, 0]`` are right at equal inputs too.
         """
@@ -74,9 +74,9 @@ class Kernel(ByName):
     @property
     def wants_double(self) -> bool:
         """
-        Whether Gram matrices in float32 have lost what counts, so that they are better computed in float64 where that
+        True if Gram matrices in float32 lose digits that count, so that they are better computed in float64 where that
         is cheap: a sum's small terms drown in the rounding of large ones, and the Gram matrix of a function of few
-        degrees of freedom is singular. That of a kernel around others if one of these says so.
+        degrees of freedom is singular. It is true of a kernel around others if it is of one of these.
         """
         return any(kernel.wants_double for kernel in _inner(self))
 
@@ -332,7 +332,7 @@ def select(X: jax.Array, active_dims: tuple[int, ...] | None) -> jax.Array:
 
 
 def columns_seen(columns: int, active_dims: tuple[int, ...] | None) -> int:
-    """How many columns a kernel sees of inputs with so many."""
+    """Number of columns that a kernel reads of inputs with ``columns`` columns."""
     return columns if active_dims is None else len(active_dims)
 
 

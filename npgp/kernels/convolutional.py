@@ -80,7 +80,7 @@ class Convolutional(Kernel):
 
     @property
     def patch_columns(self) -> int:
-        """How many numbers a patch has."""
+        """Number of entries of a patch."""
         return self._places.shape[1]
 
     @property
@@ -179,7 +179,7 @@ def _shape(shape: object, name: str, lengths: tuple[int, ...]) -> tuple[int, ...
 
 @functools.cache
 def _places(image_shape: tuple[int, ...], patch_shape: tuple[int, int], channels: str) -> np.ndarray:
-    """Which entries of a flattened image each patch has, (P, patch_columns)."""
+    """Indices of each patch's entries in a flattened image, (P, patch_columns)."""
     (height, width), count = image_shape[:2], image_shape[2] if len(image_shape) == 3 else 1
     numbers = np.arange(height * width * count).reshape(height, width, count)
     windows = np.lib.stride_tricks.sliding_window_view(numbers, patch_shape, (0, 1))  # (rows, columns, channels, h, w)

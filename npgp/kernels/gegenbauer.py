@@ -160,7 +160,7 @@ def coefficients(
 
 
 def rounding(dimension: int, levels: Sequence[int], dtype: DTypeLike) -> np.ndarray:
-    """What :func:`coefficients` may be off by, for a function of size one."""
+    """Bound on the rounding error of :func:`coefficients`, for a function of size one."""
     return 16.0 * np.finfo(dtype).eps * np.sqrt(multiplicities(dimension, levels))
 
 

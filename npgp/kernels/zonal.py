@@ -196,14 +196,14 @@ class ZonalArcCosine(Zonal):
         return self.order > 0
 
     def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
-        """As :meth:`Zonal.level_variances`; in closed form."""
+        """Implement :meth:`Zonal.level_variances`; in closed form."""
         # κ(u·v) = E[h(w·u) h(w·v)] / E[h(w·u)²] with w uniform on the sphere, so that λ_ℓ is a multiple of h's ς_ℓ².
         factor = 2.0 if self.order == 0 else 2.0 * dimension
         s = np.array([gegenbauer.half_power(dimension, level, self.order) for level in levels])
         return jnp.asarray(factor * np.square(s) * gegenbauer.multiplicities(dimension, levels), _dtype(self.variance))
 
     def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
-        """As :meth:`Zonal.angular_draws`: the units of random half-spaces."""
+        """Implement :meth:`Zonal.angular_draws`: the units of random half-spaces."""
         return Partial(_half_spaces, self, jax.random.normal(rng_key, (count, dimension)))
 
 
@@ -254,7 +254,7 @@ class ZonalStationary(Zonal):
         return self.in_space().differentiable
 
     def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
-        """As :meth:`Zonal.angular_draws`: those of the stationary kernel in space, on the sphere."""
+        """Implement :meth:`Zonal.angular_draws`: those of the stationary kernel in space, on the sphere."""
         return dataclasses.replace(self.in_space(), lengthscale=self.lengthscale).feature_draws(
             rng_key, dimension, count
         )
@@ -279,7 +279,7 @@ class ZonalRBF(ZonalStationary):
         return RBF()
 
     def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
-        """As :meth:`Zonal.level_variances`; ``λ_ℓ = Γ(α+1) (2/z)^α I_{ℓ+α}(z) e^{−z}``, z = 1/ℓ²."""
+        """Implement :meth:`Zonal.level_variances`; ``λ_ℓ = Γ(α+1) (2/z)^α I_{ℓ+α}(z) e^{−z}``, z = 1/ℓ²."""
         dtype = _dtype(self.lengthscale)
         z = 1.0 / jnp.square(jnp.asarray(self.lengthscale, dtype))
         exponents = [2 * level + dimension - 2 for level in levels]
@@ -291,7 +291,7 @@ class _ZonalMatern(ZonalStationary):
     """Half-integer Matérn kernels, whose derivatives are Matérn functions of lower, then of negative order."""
 
     def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
-        """As :meth:`Zonal.level_variances`; positive quadrature of the kernel's ℓ-th derivative."""
+        """Implement :meth:`Zonal.level_variances`; positive quadrature of the kernel's ℓ-th derivative."""
         dtype, nu = _dtype(self.lengthscale), self.nu
         y = 2.0 * nu / jnp.square(jnp.asarray(self.lengthscale, dtype))
         a2 = 2.0 * y * _one_minus_cosine(dtype)

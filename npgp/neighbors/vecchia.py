@@ -82,7 +82,7 @@ def site_weights(
     sites: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
-    What :func:`conditional_weights` gives for sites and those of their neighbors that come before them.
+    :func:`conditional_weights` of sites given those of their neighbors that come before them.
 
     :param kernel: the kernel.
     :param X: all sites, (N, D).

@@ -1,4 +1,4 @@
-"""What takes part in a training between device calls: the progress bar, evaluations, early stopping, and users' own."""
+"""Callbacks between device calls of a training: the progress bar, evaluations, early stopping, and users' own."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Callback:
 
     def until(self, step: int) -> int | None:
         """
-        How many steps after ``step`` it is to be called.
+        Number of steps after ``step`` at which it is next called.
 
         :param step: number of steps so far, over all continuations.
         :return: at least 1; ``None`` if it may be called whenever a device call ends, about once a second.
@@ -65,7 +65,7 @@ class Callback:
         """
 
     def snapshot(self) -> dict[str, np.ndarray]:
-        """What it needs to go on in another process, as arrays by name: checkpoints have them."""
+        """State that a continued training needs in another process, arrays by name: checkpoints save them."""
         return {}
 
     def restore(self, snapshot: dict[str, np.ndarray], params: dict[str, Any]) -> None:
@@ -81,11 +81,11 @@ class Progress(Callback):
     """A bar with the ELBO (mean of the last hundred steps), the rate and the time left, by tqdm."""
 
     def begin(self, training: Training) -> None:
-        """As :meth:`Callback.begin`."""
+        """Implement :meth:`Callback.begin`."""
         self._bar = tqdm(total=training.num_steps, initial=training.done, unit="step", desc="compiling")
 
     def __call__(self, training: Training) -> None:
-        """As :meth:`Callback.__call__`."""
+        """Implement :meth:`Callback.__call__`."""
         if self._bar.desc:
             self._bar.set_description_str("", refresh=False)
             self._bar.unpause()  # so that the time left is that of steps
@@ -96,7 +96,7 @@ class Progress(Callback):
         self._bar.update(training.done - self._bar.n)
 
     def end(self, training: Training, error: BaseException | None) -> None:
-        """As :meth:`Callback.end`."""
+        """Implement :meth:`Callback.end`."""
         self._bar.set_description_str("", refresh=False)
         self._bar.close()
 
@@ -164,22 +164,22 @@ class Monitor(Callback):
 
     @property
     def stopped(self) -> bool:
-        """Whether ``patience`` is used up."""
+        """True once ``patience`` is used up."""
         if self.patience is None:
             return False
         best = -1 if self.best is None else self.best.step
         return sum(step > best for step, _ in self.history) >= self.patience
 
     def until(self, step: int) -> int:
-        """How many steps after ``step`` the next evaluation is."""
+        """Number of steps after ``step`` to the next evaluation."""
         return self.every - step % self.every
 
     def due(self, step: int) -> bool:
-        """Whether to evaluate after ``step`` steps."""
+        """True if the metric is to be evaluated after ``step`` steps."""
         return step > 0 and step % self.every == 0 and not (self.history and self.history[-1][0] >= step)
 
     def begin(self, training: Training) -> None:
-        """As :meth:`Callback.begin`."""
+        """Implement :meth:`Callback.begin`."""
         if training.step == 0:
             self.reset()
 

@@ -48,7 +48,7 @@ _UNFINISHED = re.compile(rf"{_PREFIX}_[0-9]+\.orbax-checkpoint-tmp.*")
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds."""
+    """Contents of a checkpoint."""
 
     #: The ``SVIState``.
     state: Any
@@ -93,7 +93,7 @@ class Checkpoints(Callback):
         self.newest: int | None = None
 
     def begin(self, training: Training) -> None:
-        """As :meth:`Callback.begin`: go on from the newest checkpoint, if there is one."""
+        """Implement :meth:`Callback.begin`: go on from the newest checkpoint, if there is one."""
         data, state = training.data, training.state
         about = {
             "seed": data.seed,
@@ -118,12 +118,12 @@ class Checkpoints(Callback):
             callback.restore(kept, training.params)
 
     def __call__(self, training: Training) -> None:
-        """As :meth:`Callback.__call__`: save, if it is time."""
+        """Implement :meth:`Callback.__call__`: save, if it is time."""
         if self.due(training.step):
             self._save(training)
 
     def end(self, training: Training, error: BaseException | None) -> None:
-        """As :meth:`Callback.end`: save the last state, unless an error ended the training."""
+        """Implement :meth:`Callback.end`: save the last state, unless an error ended the training."""
         if self._writer is not None and training.done and isinstance(error, KeyboardInterrupt | SystemExit | None):
             self._save(training)
         self.close()
@@ -177,11 +177,11 @@ class Checkpoints(Callback):
         )
 
     def until(self, step: int) -> int | None:
-        """How many steps after ``step`` the next checkpoint is due, if that is known."""
+        """Number of steps after ``step`` to the next checkpoint; ``None`` if that is not known."""
         return None if self.steps is None else self.steps - step % self.steps
 
     def due(self, step: int) -> bool:
-        """Whether to save after ``step`` steps; the same in all processes, which must all ask."""
+        """True if a checkpoint is due after ``step`` steps; the same in all processes, which must all ask."""
         if step == self.newest:
             return False
         if self.steps is not None:
@@ -347,7 +347,7 @@ class Checkpoints(Callback):
 
 
 def _versions() -> list[str]:
-    """What programs are traced by, and for."""
+    """Versions of the libraries that trace programs, and the backend."""
     return [*(sys.modules[name].__version__ for name in ("jax", "numpyro", "npgp")), jax.default_backend()]
 
 
@@ -363,7 +363,7 @@ def _named(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
 
 
 def _programs(training: Training) -> list[str]:
-    """What model, guide and ELBO compute with one particle, and what a step does, as text."""
+    """Jaxprs of the ELBO with one particle and of a step, as text."""
     svi, state = copy.copy(training.svi), training.state
     svi.loss = copy.copy(svi.loss)
     svi.loss.num_particles = 1
@@ -407,12 +407,12 @@ def _kinds(arrays: dict[str, np.ndarray]) -> dict[str, str]:
 
 
 def _state(kinds: dict[str, str]) -> dict[str, str]:
-    """Those of a state's arrays."""
+    """Dtypes and shapes of a state's arrays among all that a checkpoint has."""
     return {name: kind for name, kind in kinds.items() if name.startswith("state")}
 
 
 def _rebuilt(content: np.ndarray, kinds: dict[str, str], like: Any) -> Saved:
-    """What is saved, from the bytes of all arrays and a state like it."""
+    """Rebuild a checkpoint's contents from the bytes of all arrays and a state of the same structure."""
     arrays, end = {}, 0
     for name, kind in kinds.items():
         dtype, lengths = kind[:-1].split("[")

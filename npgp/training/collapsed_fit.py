@@ -32,7 +32,7 @@ SPREAD = 1.0
 
 class CollapsedFit(NamedTuple):
     """
-    What :func:`fit_collapsed` returns.
+    Result of :func:`fit_collapsed`.
     """
 
     #: Constrained values of all parameters, by site name.

@@ -1,4 +1,4 @@
-"""What the losses of a training say of how it went."""
+"""Warnings from the losses of a training."""
 
 from __future__ import annotations
 

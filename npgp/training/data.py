@@ -27,15 +27,15 @@ _REMOVE = 'Remove them; or mask them, if they are of npgp.observe, as by mask="n
 
 
 def is_array(x) -> bool:
-    """Whether training passes an argument to the device: arrays of numbers, and no NumPy array of objects or text."""
+    """True for arguments that training passes to the device: arrays of numbers, no NumPy arrays of objects or text."""
     return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufc")
 
 
 @dataclass(frozen=True)
 class Layout:
     """
-    How arguments are put together from what is on the device and from a step's part of a chunk: what a compiled step
-    depends on, beside shapes. It holds no data.
+    Structure of the arguments, by which arrays on the device and a step's batch from a chunk become a call: a compiled
+    step depends on it and on shapes. It holds no data.
 
     :param treedef: structure of the arguments, those of a source among them.
     :param static: the leaves that are no arrays, and None in place of arrays.
@@ -242,7 +242,7 @@ class Data:
         return [(starts[:, None] + np.arange(self.batch_size)).astype(self._row_type)]
 
     def row(self, chunk: Any, step: int, i: int, place: int) -> str:
-        """What a message calls a row of the chunk that begins at a step: the one at a place in its i-th batch."""
+        """Name for messages of a row of the chunk that begins at a step: the one at a place in its i-th batch."""
         if chunk is None:
             return f"row {place}"
         if self.source is not None:
@@ -250,7 +250,7 @@ class Data:
         return f"row {chunk[0][i][place]}" if self.sharding is None else f"row {place} of step {step + i}"
 
     def max_steps(self, first: int) -> int:
-        """How many steps a chunk may have, at least one; the first step that will be read tells their sizes."""
+        """Largest number of steps in a chunk, at least one, by the size of the first step that will be read."""
         if not self.reads:
             return np.iinfo(np.int32).max
         one = sum(x.nbytes for x in jax.tree.leaves(self.read(first, 1)))
@@ -291,7 +291,7 @@ class Data:
             return chunk
 
     def _batches(self, step: int, num_steps: int) -> list[Any]:
-        """So many of the source's batches; the last one is kept, as the first is looked at for its shapes."""
+        """Read ``num_steps`` of the source's batches; the last is kept, as the first is read before for its shapes."""
         assert self.source is not None
         batches: list[Any] = []
         if self._stream is not None and step == self._position - 1:
@@ -337,7 +337,7 @@ class Data:
 
     @property
     def has_nan(self) -> bool:
-        """Whether arguments in memory have NaN or infinities that are not accepted everywhere."""
+        """True if arguments in memory have NaN or infinities that are not accepted everywhere."""
         return bool(self._suspects)
 
     def uncut(self) -> dict[int, str]:
@@ -381,7 +381,7 @@ class Data:
         return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs))
 
     def described(self) -> dict[str, str]:
-        """What checkpoints know arguments by: shapes, dtypes and checksums; those of a source's first batch."""
+        """Describe arguments for checkpoints by shapes, dtypes and checksums; a source by its first batch."""
         found: dict[str, str] = {}
         for name, value in _named(*self._given):
             if isinstance(value, Source):

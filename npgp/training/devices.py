@@ -26,7 +26,7 @@ def _all_devices() -> Mesh:
 @dataclass(frozen=True, eq=False)
 class Sharding:
     """
-    How :func:`npgp.fit` shares its work among devices, those of other processes included (``jax.distributed``):
+    Division of the work of :func:`npgp.fit` among devices, those of other processes included (``jax.distributed``):
 
     .. code-block:: python
 
@@ -73,7 +73,7 @@ class Sharding:
         return NamedSharding(self.mesh, P())
 
     def local_rows(self, number: int) -> slice:
-        """Which of so many rows this process reads: those of its devices, which follow one another."""
+        """Rows that this process reads of ``number``: those of its devices, which follow one another."""
         index = NamedSharding(self.mesh, P(ROWS)).addressable_devices_indices_map((number,)).values()
         bounds = [part[0].indices(number)[:2] for part in index if part is not None]
         return slice(min(start for start, _ in bounds), max(stop for _, stop in bounds))
@@ -106,7 +106,7 @@ class Sharding:
             raise ValueError(f"params divides {unknown[0]!r}; the parameters are {', '.join(params)}.")
 
     def of_state(self, state: Any) -> Any:
-        """How the leaves of a training state are divided: a parameter's moments as the parameter itself."""
+        """Shardings of the leaves of a training state: a parameter's moments as the parameter itself."""
 
         def sharding(path, x):
             named = [self.params[key.key] for key in path if getattr(key, "key", None) in self.params]
@@ -126,7 +126,7 @@ class Sharding:
 
 
 def _same(state: Any) -> Any:
-    """What moves a state when compiled; one function, so that it is compiled once for each way."""
+    """Identity, which moves a state when compiled; one function, so that it is compiled once for each way."""
     return state
 
 

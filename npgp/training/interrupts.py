@@ -36,7 +36,7 @@ def interrupts_held() -> Iterator[None]:
 
 class Interrupts:
     """
-    How training is told to stop, a context.
+    Context in which signals stop a training between steps.
 
     With checkpoints, the request to terminate that schedulers send ahead of a kill raises ``SystemExit``, so that a
     last one can be written. Where several processes train together, all must stop after the same step: signals then

@@ -252,7 +252,7 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
     """Take steps, and do what is due between device calls, to the end."""
 
     def length(done: int, size: int) -> int:
-        """Of the device call after ``done`` steps, which ends where something is due."""
+        """Number of steps of the device call after ``done`` steps; it ends where a callback is due."""
         due = (callback.until(training.first + done) for callback in training.callbacks)
         return min([size, training.left(done), *(max(1, steps) for steps in due if steps is not None)])
 

@@ -1,4 +1,4 @@
-"""What a model's observed statements make of the rows: whether a batch stands for all of them, and whether y can be."""
+"""Checks of a model's observed statements: that batches are scaled to all rows, and that y is possible."""
 
 from __future__ import annotations
 

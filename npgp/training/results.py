@@ -1,4 +1,4 @@
-"""What training returns, and what it raises."""
+"""Results of a training, and its error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ADVICE = (
 
 class Seconds(NamedTuple):
     """
-    Where the time of a training went, in seconds.
+    Seconds of a training, by what they were for.
 
     .. code-block:: python
 
@@ -42,7 +42,7 @@ class _Fields(NamedTuple):
 
 class FitResult(_Fields):
     """
-    What :func:`fit` returns; the fields are those of NumPyro's ``SVIRunResult``.
+    Result of :func:`fit`; the fields are those of NumPyro's ``SVIRunResult``.
 
     .. code-block:: python
 

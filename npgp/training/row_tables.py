@@ -39,7 +39,8 @@ __all__ = ["RowOptimizer"]
 @dataclass(frozen=True)
 class RowOptimizer:
     """
-    How rows are moved (:func:`npgp.training.row_adam`): each row as if it were alone, at the steps that need it.
+    Optimizer of single rows of tables (:func:`npgp.training.row_adam`): each row moves as if it were alone, at the
+    steps that need it.
 
     .. code-block:: python
 
@@ -86,7 +87,7 @@ class RowState:
 
 
 def has_nan(tree) -> jax.Array:
-    """Whether there is a NaN in any array of a tree."""
+    """True if any array of a tree has a NaN."""
     return jnp.any(jnp.stack([jnp.any(jnp.isnan(x)) for x in jax.tree.leaves(tree)] or [False]))
 
 
@@ -207,7 +208,7 @@ def _write(x: jax.Array, numbers: jax.Array, rows: jax.Array) -> jax.Array:
 
 class RowSVI:
     """
-    What the training loop needs of an ``SVI``, with tables apart from the other parameters.
+    ``SVI`` for the training loop, with tables apart from the other parameters.
 
     :param svi: the ``SVI`` of model and guide; its optimizer is that of the other parameters.
     :param optim: optimizer of the rows; may be left out where nothing is trained.
@@ -227,7 +228,7 @@ class RowSVI:
         self._inner = with_optimizer(svi, self.optim)
 
     def init(self, *args, **kwargs) -> SVIState:
-        """As ``svi.init``; the other parameters alone have a state in svi's own optimizer."""
+        """Like ``svi.init``, but the other parameters alone have a state in svi's own optimizer."""
         with self.optim.found:
             state = self._inner.init(*args, **kwargs)
         copy_constraints(self._inner, self.svi)
@@ -244,6 +245,6 @@ class RowSVI:
             return self.svi.evaluate(state._replace(optim_state=dense), *args, **kwargs)
 
     def update(self, state: SVIState, *args, **kwargs) -> tuple[SVIState, jax.Array]:
-        """As ``svi.update``."""
+        """Like ``svi.update``."""
         copy_constraints(self.svi, self._inner)
         return self._inner.update(state, *args, **kwargs)

@@ -72,7 +72,7 @@ class Training:
         return self.first + self.done
 
     def left(self, done: int) -> int:
-        """How many steps there are to take after ``done``."""
+        """Number of steps to take after ``done``."""
         return (np.iinfo(np.int32).max if self.num_steps is None else self.num_steps) - done
 
     @property
@@ -144,7 +144,7 @@ class Training:
             self.done += num_steps
 
     def result(self) -> FitResult:
-        """What :func:`fit` returns."""
+        """The result of :func:`fit`."""
         return self._result(self.steps.state, self.losses)
 
     def _result(self, state: SVIState, losses: np.ndarray) -> FitResult:

@@ -29,7 +29,7 @@ Batch = tuple[Any, ...] | dict[str, Any]
 @runtime_checkable
 class Source(Protocol):
     """
-    What :func:`npgp.fit` can draw batches from.
+    Interface of sources that :func:`npgp.fit` draws batches from.
 
     .. code-block:: python
 
@@ -65,7 +65,7 @@ class Source(Protocol):
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether a dtype is one of floats, JAX's own such as bfloat16 included."""
+    """True for dtypes of floats, JAX's own such as bfloat16 included."""
     return jnp.issubdtype(dtype, jnp.floating)
 
 
@@ -347,7 +347,7 @@ class Parquet:
 
     def _windows(self, seed: list[int], num_left_out: int, skip: int) -> Iterator[tuple[list[int], NDArray[Any]]]:
         """
-        What an epoch reads: row groups, in the files' order, and the order in which their rows are used.
+        Windows of an epoch: row groups, in the files' order, and the order in which their rows are used.
 
         :param num_left_out: how many rows the epoch does without.
         :param skip: how many rows of the others are not wanted; windows that have no other rows are left out.

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 class Info(NamedTuple):
     """
-    What a step says of itself, arrays all: the second of what :class:`Step` returns.
+    Arrays about a step, the second value that :class:`Step` returns.
     """
 
     #: The negative ELBO of the batch, at the state that the step began from.
@@ -209,7 +209,7 @@ class Steps:
 
 def kept(svi: SVI, key: Hashable, make: Callable[[], T]) -> T:
     """
-    What ``make`` made for this SVI and key before, or makes now.
+    Return what ``make`` made for this SVI and key before, or makes now.
 
     It is kept with the SVI, and goes with it; and so with the model as it was when it was traced. Hence
     :func:`forget`, when training starts anew.

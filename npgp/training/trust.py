@@ -1,4 +1,4 @@
-"""Whether a guide's posterior is to be trusted: Pareto k̂ of the importance ratios of the whole model."""
+"""Check of a guide's posterior: Pareto k̂ of the importance ratios of the whole model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COARSE = 0.5
 @dataclass(frozen=True)
 class PosteriorCheck:
     """
-    What :func:`npgp.check_posterior` found; as a string it is a sentence with advice.
+    Result of :func:`npgp.check_posterior`; as a string it is a sentence with advice.
 
     :param khat: the estimated shape k̂ of the tail of the importance ratios; −∞ if all ratios are the same.
     :param draws: number of draws that it is estimated from.
@@ -68,7 +68,7 @@ class PosteriorCheck:
 
     @property
     def trusted(self) -> bool:
-        """Whether k̂ is below 0.7, no components that meet are taken for independent, and numerical errors are small."""
+        """True if k̂ is below 0.7, no components that meet are taken for independent, and numerical errors are small."""
         exact = linalg.jitter_beside_noise(self.jitter, self.dtype) is None and self.quadrature < COARSE
         return self.khat < USABLE and not self.independent and exact
 
@@ -110,7 +110,7 @@ def check_posterior(
     **kwargs,
 ) -> PosteriorCheck:
     """
-    Whether a guide's posterior is to be trusted.
+    Estimate whether a guide's posterior is to be trusted.
 
     .. code-block:: python
 
@@ -221,7 +221,7 @@ def _quadrature_error(sites: dict[str, Message]) -> jax.Array:
 
 
 def _observations(sites: dict[str, Message]) -> list[tuple[LatentObservation, jax.Array]]:
-    """Of each statement of GP values its distribution, and what is observed."""
+    """Distribution and observed value of each statement of GP values."""
     observed = [site for site in sites.values() if site["type"] == "sample" and site["is_observed"]]
     pairs = [(base_of(site["fn"]), jnp.asarray(site["value"])) for site in observed]
     return [(fn, y) for fn, y in pairs if isinstance(fn, LatentObservation)]
