@@ -57,6 +57,7 @@ def to_arviz(
     coords: Mapping[str, Any] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     functions: Mapping[str, Any] | None = None,
+    convergence: Any = None,
     **kwargs,
 ) -> Any:
     """
@@ -103,6 +104,8 @@ def to_arviz(
     :param functions: inputs (N, D) by the name of a GP: each draw gets a joint draw of f there, ``name.values``, which
         belongs to the draw's hyperparameters and other sites. The name is as for :func:`npgp.posterior`: the
         component's, or the observed site's of a collapsed GP, whose f is without the offset. O(N³) for each draw.
+    :param convergence: how training ended, ``result.convergence`` of :func:`npgp.fit`: attributes of ``posterior``,
+        ``arrived`` (0 or 1), ``training_steps`` and the table as text, ``convergence``.
     :param coords: labels along dimensions; 0, 1, … if not given.
     :param dims: names of a site's dimensions, where others are wanted.
     :return: ``arviz.InferenceData`` before ArviZ 1.0, ``xarray.DataTree`` since.
@@ -188,6 +191,12 @@ def to_arviz(
 
     datasets = {group: layout.dataset(arrays, ("chain", "draw")) for group, arrays in groups.items() if arrays}
     datasets["observed_data"] = data
+    if convergence is not None:
+        datasets["posterior"].attrs |= {
+            "arrived": int(convergence.arrived),
+            "training_steps": convergence.steps,
+            "convergence": str(convergence),
+        }
     if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.InferenceData(**datasets)
     import xarray

@@ -1,7 +1,7 @@
 """Pictures of fitted models, with matplotlib (``pip install npgp[plots]``). Each function draws one figure."""
 
 from npgp.plots.figures import COLORS, subplots
-from npgp.plots.fits import plot_decomposition, plot_elbo, plot_fit, plot_variance
+from npgp.plots.fits import plot_convergence, plot_decomposition, plot_elbo, plot_fit, plot_variance
 from npgp.plots.images import plot_images, plot_imputed_images
 from npgp.plots.latents import plot_latents, plot_relevance
 from npgp.plots.posteriors import compare_posteriors
@@ -11,6 +11,7 @@ from npgp.plots.tables import plot_imputation, plot_reconstruction
 __all__ = [
     "COLORS",
     "compare_posteriors",
+    "plot_convergence",
     "plot_decomposition",
     "plot_elbo",
     "plot_fit",

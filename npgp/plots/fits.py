@@ -14,6 +14,8 @@ from npgp.variational.posterior import Decomposition
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from npgp.training import Convergence
+
 
 def plot_elbo(traces: Mapping[str, ArrayLike], *, rows: int = 1, window: int = 100) -> Figure:
     """
@@ -42,6 +44,40 @@ def plot_elbo(traces: Mapping[str, ArrayLike], *, rows: int = 1, window: int = 1
     ax.set_xlabel("step")
     ax.set_ylabel("ELBO per row (nats)" if rows > 1 else "ELBO (nats)")
     ax.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def plot_convergence(convergence: Convergence) -> Figure:
+    """
+    How far the posterior of each latent site moved between looks at a training, over its steps.
+
+    .. code-block:: python
+
+        looks = ((500, {"level": 2.0, "f.u": 1.0}), (1000, {"level": 0.4, "f.u": 0.2}))
+        last = looks[-1][1]
+        figure = npgp.plots.plot_convergence(npgp.training.Convergence(True, 1000, (), last, last, looks))
+
+    :param convergence: of what :func:`npgp.fit` returned, ``result.convergence``. Dotted lines are where the learning
+        rate fell; the six sites that moved most at the end have colors.
+    :raises ValueError: if the posterior was looked at less than twice.
+    """
+    looks = convergence.history
+    if not looks:
+        raise ValueError("convergence has no history: training ended before its posterior had been looked at twice.")
+    figure, ax = subplots(figsize=(6.4, 4.2))
+    steps = [step for step, _ in looks]
+    ends = np.cumsum([taken for _, taken in convergence.rates])[:-1]
+    for i, end in enumerate(ends):
+        ax.axvline(end, color="0.6", lw=0.8, ls=":", label="the learning rate falls" if i == 0 else None)
+    names = sorted(looks[-1][1], key=lambda name: -looks[-1][1][name])
+    for i, name in enumerate(names):
+        style = {"color": COLORS[i], "label": name} if i < len(COLORS) else {"color": "0.8", "zorder": 1}
+        ax.plot(steps, [max(moved[name], 1e-3) for _, moved in looks], marker=".", ms=4, lw=1.2, **style)
+    ax.axhline(0.1, color="0.3", lw=0.8, ls="--", label="a tenth")
+    ax.set_yscale("log")
+    ax.set_xlabel("step")
+    ax.set_ylabel("moved since the look before (sds)")
+    ax.legend(frameon=False, loc="upper right", fontsize=9, ncols=2)
     return figure
 
 

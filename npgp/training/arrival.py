@@ -1,5 +1,6 @@
 """
-Training until the guide's posterior has arrived: what ``npgp.fit(svi, rng_key, None, ...)`` does.
+Whether the guide's posterior has arrived: training until it has, which is what ``npgp.fit(svi, rng_key, None, ...)``
+does, and what is said of a given number of steps.
 
 The loss does not say so: its last ten nats, in which intervals widen threefold, are a small share of what it moved by.
 So the posterior itself is watched. Parameters are averaged over windows of steps at one learning rate; draws from the
@@ -7,10 +8,16 @@ guide at two averages, by the same random numbers, say by how many of its standa
 moved, and by how much these have changed. Where that is little, or no longer falls while the loss gains nothing, what
 is left is the noise of that rate: the rate falls, windows grow, and when a lower rate no longer changes the posterior,
 training has arrived (after Welandawe, Andersen, Vehtari & Huggins 2022, arXiv 2203.15945).
+
+A given number of steps is looked at in fifths. As rates fall along a schedule everything comes to rest, so that drifts
+of the last fifth do not tell what stands still from what can no longer move: one in which a level has a fifth of its
+standard deviation may drift less than one that has it all but for 3%. What tells them apart is the ELBO at the averages
+of the third and of the last fifth, by the same draws, in which most of the noise cancels.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from dataclasses import dataclass
@@ -25,13 +32,14 @@ from numpyro import handlers
 from npgp import checks
 from npgp.contract import constrained, unconstrained
 from npgp.model.rerun import is_latent
-from npgp.programs.compiled import STEPS, Program, one_model_at_a_time
+from npgp.programs.compiled import QUICK, STEPS, Program, one_model_at_a_time
 from npgp.training.callbacks import Callback
 from npgp.training.convergence import TrainingWarning
 from npgp.training.optimizers import Averaging
+from npgp.training.row_tables import RowState
 from npgp.training.run import Training
 
-__all__ = ["Arrival", "Convergence"]
+__all__ = ["Arrival", "Convergence", "Fifths", "sentence"]
 
 #: By what the learning rate falls.
 FALL = 0.3
@@ -43,10 +51,18 @@ STALLED = 0.7
 MOST_WINDOWS = 60
 #: Of what has one value and no standard deviation, such as a ``numpyro.param``, the share that counts as one.
 OF_VALUE = 0.05
+#: Trainings of fewer steps than this are trials, of which nothing is said.
+LEAST_STEPS = 400
+#: Number of evaluations of the loss at each look at such a training.
+DRAWS = 64
+#: What the ELBO may rise by in the second half of the steps, in nats, in nats for each row, and in standard errors.
+NATS, NATS_PER_ROW, ERRORS = 0.3, 0.005, 3.0
 
 
 #: By site, by how many standard deviations means moved, and by how much their logarithms changed.
 Drift: TypeAlias = tuple[dict[str, float], dict[str, float]]
+#: After how many steps, and by how much each site had moved since the look before.
+History: TypeAlias = list[tuple[int, dict[str, float]]]
 
 
 class Summary(NamedTuple):
@@ -68,12 +84,17 @@ class Convergence:
         convergence = npgp.fit(svi, key, None, X, y, callbacks=roughly, progress=False).convergence
         assert convergence.arrived and convergence.slowest in convergence.moved
 
-    :param arrived: whether the posterior stood still at the end.
+    :param arrived: whether the posterior stood still at the end; for a given number of steps, whether the ELBO no
+        longer rose.
     :param steps: number of steps taken.
-    :param rates: learning rates, and the steps taken at each.
+    :param rates: learning rates, and the steps taken at each; empty for a given number of steps.
     :param moved: of each site, by how many of its standard deviations an entry's mean differs from that at the rate
-        before, at most; where there was none, from that of the window before.
+        before, at most; where there was none, from that of the window before. For a given number of steps, from the
+        third fifth of them to the last.
     :param widened: likewise, the change of the logarithm of a standard deviation.
+    :param history: after how many steps it was looked at, and by how many standard deviations, of means or in their
+        logarithm, each site had moved since the look before.
+    :param gain: by how many nats the ELBO rose from the third fifth of a given number of steps to the last.
     """
 
     arrived: bool
@@ -81,6 +102,8 @@ class Convergence:
     rates: tuple[tuple[float, int], ...]
     moved: dict[str, float]
     widened: dict[str, float]
+    history: tuple[tuple[int, dict[str, float]], ...] = ()
+    gain: float | None = None
 
     @property
     def slowest(self) -> str:
@@ -93,6 +116,9 @@ class Convergence:
         lines += [f"{n:{width}}  {self.moved[n]:14.3f}  {self.widened[n]:17.3f}" for n in self.moved]
         rates = ", ".join(f"{steps} at {rate:.3g}" for rate, steps in self.rates)
         ended = "the posterior stands still" if self.arrived else "the posterior still moves"
+        if self.gain is not None:
+            rates = "from the third fifth to the last"
+            ended = f"the ELBO rose by {self.gain:.2g} nats, {ended}"
         return "\n".join([*lines, f"{self.steps} steps ({rates}): {ended}"])
 
 
@@ -124,10 +150,11 @@ class Arrival(Callback):
         self.tolerance, self.window = float(tolerance), checks.whole_number(window, "window")
         self.max_steps = checks.whole_number(max_steps, "max_steps")
         self.draws = checks.whole_number(draws, "draws", least=2)
+        self._history: History = []
 
     def begin(self, training: Training) -> None:
         """As :meth:`Callback.begin`."""
-        if len(_averagings(training.state)) != 1:
+        if [averaging.factor is None for averaging in _averagings(training.state)] != [False]:
             raise TypeError(
                 "num_steps is None, and the optimizer is not npgp.adam(learning_rate): that is what training until "
                 "the posterior has arrived takes, alone or inside npgp.natural_gradient; it lowers the rate itself."
@@ -138,6 +165,7 @@ class Arrival(Callback):
             self._previous: tuple[Summary, float, float] | None = None
             self._before: Summary | None = None
             self._drifts: list[float] = []
+            self._history = []
         self._ended, self._last = False, training.first + self.max_steps
         self._program = Program(self._summary_of(training), options=STEPS)
 
@@ -167,6 +195,7 @@ class Arrival(Callback):
             drift = _drift(earlier, now)
             largest = _largest(drift)
             self._drifts.append(largest)
+            self._history.append(_note(training.step, drift))
             gain, error = loss_before - loss, math.sqrt(5.0 * (variance + variance_before) / max(window, 1))
             stalled = len(self._drifts) > 1 and largest > STALLED * float(np.median(self._drifts[:-1])) and gain < error
             finished = largest < self.tolerance or stalled or len(self._drifts) >= MOST_WINDOWS
@@ -183,12 +212,11 @@ class Arrival(Callback):
             self._previous, self._drifts = None, []
         if drift is not None or training.convergence is None:
             moved, widened = drift or ({}, {})
-            training.convergence = Convergence(arrived, training.step, tuple(self._rates), moved, widened)
+            looks = tuple(self._history)
+            training.convergence = Convergence(arrived, training.step, tuple(self._rates), moved, widened, looks)
         self._ended = arrived or training.done >= self.max_steps
         if not self._ended:
-            training.state = _changed(
-                training.state, averaging._replace(factor=factor, averaged=jnp.zeros_like(averaging.averaged))
-            )
+            _average_anew(training, averaging._replace(factor=factor))
         return self._ended
 
     def end(self, training: Training, error: BaseException | None) -> None:
@@ -228,14 +256,9 @@ class Arrival(Callback):
             def draw(key):
                 guide = handlers.seed(handlers.substitute(svi.guide, data=params), key)
                 sites = handlers.trace(guide).get_trace(*args, **kwargs)
-                stated.update(name for name, site in sites.items() if site["type"] == "param")
-                return {name: site["value"] for name, site in sites.items() if is_latent(site)}
+                return _latent(sites, stated)
 
-            drawn = lax.map(draw, keys, batch_size=min(16, self.draws))
-            means = {name: jnp.mean(value, axis=0) for name, value in drawn.items()}
-            deviations = {name: jnp.std(value, axis=0) for name, value in drawn.items()}
-            points = {n: v for n, v in params.items() if n not in stated and hasattr(v, "dtype")}
-            return means | points, deviations | {name: jnp.zeros_like(value) for name, value in points.items()}
+            return _summarized(lax.map(draw, keys, batch_size=min(16, self.draws)), params, stated)
 
         return summary
 
@@ -245,13 +268,12 @@ class Arrival(Callback):
             "numbers": np.asarray([self._phase, self._looked]),
             "rates": np.asarray(self._rates, float).reshape(-1, 2),
             "drifts": np.asarray(self._drifts, float),
-        }
+        } | _packed(self._history)
         if self._previous is not None:
             found["loss"] = np.asarray(self._previous[1:])
         for when, summary in (("previous", self._previous and self._previous[0]), ("before", self._before)):
             if summary is not None:
-                found |= {f"{when}.mean.{name}": value for name, value in summary.mean.items()}
-                found |= {f"{when}.sd.{name}": value for name, value in summary.deviation.items()}
+                found |= _flat(when, summary)
         return found
 
     def restore(self, snapshot: dict[str, np.ndarray], params: dict[str, Any]) -> None:
@@ -261,17 +283,196 @@ class Arrival(Callback):
         self._phase, self._looked = map(int, snapshot["numbers"])
         self._rates = [(float(rate), int(steps)) for rate, steps in snapshot["rates"]]
         self._drifts = list(map(float, snapshot["drifts"]))
-
-        def summary(when: str) -> Summary | None:
-            parts = [
-                {name[len(start) :]: value for name, value in snapshot.items() if name.startswith(start)}
-                for start in (f"{when}.mean.", f"{when}.sd.")
-            ]
-            return Summary(*parts) if parts[0] else None
-
-        earlier = summary("previous")
+        self._history = _unpacked(snapshot)
+        earlier = _summary("previous", snapshot)
         self._previous = None if earlier is None else (earlier, float(snapshot["loss"][0]), float(snapshot["loss"][1]))
-        self._before = summary("before")
+        self._before = _summary("before", snapshot)
+
+
+class Fifths(Callback):
+    """
+    Looks at the guide's posterior after each fifth of a given number of steps of :func:`npgp.adam`, for
+    ``result.convergence`` and for what :func:`npgp.fit` says at the end. That costs an average of the parameters in
+    each step, and 64 evaluations of the loss at each look, whose draws are the guide's: as much as some hundred steps.
+    """
+
+    def __init__(self):
+        self._forget()
+
+    def _forget(self) -> None:
+        self._history: History = []
+        self._summaries: list[Summary] = []
+        self._third: np.ndarray | None = None
+
+    @staticmethod
+    def can_look(training: Training) -> bool:
+        """Whether steps are averaged, all parameters are, and their number is known and enough."""
+        number, state = training.num_steps, training.state
+        whole = not isinstance(state.optim_state, RowState)
+        return number is not None and number >= LEAST_STEPS and whole and len(_averagings(state)) == 1
+
+    def begin(self, training: Training) -> None:
+        """As :meth:`Callback.begin`."""
+        steps = training.num_steps or 0
+        self._ends = [training.first + round(steps * fifth / 5) for fifth in range(6)]
+        if not training.done:
+            self._forget()
+        self._look = self._program_of(training)
+
+    def until(self, step: int) -> int | None:
+        """As :meth:`Callback.until`."""
+        return next((end - step for end in self._ends[1:] if end > step), None)
+
+    def __call__(self, training: Training) -> None:
+        """As :meth:`Callback.__call__`."""
+        seen = len(self._summaries)
+        if seen == 5 or training.step != self._ends[seen + 1]:
+            return
+        (averaging,) = _averagings(training.state)
+        losses, summary = self._look(unconstrained(training.svi, training.state) | averaging.averages)
+        self._summaries.append(summary)
+        if seen:
+            self._history.append(_note(training.step, _drift(*self._summaries[-2:])))
+        if seen == 2:
+            self._third = losses
+        if seen < 4:
+            _average_anew(training, averaging)
+        elif self._third is not None:
+            gains = self._third - losses
+            gain, error = float(np.mean(gains)), float(np.std(gains, ddof=1) / np.sqrt(len(gains)))
+            much = max(NATS, NATS_PER_ROW * training.num_rows) + ERRORS * error
+            drift = _drift(self._summaries[2], summary)
+            training.convergence = Convergence(gain <= much, training.step, (), *drift, tuple(self._history), gain)
+
+    def _program_of(self, training: Training):
+        """The function that evaluates the loss at values of parameters, by the same random numbers and batches."""
+        svi, data = training.svi, training.data
+        elbo = copy.copy(svi.loss)
+        elbo.num_particles = 1
+        keys = jax.random.split(jax.random.key(1), DRAWS)
+        # Batches that have to be read are read once; a stream may have no second time.
+        batches = data.place(data.read(training.first, 1 if data.reads or data.sharding else DRAWS))
+
+        def look(values, arrays, batches):
+            params = constrained(svi, values)
+            stated: set[str] = set()
+
+            def draw(number):
+                drawn = {}
+
+                def guide(*args, **kwargs):
+                    with handlers.trace() as sites:
+                        value = svi.guide(*args, **kwargs)
+                    drawn.update(_latent(sites, stated))
+                    return value
+
+                item = jax.tree.map(lambda x: x[number % len(x)], batches)
+                args, kwargs = data.layout.call(arrays, item, training.first)
+                loss = elbo.loss(keys[number], params, svi.model, guide, *args, **kwargs, **svi.static_kwargs)
+                return loss, drawn
+
+            losses, drawn = lax.map(draw, jnp.arange(DRAWS))
+            return losses, _summarized(drawn, params, stated)
+
+        program = Program(look, options=QUICK)
+
+        def run(values):
+            with one_model_at_a_time:
+                losses, summary = jax.tree.map(np.asarray, program(values, data.arrays, batches))
+            return np.asarray(losses, np.float64), Summary(*summary)
+
+        return run
+
+    def snapshot(self) -> dict[str, np.ndarray]:
+        """As :meth:`Callback.snapshot`."""
+        found = {"ends": np.asarray(self._ends)} | _packed(self._history)
+        for number, summary in enumerate(self._summaries):
+            found |= _flat(f"summary{number}", summary)
+        return found if self._third is None else found | {"third": self._third}
+
+    def restore(self, snapshot: dict[str, np.ndarray], params: dict[str, Any]) -> None:
+        """As :meth:`Callback.restore`."""
+        self._forget()
+        if snapshot and list(snapshot["ends"]) == self._ends:
+            self._history = _unpacked(snapshot)
+            looks = (_summary(f"summary{number}", snapshot) for number in range(5))
+            self._summaries = [summary for summary in looks if summary is not None]
+            self._third = snapshot.get("third")
+
+
+def sentence(convergence: Convergence | None) -> str | None:
+    """What is said at the end of a given number of steps that did not suffice."""
+    if convergence is None or convergence.gain is None or convergence.arrived:
+        return None
+    what = f"from the third fifth of the {convergence.steps} steps to the last the ELBO rose by {convergence.gain:.2g}"
+    if convergence.moved:
+        name = convergence.slowest
+        by, log = convergence.moved[name], convergence.widened[name]
+        what += f" nats, and {name!r} moved by {by:.2g} of its standard deviations, which changed by {100 * log:.0f}%"
+    return (
+        f"the posterior has not arrived: {what}. Intervals come last, so take more steps; or num_steps=None and "
+        "npgp.adam(rate), which trains until it stands still."
+    )
+
+
+def _latent(sites: dict[str, Any], stated: set[str]) -> dict[str, Any]:
+    """The latent values that a guide drew; the names of its parameters are added to ``stated``."""
+    stated.update(name for name, site in sites.items() if site["type"] == "param")
+    return {name: site["value"] for name, site in sites.items() if is_latent(site)}
+
+
+def _summarized(drawn: dict[str, Any], params: dict[str, Any], stated: set[str]) -> tuple[dict, dict]:
+    """Means and standard deviations of draws, and the values of parameters that are none of the guide's."""
+    means = {name: jnp.mean(value, axis=0) for name, value in drawn.items()}
+    deviations = {name: jnp.std(value, axis=0) for name, value in drawn.items()}
+    points = {name: value for name, value in params.items() if name not in stated and hasattr(value, "dtype")}
+    return means | points, deviations | {name: jnp.zeros_like(value) for name, value in points.items()}
+
+
+def _note(step: int, drift: Drift) -> tuple[int, dict[str, float]]:
+    """A look for the history."""
+    return step, {name: max(drift[0][name], drift[1][name]) for name in drift[0]}
+
+
+def _flat(start: str, summary: Summary) -> dict[str, np.ndarray]:
+    """A summary as arrays by name, for checkpoints."""
+    means = {f"{start}.mean.{name}": value for name, value in summary.mean.items()}
+    return means | {f"{start}.sd.{name}": value for name, value in summary.deviation.items()}
+
+
+def _summary(start: str, arrays: dict[str, np.ndarray]) -> Summary | None:
+    """The inverse of :func:`_flat`; ``None`` if there was none."""
+    means = _named(f"{start}.mean.", arrays)
+    return Summary(means, _named(f"{start}.sd.", arrays)) if means else None
+
+
+def _named(start: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names begin so, by what follows."""
+    return {name[len(start) :]: value for name, value in arrays.items() if name.startswith(start)}
+
+
+def _packed(history: History) -> dict[str, np.ndarray]:
+    """Looks as arrays by name, for checkpoints."""
+    if not history:
+        return {}
+    names = history[0][1]
+    columns = {f"look.{name}": np.asarray([moved[name] for _, moved in history]) for name in names}
+    return {"looks": np.asarray([step for step, _ in history])} | columns
+
+
+def _unpacked(arrays: dict[str, np.ndarray]) -> History:
+    """The inverse of :func:`_packed`."""
+    moved = _named("look.", arrays)
+    return [
+        (int(step), {name: float(column[i]) for name, column in moved.items()})
+        for i, step in enumerate(arrays.get("looks", []))
+    ]
+
+
+def _average_anew(training: Training, averaging: Averaging) -> None:
+    """Begin a new average, with a state of the optimizer."""
+    anew = averaging._replace(averaged=jnp.zeros_like(averaging.averaged))
+    training.state = _changed(training.state, anew)
 
 
 def _averagings(state: Any) -> list[Averaging]:

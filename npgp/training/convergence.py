@@ -18,7 +18,7 @@ NOISE_PER_ROW = 10.0
 
 class TrainingWarning(UserWarning):
     """
-    A training that went nowhere, ended above where it had been, or whose loss was still falling fast.
+    A training that went nowhere, ended above where it had been, or before the posterior had arrived.
 
     To do without: ``warnings.filterwarnings("ignore", category=npgp.training.TrainingWarning)``.
 

@@ -24,7 +24,7 @@ from npgp import checks
 from npgp.contract import is_initialized
 from npgp.model.sites import ROWS_TRAINED_ON
 from npgp.programs.compiled import one_model_at_a_time, one_program
-from npgp.training.arrival import Arrival
+from npgp.training.arrival import Arrival, Fifths, sentence
 from npgp.training.callbacks import Callback, Monitor, Progress
 from npgp.training.checkpoints import Checkpoints
 from npgp.training.convergence import TrainingWarning, verdict
@@ -89,9 +89,10 @@ def fit(
     and iterables too: give a source as the first argument after ``num_steps``, :mod:`npgp.training.sources`.
 
     Training stops with :class:`NonFiniteLossError` at the first ELBO or gradient that is not
-    finite. After an interrupt from the keyboard, it returns what was trained so far and warns. After 500 steps or more,
-    a :class:`TrainingWarning` says so if the loss ended above where it had been, was falling fast or noise; not with
-    ``steps``, where the loss itself may follow a schedule.
+    finite. After an interrupt from the keyboard, it returns what was trained so far and warns. After 400 steps of
+    :func:`npgp.adam` or more, a :class:`TrainingWarning` says so if the posterior has not arrived, by the ELBO at
+    averages of its parameters, and ``result.convergence`` has what moved; after 500 of any optimizer, if the loss ended
+    above where it had been, was falling fast or noise. Not with ``steps``, where the loss may follow a schedule.
 
     The observed statements of the model are looked at once: each that is about the rows of a step must scale them up to
     all rows, by its plate or by ``handlers.scale``. What is given to ``numpyro.factor`` outside plates is taken as it
@@ -212,6 +213,8 @@ def fit(
     seconds = time.perf_counter() - called
     training = Training(Steps(step, data, state, max_steps), data, check, first, num_steps, max_steps, seconds)
     bar = [Progress()] if progress and jax.process_index() == 0 else []
+    if steps is None and Fifths.can_look(training):  # where the loss follows a schedule, its values are not of one kind
+        callbacks = [*callbacks, Fifths()]
     training.callbacks = [*([monitor] if monitor else []), *callbacks, *([checkpoints] if checkpoints else []), *bar]
 
     ended: BaseException | None = None
@@ -237,14 +240,9 @@ def fit(
         warnings.warn(f"Interrupted: {training.done}{of_all} steps were taken.{saved}", stacklevel=2)
     elif ended is not None:
         raise ended
-    # Where the loss follows a schedule, its values are not of one kind.
-    elif (
-        steps is None
-        and num_steps is not None
-        and jax.process_index() == 0
-        and (sentence := verdict(training.losses, data.num_rows))
-    ):
-        warnings.warn(f"npgp.fit: {sentence}", TrainingWarning, stacklevel=2)
+    elif steps is None and num_steps is not None and jax.process_index() == 0:
+        if words := verdict(training.losses, data.num_rows) or sentence(training.convergence):
+            warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
     return training.result()
 
 

@@ -21,8 +21,9 @@ def adam(
     warmup: int = 0,
 ) -> optax.GradientTransformation:
     """
-    Adam for the ``optim`` of NumPyro's ``SVI``, whose learning rate decays along a cosine, or is lowered by
-    ``npgp.fit(svi, rng_key, None, …)`` as the posterior arrives.
+    Adam for the ``optim`` of NumPyro's ``SVI``, whose learning rate decays along a cosine to 2% of where it began, or
+    is lowered by ``npgp.fit(svi, rng_key, None, …)`` as the posterior arrives. Its state has averages of the parameters
+    too, by which :func:`npgp.fit` knows whether it has.
 
     .. code-block:: python
 
@@ -30,45 +31,46 @@ def adam(
         until_it_arrives = npgp.adam(0.05)
 
     :param learning_rate: the highest learning rate.
-    :param num_steps: steps, warm-up included, after which the decay ends. If ``None``, the rate stays as it is, and the
-        state has averages of the parameters for :class:`npgp.training.Arrival`.
+    :param num_steps: steps, warm-up included, after which the decay ends. If ``None``, the rate stays as it is, but for
+        :class:`npgp.training.Arrival`, which lowers it.
     :param final: the last learning rate as a fraction of the highest.
     :param warmup: steps in which the learning rate first rises linearly.
     :raises TypeError: for what is no number; schedules of one's own are for ``optax.adam``.
     :raises ValueError: for a rate below 0 or NaN, and for no more steps than those of warm-up.
     """
-    schedule = _schedule(learning_rate, num_steps, final, warmup)
-    return optax.adam(schedule) if num_steps is not None or warmup else _averaged_adam(learning_rate)
+    return _averaged_adam(_schedule(learning_rate, num_steps, final, warmup), num_steps is None)
 
 
 class Averaging(NamedTuple):
     """
-    The state of :func:`adam` without a number of steps.
+    The state of :func:`adam`.
 
     :param adam: that of ``optax.scale_by_adam``.
-    :param factor: of the learning rate, which :class:`npgp.training.Arrival` lowers.
+    :param factor: of the learning rate, which :class:`npgp.training.Arrival` lowers; ``None`` if it decays by itself.
     :param rate: the learning rate of the last step.
-    :param averaged: number of steps that the averages are over.
+    :param averaged: number of steps that the averages are over: all, or those since :func:`npgp.fit` began anew.
     :param averages: of the parameters after these steps.
     """
 
     adam: Any
-    factor: jax.Array
+    factor: Any
     rate: jax.Array
     averaged: jax.Array
     averages: Any
 
 
-def _averaged_adam(learning_rate: float) -> optax.GradientTransformation:
+def _averaged_adam(schedule: Callable, lowered: bool) -> optax.GradientTransformation:
     direction = optax.scale_by_adam()
 
     def init(params):
         one, zero = jnp.ones((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
-        return Averaging(direction.init(params), one, learning_rate * one, zero, jax.tree.map(jnp.zeros_like, params))
+        averages = jax.tree.map(jnp.zeros_like, params)
+        return Averaging(direction.init(params), one if lowered else None, schedule(zero) * one, zero, averages)
 
     def update(gradient, state, params):
         steps, inner = direction.update(gradient, state.adam, params)
-        rate = learning_rate * state.factor
+        rate = jnp.asarray(schedule(state.adam.count), state.rate.dtype)
+        rate = rate * state.factor if lowered else rate
         steps = jax.tree.map(lambda step: -rate.astype(step.dtype) * step, steps)
         count = state.averaged + 1
         averages = jax.tree.map(

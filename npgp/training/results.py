@@ -51,7 +51,8 @@ class FitResult(_Fields):
 
     #: Where the time went.
     seconds: Seconds = Seconds()
-    #: How the posterior arrived, a :class:`Convergence`; ``None`` for a training of a number of steps.
+    #: How the posterior arrived, a :class:`Convergence`; ``None`` for fewer than 400 steps, another optimizer than
+    #: :func:`npgp.adam`, and with ``row_optim``.
     convergence: Any = None
 
 

@@ -250,7 +250,11 @@ def test_sampled_values_and_factors_in_float32():
     scale, u, z = np.exp(0.2 * normals(500)), normals(500, 3, seed=1), normals(500, ROWS, seed=2)
     gx = normals(500, ROWS, seed=3)  # where a guide says the values too, these count
     draws = {"scale": scale, "f.u": u, "fx.residual": z, "gx.residual": z, "gx": gx}
-    idata = npgp.to_arviz(KEY, model, draws, jnp.asarray(X.copy()), jnp.asarray(Y.copy()))
+    how = npgp.training.Convergence(True, 500, ((0.05, 500),), {"f.u": 0.05}, {"f.u": 0.02})
+    idata = npgp.to_arviz(KEY, model, draws, jnp.asarray(X.copy()), jnp.asarray(Y.copy()), convergence=how)
+    attributes = idata.posterior.attrs
+    assert (attributes["arrived"], attributes["training_steps"]) == (1, 500)
+    assert attributes["convergence"] == str(how)
     dense = dense_gp()
     fx = u @ dense.A + np.sqrt(dense.residual) * z  # at the posterior's residual, not a fresh one
     np.testing.assert_allclose(idata.posterior["fx"][0], fx, atol=2e-4)

@@ -13,7 +13,7 @@ from npgp import plots
 from npgp.features import ReLU, Softplus
 from npgp.gplvm import canonical_latents
 from npgp.kernels import RBF, ZonalArcCosine, ZonalRBF
-from npgp.training import FitResult
+from npgp.training import Convergence, FitResult
 from npgp.variational.posterior import Decomposition
 
 RNG = np.random.default_rng(0)
@@ -189,6 +189,19 @@ def test_elbo_of_a_short_run_is_not_averaged_away():
     (ax,) = check(plots.plot_elbo({"fit": [-3.0, -2.0, -1.0]}))
     np.testing.assert_allclose(ax.lines[0].get_data(), [[1, 2, 3], [-3.0, -2.0, -1.0]])
     assert "per row" not in ax.get_ylabel()
+
+
+def test_what_moved_at_each_look():
+    names = [f"site{i}" for i in range(8)]
+    looks = tuple((step, {name: (i + 1.0) / step for i, name in enumerate(names)}) for step in (10, 20, 40))
+    convergence = Convergence(True, 40, ((0.1, 25), (0.03, 15)), looks[-1][1], looks[-1][1], looks)
+    (ax,) = check(plots.plot_convergence(convergence))
+    falls, *curves, tenth = (line.get_data() for line in ax.lines)
+    assert set(falls[0]) == {25} and set(tenth[1]) == {0.1}
+    np.testing.assert_allclose(curves[0], [[10, 20, 40], [0.8, 0.4, 0.2]])  # of the site that moved most
+    assert legend(ax) == ["the learning rate falls", *names[:1:-1], "a tenth"]
+    with pytest.raises(ValueError, match="convergence has no history"):
+        plots.plot_convergence(Convergence(False, 40, (), {}, {}))
 
 
 @pytest.mark.parametrize("columns", [1, 4, 6])

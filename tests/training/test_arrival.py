@@ -144,3 +144,79 @@ def test_minibatches_arrive_too():
             progress=False,
         )
     assert {"level", "f.u"} <= result.convergence.moved.keys()
+
+
+def trade_offs(rate, steps, key=0):
+    """The model's guide with pseudo-data, for a number of steps."""
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
+    svi = SVI(model, guide, npgp.adam(rate, steps), TraceMeanField_ELBO())
+    return svi, lambda **options: npgp.fit(svi, jax.random.key(key), steps, X, Y, progress=False, **options)
+
+
+def test_too_few_steps_are_said():
+    """The level's interval is a fifth of the exact one there; where it is right, nothing is said."""
+    _, deviation = exact()
+    _, fit = trade_offs(0.01, 400)
+    with pytest.warns(
+        npgp.training.TrainingWarning, match=r"from the third fifth of the 400 steps .* the ELBO rose by"
+    ):
+        few = fit()
+    assert few.params["auto_scale_tril"][0, 0] < 0.5 * deviation
+    _, fit = trade_offs(0.1, 3000)
+    enough = fit()  # warnings are errors
+    assert abs(enough.params["auto_scale_tril"][0, 0] / deviation - 1) < 0.15
+    assert enough.convergence.arrived and not few.convergence.arrived
+    assert enough.convergence.gain < 0.1 < 0.3 < few.convergence.gain
+    assert [step for step, _ in few.convergence.history] == [160, 240, 320, 400]
+    assert "400 steps (from the third fifth to the last): the ELBO rose by" in str(few.convergence)
+
+
+def test_the_gain_is_of_averages():
+    """The averages, and the ELBO at them by many draws, from a loop of steps."""
+    svi, fit = trade_offs(0.02, 400)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+        found = fit().convergence
+    step = npgp.training.Step(svi)
+
+    def one(state, _):
+        state, _ = step(state, X, y=Y)
+        return state, svi.optim.get_params(state.optim_state)
+
+    _, values = jax.jit(lambda s: jax.lax.scan(one, s, length=400))(step.init(jax.random.key(0), X, y=Y))
+    keys = jax.random.split(jax.random.key(7), 2000)
+
+    @jax.jit
+    def losses(values):
+        params = svi.constrain_fn(values)
+        return jax.lax.map(lambda key: svi.loss.loss(key, params, model, svi.guide, X, Y), keys)
+
+    third, last = ({name: jnp.mean(x[i:j], 0) for name, x in values.items()} for i, j in ((160, 240), (320, 400)))
+    gains = np.asarray(losses(third) - losses(last))
+    assert abs(found.gain - gains.mean()) < 4 * gains.std() / 8
+
+
+def test_a_number_of_steps_goes_on_from_a_checkpoint(tmp_path):
+    def trained(stop, folder):
+        _, fit = trade_offs(0.05, 410)
+        checkpoints = npgp.training.Checkpoints(tmp_path / folder, every=10)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+            return fit(checkpoints=checkpoints, callbacks=[Stop(stop)])
+
+    whole = trained(None, "whole")
+    assert len(trained(300, "cut").losses) == 300
+    assert trained(None, "cut").convergence == whole.convergence
+
+
+class Stop(npgp.training.Callback):
+    """Ends a training after a number of steps."""
+
+    def __init__(self, steps):
+        self.steps = steps
+
+    def until(self, step):
+        return None if self.steps is None else max(self.steps - step, 1)
+
+    def __call__(self, training):
+        return training.step == self.steps
