@@ -372,7 +372,7 @@ def test_posterior_with_inducing_points_at_all_inputs_is_exact(float64):
         np.testing.assert_allclose(covariance[i], exact[1], atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["Matern12", "Matern32", "RBF"])
+@pytest.mark.parametrize("name", ["Matern12", "RBF"])
 def test_posteriors_of_any_lengthscale_are_finite_and_right_to_the_jitter(x64, name):
     # From a tenth of the inputs' spacing to a thousand times their range, where Gram matrices are of rank one.
     rng = np.random.default_rng(0)

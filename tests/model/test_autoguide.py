@@ -42,7 +42,6 @@ from numpyro.infer.autoguide import (
     AutoDelta,
     AutoDiagonalNormal,
     AutoGuideList,
-    AutoIAFNormal,
     AutoLaplaceApproximation,
     AutoMultivariateNormal,
     AutoNormal,
@@ -104,7 +103,6 @@ def normal():
 
 
 KINDS = {
-    "iaf": partial(AutoIAFNormal, num_flows=1, hidden_dims=[4]),
     "bnaf": partial(AutoBNAFNormal, num_flows=1, hidden_factors=[2]),
     "by hand for some": [AutoDelta(handlers.block(model, expose=["lengthscale"])), by_hand, AutoNormal],
 }

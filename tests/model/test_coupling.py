@@ -239,7 +239,7 @@ def test_without_coupling_it_is_the_independent_guide(guide, float64):
     assert np.all(np.abs(other_elbo - both[0]) > 1e-3)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", ["mean-field", "odvgp"])
 def test_rows_and_divergence_are_those_of_the_moved_mean(structure, float64):
     """By dense algebra, at what the other guide has drawn."""
     structured = partial(model, structure=structure)

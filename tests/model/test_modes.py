@@ -13,7 +13,6 @@ import numpyro.distributions as dist
 import pytest
 from models import (
     NOISE,
-    ORTHOGONAL,
     PRECISION,
     RESIDUAL_SCALE,
     STRUCTURES,
@@ -89,7 +88,7 @@ def collapsed(structure="svgp", conditional="tight", **kwargs):
 # observe × SVI
 
 
-@pytest.mark.parametrize("structure", ORTHOGONAL)
+@pytest.mark.parametrize("structure", ["odvgp", "solve"])
 def test_observe_svi_at_the_optimum_is_the_collapsed_bound(structure, x64):
     gp = sparse_gp(structure)
 
@@ -247,7 +246,7 @@ def check_predictions(draws, dense):
         assert worst_z_of_moments(draws[name], dense.mean, cov) < Z_LIMIT, name
 
 
-@pytest.mark.parametrize("structure", ORTHOGONAL)
+@pytest.mark.parametrize("structure", ["odvgp", "solve"])
 def test_predictive_with_a_guide(structure, float64):
     params, model = random_params(structure), statements(structure)
     guide = npgp.AutoSparseGP(model)
@@ -295,7 +294,7 @@ SAMPLES: dict[str, dict] = {
 }
 
 
-@pytest.mark.parametrize("structure", ORTHOGONAL)
+@pytest.mark.parametrize("structure", ["odvgp", "solve"])
 def test_sample_svi_has_the_distribution_of_q(structure, float64):
     """f is affine in ε and the residual's noise, so that its covariance follows exactly from the Jacobian."""
 
@@ -334,7 +333,7 @@ def test_sample_svi_has_the_distribution_of_q(structure, float64):
         np.testing.assert_allclose(cov, expected, atol=2e-7)
 
 
-@pytest.mark.parametrize("structure", ORTHOGONAL)
+@pytest.mark.parametrize("structure", ["odvgp", "solve"])
 def test_sample_svi_has_the_dense_elbo_on_average(structure, float64):
     def make(options):
         def model(X, y):
@@ -494,7 +493,7 @@ def test_collapsed_draws_data_from_the_exact_gp(float64):
 # The three agree
 
 
-@pytest.mark.parametrize("structure", ORTHOGONAL)
+@pytest.mark.parametrize("structure", ["odvgp", "solve"])
 def test_statements_agree_on_posterior_and_elbo(structure, float64):
     """One q(ε) at the optimum: the same posterior whichever statement the model has."""
     conditioned = compiled(lambda: collapsed(structure).condition(Y))()
@@ -523,7 +522,7 @@ def test_statements_agree_on_posterior_and_elbo(structure, float64):
     assert abs(values["sample"].mean() - bound) < Z_LIMIT * error < 0.1 * abs(bound)
 
 
-@pytest.mark.parametrize("structure", ORTHOGONAL)
+@pytest.mark.parametrize("structure", ["odvgp", "solve"])
 def test_training_by_svi_reaches_the_collapsed_bound(structure, float64):
     model = regression(structure)
     _, losses = train(model, npgp.AutoSparseGP(model), 1000, X, Y)

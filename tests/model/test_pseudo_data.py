@@ -166,7 +166,7 @@ def centered(drawn, params):
     return np.array([z[name] - params[f"{name}_auto_loc"] for name in ORDER])
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", ["mean-field", "solve"])
 def test_rows_and_divergence_are_those_of_dense_algebra(structure, float64):
     model = partial(sampled, structure=structure)
     guide = npgp.AutoSparseGP(model, AutoNormal, dependence="pseudo-data")

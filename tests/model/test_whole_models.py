@@ -348,19 +348,6 @@ def test_ratings_with_unknown_cutpoints():
     check_function(fit.predicted["y.latent"], f(x_grid), 0.6)
 
 
-fit_outliers = fitter(cookbook.outliers)
-
-
-def test_outliers():
-    rng = np.random.default_rng(SEED)
-    x = rng.uniform(0, 10, 120)
-    X, y = float32(x[:, None], np.sin(x) + 0.15 * rng.standard_t(2, size=120))
-    fit = fit_outliers({"X": X, "y": y}, {"X": GRID})
-
-    check_sites(fit.posterior, scale=0.15, df=2.0)
-    check_function(fit.predicted["y.latent"], np.sin(x_grid), 0.2)
-
-
 fit_survival = fitter(cookbook.survival, steps=300)
 
 
@@ -381,20 +368,6 @@ def test_survival_with_censored_times():
     bias = [np.mean(f.predicted["time.latent"] - log_hazard(x_grid)) for f in (fit, naive)]
     report("bias", right=bias[0], naive=bias[1])
     assert abs(bias[0]) < 0.3 < 0.4 < bias[1]
-
-
-fit_zeros = fitter(cookbook.excess_zeros, steps=250)
-
-
-def test_excess_zeros():
-    rng = np.random.default_rng(SEED)
-    x = rng.uniform(0, 10, 150)
-    log_rate, gate = lambda x: 1 + 0.7 * np.sin(x), lambda x: 2 * np.cos(0.5 * x)
-    y = rng.poisson(np.exp(log_rate(x))) * (rng.logistic(size=150) > gate(x))
-    latent = fit_zeros({"X": np.float32(x[:, None]), "y": y}, {"X": GRID}).predicted["y.latent"]
-
-    check_function(latent[:, 0], log_rate(x_grid), 0.7)
-    check_function(latent[:, 1], gate(x_grid), 0.7, "gate", coverage=0.6)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -39,11 +39,9 @@ def _matern(X, y):
 
 CHANGED: dict[str, dict[str, Any]] = {
     "other observations": dict(y=p.Y[::-1].copy()),
-    "other inputs": dict(X=p.X + 0.5),
     "one row changed": dict(y=np.where(np.arange(p.N) == 5, 9.0, p.Y)),
     "another likelihood": dict(program=p.observed(npgp.StudentT(df=4.0, scale=0.4))),
     "another kernel": dict(program=_matern),
-    "another conditional": dict(program=p.observed(p.gaussian(), conditional="prior")),
     "another key": dict(seed=1),
     "another optimizer": dict(loss=None, rate=None),
 }
