@@ -8,7 +8,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ hypothesis.settings.load_profile("ci")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--tier", choices=["quick", "rest"], help="the quick tier alone, or what it leaves out")
+    parser.addoption("--tier", choices=["quick", "first"], help="the quick tier alone, or all others after it")
+    parser.addoption("--elsewhere", nargs="+", default=[], help="files of which others run what is not of that tier")
     parser.addoption("--costs", action="store_true", help="write what the items cost into tests/costs.tsv")
 
 
@@ -50,6 +51,38 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.costs:
         table = None if hasattr(config, "workerinput") else costs.TABLE
         config.pluginmanager.register(costs.Recorder(table), "costs")
+    if config.option.tier == "first" and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(QuickFirst(config), "quick-first")
+
+
+class QuickFirst:
+    """Workers take the quick tier of all files before the rest of any, and nothing of that if the tier fails."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.failed = False
+
+    @cached_property
+    def quick(self) -> set[str]:
+        return costs.quick(self.items, costs.read(), costs.killers())
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        from xdist.scheduler import LoadScopeScheduling
+
+        tier = self
+
+        class Scheduling(LoadScopeScheduling):
+            def _split_scope(self, nodeid: str) -> str:
+                tier.items = self.collection
+                return f"{nodeid in tier.quick} {nodeid.split('::')[0]}"
+
+        return Scheduling(config, log)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed and report.nodeid in self.quick
+        if self.failed and report.nodeid not in self.quick:
+            self.config.pluginmanager.getplugin("dsession").shouldstop = "the quick tier fails"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -57,19 +90,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "data_dir" in getattr(item, "fixturenames", ()):
             item.add_marker("data")
     known = costs.read()
+    quick: set[str] = set()
     if config.option.tier:
         quick = costs.quick([item.nodeid for item in items], known, costs.killers())
+        alone = {Path(file).resolve() for file in config.option.elsewhere}
         sides: dict[bool, list[pytest.Item]] = {True: [], False: []}
         for item in items:
-            sides[(item.nodeid in quick) == (config.option.tier == "quick")].append(item)
+            sides[item.nodeid in quick or (config.option.tier == "first" and item.path not in alone)].append(item)
         config.hook.pytest_deselected(items=sides[False])
         items[:] = sides[True]
     if hasattr(config, "workerinput"):
         # Workers take file after file: the long ones first, so that at the end none waits long for another.
-        seconds: Counter[Path] = Counter()
+        seconds: Counter[tuple[bool, Path]] = Counter()
         for item in items:
-            seconds[item.path] += known[item.nodeid].seconds if item.nodeid in known else 1.0
-        items.sort(key=lambda item: -seconds[item.path])
+            seconds[item.nodeid in quick, item.path] += known[item.nodeid].seconds if item.nodeid in known else 1.0
+        items.sort(key=lambda item: (item.nodeid not in quick, -seconds[item.nodeid in quick, item.path]))
 
 
 def pytest_collection_finish() -> None:
