@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ForwardRef
 
 from sphinx.util import logging
 from sphinx.util.nodes import make_refnode
@@ -26,7 +26,13 @@ copyright = "npgp developers"
 author = "npgp developers"
 release = version = importlib.import_module("npgp").__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx_copybutton", "sphinx_design", "myst_nb"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "myst_nb",
+]
 # Formulas are set by MathJax: from files of the site, which this package of the group `docs` brings, so that the site
 # reads the same without a network; else from the network.
 if importlib.util.find_spec("sphinx-mathjax-offline") is not None:
@@ -88,7 +94,9 @@ def copy_notebooks(app: Any = None) -> None:
 def last_picture(notebook: Path) -> bytes | None:
     """The last picture that a notebook shows."""
     cells = json.loads(notebook.read_text())["cells"]
-    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    outputs = [
+        output.get("data", {}) for cell in cells for output in cell.get("outputs", [])
+    ]
     found = [data["image/png"] for data in outputs if "image/png" in data]
     return base64.b64decode("".join(found[-1])) if found else None
 
@@ -135,14 +143,20 @@ def show_outputs(app: Any, name: str, source: list[str]) -> None:
     if _FIRST in source[0]:
         code = _BLOCK.search((ROOT / "README.md").read_text())
         assert code is not None
-        source[0] = source[0].replace(_FIRST, code[0] + output_of("README", code[1], pictures=False))
+        source[0] = source[0].replace(
+            _FIRST, code[0] + output_of("README", code[1], pictures=False)
+        )
         return
     if not Path(app.env.doc2path(name)).suffix == ".md" or name.startswith("results/"):
         return
     page = name.replace("/", "--")
     shown = [output_of(page, block[1]) for block in _BLOCK.finditer(source[0])]
-    if ((name.startswith("howto/") and name != "howto/index") or name == "start") and not any(shown):
-        logging.getLogger(__name__).warning("%s shows no output of its code; scripts/docs runs it first", name)
+    if (
+        (name.startswith("howto/") and name != "howto/index") or name == "start"
+    ) and not any(shown):
+        logging.getLogger(__name__).warning(
+            "%s shows no output of its code; scripts/docs runs it first", name
+        )
     outputs = iter(shown)
     source[0] = _BLOCK.sub(lambda block: block[0] + next(outputs), source[0])
 
@@ -168,20 +182,37 @@ def resolve_by_object(app: Any, env: Any, node: Any, contnode: Any) -> Any:
         return None
     module, cls = node.get("py:module") or "npgp", node.get("py:class")
     found = False
-    for name in (f"{module}.{cls}.{target}", f"{module}.{target}", f"npgp.{target}", target, *anywhere(target)):
+    for name in (
+        f"{module}.{cls}.{target}",
+        f"{module}.{target}",
+        f"npgp.{target}",
+        target,
+        *anywhere(target),
+    ):
         names = spelled(name)
         found = found or bool(names)
         for documented in names:
             entry = env.get_domain("py").objects.get(documented)
             if entry is not None:
-                return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, contnode, documented)
+                return make_refnode(
+                    app.builder,
+                    node["refdoc"],
+                    entry.docname,
+                    entry.node_id,
+                    contnode,
+                    documented,
+                )
     return contnode if found else None
 
 
 def anywhere(name: str) -> list[str]:
     """A name without a module, in each file that has it."""
     first = name.split(".")[0]
-    modules = [module for key, module in sys.modules.items() if key.startswith("npgp.") and hasattr(module, first)]
+    modules = [
+        module
+        for key, module in sys.modules.items()
+        if key.startswith("npgp.") and hasattr(module, first)
+    ]
     return [f"{module.__name__}.{name}" for module in modules]
 
 
@@ -200,10 +231,21 @@ def spelled(name: str) -> list[str]:
             if not hasattr(found, part) and part not in fields:
                 return []
             found = getattr(found, part, fields.get(part))
-        module, qualified = getattr(found, "__module__", None), getattr(found, "__qualname__", None)
-        if not (isinstance(module, str) and isinstance(qualified, str) and module.startswith("npgp")):
+        module, qualified = (
+            getattr(found, "__module__", None),
+            getattr(found, "__qualname__", None),
+        )
+        if not (
+            isinstance(module, str)
+            and isinstance(qualified, str)
+            and module.startswith("npgp")
+        ):
             return [name]
-        return [f"{module}.{qualified}", f"npgp.{qualified}", f"{'.'.join(module.split('.')[:2])}.{qualified}"]
+        return [
+            f"{module}.{qualified}",
+            f"npgp.{qualified}",
+            f"{'.'.join(module.split('.')[:2])}.{qualified}",
+        ]
     return []
 
 
@@ -221,14 +263,16 @@ def as_written(value: Any) -> Any:
     """An annotation, or a default, as the source has it: ``ArrayLike`` and not the ten types that it stands for."""
     if value is inspect.Signature.empty or value is None:
         return value
-    if isinstance(value, str):
-        return AsWritten(value)
+    if isinstance(value, (str, ForwardRef)):
+        return AsWritten(getattr(value, "__forward_arg__", value))
     if inspect.isclass(value) or inspect.isfunction(value):
         return AsWritten(value.__name__)
     return AsWritten("...") if repr(value).startswith("<") else value
 
 
-def signature_as_written(app: Any, what: str, name: str, found: Any, *rest: Any) -> tuple[str, str] | None:
+def signature_as_written(
+    app: Any, what: str, name: str, found: Any, *rest: Any
+) -> tuple[str, str] | None:
     """Also of classes whose arguments go by name, which are called through their metaclass."""
     if what not in ("class", "exception", "function", "method"):
         return None
@@ -241,19 +285,27 @@ def signature_as_written(app: Any, what: str, name: str, found: Any, *rest: Any)
         argument.replace(
             annotation=as_written(argument.annotation),
             # A default that is text keeps its quotes.
-            default=argument.default if isinstance(argument.default, str) else as_written(argument.default),
+            default=argument.default
+            if isinstance(argument.default, str)
+            else as_written(argument.default),
         )
         for argument in own.parameters.values()
         if argument.name not in ("self", "cls")
     ]
     returns = "" if inspect.isclass(found) else as_written(own.return_annotation)
-    text = str(own.replace(parameters=arguments, return_annotation=inspect.Signature.empty))
+    text = str(
+        own.replace(parameters=arguments, return_annotation=inspect.Signature.empty)
+    )
     return text, "" if returns in ("", inspect.Signature.empty) else repr(returns)
 
 
-def skip_defaults(app: Any, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
+def skip_defaults(
+    app: Any, what: str, name: str, found: Any, skip: bool, options: Any
+) -> bool | None:
     """A class or function that is the default of a field is no member to tell of."""
-    is_default = (inspect.isclass(found) or inspect.isfunction(found)) and found.__name__ not in (name, "<lambda>")
+    is_default = (
+        inspect.isclass(found) or inspect.isfunction(found)
+    ) and found.__name__ not in (name, "<lambda>")
     return True if is_default else None
 
 

@@ -28,7 +28,6 @@ def main(argv: list[str] | None = None) -> None:
     assert saves.startswith("figure.savefig("), "the program ends with its picture"
     names: dict = {}
     exec(compile("\n".join(before), "README.md", "exec"), names)
-    names["figure"].set_layout_engine("constrained")
     write_picture(args.out / "first_model.png", names["figure"], dpi=120)
 
 

@@ -140,9 +140,7 @@ def impute(posterior: Any, noise: npgp.Gaussian, model: CollapsedGPLVM, params: 
     present = np.random.default_rng(0).uniform(size=new.shape) > HIDDEN
     how = dict(offset=model.start.offset)
     print(f"hiding a third of the entries of {len(new)} new rows, and filling them in", flush=True)
-    found = npgp.gplvm.infer_latents(
-        posterior, noise, new, mask=present, candidates=params["x.loc"], num_starts=8, **how
-    )
+    found = npgp.gplvm.infer_latents(posterior, noise, new, mask=present, candidates=params["x.loc"], **how)
     mean, variance = (np.asarray(moment) for moment in found.predict(posterior, noise, **how))
     error, scale = (mean - new)[~present], np.sqrt(variance)
     naive = (np.mean(data.Y, axis=0) - new)[~present]
@@ -163,11 +161,13 @@ def draw_bounds(bounds: Bounds, rows: int) -> Any:
     end = len(climb) - 1
     left.plot(climb, color=blue)
     left.set(xlabel="step", ylabel="bound per row (nats)", title="the climb of the classical bound")
+    if np.any(np.diff(climb) < 0):
+        left.set_title("the climb, which falls where a dimension is narrowed")
     left.set_ylim(np.quantile(climb, 0.1), climb.max() + 0.1 * (climb.max() - np.quantile(climb, 0.1)))
     for (name, fit), color in zip(bounds.on.items(), (blue, red), strict=True):
         trace = fit.bounds / rows
         right.plot(end + np.arange(len(trace)), trace, color=color, label=f"{name}, climbed on")
-    tail = slice(max(end - 150, 0), None)
+    tail = slice(max(end - max(150, *(fit.steps for fit in bounds.on.values())), 0), None)
     right.plot(np.arange(end + 1)[tail], climb[tail], color=blue)
     low, high = (bounds.there[name] / rows for name in (CLASSICAL, TIGHT))
     right.plot([end, end], [low, high], "k:", lw=1.0)
@@ -226,11 +226,17 @@ def draw_latents(params: dict[str, Any], posterior: Any, data: datasets.OilFlow)
         dimension_names=names,
     )
     (ax, *_), codes = figure.axes, layers(data.Y)
+    size, islands = np.ptp(latents.loc[:, :2], axis=0), {}
     for code in np.unique(codes[data.labels == 2]):
-        island = latents.loc[(data.labels == 2) & (codes == code), :2]
-        if len(island) >= 10:
-            at = np.median(island, axis=0)
-            ax.annotate(code, at, (0, 9), textcoords="offset points", ha="center", fontsize=8, color="0.15", zorder=4)
+        rows = latents.loc[(data.labels == 2) & (codes == code), :2]
+        at = np.median(rows, axis=0)
+        near = [other for other in islands if np.max(np.abs(islands[other] - at) / size) < 0.04]
+        if near and len(rows) >= 10:  # one label for both
+            islands[f"{near[0]}, {code}"] = islands.pop(near[0])
+        elif len(rows) >= 10:
+            islands[str(code)] = at
+    for code, at in islands.items():
+        ax.annotate(code, at, (0, 9), textcoords="offset points", ha="center", fontsize=8, color="0.15", zorder=4)
     caption = (
         "An island: stratified rows whose three horizontal beams run in the same layers, such as WWG,\n"
         "in water, water and gas from below. Where a layer's edge passes a beam, what that beam\n"
@@ -349,11 +355,13 @@ def main(argv: list[str] | None = None) -> dict:
         "column_means_rmse": imputed.rmse_of_means,
         "imputed_inside": imputed.inside,
     }
+    ahead = rows * (report["on"][TIGHT] - report["on"][CLASSICAL])
     print(
-        f"At the same parameters the tight bound is {bounds.gain:.1f} nats above the classical one, and climbs on; "
-        f"{relevant} of {args.latent_dim} latent dimensions tell the classes apart ({errors} of {rows} rows have a "
-        f"nearest neighbor of another class); hidden entries of new rows are filled in with RMSE {imputed.rmse:.3f} "
-        f"(column means: {imputed.rmse_of_means:.3f}), {imputed.inside:.0%} of them within two standard deviations."
+        f"At the same parameters the tight bound is {bounds.gain:.1f} nats above the classical one, and {ahead:.1f} "
+        f"once both are climbed on. {relevant} of {args.latent_dim} latent dimensions are relevant, and {errors} of "
+        f"{rows} rows have a nearest neighbor of another class. Hidden entries of new rows are filled in with RMSE "
+        f"{imputed.rmse:.3f} (column means: {imputed.rmse_of_means:.3f}), {imputed.inside:.0%} of them within two "
+        "standard deviations."
     )
     write_json(args.json, report)
     return report

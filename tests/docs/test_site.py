@@ -140,3 +140,29 @@ def test_links_between_pages_lead_to_files():
     files = [(page, link.partition("#")[0]) for page, link in links if not re.match(r"\w+:|#", link)]
     assert len(files) > 50
     assert [(page.name, file) for page, file in files if not (page.parent / file).exists()] == []
+
+
+#: Columns of code that fit the site's pages.
+COLUMNS = 88
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each block of code of a page."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_code_of_pages_fits_their_width():
+    pages = [DOCS.parent / "README.md", *(p for p in DOCS.rglob("*.md") if p.parent.name not in GENERATED)]
+    code = [
+        (page.name, text) for page in pages for language, text in blocks(page) if language in ("python", "py", "sh")
+    ]
+    lines = [(name, line) for name, text in code for line in text.splitlines()]
+    assert len(lines) > 1000
+    assert [(name, line) for name, line in lines if len(line) > COLUMNS] == []
+
+
+def test_how_to_pages_print_or_draw():
+    """The site's build shows it, and fails where a page has shown nothing."""
+    for page in (DOCS / "howto").glob("*.md"):
+        code = "".join(text for language, text in blocks(page) if language == "python")
+        assert page.stem == "index" or re.search(r"^ *print\(|^ *figure\b", code, re.MULTILINE), page.name
