@@ -40,10 +40,10 @@ from npgp.model.draw import Cache, Function
 from npgp.model.latent import Latent, Term
 from npgp.model.latents import Latents
 from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation, is_scaled
-from npgp.programs.tracing import current_trace, trace_of
 from npgp.sparse.ragged import MemberRows, Places
+from npgp.variational.blocks import SCALE_NAMES, BlockNormal, block_normal
 from npgp.variational.joint import JointBlock
-from npgp.variational.row_posterior import Rows, posterior_given
+from npgp.variational.row_posterior import Independent, Rows, posterior_given
 from npgp.variational.row_sites import expected_sites, working_sites
 
 #: Suffixes of the parameters of a statement's pseudo-observations: what they are in units of, values, and deviations.
@@ -93,8 +93,9 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     """
     The groups of components whose q is given by the rows of their statements.
 
-    Members are whitened :class:`~npgp.SparseGP` components of one dense block, drawn outside control flow, whose kernel
-    and inducing features, and the numbers of whose statements, do not depend on a GP. Their statements have all rows.
+    Members are :class:`~npgp.SparseGP` components drawn outside control flow, whose kernel and inducing features, and
+    the numbers of whose statements, do not depend on a GP; in plates those of one dense block. Their statements have
+    all rows.
     Components that meet in a sum are one group, which is none if two of them are different latent values of one
     observation: likelihoods take these to be independent.
 
@@ -107,7 +108,8 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     blocks, stated = blocks_of(sites), said_of_rows(sites)
     usable = {draw for draw, names in blocks.items() if _may_be(sites, names) and names[0] not in dependent}
     for name, latents in stated.items():
-        if numbers.get(name) or not (_is_here(latents) and _has_all_rows(sites, sites[name])):
+        in_loop = any(f.source.here is not latents.here for f in latents.functions if isinstance(f.source, Function))
+        if numbers.get(name) or in_loop or not _has_all_rows(sites, sites[name]):
             usable -= {id(f.source) for f in latents.functions}
     found = that_meet(stated.values(), {draw: draw for draw in usable})
     order = list(blocks)
@@ -133,19 +135,15 @@ def _makes_dependent(group: Group, latents: Latents, blocks: Mapping[int, list[s
 def _may_be(sites: Mapping[str, Message], names: Sequence[str]) -> bool:
     messages = [sites[name] for name in names]
     function = messages[0]["infer"][FUNCTION]
-    dense = all(msg["infer"][WHITENED] and msg["infer"][SCALE] == "scale_tril" for msg in messages)
+    one = len(names) == 1 and _kind(messages[0]) == "dense"
     # In a loop, the draw has values that are traced there.
     drawn = [not msg["is_observed"] and any(msg["value"] is value for value in function.values) for msg in messages]
-    return dense and all(drawn) and len(names) == len(function.values) == 1
+    return all(drawn) and len(names) == len(function.values) and (one or math.prod(function.batch_shape) == 1)
 
 
-def _is_here(latents: Latents) -> bool:
-    """Whether a statement is outside loops, in which its rows are traced."""
-    here = current_trace()
-    arrays = [
-        (part.offset, [(t.scale, t.mixing, getattr(t.X, "X", t.X)) for t in part.terms]) for part in latents.parts
-    ]
-    return all(trace_of(x) in (None, here) for x in jax.tree.leaves(arrays))
+def _kind(msg: Message) -> str:
+    """The word for a block's covariance."""
+    return next((kind for kind, name in SCALE_NAMES.items() if name == msg["infer"][SCALE]), "mean-only")
 
 
 def _has_all_rows(sites: Mapping[str, Message], msg: Message) -> bool:
@@ -192,10 +190,10 @@ class Part(NamedTuple):
     """
 
     cache: Cache
-    block: JointBlock
+    block: BlockNormal
     value: jax.Array
 
-    def q(self) -> JointBlock:
+    def q(self) -> BlockNormal:
         """The block."""
         return self.block
 
@@ -220,7 +218,15 @@ class GivenRows:
         # A sum that is sampled jointly has several sites.
         stated = {id(latents): name for name, latents in said_of_rows(sites).items()}
         rows = [some for name in stated.values() for some in self._rows(name)]
-        self._q = posterior_given(rows, self._members)
+        #: Of each shared block that is independent of all others.
+        self._independent: dict[str, Independent] = {}
+        end = 0
+        for names in group.shared:
+            for i, (site, value) in enumerate(zip(names, self._function(names).values, strict=True)):
+                start, end, kind = end, end + jnp.size(value), _kind(sites[site])
+                if i or kind != "dense":
+                    self._independent[site] = Independent(start, end, kind)
+        self._q = posterior_given(rows, self._members, list(self._independent.values()))
 
     def _function(self, names: Sequence[str]) -> Function:
         return self._sites[names[0]]["infer"][FUNCTION]
@@ -289,46 +295,49 @@ class GivenRows:
 
     def draw(self) -> dict[str, Part]:
         """Draw ε, unless ``substitute`` gives it: of each site its part."""
-        q, parts = self._q, {}
-        z = jnp.zeros(0, q.mean.dtype)
+        q = self._q
+        parts: dict[str, Part] = {}
+        z, start = jnp.zeros(0, q.mean.dtype), 0
+        scales = dict(zip(self._independent, q.scales, strict=True))
         for names in self._shared.values():
             function = self._function(names)
             batch = (*function.batch_shape, 1) if function.batch_shape else ()
             for site, value in zip(names, function.values, strict=True):
-                size, end = jnp.size(value), len(z) + jnp.size(value)
-                loc, rows = q.mean[len(z) : end], q.factor[len(z) : end, :end]
-                shape = (*batch, jnp.shape(value)[-1])
-                block = JointBlock(loc.reshape(shape), rows.reshape(*shape, end), z, coupled=bool(batch))
+                size, shape = jnp.size(value), (*batch, jnp.shape(value)[-1])
+                loc = q.mean[start : start + size].reshape(shape)
+                start += size
+                if site in scales:
+                    scale, kind = scales[site], self._independent[site].kind
+                    scale = None if scale is None else scale.reshape(*batch, *scale.shape)
+                    parts[site] = _drawn(site, function.cache, block_normal(kind, loc, scale))
+                    continue
+                rows = q.factor[len(z) : len(z) + size, : len(z) + size]
+                block = JointBlock(loc, rows.reshape(*shape, len(z) + size), z, coupled=bool(batch))
                 parts[site] = _drawn(site, function.cache, block)
-                z = jnp.concatenate([z, parts[site][1].reshape(size)])
+                z = jnp.concatenate([z, block.noise(parts[site].value).reshape(size)])
         means, factors = q.of_members, q.factors
         if means is not None and factors is not None:
             of_members = jnp.broadcast_to(z, (self._members, len(z)))
             first = 0
-            for names in self._own.values():
-                function = self._function(names)
-                batch = (*function.batch_shape, 1)
-                for site, value in zip(names, function.values, strict=True):
-                    M = jnp.shape(value)[-1]
-                    end = of_members.shape[-1] + M
-                    loc, rows = means[:, first : first + M], factors[:, first : first + M, :end]
-                    first += M
-                    block = JointBlock(
-                        loc.reshape(*batch, M), rows.reshape(*batch, M, end), of_members.reshape(*batch, end - M)
-                    )
-                    parts[site] = _drawn(site, function.cache, block)
-                    of_members = jnp.concatenate([of_members, parts[site][1].reshape(-1, M)], axis=-1)
-        return {site: part for site, (part, _) in parts.items()}
+            for (site,) in self._own.values():
+                function = self._function((site,))
+                batch, M = (*function.batch_shape, 1), jnp.shape(function.values[0])[-1]
+                end = of_members.shape[-1] + M
+                loc, rows = means[:, first : first + M], factors[:, first : first + M, :end]
+                first += M
+                block = JointBlock(
+                    loc.reshape(*batch, M), rows.reshape(*batch, M, end), of_members.reshape(*batch, end - M)
+                )
+                parts[site] = _drawn(site, function.cache, block)
+                z_own = block.noise(parts[site].value)
+                of_members = jnp.concatenate([of_members, z_own.reshape(-1, M)], axis=-1)
+        return parts
 
 
-def _drawn(site: str, cache: Cache, block: JointBlock) -> tuple[Part, jax.Array]:
-    """A block with its value, and the z that this is made of."""
+def _drawn(site: str, cache: Cache, block: BlockNormal) -> Part:
+    """A block with its value."""
     given = given_by(handlers.substitute, site)
-    if given is not None:
-        value = jnp.asarray(given)
-        return Part(cache, block, value), block.noise(value)
-    z = jax.random.normal(cast(jax.Array, random_key(site)), block.loc.shape, block.loc.dtype)
-    return Part(cache, block, block.at(z)), z
+    return Part(cache, block, block.sample(random_key(site)) if given is None else jnp.asarray(given))
 
 
 def _scale(term: Term, shape: tuple[int, ...]) -> jax.Array:

@@ -101,9 +101,10 @@ class AutoSparseGP:
       parameters are two numbers a row, ``y.site_loc`` and ``y.site_scale`` in units of ``y.site_unit``, which start at
       the likelihood's modes. It takes all rows at each step, and for predictions the rows trained on, which
       ``npgp.fit`` puts among the parameters (:meth:`with_rows`).
-    - ``"pseudo-data"``, for components that cannot have that: those in minibatches, of several blocks or of other
-      covariances than dense ones, unwhitened ones, and those whose kernel, or statement's numbers, depend on a GP
-      (``print(guide)`` says which have what). q(ε) is the posterior given a value for each inducing value, and these
+      Of several blocks the first are jointly Gaussian if they are dense, and each other block is by itself.
+    - ``"pseudo-data"``, for components that cannot have that: those in minibatches, those whose kernel, or statement's
+      numbers, depend on a GP, and those in plates that have several blocks or one that is not dense (``print(guide)``
+      says which have what). q(ε) is the posterior given a value for each inducing value, and these
       values' noise, under the prior that the hyperparameters drawn make. The values, and the logarithm of the noise's
       scale, are affine in t, the other sites' unconstrained values less their guide's mean, in the model's order.
       Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``,
@@ -407,7 +408,8 @@ class AutoSparseGP:
         if stored is not None or not other:
             seen = survey(model, values, args, kwargs)
             latent = [name for name, msg in seen.items() if msg["type"] == "sample" and not msg["is_observed"]]
-            other = [n for n in latent if not (n in values or is_gp_site(seen[n]) or is_auxiliary(seen[n]))]
+            known = {*values, *structure.others}
+            other = [n for n in latent if not (n in known or is_gp_site(seen[n]) or is_auxiliary(seen[n]))]
         if other:
             raise ValueError(
                 f"{other[0]!r} is not observed here, or of other rows, and q(ε) is the posterior given the rows "
@@ -618,7 +620,7 @@ class AutoSparseGP:
         structure = self._known_by_now(method)
         coupled = self._coupling is not None and bool(self._coupling.sizes)
         for site, whitened in structure.whitened.items():
-            if not whitened:
+            if not (whitened or self._of_kernel(params, site)):
                 raise NotImplementedError(
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."

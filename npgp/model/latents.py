@@ -13,6 +13,7 @@ from npgp.likelihoods import Likelihood
 from npgp.model.latent import Latent, as_latent
 from npgp.model.protocol import Draw, Moments
 from npgp.model.sites import lost
+from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
 from npgp.sparse.residuals import GroupResidual
 
@@ -29,6 +30,8 @@ class Latents:
 
     def __init__(self, parts: tuple[Latent, ...], num_latents: int):
         self.parts, self.num_latents = parts, num_latents
+        #: Where the statement is made: inside a loop of JAX, its rows are unknown beyond that.
+        self.here = current_trace()
 
     @property
     def shape(self) -> tuple[int, ...]:

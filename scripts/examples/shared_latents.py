@@ -86,7 +86,7 @@ class SharedLatents:
         self.latents = start_latents(views, latent_dim)
         chosen = np.random.default_rng(seed).choice(len(views[0]), num_inducing, replace=False)
         self.inducing = self.latents[chosen]
-        self.guide = npgp.AutoSparseGP(self.model, guide=self.latent_guide)
+        self.guide = npgp.AutoSparseGP(self.model, guide=self.latent_guide, dependence="pseudo-data")
 
     def function(self, view: str) -> npgp.SparseGP:
         """The GP of one view, with its own relevances."""

@@ -4,11 +4,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from models import compiled, make_elbo, rbf, train
+from models import STRUCTURES, compiled, make_elbo, rbf, train
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from oracles import log_normal
@@ -414,3 +415,66 @@ def test_draws_are_those_of_q_and_their_densities_sum_to_its(float64):
         covariance = np.cov(values.T)
         entropy = 0.5 * np.linalg.slogdet(2 * np.pi * np.e * covariance)[1]
         assert abs(entropy + np.mean(log_q)) < 0.1
+
+
+@pytest.mark.parametrize("structure", [*STRUCTURES, "unwhitened"])
+def test_a_structured_q_is_the_best_of_its_structure(structure, float64):
+    """Several blocks, diagonal ones and such that move the mean alone: the ELBO is the collapsed bound."""
+    blocks, kinds = STRUCTURES["solve" if structure == "unwhitened" else structure]
+    inducing = [jnp.asarray(block.copy()) for block in blocks]
+    gp = npgp.SparseGP("f", models.kernel(), inducing, kinds, jitter=1e-12, whitened=structure != "unwhitened")
+
+    def model(X, y=None):
+        f = gp.draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X) + 0.3, npgp.Gaussian(variance=NOISE), obs=y)
+
+    guide = npgp.AutoSparseGP(model, dependence="sites")
+    x, y = jnp.asarray(models.X.copy()), jnp.asarray(models.Y.copy())
+    elbo = models.elbo_value(model, {}, x, y, guide=guide)
+    bound = npgp.CollapsedGP(models.kernel(), x, inducing, noise_variance=NOISE, covariances=kinds, jitter=1e-12)
+    np.testing.assert_allclose(elbo, bound.log_prob(y - 0.3), rtol=1e-9)
+    f = npgp.posterior("f", model, guide, {}, x, y)
+    best = bound.condition(y - 0.3)
+    for found, expected in zip(f.mean_and_variance(x + 0.1), best.mean_and_variance(x + 0.1), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+    found = guide.quantiles({}, [0.1, 0.9], x, y)
+    assert {name: value.shape for name, value in found.items()} == {
+        f"f.{site}": (2, len(block)) for site, block in zip(("u", "v"), blocks, strict=False)
+    }
+
+
+def test_a_structured_component_beside_one_that_is_dense(float64):
+    """First blocks are jointly Gaussian, the others by themselves: the ELBO at the best such q, by dense algebra."""
+    Z, O = (np.asarray(x) for x in STRUCTURES["solve"][0])
+    x, y = models.X, models.Y
+
+    def model(X, y=None):
+        inducing = [jnp.asarray(Z), jnp.asarray(O)]
+        f = npgp.SparseGP("f", npgp.RBF(0.7), inducing, ("dense", "diagonal"), jitter=1e-12).draw()
+        g = npgp.SparseGP("g", npgp.RBF(1.5), jnp.asarray(Z), jitter=1e-12).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X) + g(X), npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
+
+    def factors(k, *blocks):
+        """What rows see of each block, given the blocks before; and what all leave of the prior's variance."""
+        points = np.concatenate(blocks)
+        A = np.linalg.solve(np.linalg.cholesky(k(points, points)), k(points, x))
+        return np.split(A, np.cumsum([len(block) for block in blocks])[:-1]), np.diag(k(x, x)) - np.sum(A**2, axis=0)
+
+    (A_u, A_v), left_f = factors(lambda a, b: rbf(a, b, 0.7, 1.0), Z, O)
+    (A_g,), left_g = factors(lambda a, b: rbf(a, b, 1.5, 1.0), Z)
+    A = np.concatenate([A_u, A_v, A_g])
+    Lambda = np.eye(len(A)) + A @ A.T / NOISE
+    mean = np.linalg.solve(Lambda, A @ y / NOISE)
+    joint = np.r_[0 : len(A_u), len(A_u) + len(A_v) : len(A)]
+    S = np.zeros_like(Lambda)
+    S[np.ix_(joint, joint)] = np.linalg.inv(Lambda[np.ix_(joint, joint)])
+    alone = np.arange(len(A_u), len(A_u) + len(A_v))
+    S[alone, alone] = 1.0 / np.diag(Lambda)[alone]
+    kl = 0.5 * (np.trace(S) + mean @ mean - len(A) - np.linalg.slogdet(S)[1])
+    rest = np.sum(A * (S @ A), axis=0) + left_f + left_g
+    expected = np.sum(models.log_normal(y, A.T @ mean, NOISE) - 0.5 * rest / NOISE) - kl
+    elbos = models.over_keys(make_elbo(model, npgp.AutoSparseGP(model)), 3, {}, jnp.asarray(x), jnp.asarray(y))
+    # One value for each draw of u, of whose g's the divergence is taken: their mean is exact, and each is so here.
+    np.testing.assert_allclose(elbos, expected, rtol=1e-7)
