@@ -12,7 +12,8 @@ Conditionals differ in Λ, in the groups of rows, and in how the expectation is 
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -174,10 +175,18 @@ def row_elbo(
     return terms if present is None else jnp.where(present, terms, 0.0)
 
 
-def by_part(rule, likelihood: Likelihood, y, mean, variance, residual: Residual, *others) -> jax.Array:
+def by_part(
+    rule: Callable[..., jax.Array],
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    *others: Any,
+) -> jax.Array:
     """A rule for likelihoods of one part, for each part of a likelihood: these have residuals of their own."""
 
-    def of_part(part, take):
+    def of_part(part: Likelihood, take: Callable[[Any], Any]) -> jax.Array:
         return rule(part, take(y), take(mean), take(variance), residual.part(take), *map(take, others))
 
     return likelihood.by_part(of_part)

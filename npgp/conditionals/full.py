@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
+from jax.typing import ArrayLike
+
 from npgp.conditionals.precision import best_precision, exact_terms
 from npgp.conditionals.tight import Tight
+from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
-from npgp.sparse.groups import single
+from npgp.sparse.groups import Groups, single
+from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -32,12 +37,21 @@ class Full(Tight):
 
     needs_all_rows: ClassVar[bool] = True
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
         precision = best_precision(likelihood, y, mean, variance, residual, present)
         return exact_terms(likelihood, precision, y, mean, variance, residual)
 
-    def supposes_own_residuals(self, likelihood):
+    def supposes_own_residuals(self, likelihood: Likelihood) -> bool:
         return likelihood.proof in ("none", "single-peaked")
 
-    def partition(self, num_rows):
+    def partition(self, num_rows: int) -> Groups:
         return single(num_rows)

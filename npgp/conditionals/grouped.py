@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import jax
 from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.conditionals.base import Conditional
 from npgp.conditionals.precision import certified_precision
 from npgp.conditionals.tight import Tight
+from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree, static
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
-from npgp.sparse.residuals import RowResidual
+from npgp.sparse.residuals import Residual, RowResidual
 
 
 @pytree
@@ -63,7 +65,7 @@ class Grouped(Tight):
 
     groups: Groups | Consecutive | int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.groups, (Groups, Consecutive)) or self.groups is None:
             return
         try:
@@ -80,7 +82,7 @@ class Grouped(Tight):
             return f"Grouped({self.groups.count} groups of {self.groups.num_rows} rows)"
         return f"Grouped({self.groups.size if isinstance(self.groups, Consecutive) else ''})"
 
-    def partition(self, num_rows):
+    def partition(self, num_rows: int) -> Groups:
         groups = self.groups
         if groups is None:
             raise ValueError(
@@ -117,7 +119,16 @@ class Gain(Grouped):
     :param groups: as of :class:`npgp.conditionals.Grouped`.
     """
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
         alone = RowResidual(residual.variance)
         if likelihood.proof == "gaussian":  # the rest of the terms is one and the same
             precision = certified_precision(likelihood, y, mean, variance, residual, present)
@@ -127,5 +138,5 @@ class Gain(Grouped):
         )
         return together - by_row
 
-    def penalty(self, residual, noise_variance):
+    def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         return Conditional.penalty(self, residual, noise_variance)  # which says that there is none

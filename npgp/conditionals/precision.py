@@ -12,6 +12,7 @@ average over the others' residuals is then Jensen's inequality.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,14 @@ CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 # Terms. Arguments and results are those of Conditional.row_terms.
 
 
-def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
+def certified_terms(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None,
+) -> jax.Array:
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
     if _is_searched(likelihood):
         return _least_terms(likelihood, y, mean, variance, residual, present)
@@ -55,7 +63,9 @@ def certified_terms(likelihood: Likelihood, y, mean, variance, residual: Residua
     return exact_terms(likelihood, precision, y, mean, variance, residual)
 
 
-def exact_terms(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
+def exact_terms(
+    likelihood: Likelihood, precision: jax.Array, y: jax.Array, mean: jax.Array, variance: jax.Array, residual: Residual
+) -> jax.Array:
     """Each row's term of the ELBO itself."""
     if likelihood.proof == "gaussian":
         # ½ λ ĉ cancels what ĉ adds to the expected square.
@@ -63,7 +73,9 @@ def exact_terms(likelihood: Likelihood, precision, y, mean, variance, residual: 
     return site_terms(likelihood, precision, y, mean, variance, residual)
 
 
-def site_terms(likelihood: Likelihood, precision, y, mean, variance, residual: Residual) -> jax.Array:
+def site_terms(
+    likelihood: Likelihood, precision: jax.Array, y: jax.Array, mean: jax.Array, variance: jax.Array, residual: Residual
+) -> jax.Array:
     """``E[log p] + ½ λ ĉ − cost``."""
     left, cost = residual.given(precision)
     terms = 0.5 * precision * left - cost
@@ -77,7 +89,14 @@ def _is_searched(likelihood: Likelihood) -> bool:
     return likelihood.proof in ("single-peaked", "none") and likelihood.num_latents == 1
 
 
-def _least_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, present) -> jax.Array:
+def _least_terms(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None,
+) -> jax.Array:
     """
     Where the residual's variance given the data may be anything in [0, ĉ_n]: the row's term is its least value there,
     at an end for the proof "single-peaked", on a grid for "none". Which that is, is found without gradient.
@@ -95,7 +114,14 @@ def _least_terms(likelihood: Likelihood, y, mean, variance, residual: Residual, 
 # Precisions of likelihoods of one part. Results are (..., N), or (N,) where it is the same for all outputs.
 
 
-def certified_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+def certified_precision(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None = None,
+) -> jax.Array:
     """λ_n of the conditionals that are bounds by the likelihood's proof."""
     if likelihood.proof == "gaussian":
         return of_present(likelihood.precision, mean, present)
@@ -108,24 +134,53 @@ def certified_precision(likelihood: Likelihood, y, mean, variance, residual: Res
     return _curvature_precision(likelihood, y, mean, variance, residual, present, certified)
 
 
-def best_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+def best_precision(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None = None,
+) -> jax.Array:
     """λ_n for one group of all rows, where any are a bound."""
     if likelihood.proof == "gaussian":
         return of_present(likelihood.precision, mean, present)
     return _curvature_precision(likelihood, y, mean, variance, residual, present)
 
 
-def certified_site_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+def certified_site_precision(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None = None,
+) -> jax.Array:
     """As :func:`certified_precision`, for any likelihood; arguments as for :meth:`Conditional.row_terms`."""
     return by_part(certified_precision, likelihood, y, mean, variance, residual, present)
 
 
-def best_site_precision(likelihood: Likelihood, y, mean, variance, residual: Residual, present=None) -> jax.Array:
+def best_site_precision(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None = None,
+) -> jax.Array:
     """As :func:`best_precision`, for any likelihood; arguments as for :meth:`Conditional.row_terms`."""
     return by_part(best_precision, likelihood, y, mean, variance, residual, present)
 
 
-def _curvature_precision(likelihood, y, mean, variance, residual: Residual, present, certified=None) -> jax.Array:
+def _curvature_precision(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None,
+    certified: Any = None,
+) -> jax.Array:
     """
     The expected negative curvature of the log likelihood.
 
@@ -136,13 +191,14 @@ def _curvature_precision(likelihood, y, mean, variance, residual: Residual, pres
         # With its gradient: it is near the best precision, where the ELBO would be stationary, and not there.
         left, _ = RowResidual(residual.variance).given(quick)
         quick = likelihood.site_curvature(y, mean, variance + left)
+        assert quick is not None
         return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), mean, present)
     coarse, y, mean = jax.tree.map(lax.stop_gradient, (_coarse(likelihood), y, mean))
     rule: Any = partial(coarse.expected_curvature, y, mean)
     if likelihood.by_quadrature and likelihood.num_latents == 1:
         expected = _coarse(likelihood, LIMIT_NODES).expected_log_probs(y, mean, variance, residual.variance)
 
-        def at_nodes(variance):  # log p is evaluated there once, for all variances
+        def at_nodes(variance: jax.Array) -> jax.Array:  # log p is evaluated there once, for all variances
             return -2.0 * jax.jvp(expected, (variance,), (jnp.ones_like(variance),))[1]
 
         rule = at_nodes
@@ -158,7 +214,14 @@ def of_present(precision: jax.Array, mean: jax.Array, present: jax.Array | None)
     return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
 
 
-def _searched(likelihood: Likelihood, y, mean, variance, residual: Residual, present):
+def _searched(
+    likelihood: Likelihood,
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None,
+) -> tuple[jax.Array, Callable[..., jax.Array]]:
     """The certified precision, and E[log p(y | f)] as a function of the variance of f, by which it was found."""
     at_ends = likelihood.proof == "single-peaked"
     coarse = _coarse(likelihood, LIMIT_NODES if at_ends else SHARE_NODES)
@@ -167,11 +230,18 @@ def _searched(likelihood: Likelihood, y, mean, variance, residual: Residual, pre
     return of_present(rule(likelihood, expected, y, mean, variance, residual.variance), mean, present), expected
 
 
-def _shares(dtype) -> jax.Array:
+def _shares(dtype: Any) -> jax.Array:
     return jnp.asarray((0.0, *CERTIFICATE_SHARES), dtype)
 
 
-def _precision_of_least(likelihood, expected, y, mean, variance: jax.Array, residual: jax.Array) -> jax.Array:
+def _precision_of_least(
+    likelihood: Likelihood,
+    expected: Callable[..., jax.Array],
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: jax.Array,
+) -> jax.Array:
     """
     The precision, of as many as there are shares, at which a row by itself has the largest certified term.
 
@@ -185,7 +255,7 @@ def _precision_of_least(likelihood, expected, y, mean, variance: jax.Array, resi
     values = lax.map(lambda share: expected(variance + share * d), shares)  # (S, ..., N)
     wide = (-1,) + (1,) * (values.ndim - 1)
 
-    def certified(i):
+    def certified(i: Any) -> jax.Array:
         # λ ĉ and λ c with ĉ and c shares of d: no division by d.
         terms = values + 0.5 * (1.0 / shares[i] - 1.0) * shares.reshape(wide)
         inside = jnp.arange(len(shares)).reshape(wide) <= i
@@ -196,7 +266,14 @@ def _precision_of_least(likelihood, expected, y, mean, variance: jax.Array, resi
     return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
 
 
-def _precision_at_ends(likelihood, expected, y, mean, variance, residual: jax.Array) -> jax.Array:
+def _precision_at_ends(
+    likelihood: Likelihood,
+    expected: Callable[..., jax.Array],
+    y: jax.Array,
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: jax.Array,
+) -> jax.Array:
     """
     The precision at which a row by itself has the largest certified term, where the curvature κ is single-peaked.
 
@@ -206,7 +283,9 @@ def _precision_at_ends(likelihood, expected, y, mean, variance, residual: jax.Ar
     where the second binds.
     """
 
-    def limits(precision, at_least, expected, variance, d):
+    def limits(
+        precision: jax.Array, at_least: jax.Array, expected: Callable[..., jax.Array], variance: jax.Array, d: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """How far λ is below each, the second as an integral over [0, ĉ]; and ĉ."""
         left = d / (1.0 + precision * d)
         there, slope = jax.jvp(expected, (variance + left,), (jnp.ones_like(left),))
@@ -218,7 +297,7 @@ def _precision_at_ends(likelihood, expected, y, mean, variance, residual: jax.Ar
     most = lax.stop_gradient(likelihood.greatest_curvature)
     most = jnp.broadcast_to(most, jnp.broadcast_shapes(jnp.shape(y), mean.shape, residual.shape))
 
-    def halve(_, bracket):
+    def halve(_: Any, bracket: Any) -> tuple[jax.Array, jax.Array]:
         low, high = bracket
         middle = 0.5 * (low + high)
         at_peak, below_mean, _ = limits(most * jnp.exp(-middle), *fixed)
@@ -229,7 +308,7 @@ def _precision_at_ends(likelihood, expected, y, mean, variance, residual: jax.Ar
     _, small = lax.fori_loop(0, HALVINGS, halve, (jnp.zeros_like(most), none))
     precision = jnp.where(small < none, most * jnp.exp(-small), 0.0)
 
-    def newton(precision, *given):
+    def newton(precision: jax.Array, *given: Any) -> jax.Array:
         """
         A step upward, to the nearer limit. In −λ the derivative of the second is ĉ (1 + ĉ (κ − λ)); that of the first
         is about 1, where the term is stationary. Where nothing is left λ does not matter.
@@ -250,7 +329,14 @@ def _coarse(likelihood: Likelihood, at_most: int = CURVATURE_NODES) -> Likelihoo
     return likelihood if getattr(likelihood, "num_nodes", 0) <= at_most else likelihood.with_nodes(at_most)
 
 
-def _fixed_point(curvature, mean: jax.Array, variance: jax.Array, residual: Residual, present, certified=None):
+def _fixed_point(
+    curvature: Callable[..., jax.Array],
+    mean: jax.Array,
+    variance: jax.Array,
+    residual: Residual,
+    present: jax.Array | None,
+    certified: Any = None,
+) -> jax.Array:
     """
     λ_n = κ_n(s_n + ĉ_n(λ)), with no gradient: the ELBO is stationary in λ there, or λ_n is at its limit 0. And 0 for
     latent values that are not ``certified``.
@@ -264,24 +350,24 @@ def _fixed_point(curvature, mean: jax.Array, variance: jax.Array, residual: Resi
     tiny = jnp.finfo(variance.dtype).tiny * 1e6
     least, most = jnp.log(tiny), -jnp.log(tiny)
 
-    def kept(precision):
+    def kept(precision: jax.Array) -> jax.Array:
         raised = jnp.clip(precision, tiny, 1.0 / tiny)  # infinite times 0 would be NaN
         return raised if certified is None else jnp.where(certified, raised, 0.0)
 
-    def rule(precision, residual):
+    def rule(precision: jax.Array, residual: Residual) -> jax.Array:
         return kept(of_present(curvature(variance + residual.given(precision)[0]), mean, present))
 
-    def logarithm(at):
+    def logarithm(at: jax.Array) -> jax.Array:
         """What the rule makes of log λ."""
         return jnp.log(jnp.maximum(rule(kept(jnp.exp(at)), rows), tiny))
 
-    def secant(old, new):
+    def secant(old: Any, new: Any) -> jax.Array:
         """The next iterate, from the last two points."""
         moved, slope = new[0] - old[0], new[1] - old[1]
         slope = jnp.minimum(slope / jnp.where(moved == 0.0, 1.0, moved), STEEPEST)
         return jnp.clip(new[0] + (new[1] - new[0]) / (1.0 - slope), least, most)
 
-    def step(i, state):
+    def step(i: Any, state: Any) -> Any:
         # A loop, for the rule is most of what the program of a step has to compile.
         at, before = state
         latest = at, logarithm(at)

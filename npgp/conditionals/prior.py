@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from npgp.conditionals.base import Conditional
+from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
+from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -29,14 +33,23 @@ class Prior(Conditional):
     Source: Titsias 2009; Hensman, Fusi & Lawrence 2013.
     """
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
         return likelihood.expected_log_prob(y, mean, variance + residual.variance)
 
-    def penalty(self, residual, noise_variance):
+    def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         return 0.5 * jnp.sum(residual.variance / noise_variance)
 
-    def is_bound(self, likelihood):
+    def is_bound(self, likelihood: Likelihood) -> bool:
         return True
 
-    def residual_scale(self, parameter):
+    def residual_scale(self, parameter: ArrayLike | None) -> ArrayLike:
         return 1.0

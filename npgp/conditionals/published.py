@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp.conditionals.base import Parameter
 from npgp.conditionals.precision import of_present, site_terms
 from npgp.conditionals.tight import Tight
+from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
+from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -31,11 +35,20 @@ class Published(Tight):
 
     parameter: ClassVar[Parameter] = Parameter("residual_precision", 1.0, constraints.softplus_positive)
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
         assert parameter is not None
         shape = jnp.shape(parameter) if likelihood.num_latents == 1 else mean.shape
         precision = of_present(jnp.broadcast_to(parameter, shape), mean, present)
         return site_terms(likelihood, precision, y, mean, variance, residual)
 
-    def is_bound(self, likelihood):
+    def is_bound(self, likelihood: Likelihood) -> bool:
         return likelihood.proof in ("gaussian", "log-concave")

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp.conditionals.base import Conditional, Parameter
+from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
+from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -35,18 +39,27 @@ class Shared(Conditional):
 
     parameter: ClassVar[Parameter] = Parameter("residual_scale", 0.5, constraints.unit_interval)
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
         assert parameter is not None
         cost = 0.5 * likelihood.num_latents * (parameter - 1.0 - jnp.log(parameter))
         return likelihood.expected_log_prob(y, mean, variance + parameter * residual.variance) - cost
 
-    def penalty(self, residual, noise_variance):
+    def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         variance = residual.variance
         return 0.5 * variance.shape[-1] * jnp.log1p(jnp.mean(variance / noise_variance))
 
-    def is_bound(self, likelihood):
+    def is_bound(self, likelihood: Likelihood) -> bool:
         return True
 
-    def residual_scale(self, parameter):
+    def residual_scale(self, parameter: ArrayLike | None) -> ArrayLike:
         assert parameter is not None
         return jnp.sqrt(parameter)

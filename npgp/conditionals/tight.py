@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from npgp.conditionals.base import Conditional
 from npgp.conditionals.precision import certified_terms
+from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
+from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -34,17 +38,26 @@ class Tight(Conditional):
     Source: Gaussian noise: Bui, Ashman & Turner 2025; Titsias 2025. Other likelihoods: docs/theory.md, section 2.
     """
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+    def row_terms(
+        self,
+        likelihood: Likelihood,
+        y: jax.Array,
+        mean: jax.Array,
+        variance: jax.Array,
+        residual: Residual,
+        parameter: ArrayLike | None = None,
+        present: jax.Array | None = None,
+    ) -> jax.Array:
         return certified_terms(likelihood, y, mean, variance, residual, present)
 
-    def penalty(self, residual, noise_variance):
+    def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         variance = residual.variance
         return jnp.sum(residual.cost(jnp.broadcast_to(1.0 / jnp.asarray(noise_variance), variance.shape)))
 
-    def is_bound(self, likelihood):
+    def is_bound(self, likelihood: Likelihood) -> bool:
         return True
 
-    def supposes_own_residuals(self, likelihood):
+    def supposes_own_residuals(self, likelihood: Likelihood) -> bool:
         # The least value over the residual's variance is found for one output by itself.
         parts = likelihood.parts
         if likelihood.proof == "single-peaked":

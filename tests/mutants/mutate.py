@@ -12,7 +12,9 @@ Every run is a fork of one process that has imported JAX, NumPyro and SciPy, but
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
+import py_compile
 import shutil
 import signal
 import sys
@@ -127,8 +129,6 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for some files' items")
     args = parser.parse_args()
     sys.path.insert(0, str(ROOT / "tests" / "support"))
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a file's second mutant may have the size and time of its first
-    sys.dont_write_bytecode = True
     import costs
     import jax  # noqa: F401
     import nearest
@@ -152,6 +152,9 @@ def main() -> None:
                 shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copy(source, copy / name)
+        # By content, as a file's second mutant may have the size and time of its first.
+        by_content = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(copy / "npgp", quiet=1, invalidation_mode=by_content)
         for mutant in mutants:
             known = "::" in table.get(mutant.name, ("",))[0]
             if mutant.name not in args.names if args.names else known and not args.again:

@@ -30,6 +30,15 @@ def test_mutants_are_of_every_folder():
     assert folders <= {mutant.file.split("/")[1] for mutant in MUTANTS}
 
 
+def test_what_the_tiers_kill():
+    """As far as they were run: nearly all mutants, most by the quick tier; each that lives has its reason."""
+    killed, known = costs.killers(), costs.read()
+    quick = costs.quick(set(known).union(*killed.values()), known, killed)
+    assert killed.keys() <= {mutant.name for mutant in MUTANTS}
+    assert sum(not found.isdisjoint(quick) for found in killed.values()) >= 0.85 * len(MUTANTS)
+    assert len(killed) >= 0.88 * len(MUTANTS)
+
+
 def test_a_stale_mutant_is_named(tmp_path):
     (tmp_path / "file.py").write_text("a = 1\nb = 1\n")
     listed = mutate.read(
