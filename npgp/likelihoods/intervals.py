@@ -14,14 +14,31 @@ from jax.typing import ArrayLike
 from npgp import checks
 from npgp.checks import positive_fields
 from npgp.likelihoods.base import Likelihood, check_nodes
-from npgp.likelihoods.numerics import floats, log_normal, log_normal_mass, standardized
-from npgp.likelihoods.quadrature import NUM_NODES, REACH, normal_moments
+from npgp.likelihoods.numerics import floats, log_normal, log_normal_cdf, log_normal_mass, standardized
+from npgp.likelihoods.quadrature import NUM_NODES, REACH, if_any, normal_moments
 from npgp.pytrees import pytree, static
+
+#: Deviations of f, in units of the noise's, up to which log p is smooth beside f: then half of the nodes do.
+SMOOTH = 5.0
+
+
+class _Interval(Likelihood):
+    """Has a log p that is analytic in f on the scale of the noise, and grows like its square at most."""
+
+    scale: ArrayLike
+
+    def expected_log_prob(self, y, mean, variance):
+        y, mean, variance, scale = floats(y, mean, variance, self.scale)
+        return if_any(
+            variance > (SMOOTH * scale) ** 2,
+            lambda: super(_Interval, self).expected_log_prob(y, mean, variance),
+            lambda: self._smooth_expectation(y, mean, variance),
+        )
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class CensoredGaussian(Likelihood):
+class CensoredGaussian(_Interval):
     """
     y = f + noise, noise ~ N(0, scale²), where some rows are known to lie between y and another end only (Tobin 1958).
 
@@ -73,8 +90,12 @@ class CensoredGaussian(Likelihood):
     def log_marginal(self, y, mean, variance):
         y, mean, variance, scale, until = floats(y, mean, variance, self.scale, self.until)
         exact, total = _exact(y, until), scale**2 + variance
-        end = jnp.where(exact, jnp.inf, until)
-        mass = _log_mass(jnp.minimum(y, end), jnp.maximum(y, end), mean, jnp.sqrt(total))
+        sd, known = jnp.sqrt(total), not checks.is_traced(self.until)
+        if known and not np.any(np.isfinite(np.asarray(self.until))):
+            mass = log_normal_cdf(jnp.where(until < 0.0, y - mean, mean - y) / sd)
+        else:
+            end = jnp.where(exact, jnp.inf, until)
+            mass = _log_mass(jnp.minimum(y, end), jnp.maximum(y, end), mean, sd)
         return jnp.where(exact, log_normal((y - mean) ** 2, total), mass)
 
     def moments(self, mean, variance):
@@ -84,7 +105,7 @@ class CensoredGaussian(Likelihood):
 
 @pytree
 @dataclass(frozen=True, eq=False)
-class TruncatedGaussian(Likelihood):
+class TruncatedGaussian(_Interval):
     """
     y ~ N(f, scale²) given that y lies between two bounds: values outside are not recorded at all.
 

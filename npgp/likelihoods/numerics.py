@@ -85,17 +85,18 @@ def _erfcx_polynomial(degree: int) -> np.ndarray:
     return polynomial.chebyshev.cheb2poly(polynomial.chebyshev.chebinterpolate(target, degree))
 
 
-def _log_erfcx(z: jax.Array) -> jax.Array:
-    """``log(e^(z²) erfc z)`` of z ≥ 0, to rounding."""
+def _erfcx_factors(z: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """t and p with ``e^(z²) erfc z = t eᵖ``, for z ≥ 0, to rounding."""
     t, total = 1 / (1 + 0.5 * z), jnp.zeros_like(z)
     for c in _erfcx_polynomial(28 if z.dtype == jnp.float64 else 11)[::-1]:
         total = total * (2 * t - 1) + float(c)
-    return jnp.log(t) + total
+    return t, total
 
 
 def _log_tails(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """``log Φ(−|x|) + ½ x²`` and Φ(|x|)."""
-    scaled = _log_erfcx(SQRT_HALF * jnp.abs(x)) - math.log(2)
+    t, exponent = _erfcx_factors(SQRT_HALF * jnp.abs(x))
+    scaled = jnp.log(t) + exponent - math.log(2)
     return scaled, 1 - jnp.exp(scaled - 0.5 * x**2)
 
 
@@ -327,14 +328,26 @@ def log_scaled_bessel(x: jax.Array) -> jax.Array:
 LEGENDRE = {"float32": 6, "float64": 10}
 
 
+@jax.custom_jvp
 def log_normal_mass(lower: jax.Array, upper: jax.Array, width: jax.Array) -> jax.Array:
     """
-    ``log(Φ(upper) − Φ(lower))``, accurate in both tails and for narrow intervals.
+    ``log(Φ(upper) − Φ(lower))``, accurate in both tails and for narrow intervals; with slopes that are, too.
 
-    :param lower: lower end, or −∞.
+    :param lower: lower end, or −∞; of the shape of the others.
     :param upper: upper end, or ∞.
     :param width: ``upper − lower``, which may be known more precisely than the two.
     """
+    return _mass_and_slopes(lower, upper, width)[0]
+
+
+@log_normal_mass.defjvp
+def _(primals, tangents):
+    value, *slopes = _mass_and_slopes(*primals)
+    return value, sum(slope * tangent for slope, tangent in zip(slopes, tangents, strict=True))
+
+
+def _mass_and_slopes(lower: jax.Array, upper: jax.Array, width: jax.Array) -> tuple[jax.Array, ...]:
+    """The value of :func:`log_normal_mass` and its slopes in the three arguments."""
     flip = lower + upper > 0  # to the left tail, where nothing cancels
     near, far = jnp.where(flip, -lower, upper), jnp.where(flip, -upper, lower)
     one_sided = jnp.isinf(far)
@@ -347,10 +360,28 @@ def log_normal_mass(lower: jax.Array, upper: jax.Array, width: jax.Array) -> jax
     for x, weight in zip(*polynomial.legendre.leggauss(LEGENDRE.get(m.dtype.name, 10)), strict=True):
         body = body + float(weight) * jnp.exp(-h * float(x) * (m + 0.5 * h * float(x)))
     small = jnp.log(h * body) - 0.5 * (m**2 + LOG_2PI)
-    log_near = log_normal_cdf(jnp.where(narrow, 0.0, near))
-    log_far = log_normal_cdf(jnp.where(narrow | one_sided, -1.0, far))
-    ratio = jnp.where(narrow | one_sided, -jnp.inf, log_far - log_near)
-    return jnp.where(narrow, small, log_near + jnp.log1p(-jnp.exp(ratio)))
+    rise = jnp.expm1(m * h)
+    fall, ends = rise / (1 + rise), jnp.exp(-0.5 * h**2) / (h * body)
+    by_middle, by_half = -(rise + fall) * ends, (2 + rise - fall) * ends
+
+    # Φ(−|x|) = ½ t exp(p − ½ x²) at both ends; the near one may be on the right.
+    n, f = jnp.where(narrow, 0.0, jnp.where(jnp.isinf(near), 40.0, near)), jnp.where(narrow | one_sided, -1.0, far)
+    left = n < 0
+    t_near, p_near = _erfcx_factors(SQRT_HALF * jnp.abs(n))
+    t_far, p_far = _erfcx_factors(SQRT_HALF * jnp.abs(f))
+    apart = 0.5 * (f - n) * (f + n)
+    lost = jnp.exp(jnp.where(left, p_far - p_near - apart, p_far - 0.5 * f**2))
+    lost = jnp.where(one_sided, 0.0, t_far * lost / jnp.where(left, t_near, 2.0))
+    scaled = jnp.log(0.5 * t_near * (1 - jnp.where(left, lost, 0.0))) + p_near
+    above = jnp.log1p(-jnp.where(left, 0.5, lost + 0.5 * t_near * jnp.exp(p_near - 0.5 * n**2)))
+    value = jnp.where(narrow, small, jnp.where(left, scaled - 0.5 * n**2, above))
+
+    at_near = jnp.where(left, -scaled, -0.5 * n**2 - above)
+    at_far = jnp.where(left, -scaled - apart, -0.5 * f**2 - above)
+    by_near, by_far = jnp.exp(at_near - 0.5 * LOG_2PI), jnp.where(one_sided, 0.0, -jnp.exp(at_far - 0.5 * LOG_2PI))
+    by_near, by_far = (jnp.where(narrow, 0.5 * by_middle, slope) for slope in (by_near, by_far))
+    by_width = jnp.where(narrow, 0.5 * by_half, 0.0)
+    return value, jnp.where(flip, -by_near, by_far), jnp.where(flip, -by_far, by_near), by_width
 
 
 def standardized(end: jax.Array, mean: jax.Array, scale: jax.Array) -> jax.Array:

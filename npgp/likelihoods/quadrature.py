@@ -164,11 +164,11 @@ def normal_rule(
         def moved():
             return jnp.concatenate([jnp.where(used, f[:, :outer], mean[:, None]), f[:, outer:]], axis=1)
 
-        f = _if_any(~used, moved, lambda: f)
+        f = if_any(~used, moved, lambda: f)
     return shaped(f), w
 
 
-def _if_any(needed: jax.Array, first: Callable[[], jax.Array], second: Callable[[], jax.Array]) -> jax.Array:
+def if_any(needed: jax.Array, first: Callable[[], jax.Array], second: Callable[[], jax.Array]) -> jax.Array:
     """
     The first value if any element needs it; it is right for the others too.
 
@@ -223,10 +223,14 @@ def expectation(
         m, v = (jnp.broadcast_to(array, smooth.shape).astype(smooth.dtype) for array in (mean, variance))
         sd = deviation(v)
         z, weights = rule_at_bends(fixed, *lax.stop_gradient((m, sd)), num_nodes)
-        terms = log_prob(m + sd * jnp.where(rough, z, 0.0))
-        return jnp.where(rough, jnp.sum(weights * terms, axis=0), smooth)
+        # Not where it would reach less far, for want of slopes at nodes that count: they are missed, not left out.
+        at = lax.stop_gradient(f)
+        slopes = jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1]
+        looked = rough & jnp.all(jnp.isfinite(slopes), axis=0)
+        terms = log_prob(m + sd * jnp.where(looked, z, 0.0))
+        return jnp.where(looked, jnp.sum(weights * terms, axis=0), smooth)
 
-    return _if_any(rough, at_bends, lambda: smooth)
+    return if_any(rough, at_bends, lambda: smooth)
 
 
 @functools.lru_cache(maxsize=32)

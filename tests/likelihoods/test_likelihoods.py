@@ -19,6 +19,7 @@ from scipy.integrate import quad
 import npgp
 from npgp import likelihoods
 from npgp.io import load, save
+from npgp.likelihoods import numerics
 from npgp.likelihoods.numerics import bernoulli_deviance, hazard, log_normal_cdf, sigmoids, stirling
 from npgp.likelihoods.quadrature import _changes, _sorted_nodes, smooth_rule
 from npgp.model.observation import LatentObservation
@@ -908,6 +909,41 @@ def test_tails_of_intervals_in_float32():
     assert np.all(far > 0) and np.mean(far) == pytest.approx(1 / 30.07, rel=0.03)
 
 
+def test_slopes_and_curvatures_of_intervals_are_moments(x64):
+    """Those of log(Φ(b − f) − Φ(a − f)) in f are the mean, and the variance less 1, of a normal variable in (a, b)."""
+    ends = [(-150.25, -150.125), (-0.5, 0.25), (-4.0, -3.0), (1.0, 1.0078125), (58.0, 61.0), (-1.0, 6.0), (-9.0, 9.0)]
+    lower, upper = (jnp.asarray(end, x64) for end in zip(*ends, strict=True))
+    u, w = np.polynomial.legendre.leggauss(200)
+    a, b = (np.asarray(end, float)[:, None] for end in (lower, upper))
+    t, peak = 0.5 * (a + b) + 0.5 * (b - a) * u, np.clip(0.0, a, b)
+    w = w * np.exp(-0.5 * (t - peak) * (t + peak))
+    w /= w.sum(1, keepdims=True)
+    mean = (w * t).sum(1)
+
+    def slope(f):
+        def value(f):
+            return numerics.log_normal_mass(lower - f, upper - f, upper - lower)
+
+        return jax.jvp(value, (f,), (jnp.ones_like(f),))[1]
+
+    got = jax.jit(lambda f: jax.jvp(slope, (f,), (jnp.ones_like(f),)))(jnp.zeros_like(lower))
+    tolerance = 3e-6 if x64 == jnp.float32 else 1e-12
+    np.testing.assert_allclose(got[0], mean, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(got[1], (w * (t - mean[:, None]) ** 2).sum(1) - 1.0, rtol=tolerance, atol=tolerance)
+
+
+def test_expectations_of_intervals_beside_any_deviation(x64):
+    """By few nodes up to five deviations of the noise, by all and a second look beyond."""
+    sd = np.array([0.1, 2.4, 2.6, 10.0])
+    likelihood = likelihoods.CensoredGaussian(scale=0.5, until=np.inf)
+    expected = jax.jit(lambda v: likelihood.expected_log_prob(x64(0.5), x64(1.0), v))
+    z = np.linspace(-12, 12, 24_001)[:, None]
+    truth = np.sum(stats.norm.pdf(z) * special.log_ndtr((1.0 + sd * z - 0.5) / 0.5), axis=0) * 1e-3
+    tolerance = 1e-5 if x64 == jnp.float32 else 1e-10
+    for chosen in (slice(2), slice(4)):
+        np.testing.assert_allclose(expected(x64(sd[chosen] ** 2)), truth[chosen], rtol=tolerance)
+
+
 def test_averaged_laplace_at_the_seam_of_its_formulas(x64):
     at = jnp.asarray([1.0, 1.0 - 1e-3, 1.0 + 1e-3], x64)  # r + z = 0 at the first
     average = jax.jit(jax.grad(lambda mean: jnp.sum(likelihoods.Laplace(scale=1.0).log_marginal(0.0, mean, 1.0))))
@@ -1405,6 +1441,14 @@ def test_what_overflows_where_it_counts_is_no_number(fn, y, x64):
     density = {0.5: lambda f: stats.gumbel_r.logpdf(y, f, 0.5), 2.0: lambda f: stats.halfnorm.logpdf(y, 0, np.exp(f))}
     terms = density[y](mean + z) * stats.norm.pdf(z) * (z[1] - z[0])
     assert narrower == pytest.approx(terms.sum(), rel=1e-5)
+
+
+def test_slopes_that_overflow_where_they_count_are_no_numbers():
+    """Of E (y e⁻ᶠ)^1.5 in float32, up to 12 deviations out, log p is finite and its slope is not."""
+    likelihood = likelihoods.Factorized(lambda f: dist.Weibull(jnp.exp(f), 1.5))
+    value, slope = jax.jit(jax.value_and_grad(partial(likelihood.expected_log_prob, 0.125)))(4.0, 25.0)
+    truth = np.log(1.5) + 0.5 * np.log(0.125) - 6.0 - np.exp(1.5 * (np.log(0.125) - 4.0) + 0.5 * 1.5**2 * 25.0)
+    assert value == pytest.approx(truth, rel=1e-4) and not np.isfinite(slope)
 
 
 def test_whole_numbers_stay_whole_numbers():
