@@ -11,8 +11,9 @@ import jaxlib
 from npgp import conditionals, datasets, features, gplvm, inducing, kernels, likelihoods, neighbors, training
 from npgp.collapsed import ApproximateGP, CollapsedGP, certificate
 from npgp.gplvm import BayesianGPLVM
+from npgp.inference import infer
 from npgp.io import Standardizer, load, save, to_arviz
-from npgp.kernels import RBF, Matern12, Matern32, Matern52
+from npgp.kernels import RBF, Matern32, Matern52
 from npgp.likelihoods import Bernoulli, Gaussian, Poisson, StudentT
 from npgp.model import (
     VNNGP,
@@ -46,7 +47,6 @@ __all__ = [
     "DeepGP",
     "Gaussian",
     "Layer",
-    "Matern12",
     "Matern32",
     "Matern52",
     "Poisson",
@@ -64,6 +64,7 @@ __all__ = [
     "fit_collapsed",
     "gplvm",
     "inducing",
+    "infer",
     "joint",
     "kernels",
     "likelihoods",

@@ -207,7 +207,7 @@ class Matern12(Stationary):
 
     .. code-block:: python
 
-        assert npgp.Matern12(1.0)(X).shape == (30, 30)
+        assert npgp.kernels.Matern12(1.0)(X).shape == (30, 30)
     """
 
     def correlation(self, r2: jax.Array) -> jax.Array:

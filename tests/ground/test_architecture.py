@@ -32,7 +32,7 @@ FLOORS = [
     {"model"},
     {"training"},
     {"io"},
-    {"gplvm"},
+    {"gplvm", "inference"},
     {"plots", "datasets"},
 ]
 LEVEL = {room: level for level, floor in enumerate(FLOORS) for room in floor}

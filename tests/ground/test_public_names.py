@@ -20,10 +20,10 @@ FOLDERS = sorted(f"npgp.{path.parent.name}" for path in ROOT.glob("*/__init__.py
 
 #: A change of this list is a change for every user: say so in CHANGELOG.md.
 NAMES = """
-RBF VNNGP ApproximateGP AutoSparseGP BayesianGPLVM Bernoulli CollapsedGP DeepGP Gaussian Layer Matern12 Matern32
+RBF VNNGP ApproximateGP AutoSparseGP BayesianGPLVM Bernoulli CollapsedGP DeepGP Gaussian Layer Matern32
 Matern52 Poisson SparseGP Standardizer StudentT adam certificate check_posterior conditionals datasets evaluate features
-fit fit_collapsed gplvm inducing joint kernels likelihoods load local_correction natural_gradient neighbors observe
-plate plots posterior pytree sample save tighten to_arviz training
+fit fit_collapsed gplvm inducing infer joint kernels likelihoods load local_correction natural_gradient neighbors
+observe plate plots posterior pytree sample save tighten to_arviz training
 """.split()
 
 

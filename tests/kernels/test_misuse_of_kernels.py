@@ -9,7 +9,7 @@ import npgp
 from npgp import kernels
 
 
-@pytest.mark.parametrize("make", [npgp.RBF, npgp.Matern12, npgp.Matern32, npgp.Matern52, kernels.RationalQuadratic])
+@pytest.mark.parametrize("make", [npgp.RBF, kernels.Matern12, npgp.Matern32, npgp.Matern52, kernels.RationalQuadratic])
 @pytest.mark.parametrize("unit", [1e-30, 1e30])
 def test_values_and_gradients_are_numbers_in_any_unit(make, unit):
     """Where the square of a reciprocal lengthscale is no float32."""

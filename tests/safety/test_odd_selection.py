@@ -80,7 +80,9 @@ MISTAKES: dict[str, tuple[str, Callable[[], Any]]] = {
     "the derivative of Matérn-1/2": (
         "kernel, Matern12, derivative, differentiable",
         lambda: (
-            npgp.SparseGP("f", npgp.Matern12(), p.x(p.Z)).posterior(p.as_params(p.optimum())).derivative(p.x(p.X_NEW))
+            npgp.SparseGP("f", npgp.kernels.Matern12(), p.x(p.Z))
+            .posterior(p.as_params(p.optimum()))
+            .derivative(p.x(p.X_NEW))
         ),
     ),
     "harmonics of no levels": ("levels", lambda: features.SphericalHarmonics((), 2)),

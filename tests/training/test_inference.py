@@ -1,0 +1,74 @@
+"""The posterior of a model in one call, against dense algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from models import rbf
+
+import npgp
+
+NOISE = 0.1
+RNG = np.random.default_rng(0)
+X = np.sort(RNG.uniform(0, 4, 15))[:, None]
+Y = np.sin(2 * X[:, 0]) + 0.7 + 0.3 * RNG.normal(size=15)
+X_NEW = np.array([[0.7], [2.2], [6.0]])
+KEY = jax.random.key(0)
+
+
+def model(X_rows, y=None):
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.asarray(X), jitter=1e-10).draw()
+    with numpyro.plate("data", len(X_rows)):
+        npgp.observe("y", f(X_rows) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+
+def exact(A, B, level):
+    """Mean and covariance of f at A, plus the level's variance times ``level``, given the data; with prior at B."""
+    C = rbf(X, X, 1.0, 1.0) + 4.0 + NOISE * np.eye(15)
+    K = rbf(A, X, 1.0, 1.0) + 4.0 * level
+    return K @ np.linalg.solve(C, Y), rbf(A, B, 1.0, 1.0) + 4.0 * level - K @ np.linalg.solve(C, K.T)
+
+
+def test_the_posterior_in_one_call(tmp_path):
+    fitted = npgp.infer(model, KEY, X, y=Y, options={"progress": False})
+    assert fitted.convergence.arrived and fitted.result.params is fitted.params
+
+    # Observations at new rows, and the function alone.
+    new = fitted.predict(KEY, X_NEW, num_draws=2020)
+    mean, covariance = exact(X_NEW, X_NEW, 1.0)
+    assert new["y"].shape == new["y.latent"].shape == (2020, 3)
+    np.testing.assert_allclose(new["y.latent"].mean(0), mean, atol=0.1)
+    np.testing.assert_allclose(new["y.latent"].std(0), np.sqrt(np.diag(covariance)), rtol=0.1)
+    np.testing.assert_allclose(new["y"].std(0), np.sqrt(np.diag(covariance) + NOISE), rtol=0.1)
+    assert not np.array_equal(new["y"][:50], new["y"][50:100])
+    f = fitted.posterior("f", draws=200)
+    mean, covariance = exact(X_NEW, X_NEW, 0.0)
+    np.testing.assert_allclose(f.mean(X_NEW), mean, atol=0.15)
+    np.testing.assert_allclose(f.variance(X_NEW), np.diag(covariance), rtol=0.25)
+
+    level = fitted.samples(KEY, 2000)["level"]
+    C = rbf(X, X, 1.0, 1.0) + NOISE * np.eye(15)
+    precision = 1 / 4.0 + np.sum(np.linalg.inv(C))
+    np.testing.assert_allclose(level.std(), precision**-0.5, rtol=0.1)
+    assert fitted.check(draws=200).trusted
+    data = fitted.to_arviz(num_draws=20, posterior_predictive=False, log_likelihood=False)
+    assert data.posterior["level"].shape == (1, 20) and data.posterior.attrs["arrived"] == 1
+
+    fitted.save(tmp_path / "fitted.npz")
+    again = npgp.inference.Inference.load(tmp_path / "fitted.npz", model, X, y=Y)
+    assert again.convergence == fitted.convergence and again.result is None
+    np.testing.assert_array_equal(again.samples(KEY, 50)["level"], fitted.samples(KEY, 50)["level"])
+    npgp.save(tmp_path / "other.npz", {"X": X})
+    with pytest.raises(ValueError, match=r"other.npz' is not a file that save of an npgp.inference.Inference wrote"):
+        npgp.inference.Inference.load(tmp_path / "other.npz", model, X, y=Y)
+
+
+def test_options_and_guides_are_those_of_fit():
+    arrival = npgp.training.Arrival(window=10, max_steps=20)
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
+    with pytest.warns(npgp.training.TrainingWarning, match="20 steps"):
+        fitted = npgp.infer(model, KEY, X, Y, guide=guide, options={"callbacks": [arrival], "progress": False})
+    assert fitted.guide is guide and len(fitted.result.losses) == 20 and fitted.args[1] is Y
