@@ -74,15 +74,19 @@ def natural_gradient(
     q(ε) stays. Gradients that are not finite, or of which rounding leaves no direction, make the parameters NaN, for
     the training loop to see.
 
-    **Given pseudo-data**, as :class:`~npgp.AutoSparseGP` has it by default where the model samples more than its GPs,
-    steps are in the natural parameters of the pseudo-data, ``f.u.pseudo_loc``, ``pseudo_scale`` and ``pseudo_lower``,
-    and ``f.u.unit`` is held:
+    **Given rows**, as :class:`~npgp.AutoSparseGP` has it by default where the model samples more than its GPs and takes
+    all rows at once, q(ε) is exact for Gaussian noise and has no parameters; pseudo-observations of other likelihoods
+    are left to ``others``.
+
+    **Given pseudo-data**, as in minibatches, steps are in the natural parameters of the pseudo-data,
+    ``f.u.pseudo_loc``, ``pseudo_scale`` and ``pseudo_lower``, and ``f.u.unit`` is held:
 
     .. code-block:: python
 
         rate = optax.cosine_decay_schedule(0.5, 1000)
         optim = npgp.natural_gradient(rate, npgp.adam(0.05, 1000))
-        svi = SVI(model, npgp.AutoSparseGP(model), optim, TraceMeanField_ELBO())
+        guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
+        svi = SVI(model, guide, optim, TraceMeanField_ELBO())
 
     How these follow other sites, ``f.u.coupling`` and ``noise_coupling``, is left to ``others``. Components that share
     one q(ε), such as those that meet in one sum, step together, in ``g.u.with.f.u`` too; but one that functions of a
@@ -103,8 +107,8 @@ def natural_gradient(
     :param max_iterations: most iterations of conjugate gradients, for the means, in a step. A solution cut short is a
         smaller step.
     :raises TypeError: for a rate or an optimizer of another type.
-    :raises ValueError: for a rate outside (0, 1]; when training starts, if there are no parameters of q(ε), or others
-        and no optimizer for them; if a site that is named shares its q(ε) with one that is not, or with functions of
+    :raises ValueError: for a rate outside (0, 1]; when training starts, if there are other parameters and
+        no optimizer for them; if a site that is named shares its q(ε) with one that is not, or with functions of
         a plate, or if all do so; for forward-mode gradients of a site given pseudo-data.
     """
     return _NaturalGradient(rate, others, sites, max_iterations)
@@ -166,6 +170,10 @@ class _NaturalGradient(Optimizer):
         """The loss and its auxiliary output, the new state, and whether loss and gradients were finite."""
         count, (q, averages, rest) = state
         params = self.get_params(state)
+        if not q:
+            output, rest = self.others.eval_and_update(fn, rest, forward_mode) if rest else (fn({}), rest)
+            finite = jnp.isfinite(output[0]) & _all_finite(self.others.get_params(rest) if rest else {})
+            return output, (count + 1, (q, averages, rest)), finite
         blocks = _find_blocks(q, _site_names(q), site_steps.groups(q))
         if averages and forward_mode:
             raise ValueError(
@@ -303,12 +311,6 @@ def _find_blocks(
                     "gradients are for loc (..., M) with scale_tril (..., M, M) or scale (..., M) as SparseGP declares."
                 )
         blocks[loc] = scales[0] if scales else None
-    if not (blocks or given_data):
-        raise ValueError(
-            "natural_gradient found no parameters of q(ε), named such as 'f.u.loc' and 'f.u.scale_tril', or "
-            f"'f.u.pseudo_loc', for a SparseGP 'f', among {sorted(params)}. Where q(ε) is the posterior given rows, "
-            'AutoSparseGP(model, dependence="sites"), it has none: take Adam alone.'
-        )
     return blocks
 
 
@@ -326,7 +328,7 @@ def _scale_grad(name: str | None, scale: jax.Array, grads: dict[str, Any]) -> ja
 
 
 def _all_finite(tree) -> jax.Array:
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)], bool))
 
 
 # ---------------------------------------------------------------------------------------------------------------

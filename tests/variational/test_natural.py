@@ -507,7 +507,7 @@ def test_bad_arguments(kwargs, error, message):
 @pytest.mark.parametrize(
     "params, kwargs, message",
     [
-        ({"auto_loc": 3, "w.loc": 3}, {}, r"no parameters of q\(ε\).*\['auto_loc', 'w.loc'\]"),
+        ({"auto_loc": 3, "w.loc": 3}, {}, r"others is None.*\['auto_loc', 'w.loc'\]"),
         ({"f.u.loc": 3, "lengthscale": ()}, {}, r"others is None.*\['lengthscale'\]"),
         ({"f.u.loc": 3}, {"sites": ["g.u"]}, r"sites has 'g.u', but there is no parameter 'g.u.loc'"),
         ({"f.u.loc": 3, "f.u.scale_tril": (6,)}, {}, r"f.u.scale_tril shape \(6,\)"),
@@ -517,6 +517,21 @@ def test_bad_arguments(kwargs, error, message):
 def test_bad_parameters(params, kwargs, message):
     with pytest.raises(ValueError, match=message):
         natural_gradient(0.5, **kwargs).init({name: jnp.zeros(shape) for name, shape in params.items()})
+
+
+def test_without_parameters_of_q_all_is_left_to_others():
+    """As where q(ε) is given rows: with parameters beside it, or with none at all, which is exact from the start."""
+    loss = lambda params: (jnp.sum(jnp.square(params.get("level", jnp.ones(2)) - 3.0)), None)  # noqa: E731
+    optimizer = natural_gradient(1.0, optax.sgd(0.25))
+    state = optimizer.init({"level": jnp.zeros(2)})
+    (value, _), state = optimizer.eval_and_update(loss, state)
+    assert value == 18.0
+    np.testing.assert_allclose(optimizer.get_params(state)["level"], 1.5)
+    (value, _), same = optimizer.eval_and_stable_update(lambda params: (jnp.nan * params["level"][0], None), state)
+    assert np.isnan(value)
+    np.testing.assert_allclose(optimizer.get_params(same)["level"], 1.5)
+    (value, _), state = optimizer.eval_and_update(loss, optimizer.init({}))
+    assert value == 8.0 and optimizer.get_params(state) == {}
 
 
 def test_update_needs_the_loss():
