@@ -105,7 +105,7 @@ class Advice:
 
 
 def advise(
-    problem: Problem, given: Structure, best: Conditional, name: str, bound: float, ratio: NDArray, gap: float
+    problem: Problem, structure: Structure, best: Conditional, name: str, bound: float, ratio: NDArray, gap: float
 ) -> Advice:
     """
     :param problem: data and hyperparameters.
@@ -117,7 +117,7 @@ def advise(
     :param gap: upper less lower bound.
     """
     kernel, X, _, noise_variance, jitter = problem
-    blocks, kinds = given
+    blocks, kinds = structure
     row_penalty = 0.5 * np.log1p(ratio)
     penalty = float(np.sum(row_penalty))
     structures: dict[str, Structure] = {}
@@ -144,7 +144,7 @@ def advise(
         elsewhere = (
             points if len(learned) == len(blocks) else greedy_variance(kernel, X, most, given=blocks, jitter=jitter)
         )
-        structures["learned"] = _with_learned(given, points[:tried])
+        structures["learned"] = _with_learned(structure, points[:tried])
         structures["mean only"] = ((*blocks, Points(elsewhere[:tried])), (*kinds, "mean-only"))
 
     gains: dict[str, float] = {}

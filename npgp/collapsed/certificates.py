@@ -254,6 +254,6 @@ def _rounding(projector: Projector, projection: Projection, y: jax.Array, noise_
     mean = ScaledProjection.of(projection, noise_variance).solve(y)
     left = y - sum(linalg.matmul(m, A) for m, A in zip(mean, projection.A, strict=True))
     points = projector.unwhiten([m[:, None] for m in mean])
-    w = jnp.sqrt(sum(jnp.sum(jnp.square(part)) for part in points))
+    w = jnp.sqrt(sum(jnp.sum(jnp.square(gradient)) for gradient in points))
     fit = 0.5 * jnp.max(projection.prior_variance) * w * (w + 2.0 * jnp.linalg.norm(left / noise_variance))
     return jnp.finfo(y.dtype).eps * (jnp.sum(1.0 + scale) + fit)

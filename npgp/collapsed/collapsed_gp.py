@@ -222,7 +222,7 @@ class CollapsedGP(JointDensity, Stackable):
     def _bound(self, projector: Projector, rows: Observations, start: Sites | None) -> jax.Array:
         if not self.closed_form:
             return self._search(projector, rows, start).bound
-        projection, residual = self._parts(projector)
+        projection, residual = self._projected(projector)
         noise = rows.likelihood.variance  # type: ignore[attr-defined]
         return collapsed_bound(projection, residual, rows.y - rows.offset, noise, self.covariances, self.conditional)
 
@@ -357,21 +357,21 @@ class CollapsedGP(JointDensity, Stackable):
                 return jnp.broadcast_to(x, (self.outputs, *jnp.shape(x)))
             return x[:, 0] if jnp.shape(x)[1:] == (1,) else x
 
-        given = rows.likelihood, rows.offset, rows.weights, self.start
-        likelihood, offset, weights, start = jax.tree.map(per_output, given)
+        arguments = rows.likelihood, rows.offset, rows.weights, self.start
+        likelihood, offset, weights, start = jax.tree.map(per_output, arguments)
         y, present = jax.tree.map(lambda x: jnp.moveaxis(x, -2, 0), (rows.y, rows.present))
         each = Observations(y, likelihood, offset, present, weights)
         found = projector.each(functools.partial(function, self), each, start)
         return jnp.moveaxis(found, 0, -1) if isinstance(found, jax.Array) else found
 
-    def _parts(self, projector: Projector) -> tuple[Projection, Residual]:
+    def _projected(self, projector: Projector) -> tuple[Projection, Residual]:
         projection = projector(self.X)
         learned = [kind != "mean-only" for kind in self.covariances]
         groups = self.conditional.partition(self.X.shape[0])
         return projection, residual_of(projector, self.X, projection, learned, groups)
 
     def _search(self, projector: Projector, rows: Observations, start: Sites | None) -> Searched:
-        projection, residual = self._parts(projector)
+        projection, residual = self._projected(projector)
         return searched_bound(
             projection,
             residual,

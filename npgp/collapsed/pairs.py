@@ -44,8 +44,8 @@ class Pairs(NamedTuple):
 
     def matrix(self, values: jax.Array) -> jax.Array:
         """The symmetric matrix that values of pairs, (P,), contribute, (M, M)."""
-        part = values[self.of_entry]
-        return part if self.same else part + part.T
+        half = values[self.of_entry]
+        return half if self.same else half + half.T
 
     def weighted(self, form: jax.Array) -> jax.Array:
         """Coefficients of values of pairs in their trace with a symmetric matrix (M, M); (P,)."""
@@ -90,8 +90,8 @@ def log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, o
     half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
     # w (m − one)(m − other), of which each point has a half but for the product of both.
     w = t * beta / both
-    part = [0.5 * jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, jnp.zeros_like(m)]
-    apart = jnp.concatenate(part, axis=-1)
+    terms = [0.5 * jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, jnp.zeros_like(m)]
+    apart = jnp.concatenate(terms, axis=-1)
     first = negative_square(half, share * alpha / (1.0 + t), m) + apart
     second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m) + apart
     return at_pairs(first, second, one, other, w)

@@ -72,8 +72,8 @@ def searched_bound(
     """
     if tolerance is None:
         tolerance = TOLERANCE[projection.prior_variance.dtype.name]
-    given = lax.stop_gradient((projection, residual, rows, conditional, start))
-    found = lax.stop_gradient(_best(*given, tuple(covariances), max_steps, tolerance))
+    arguments = lax.stop_gradient((projection, residual, rows, conditional, start))
+    found = lax.stop_gradient(_best(*arguments, tuple(covariances), max_steps, tolerance))
     q = tuple(block_normal(kind, *values) for kind, values in zip(covariances, found.q, strict=True))
     mean, variance = (
         whitened_mean(projection, [block.loc for block in q]),
@@ -102,8 +102,8 @@ def _variance(projection: Projection, cross_covariances: Sequence[jax.Array | No
     total = jnp.zeros((), projection.prior_variance.dtype)
     for A, SA in zip(projection.A, cross_covariances, strict=True):
         if SA is not None:
-            part = jnp.sum(A * SA, axis=-2)
-            total = total + 2.0 * part - lax.stop_gradient(part)
+            inner = jnp.sum(A * SA, axis=-2)
+            total = total + 2.0 * inner - lax.stop_gradient(inner)
     return total
 
 

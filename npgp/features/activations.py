@@ -242,7 +242,7 @@ class Activations:
         shared = [level for level in self.levels if level in other.levels]
         if not shared:
             return jnp.zeros((self.size, other.size), self.directions.dtype)
-        mine, others = (block.profile(kernel)[_places(block.levels, shared)] for block in (self, other))
+        mine, others = (block.profile(kernel)[_level_index(block.levels, shared)] for block in (self, other))
         return self._inner(mine * others, shared, other.unit)
 
     def with_harmonics(self, kernel: Kernel, other: SphericalHarmonics) -> jax.Array:
@@ -257,7 +257,7 @@ class Activations:
         return gegenbauer.series(coefficients, self.dimension, levels, matmul(self.unit, unit.T))
 
 
-def _places(levels: Sequence[int], chosen: Sequence[int]) -> np.ndarray:
+def _level_index(levels: Sequence[int], chosen: Sequence[int]) -> np.ndarray:
     return np.array([levels.index(level) for level in chosen])
 
 

@@ -69,16 +69,16 @@ class Patches:
 
     def _term(self, kernel: Kernel) -> tuple[int, Convolutional, ArrayLike]:
         """The term of the kernel that these are patches for: its number, itself, and the factor around it."""
-        parts = convolutional_parts(kernel)
-        if not parts:
+        pairs = convolutional_parts(kernel)
+        if not pairs:
             raise TypeError(
                 f"the kernel is {type(kernel).__name__}, but Patches features need a Convolutional kernel, a number "
                 "times one, or a sum with one."
             )
         columns = self.inputs.shape[1]
-        fitting = [(i, *part) for i, part in enumerate(parts) if part[0].patch_columns == columns]
+        fitting = [(i, *pair) for i, pair in enumerate(pairs) if pair[0].patch_columns == columns]
         if len(fitting) != 1:
-            found = [part.patch_columns for part, _ in parts]
+            found = [inner.patch_columns for inner, _ in pairs]
             raise ValueError(
                 f"the inducing patches have {columns} columns, and the kernel's terms patches of {found}: exactly one "
                 "term must have patches of this size."

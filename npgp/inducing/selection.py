@@ -321,7 +321,7 @@ def _greedy_fit(
         # The free rows come first, in random order.
         order = jax.random.uniform(jax.random.fold_in(rng_key, i), (N,))
         rows = lax.top_k(jnp.where(free, order, -1.0), candidates)[1]
-        gains = map_chunks(lambda part: candidates_at(part, A, V, d, rest)[2], CHUNK, rows)
+        gains = map_chunks(lambda rows: candidates_at(rows, A, V, d, rest)[2], CHUNK, rows)
         row = rows[jnp.argmax(jnp.where(free[rows], gains, -1.0))]
         (a,), (v,), _ = candidates_at(row[None], A, V, d, rest)
         rest = rest - linalg.matmul(target, v)[:, None] * v

@@ -102,14 +102,14 @@ class Kernel(ByName):
             return _OtherColumns(self, tuple(sorted(levels)))
         if self.active_dims is not None:
             return self
-        seen = tuple(i for i in range(columns) if i not in levels)
-        if not seen:
+        columns_left = tuple(i for i in range(columns) if i not in levels)
+        if not columns_left:
             raise ValueError(
                 f"{type(self).__name__} sees no column: all {columns} columns of the inputs hold levels; it needs at "
                 "least one more."
             )
         restricted = copy.copy(self)
-        object.__setattr__(restricted, "active_dims", seen)
+        object.__setattr__(restricted, "active_dims", columns_left)
         return restricted
 
     def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
@@ -203,11 +203,11 @@ class Sum(_Several):
 
     def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         keys = jax.random.split(rng_key, len(self.kernels))
-        parts = zip(self._apart(columns), keys, strict=True)
-        return Partial(random_features.side_by_side, tuple(k.random_features(key, columns, count) for k, key in parts))
+        pairs = zip(self._apart(columns), keys, strict=True)
+        return Partial(random_features.side_by_side, tuple(k.random_features(key, columns, count) for k, key in pairs))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
-        return Partial(random_features.side_by_side, _parts(self._apart(columns), rng_key, columns, count))
+        return Partial(random_features.side_by_side, _draws_of_each(self._apart(columns), rng_key, columns, count))
 
 
 @pytree
@@ -228,10 +228,10 @@ class Product(_Several):
         return functools.reduce(operator.mul, (k.diag(X) for k in self._apart(X.shape[-1])))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
-        return Partial(random_features.products, _parts(self._apart(columns), rng_key, columns, count))
+        return Partial(random_features.products, _draws_of_each(self._apart(columns), rng_key, columns, count))
 
 
-def _parts(kernels: Sequence[Kernel], rng_key: jax.Array, columns: int, count: int) -> tuple[FeatureMap, ...]:
+def _draws_of_each(kernels: Sequence[Kernel], rng_key: jax.Array, columns: int, count: int) -> tuple[FeatureMap, ...]:
     keys = jax.random.split(rng_key, len(kernels))
     return tuple(k.feature_draws(key, columns, count) for k, key in zip(kernels, keys, strict=True))
 

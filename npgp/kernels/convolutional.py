@@ -70,18 +70,18 @@ class Convolutional(Kernel):
             object.__setattr__(self, "weights", checks.real(self.weights, "weights", "real numbers"))
 
     @property
-    def _places(self) -> np.ndarray:
-        return _places(self.image_shape, self.patch_shape, self.channels)
+    def _patch_index(self) -> np.ndarray:
+        return _patch_index(self.image_shape, self.patch_shape, self.channels)
 
     @property
     def num_patches(self) -> int:
         """P, the number of patches, and of weights."""
-        return self._places.shape[0]
+        return self._patch_index.shape[0]
 
     @property
     def patch_columns(self) -> int:
         """Number of entries of a patch."""
-        return self._places.shape[1]
+        return self._patch_index.shape[1]
 
     @property
     def differentiable(self) -> bool:
@@ -91,7 +91,7 @@ class Convolutional(Kernel):
         """All patches of images X (N, D): (N, P, patch_columns), row by row."""
         X = jnp.asarray(X)
         self._check(X)
-        return X[:, self._places]
+        return X[:, self._patch_index]
 
     def from_patches(self, Z: jax.Array, X: ArrayLike) -> jax.Array:
         """
@@ -163,9 +163,9 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
 def convolutional_parts(kernel: Kernel) -> list[tuple[Convolutional, ArrayLike]]:
     """The convolutional kernels among the terms of a sum, in order, each with the factors around it."""
     if isinstance(kernel, Sum):
-        return [part for term in kernel.kernels for part in convolutional_parts(term)]
+        return [inner for term in kernel.kernels for inner in convolutional_parts(term)]
     if isinstance(kernel, Scaled):
-        return [(part, scale * kernel.scale) for part, scale in convolutional_parts(kernel.kernel)]  # type: ignore[operator]
+        return [(inner, scale * kernel.scale) for inner, scale in convolutional_parts(kernel.kernel)]  # type: ignore[operator]
     return [(kernel, 1.0)] if isinstance(kernel, Convolutional) else []
 
 
@@ -178,7 +178,7 @@ def _shape(shape: object, name: str, lengths: tuple[int, ...]) -> tuple[int, ...
 
 
 @functools.cache
-def _places(image_shape: tuple[int, ...], patch_shape: tuple[int, int], channels: str) -> np.ndarray:
+def _patch_index(image_shape: tuple[int, ...], patch_shape: tuple[int, int], channels: str) -> np.ndarray:
     """Indices of each patch's entries in a flattened image, (P, patch_columns)."""
     (height, width), count = image_shape[:2], image_shape[2] if len(image_shape) == 3 else 1
     numbers = np.arange(height * width * count).reshape(height, width, count)

@@ -101,8 +101,8 @@ def _squared_distances(smooth: bool, columns: jax.Array, columns2: jax.Array, sc
     # Column by column: one pass over the result, where a reduction over columns is ten times as slow on a CPU. Some
     # columns are written out; with more a loop, as else XLA computes all of them anew for each use of the result.
     total = jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype)
-    given = (columns, columns2, jnp.broadcast_to(scale, columns.shape[:1]))
-    total = lax.scan(add, total, given, unroll=min(len(columns), COLUMNS_AT_ONCE))[0]
+    operands = (columns, columns2, jnp.broadcast_to(scale, columns.shape[:1]))
+    total = lax.scan(add, total, operands, unroll=min(len(columns), COLUMNS_AT_ONCE))[0]
     # Finite, for kernels that are a polynomial times an exponential, where infinity times 0 would be NaN.
     return jnp.minimum(total, FARTHEST * float(jnp.finfo(total.dtype).max))
 
@@ -154,8 +154,8 @@ def _slope_by_differences(
     total = jnp.zeros((columns.shape[1], columns2.shape[1]), columns.dtype)
     if ds is not None:
         ds = jnp.broadcast_to(ds[:, None], columns.shape)  # by rows, as in reverse a sum over all pairs takes longer
-    given = (columns, columns2, jnp.broadcast_to(scale, columns.shape[:1]), dx, dz, ds)
-    return lax.scan(add, total, given, unroll=len(columns) <= FEW_COLUMNS)[0]
+    operands = (columns, columns2, jnp.broadcast_to(scale, columns.shape[:1]), dx, dz, ds)
+    return lax.scan(add, total, operands, unroll=len(columns) <= FEW_COLUMNS)[0]
 
 
 def _slope_by_products(

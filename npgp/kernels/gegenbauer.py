@@ -89,10 +89,10 @@ def series(coefficients: jax.Array, dimension: int, levels: Sequence[int], t: ja
     :param t: cosines, any shape.
     """
     total, before, P = jnp.zeros_like(t), jnp.zeros_like(t), jnp.ones_like(t)
-    place = {level: i for i, level in enumerate(levels)}
+    index = {level: i for i, level in enumerate(levels)}
     for level in range(levels[-1] + 1):
-        if level in place:
-            total = total + coefficients[place[level]] * P
+        if level in index:
+            total = total + coefficients[index[level]] * P
         if level < levels[-1]:
             P, before = _next(dimension, level, t, P, before), P
     return total

@@ -60,9 +60,9 @@ class Periodic(Kernel):
         check_columns(X, X2)
         X = select(X, self.active_dims)
         center = lax.stop_gradient(jnp.mean(X, axis=0))
-        places = _on_circles(self, X - center)
-        places2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - center)
-        return jnp.exp(-0.5 * squared_distances(places, places2)) * self.variance
+        points = _on_circles(self, X - center)
+        points2 = None if X2 is None else _on_circles(self, select(X2, self.active_dims) - center)
+        return jnp.exp(-0.5 * squared_distances(points, points2)) * self.variance
 
     def diag(self, X: jax.Array) -> jax.Array:
         return filled(self.variance, X, X.shape[0])

@@ -33,22 +33,22 @@ def repeated(exact: FeatureMap, ones: jax.Array, X: jax.Array) -> jax.Array:
     return features[:, None, :] * ones.astype(features.dtype)
 
 
-def side_by_side(parts: tuple[FeatureMap, ...], X: jax.Array) -> jax.Array:
+def side_by_side(maps: tuple[FeatureMap, ...], X: jax.Array) -> jax.Array:
     """Features of a sum of kernels."""
-    return jnp.concatenate([part(X) for part in parts], axis=-1)
+    return jnp.concatenate([draw(X) for draw in maps], axis=-1)
 
 
-def products(parts: tuple[FeatureMap, ...], X: jax.Array) -> jax.Array:
+def products(maps: tuple[FeatureMap, ...], X: jax.Array) -> jax.Array:
     """Groups of a product of kernels: in each group, all products of one feature of every part."""
-    result, *others = (part(X) for part in parts)
+    result, *others = (draw(X) for draw in maps)
     for other in others:
         result = (result[..., :, None] * other[..., None, :]).reshape(*result.shape[:2], -1)
     return result
 
 
-def scaled(scale: jax.Array, part: FeatureMap, X: jax.Array) -> jax.Array:
+def scaled(scale: jax.Array, draw: FeatureMap, X: jax.Array) -> jax.Array:
     """Features of a kernel times a number."""
-    return jnp.sqrt(scale) * part(X)
+    return jnp.sqrt(scale) * draw(X)
 
 
 def project(X: jax.Array, directions: jax.Array) -> jax.Array:

@@ -120,12 +120,12 @@ def nearest_before(
     points = _scaled(X, "X", scale)
     order = _order(points, ordering, rng_key)
     N, K = len(points), min(size, len(points) - 1)
-    places, number = _earlier(points[order], K), np.minimum(np.arange(N), K)
+    positions, number = _earlier(points[order], K), np.minimum(np.arange(N), K)
     there = np.arange(K) < number[:, None]
     rows, mask = np.empty((N, K), np.int32), np.empty((N, K), bool)
     mask[order] = there
-    rows[order] = np.where(there, order[places], order[:, None])
-    waves = _waves(order, places)
+    rows[order] = np.where(there, order[positions], order[:, None])
+    waves = _waves(order, positions)
     return Neighbors(order.astype(np.int32), rows, mask, waves, size, np.asarray(scale))
 
 
@@ -298,15 +298,15 @@ def _waves(order: NDArray[Any], neighbors: NDArray[Any]) -> Waves:
     number = [0] * N
     some = max(ENTRIES // max(K, 1), 1)
     for begin in range(0, N if K else 0, some):
-        for place, row in enumerate(neighbors[begin : begin + some].tolist(), begin):
-            number[place] = 1 + max([number[i] for i in row]) if place else 0
+        for position, row in enumerate(neighbors[begin : begin + some].tolist(), begin):
+            number[position] = 1 + max([number[i] for i in row]) if position else 0
     lengths = np.bincount(number)
     # About the mean length, in few different sizes, as programs are compiled for each.
     size = min(2 ** round(np.log2(N / len(lengths))), LONGEST)
     begins = np.cumsum(lengths) - lengths
     starts = np.full(N + 1, N, np.int32)
-    parts = np.concatenate([np.arange(a, a + length, size) for a, length in zip(begins, lengths, strict=True)])
-    starts[: len(parts)] = parts
+    blocks = np.concatenate([np.arange(a, a + length, size) for a, length in zip(begins, lengths, strict=True)])
+    starts[: len(blocks)] = blocks
     return Waves(order[np.argsort(number, kind="stable")].astype(np.int32), starts, size)
 
 

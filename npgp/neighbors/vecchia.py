@@ -223,13 +223,13 @@ class VecchiaFactor:
         e = jnp.reshape(z * jnp.sqrt(self.variance), (-1, z.shape[-1])).T
         waves, N = self.neighbors.waves, z.shape[-1]
         sites, starts, size = jnp.asarray(waves.sites), jnp.asarray(waves.starts), waves.size
-        parts = jnp.sum(starts < N)
-        place = jnp.zeros(N, sites.dtype).at[sites].set(jnp.arange(N, dtype=sites.dtype))
+        num_blocks = jnp.sum(starts < N)
+        position = jnp.zeros(N, sites.dtype).at[sites].set(jnp.arange(N, dtype=sites.dtype))
         # From here on by place, padded for a part that begins at the last.
-        rows = _padded(place[jnp.asarray(self.neighbors.rows)[sites]], size)
+        rows = _padded(position[jnp.asarray(self.neighbors.rows)[sites]], size)
         weights = _padded(self.weights[sites], size)
 
-        def part_of(v, start):
+        def block_at(v, start):
             return lax.dynamic_slice_in_dim(v, start, size)
 
         def forward(_, e):
@@ -238,19 +238,19 @@ class VecchiaFactor:
             def step(i, f):
                 # Values beyond the part come too early, and again in a later step.
                 start = starts[i]
-                before = f[part_of(rows, start)]
-                new = part_of(e, start) + jnp.sum(part_of(weights, start)[:, :, None] * before, axis=1)
+                before = f[block_at(rows, start)]
+                new = block_at(e, start) + jnp.sum(block_at(weights, start)[:, :, None] * before, axis=1)
                 return lax.dynamic_update_slice_in_dim(f, new, start, 0)
 
-            return lax.fori_loop(0, parts, step, e)[place]
+            return lax.fori_loop(0, num_blocks, step, e)[position]
 
         def backward(_, g):
             def step(i, h):
-                start, end = starts[parts - 1 - i], starts[parts - i]
-                own = jnp.where(jnp.arange(size)[:, None] < end - start, part_of(h, start), 0.0)
-                return h.at[part_of(rows, start)].add(part_of(weights, start)[:, :, None] * own[:, None, :])
+                start, end = starts[num_blocks - 1 - i], starts[num_blocks - i]
+                own = jnp.where(jnp.arange(size)[:, None] < end - start, block_at(h, start), 0.0)
+                return h.at[block_at(rows, start)].add(block_at(weights, start)[:, :, None] * own[:, None, :])
 
-            return lax.fori_loop(0, parts, step, _padded(g[sites], size))[place]
+            return lax.fori_loop(0, num_blocks, step, _padded(g[sites], size))[position]
 
         # Differentiated as the solution of (I − B) f = e, without what the steps leave behind.
         f = lax.custom_linear_solve(lambda f: self._subtract(f.T).T, e, forward, backward)

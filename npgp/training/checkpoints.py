@@ -55,7 +55,7 @@ class Saved(NamedTuple):
     #: The losses of all steps since the first of the run.
     losses: np.ndarray
     #: What :meth:`npgp.training.Callback.snapshot` returned, by names that begin with that of the callback.
-    kept: dict[str, np.ndarray]
+    snapshots: dict[str, np.ndarray]
 
 
 class Checkpoints(Callback):
@@ -114,8 +114,8 @@ class Checkpoints(Callback):
             )
         training.resume(saved.state, saved.losses)
         for name, callback in _named(training.callbacks):
-            kept = {key.removeprefix(name): x for key, x in saved.kept.items() if key.startswith(name)}
-            callback.restore(kept, training.params)
+            snapshots = {key.removeprefix(name): x for key, x in saved.snapshots.items() if key.startswith(name)}
+            callback.restore(snapshots, training.params)
 
     def __call__(self, training: Training) -> None:
         """Implement :meth:`Callback.__call__`: save, if it is time."""
@@ -129,8 +129,8 @@ class Checkpoints(Callback):
         self.close()
 
     def _save(self, training: Training) -> None:
-        kept = {name + key: x for name, c in _named(training.callbacks) for key, x in c.snapshot().items()}
-        self.save(training.step, Saved(training.state, training.losses, kept))
+        snapshots = {name + key: x for name, c in _named(training.callbacks) for key, x in c.snapshot().items()}
+        self.save(training.step, Saved(training.state, training.losses, snapshots))
 
     def open(self, like: Any, about: dict[str, Any], programs: Sequence[str] = ("", "")) -> Saved | None:
         """
@@ -204,8 +204,8 @@ class Checkpoints(Callback):
                 self.finish()
                 try:
                     arrays = _arrays(saved)
-                    parts = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays.values()]
-                    content = np.concatenate(parts)  # a copy: steps may write over the arrays
+                    leaves = [np.ascontiguousarray(x).reshape(-1).view(np.uint8) for x in arrays.values()]
+                    content = np.concatenate(leaves)  # a copy: steps may write over the arrays
                     header = {"npgp": VERSION, "about": self._about, "arrays": _kinds(arrays)}
                     header |= {"programs": self._programs, "versions": _versions()}
                     self._pending = step, self._writer.submit(self._write, step, header, content)
@@ -353,12 +353,12 @@ def _versions() -> list[str]:
 
 def _named(callbacks: Sequence[Callback]) -> list[tuple[str, Callback]]:
     """Callbacks with names: of their classes, and counted."""
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     named = []
     for callback in callbacks:
         kind = type(callback).__qualname__
-        seen[kind] = seen.get(kind, -1) + 1
-        named.append((f"{kind}.{seen[kind]}.", callback))
+        counts[kind] = counts.get(kind, -1) + 1
+        named.append((f"{kind}.{counts[kind]}.", callback))
     return named
 
 
@@ -398,7 +398,9 @@ def _arrays(saved: Saved) -> dict[str, np.ndarray]:
     """By name; they may look into the device's memory."""
     leaves = jax.tree_util.tree_leaves_with_path(saved.state)
     arrays = {f"state{jax.tree_util.keystr(path)}": _plain(x) for path, x in leaves}
-    return arrays | {"losses": saved.losses} | {f"kept.{name}": np.asarray(x) for name, x in saved.kept.items()}
+    return (
+        arrays | {"losses": saved.losses} | {f"callback.{name}": np.asarray(x) for name, x in saved.snapshots.items()}
+    )
 
 
 def _kinds(arrays: dict[str, np.ndarray]) -> dict[str, str]:
@@ -426,8 +428,8 @@ def _rebuilt(content: np.ndarray, kinds: dict[str, str], like: Any) -> Saved:
             return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(x))
         return jnp.asarray(value) if isinstance(x, jax.Array) else value
 
-    kept = {name.removeprefix("kept."): x for name, x in arrays.items() if name.startswith("kept.")}
-    return Saved(jax.tree_util.tree_map_with_path(leaf, like), arrays["losses"], kept)
+    snapshots = {name.removeprefix("callback."): x for name, x in arrays.items() if name.startswith("callback.")}
+    return Saved(jax.tree_util.tree_map_with_path(leaf, like), arrays["losses"], snapshots)
 
 
 def _checksum(header: dict[str, Any], content: np.ndarray) -> int:

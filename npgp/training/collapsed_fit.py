@@ -100,8 +100,8 @@ def fit_collapsed(
     checks.random_key(rng_key)
     restarts = checks.whole_number(restarts, "restarts", least=0)
     several = isinstance(init_params, (list, tuple)) and len(init_params) > 0
-    given: list[Any] = list(init_params) if several else [init_params]  # type: ignore[arg-type]
-    if not all(values is None or isinstance(values, Mapping) for values in given):
+    starts: list[Any] = list(init_params) if several else [init_params]  # type: ignore[arg-type]
+    if not all(values is None or isinstance(values, Mapping) for values in starts):
         raise TypeError(
             f"init_params is {init_params!r:.80}; it must be a dict of values by site name, or a list of such."
         )
@@ -112,7 +112,7 @@ def fit_collapsed(
 
     first_args, first_kwargs = data.first_call()
     try:
-        states = [Step(svi).init(rng_key, *first_args, init_params=values, **first_kwargs) for values in given]
+        states = [Step(svi).init(rng_key, *first_args, init_params=values, **first_kwargs) for values in starts]
     except Exception:
         data.refuse_nan()  # which says where they came from
         raise

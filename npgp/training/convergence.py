@@ -50,18 +50,18 @@ def verdict(losses: np.ndarray, num_rows: int) -> str | None:
         return None
     tenths = np.array_split(np.asarray(losses, np.float64), 10)
     levels = np.array([np.median(tenth) for tenth in tenths])
-    spreads = np.array([_spread(tenth) for tenth in tenths])
-    errors = 1.2533 * spreads / np.sqrt(count / 10)  # of medians
+    deviations = np.array([_deviation(tenth) for tenth in tenths])
+    errors = 1.2533 * deviations / np.sqrt(count / 10)  # of medians
     least = max(1.0, PER_ROW * num_rows, SHARE * np.ptp(levels[1:]))
     best, half, last = int(np.argmin(levels)), 5, 9
 
     def much(a: int, b: int) -> bool:
         return levels[a] - levels[b] > max(least, ERRORS * np.hypot(errors[a], errors[b]))
 
-    if num_rows and spreads[last] > NOISE_PER_ROW * num_rows:
+    if num_rows and deviations[last] > NOISE_PER_ROW * num_rows:
         return (
-            f"after {count} steps the loss still varies by {spreads[last]:.3g} from one to the next, "
-            f"{spreads[last] / num_rows:.3g} for each row, so gradients are noise: start nearer to the data, with a "
+            f"after {count} steps the loss still varies by {deviations[last]:.3g} from one to the next, "
+            f"{deviations[last] / num_rows:.3g} for each row, so gradients are noise: start nearer to the data, with a "
             "smaller init_scale, by init_params, or an init_loc_fn such as init_to_median; or take larger batches."
         )
     if much(last, best):
@@ -79,7 +79,7 @@ def verdict(losses: np.ndarray, num_rows: int) -> str | None:
     return None
 
 
-def _spread(losses: np.ndarray) -> float:
+def _deviation(losses: np.ndarray) -> float:
     """Standard deviation of independent noise, robustly: trends and outliers do not count."""
     changes = np.diff(losses)
     return float(1.4826 * np.median(np.abs(changes - np.median(changes))) / np.sqrt(2))

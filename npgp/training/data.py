@@ -129,7 +129,7 @@ class Data:
         group_size = checks.whole_number(group_size, "group_size")
         if batch_size is not None:
             batch_size = checks.whole_number(batch_size, "batch_size", least=None)
-        self._given = args, kwargs
+        self._call = args, kwargs
         self.source = args[0] if args and isinstance(args[0], Source) else None
         args = args[0 if self.source is None else 1 :]
         for option, name in (("indices", indices), ("steps", steps)):
@@ -241,13 +241,13 @@ class Data:
         starts = np.arange(0, self.num_rows, self.batch_size).clip(max=self.num_rows - self.batch_size)
         return [(starts[:, None] + np.arange(self.batch_size)).astype(self._row_type)]
 
-    def row(self, chunk: Any, step: int, i: int, place: int) -> str:
+    def row(self, chunk: Any, step: int, i: int, position: int) -> str:
         """Name for messages of a row of the chunk that begins at a step: the one at a place in its i-th batch."""
         if chunk is None:
-            return f"row {place}"
+            return f"row {position}"
         if self.source is not None:
-            return f"row {place} of batch {step + i}"
-        return f"row {chunk[0][i][place]}" if self.sharding is None else f"row {place} of step {step + i}"
+            return f"row {position} of batch {step + i}"
+        return f"row {chunk[0][i][position]}" if self.sharding is None else f"row {position} of step {step + i}"
 
     def max_steps(self, first: int) -> int:
         """Largest number of steps in a chunk, at least one, by the size of the first step that will be read."""
@@ -349,11 +349,11 @@ class Data:
             return {}
         first = next(name for name, length in self._names if length)
         return {
-            place: (
+            position: (
                 f"{name} has {length} rows, and {first} has {self.num_rows}: batches are cut from arrays that are as "
                 f"long as the first one, and {name} is passed as a whole."
             )
-            for place, number in enumerate(self.layout.numbers())
+            for position, number in enumerate(self.layout.numbers())
             for name, length in [self._names[number] if number >= 0 else ("", 0)]
             if length not in (0, self.num_rows)
         }
@@ -383,7 +383,7 @@ class Data:
     def described(self) -> dict[str, str]:
         """Describe arguments for checkpoints by shapes, dtypes and checksums; a source by its first batch."""
         found: dict[str, str] = {}
-        for name, value in _named(*self._given):
+        for name, value in _named(*self._call):
             if isinstance(value, Source):
                 found[f"{name}: rows"] = str(value.num_rows)
                 name, value = f"{name}: batch 0", next(iter(value.batches(self.seed, self.batch_size, 0)))
@@ -542,19 +542,19 @@ class Shuffle:
         self.seed, self.size = list(seed), size
         side = math.isqrt(max(size - 1, 0)) + 1
         self._sides = (side, -(-size // side))
-        self._epoch, self._kept = -1, np.empty(0, np.int64)
+        self._epoch, self._order = -1, np.empty(0, np.int64)
 
     def __call__(self, epoch: int, start: int, stop: int) -> np.ndarray:
         """Entries ``start`` to ``stop`` of the order in an epoch, (stop − start,)."""
         if epoch != self._epoch:
             rng = np.random.default_rng([*self.seed, epoch])
             if self.size <= MAX_KEPT:
-                self._kept = rng.permutation(np.arange(self.size, dtype=np.int32))
+                self._order = rng.permutation(np.arange(self.size, dtype=np.int32))
             else:
-                self._kept = rng.integers(2**64, size=_ROUNDS, dtype=np.uint64)
+                self._order = rng.integers(2**64, size=_ROUNDS, dtype=np.uint64)
             self._epoch = epoch
         if self.size <= MAX_KEPT:
-            return self._kept[start:stop]
+            return self._order[start:stop]
         rows = np.arange(start, stop, dtype=np.uint64)
         rows = self._network(rows)
         while (outside := rows >= self.size).any():
@@ -564,7 +564,7 @@ class Shuffle:
     def _network(self, rows: np.ndarray) -> np.ndarray:
         a, b = (np.uint64(side) for side in self._sides)
         r, l = np.divmod(rows, a)
-        for i, key in enumerate(self._kept):
+        for i, key in enumerate(self._order):
             if i % 2:
                 r = (r + _mix(l + key)) % b
             else:

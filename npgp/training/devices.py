@@ -75,7 +75,7 @@ class Sharding:
     def local_rows(self, number: int) -> slice:
         """Rows that this process reads of ``number``: those of its devices, which follow one another."""
         index = NamedSharding(self.mesh, P(ROWS)).addressable_devices_indices_map((number,)).values()
-        bounds = [part[0].indices(number)[:2] for part in index if part is not None]
+        bounds = [rows[0].indices(number)[:2] for rows in index if rows is not None]
         return slice(min(start for start, _ in bounds), max(stop for _, stop in bounds))
 
     def place(self, arrays: list[Any], num_rows: int) -> list[jax.Array]:

@@ -17,7 +17,7 @@ from npgp.programs.compiled import STEPS, Program, one_model_at_a_time
 from npgp.training.data import Data, Layout, refuse_traced
 from npgp.training.loop import one_blas_thread
 from npgp.training.row_tables import RowState, RowSVI
-from npgp.training.step import Step, kept
+from npgp.training.step import Step, cached
 
 
 def evaluate(
@@ -67,7 +67,7 @@ def evaluate(
     def evaluations():
         return Program(_evaluations(RowSVI(svi) if by_rows else svi, data.layout, num_draws), options=STEPS)
 
-    run = kept(svi, ("evaluate", data.layout, by_rows, num_draws), evaluations)
+    run = cached(svi, ("evaluate", data.layout, by_rows, num_draws), evaluations)
     with one_blas_thread(), one_model_at_a_time:
         losses = run(state, data.arrays, rng_key, data.place(data.read(0, num_draws)))
         elbos = -np.asarray(losses, np.float64)

@@ -22,15 +22,15 @@ def interrupts_held() -> Iterator[None]:
         return
     handlers: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     handlers = {number: handler for number, handler in handlers.items() if callable(handler)}
-    held: list[tuple] = []
+    pending: list[tuple] = []
     for number in handlers:
-        signal.signal(number, lambda *args: held.append(args))
+        signal.signal(number, lambda *args: pending.append(args))
     try:
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number, frame in held[:1]:
+    for number, frame in pending[:1]:
         handlers[number](number, frame)
 
 

@@ -35,7 +35,7 @@ from npgp.training.observed import check_of_rows
 from npgp.training.results import FitResult
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.run import Training
-from npgp.training.step import Step, Steps, forget, steps_taken
+from npgp.training.step import Step, Steps, clear_cache, steps_taken
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
 MAX_STEPS_PER_CALL = 1000
@@ -176,7 +176,7 @@ def fit(
     init_params = {n: v for n, v in init_params.items() if n != ROWS_TRAINED_ON} if init_params else init_params
     step = Step(svi, row_optim)
     if init_state is None:
-        forget(svi)
+        clear_cache(svi)
     else:
         _check_state(init_state, row_optim is not None)
     first = 0 if init_state is None else int(steps_taken(init_state))
@@ -195,9 +195,9 @@ def fit(
         names = jax.eval_shape(lambda: step.get_params(state))
         _check_names(names, init_params, "init_params")
         if init_state is not None:
-            given = jax.eval_shape(lambda: step.get_params(init_state))
-            _check_names(names, given, "init_state")
-            _check_names(given, names, "the model")
+            present = jax.eval_shape(lambda: step.get_params(init_state))
+            _check_names(names, present, "init_state")
+            _check_names(present, names, "the model")
     state = jax.tree.map(jnp.asarray, state if init_state is None else init_state)
     check = None
     if data.reads or data.num_rows:
@@ -234,8 +234,8 @@ def fit(
         except KeyboardInterrupt as error:
             ended = ended or error
     if isinstance(ended, KeyboardInterrupt) and training.done:
-        kept = checkpoints is not None and checkpoints.newest == training.step
-        saved = " They are saved: the same call goes on from there." if kept else ""
+        is_saved = checkpoints is not None and checkpoints.newest == training.step
+        saved = " They are saved: the same call goes on from there." if is_saved else ""
         of_all = "" if num_steps is None else f" of {num_steps}"
         warnings.warn(f"Interrupted: {training.done}{of_all} steps were taken.{saved}", stacklevel=2)
     elif ended is not None:
@@ -284,8 +284,8 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
             size = interrupts.agree(size)
 
 
-def _check_names(params: dict[str, Any], given: dict[str, Any] | None, name: str) -> None:
-    unknown = sorted(set(given or {}) - set(params))
+def _check_names(params: dict[str, Any], present: dict[str, Any] | None, name: str) -> None:
+    unknown = sorted(set(present or {}) - set(params))
     if unknown:
         other = "init_state" if name == "the model" else "the model"
         raise ValueError(

@@ -20,7 +20,7 @@ from npgp.model.rerun import Hidden
 from npgp.programs.compiled import QUICK, Program
 from npgp.programs.operations import Operations
 from npgp.training.data import Data, Layout, is_array
-from npgp.training.step import kept
+from npgp.training.step import cached
 
 #: Scales that differ by less are taken for equal.
 _SAME = 1e-3
@@ -130,16 +130,16 @@ class Observed:
         arrays = [leaf for leaf in leaves if is_array(leaf)]
         values, names = jax.tree.flatten(params)
         first = 1 + len(values)
-        seen = Statements()
+        statements = Statements()
         self._words: dict[str, str] = {}
 
-        def run(key, *given):
-            data, resident = jax.tree.unflatten(names, given[: len(values)]), iter(given[len(values) :])
+        def run(key, *operands):
+            data, resident = jax.tree.unflatten(names, operands[: len(values)]), iter(operands[len(values) :])
             at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
             with Hidden(), handlers.substitute(data=data):
-                _run(svi, key, at_step, keywords, seen)
+                _run(svi, key, at_step, keywords, statements)
             results: dict[tuple[str, str], Any] = {}
-            for name, (message, _) in seen.found.items():
+            for name, (message, _) in statements.found.items():
                 fn, y = message["fn"], message["value"]
                 results[name, "scale"] = jnp.asarray(1.0 if message["scale"] is None else message["scale"])
                 results[name, "y"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(y)]
@@ -156,7 +156,7 @@ class Observed:
         self.masked: set[int] = set()
         #: For each statement of GP values: where is a value that it cannot have. What draws have a part in is left out.
         self._wrong: dict[str, Callable] = {}
-        for name, statement in seen.found.items():
+        for name, statement in statements.found.items():
             needs, compute = operations.part((name, "scale"))
             scale = np.full(2, np.nan) if 0 in needs else np.asarray(compute(*everything))
             sentence = wrong_scale(statement, scale, rows, size)
@@ -171,7 +171,7 @@ class Observed:
                 needs, compute = operations.part((name, "wrong"))
                 if needs & of_rows and min(needs) >= first:
                     self._wrong[name] = compute
-        seen.found.clear()  # of tracers
+        statements.found.clear()  # of tracers
 
     def program(self, layout: Layout, sharding: Any = None) -> Callable[[list, Any], dict[str, Any]] | None:
         """
@@ -180,8 +180,8 @@ class Observed:
         """
 
         def one(arrays, item):
-            given = [leaf for leaf in jax.tree.leaves(layout.call(arrays, item)) if is_array(leaf)]
-            return {name: compute(*[None] * self._first, *given) for name, compute in self._wrong.items()}
+            leaves = [leaf for leaf in jax.tree.leaves(layout.call(arrays, item)) if is_array(leaf)]
+            return {name: compute(*[None] * self._first, *leaves) for name, compute in self._wrong.items()}
 
         def run(arrays, chunk):
             if chunk is None:
@@ -200,10 +200,10 @@ class Observed:
         :param num_steps: of how many steps.
         :param row: what to call a row, from the step and its place in the batch.
         """
-        for name, (places, values) in jax.tree.map(np.asarray, found).items():
-            bad = np.flatnonzero(places[:num_steps] >= 0)
+        for name, (positions, values) in jax.tree.map(np.asarray, found).items():
+            bad = np.flatnonzero(positions[:num_steps] >= 0)
             if bad.size:
-                where = row(int(bad[0]), int(places[bad[0]]))
+                where = row(int(bad[0]), int(positions[bad[0]]))
                 raise ValueError(
                     f"{name} has the value {values[bad[0]]:g} in {where}; {self._words[name]}. Leave such rows out, or "
                     "mask them."
@@ -234,13 +234,13 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
         return observed, observed.program(data.layout, sharding)
 
     shapes = tuple(map(jnp.shape, jax.tree.leaves((args, kwargs))))
-    observed, program = kept(svi, ("observed", data.layout, shapes, data.step_rows, data.sharding), make)
+    observed, program = cached(svi, ("observed", data.layout, shapes, data.step_rows, data.sharding), make)
     data.allow_nan_of(observed.masked)
     if program is None or jax.process_count() > 1:  # there each step's answer would be a message between processes
         return None
 
     def check(chunk, placed, num_steps, step):
-        observed.refuse(program(data.arrays, placed), num_steps, lambda i, place: data.row(chunk, step, i, place))
+        observed.refuse(program(data.arrays, placed), num_steps, lambda i, position: data.row(chunk, step, i, position))
 
     if data.reads:
         return check
@@ -249,7 +249,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
     return None
 
 
-def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, seen: Statements) -> None:
+def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, statements: Statements) -> None:
     """Run guide and model as a loss does."""
     guide_key, model_key = jax.random.split(key)
     model = handlers.seed(svi.model, model_key)
@@ -257,7 +257,7 @@ def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, seen: Statements) 
     if not getattr(svi.loss, "multi_sample_guide", False):
         guide = handlers.trace(handlers.seed(svi.guide, guide_key))
         model = handlers.replay(model, guide.get_trace(*args, **kwargs, **svi.static_kwargs))
-    with seen:
+    with statements:
         model(*args, **kwargs, **svi.static_kwargs)
 
 
@@ -267,11 +267,11 @@ def likelihood_not_finite(svi: SVI, params: dict[str, Any], args: tuple, kwargs:
 
     :param params: parameters, constrained; with the arguments of a step.
     """
-    seen = Statements()
+    statements = Statements()
     try:
         with Hidden(), handlers.substitute(data=params):
-            _run(svi, jax.random.key(0), args, kwargs, seen)
-        for name, (message, _) in seen.found.items():
+            _run(svi, jax.random.key(0), args, kwargs, statements)
+        for name, (message, _) in statements.found.items():
             if isinstance(fn := base_of(message["fn"]), LatentObservation):
                 if sentence := fn.why_not_finite(message["value"]):
                     return f"{name}: {sentence}"
@@ -286,5 +286,5 @@ def _first_impossible(fn: LatentObservation, y: jax.Array) -> tuple[tuple[jax.Ar
     wrong, words = impossible(fn.likelihood, y)
     if fn.mask_ is not None:
         wrong = wrong & fn.mask_
-    place = jnp.argmax(wrong)
-    return (jnp.where(jnp.any(wrong), place % y.shape[-1], -1), jnp.ravel(y)[place]), words
+    position = jnp.argmax(wrong)
+    return (jnp.where(jnp.any(wrong), position % y.shape[-1], -1), jnp.ravel(y)[position]), words

@@ -331,17 +331,17 @@ class Parquet:
         per_epoch = self.num_rows // batch_size
         while True:
             epoch, number = divmod(first, per_epoch)
-            parts: list[dict[str, NDArray[Any]]] = []
-            held = 0
+            pieces: list[dict[str, NDArray[Any]]] = []
+            count = 0
             for window, order in self._windows([*seed, epoch], self.num_rows % batch_size, number * batch_size):
                 arrays = self._load(window, dtypes)
                 while len(order):
-                    rows, order = np.split(order, [batch_size - held])
-                    parts.append({name: x[rows] for name, x in arrays.items()})
-                    held += len(rows)
-                    if held == batch_size:
-                        yield {name: np.concatenate([part[name] for part in parts]) for name in dtypes}
-                        parts, held = [], 0
+                    rows, order = np.split(order, [batch_size - count])
+                    pieces.append({name: x[rows] for name, x in arrays.items()})
+                    count += len(rows)
+                    if count == batch_size:
+                        yield {name: np.concatenate([piece[name] for piece in pieces]) for name in dtypes}
+                        pieces, count = [], 0
                 del arrays  # before the next window is read
             first = (epoch + 1) * per_epoch
 
@@ -431,10 +431,10 @@ class Parquet:
         return np.asarray(column.to_numpy())  # nulls of floats are NaN
 
     def _dtypes(self) -> dict[str, np.dtype]:
-        def given(name: str) -> Any:
+        def dtype_of(name: str) -> Any:
             return self.dtype.get(name) if isinstance(self.dtype, Mapping) else self.dtype
 
-        return {name: np.dtype(given(name) or jnp.result_type(float)) for name in self.columns}
+        return {name: np.dtype(dtype_of(name) or jnp.result_type(float)) for name in self.columns}
 
     def _used(self, names: Iterable[str]) -> list[str]:
         """The columns that some arguments need."""

@@ -18,7 +18,7 @@ from npgp.programs.compiled import STEPS, Program, one_program
 from npgp.training.data import Data, Layout
 from npgp.training.row_tables import RowOptimizer, RowState, RowSVI, has_nan
 
-__all__ = ["Info", "Step", "Steps", "kept", "steps_taken"]
+__all__ = ["Info", "Step", "Steps", "cached", "steps_taken"]
 
 _NAME = "_npgp_programs"
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class Steps:
             return steps_program(step, data.layout, max_steps, out)
 
         by_rows = isinstance(state.optim_state, RowState)  # whose optimizer cannot be compared
-        self._run = make() if by_rows else kept(step.svi, ("steps", data.layout, max_steps, sharding), make)
+        self._run = make() if by_rows else cached(step.svi, ("steps", data.layout, max_steps, sharding), make)
 
     def go_on_from(self, state: SVIState) -> None:
         """Take the next steps from this state."""
@@ -207,12 +207,12 @@ class Steps:
         return self._run(state, self.data.arrays, chunk, num_steps - 1)[1]
 
 
-def kept(svi: SVI, key: Hashable, make: Callable[[], T]) -> T:
+def cached(svi: SVI, key: Hashable, make: Callable[[], T]) -> T:
     """
     Return what ``make`` made for this SVI and key before, or makes now.
 
     It is kept with the SVI, and goes with it; and so with the model as it was when it was traced. Hence
-    :func:`forget`, when training starts anew.
+    :func:`clear_cache`, when training starts anew.
     """
     try:
         hash(key)
@@ -224,6 +224,6 @@ def kept(svi: SVI, key: Hashable, make: Callable[[], T]) -> T:
     return programs[key]
 
 
-def forget(svi: SVI) -> None:
+def clear_cache(svi: SVI) -> None:
     """Drop what is kept for an SVI."""
     svi.__dict__.pop(_NAME, None)

@@ -105,9 +105,9 @@ def test_all_bits_come_back(tmp_path, float64):
     assert_same_bits(found.state, state)
     assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(found.state))
     assert bits(found.losses) == bits(losses)
-    assert found.kept.keys() == monitor.keys()
+    assert found.snapshots.keys() == monitor.keys()
     for name, value in monitor.items():
-        assert bits(found.kept[name]) == bits(value)
+        assert bits(found.snapshots[name]) == bits(value)
 
 
 @pytest.mark.parametrize("key", [random.PRNGKey(3), random.key(3, impl="rbg")], ids=["raw", "rbg"])
@@ -131,7 +131,7 @@ def test_arrays_are_copied_before_save_returns(tmp_path):
     checkpoints.save(1, Saved({"t": table}, table[0], {"best.0": table[0]}))
     table[:] = 2.0
     found = restored(checkpoints, {"t": table})
-    for x in (found.state["t"], found.losses, found.kept["best.0"]):
+    for x in (found.state["t"], found.losses, found.snapshots["best.0"]):
         np.testing.assert_array_equal(x, 1.0)
     # Device memory that is donated afterwards.
     checkpoints = Checkpoints(tmp_path / "device")

@@ -55,4 +55,4 @@ def test_large_orders_are_neither_drawn_nor_kept():
     rows = order(5, 10**9, 10**9 + 50_000)
     assert len(set(rows.tolist())) == 50_000 and rows.min() >= 0 and rows.max() < 10**10
     assert abs(rows.mean() / 10**10 - 0.5) < 5 / np.sqrt(12 * 50_000)
-    assert order._kept.size == data._ROUNDS
+    assert order._order.size == data._ROUNDS
