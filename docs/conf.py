@@ -163,7 +163,7 @@ def show_outputs(app: Any, name: str, source: list[str]) -> None:
 
 # Links from pages into the repository work where the repository is read. On the site, tables of results are pages,
 # and other files are named without a link.
-_RESULT = re.compile(r"\]\((?:\.\./)*scripts/benchmarks/results/([\w-]+\.md)\)")
+_RESULT = re.compile(r"\]\((?:\.\./)*scripts/benchmarks/results/([\w-]+\.(?:md|png))\)")
 _NOTEBOOK = re.compile(r"\]\((?:\.\./)*notebooks/(?:gallery/)?([\w-]+\.ipynb)\)")
 _FILE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?:scripts|tests|npgp|notebooks)/[^)]*\)")
 

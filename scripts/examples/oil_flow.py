@@ -37,6 +37,8 @@ CLASS_NAMES = ("homogeneous", "annular", "stratified")
 COLUMN_NAMES = [f"beam {beam}, {phase}" for beam in range(1, 7) for phase in ("water", "oil")]
 #: New rows, and the share of their entries that is hidden.
 NEW_ROWS, HIDDEN = 100, 1 / 3
+#: Rows of an island that has a label in the picture, at least.
+SHOWN = 4
 #: Steps by which each bound is climbed on, at most.
 ON = 400
 
@@ -231,12 +233,13 @@ def draw_latents(params: dict[str, Any], posterior: Any, data: datasets.OilFlow)
         rows = latents.loc[(data.labels == 2) & (codes == code), :2]
         at = np.median(rows, axis=0)
         near = [other for other in islands if np.max(np.abs(islands[other] - at) / size) < 0.04]
-        if near and len(rows) >= 10:  # one label for both
+        if near and len(rows) >= SHOWN:  # one label for both
             islands[f"{near[0]}, {code}"] = islands.pop(near[0])
-        elif len(rows) >= 10:
+        elif len(rows) >= SHOWN:
             islands[str(code)] = at
     for code, at in islands.items():
-        ax.annotate(code, at, (0, 9), textcoords="offset points", ha="center", fontsize=8, color="0.15", zorder=4)
+        where = dict(xytext=(-14, -3), ha="right") if "," in code else dict(xytext=(0, 9), ha="center")
+        ax.annotate(code, at, textcoords="offset points", fontsize=8, color="0.15", zorder=4, **where)
     caption = (
         "An island: stratified rows whose three horizontal beams run in the same layers, such as WWG,\n"
         "in water, water and gas from below. Where a layer's edge passes a beam, what that beam\n"
