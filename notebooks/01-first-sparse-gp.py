@@ -261,12 +261,14 @@ axes[0].axvline(true_effect, color="k", lw=0.8, ls="--", label="truth")
 _ = axes[0].legend(frameon=False, fontsize=8)
 
 # %% [markdown]
-# The two agree about the effect, and nearly about the lengthscale, whose posterior is two thirds as wide by SVI as by
-# NUTS. The guide can follow because $q$ of the function's values does: with `dependence="independent"` the function
-# that it holds fits one lengthscale only, and that posterior is ten times too narrow.
+# The two agree, about the lengthscale too. The guide can follow because $q$ of the function's values does: with
+# `dependence="independent"` the function that it holds fits one lengthscale only, and that posterior is ten times too
+# narrow.
 #
-# The guide of part 2 takes minibatches, and likelihoods of all kinds; `npgp.check_posterior` says whether its draws are
-# to be trusted. For data that fit in memory the collapsed model is the reference, with NUTS.
+# The guide of part 2 takes minibatches, in which it has to learn how $q$ follows. With all rows at every step $q$ is
+# the posterior given the rows, for each draw of everything else; with Gaussian noise nothing of it is trained then, and
+# `npgp.fit(svi, key, None, ...)` ends when the rest stands still (notebook 03). `npgp.check_posterior` says whether a
+# guide's draws are to be trusted. For data that fit in memory the collapsed model is the reference, with NUTS.
 
 # %% [markdown]
 # ## Where next

@@ -18,7 +18,7 @@ from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO, init_to_median
 
 import npgp
 
-STEPS, DRAWS = 1000, 200
+DRAWS = 200
 plt.rcParams["figure.dpi"] = 150
 
 # %%
@@ -50,8 +50,10 @@ data = (sites, exposure, y)
 
 # %%
 guide = npgp.AutoSparseGP(model)
-svi = SVI(model, guide, npgp.adam(0.03, STEPS), TraceMeanField_ELBO())
-params = npgp.fit(svi, jax.random.key(0), STEPS, *data, progress=False).params
+svi = SVI(model, guide, npgp.adam(0.03), TraceMeanField_ELBO())
+result = npgp.fit(svi, jax.random.key(0), None, *data, progress=False)  # until the posterior stands still
+print(result.convergence)
+params = result.params
 draws = {"SVI": guide.sample_posterior(jax.random.key(1), params, *data, sample_shape=(2000,))}
 
 nuts = NUTS(model, init_strategy=init_to_median, target_accept_prob=0.9, max_tree_depth=5)
@@ -60,8 +62,8 @@ mcmc.run(jax.random.key(2), *data)
 draws["NUTS"] = mcmc.get_samples()
 
 apart = npgp.AutoSparseGP(model, dependence="independent")
-svi = SVI(model, apart, npgp.adam(0.03, STEPS), TraceMeanField_ELBO())
-alone = npgp.fit(svi, jax.random.key(0), STEPS, *data, progress=False).params
+svi = SVI(model, apart, npgp.adam(0.03), TraceMeanField_ELBO())
+alone = npgp.fit(svi, jax.random.key(0), None, *data, progress=False).params
 draws["independent"] = apart.sample_posterior(jax.random.key(1), alone, *data, sample_shape=(2000,))
 
 # %% [markdown]
