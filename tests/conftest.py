@@ -31,6 +31,8 @@ hypothesis.settings.register_profile(
     derandomize=True,
     deadline=None,
     max_examples=50,
+    # What fails is shown as it was found: to make it smaller runs it again, hundreds of times.
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.reuse, hypothesis.Phase.generate],
     # A first example compiles; and the dtype fixtures below hold for all examples of a test alike.
     suppress_health_check=[
         hypothesis.HealthCheck.too_slow,
