@@ -582,3 +582,13 @@ def test_moments_of_noise_whose_log_is_gaussian(float64):
     average, spread = HeteroscedasticGaussian().moments(mean, variance)
     noise = np.sum(w * np.exp(2 * (mean[1] + np.sqrt(variance[1]) * z))) / w.sum()
     np.testing.assert_allclose([average[0], spread[0]], [0.3, 0.7 + noise], rtol=1e-10)
+
+
+def test_averages_over_noise_reach_far_enough(float64):
+    """To eight digits where the log of the noise is nearly known: five deviations would leave out 6e-7."""
+    z, w = np.polynomial.hermite_e.hermegauss(40)
+    mean, variance, y = np.array([[0.3], [-0.5]]), np.array([[0.7], [0.01]]), np.array([0.7])
+    noise = np.exp(2 * (mean[1] + np.sqrt(variance[1]) * z))
+    density = np.sum(w / w.sum() * stats.norm.pdf(y, mean[0], np.sqrt(variance[0] + noise)))
+    found = HeteroscedasticGaussian().log_marginal(y, mean, variance)
+    np.testing.assert_allclose(found, np.log(density), rtol=0, atol=2e-9)
