@@ -393,7 +393,7 @@ class _Layout:
             outer, shape = array.shape[: len(lead)], array.shape[len(lead) :]
             axes = self._axes(name, shape)
             named = [axis for axis in axes if axis is not None]
-            array = array.reshape(*outer, *(n for axis, n in zip(axes, shape, strict=True) if axis is not None))
+            array = array.reshape((*outer, *(n for axis, n in zip(axes, shape, strict=True) if axis is not None)))
             present = self.present.get(name)
             if present is not None and not present.all():
                 batch = [(axis, n) for axis, n in zip(axes, present.shape, strict=False) if axis is not None]

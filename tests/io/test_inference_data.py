@@ -335,6 +335,28 @@ def test_names_and_labels_that_do_not_fit():
         npgp.to_arviz(KEY, simple, [1.0], X, Y)
 
 
+def test_names_with_a_stroke_and_the_sampler_s_log_density():
+    """Groups take a stroke for a path; and NumPyro keeps energies, of which the density has the other sign."""
+
+    class Done(MCMC):
+        def __init__(self):
+            pass
+
+        def get_samples(self, group_by_chain=False):
+            return {"group/level": np.zeros((1, 3))}
+
+        def get_extra_fields(self, group_by_chain=False):
+            return {"potential_energy": np.array([[1.0, 2.0, -3.0]])}
+
+    def model():
+        numpyro.sample("group/level", dist.Normal())
+        numpyro.sample("y", dist.Normal(), obs=0.5)
+
+    found = npgp.to_arviz(KEY, model, Done(), posterior_predictive=False)
+    assert list(found.posterior.data_vars) == ["group.level"]
+    np.testing.assert_array_equal(found.sample_stats["lp"], [[-1.0, -2.0, 3.0]])
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Values of functions, jointly with the other sites
 

@@ -670,3 +670,15 @@ def test_the_spellings_that_are_advised_have_the_intervals_of_dense_algebra(spel
     mean, variance, residual = trace["y"]["moments"]
     np.testing.assert_allclose(mean.ravel(), gain @ y.ravel()[there], atol=0.02)
     np.testing.assert_allclose(np.sqrt(variance + residual), expected, rtol=0.05)
+
+
+def test_a_later_components_noise_starts_at_what_the_earlier_leave(monkeypatch, float64):
+    """Least squares, where each row sees one inducing value of the earlier component: weights, and what is left."""
+    rng = np.random.default_rng(0)
+    of_f, of_g = np.kron(np.eye(3), rng.uniform(0.5, 2.0, (4, 1))), rng.normal(size=(12, 2))
+    monkeypatch.setattr(components, "_size", lambda size: size)
+    start = components.Start(["f", "g"], {"f": 3, "g": 2}, {})
+    start._seen = [{"f": components.Weights(of_f.T, None), "g": components.Weights(of_g.T, None)}]
+    solved, left = np.linalg.lstsq(of_f, of_g)[:2]
+    np.testing.assert_allclose(start.weights("g", "f", ()), solved.T, rtol=1e-9)
+    np.testing.assert_allclose(start.noise("g"), np.sqrt(np.sum(of_g**2, 0) / left), rtol=1e-9)

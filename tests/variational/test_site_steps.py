@@ -14,6 +14,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from models import compiled, make_elbo, rbf, trajectory
+from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from oracles import log_normal
@@ -59,6 +60,12 @@ def point_guide(X, y=None, rows=None, kinds="dense", outputs=None, likelihood=No
     else:
         with numpyro.plate("outputs", outputs, dim=-2):
             component(kinds).guide(pseudo_data=True)
+
+
+def test_pseudo_data_start_with_noise_of_a_share_of_the_priors_deviation(float64):
+    site = handlers.trace(handlers.seed(point_guide, 0)).get_trace(X)["f.u.pseudo_scale"]
+    np.testing.assert_allclose(site["value"], component().init_scale * np.sqrt(1.3), rtol=1e-9)
+    assert component().init_scale < 0.5
 
 
 @pytest.fixture
