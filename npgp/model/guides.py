@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpyro
+from jax import lax
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer.autoguide import (
@@ -501,11 +503,23 @@ class AutoSparseGP:
 
         if not sample_shape:
             checks.random_key(rng_key)
-        fn = draw
-        for _ in sample_shape:
-            fn = jax.vmap(fn)
+        size = math.prod(sample_shape)
+        # Given rows, each draw has the projections of all of them.
+        together = max(n for n in range(1, 17) if size % n == 0) if self._is_given_rows(args, kwargs) else size
+
+        def draws():
+            if not sample_shape:
+                return draw(rng_key)
+            keys = jax.random.split(rng_key, sample_shape)
+            keys = keys.reshape(-1, *keys.shape[len(sample_shape) :])
+            found = jax.vmap(draw)(keys) if together == size else lax.map(draw, keys, batch_size=together)
+            return jax.tree.map(lambda x: x.reshape(*sample_shape, *x.shape[1:]), found)
+
         set_up(self, args, kwargs)
-        return one_program(lambda: fn(jax.random.split(rng_key, sample_shape) if sample_shape else rng_key))
+        return one_program(draws)
+
+    def _is_given_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
+        return bool((self._structure or self._setup(*args, **kwargs)).by_rows)
 
     def median(self, params, *args, **kwargs) -> dict[str, jax.Array]:
         """

@@ -517,7 +517,7 @@ def test_what_a_guide_does_not_offer_is_named(float64):
     with pytest.raises(RuntimeError, match="median.*svi.init"):
         fresh.median({})
     for rest, method, args in (
-        (KINDS["iaf"], "median", ()),
+        (KINDS["bnaf"], "median", ()),
         (AutoDelta, "quantiles", ([0.5],)),
         ([by_hand, AutoNormal], "median", ()),
     ):

@@ -478,3 +478,15 @@ def test_a_structured_component_beside_one_that_is_dense(float64):
     elbos = models.over_keys(make_elbo(model, npgp.AutoSparseGP(model)), 3, {}, jnp.asarray(x), jnp.asarray(y))
     # One value for each draw of u, of whose g's the divergence is taken: their mean is exact, and each is so here.
     np.testing.assert_allclose(elbos, expected, rtol=1e-7)
+
+
+def test_many_draws_are_those_of_their_keys_one_by_one(float64):
+    """In parts of at most 16, for each has the projections of all rows; in any shape, with keys of either kind."""
+    guide = npgp.AutoSparseGP(counts, dependence="sites")
+    params = guide.with_rows(started(counts, guide, INPUTS, COUNTS)[0], INPUTS, COUNTS)
+    for key in (jax.random.key(3), jax.random.PRNGKey(3)):
+        draws = guide.sample_posterior(key, params, INPUTS, sample_shape=(3, 7))["f.u"]
+        keys = jax.random.split(key, (3, 7))
+        one = guide.sample_posterior(keys[2, 5], params, INPUTS)["f.u"]
+        np.testing.assert_allclose(draws[2, 5], one, rtol=1e-12)
+        assert draws.shape == (3, 7, 4)
