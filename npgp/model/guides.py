@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 from jax import lax
 from jax.typing import ArrayLike
@@ -142,7 +143,8 @@ class AutoSparseGP:
     Where nothing in that plate is observed, as in ``Predictive(model, guide=guide, params=params)(key, X_new)``, rows
     are new, as many as there are, and the model draws these sites from their prior; :func:`npgp.posterior` needs none.
     For the rows trained on give their observations too: ``Predictive(model, guide.sample_posterior(key, params, X, y,
-    sample_shape=(1000,)), params=params)(key, X)``. With all that was observed in training, rows are taken for these;
+    sample_shape=(1000,)), params=params)(key, X)``. With all that was observed in training, rows are taken for these,
+    and other observations are an error where the rows trained on are among ``params``;
     with some of it, an autoguide's sites are unknown, which is an error. A guide by hand is run with whatever rows
     there are, as an encoder. A site outside that plate with as many members as there are rows keeps its trained values,
     and a warning says so where nothing is observed.
@@ -219,7 +221,7 @@ class AutoSparseGP:
         structure = self._setup(*args, **kwargs) if self._structure is None else self._structure
         guides = any(isinstance(part, _AUTOMATIC) for part in (self._auto, *self._parts))
         if not (guides and (structure.local or structure.like_rows) and under_predictive("guide")):
-            return structure, UnknownRows(set(), {}, set())
+            return structure, UnknownRows(set(), {}, set(), set())
         try:
             return structure, structure.unknown_rows(survey(self.model, {}, args, kwargs), new)
         except ValueError:
@@ -338,6 +340,8 @@ class AutoSparseGP:
         rest = {n: site for n, site in rest.items() if n not in rows.left_out or n not in by_auto}
         for name in sorted(rows.unclear.keys() & by_auto):
             raise ValueError(rows.unclear[name])
+        for name in sorted(rows.taken & by_auto):
+            self._require_rows_trained_on(name, args, kwargs)
         for name in sorted(rows.perhaps & by_auto):
             warnings.warn(
                 f"{name!r} has as many members as there are rows, and its values are those trained: if it is local to "
@@ -419,6 +423,27 @@ class AutoSparseGP:
                 "with the rows trained on."
             )
         return seen
+
+    def _require_rows_trained_on(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
+        """
+        Raise ``ValueError`` if observations are known to differ from those trained on: arguments that may be ``None``.
+
+        :param name: a latent site that is local to their rows.
+        """
+        stored, signature = given_by(handlers.substitute, ROWS_TRAINED_ON) or {}, inspect.signature(self.model)
+        call = signature.bind(*args, **kwargs).arguments
+        for key in stored.keys() & call.keys():
+            before, now = stored[key], call[key]
+            arrays = all(hasattr(x, "shape") and not is_traced(x) for x in (before, now))
+            if not arrays or signature.parameters[key].default is not None or before.shape != now.shape:
+                continue
+            before, now = np.asarray(before), np.asarray(now)
+            if not np.array_equal(before, now.astype(before.dtype), equal_nan=before.dtype.kind == "f"):
+                raise ValueError(
+                    f"{name!r} is local to rows, and {key} has other observations than in training, whose rows alone "
+                    f"an autoguide knows: leave {key} out for new rows, which have {name!r} from the prior, or write a "
+                    f"guide of {name!r} by hand, an encoder."
+                )
 
     @property
     def given_rows(self) -> bool:

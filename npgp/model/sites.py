@@ -230,7 +230,12 @@ def trained(params: Any) -> Mapping[str, Any]:
 
 def traced_inside(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same parameters, traced inside a program: NumPyro looks at others' values, each look a program of its own."""
-    return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, (float, np.ndarray, jax.Array)) else x, params)
+
+    def put(x: Any) -> Any:
+        return jax.device_put(x) if isinstance(x, (float, np.ndarray, jax.Array)) else x
+
+    # The rows trained on stay as they are, as the arguments of the call do: they may be compared.
+    return {name: x if name == ROWS_TRAINED_ON else jax.tree.map(put, x) for name, x in params.items()}
 
 
 class Trained(handlers.substitute):

@@ -94,6 +94,7 @@ class Structure:
         """
         observed = observed_sites(sites)
         left_out: set[str] = set()
+        taken: set[str] = set()
         unclear: dict[str, str] = {}
         for name, plate in sorted(self.local.items()):
             now, before = ({n for n, plates in of.items() if plate in plates} for of in (observed, self.observed))
@@ -113,9 +114,11 @@ class Structure:
                     "Predictive(model, guide.sample_posterior(key, params, ...)), the latter with all observations; "
                     f"for new ones give none, or write a guide of {name!r} by hand, an encoder of what is observed."
                 )
+            elif not context().unseen:
+                taken.add(name)
         alike = _like_rows(sites, self.observed.keys() & sites.keys() - observed.keys(), set(self.like_rows))
         perhaps = {name for name, _ in alike.items() & self.like_rows.items()}
-        return UnknownRows(left_out, unclear, perhaps - left_out - unclear.keys())
+        return UnknownRows(left_out, unclear, perhaps - left_out - unclear.keys(), taken)
 
 
 class UnknownRows(NamedTuple):
@@ -127,6 +130,8 @@ class UnknownRows(NamedTuple):
     unclear: dict[str, str]
     #: Perhaps local to rows, which may be new.
     perhaps: set[str]
+    #: Local to rows that are taken for those trained on, as all of their observations are there.
+    taken: set[str]
 
 
 def _like_rows(sites: dict[str, Message], observations: set[str], names: set[str]) -> dict[str, tuple[int, ...]]:

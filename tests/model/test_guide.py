@@ -1,6 +1,7 @@
 """The automatic guide, composition of GPs in models, minibatches and missing entries."""
 
 import itertools
+from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -1023,6 +1024,27 @@ def test_rows_of_which_some_is_observed_may_be_new(count, float64):
     guide = npgp.AutoSparseGP(with_a_reading, [encoder, AutoNormal])
     draws = Predictive(guide, params=params, num_samples=2)(jax.random.key(1), new)
     np.testing.assert_allclose(draws["x"], np.broadcast_to(new, (2, count, 1)), atol=0.01)
+
+
+def test_other_observations_are_not_taken_for_those_trained_on(float64):
+    """Of as many rows, whose latent inputs nobody knows: the posterior of f needs none."""
+    given, other = (jnp.asarray(X), jnp.asarray(Y)), (jnp.asarray(X) + 0.5, jnp.asarray(Y) + 0.1)
+    guide, params = started(measured_model, *given)
+    draw = Predictive(measured_model, guide=guide, params=params, num_samples=2)
+    for rows, wrong in ((given, False), (other, True)):
+        calls = (
+            lambda: guide.sample_posterior(jax.random.key(0), params, *rows, sample_shape=(2,)),  # noqa: B023
+            lambda: draw(jax.random.key(0), *rows),  # noqa: B023
+        )
+        for call in calls:
+            with (
+                pytest.raises(ValueError, match="'x' is local to rows, and y has other observations")
+                if wrong
+                else nullcontext()
+            ):
+                call()
+    means = [npgp.posterior("f", measured_model, guide, params, *rows).mean(X) for rows in (given, other)]
+    np.testing.assert_array_equal(*means)
 
 
 def test_a_site_with_as_many_members_as_rows_may_be_of_old_ones(float64):
