@@ -15,6 +15,7 @@ import numpy as np
 import numpyro
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import validation_enabled
+from scipy import special
 
 from npgp.checks import is_traced, whole_number
 from npgp.contract import base_of
@@ -26,6 +27,8 @@ from npgp.pytrees import pytree, static
 
 #: Values of f so far out stand for all: what is possible there and at 0 is possible at every f.
 _FAR = 100.0
+#: Nats of a log-probability that may be lost to rounding without a word.
+LOST = 1e-3
 #: Likelihoods that are NumPyro's distributions of these names, with log-densities that are finite further out.
 INSTEAD = {
     "BernoulliProbs": "Bernoulli",
@@ -33,6 +36,11 @@ INSTEAD = {
     "BetaProportion": "Beta",
     "BetaBinomial": "BetaBinomial",
     "BinomialProbs": "Binomial",
+    "BinomialLogits": "Binomial",
+    "Poisson": "Poisson",
+    "NegativeBinomialProbs": "NegativeBinomial",
+    "NegativeBinomialLogits": "NegativeBinomial",
+    "NegativeBinomial2": "NegativeBinomial",
     "OrderedLogistic": "Ordinal",
     "TwoSidedTruncatedDistribution": "TruncatedGaussian",
     "LeftTruncatedDistribution": "TruncatedGaussian",
@@ -156,8 +164,25 @@ class Factorized(Likelihood):
             for f in (-1.0, 1.0):
                 self._check_link(f, (*latents, *np.shape(y)))
             self._check_rows(latents, np.shape(y))
-            _warn_of_tails(self._made(jnp.zeros((*latents, *np.shape(y)))))
+            made = self._made(jnp.zeros((*latents, *np.shape(y))))
+            _warn_of_tails(made)
+            self._warn_of_counts(made, np.asarray(y))
         super().check(y)
+
+    def _warn_of_counts(self, made, y: np.ndarray) -> None:
+        """Warn of counts so large that NumPyro's differences of log-gammas leave few digits of a log-probability."""
+        made = base_of(made)
+        trials = getattr(made, "total_count", 0)
+        if not made.support.is_discrete:
+            return
+        most = np.nanmax(np.concatenate([[0.0], np.ravel(y), np.ravel(0 if is_traced(trials) else trials)]))
+        lost = 0.5 * float(jnp.finfo(jnp.result_type(float)).eps) * float(special.gammaln(most + 1.0))
+        if lost > LOST:
+            warnings.warn(
+                f"The log-probabilities of {type(made).__name__} are rounded to {lost:.1g} nats at counts of {most:g}, "
+                f"as differences of log-gammas. Compute in float64{self.instead}.",
+                stacklevel=4,
+            )
 
     def _check_rows(self, latents: tuple[int, ...], rows: tuple[int, ...]) -> None:
         """Raise ``ValueError`` where fn makes other rows of f than f has, of which it may get several values each."""

@@ -26,6 +26,7 @@ class _Interval(Likelihood):
     """Has a log p that is analytic in f on the scale of the noise, and grows like its square at most."""
 
     scale: ArrayLike
+    by_quadrature: ClassVar[bool] = True  # type: ignore[misc]
 
     def expected_log_prob(self, y, mean, variance):
         y, mean, variance, scale = floats(y, mean, variance, self.scale)
@@ -65,7 +66,6 @@ class CensoredGaussian(_Interval):
     until: ArrayLike
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
-    by_quadrature: ClassVar[bool] = True  # type: ignore[misc]  # of censored rows
 
     def __post_init__(self):
         positive_fields(self, "scale")
