@@ -60,23 +60,24 @@ def log_cdf(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) -> jax
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _log_cdf(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Array) -> jax.Array:
-    return log_cdf_and_slopes(mean, sd, num_nodes)(s)[0]
+    return log_cdf_and_slopes(mean, sd, num_nodes)(s)[1]
 
 
 @_log_cdf.defjvp
 def _(num_nodes, primals, tangents):
     s, mean, sd = primals
-    value, by_mean, by_sd = log_cdf_and_slopes(mean, sd, num_nodes)(s)
+    _, value, by_mean, by_sd = log_cdf_and_slopes(mean, sd, num_nodes)(s)
     of_s, of_mean, of_sd = tangents
     return value, by_mean * (of_mean - of_s) + by_sd * of_sd
 
 
 def log_cdf_and_slopes(
-    mean: jax.Array, sd: jax.Array, num_nodes: int
-) -> Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]]:
+    mean: jax.Array, sd: jax.Array, num_nodes: int, all_narrow: bool = False
+) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
     """
-    log P(f + G ≤ s) and its slopes in the mean and the deviation of f, as a function of s: what is the same for all s
-    is computed once, and the three in one pass over the nodes of the rule that has any rows.
+    P(f + G ≤ s), its logarithm, and that one's slopes in the mean and the deviation of f, as a function of s: in one
+    pass over the nodes of the rule that has any rows. Which these are is not asked for each s if ``all_narrow``: no
+    deviation is above :data:`SEAM`.
     """
     wide = sd > SEAM
     narrow, scale = jnp.where(wide, SEAM, sd), jnp.where(wide, sd, SEAM)
@@ -85,14 +86,15 @@ def log_cdf_and_slopes(
     rules = half, np.where(half > 1e-9, 1.0, 0.5) * of_half, *gumbel(num_nodes)
     z, weights, g, gumbel_weights = (jnp.asarray(array, sd.dtype) for array in rules)
     up = jnp.exp(z.reshape((-1,) + (1,) * sd.ndim) * narrow)
+    down = 1.0 / up
 
     def at(s):
         right = s > mean
         sign, at_mean = jnp.where(right, 1.0, -1.0).astype(s.dtype), _exp(mean - s)
 
         def by_f(node):
-            z, up = node
-            x, y = at_mean * up, at_mean / up
+            z, up, down = node
+            x, y = at_mean * up, at_mean * down
             below, above = jnp.exp(-x), jnp.exp(-y)
             kept, by_x, by_y = below + above, sign * x * below, sign * y * above
             return jnp.where(right, 2.0 - kept, kept), by_x + by_y, z * (by_x - by_y)
@@ -112,14 +114,18 @@ def log_cdf_and_slopes(
         def none():
             return (jnp.zeros_like(s + mean),) * 3
 
-        narrow_ones = lax.cond(jnp.all(wide), none, averages(by_f, (z, up), weights))
-        wide_ones = lax.cond(jnp.any(wide), averages(by_g, g, gumbel_weights), none)
+        if all_narrow:
+            wide_ones, narrow_ones = none(), averages(by_f, (z, up, down), weights)()
+        else:
+            narrow_ones = lax.cond(jnp.all(wide), none, averages(by_f, (z, up, down), weights))
+            wide_ones = lax.cond(jnp.any(wide), averages(by_g, g, gumbel_weights), none)
         # P(f + G > s) above the mean of f, P(f + G ≤ s) below: what is small; logarithms of many classes are added.
         side, by_mean, by_sd = jax.tree.map(functools.partial(jnp.where, wide), wide_ones, narrow_ones)
         left = jnp.where(right, 1.0, jnp.maximum(side, jnp.finfo(side.dtype).tiny))
         other = jnp.where(right, side, 0.0)
         over = 1.0 / jnp.where(right, other - 1.0, left)
-        return jnp.where(right, jnp.log1p(-other), jnp.log(left)), by_mean * over, by_sd * over
+        cdf, log_cdf = jnp.where(right, 1.0 - other, left), jnp.where(right, jnp.log1p(-other), jnp.log(left))
+        return cdf, log_cdf, by_mean * over, by_sd * over
 
     return at
 

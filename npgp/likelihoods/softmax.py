@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.likelihoods.base import Likelihood, aligned, check_nodes
-from npgp.likelihoods.gumbel import log_cdf, log_cdf_and_slopes, log_density
+from npgp.likelihoods.gumbel import SEAM, log_cdf, log_cdf_and_slopes, log_density
 from npgp.likelihoods.numerics import deviation
 from npgp.likelihoods.quadrature import trapezoid
 from npgp.pytrees import pytree, static
@@ -156,17 +156,22 @@ def _total_and_slopes(num_nodes: int, mean: jax.Array, sd: jax.Array) -> tuple[j
     # Beyond the range the largest's distribution function is 1 − E[Σ exp(f_c)] exp(−s), up to exp(−2s), and the sum
     # goes on as a geometric series.
     each = jnp.exp(mean + 0.5 * near**2 - upper) / jnp.expm1(step)
-    log_cdfs = log_cdf_and_slopes(mean, sd, num_nodes)
-
-    @jax.checkpoint
-    def add(sums, s):
-        logs, by_mean, by_sd = log_cdfs(s)
-        log_all = jnp.sum(logs, axis=0)
-        terms = -jnp.expm1(log_all), -jnp.exp(log_all) * by_mean, -jnp.exp(log_all) * by_sd
-        return jax.tree.map(jnp.add, sums, terms), None
-
     start = jnp.sum(each, axis=0), each, jnp.where(sd < REACH, sd, 0.0) * each
-    (total, by_mean, by_sd), _ = lax.scan(add, start, s)
+
+    def sums(all_narrow):
+        cdfs = log_cdf_and_slopes(mean, sd, num_nodes, all_narrow)
+
+        @jax.checkpoint
+        def add(sums, s):
+            each, _, by_mean, by_sd = cdfs(s)
+            below = jnp.prod(each, axis=0)
+            terms = 1.0 - below, -below * by_mean, -below * by_sd
+            return jax.tree.map(jnp.add, sums, terms), None
+
+        return lax.scan(add, start, s)[0]
+
+    wide = jnp.any(sd > SEAM)
+    total, by_mean, by_sd = lax.cond(wide, lambda: sums(False), lambda: sums(True))
     return lower + step * (total - 0.5) - np.euler_gamma, step * by_mean, step * by_sd
 
 
