@@ -85,7 +85,7 @@ def _evaluate_and_keep(example: Example) -> None:
     pictures = []
     for number in sorted(set(plt.get_fignums()) - before):
         pictures.append(f"{name}-{digest}-{number}.png")
-        plt.figure(number).savefig(kept / pictures[-1], dpi=_DPI)
+        plt.figure(number).savefig(kept / pictures[-1], dpi=_DPI, bbox_inches="tight")
     (kept / f"{name}-{digest}.json").write_text(json.dumps({"printed": printed.getvalue(), "pictures": pictures}))
 
 
