@@ -77,9 +77,9 @@ def test_work_on_rows_is_divided(results):
 
 
 def test_parameters_of_outputs_are_divided_with_their_moments(results):
-    """Means and factors of q and two moments of each are in four parts."""
+    """Means and factors of q, two moments and an average of each are in four parts."""
     parts = results[0]["parts"]
-    assert (parts == 0.25).sum() == 6 and set(parts) == {0.25, 1.0}
+    assert (parts == 0.25).sum() == 8 and set(parts) == {0.25, 1.0}
 
 
 @pytest.mark.parametrize("case", ["batches", "outputs"])
