@@ -16,7 +16,7 @@ from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO, init_to_median
 
 import npgp
 
-STEPS, DRAWS = 1500, 300
+DRAWS = 300
 plt.rcParams["figure.dpi"] = 150
 
 # %%
@@ -59,8 +59,10 @@ data = (X, y)
 
 # %%
 guide = npgp.AutoSparseGP(model)
-svi = SVI(model, guide, npgp.adam(0.03, STEPS), TraceMeanField_ELBO())
-params = npgp.fit(svi, jax.random.key(0), STEPS, *data, progress=False).params
+svi = SVI(model, guide, npgp.adam(0.03), TraceMeanField_ELBO())
+result = npgp.fit(svi, jax.random.key(0), None, *data, progress=False)  # until the posterior stands still
+print(result.convergence)
+params = result.params
 draws = {"SVI": guide.sample_posterior(jax.random.key(1), params, *data, sample_shape=(2000,))}
 
 

@@ -189,6 +189,82 @@ def sites(args: argparse.Namespace) -> Groups:
         yield f"hyperparameters {'learned' if learned else 'sampled'}, M = {args.inducing}", calls
 
 
+def stepper(svi: SVI, arrays: Sequence[jax.Array], now: Callable[[], float]) -> Callable[[int], float]:
+    """A function from a number of steps, which it takes from where it was, to the seconds of one."""
+    state = jax.jit(svi.init)(jax.random.key(0), *arrays)
+
+    @jax.jit
+    def run(state, steps):
+        return jax.lax.fori_loop(0, steps, lambda _, state: svi.update(state, *arrays)[0], state)
+
+    def advance(steps: int) -> float:
+        nonlocal state
+        began = now()
+        state = jax.block_until_ready(run(state, steps))
+        return (now() - began) / steps
+
+    return advance
+
+
+def summed(functions: int, rows: int, inducing: int) -> tuple[Callable, tuple[np.ndarray, np.ndarray]]:
+    """A level and so many functions of one column, whose lengthscales, and the noise, are sampled; and data."""
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0.0, 6.0, (rows, 1)), axis=0).astype(np.float32)
+    y = np.sin(X[:, 0]) + 0.1 * rng.normal(size=rows).astype(np.float32)
+    Z = np.linspace(0.0, 6.0, inducing)[:, None]
+
+    def model(X, y):
+        eta, noise = numpyro.sample("level", dist.Normal(0.0, 1.0)), numpyro.sample("noise", dist.HalfNormal(1.0))
+        for i in range(functions):
+            lengthscale = numpyro.sample(f"lengthscale{i}", dist.LogNormal(0.0, 1.0))
+            eta = npgp.SparseGP(f"f{i}", npgp.Matern32(lengthscale), Z).draw()(X) + eta
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", eta, npgp.Gaussian(scale=noise), obs=y)
+
+    return model, (X, y)
+
+
+def of_groups(groups: int, times: int = 12, inducing: int = 8) -> tuple[Callable, tuple[np.ndarray, np.ndarray]]:
+    """A level, a function that all groups share and one of each, whose lengthscales are sampled; and data."""
+    X = np.linspace(0.0, 6.0, times, dtype=np.float32)[:, None]
+    y = np.random.default_rng(0).normal(size=(groups, times)).astype(np.float32)
+    Z = np.linspace(0.0, 6.0, inducing)[:, None]
+
+    def model(X, y):
+        level, noise = numpyro.sample("level", dist.Normal(0.0, 1.0)), numpyro.sample("noise", dist.HalfNormal(1.0))
+        shared, own = (numpyro.sample(name, dist.LogNormal(0.0, 1.0)) for name in ("shared", "own"))
+        f = npgp.SparseGP("f", npgp.Matern32(shared), Z).draw()
+        with numpyro.plate("groups", groups, dim=-2):
+            g = npgp.SparseGP("g", npgp.Matern32(own), Z).draw()
+            with numpyro.plate("times", len(X)):
+                npgp.observe("y", f(X) + g(X) + level, npgp.Gaussian(scale=noise), obs=y)
+
+    return model, (X, y)
+
+
+def dependence(args: argparse.Namespace) -> Groups:
+    """
+    A step of the automatic guide, whose q(ε) follows the other sites by default as the posterior given all rows, beside
+    an independent one, and one that follows by pseudo-data: of one function, of three in a sum, and of panels of groups
+    with twelve rows. All rows at once.
+    """
+    cases = {}
+    for rows in args.rows:
+        inducing = min(max(rows // 20, 20), 100)
+        cases[f"1 function, {rows:,} rows, M = {inducing}"] = summed(1, rows, inducing)
+    rows = sorted(args.rows)[len(args.rows) // 2]
+    inducing = min(max(rows // 20, 20), 100)
+    cases[f"3 summed, {rows:,} rows, M = {inducing}"] = summed(3, rows, inducing)
+    cases |= {f"{groups:,} groups, M = 8": of_groups(groups) for groups in args.groups}
+    for title, (model, arrays) in cases.items():
+        calls = {}
+        for how in ("independent", "default", "pseudo-data"):
+            guide = npgp.AutoSparseGP(model, dependence=None if how == "default" else how)
+            svi = SVI(model, guide, npgp.adam(0.01), TraceMeanField_ELBO())
+            calls[how] = stepper(svi, tuple(map(jnp.asarray, arrays)), clock(args.cpu_time))
+        yield title, calls
+
+
 def nngp(args: argparse.Namespace) -> Groups:
     """A response NNGP of sites in the plane, 15 neighbors in max–min order: density, gradient and draw."""
 
@@ -334,6 +410,7 @@ class Cost(NamedTuple):
 
 COSTS = {
     "sites": Cost(sites),
+    "dependence": Cost(dependence, {"rows": [200, 1000, 10_000]}, True),
     "nngp": Cost(nngp, {"rows": [4096]}),
     "gplvm-rows": Cost(partial(tables, gplvm_loop), {"batch_size": 100, "inducing": 25, "seconds": 1.0}, True),
     "vnngp-rows": Cost(partial(tables, vnngp_loop), {"batch_size": 256, "seconds": 1.0}, True),
@@ -348,11 +425,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     rows = [1000, 10_000, 100_000, 1_000_000]
     parser.add_argument("--rows", type=whole, nargs="+", default=rows, help="of data, files, sites")
     parser.add_argument("--devices", type=whole, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--groups", type=whole, nargs="+", default=[10, 100, 1000], help="of a panel")
     parser.add_argument("--seconds", type=float, default=0.4, help="about this long per turn, where steps are taken")
     parser.shared("quick", "cpu-time", "json", repetitions=15, batch_size=1024, inducing=256)
     cost = parser.parse_args(argv).cost
     parser.set_defaults(**(COSTS[cost].defaults if cost else {}))
     quick = {"repetitions": 2, "batch_size": 16, "inducing": 8, "rows": [40, 60], "seconds": 0.01, "devices": [1, 4]}
+    quick["groups"] = [2]
     return parser.read(argv, quick)
 
 

@@ -150,7 +150,7 @@ def by_svi(key, model, y, args) -> tuple[dict, jax.Array, dict]:
     svi = SVI(model, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
     state = svi.init(keys[0], X, y)
     state, losses = lax.scan(lambda state, _: svi.update(state, X, y), state, length=args.steps)
-    samples = guide.sample_posterior(keys[1], svi.get_params(state), X, sample_shape=(args.draws,))
+    samples = guide.sample_posterior(keys[1], svi.get_params(state), X, y, sample_shape=(args.draws,))
     # What the bound still gains in the last tenth, where its noise allows to see that.
     tenth = max(args.steps // 10, 1)
     gain = jnp.mean(losses[-2 * tenth : -tenth]) - jnp.mean(losses[-tenth:])
@@ -301,7 +301,7 @@ independent`` shows it; ``--shift .5``, added to the data that the sampler is gi
             "thin": 5,
             "warmup": 200,
             "batch": 32,
-            "dependence": "pseudo-data",
+            "dependence": "sites",  # as by default
             "shift": 0.0,
             "steps": 3000,
             "learning_rate": 0.03,

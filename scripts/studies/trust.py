@@ -22,7 +22,7 @@ from studies.runner import Records, Study
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
 import cookbook
 
-GUIDES = {"default": "pseudo-data", "independent": "independent"}
+GUIDES = {"default": None, "independent": "independent"}
 
 #: Sites of more entries are those of rows.
 FEW = 20

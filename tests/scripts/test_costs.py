@@ -36,6 +36,30 @@ def test_a_step_with_sites_has_the_loss_of_the_bare_elbo(costs):
     assert bare == pytest.approx(sites, rel=1e-5)
 
 
+def test_the_default_dependence_begins_with_the_best_q_of_functions(costs, monkeypatch):
+    """With Gaussian noise the default's q(ε) is the posterior given the draw of all else, before any step."""
+    made = []
+    monkeypatch.setattr(costs, "stepper", lambda svi, arrays, now: made.append((svi, arrays)))
+    title, calls = next(costs.dependence(costs.parse(["dependence", "--rows", "30"])))
+    assert title == "1 function, 30 rows, M = 20" and list(calls) == ["independent", "default", "pseudo-data"]
+    losses = []
+    for svi, arrays in made:
+        state = svi.init(jax.random.key(0), *arrays)
+        losses.append(float(svi.evaluate(state, *arrays)))
+    independent, default, pseudo_data = losses
+    assert default < min(independent, pseudo_data) - 10.0
+
+
+def test_a_stepper_goes_on_where_it_was(costs):
+    """And says the seconds of one step."""
+    model, arrays = costs.of_groups(2, times=3, inducing=2)
+    guide = costs.npgp.AutoSparseGP(model)
+    svi = costs.SVI(model, guide, costs.npgp.adam(0.01), costs.TraceMeanField_ELBO())
+    ticks = iter([0.0, 6.0, 7.0, 9.0])
+    advance = costs.stepper(svi, arrays, lambda: next(ticks))
+    assert (advance(3), advance(1)) == (2.0, 2.0)
+
+
 def test_the_density_of_sites_with_all_neighbors_is_the_gps(costs):
     with jax.enable_x64(False):
         _, calls = next(costs.nngp(costs.parse(["nngp", "--rows", "16"])))
