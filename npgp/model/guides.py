@@ -185,6 +185,8 @@ class AutoSparseGP:
             raise ValueError(
                 'couple names sites for q(ε) to follow, but dependence="independent" says that it is to none.'
             )
+        #: How q(ε) depends on the other sites, as asked for; ``None`` for the default.
+        self.dependence = dependence
         kernel = dependence in (None, "pseudo-data", "sites")
         self._coupling = None if dependence == "independent" else Coupling(couple, kernel)
         self._by_rows = kernel and dependence != "pseudo-data" and joint is not False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from npgp.contract import Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, quadrature_error
 from npgp.model.components import meetings, sampled_into
 from npgp.model.draw import Function
-from npgp.model.guides import set_up
+from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent
 from npgp.model.sites import FUNCTION, Q, Trained, is_gp_site, is_observation, traced_inside, trained
@@ -54,6 +54,9 @@ class PosteriorCheck:
     :param quadrature: by how many nats expectations of all rows, or log marginals, change with twice as many nodes, at
         one draw; 0 where they are in closed form.
     :param dtype: of the densities; advice about jitter depends on it.
+    :param follows: whether the guide is an :class:`npgp.AutoSparseGP` whose q(ε) follows the other sites.
+    :param sites: the draws of latent sites, (draws, …) each, but for inducing values whose q(ε) is not learned.
+    :param weights: their smoothed importance weights, which sum to 1.
     """
 
     khat: float
@@ -65,6 +68,39 @@ class PosteriorCheck:
     jitter: float = 0.0
     quadrature: float = 0.0
     dtype: str = "float32"
+    follows: bool = False
+    sites: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    weights: np.ndarray | None = field(default=None, repr=False, compare=False)
+
+    def reweight(self, num_draws: int = 1000, rng_key: jax.Array | None = None) -> dict[str, jax.Array]:
+        """
+        Draws of the latent sites that stand for the model's posterior better than the guide's do: those of this check,
+        each taken as often as its smoothed importance weight says. They are for what ``mcmc.get_samples()`` is for:
+        ``npgp.posterior("f", model, draws, params, X)``, ``Predictive`` and :func:`npgp.to_arviz`. With k̂ above .7
+        they are no substitute for MCMC, and with few :attr:`effective` draws most are copies of a few.
+
+        .. code-block:: python
+
+            check = npgp.check_posterior(key, model, guide, params, X, y, draws=200)
+            f = npgp.posterior("f", model, check.reweight(100), params, X)
+
+        :param num_draws: number of draws.
+        :param rng_key: for the choice, which is systematic: a draw with weight w is taken w times ``num_draws`` times,
+            rounded up or down.
+        :return: draws by name, (num_draws, …).
+        :raises ValueError: for a check without draws.
+
+        Source: Vehtari, Simpson, Gelman, Yao & Gabry 2024 (PSIS); Kitagawa 1996 (systematic resampling).
+        """
+        num_draws = checks.whole_number(num_draws, "num_draws")
+        if self.weights is None:
+            raise ValueError("this check has no draws: take one that npgp.check_posterior returned.")
+        key = jax.random.key(0) if rng_key is None else rng_key
+        start, order = jax.random.split(key)
+        places = (np.arange(num_draws) + float(jax.random.uniform(start))) / num_draws
+        chosen = np.searchsorted(np.cumsum(self.weights), places).clip(max=len(self.weights) - 1)
+        chosen = np.asarray(jax.random.permutation(order, chosen))
+        return {name: jnp.asarray(value[chosen]) for name, value in self.sites.items()}
 
     @property
     def trusted(self) -> bool:
@@ -78,10 +114,13 @@ class PosteriorCheck:
         elif self.khat < USABLE:
             advice = "usable: means and intervals can be relied upon, tails less so"
         else:
+            follow = (
+                "let q(ε) follow the other sites, and these each other, as npgp.AutoSparseGP(model) does by default; "
+            )
             advice = (
-                "the guide's posterior is not the model's: intervals may be far too narrow. Train longer; let q(ε) "
-                "follow the other sites, and these each other, as npgp.AutoSparseGP(model) does by default; or run "
-                "NUTS, over hyperparameters alone where the GP is stated as npgp.CollapsedGP"
+                "the guide's posterior is not the model's: intervals may be far too narrow. Train until it arrives, "
+                f"num_steps=None; {'' if self.follows else follow}or run NUTS, over hyperparameters alone where the GP "
+                "is stated as npgp.CollapsedGP"
             )
         khat = "−∞" if self.khat == -np.inf else f"{self.khat:.2f}"
         verdict = f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."
@@ -178,18 +217,29 @@ def check_posterior(
                 log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
         sampled = sampled_into(Trained(model, values), sites, args, kwargs)
         independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared, sampled)))
-        return log_p - log_q, _jitter_share(sites), _quadrature_error(sites)
+        unknown = {name for name, q in approximate.items() if not (q is None or q.learned)}
+        values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
+        return log_p - log_q, _jitter_share(sites), values, _quadrature_error(sites)
 
     def compute():
         *_, error = log_ratio(rng_key)
-        return *lax.map(lambda key: log_ratio(key)[:2], jax.random.split(rng_key, draws)), error
+        return *lax.map(lambda key: log_ratio(key)[:3], jax.random.split(rng_key, draws)), error
 
     set_up(guide, args, kwargs)
-    log_ratios, shares, error = one_program(compute, options=STEPS)
+    log_ratios, shares, values, error = one_program(compute, options=STEPS)
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
     judged = _judged(np.asarray(log_ratios, np.float64))
     dtype = str(np.asarray(shares).dtype)
-    return replace(judged, independent=independent, jitter=jitter, quadrature=float(error), dtype=dtype)
+    follows = isinstance(guide, AutoSparseGP) and guide.dependence != "independent"
+    return replace(
+        judged,
+        independent=independent,
+        jitter=jitter,
+        quadrature=float(error),
+        dtype=dtype,
+        follows=follows,
+        sites=jax.tree.map(np.asarray, values),
+    )
 
 
 def _jitter_share(sites: dict[str, Message]) -> jax.Array:
@@ -258,12 +308,14 @@ def _judged(log_ratios: np.ndarray) -> PosteriorCheck:
             f"{np.sum(~np.isfinite(log_ratios))} of {draws} draws have a density that is not finite, of model or guide."
         )
     if np.ptp(log_ratios) < SAME:
-        return PosteriorCheck(float("-inf"), draws, float(draws), float(np.std(log_ratios)), float(np.mean(log_ratios)))
+        same, spread, elbo = np.full(draws, 1.0 / draws), float(np.std(log_ratios)), float(np.mean(log_ratios))
+        return PosteriorCheck(float("-inf"), draws, float(draws), spread, elbo, weights=same)
     smoothed, khat = _smoothed(log_ratios - np.max(log_ratios))
     weights = np.exp(smoothed - np.max(smoothed))
     effective = np.sum(weights) ** 2 / np.sum(weights**2)
     spread = np.std(log_ratios[np.isfinite(log_ratios)])
-    return PosteriorCheck(khat, draws, float(effective), float(spread), float(np.mean(log_ratios)))
+    elbo, weights = float(np.mean(log_ratios)), weights / np.sum(weights)
+    return PosteriorCheck(khat, draws, float(effective), float(spread), elbo, weights=weights)
 
 
 def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:

@@ -111,6 +111,34 @@ def test_a_level_beside_a_gp_is_right_if_q_follows_it_and_not_otherwise(float64)
     assert "as npgp.AutoSparseGP(model) does by default" in str(found)
 
 
+def test_reweighted_draws_have_the_models_moments(float64):
+    """A guide that is wider than the posterior in the level, and right given it: weights make both right."""
+    (_, exact), _ = level_params()
+    wide = exact | {name: 1.4 * exact[name] for name in ("level_auto_scale", "f.u.coupling")}
+    guide = npgp.AutoSparseGP(level_model, AutoNormal, dependence="coupled")
+    check = npgp.check_posterior(KEY, level_model, guide, wide, X, Y, draws=4000)
+    assert check.khat < 0.5
+    assert check.weights.sum() == pytest.approx(1.0)
+    draws = check.reweight(4000)
+    assert draws["level"].shape == (4000,) and draws["f.u"].shape == (4000, 8)
+    deviation, mean = float(exact["level_auto_scale"]), float(exact["level_auto_loc"])
+    assert np.std(check.sites["level"]) > 1.3 * deviation
+    assert abs(np.mean(draws["level"]) - mean) < 0.1 * deviation
+    assert np.std(draws["level"]) == pytest.approx(deviation, rel=0.06)
+    covariance = exact["f.u.scale_tril"] @ exact["f.u.scale_tril"].T + np.outer(*2 * [exact["f.u.coupling"][:, 0]])
+    np.testing.assert_allclose(np.std(draws["f.u"], axis=0), np.sqrt(np.diag(covariance)), rtol=0.1)
+    few = np.unique(check.reweight(100)["level"])
+    assert len(few) > 60  # systematic: copies of the heaviest alone
+    with pytest.raises(ValueError, match="this check has no draws"):
+        PosteriorCheck(0.1, 100, 90.0, 1.0, -3.0).reweight()
+
+
+def test_advice_knows_the_guide():
+    words = str(PosteriorCheck(0.9, 2000, 10.0, 3.0, -10.0, follows=True))
+    assert "num_steps=None; or run NUTS" in words and "by default" not in words
+    assert "does by default; or run NUTS" in str(PosteriorCheck(0.9, 2000, 10.0, 3.0, -10.0))
+
+
 def test_components_that_meet_and_share_no_posterior_are_said_whatever_the_tail_is(float64):
     """The functions of a plate, mixed; and not those of a sum that share one, or of which one is known."""
 
