@@ -107,8 +107,7 @@ def nearest_before(
 
     :param X: sites, (N, D).
     :param size: k, the number of neighbors: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
-        exact GP, but dearer than that itself, at O(N⁴) work: use :func:`npgp.collapsed.exact_log_evidence`, or
-        :class:`npgp.SparseGP` with inducing points at the sites.
+        exact GP, by one factorization of O(N³) work.
     :param ordering: see :func:`order_sites`.
     :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column.
     :param rng_key: a JAX random key, for the order ``"random"``, which needs one.

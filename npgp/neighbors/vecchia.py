@@ -93,11 +93,28 @@ def site_weights(
     """
     rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
     if sites is None:
+        if 1 < X.shape[0] == rows.shape[1] + 1:
+            return _all_before(kernel, X, neighbors, noise_variance, jitter)
         sites = jnp.arange(X.shape[0])
     else:
         rows, mask = rows[sites], mask[sites]
     here, there = ((X[at], at_rows(noise_variance, at, X.dtype)) for at in (sites, rows))
     return conditional_weights(kernel, here, there, mask, jitter)
+
+
+def _all_before(
+    kernel: Kernel, X: jax.Array, neighbors: Neighbors, noise_variance: ArrayLike, jitter: float | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """:func:`site_weights` given all sites before: with ``C = L Lᵀ`` in the order, ``F^−½ (I − B) = L⁻¹``."""
+    order, rows, mask = (jnp.asarray(x) for x in (neighbors.order, neighbors.rows, neighbors.mask))
+    jitter = linalg.default_jitter(X.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
+    C = kernel(X[order]) + linalg.diagonal_matrix(at_rows(noise_variance, order, X.dtype))
+    L, used = linalg.cholesky(C, jnp.asarray(jitter, X.dtype))  # type: ignore[arg-type]
+    scale = linalg.diagonal(L)
+    B = -scale[:, None] * linalg.solve_lower(L, jnp.eye(len(order), dtype=X.dtype))
+    position = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
+    weights = jnp.where(mask, B[position[:, None], position[rows]], 0.0)
+    return weights, jnp.square(scale)[position], used
 
 
 def new_site_weights(
