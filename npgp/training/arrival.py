@@ -306,9 +306,12 @@ class Fifths(Callback):
 
     @staticmethod
     def can_look(training: Training) -> bool:
-        """Whether steps are averaged, all parameters are, and their number is known and enough."""
+        """
+        Whether steps are averaged, all parameters are, and their number is known and enough; not where batches come
+        from a source, which may have no second time.
+        """
         number, state = training.num_steps, training.state
-        whole = not isinstance(state.optim_state, RowState)
+        whole = not isinstance(state.optim_state, RowState) and training.data.source is None
         return number is not None and number >= LEAST_STEPS and whole and len(_averagings(state)) == 1
 
     def begin(self, training: Training) -> None:
@@ -350,8 +353,7 @@ class Fifths(Callback):
         elbo = copy.copy(svi.loss)
         elbo.num_particles = 1
         keys = jax.random.split(jax.random.key(1), DRAWS)
-        # Batches that have to be read are read once; a stream may have no second time.
-        batches = data.place(data.read(training.first, 1 if data.reads or data.sharding else DRAWS))
+        batches = data.place(data.read(training.first, DRAWS))
 
         def look(values, arrays, batches):
             params = constrained(svi, values)
@@ -366,7 +368,7 @@ class Fifths(Callback):
                     drawn.update(_latent(sites, stated))
                     return value
 
-                item = jax.tree.map(lambda x: x[number % len(x)], batches)
+                item = jax.tree.map(lambda x: x[number], batches)
                 args, kwargs = data.layout.call(arrays, item, training.first)
                 loss = elbo.loss(keys[number], params, svi.model, guide, *args, **kwargs, **svi.static_kwargs)
                 return loss, drawn

@@ -52,7 +52,7 @@ class FitResult(_Fields):
     #: Where the time went.
     seconds: Seconds = Seconds()
     #: How the posterior arrived, a :class:`Convergence`; ``None`` for fewer than 400 steps, another optimizer than
-    #: :func:`npgp.adam`, and with ``row_optim``.
+    #: :func:`npgp.adam`, with ``row_optim`` and for a source of batches.
     convergence: Any = None
 
 
