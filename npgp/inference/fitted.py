@@ -100,7 +100,7 @@ class Inference:
 
     def check(self, rng_key: jax.Array | None = None, draws: int = 2000) -> PosteriorCheck:
         """
-        Whether the guide's posterior is to be trusted: :func:`npgp.check_posterior`.
+        Estimate whether the guide's posterior is to be trusted: :func:`npgp.check_posterior`.
 
         :param rng_key: random key.
         :param draws: number of draws.

@@ -89,7 +89,9 @@ class Group(NamedTuple):
         return [site for component in (*self.shared, *self.own) for site in component]
 
 
-def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[str, set[int]]) -> list[Group]:
+def by_rows(
+    sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[str, set[int]], observed: bool
+) -> list[Group]:
     """
     The groups of components whose q is given by the rows of their statements.
 
@@ -102,6 +104,8 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     :param sites: the model's trace.
     :param dependent: first sites of components whose kernel or inducing features depend on a GP.
     :param numbers: of each statement, the ``id`` of draws on whose sampled values its numbers depend.
+    :param observed: whether to leave out components whose values are sampled. What is known of these values is in
+        statements of NumPyro's, so that two numbers for each would have to be learned from nothing.
     """
     if any(msg["type"] == "sample" and not msg["is_observed"] and is_enumerated(msg) for msg in sites.values()):
         return []
@@ -109,7 +113,8 @@ def by_rows(sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[
     usable = {draw for draw, names in blocks.items() if _may_be(sites, names) and names[0] not in dependent}
     for name, latents in stated.items():
         in_loop = any(f.source.here is not latents.here for f in latents.functions if isinstance(f.source, Function))
-        if numbers.get(name) or in_loop or not _has_all_rows(sites, sites[name]):
+        unknown = observed and not is_observation(sites[name])
+        if numbers.get(name) or in_loop or unknown or not _has_all_rows(sites, sites[name]):
             usable -= {id(f.source) for f in latents.functions}
     found = that_meet(stated.values(), {draw: draw for draw in usable})
     order = list(blocks)

@@ -105,13 +105,14 @@ class AutoSparseGP:
       the likelihood's modes. It takes all rows at each step, and for predictions the rows trained on, which
       ``npgp.fit`` puts among the parameters (:meth:`with_rows`).
       Of several blocks the first are jointly Gaussian if they are dense, and each other block is by itself.
-    - ``"pseudo-data"``, for components that cannot have that: those in minibatches, those whose kernel, or statement's
-      numbers, depend on a GP, and those in plates that have several blocks or one that is not dense (``print(guide)``
-      says which have what). q(ε) is the posterior given a value for each inducing value, and these
-      values' noise, under the prior that the hyperparameters drawn make. The values, and the logarithm of the noise's
-      scale, are affine in t, the other sites' unconstrained values less their guide's mean, in the model's order.
-      Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``,
-      ``coupling`` and ``noise_coupling``. Blocks that move the mean only, unwhitened components and
+    - ``"pseudo-data"``, for components that do not have that: those in minibatches, those whose values
+      :func:`npgp.sample` samples, of which the data alone do not say what they are (``dependence="sites"`` gives them
+      sites too), those whose kernel, or statement's numbers, depend on a GP, and those in plates that have several
+      blocks or one that is not dense (``print(guide)`` says which have what). q(ε) is the posterior given a value for
+      each inducing value, and these values' noise, under the prior that the hyperparameters drawn make. The values, and
+      the logarithm of the noise's scale, are affine in t, the other sites' unconstrained values less their guide's
+      mean, in the model's order. Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense
+      blocks), ``unit``, ``coupling`` and ``noise_coupling``. Blocks that move the mean only, unwhitened components and
       :class:`~npgp.VNNGP` have coupled means instead. Training takes ten thousand steps where it takes hundreds with
       sites.
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
@@ -276,7 +277,8 @@ class AutoSparseGP:
         """The components whose q is given by the rows of their statements."""
         draws = {names[0]: sites[names[0]]["infer"][FUNCTION] for names in blocks_of(sites).values()}
         after_gp = dependent(self.model, draws, args, kwargs) if len(draws) > 1 else set()
-        return by_rows(sites, after_gp, {name: numbers.all for name, numbers in sampled.items()})
+        numbers = {name: numbers.all for name, numbers in sampled.items()}
+        return by_rows(sites, after_gp, numbers, observed=not self._always)
 
     def _join(
         self,

@@ -36,7 +36,7 @@ def wrong_sums(jaxlib: str, xla_flags: str) -> str | None:
 
 def mend_slopes(jax_version: tuple[int, ...]) -> None:
     """
-    Gives JAX before 0.12 the derivatives of ``maximum`` and ``minimum`` that later ones have: operands are compared.
+    Give JAX before 0.12 the derivatives of ``maximum`` and ``minimum`` that later ones have: operands are compared.
 
     Before, an operand had a slope where it equaled the result; neither does where XLA computes an operand twice and
     rounds it differently, and the slope is silently lost (jax-ml/jax#40564). ``betaln`` is one of the functions that

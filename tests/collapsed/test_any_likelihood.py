@@ -43,7 +43,7 @@ def elbo(gp, y, q):
     """The ELBO of a q(ε), from its definition."""
     projector = gp._projector()
     mean, _ = npgp.variational.Posterior(projector, q).mean_and_variance(gp.X)
-    projection, residual = gp._parts(projector)
+    projection, residual = gp._projected(projector)
     variance = npgp.variational.blocks.whitened_variance(projection, q)
     terms = row_elbo(gp.conditional, gp.likelihood, y, mean + gp.offset, variance, residual)
     return jnp.sum(terms) - sum(jnp.sum(block.kl()) for block in q)
