@@ -352,8 +352,8 @@ def test_natural_gradients_and_training(float64):
 
     def found(dependence):
         guide = npgp.AutoSparseGP(trend, AutoMultivariateNormal, dependence=dependence)
-        svi = SVI(trend, guide, npgp.natural_gradient(0.5, npgp.adam(0.03, 600)), TraceMeanField_ELBO())
-        result = npgp.fit(svi, jax.random.key(0), 600, X, Y, progress=False)
+        svi = SVI(trend, guide, npgp.natural_gradient(0.5, npgp.adam(0.03, 1500)), TraceMeanField_ELBO())
+        result = npgp.fit(svi, jax.random.key(0), 1500, X, Y, progress=False)
         assert ("f.u.coupling" in result.params) == (dependence == "coupled")
         return -float(np.mean(result.losses[-50:])), result.params
 
