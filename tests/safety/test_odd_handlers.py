@@ -280,7 +280,7 @@ def test_transformed_losses(which: str) -> Any:
     return [same(slope, np.zeros(slope.shape), 0, 5e-3, name) for name, slope in slopes.items() if name == "f.u.loc"]
 
 
-@attempt("error", "f.u")
+@attempt("error", "others, f.u")
 def test_natural_gradient_without_q() -> Any:
     svi = numpyro.infer.SVI(p.model, autoguide.AutoNormal(p.model), npgp.natural_gradient(0.5), TraceMeanField_ELBO())
     return npgp.fit(svi, p.key(), 2, p.x(), p.x(p.Y), progress=False).losses

@@ -210,9 +210,7 @@ def test_evidence_of_duplicate_rows(name: str) -> Any:
     X = rng.normal(size=(10, 3))
     X, lengthscale = np.concatenate([X, X[:5]]), np.array([0.6, 0.026, 0.07])
     y = np.linalg.cholesky(p.gram(X, None, name, lengthscale, 39.3) + 7e-6 * np.eye(15)) @ rng.normal(size=15)
-    found = npgp.collapsed.exact_log_evidence(
-        getattr(npgp, name)(lengthscale, variance=39.3), X, y, noise_variance=7e-6
-    )
+    found = npgp.collapsed.exact_log_evidence(getattr(k, name)(lengthscale, variance=39.3), X, y, noise_variance=7e-6)
     return same(found, p.log_evidence(X, y, 7e-6, name=name, lengthscale=lengthscale, variance=39.3), 1e-5)
 
 
