@@ -97,9 +97,8 @@ def by_rows(
 
     Members are :class:`~npgp.SparseGP` components drawn outside control flow, whose kernel and inducing features, and
     the numbers of whose statements, do not depend on a GP; in plates those of one dense block. Their statements have
-    all rows.
-    Components that meet in a sum are one group, which is none if two of them are different latent values of one
-    observation: likelihoods take these to be independent.
+    all rows. Components that meet in a sum are one group, which is none if two of them are different latent values of
+    one observation: likelihoods take these to be independent.
 
     :param sites: the model's trace.
     :param dependent: first sites of components whose kernel or inducing features depend on a GP.

@@ -129,8 +129,8 @@ class AutoSparseGP:
 
     Components that share none are independent given t: where these meet in a sum, or functions of a plate are mixed by
     a matrix, intervals may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and
-    the way out. So it does where values sampled by :func:`npgp.sample` of one component are in the offset of another;
-    but not where sampled values of several meet in ``numpyro.sample``, or in a ``scan``.
+    the way out. So it does where values sampled by :func:`npgp.sample` of one component are in the offset of another,
+    or those of several in one parameter of an observation by ``numpyro.sample``; but not in a ``scan``.
 
     Sites that q(ε) does not follow where it is not given rows:
 
@@ -190,7 +190,7 @@ class AutoSparseGP:
         self.dependence = dependence
         kernel = dependence in (None, "pseudo-data", "sites")
         self._coupling = None if dependence == "independent" else Coupling(couple, kernel)
-        self._by_rows = kernel and dependence != "pseudo-data" and joint is not False
+        self._by_rows = joint and dependence in (None, "sites")
         self._always = dependence == "sites"  # by rows, though there be nothing to follow
         if not isinstance(joint, bool):
             raise TypeError(f"joint is {checks.shown(joint)}; it must be True or False.")
