@@ -24,11 +24,13 @@ def pytree(cls: T) -> T:
 
         from dataclasses import dataclass
 
+
         @npgp.pytree
         @dataclass(frozen=True)
         class Pair:
             first: jax.Array
             second: jax.Array
+
 
         assert len(jax.tree.leaves(Pair(jnp.ones(2), jnp.zeros(3)))) == 2
 

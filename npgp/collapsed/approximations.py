@@ -64,7 +64,11 @@ class ApproximateGP(JointDensity, Stackable):
 
     .. code-block:: python
 
-        numpyro.sample("y", npgp.ApproximateGP(kernel, X, Z, npgp.Gaussian(scale=0.3), method="fitc"), obs=y)
+        numpyro.sample(
+            "y",
+            npgp.ApproximateGP(kernel, X, Z, npgp.Gaussian(scale=0.3), method="fitc"),
+            obs=y,
+        )
 
     The cost is O(N M²), and O(N g²) more with blocks of g rows. Several outputs that share the GP's
     hyperparameters are rows of y: ``log_prob`` maps (..., N) to (...).

@@ -50,7 +50,11 @@ class CollapsedGP(JointDensity, Stackable):
 
         numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Gaussian(scale=0.3)), obs=y)
         counts, slope = np.round(3.0 * np.exp(y)), np.array([0.1])
-        numpyro.sample("y", npgp.CollapsedGP(kernel, X, Z, npgp.Poisson(), offset=1.0 + X @ slope), obs=counts)
+        numpyro.sample(
+            "y",
+            npgp.CollapsedGP(kernel, X, Z, npgp.Poisson(), offset=1.0 + X @ slope),
+            obs=counts,
+        )
 
     For Gaussian noise it is in closed form. For other likelihoods each evaluation finds q(ε) by a few steps that cost
     what the closed form costs; its gradient is that of the ELBO at this q (the envelope theorem). What the search
@@ -61,10 +65,10 @@ class CollapsedGP(JointDensity, Stackable):
     hyperparameters of their own are ``outputs`` in number, and the density maps (..., Q, N) to (..., Q)::
 
         with numpyro.plate("functions", Q, dim=-2):
-            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))                       # (Q, 1)
+            lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))  # (Q, 1)
         with numpyro.plate("outputs", Q):
             gp = npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, noise_variance=0.1, outputs=Q)
-            numpyro.sample("Y", gp, obs=Y)                                                              # (Q, N)
+            numpyro.sample("Y", gp, obs=Y)  # (Q, N)
 
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D).
@@ -272,7 +276,9 @@ class CollapsedGP(JointDensity, Stackable):
         ``CollapsedGP`` they spare half of the search, as in NUTS over hyperparameters::
 
             mode = npgp.fit_collapsed(rng_key, model, X, y).params
-            start = npgp.CollapsedGP(npgp.RBF(mode["lengthscale_auto_loc"]), X, Z, npgp.Bernoulli()).sites(y)
+            start = npgp.CollapsedGP(
+                npgp.RBF(mode["lengthscale_auto_loc"]), X, Z, npgp.Bernoulli()
+            ).sites(y)
             NUTS(model)  # whose CollapsedGP has start=start, tolerance=1e-2
 
         :raises ValueError: as for :meth:`condition`.

@@ -40,8 +40,14 @@ def collapsed_bound(
         residual = npgp.sparse.residual_of(projector, X, projection, [True], None)
         values = jnp.asarray(y)
         tight = npgp.conditionals.Tight()
-        bound = npgp.collapsed.collapsed_bound(projection, residual, values, noise_variance, ["dense"], tight)
-        assert np.isclose(bound, npgp.CollapsedGP(kernel, X, Z, noise_variance=noise_variance).log_prob(y), rtol=1e-3)
+        bound = npgp.collapsed.collapsed_bound(
+            projection, residual, values, noise_variance, ["dense"], tight
+        )
+        assert np.isclose(
+            bound,
+            npgp.CollapsedGP(kernel, X, Z, noise_variance=noise_variance).log_prob(y),
+            rtol=1e-3,
+        )
 
     :param projection: of the training inputs.
     :param residual: what the blocks with a learned covariance leave at the training inputs.

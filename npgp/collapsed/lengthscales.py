@@ -107,7 +107,9 @@ def shorter_lengthscales(
     After every training with a lengthscale::
 
         posterior = npgp.posterior("f", model, guide, result.params, X)
-        print(npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Poisson(), offset=level))
+        print(
+            npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Poisson(), offset=level)
+        )
 
     Up to 2000 rows, in groups of 500 neighbors, are looked at without inducing features, for a few seconds. All
     lengthscales of the kernel are divided by the same number, and the variances of prior and noise are chosen anew for
@@ -117,7 +119,11 @@ def shorter_lengthscales(
 
     .. code-block:: python
 
-        print(npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Gaussian(scale=params["noise"])))
+        print(
+            npgp.collapsed.shorter_lengthscales(
+                posterior, X, y, npgp.Gaussian(scale=params["noise"])
+            )
+        )
 
     :param posterior: of one function.
     :param X: training inputs, (N, D).

@@ -132,7 +132,9 @@ def expected_projection(
 
     .. code-block:: python
 
-        moments = npgp.collapsed.expected_projection(kernel, Z, loc=X, scale=np.full(X.shape, 0.1))
+        moments = npgp.collapsed.expected_projection(
+            kernel, Z, loc=X, scale=np.full(X.shape, 0.1)
+        )
         assert moments.covariance.shape[-1] == 6
 
     :param kernel: the kernel.

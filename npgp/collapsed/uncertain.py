@@ -77,7 +77,11 @@ class UncertainInputGP(JointDensity, Stackable):
 
     .. code-block:: python
 
-        numpyro.sample("y", npgp.collapsed.UncertainInputGP(kernel, X, 0.1, Z, npgp.Gaussian(scale=0.3)), obs=y)
+        numpyro.sample(
+            "y",
+            npgp.collapsed.UncertainInputGP(kernel, X, 0.1, Z, npgp.Gaussian(scale=0.3)),
+            obs=y,
+        )
 
     If they are latent with another prior, subtract the Kullback-Leibler divergence of q(x) from it, which belongs to
     the model (:class:`npgp.gplvm.CollapsedGPLVM`). Several outputs that share the GP's hyperparameters are rows of y:

@@ -60,14 +60,20 @@ class Conditional:
         import math
         from dataclasses import dataclass
 
+
         @npgp.pytree
         @dataclass(frozen=True)
         class Halved(npgp.conditionals.Conditional):
             '''Half of the residual's variance, in every row.'''
 
-            def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
+            def row_terms(
+                self, likelihood, y, mean, variance, residual, parameter=None, present=None
+            ):
                 cost = 0.5 * likelihood.num_latents * (0.5 - 1.0 - math.log(0.5))
-                return likelihood.expected_log_prob(y, mean, variance + 0.5 * residual.variance) - cost
+                return (
+                    likelihood.expected_log_prob(y, mean, variance + 0.5 * residual.variance)
+                    - cost
+                )
 
     :cvar parameter: the parameter that it learns, if it has one.
     :cvar needs_all_rows: whether it is wrong for minibatches.

@@ -22,13 +22,17 @@ class Full(Tight):
     """
     One group of all rows, at O(N³): the ELBO of a q, so a bound for whatever likelihood. All rows at once::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Full())  # or "full"
+        conditional = npgp.conditionals.Full()  # or "full"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional)
 
     .. code-block:: python
 
         def bound(conditional):
-            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            gp = npgp.CollapsedGP(
+                kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional
+            )
             return gp.log_prob(y)
+
 
         assert bound(npgp.conditionals.Tight()) < bound(npgp.conditionals.Full())
 

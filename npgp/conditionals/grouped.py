@@ -25,7 +25,8 @@ class Consecutive:
 
     .. code-block:: python
 
-        each_four = npgp.conditionals.Grouped(npgp.conditionals.Consecutive(4))  # of rows laid out group after group
+        # Of rows laid out group after group.
+        each_four = npgp.conditionals.Grouped(npgp.conditionals.Consecutive(4))
 
     :param size: rows in a group.
     """
@@ -40,16 +41,22 @@ class Grouped(Tight):
     Site precisions in groups of neighboring rows: tighter than :class:`~npgp.conditionals.Tight`, and nearly as cheap
     up to 64 rows a group. Always a bound::
 
-        groups = npgp.sparse.median_split(X, 32)              # once, before training
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Grouped(groups))
+        groups = npgp.sparse.median_split(X, 32)  # once, before training
+        grouped = npgp.conditionals.Grouped(groups)
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=grouped)
 
     .. code-block:: python
 
         def bound(conditional):
-            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            gp = npgp.CollapsedGP(
+                kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional
+            )
             return gp.log_prob(y)
 
-        assert bound(npgp.conditionals.Tight()) < bound(npgp.conditionals.Grouped(npgp.sparse.median_split(X, 8)))
+
+        assert bound(npgp.conditionals.Tight()) < bound(
+            npgp.conditionals.Grouped(npgp.sparse.median_split(X, 8))
+        )
 
     A minibatch consists of whole groups: lay the data out once by :meth:`npgp.sparse.Groups.arrange`, say
     ``Grouped(g)`` where each g consecutive rows are a group, and give ``fit`` the same ``group_size``.

@@ -20,13 +20,17 @@ class Prior(Conditional):
     """
     λ = 0: the residual keeps its prior. Always a bound, for whatever likelihood, and the loosest::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Prior())  # or "prior"
+        conditional = npgp.conditionals.Prior()  # or "prior"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional)
 
     .. code-block:: python
 
         def bound(conditional):
-            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            gp = npgp.CollapsedGP(
+                kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional
+            )
             return gp.log_prob(y)
+
 
         assert bound(npgp.conditionals.Prior()) < bound(npgp.conditionals.Tight())
 

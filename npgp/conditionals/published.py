@@ -25,7 +25,8 @@ class Published(Tight):
     λ_n = 1/β with one learned β, as Bui, Ashman & Turner (2025) ran, for comparison: a bound for log-concave
     likelihoods only (docs/theory.md, section 2, has the counterexample)::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Published())  # or "published"
+        conditional = npgp.conditionals.Published()  # or "published"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional)
 
     .. code-block:: python
 

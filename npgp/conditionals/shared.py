@@ -23,16 +23,22 @@ class Shared(Conditional):
     ``ĉ_n = m d_n`` with one learned m at the cost ½ (m − 1 − log m) a row. Always a bound, whatever the likelihood, so
     that :func:`npgp.sample` takes it too::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Shared())  # or "shared"
+        conditional = npgp.conditionals.Shared()  # or "shared"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional)
 
     .. code-block:: python
 
         def bound(conditional):
-            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            gp = npgp.CollapsedGP(
+                kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional
+            )
             return gp.log_prob(y)
 
+
         shared = bound(npgp.conditionals.Shared())
-        assert bound(npgp.conditionals.Prior()) < shared < bound(npgp.conditionals.Tight()) + 1e-3
+        assert (
+            bound(npgp.conditionals.Prior()) < shared < bound(npgp.conditionals.Tight()) + 1e-3
+        )
 
     Source: with Gaussian noise and the best m, Artemev, Burt & van der Wilk 2021.
     """

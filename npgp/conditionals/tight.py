@@ -22,13 +22,17 @@ class Tight(Conditional):
     A site precision for each row by itself. Always a bound, at no cost beyond that of
     :class:`~npgp.conditionals.Prior`, and the default::
 
-        npgp.observe("y", f(X), likelihood, obs=y, conditional=npgp.conditionals.Tight())  # or "tight"
+        conditional = npgp.conditionals.Tight()  # or "tight"
+        npgp.observe("y", f(X), likelihood, obs=y, conditional=conditional)
 
     .. code-block:: python
 
         def bound(conditional):
-            gp = npgp.CollapsedGP(kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional)
+            gp = npgp.CollapsedGP(
+                kernel, X, X[::10], npgp.Gaussian(scale=0.3), conditional=conditional
+            )
             return gp.log_prob(y)
+
 
         assert bound(npgp.conditionals.Prior()) < bound(npgp.conditionals.Tight())
 

@@ -33,7 +33,8 @@ class LeakyReLU:
 
     .. code-block:: python
 
-        units = npgp.features.Activations(np.eye(2), shape=npgp.features.LeakyReLU())  # inputs of one column
+        # Inputs of one column.
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.LeakyReLU())
 
     :param slope: a scalar; with 0, the rectified linear unit.
     """
@@ -59,7 +60,8 @@ class ReLU:
 
     .. code-block:: python
 
-        units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())  # inputs of one column
+        # Inputs of one column.
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.ReLU())
     """
 
     def __call__(self, t: jax.Array) -> jax.Array:
@@ -78,7 +80,8 @@ class Softplus:
 
     .. code-block:: python
 
-        units = npgp.features.Activations(np.eye(2), shape=npgp.features.Softplus())  # inputs of one column
+        # Inputs of one column.
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.Softplus())
 
     :param sharpness: β > 0. At 1 it is the usual softplus, which is nearly linear between −1 and 1.
     """
@@ -100,7 +103,8 @@ class Probit:
 
     .. code-block:: python
 
-        units = npgp.features.Activations(np.eye(2), shape=npgp.features.Probit())  # inputs of one column
+        # Inputs of one column.
+        units = npgp.features.Activations(np.eye(2), shape=npgp.features.Probit())
 
     :param sharpness: β > 0.
     """
@@ -132,7 +136,8 @@ class Activations:
 
     .. code-block:: python
 
-        directions = np.random.default_rng(0).normal(size=(8, 2))  # (M, D + 1): also one for the bias
+        # (M, D + 1): also one for the bias.
+        directions = np.random.default_rng(0).normal(size=(8, 2))
         units = npgp.features.Activations(directions, npgp.features.ReLU(), levels=range(7))
         assert units.size == 8
 

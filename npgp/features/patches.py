@@ -27,7 +27,9 @@ class Patches:
 
     .. code-block:: python
 
-        kernel = npgp.kernels.Convolutional(npgp.RBF(1.0), image_shape=(4, 4), patch_shape=(3, 3))
+        kernel = npgp.kernels.Convolutional(
+            npgp.RBF(1.0), image_shape=(4, 4), patch_shape=(3, 3)
+        )
         block = npgp.features.Patches(np.random.default_rng(0).normal(size=(5, 9)))
         assert block.cross(kernel, np.zeros((2, 16))).shape == (5, 2)
 

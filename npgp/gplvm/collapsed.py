@@ -82,7 +82,9 @@ class CollapsedGPLVM:
     """
     A Bayesian GPLVM with Gaussian noise, collapsed::
 
-        gplvm = npgp.gplvm.CollapsedGPLVM(npgp.gplvm.pca_start(key, Y, latent_dim=10, num_inducing=25))
+        gplvm = npgp.gplvm.CollapsedGPLVM(
+            npgp.gplvm.pca_start(key, Y, latent_dim=10, num_inducing=25)
+        )
         result = gplvm.fit(Y)
         functions = gplvm.posterior(result.params, Y)
 
@@ -91,7 +93,13 @@ class CollapsedGPLVM:
     :class:`~npgp.gplvm.BayesianGPLVM` can do, from its optimum::
 
         other = npgp.BayesianGPLVM(gplvm.start)
-        npgp.fit(SVI(other.model, other.guide, ...), key, steps, Y, init_params=gplvm.svi_params(result.params, Y))
+        npgp.fit(
+            SVI(other.model, other.guide, ...),
+            key,
+            steps,
+            Y,
+            init_params=gplvm.svi_params(result.params, Y),
+        )
 
     .. code-block:: python
 

@@ -189,7 +189,9 @@ def infer_latents(
 
         posterior, likelihood = gplvm.posterior(params), gplvm.likelihood_at(params)
         model = dict(mask=present, offset=gplvm.start.offset)
-        rows = npgp.gplvm.infer_latents(posterior, likelihood, Y, candidates=params["x.loc"], **model)
+        rows = npgp.gplvm.infer_latents(
+            posterior, likelihood, Y, candidates=params["x.loc"], **model
+        )
         filled, deviation = rows.impute(posterior, likelihood, Y, **model)
 
     Each row starts from the mean of the prior, from ``start``, and from those candidates at which the entries present

@@ -8,7 +8,9 @@ the site ``x`` of shape (B, Q) inside it, and returns it. To write one's own:
 
     def heavy_tailed(rows, latent_dim):
         with rows as index:
-            return numpyro.sample("x", dist.StudentT(4.0).expand([len(index), latent_dim]).to_event(1))
+            return numpyro.sample(
+                "x", dist.StudentT(4.0).expand([len(index), latent_dim]).to_event(1)
+            )
 """
 
 from __future__ import annotations
@@ -103,7 +105,9 @@ class ClassNormal:
 
         Y = np.random.default_rng(0).normal(size=(10, 4))
         start = npgp.gplvm.pca_start(key, Y, 2, 4)
-        gplvm = npgp.gplvm.BayesianGPLVM(start, prior=npgp.gplvm.ClassNormal(np.repeat([0, 1], 5)))
+        gplvm = npgp.gplvm.BayesianGPLVM(
+            start, prior=npgp.gplvm.ClassNormal(np.repeat([0, 1], 5))
+        )
 
     :param labels: classes 0, 1, … of all rows, (N,); −1 where the class is not known.
     :param scale: initial standard deviation of every class.

@@ -150,7 +150,9 @@ def fit(
     .. code-block:: python
 
         Y = np.sin(np.linspace(0.0, 3.0, 12)[:, None] + np.arange(3.0))
-        trained = npgp.gplvm.fit(key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0)
+        trained = npgp.gplvm.fit(
+            key, Y, 2, 4, starts=[(0.4, 1.0)], max_steps=60, tolerance=10.0
+        )
         figure = npgp.plots.plot_latents(trained)
 
     :param rng_key: a JAX random key, for restarts, choices of rows, and SVI.

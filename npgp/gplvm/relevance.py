@@ -204,7 +204,9 @@ def canonical_latents(
 
     .. code-block:: python
 
-        latents = npgp.gplvm.canonical_latents(np.random.default_rng(0).normal(size=(10, 3)), lengthscale=np.ones(3))
+        latents = npgp.gplvm.canonical_latents(
+            np.random.default_rng(0).normal(size=(10, 3)), lengthscale=np.ones(3)
+        )
         assert latents.loc.shape == (10, 3)
 
     :param loc: means of q(x_n), (N, Q); or trained parameters with ``x.loc``, ``lengthscale``, and ``x.scale`` or

@@ -45,6 +45,7 @@ def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
             points = numpyro.param("Z", lambda key: npgp.inducing.random_subset(key, X, 20))
             return npgp.SparseGP("f", kernel, points).draw()
 
+
         assert npgp.inducing.random_subset(key, X, 20).shape == (20, 1)
 
     :param rng_key: a JAX random key.
@@ -257,7 +258,9 @@ def greedy_fit(
 
     .. code-block:: python
 
-        assert npgp.inducing.greedy_fit(key, npgp.RBF(1.0), X, y, 5, noise_variance=0.01).shape == (5, 1)
+        assert npgp.inducing.greedy_fit(
+            key, npgp.RBF(1.0), X, y, 5, noise_variance=0.01
+        ).shape == (5, 1)
 
     :param rng_key: a JAX random key, for the candidates.
     :param kernel: the kernel.

@@ -173,7 +173,9 @@ def infer(
     .. code-block:: python
 
         quick = npgp.training.Arrival(tolerance=0.3, window=100)
-        fitted = npgp.infer(model, key, X, y=y, options={"callbacks": [quick], "progress": False})
+        fitted = npgp.infer(
+            model, key, X, y=y, options={"callbacks": [quick], "progress": False}
+        )
         print(fitted.convergence)
         f = fitted.posterior("f").mean(X)
         new = fitted.predict(key, X + 0.1)["y"]

@@ -32,7 +32,9 @@ class Convolutional(Kernel):
 
     .. code-block:: python
 
-        kernel = npgp.kernels.Convolutional(npgp.RBF(1.0), image_shape=(4, 4), patch_shape=(3, 3))
+        kernel = npgp.kernels.Convolutional(
+            npgp.RBF(1.0), image_shape=(4, 4), patch_shape=(3, 3)
+        )
         assert kernel.patches(np.zeros((2, 16))).shape == (2, 4, 9)
         assert kernel.diag(np.zeros((2, 16))).shape == (2,)
 

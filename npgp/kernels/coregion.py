@@ -36,7 +36,9 @@ class Coregion(Kernel):
             with numpyro.plate("data", len(X)):
                 npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
 
-        both = Predictive(two_outputs, num_samples=3)(key, npgp.kernels.at_outputs(X, [0, 1]))["y"]  # (3, 60)
+
+        X_both = npgp.kernels.at_outputs(X, [0, 1])
+        both = Predictive(two_outputs, num_samples=3)(key, X_both)["y"]  # (3, 60)
 
     f is then ``Σ_r W_pr g_r(x) + √κ_p h_p(x)`` with independent g_r and h_p that all have the base kernel. Every row
     has its own output, so that outputs may be observed at different inputs. A sum of such kernels is the linear model
@@ -47,7 +49,8 @@ class Coregion(Kernel):
     factors and other Coregions' bases included, unless its ``active_dims`` name it; and inducing inputs that are
     trained keep their levels. With several columns of levels each Coregion names its own, by ``column``::
 
-        both = Coregion(npgp.RBF(1.0), W, column=0) * Coregion(npgp.RBF(1.0), V, column=1)  # inputs from column 2 on
+        first, second = (Coregion(npgp.RBF(1.0), B, column=k) for k, B in enumerate((W, V)))
+        both = first * second  # inputs from column 2 on
 
     An output's number that does not exist is an error where it can be seen, and gives NaN inside ``jit``.
 
@@ -166,7 +169,8 @@ def at_outputs(X: ArrayLike, outputs: Sequence[int]) -> jax.Array:
 
     .. code-block:: python
 
-        rows = npgp.kernels.at_outputs(X, [0, 1])  # each row once for each output, whose number is the last column
+        # Each row once for each output, whose number is the last column.
+        rows = npgp.kernels.at_outputs(X, [0, 1])
         assert rows.shape == (60, 2)
 
     :param X: inputs (N, D).

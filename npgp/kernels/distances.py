@@ -52,7 +52,9 @@ def squared_distances(
 
     .. code-block:: python
 
-        np.testing.assert_allclose(npgp.kernels.squared_distances(X, Z), (X - Z.T) ** 2, atol=1e-4)
+        np.testing.assert_allclose(
+            npgp.kernels.squared_distances(X, Z), (X - Z.T) ** 2, atol=1e-4
+        )
 
     :param X: shape (N, D).
     :param X2: shape (M, D), or ``None`` for ``X`` itself, with zeros on the diagonal.

@@ -93,7 +93,9 @@ class Polynomial(Kernel):
 
     .. code-block:: python
 
-        np.testing.assert_allclose(npgp.kernels.Polynomial(2)(X), npgp.kernels.Polynomial(2)(X).T)
+        np.testing.assert_allclose(
+            npgp.kernels.Polynomial(2)(X), npgp.kernels.Polynomial(2)(X).T
+        )
 
     :param degree: p, a whole number of at least 1.
     :param variance: σ², a scalar or one for each input column (ARD).
@@ -166,7 +168,8 @@ class Constant(Kernel):
 
     .. code-block:: python
 
-        kernel = npgp.RBF(1.0) + npgp.kernels.Constant(variance=4.0)  # a function with an unknown level
+        # A function with an unknown level.
+        kernel = npgp.RBF(1.0) + npgp.kernels.Constant(variance=4.0)
 
     :param variance: prior variance of the offset.
     """

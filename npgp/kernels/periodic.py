@@ -37,7 +37,8 @@ class Periodic(Kernel):
 
     .. code-block:: python
 
-        season = npgp.kernels.Periodic(1.0, lengthscale=0.7) * npgp.RBF(10.0)  # its shape changes slowly
+        # Its shape changes slowly.
+        season = npgp.kernels.Periodic(1.0, lengthscale=0.7) * npgp.RBF(10.0)
 
     :param period: p, in the inputs' units: a scalar, or one for each input column.
     :param lengthscale: ℓ, without units: a scalar, or one for each input column.

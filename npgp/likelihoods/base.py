@@ -46,7 +46,10 @@ class Likelihood(ByName):
 
     .. code-block:: python
 
-        assert isinstance(npgp.Poisson(), npgp.likelihoods.Likelihood) and npgp.Poisson().proof == "log-concave"
+        assert (
+            isinstance(npgp.Poisson(), npgp.likelihoods.Likelihood)
+            and npgp.Poisson().proof == "log-concave"
+        )
     """
 
     proof: ClassVar[str] = "none"
@@ -342,7 +345,9 @@ def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, vari
 
     .. code-block:: python
 
-        errors = npgp.likelihoods.quadrature_error(npgp.Bernoulli(), np.array([0.0, 1.0]), np.zeros(2), np.ones(2))
+        errors = npgp.likelihoods.quadrature_error(
+            npgp.Bernoulli(), np.array([0.0, 1.0]), np.zeros(2), np.ones(2)
+        )
 
     :param likelihood: the likelihood whose ``num_nodes`` is in question.
     :param y: observations.

@@ -47,7 +47,9 @@ class Gaussian(Likelihood):
 
     .. code-block:: python
 
-        np.testing.assert_allclose(npgp.Gaussian(scale=0.3).variance, npgp.Gaussian(variance=0.09).variance)
+        np.testing.assert_allclose(
+            npgp.Gaussian(scale=0.3).variance, npgp.Gaussian(variance=0.09).variance
+        )
 
     :param variance: noise variance, positive; a number or one value per row.
     :param scale: the noise's standard deviation instead, likewise.
@@ -135,7 +137,8 @@ class StudentT(Likelihood):
     .. code-block:: python
 
         far = np.array(10.0)  # an outlier costs less than with normal noise
-        assert npgp.StudentT(df=4.0, scale=1.0).log_prob(0.0, far) > npgp.Gaussian(scale=1.0).log_prob(0.0, far)
+        heavy, normal = npgp.StudentT(df=4.0, scale=1.0), npgp.Gaussian(scale=1.0)
+        assert heavy.log_prob(0.0, far) > normal.log_prob(0.0, far)
 
     :param df: degrees of freedom, positive.
     :param scale: scale, positive.
@@ -440,7 +443,9 @@ class VonMises(Likelihood):
     .. code-block:: python
 
         headings = npgp.likelihoods.VonMises(concentration=4.0)
-        np.testing.assert_allclose(headings.log_prob(0.1, 0.3), headings.log_prob(0.1, 0.3 + 2 * np.pi), rtol=1e-5)
+        np.testing.assert_allclose(
+            headings.log_prob(0.1, 0.3), headings.log_prob(0.1, 0.3 + 2 * np.pi), rtol=1e-5
+        )
 
     :param concentration: positive; one over the variance where that is small.
     :param num_nodes: nodes of :meth:`log_marginal` where f is narrow; the rest is in closed form.

@@ -314,7 +314,10 @@ def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: in
 
     .. code-block:: python
 
-        assert isinstance(npgp.likelihoods.as_likelihood(lambda f: dist.Laplace(f, 1.0)), npgp.likelihoods.Likelihood)
+        assert isinstance(
+            npgp.likelihoods.as_likelihood(lambda f: dist.Laplace(f, 1.0)),
+            npgp.likelihoods.Likelihood,
+        )
 
     :param obj: a :class:`Likelihood`, returned as it is, or a function from latent values, one argument each, to a
         NumPyro distribution, which becomes :class:`Factorized`.

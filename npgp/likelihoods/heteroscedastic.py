@@ -33,7 +33,9 @@ class HeteroscedasticGaussian(Likelihood):
             f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
             g = npgp.SparseGP("g", npgp.RBF(3.0), Z).draw()  # of the log standard deviation
             with numpyro.plate("data", len(X)):
-                npgp.observe("y", (f(X), g(X)), npgp.likelihoods.HeteroscedasticGaussian(), obs=y)
+                npgp.observe(
+                    "y", (f(X), g(X)), npgp.likelihoods.HeteroscedasticGaussian(), obs=y
+                )
 
     :param num_nodes: nodes of :meth:`log_marginal`.
     :raises ValueError: for no nodes.

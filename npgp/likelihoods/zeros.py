@@ -66,7 +66,9 @@ class ZeroInflated(_WithZeros):
         def sightings(X, y=None):
             f, g = (npgp.SparseGP(name, npgp.RBF(1.0), Z).draw() for name in "fg")
             with numpyro.plate("data", len(X)):
-                npgp.observe("y", (f(X), g(X)), npgp.likelihoods.ZeroInflated(npgp.Poisson()), obs=y)
+                npgp.observe(
+                    "y", (f(X), g(X)), npgp.likelihoods.ZeroInflated(npgp.Poisson()), obs=y
+                )
 
     :param counts: likelihood of the counts: Poisson, NegativeBinomial or Binomial.
     :raises TypeError: for another.

@@ -92,10 +92,12 @@ class DeepGP:
             with npgp.plate("data", size, rows=len(X)):
                 npgp.observe("y", deep(X), npgp.Gaussian(scale=noise), obs=y)
 
+
         guide = npgp.AutoSparseGP(deep_model)
         svi = SVI(deep_model, guide, npgp.adam(0.01), TraceMeanField_ELBO(num_particles=2))
         params = npgp.fit(svi, key, 20, X, y, batch_size=10, progress=False).params
-        mean, variance = npgp.posterior("deep", deep_model, guide, params, X).mean_and_variance(X)
+        f = npgp.posterior("deep", deep_model, guide, params, X)
+        mean, variance = f.mean_and_variance(X)
 
     Training is doubly stochastic (Salimbeni & Deisenroth 2017): a batch of rows, and for each row one draw of what is
     between layers, from its marginal under q; several with ``TraceMeanField_ELBO(num_particles=…)``. The last layer is

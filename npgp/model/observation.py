@@ -187,11 +187,13 @@ class joint:
     A model under which :func:`observe` simulates y jointly over rows: f is one draw from the process, where without
     it each row has a residual of its own::
 
-        Predictive(npgp.joint(model), mcmc.get_samples())(rng_key, X_new)["y.latent"]  # draws of whole functions
+        # Draws of whole functions.
+        Predictive(npgp.joint(model), mcmc.get_samples())(rng_key, X_new)["y.latent"]
 
     .. code-block:: python
 
-        draws = Predictive(npgp.joint(model), num_samples=3, params=params)(key, X)["y.latent"]  # from the prior
+        # From the prior.
+        draws = Predictive(npgp.joint(model), num_samples=3, params=params)(key, X)["y.latent"]
 
     It costs O(N³) for N rows, and matters where rows are closer to each other than to the inducing points.
     """
@@ -232,7 +234,8 @@ def observe(
         def observed(X, y=None, mask=None):
             f = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw()
             with numpyro.plate("data", len(X)):
-                npgp.observe("y", f(X) + 2.0, npgp.Gaussian(scale=0.1), obs=y, mask=mask)  # y may be NaN where not mask
+                # y may be NaN where not mask.
+                npgp.observe("y", f(X) + 2.0, npgp.Gaussian(scale=0.1), obs=y, mask=mask)
 
     :param name: name of the site.
     :param latent: GP values at rows: ``f(X)``, or a sum of these and offsets; for several functions also

@@ -44,7 +44,9 @@ def row_param(
 
         def guide(Y, rows):
             loc = npgp.model.row_param("x.loc", np.zeros((N, Q)), rows)
-            scale = npgp.model.row_param("x.scale", lambda key: jnp.ones((N, Q)), rows, constraints.positive)
+            scale = npgp.model.row_param(
+                "x.scale", lambda key: jnp.ones((N, Q)), rows, constraints.positive
+            )
             with npgp.plate("data", N, rows):
                 numpyro.sample("x", dist.Normal(loc, scale).to_event(1))
 

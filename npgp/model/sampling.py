@@ -55,6 +55,7 @@ def sample(
             with numpyro.plate("data", len(X)):
                 numpyro.sample("y", dist.Normal(jnp.tanh(value), 0.1), obs=y)
 
+
         def states(steps=3):
             f, x = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw(), jnp.zeros((1, 1))
             for t in range(steps):

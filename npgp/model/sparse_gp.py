@@ -67,7 +67,9 @@ class SparseGP:
     .. code-block:: python
 
         def model(X, y=None):
-            kernel = npgp.RBF(lengthscale=numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0)))
+            kernel = npgp.RBF(
+                lengthscale=numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+            )
             f = npgp.SparseGP("f", kernel, inducing=Z).draw()
             with numpyro.plate("data", X.shape[0]):
                 npgp.observe("y", f(X), npgp.Gaussian(variance=0.1), obs=y)
@@ -213,7 +215,9 @@ class SparseGP:
         """
         The parameters at which the guide's q(ε) is the one given: to start SVI from a collapsed optimum, say::
 
-            optimum = npgp.CollapsedGP(kernel, X, gp.inducing, noise_variance=noise_variance).condition(y)
+            optimum = npgp.CollapsedGP(
+                kernel, X, gp.inducing, noise_variance=noise_variance
+            ).condition(y)
             npgp.fit(svi, key, 1000, X, y, init_params=gp.params(optimum.q))
 
         :param q: the approximate posterior of each block (``Posterior.q``), of the same structure as this component's.

@@ -37,12 +37,18 @@ def tighten(
 
     .. code-block:: python
 
-        def by_rows(X, y, X_groups, y_groups):  # of 30 rows in all; the second pair has groups of 5
-            f, likelihood = npgp.SparseGP("f", npgp.RBF(1.0), Z).draw(), npgp.Gaussian(scale=0.1)
+        # Of 30 rows in all; the second pair has groups of 5.
+        def by_rows(X, y, X_groups, y_groups):
+            f, likelihood = (
+                npgp.SparseGP("f", npgp.RBF(1.0), Z).draw(),
+                npgp.Gaussian(scale=0.1),
+            )
             with npgp.plate("rows", 30, rows=len(X)):
                 npgp.observe("y", f(X), likelihood, obs=y)
             with npgp.plate("groups", 30, rows=len(X_groups)):
-                npgp.tighten("gain", f(X_groups), likelihood, y_groups, npgp.conditionals.Grouped(5))
+                npgp.tighten(
+                    "gain", f(X_groups), likelihood, y_groups, npgp.conditionals.Grouped(5)
+                )
 
     :param name: name of the site.
     :param latent: GP values at the rows of the groups, as for :func:`observe`.

@@ -72,14 +72,23 @@ class VNNGP:
         before = npgp.neighbors.nearest_before(Z, 5)  # once, before the model
         neighbors = npgp.neighbors.nearest(X, Z, 5)
 
+
         def near(X, neighbors, y=None, *, size):
             f = npgp.VNNGP("f", kernel, Z, before, batch_size=4).draw()
             with npgp.plate("data", size, rows=X.shape[0]):
                 npgp.observe("y", f(X, neighbors=neighbors), npgp.Gaussian(variance=0.1), obs=y)
 
+
         simulated = Predictive(near, num_samples=2)(key, X, neighbors, size=len(X))["y"]
-        nearby = SVI(near, npgp.AutoSparseGP(near), npgp.adam(0.01, 10_000), TraceMeanField_ELBO(), size=len(X))
-        # npgp.fit(nearby, key, 10_000, X, neighbors, y, batch_size=10, row_optim=npgp.training.row_adam(0.01, 10_000))
+        nearby = SVI(
+            near,
+            npgp.AutoSparseGP(near),
+            npgp.adam(0.01, 10_000),
+            TraceMeanField_ELBO(),
+            size=len(X),
+        )
+        # tables = npgp.training.row_adam(0.01, 10_000)
+        # npgp.fit(nearby, key, 10_000, X, neighbors, y, batch_size=10, row_optim=tables)
 
     ``q(u)`` is mean-field; its parameters ``name.u.loc`` and ``name.u.scale`` are row tables
     (:func:`npgp.model.row_param`): with ``row_optim`` a step touches the entries that it needs alone. Without a guide,

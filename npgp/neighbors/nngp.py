@@ -46,7 +46,8 @@ class NNGP(JointDensity, Stackable):
 
     .. code-block:: python
 
-        neighbors = npgp.neighbors.nearest_before(X, 15)     # once, before the model
+        neighbors = npgp.neighbors.nearest_before(X, 15)  # once, before the model
+
 
         def model(y):
             f = numpyro.sample("f", npgp.neighbors.NNGP(kernel, X, neighbors))
@@ -159,7 +160,11 @@ class ResponseNNGP(NNGP):
     .. code-block:: python
 
         neighbors = npgp.neighbors.nearest_before(X, 5)
-        numpyro.sample("y", npgp.neighbors.ResponseNNGP(kernel, X, neighbors, npgp.Gaussian(scale=0.3)), obs=y)
+        numpyro.sample(
+            "y",
+            npgp.neighbors.ResponseNNGP(kernel, X, neighbors, npgp.Gaussian(scale=0.3)),
+            obs=y,
+        )
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
     it. A site that was measured several times, in rows of its own, has its other measurements for neighbors, in the
@@ -168,7 +173,9 @@ class ResponseNNGP(NNGP):
 
         S, site, count = np.unique(X, axis=0, return_inverse=True, return_counts=True)
         means = np.bincount(site.ravel(), y) / count
-        merged = npgp.neighbors.ResponseNNGP(kernel, S, 5, noise_variance=noise_variance / count)
+        merged = npgp.neighbors.ResponseNNGP(
+            kernel, S, 5, noise_variance=noise_variance / count
+        )
 
     ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
 

@@ -55,7 +55,9 @@ def plot_convergence(convergence: Convergence) -> Figure:
 
         looks = ((500, {"level": 2.0, "f.u": 1.0}), (1000, {"level": 0.4, "f.u": 0.2}))
         last = looks[-1][1]
-        figure = npgp.plots.plot_convergence(npgp.training.Convergence(True, 1000, (), last, last, looks))
+        figure = npgp.plots.plot_convergence(
+            npgp.training.Convergence(True, 1000, (), last, last, looks)
+        )
 
     :param convergence: of what :func:`npgp.fit` returned, ``result.convergence``. Dotted lines are where the learning
         rate fell; the six sites that moved most at the end have colors.
@@ -95,7 +97,9 @@ def plot_fit(
     .. code-block:: python
 
         mean, variance = posterior.mean_and_variance(X)
-        figure = npgp.plots.plot_fit(X[:, 0], y, X[:, 0], {"SVGP": (mean, np.sqrt(variance), Z)})
+        figure = npgp.plots.plot_fit(
+            X[:, 0], y, X[:, 0], {"SVGP": (mean, np.sqrt(variance), Z)}
+        )
 
     :param x: inputs, (N,).
     :param y: targets, (N,).

@@ -98,7 +98,9 @@ def plot_imputed_images(
 
         images = np.random.default_rng(0).uniform(size=(3, 16))
 
-        figure = npgp.plots.plot_imputed_images(images, images + 0.1, np.full((3, 16), 0.1), images > 0.5, (4, 4))
+        figure = npgp.plots.plot_imputed_images(
+            images, images + 0.1, np.full((3, 16), 0.1), images > 0.5, (4, 4)
+        )
 
     :param images: K images, one column of panels each, (K, height · width) or (K, height, width).
     :param mean: with the missing pixels imputed, of the same shape; of seen pixels the original is shown.

@@ -43,7 +43,9 @@ def plot_latents(
     .. code-block:: python
 
         loc = np.random.default_rng(0).normal(size=(20, 3))
-        figure = npgp.plots.plot_latents(loc, None, np.array([1.0, 0.5, 0.1]), np.repeat([0, 1], 10))
+        figure = npgp.plots.plot_latents(
+            loc, None, np.array([1.0, 0.5, 0.1]), np.repeat([0, 1], 10)
+        )
 
     :param mean: what a fit returns, its parameters, or :func:`npgp.gplvm.canonical_latents` of them, with the labels as
         the only further array; or latent means, (N, Q), Q at least 2.

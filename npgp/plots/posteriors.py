@@ -30,14 +30,21 @@ def compare_posteriors(
     Intervals and medians of a model's quantities by several methods, one below the other::
 
         draws = guide.sample_posterior(key, params, X, y, sample_shape=(1000,))
-        plots.compare_posteriors({"SVI": draws, "NUTS": mcmc.get_samples()}, truth={"level": 0.2})
-        plots.compare_posteriors({"SVI": draws, "NUTS": samples}, names=[["level", "effect"], ["lengthscale"]])
+        plots.compare_posteriors(
+            {"SVI": draws, "NUTS": mcmc.get_samples()}, truth={"level": 0.2}
+        )
+        plots.compare_posteriors(
+            {"SVI": draws, "NUTS": samples}, names=[["level", "effect"], ["lengthscale"]]
+        )
 
     Where the truth is known, the legend says how many intervals of each method hold it.
 
     .. code-block:: python
 
-        draws = {how: {"effect": np.random.default_rng(0).normal(size=100)} for how in ("SVI", "NUTS")}
+        draws = {
+            how: {"effect": np.random.default_rng(0).normal(size=100)}
+            for how in ("SVI", "NUTS")
+        }
         figure = npgp.plots.compare_posteriors(draws, truth={"effect": 0.2})
 
     :param posteriors: for each method its draws: a dict by site, draws first, or what :func:`npgp.to_arviz` returns.

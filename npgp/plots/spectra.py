@@ -34,7 +34,9 @@ def plot_spectra(
     .. code-block:: python
 
         shapes = {"ReLU": npgp.features.ReLU()}
-        figure = npgp.plots.plot_spectra({"Matérn-5/2": npgp.kernels.ZonalMatern52()}, shapes, 3, levels=range(4))
+        figure = npgp.plots.plot_spectra(
+            {"Matérn-5/2": npgp.kernels.ZonalMatern52()}, shapes, 3, levels=range(4)
+        )
 
     :param kernels: zonal kernels by name; of scaled ones, the scale is left out (κ(1) = 1).
     :param shapes: activations' shapes σ by name, such as :class:`npgp.features.ReLU`.

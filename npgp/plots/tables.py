@@ -64,7 +64,9 @@ def plot_imputation(
 
         table = np.random.default_rng(0).normal(size=(20, 3))
 
-        figure = npgp.plots.plot_imputation(table, table + 0.1, np.full((20, 3), 0.1), table > 0.0)
+        figure = npgp.plots.plot_imputation(
+            table, table + 0.1, np.full((20, 3), 0.1), table > 0.0
+        )
 
     :param truth: all values, (N, D); NaN, where the truth is not known, is left out.
     :param mean: the imputed ones, (N, D); what it holds for present entries is not shown.

@@ -32,6 +32,7 @@ def in_double(function: Callable[..., Any], *arguments: Any) -> Any:
         def small(x):
             return (1.0 + x) - 1.0
 
+
         x = jnp.float32(1e-9)
         assert small(x) == 0.0 and jnp.allclose(in_double(small, x), 1e-9, atol=0.0)
 

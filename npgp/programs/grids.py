@@ -39,7 +39,9 @@ def on_grid(function: Callable[[Any, Any], T], owner: Any, X: Any, *, axes: tupl
 
     .. code-block:: python
 
-        assert npgp.programs.on_grid(lambda kernel, X: kernel.diag(X), kernel, jnp.asarray(X)).shape == (30,)
+        assert npgp.programs.on_grid(
+            lambda kernel, X: kernel.diag(X), kernel, jnp.asarray(X)
+        ).shape == (30,)
 
     :param function: of a pytree and rows, each row's results depending on that row alone. It must be one and the same
         object in all calls, so a function of a module or class.

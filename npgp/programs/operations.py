@@ -21,7 +21,9 @@ class Operations:
 
     .. code-block:: python
 
-        operations = npgp.programs.Operations(lambda a, b: {"sum": a + b, "double": 2.0 * a}, jnp.ones(3), jnp.ones(3))
+        operations = npgp.programs.Operations(
+            lambda a, b: {"sum": a + b, "double": 2.0 * a}, jnp.ones(3), jnp.ones(3)
+        )
         needs, double = operations.part("double")
         assert needs == {0}  # of the arguments, the first one alone
 
@@ -67,7 +69,9 @@ class Operations:
 
         .. code-block:: python
 
-            operations = npgp.programs.Operations(lambda a, b: {"y": a * jnp.linalg.inv(b)}, 2.0, jnp.eye(3))
+            operations = npgp.programs.Operations(
+                lambda a, b: {"y": a * jnp.linalg.inv(b)}, 2.0, jnp.eye(3)
+            )
             before, after = operations.divided({0})
             kept = before(2.0, jnp.eye(3))  # the inverse
             np.testing.assert_array_equal(after(kept, 5.0, jnp.eye(3))["y"], 5.0 * np.eye(3))

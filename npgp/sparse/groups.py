@@ -276,7 +276,8 @@ def median_split(X: ArrayLike, size: int) -> Groups:
 
     .. code-block:: python
 
-        groups = npgp.sparse.median_split(X, 8)  # for conditional=npgp.conditionals.Grouped(groups)
+        # For conditional=npgp.conditionals.Grouped(groups).
+        groups = npgp.sparse.median_split(X, 8)
 
     :param X: inputs, (N, D).
     :param size: the largest number of rows in a group. 1 gives one row to each group, N or more a single group.
@@ -296,7 +297,8 @@ def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
 
     .. code-block:: python
 
-        groups = npgp.sparse.kmeans_groups(key, X, 8)  # for conditional=npgp.conditionals.Grouped(groups)
+        # For conditional=npgp.conditionals.Grouped(groups).
+        groups = npgp.sparse.kmeans_groups(key, X, 8)
 
     :param rng_key: a JAX random key, for the start of k-means.
     :param X: inputs, (N, D).

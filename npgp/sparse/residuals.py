@@ -30,8 +30,10 @@ class Residual(Protocol):
     .. code-block:: python
 
         projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
-        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)  # a RowResidual
-        left, cost = residual.given(jnp.ones(30))  # given a pseudo-observation of precision 1 in each row
+        # A RowResidual.
+        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)
+        # Given a pseudo-observation of precision 1 in each row.
+        left, cost = residual.given(jnp.ones(30))
     """
 
     @property
@@ -83,8 +85,10 @@ def residual_of(
     .. code-block:: python
 
         projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
-        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)  # a RowResidual
-        left, cost = residual.given(jnp.ones(30))  # given a pseudo-observation of precision 1 in each row
+        # A RowResidual.
+        residual = npgp.sparse.residual_of(projector, X, projector(X), [True], None)
+        # Given a pseudo-observation of precision 1 in each row.
+        left, cost = residual.given(jnp.ones(30))
 
     :param projector: the factorized inducing blocks.
     :param X: the rows' inputs.

@@ -81,7 +81,9 @@ class Convergence:
 
         svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
         roughly = [npgp.training.Arrival(tolerance=0.3, window=100)]
-        convergence = npgp.fit(svi, key, None, X, y, callbacks=roughly, progress=False).convergence
+        convergence = npgp.fit(
+            svi, key, None, X, y, callbacks=roughly, progress=False
+        ).convergence
         assert convergence.arrived and convergence.slowest in convergence.moved
 
     :param arrived: whether the posterior stood still at the end; for a given number of steps, whether the ELBO no
@@ -129,7 +131,8 @@ class Arrival(Callback):
     .. code-block:: python
 
         svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
-        arrival = npgp.training.Arrival(tolerance=0.3, window=100)  # if .1 is more than is needed
+        # If .1 is more than is needed.
+        arrival = npgp.training.Arrival(tolerance=0.3, window=100)
         result = npgp.fit(svi, key, None, X, y, callbacks=[arrival], progress=False)
         print(result.convergence)
 

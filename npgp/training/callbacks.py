@@ -125,6 +125,7 @@ class Monitor(Callback):
             predicted = npgp.posterior("f", model, guide, params, X).mean(X)
             return float(jnp.mean(jnp.square(y - predicted)))  # of rows held out, in earnest
 
+
         monitor = npgp.training.Monitor(error, every=50, patience=10)
         result = npgp.fit(svi, key, 100, X, y, monitor=monitor)
         monitor.history, monitor.best.step, monitor.best.params

@@ -64,13 +64,22 @@ def fit_collapsed(
     .. code-block:: python
 
         def model(X, y=None):
-            lengthscale = numpyro.param("lengthscale", 1.0, constraint=dist.constraints.positive)
+            lengthscale = numpyro.param(
+                "lengthscale", 1.0, constraint=dist.constraints.positive
+            )
             noise = numpyro.param("noise", 0.1, constraint=dist.constraints.positive)
-            numpyro.sample("y", npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, npgp.Gaussian(scale=noise)), obs=y)
+            numpyro.sample(
+                "y",
+                npgp.CollapsedGP(npgp.RBF(lengthscale), X, Z, npgp.Gaussian(scale=noise)),
+                obs=y,
+            )
+
 
         y = y + 0.1 * np.random.default_rng(0).normal(size=len(y))
         params = npgp.fit_collapsed(jax.random.key(0), model, X, y).params
-        gp = npgp.CollapsedGP(npgp.RBF(params["lengthscale"]), X, Z, npgp.Gaussian(scale=params["noise"]))
+        gp = npgp.CollapsedGP(
+            npgp.RBF(params["lengthscale"]), X, Z, npgp.Gaussian(scale=params["noise"])
+        )
         posterior = gp.condition(y)
 
     ``numpyro.param`` statements are at their maximum of likelihood then, latent sites at the mode of their posterior

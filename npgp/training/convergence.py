@@ -27,7 +27,8 @@ class TrainingWarning(UserWarning):
         import warnings
 
         with warnings.catch_warnings():
-            warnings.simplefilter("error", npgp.training.TrainingWarning)  # stop where a training went nowhere
+            # Stop where a training went nowhere.
+            warnings.simplefilter("error", npgp.training.TrainingWarning)
             result = npgp.fit(svi, key, 50, X, y, progress=False)
     """
 

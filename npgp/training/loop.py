@@ -109,7 +109,8 @@ def fit(
     .. code-block:: python
 
         result = npgp.fit(svi, key, 60, X, y, progress=False)
-        more = npgp.fit(svi, key, 40, X, y, init_state=result.state, progress=False)  # a hundred steps in all
+        # A hundred steps in all.
+        more = npgp.fit(svi, key, 40, X, y, init_state=result.state, progress=False)
 
     :param svi: NumPyro's ``SVI`` of model, guide, optimizer, loss and static arguments.
     :param rng_key: key for the initial values, the noise and the order of the batches.

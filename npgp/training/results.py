@@ -99,7 +99,9 @@ class DataError(ValueError):
 
         reading = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
         try:
-            npgp.fit(reading, key, 3, npgp.training.Stream(batches, num_rows=30), progress=False)
+            npgp.fit(
+                reading, key, 3, npgp.training.Stream(batches, num_rows=30), progress=False
+            )
         except npgp.training.DataError as error:
             params = error.result.params  # after error.step steps
     """

@@ -45,7 +45,8 @@ class Source(Protocol):
                     yield {"X": X[rows], "y": y[rows]}
 
 
-        assert isinstance(Halves(), npgp.training.Source)  # for npgp.fit(svi, key, 100, Halves())
+        # For npgp.fit(svi, key, 100, Halves()).
+        assert isinstance(Halves(), npgp.training.Source)
     """
 
     @property

@@ -280,7 +280,8 @@ class SquareTril(FixedConstraint):
     .. code-block:: python
 
         assert npgp.variational.square_tril(jnp.eye(3))
-        numpyro.param("L", np.eye(3), constraint=npgp.variational.square_tril)  # of a model of one's own
+        # Of a model of one's own.
+        numpyro.param("L", np.eye(3), constraint=npgp.variational.square_tril)
     """
 
     event_dim = 2
@@ -377,7 +378,10 @@ def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.A
 
         projection = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])(X)
         q = npgp.variational.gaussian_optimum(projection, y, noise_variance, ["dense"])
-        variance = npgp.variational.whitened_variance(projection, q) + projection.residual_variance()  # of f at X
+        # Of f at X.
+        variance = (
+            npgp.variational.whitened_variance(projection, q) + projection.residual_variance()
+        )
     """
     parts = [
         jnp.sum(jnp.square(block.factor_times(A)), axis=-2)

@@ -123,7 +123,9 @@ def exact_variance(
 
     .. code-block:: python
 
-        exact = npgp.variational.exact_variance(posterior, X, y, npgp.Gaussian(variance=params["noise"] ** 2))
+        exact = npgp.variational.exact_variance(
+            posterior, X, y, npgp.Gaussian(variance=params["noise"] ** 2)
+        )
         mean, variance = exact.mean_and_variance(X)
 
     :param posterior: of f, trained with the ``tight``, ``grouped`` or ``full`` conditional.
@@ -154,7 +156,9 @@ def local_correction(
     .. code-block:: python
 
         groups = npgp.sparse.median_split(X, 8)
-        corrected = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=noise_variance), groups)
+        corrected = npgp.local_correction(
+            posterior, X, y, npgp.Gaussian(variance=noise_variance), groups
+        )
         assert np.mean((corrected.mean(X) - y) ** 2) < np.mean((posterior.mean(X) - y) ** 2)
 
     :param posterior: of f, trained with any conditional.

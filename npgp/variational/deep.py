@@ -79,10 +79,14 @@ class DeepPosterior(Mixture):
 
         from dataclasses import replace
 
+
         def deep_model(X, y=None):
-            deep = npgp.DeepGP("deep", [npgp.Layer(npgp.RBF(1.0), Z), npgp.Layer(npgp.RBF(1.0), Z)]).draw()
+            deep = npgp.DeepGP(
+                "deep", [npgp.Layer(npgp.RBF(1.0), Z), npgp.Layer(npgp.RBF(1.0), Z)]
+            ).draw()
             with numpyro.plate("data", len(X)):
                 npgp.observe("y", deep(X), npgp.Gaussian(variance=noise_variance), obs=y)
+
 
         deep_guide = npgp.AutoSparseGP(deep_model)
         deep_svi = SVI(deep_model, deep_guide, npgp.adam(0.05), TraceMeanField_ELBO())
@@ -91,7 +95,8 @@ class DeepPosterior(Mixture):
         mean, variance = replace(f, draws=50).mean_and_variance(X)
         density = f.log_density(X, y, npgp.Gaussian(variance=noise_variance))  # (30,)
         together = f.sample(key, X[:5], (3,))  # joint over rows
-        paths = f.draw_functions(key, 3, num_features=16)  # functions: paths(X_new) at any inputs, (3, N)
+        # Functions: paths(X_new) at any inputs, (3, N).
+        paths = f.draw_functions(key, 3, num_features=16)
 
     :param layers: the posteriors of the layers' functions, the first layer first; those of the first layers, whose
         values are the next layer's columns, may be batches of several outputs. ``layers[0].sample`` and the like draw

@@ -30,7 +30,8 @@ class MixedPosterior(FunctionPosterior):
     :meth:`npgp.variational.Posterior.mixed` makes one of functions drawn in a plate, which may have
     a kernel each. For functions of several components, give their posteriors in the order of W's columns::
 
-        h = npgp.variational.MixedPosterior((smooth, rough), W)     # W: (P, 2), or more columns for batches
+        # W: (P, 2), or more columns for batches.
+        h = npgp.variational.MixedPosterior((smooth, rough), W)
 
     Where W, or hyperparameters, are sampled, the average over draws mixes them: ``f.mixed(f.sites["W"])``
     (:meth:`npgp.variational.PosteriorMixture.mixed`).

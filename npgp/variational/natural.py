@@ -65,7 +65,9 @@ def natural_gradient(
 
     .. code-block:: python
 
-        svi = SVI(model, guide, npgp.natural_gradient(0.1, npgp.adam(0.01)), TraceMeanField_ELBO())
+        svi = SVI(
+            model, guide, npgp.natural_gradient(0.1, npgp.adam(0.01)), TraceMeanField_ELBO()
+        )
 
     With Gaussian noise and all rows a rate of 1 is right: each step takes q(ε) to its optimum for the present
     hyperparameters. Otherwise start at 0.1 to 0.5; with minibatches, and where hyperparameters are sampled, let a

@@ -174,7 +174,9 @@ class Posterior(FunctionPosterior):
         For everything else, such as minibatches, several GPs, or blocks that move the mean only, train q(ε) alone, by
         SVI on all rows: parameters of the guide change and ``numpyro.param`` hyperparameters stay::
 
-            svi = SVI(model, guide, npgp.natural_gradient(1.0, optax.set_to_zero()), TraceMeanField_ELBO())
+            svi = SVI(
+                model, guide, npgp.natural_gradient(1.0, optax.set_to_zero()), TraceMeanField_ELBO()
+            )
             npgp.fit(svi, rng_key, steps, X, y, init_params=params)
 
         :param X: inputs of the new rows, (N, D).

@@ -60,8 +60,12 @@ def update(
     .. code-block:: python
 
         projector = npgp.sparse.factorize(kernel, [npgp.features.Points(Z)])
-        before = npgp.variational.gaussian_optimum(projector(X[:20]), y[:20], noise_variance, ["dense"])
-        after = npgp.variational.update(projector, before, X[20:], y[20:], npgp.Gaussian(variance=noise_variance))
+        before = npgp.variational.gaussian_optimum(
+            projector(X[:20]), y[:20], noise_variance, ["dense"]
+        )
+        after = npgp.variational.update(
+            projector, before, X[20:], y[20:], npgp.Gaussian(variance=noise_variance)
+        )
 
     :param projector: the factorized inducing blocks.
     :param q: q(ε) so far, of each block.

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -151,13 +152,16 @@ def blocks(page: Path) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_code_of_pages_fits_their_width():
+def test_code_of_pages_and_docstrings_fits_their_width():
     pages = [DOCS.parent / "README.md", *(p for p in DOCS.rglob("*.md") if p.parent.name not in GENERATED)]
     code = [
         (page.name, text) for page in pages for language, text in blocks(page) if language in ("python", "py", "sh")
     ]
+    example = re.compile(r"^( *)\.\. code-block:: python\n((?:\1 .*\n|\n)+)", re.MULTILINE)
+    for file in (DOCS.parent / "npgp").rglob("*.py"):
+        code += [(file.name, dedent(text)) for _, text in example.findall(file.read_text())]
     lines = [(name, line) for name, text in code for line in text.splitlines()]
-    assert len(lines) > 1000
+    assert len(lines) > 3000
     assert [(name, line) for name, line in lines if len(line) > COLUMNS] == []
 
 
