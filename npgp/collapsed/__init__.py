@@ -5,7 +5,8 @@ from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior, Gr
 from npgp.collapsed.certificates import Certificate, certificate, evidence_bounds
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, upper_bound
-from npgp.collapsed.lengthscales import ShorterLengthscales, shorter_lengthscales
+from npgp.collapsed.lengthscales import ShorterLengthscales
+from npgp.collapsed.points import EnoughPoints, enough_points
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
 from npgp.variational.row_sites import Sites
@@ -16,6 +17,7 @@ __all__ = [
     "Certificate",
     "CollapsedGP",
     "DegeneratePosterior",
+    "EnoughPoints",
     "ExpectedProjection",
     "GroupNoise",
     "PsiStatistics",
@@ -25,11 +27,11 @@ __all__ = [
     "UncertainInputGP",
     "certificate",
     "collapsed_bound",
+    "enough_points",
     "evidence_bounds",
     "exact_log_evidence",
     "expected_projection",
     "penalty_nodes",
     "psi_statistics",
-    "shorter_lengthscales",
     "upper_bound",
 ]

@@ -9,25 +9,19 @@ here the evidence of neighboring rows is computed without inducing features, at 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
-from npgp import checks
 from npgp.collapsed.words import count, nats
 from npgp.features import InducingBlock
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
-from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.observations import Observations
 from npgp.sparse.groups import median_split
 from npgp.sparse.projection import factorize
-from npgp.variational.posterior import Posterior
 
-__all__ = ["ShorterLengthscales", "shorter_lengthscales"]
+__all__ = ["ShorterLengthscales", "has_lengthscale", "of_observations", "shortened"]
 
 #: Rows whose evidence is computed: as many of so many neighbors each.
 GROUPS, GROUP_ROWS = 4, 500
@@ -45,7 +39,8 @@ LITTLE_LEFT, MOST_POINTS, MOST_ROWS = 0.1, 1000, 5000
 @dataclass(frozen=True)
 class ShorterLengthscales:
     """
-    Result of :func:`shorter_lengthscales`. ``print`` it for a report.
+    Whether the data favor shorter lengthscales than those at hand, part of :func:`enough_points` and
+    :func:`npgp.certificate`. ``print`` it for a report.
 
     :param divisor: of the lengthscales at hand, for the longest of those that explain the data best; 1 if none shorter
         are clearly better.
@@ -71,18 +66,23 @@ class ShorterLengthscales:
         """True if the inducing features are too few for these lengthscales."""
         return self.unexplained > TOO_MUCH_LEFT
 
-    def __str__(self) -> str:
+    @property
+    def found(self) -> str:
+        """Whether there are such, in a sentence."""
         about = ", by Gaussian pseudo-observations" if self.approximate else ""
-        rows, share = count(self.rows, "row"), f"{100 * self.unexplained:.0f}% of the prior variance unexplained"
+        rows = count(self.rows, "row")
         if self.divisor > 1:
-            first = (
+            return (
                 f"Lengthscales of 1/{self.divisor:.0f} of those at hand explain {rows} better, by {nats(self.gain)} of "
                 f"log evidence{about}."
             )
+        return f"No shorter lengthscales explain {rows} clearly better{about}."
+
+    def __str__(self) -> str:
+        first, share = self.found, f"{100 * self.unexplained:.0f}% of the prior variance unexplained"
+        where, so = "At the lengthscales at hand", ""
+        if self.divisor > 1:
             where, so = "There", ", so that training by a bound does not find them"
-        else:
-            first = f"No shorter lengthscales explain {rows} clearly better{about}."
-            where, so = "At the lengthscales at hand", ""
         if not self.too_few:
             only = ", so that it is training that has not found them" if self.divisor > 1 else ""
             return f"{first}\n{where} the {count(self.features, 'inducing feature')} leave {share}{only}."
@@ -91,78 +91,6 @@ class ShorterLengthscales:
             f"{first}\n{where} the {count(self.features, 'inducing feature')} leave {share}{so}: they are too few, and "
             f"{needed} inducing points would leave a tenth."
         )
-
-
-def shorter_lengthscales(
-    posterior: Posterior,
-    X: ArrayLike,
-    y: ArrayLike,
-    likelihood: Likelihood | Any,
-    *,
-    offset: ArrayLike = 0.0,
-    mask: ArrayLike | str | None = None,
-) -> ShorterLengthscales:
-    """
-    Test whether the data favor shorter lengthscales than the trained ones, and whether the features could follow.
-    After every training with a lengthscale::
-
-        posterior = npgp.posterior("f", model, guide, result.params, X)
-        print(
-            npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Poisson(), offset=level)
-        )
-
-    Up to 2000 rows, in groups of 500 neighbors, are looked at without inducing features, for a few seconds. All
-    lengthscales of the kernel are divided by the same number, and the variances of prior and noise are chosen anew for
-    each. A likelihood that is not Gaussian is replaced by one Gaussian pseudo-observation for each row, from the
-    expected slope and curvature of its logarithm under the posterior: then gains are approximate. Not for use inside
-    ``jit``.
-
-    .. code-block:: python
-
-        print(
-            npgp.collapsed.shorter_lengthscales(
-                posterior, X, y, npgp.Gaussian(scale=params["noise"])
-            )
-        )
-
-    :param posterior: of one function.
-    :param X: training inputs, (N, D).
-    :param y: observations, (N,).
-    :param likelihood: p(y_n | f_n), of one latent value, an ``npgp`` likelihood or a function from f to a NumPyro
-        distribution.
-    :param offset: what is added to f; a scalar or (N,).
-    :param mask: True where an observation is present, (N,); the others may be NaN. Or ``"nan"``:
-        those that are NaN are missing.
-    :raises TypeError: for traced arrays, and for a mask that is not boolean.
-    :raises ValueError: for observations of another shape, outside the likelihood's support, or NaN without mask; for a
-        posterior of several functions, a likelihood of several latent values, and a kernel without a lengthscale.
-    """
-    if any(map(checks.is_traced, jax.tree.leaves((posterior, X, y, likelihood, offset, mask)))):
-        raise TypeError("shorter_lengthscales was called on traced values; it runs outside jit, on concrete ones.")
-    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
-    rows, kernel = X.shape[0], posterior.projector.kernel
-    if posterior.batch_shape or likelihood.num_latents != 1:
-        raise ValueError(
-            f"posterior has batch shape {posterior.batch_shape}, and {type(likelihood).__name__} "
-            f"{likelihood.num_latents} latent values; they must be () and 1: one function, observed once a row."
-        )
-    if not has_lengthscale(kernel):
-        raise ValueError(f"{type(kernel).__name__} has no lengthscale.")
-    observed = Observations.of(y, likelihood, (rows,), mask=mask, offset=offset)
-    mean, variance = posterior.mean_and_variance(X, batch_size=min(rows, MOST_ROWS))
-    slope, curvature = _expected(observed, mean, variance)
-    precision = np.maximum(observed.where_present(curvature), 0.0)
-    target = np.asarray(mean) + np.where(precision > 0, slope, 0.0) / np.where(precision > 0, precision, 1.0)
-    approximate = likelihood.proof != "gaussian"
-    return of_observations(kernel, posterior.projector.blocks, X, target, precision, approximate=approximate)
-
-
-@jax.jit
-def _expected(observed: Observations, mean, variance) -> tuple[jax.Array, jax.Array]:
-    """Expected slope and negative curvature of log p in f, each (N,)."""
-    (y, mean, variance), likelihood = observed.filled(mean, variance), observed.likelihood
-    slope = jax.grad(lambda m: jnp.sum(likelihood.expected_log_prob(y, m, variance)))(mean)
-    return slope, jnp.broadcast_to(likelihood.expected_curvature(y, mean, variance), mean.shape)
 
 
 def of_observations(
@@ -186,7 +114,7 @@ def of_observations(
     best = int(np.argmax(gains >= gains.max() - EQUAL))
     gain = float(gains[best])
     divisor = float(DIVISORS[1 + best]) if gain > CLEAR_GAIN else 1.0
-    kernel, X = _shortened(kernel, divisor), X[:: -(-X.shape[0] // MOST_ROWS)]
+    kernel, X = shortened(kernel, divisor), X[:: -(-X.shape[0] // MOST_ROWS)]
     features = sum(block.size for block in blocks)
     unexplained = float(_unexplained(kernel, blocks, X, jitter))
     needed = None
@@ -214,7 +142,7 @@ def _evidence(kernel: Kernel, X: jax.Array, target, precision, noises: np.ndarra
         root = np.sqrt(np.asarray(precision, float)[rows])
         scaled = root * np.asarray(target, float)[rows]
         for i, divisor in enumerate(DIVISORS):
-            K = np.asarray(_gram(_shortened(kernel, divisor), X[rows]), float)
+            K = np.asarray(_gram(shortened(kernel, divisor), X[rows]), float)
             # Of n I + v S, S = Λ^½ K Λ^½: its eigenvectors are those of S, whatever the factors n and v are.
             values, vectors = np.linalg.eigh((root[:, None] * K * root)[np.ix_(root > 0, root > 0)])
             square = np.square(vectors.T @ scaled[root > 0])
@@ -241,7 +169,7 @@ def _is_lengthscale(path: tuple) -> bool:
     return getattr(path[-1], "name", None) == "lengthscale"
 
 
-def _shortened(kernel: Kernel, divisor: float) -> Kernel:
+def shortened(kernel: Kernel, divisor: float) -> Kernel:
     """The kernel with all its lengthscales divided by a number."""
 
     def one(path, leaf):

@@ -155,7 +155,7 @@ def greedy_variance(
     size = _check_size(size, X.shape[0])
     blocks = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     blocks = tuple(as_block(block, f"given[{i}]") for i, block in enumerate(blocks))
-    Z, trace, found = _greedy(as_kernel(kernel), X, size, blocks, jitter)
+    Z, trace, found = greedy_rows(as_kernel(kernel), X, size, blocks, jitter)
     _check_found(found, size)
     return (Z, trace) if return_trace else Z
 
@@ -170,10 +170,19 @@ def _nugget(prior: jax.Array, jitter: float | None) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames="size")
-def _greedy(
-    kernel: Kernel, X: jax.Array, size: int, given: Sequence[InducingBlock], jitter: float | None
+def greedy_rows(
+    kernel: Kernel,
+    X: jax.Array,
+    size: int,
+    given: Sequence[InducingBlock],
+    jitter: float | None = None,
+    weights: ArrayLike = 1.0,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The points, (size, D), the traces, (size + 1,), and how many points there were to be found."""
+    """
+    The points, (size, D), the traces, (size + 1,), and how many points there were to be found.
+
+    :param weights: what variances are multiplied by, to be compared and summed; a scalar or (N,).
+    """
     projection = factorize(kernel, given, jitter)(X)
     prior = projection.prior_variance
     nugget = _nugget(prior, jitter)
@@ -182,21 +191,27 @@ def _greedy(
 
     def pick(i: jax.Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
         A, d, free, rows, trace = state
-        row = jnp.argmax(jnp.where(free, d, -1.0))
+        row = jnp.argmax(jnp.where(free, weights * d, -1.0))
         x = lax.dynamic_slice_in_dim(X, row, 1)
         # The next row of the whitened projections: what the point explains of what is left.
         covariance = kernel(x, X)[0] - linalg.matmul(A[:, row], A)
         a = (covariance / jnp.sqrt(d[row] + nugget[row])).astype(d.dtype)
         d = jnp.maximum(d - jnp.square(a), 0.0)
         rows = rows.at[i].set(jnp.where(free[row], row, -1).astype(jnp.int32))
-        return A.at[before + i].set(a), d, free & jnp.any(X != x, axis=1), rows, trace.at[i + 1].set(jnp.sum(d))
+        return (
+            A.at[before + i].set(a),
+            d,
+            free & jnp.any(X != x, axis=1),
+            rows,
+            trace.at[i + 1].set(jnp.sum(weights * d)),
+        )
 
     start = (
         jnp.concatenate([*projection.A, jnp.zeros((size, X.shape[0]), prior.dtype)]),
         d,
         jnp.ones(X.shape[0], bool),
         jnp.zeros(size, jnp.int32),
-        jnp.zeros(size + 1, prior.dtype).at[0].set(jnp.sum(d)),
+        jnp.zeros(size + 1, prior.dtype).at[0].set(jnp.sum(weights * d)),
     )
     rows, trace = lax.fori_loop(0, size, pick, start)[-2:]
     Z = jnp.where(rows[:, None] < 0, jnp.nan, X[rows])

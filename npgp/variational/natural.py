@@ -243,8 +243,9 @@ class _NaturalGradient(Optimizer):
         start = (jnp.where(_all_finite(q_grads), 0, MAX_HALVINGS + 1), rate, q, jnp.asarray(False))
         _, _, new, ok = lax.while_loop(lambda carry: (carry[0] <= MAX_HALVINGS) & ~carry[3], retry, start)
         new = {name: jnp.where(ok, new[name], q[name]) for name in q}
-        lost = {name: ~d.finite for d in directions for name in site_steps.held(d.sites, q)}
-        new = {name: jnp.where(jnp.isfinite(q_grads[name]) & ~lost.get(name, False), new[name], jnp.nan) for name in q}
+        computed = {name: jnp.isfinite(gradient) for name, gradient in q_grads.items()}
+        computed |= {n: computed[n] & d.finite for d in directions for n in site_steps.held(d.sites, q)}
+        new = {name: jnp.where(computed[name], new[name], jnp.nan) for name in q}
         if rest:
             rest_grads = {name: value for name, value in grads.items() if name not in q}
             rest = self.others.update(rest_grads, rest, value=loss)

@@ -197,5 +197,5 @@ def test_fit_with_a_lengthscale_below_the_spacing_of_points() -> Any:
     svi = p.svi_of(program, rate=0.02)
     params = p.fit(program, X, y, steps=300, svi=svi).params
     posterior = npgp.posterior("f", program, svi.guide, params, X, y)
-    text = str(npgp.collapsed.shorter_lengthscales(posterior, X, y, npgp.Gaussian(variance=0.01)))
-    return true(re.search(r"too few, and some \d+ inducing points", text), text)
+    text = str(npgp.collapsed.enough_points(posterior, X, y, npgp.Gaussian(variance=0.01)))
+    return true(re.search(r"too few: to come within 0.01 nats a row takes about \d+", text), text)
