@@ -12,9 +12,11 @@ from jax import lax
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 from npgp import checks
+from npgp.collapsed import EnoughPoints, enough_points
 from npgp.io import load, save, to_arviz
 from npgp.model import AutoSparseGP, posterior
 from npgp.model.guides import set_up
+from npgp.model.posteriors import statement_about
 from npgp.programs.compiled import STEPS, one_program
 from npgp.training import Convergence, FitResult, PosteriorCheck, adam, check_posterior, fit
 from npgp.variational.averages import PosteriorMixture
@@ -107,6 +109,33 @@ class Inference:
         """
         key = jax.random.key(0) if rng_key is None else rng_key
         return check_posterior(key, self.model, self.guide, self.params, *self.args, draws=draws, **self.kwargs)
+
+    def enough_points(self, name: str, rng_key: jax.Array | None = None, tolerance: float = 0.01) -> EnoughPoints:
+        """
+        Compare the bound with that of twice a function's inducing points, at one draw of the other sites:
+        :func:`npgp.collapsed.enough_points`, of the function's own statement in the model.
+
+        .. code-block:: python
+
+            fitted = npgp.inference.Inference(model, guide, result.params, (X, y))
+            print(fitted.enough_points("f"))
+
+        :param name: the component's name.
+        :param rng_key: for the draw.
+        :param tolerance: what more points may gain, in nats for each row.
+        :raises ValueError: unless one statement observes it, as a term of the only latent value, without a factor.
+        """
+        key = jax.random.key(0) if rng_key is None else rng_key
+        stated = statement_about(name, self.model, self.guide, self.params, key, *self.args, **self.kwargs)
+        return enough_points(
+            stated.posterior,
+            stated.X,
+            stated.y,
+            stated.likelihood,
+            offset=stated.offset,
+            mask=stated.mask,
+            tolerance=tolerance,
+        )
 
     def to_arviz(self, rng_key: jax.Array | None = None, num_draws: int = 1000, **options) -> Any:
         """

@@ -425,11 +425,7 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
     shape = latents.shape if latents.num_latents == 1 else (latents.num_latents, *latents.shape)
     if not is_observation(msg):
         return _trained(name, shape, lambda: _nothing_yet(latents, shape))
-    likelihood, present, _ = msg["infer"][OBSERVATION]
-    for mask in (mask_of(msg["fn"]), *getattr(base_of(msg["fn"]), "masks", ())):
-        if mask is not True:
-            present = mask if present is None else present & mask
-    y = msg["value"]
+    likelihood, present, y = msg["infer"][OBSERVATION][0], present_rows(msg), msg["value"]
     if exact and isinstance(likelihood, Gaussian):
         (y,) = without_missing(likelihood, present, jnp.asarray(y))
         values, precision = y, 1.0 / jnp.broadcast_to(jnp.asarray(likelihood.variance, y.dtype), shape)
@@ -446,6 +442,15 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
 
         values, precision = _trained(name, shape, start)
     return values, precision if present is None else jnp.where(present, precision, 0.0)
+
+
+def present_rows(msg: Message) -> jax.Array | None:
+    """Where the observations of a statement about GP values are present; ``None`` if all are."""
+    _, present, _ = msg["infer"][OBSERVATION]
+    for mask in (mask_of(msg["fn"]), *getattr(base_of(msg["fn"]), "masks", ())):
+        if mask is not True:
+            present = mask if present is None else present & mask
+    return present
 
 
 def expected(latents: Latents, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

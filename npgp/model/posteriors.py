@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +17,17 @@ from npgp.collapsed.approximations import ApproximateGP
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.context import under
 from npgp.contract import Message, base_of
+from npgp.likelihoods import Likelihood
+from npgp.model.given_rows import present_rows
 from npgp.model.guides import set_up
-from npgp.model.rerun import Hidden
-from npgp.model.sites import FUNCTION, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.rerun import AllRows, Hidden
+from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, Trained, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.operations import Operations
 from npgp.variational.averages import PosteriorMixture
 from npgp.variational.posterior import Posterior
 
-__all__ = ["function_in", "posterior"]
+__all__ = ["Stated", "function_in", "posterior", "statement_about"]
 
 
 @overload
@@ -209,3 +211,56 @@ def _thinned(samples: Mapping[str, Any], draws: int | None) -> dict[str, jax.Arr
         checks.whole_number(draws, "draws", most=size, must_be=f"at most the {size} draws that are given")
     chosen = np.arange(size if draws is None else draws) * size // (draws or size)
     return {name: jnp.asarray(value[chosen]) for name, value in arrays.items()}
+
+
+class Stated(NamedTuple):
+    """
+    A function's posterior, given one draw of the other sites, and what its model states of it.
+
+    :param posterior: that of f.
+    :param X: its inputs, (N, D).
+    :param y: observations, (N,).
+    :param likelihood: p(y_n | f_n + offset).
+    :param offset: all else that is added to f, at its mean, (N,).
+    :param mask: True where an observation is present; ``None`` if all are.
+    """
+
+    posterior: Posterior
+    X: jax.Array
+    y: jax.Array
+    likelihood: Likelihood
+    offset: jax.Array
+    mask: jax.Array | None
+
+
+def statement_about(name: str, model: Callable, guide: Callable, params, rng_key: jax.Array, *args, **kwargs) -> Stated:
+    """
+    The observations of a component's function in a model, observations and all rows among its arguments.
+
+    :param name: the component's name, with its scope if it has one.
+    :raises KeyError: if the model has no such component.
+    :raises ValueError: unless one statement observes it, as a term of the only latent value, without a factor.
+    """
+    given, (guide_key, model_key) = trained(params), jax.random.split(rng_key)
+    set_up(guide, args, kwargs)
+    with Hidden(), under(unseen=True):  # no density is wanted
+        drawn = handlers.trace(Trained(AllRows(handlers.seed(guide, guide_key)), given)).get_trace(*args, **kwargs)
+        sites = _sites(handlers.replay(AllRows(model), drawn), model_key, given, args, kwargs)
+    posterior = function_in(name, sites, with_q=True)
+    found = []
+    for msg in sites.values():
+        if not (is_observation(msg) and LATENTS in msg["infer"]):
+            continue
+        for part in msg["infer"][LATENTS].parts:
+            found += [(msg, part, term) for term in part.terms if term.function.name == name]
+    if len(found) != 1 or found[0][0]["infer"][LATENTS].num_latents != 1 or not found[0][0]["is_observed"]:
+        raise ValueError(
+            f"{name} is a term of {len(found)} observed latent values; it must be of one, the only one of its rows."
+        )
+    ((msg, part, term),) = found
+    if term.mixing is not None or term.function.batch_shape or not (jnp.ndim(term.scale) == 0 and term.scale == 1.0):
+        raise ValueError(
+            f"{name} has a factor, or is several functions, in {msg['name']!r}; it must be one, f(X) alone."
+        )
+    offset = part.moments().mean - posterior.mean(term.X)
+    return Stated(posterior, term.X, msg["value"], msg["infer"][OBSERVATION][0], offset, present_rows(msg))

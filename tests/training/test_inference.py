@@ -7,6 +7,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from models import rbf
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 
@@ -72,3 +74,44 @@ def test_options_and_guides_are_those_of_fit():
     with pytest.warns(npgp.training.TrainingWarning, match="20 steps"):
         fitted = npgp.infer(model, KEY, X, Y, guide=guide, options={"callbacks": [arrival], "progress": False})
     assert fitted.guide is guide and len(fitted.result.losses) == 20 and fitted.args[1] is Y
+
+
+def test_whether_points_are_enough():
+    """In a model whose offset is sampled, with a row missing and rows drawn in parts: as of the arrays themselves."""
+    rows, seen = jnp.asarray(X), jnp.arange(15) != 4
+
+    def subsampled(rows, y=None):
+        level = numpyro.sample("level", dist.Normal(0.7, 1e-4))  # so that all draws are alike
+        f = npgp.SparseGP("f", npgp.RBF(1.0), rows[::3]).draw()
+        with numpyro.plate("data", len(rows), subsample_size=5) as index, numpyro.handlers.mask(mask=seen[index]):
+            npgp.observe("y", f(rows[index]) + level, npgp.Gaussian(variance=NOISE), obs=y[index])
+
+    quick = npgp.training.Arrival(tolerance=0.3, window=50, max_steps=100)
+    with pytest.warns(npgp.training.TrainingWarning):
+        fitted = npgp.infer(subsampled, KEY, rows, y=jnp.asarray(Y), options={"callbacks": [quick], "progress": False})
+    found = fitted.enough_points("f", KEY)
+    draw = fitted.posterior("f", draws=1)
+    level = draw.sites["level"][0]
+    alone = npgp.collapsed.enough_points(draw[0], rows, Y, npgp.Gaussian(variance=NOISE), offset=level, mask=seen)
+    assert found.rows == alone.rows == 14 and found.features == 5
+    # In single precision, and levels differ by 1e-4: by a thousandth of a nat.
+    assert found.gain == pytest.approx(alone.gain, abs=3e-3) and found.more == alone.more
+    assert found.gain_trained == pytest.approx(alone.gain_trained, abs=3e-3)
+    with pytest.raises(KeyError, match="no component named 'g'"):
+        fitted.enough_points("g")
+
+
+def test_functions_whose_points_are_not_looked_at():
+    def scaled(rows, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.asarray(X[::3])).draw()
+        npgp.observe("y", 2.0 * f(rows), npgp.Gaussian(variance=NOISE), obs=y)
+        npgp.observe("z", f(rows), npgp.Gaussian(variance=NOISE), obs=y)
+
+    guide = npgp.AutoSparseGP(scaled)
+    svi = SVI(scaled, guide, npgp.adam(0.1), TraceMeanField_ELBO())
+    params = svi.get_params(svi.init(KEY, X, y=Y))
+    with pytest.raises(ValueError, match="f is a term of 2 observed latent values"):
+        npgp.inference.Inference(scaled, guide, params, (X, Y)).enough_points("f")
+    one = handlers.block(scaled, hide=["z"])
+    with pytest.raises(ValueError, match="f has a factor, or is several functions, in 'y'"):
+        npgp.inference.Inference(one, guide, params, (X, Y)).enough_points("f")
