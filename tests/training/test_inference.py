@@ -76,12 +76,12 @@ def test_options_and_guides_are_those_of_fit():
     assert fitted.guide is guide and len(fitted.result.losses) == 20 and fitted.args[1] is Y
 
 
-def test_whether_points_are_enough():
+def test_whether_points_are_enough(float64):
     """In a model whose offset is sampled, with a row missing and rows drawn in parts: as of the arrays themselves."""
     rows, seen = jnp.asarray(X), jnp.arange(15) != 4
 
     def subsampled(rows, y=None):
-        level = numpyro.sample("level", dist.Normal(0.7, 1e-4))  # so that all draws are alike
+        level = numpyro.sample("level", dist.Normal(0.7, 1e-6))  # so that all draws are alike
         f = npgp.SparseGP("f", npgp.RBF(1.0), rows[::3]).draw()
         with numpyro.plate("data", len(rows), subsample_size=5) as index, numpyro.handlers.mask(mask=seen[index]):
             npgp.observe("y", f(rows[index]) + level, npgp.Gaussian(variance=NOISE), obs=y[index])
@@ -94,9 +94,9 @@ def test_whether_points_are_enough():
     level = draw.sites["level"][0]
     alone = npgp.collapsed.enough_points(draw[0], rows, Y, npgp.Gaussian(variance=NOISE), offset=level, mask=seen)
     assert found.rows == alone.rows == 14 and found.features == 5
-    # In single precision, and levels differ by 1e-4: by a thousandth of a nat.
-    assert found.gain == pytest.approx(alone.gain, abs=3e-3) and found.more == alone.more
-    assert found.gain_trained == pytest.approx(alone.gain_trained, abs=3e-3)
+    assert found.gain == pytest.approx(alone.gain, abs=1e-3) and found.more == alone.more
+    # The search ends on a flat top, within some thousandths of a nat.
+    assert found.gain_trained == pytest.approx(alone.gain_trained, abs=0.01)
     with pytest.raises(KeyError, match="no component named 'g'"):
         fitted.enough_points("g")
 
