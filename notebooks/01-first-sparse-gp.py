@@ -9,8 +9,6 @@
 # 3. the same larger model with NUTS, to see what the variational answer got wrong.
 
 # %%
-import os
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -25,7 +23,6 @@ import npgp
 from npgp import plots
 from npgp.collapsed import exact_log_evidence
 
-SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps
 plt.rcParams["figure.dpi"] = 150
 
 
@@ -34,7 +31,7 @@ def curve(x):
 
 
 rng = np.random.default_rng(1)
-num_rows, noise_variance = (100 if SMALL else 500), 0.04
+num_rows, noise_variance = 500, 0.04
 x = np.sort(rng.uniform(0, 10, num_rows))
 y = curve(x) + np.sqrt(noise_variance) * rng.normal(size=num_rows)
 X = x[:, None]  # inputs are always of shape (rows, columns)
@@ -54,7 +51,7 @@ def model(X, y=None, *, num_inducing=25, conditional="tight"):
         npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, conditional=conditional)
 
 
-def train(num_steps=100 if SMALL else 1000, **settings):
+def train(num_steps=1000, **settings):
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.05, num_steps), TraceMeanField_ELBO(), **settings)
     result = npgp.fit(svi, jax.random.key(0), num_steps, X, y, progress=False)
@@ -134,7 +131,7 @@ draw(fits)
 
 # %%
 rng = np.random.default_rng(5)
-num_people = 200 if SMALL else 1000
+num_people = 1000
 true_effect, true_noise = 0.5, 0.5
 
 
@@ -186,7 +183,7 @@ def effect_model(X, group, y=None, *, size):
 # %%
 data = (age[:, None], treated - 0.5, outcome)
 guide = npgp.AutoSparseGP(effect_model)
-num_steps = 100 if SMALL else 3000
+num_steps = 3000
 eight_draws = TraceMeanField_ELBO(num_particles=8)
 svi = SVI(effect_model, guide, npgp.adam(0.05, num_steps), eight_draws, size=num_people)
 result = npgp.fit(svi, jax.random.key(0), num_steps, *data, batch_size=100, progress=False)
@@ -237,7 +234,7 @@ def collapsed_model(X, group, y=None):
     )
 
 
-num_warmup, num_samples = (20, 20) if SMALL else (300, 500)
+num_warmup, num_samples = 300, 500
 
 
 @jax.jit  # all of it is one program, and compiled at once

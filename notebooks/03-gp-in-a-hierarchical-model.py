@@ -12,7 +12,6 @@
 # 5. predictions at new places, place by place and jointly.
 
 # %%
-import os
 import warnings
 from functools import partial
 
@@ -32,7 +31,6 @@ from npgp import plots
 warnings.filterwarnings("ignore", message="[\\s\\S]*ArviZ is undergoing")  # what ArviZ before 1.0 says at import
 import arviz as az
 
-SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: fewer areas, steps and draws
 plt.rcParams["figure.dpi"] = 150
 
 # %% [markdown]
@@ -49,7 +47,7 @@ plt.rcParams["figure.dpi"] = 150
 
 # %%
 rng = np.random.default_rng(4)
-num_areas, num_regions = (60 if SMALL else 300), 8
+num_areas, num_regions = 300, 8
 truth = {"level": 0.2, "beta": np.array([0.25, -0.2]), "spread": 0.3, "lengthscale": 20.0, "amplitude": 0.6}
 
 
@@ -61,7 +59,7 @@ def draw_gp(S, lengthscale, amplitude):
 
 S = rng.uniform(0, 100, (num_areas, 2))  # km
 town = [70.0, 62.0] + rng.uniform(0, 5, (20, 2))  # 20 areas of a town, for part 5
-axis = np.linspace(1, 99, 15 if SMALL else 40)
+axis = np.linspace(1, 99, 40)
 grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)  # for maps
 f_S, f_town, f_grid = np.split(
     draw_gp(np.concatenate([S, town, grid]), truth["lengthscale"], truth["amplitude"]), [len(S), len(S) + len(town)]
@@ -104,7 +102,7 @@ for ax in axes:
 # Without the spatial term nothing of `npgp` is left, and the observation is NumPyro's.
 
 # %%
-Z = npgp.inducing.greedy_variance(npgp.Matern32(20.0), S, 12 if SMALL else 80)
+Z = npgp.inducing.greedy_variance(npgp.Matern32(20.0), S, 80)
 
 
 def model(S, region, x, exposure, y=None, *, spatial=True):
@@ -133,7 +131,7 @@ def model(S, region, x, exposure, y=None, *, spatial=True):
 
 # %%
 inputs = (S, region, x, exposure)
-num_draws = 20 if SMALL else 1000
+num_draws = 1000
 prior_y = jax.jit(Predictive(model, num_samples=num_draws))(jax.random.key(0), *inputs)["y"]
 
 
@@ -168,7 +166,6 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 
 # %%
 def train(spatial, num_steps=None, **options):
-    num_steps = 50 if SMALL else num_steps
     variant = partial(model, spatial=spatial)
     guide = npgp.AutoSparseGP(variant, **options)
     svi = SVI(variant, guide, npgp.adam(0.02, num_steps), TraceMeanField_ELBO(num_particles=8))
@@ -216,7 +213,7 @@ print(table)
 # draws of all that is sampled beside $f$.
 
 # %%
-f = npgp.posterior("f", model, guide, result.params, *inputs, draws=10 if SMALL else 50, rng_key=jax.random.key(5))
+f = npgp.posterior("f", model, guide, result.params, *inputs, draws=50, rng_key=jax.random.key(5))
 mean, variance = f.mean_and_variance(grid)
 scale = jnp.sqrt(variance)
 
@@ -252,9 +249,7 @@ _ = axes[0].set_ylabel("north (km)")
 by_itself = {"guide": partial(AutoNormal, init_scale=0.1), "dependence": "independent"}
 apart, apart_result, apart_draws = train(True, num_steps=4000, **by_itself)
 for name, fitted, found in [("independent", apart, apart_result), ("the default", guide, result)]:
-    check = npgp.check_posterior(
-        jax.random.key(7), model, fitted, found.params, *inputs, y, draws=100 if SMALL else 10_000
-    )
+    check = npgp.check_posterior(jax.random.key(7), model, fitted, found.params, *inputs, y, draws=10_000)
     print(f"{name:>11}: ELBO {check.elbo:.1f}, Pareto k {check.khat:.2f}")
 
 # %% [markdown]
@@ -264,7 +259,7 @@ for name, fitted, found in [("independent", apart, apart_result), ("the default"
 
 # %%
 start = init_to_value(values=guide.median(result.params, *inputs, y))
-num_warmup, num_samples = (5, 10) if SMALL else (250, 400)
+num_warmup, num_samples = 250, 400
 
 
 @jax.jit

@@ -11,8 +11,6 @@
 # 5. three classes.
 
 # %%
-import os
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -28,7 +26,6 @@ from numpyro.infer import MCMC, NUTS, SVI, TraceMeanField_ELBO, init_to_value, l
 import npgp
 from npgp import plots
 
-SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps and draws
 plt.rcParams["figure.dpi"] = 150
 
 # %% [markdown]
@@ -54,7 +51,7 @@ def load_banana():
 
 
 X_all, y_all = load_banana()
-num_train, num_test = (60, 60) if SMALL else (400, 1000)
+num_train, num_test = 400, 1000
 order = np.random.default_rng(1).permutation(len(X_all))
 train, later, test = np.split(order[: 2 * num_train + num_test], [num_train, 2 * num_train])
 X, y = X_all[train], y_all[train]
@@ -67,7 +64,7 @@ X_test, y_test = X_all[test], y_all[test]
 # trained, and get no posterior. They start at k-means centers of the inputs.
 
 # %%
-num_inducing = 6 if SMALL else 20
+num_inducing = 20
 Z = npgp.inducing.kmeans(jax.random.key(0), X, num_inducing)
 
 
@@ -87,7 +84,7 @@ def fit(model, num_steps, *data):
     return guide, npgp.fit(svi, jax.random.key(0), num_steps, *data, progress=False)
 
 
-num_steps = 30 if SMALL else None
+num_steps = None
 guide, result = fit(model, num_steps, X, y)
 print(result.convergence)
 figure = plots.plot_elbo({f"{num_inducing} inducing inputs": -result.losses}, rows=num_train)
@@ -104,7 +101,7 @@ figure.set_size_inches(5.0, 3.0)
 # model its trained inducing inputs.
 
 # %%
-num_draws = 30 if SMALL else 500
+num_draws = 500
 trained_model = handlers.substitute(model, data=result.params)
 
 
@@ -119,7 +116,7 @@ def draw(key):
     return guide.sample_posterior(key, result.params, X, y, sample_shape=(num_draws,))
 
 
-axis = np.linspace(-3.2, 3.2, 15 if SMALL else 60)
+axis = np.linspace(-3.2, 3.2, 60)
 grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
 everywhere = np.concatenate([X_test, grid])  # one call for both
 
@@ -138,7 +135,7 @@ svi_test, svi_map = predict(svi_draws)
 
 # %%
 def averaged(model, guide, params):
-    return npgp.posterior("f", model, guide, params, X, draws=5 if SMALL else 50)
+    return npgp.posterior("f", model, guide, params, X, draws=50)
 
 
 posterior = averaged(model, guide, result.params)
@@ -175,7 +172,7 @@ _ = axes[1].legend(fontsize=8, loc="lower right", facecolor="0.3", labelcolor="w
 
 # %%
 start = init_to_value(values=guide.median(result.params, X, y))
-num_warmup, num_samples = (5, 30) if SMALL else (300, 500)
+num_warmup, num_samples = 300, 500
 
 
 @jax.jit
@@ -291,7 +288,7 @@ report("from the flipped labels", probability_of_1(*robust_posterior.mean_and_va
 
 # %%
 rng = np.random.default_rng(3)
-num_rows = 60 if SMALL else 300
+num_rows = 300
 arm = rng.integers(0, 3, num_rows)
 radius = rng.uniform(0.2, 2.5, num_rows)
 angle = 2 * np.pi * arm / 3 + 0.9 * radius + 0.25 * rng.normal(size=num_rows)
@@ -308,7 +305,7 @@ def softmax_model(X, y=None):
         npgp.observe("y", f(X), npgp.likelihoods.Softmax(3, num_nodes=8), obs=y)
 
 
-guide3, result3 = fit(softmax_model, 10 if SMALL else 300, X3, arm)
+guide3, result3 = fit(softmax_model, 300, X3, arm)
 posterior3 = npgp.posterior("f", softmax_model, guide3, result3.params, X3)
 class_probabilities = jax.jit(npgp.likelihoods.Softmax(3).probabilities)
 p = np.asarray(class_probabilities(*posterior3.mean_and_variance(grid)))  # (classes, rows)

@@ -27,7 +27,6 @@ import npgp
 from npgp import datasets, plots
 from npgp.conditionals import Grouped, Prior, Tight
 
-SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer steps
 numpyro.enable_x64()
 plt.rcParams["figure.dpi"] = 150
 # Bounds of GPLVMs rise for thousands of steps, by little in the end: `fit` says so, and here nothing waits for it.
@@ -47,7 +46,7 @@ if real:
     data, unseen = datasets.oil_flow("train"), datasets.oil_flow("valid")
 else:
     data, unseen = (datasets.simulate_oil_flow(jax.random.key(seed), 1000) for seed in (0, 1))
-rows = 60 if SMALL else 1000
+rows = 1000
 Y, labels = data.Y[:rows], data.labels[:rows]
 class_names = ("homogeneous", "annular", "stratified")
 print("the oil flow of Bishop & James" if real else "simulated oil flow")
@@ -64,12 +63,11 @@ print(f"{Y.shape[0]} rows of {Y.shape[1]} measurements; {', '.join(class_names)}
 # conditional of Bui, Ashman & Turner (2025).
 
 # %%
-num_inducing, steps = (6, 30) if SMALL else (25, 6000)
+num_inducing, steps = 25, 6000
 
 
 def climb(Y, **options):
-    most = 20 if SMALL else 3600
-    return npgp.gplvm.fit(jax.random.key(0), Y, 10, num_inducing, max_steps=most, progress=False, **options)
+    return npgp.gplvm.fit(jax.random.key(0), Y, 10, num_inducing, max_steps=3600, progress=False, **options)
 
 
 trained = climb(Y)
@@ -153,7 +151,7 @@ figure = plots.plot_imputation(Y, mean, scale, present, units="pipe radii")
 # hardly doubts any place, and not all are found.
 
 # %%
-Y_new = unseen.Y[: 20 if SMALL else 200]
+Y_new = unseen.Y[:200]
 seen = np.ones(Y_new.shape, bool)
 seen[:, 6:] = False
 posterior, likelihood = trained.posterior, trained.likelihood
@@ -184,8 +182,6 @@ variants = {
     "encoder": replace(free, latents=npgp.gplvm.Encoder(rng_key=jax.random.key(0))),
     "labels of every tenth row": replace(free, prior=npgp.gplvm.ClassNormal(some)),
 }
-if SMALL:
-    del variants["encoder"]
 for name, variant in variants.items():
     svi = SVI(variant.model, variant.guide, npgp.adam(0.03, steps), TraceMeanField_ELBO())
     result = npgp.fit(svi, jax.random.key(0), steps, progress=False, Y=Y)

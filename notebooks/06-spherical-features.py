@@ -16,8 +16,6 @@
 # activations, Tiao, Dutordoir & Picheny (2023) for activations with orthogonal points.
 
 # %%
-import os
-
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
@@ -33,7 +31,6 @@ from npgp.features import ReLU, Softplus
 from npgp.inducing import left_out
 
 jax.config.update("jax_enable_x64", True)
-SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: less data, fewer features and steps
 plt.rcParams["figure.dpi"] = 150
 
 # %% [markdown]
@@ -90,7 +87,7 @@ def load_banana():
 
 
 X_all, y_all, name = load_banana()
-num_train, num_test = (80, 80) if SMALL else (400, 1000)
+num_train, num_test = 400, 1000
 order = np.random.default_rng(1).permutation(len(X_all))
 train, test = order[:num_train], order[num_train : num_train + num_test]
 X, y, X_test, y_test = X_all[train], y_all[train], X_all[test], y_all[test]
@@ -105,7 +102,7 @@ plane = kernels.ZonalMatern52(lengthscale=0.5)
 share = jax.jit(lambda block: left_out(plane, block, X))
 print(f"{name}; share of the variance left out")
 print(f"{'features':>10}{'points':>10}{'harmonics':>12}{'softplus units':>17}")
-for size in (9,) if SMALL else (9, 25, 49, 100):
+for size in (9, 25, 49, 100):
     centers = npgp.inducing.kmeans(jax.random.key(0), X, size)
     harmonics = npgp.features.SphericalHarmonics.within(size, plane, columns=2)
     units = npgp.features.Activations(directions(plane, centers), Softplus(), levels=range(7))
@@ -128,11 +125,11 @@ for size in (9,) if SMALL else (9, 25, 49, 100):
 # little of. `choose_levels` tries them, for a kernel, units and inputs, and takes those that leave least out.
 
 # %%
-print(f"{'highest level':>14}" + "".join(f"{level:>7}" for level in range(0, 3 if SMALL else 9)))
-centers = npgp.inducing.kmeans(jax.random.key(0), X, 9 if SMALL else 25)
-for shape in (Softplus(),) if SMALL else (Softplus(), ReLU()):
+print(f"{'highest level':>14}" + "".join(f"{level:>7}" for level in range(9)))
+centers = npgp.inducing.kmeans(jax.random.key(0), X, 25)
+for shape in (Softplus(), ReLU()):
     units = npgp.features.Activations(directions(plane, centers), shape)
-    choice = npgp.inducing.choose_levels(plane, units, X, most=2 if SMALL else 8)
+    choice = npgp.inducing.choose_levels(plane, units, X, most=8)
     shares = "".join(f"{choice.left_out[level]:7.3f}" for level in choice.left_out)
     print(f"{type(shape).__name__:>14}{shares}   chosen: levels {choice.block.levels}")
 
@@ -153,8 +150,6 @@ except FileNotFoundError:
 x, targets = np.ravel(x).astype(float), np.ravel(targets).astype(float)
 x = ((x - x.mean()) / x.std())[:, None]
 targets = targets - targets.mean()
-if SMALL:
-    x, targets = x[::5], targets[::5]
 grid = np.linspace(-2.0, 2.0, 300)[:, None]
 
 
@@ -175,7 +170,7 @@ def fit_snelson(start, blocks_of):
         values |= {name: numpyro.param(name, value) for name, value in start.items()}
         numpyro.sample("y", gp(**values), obs=targets)
 
-    best = npgp.fit_collapsed(jax.random.key(0), model, max_steps=20 if SMALL else 1000, progress=False)
+    best = npgp.fit_collapsed(jax.random.key(0), model, max_steps=1000, progress=False)
     return -best.losses[-1], gp(**best.params)
 
 
@@ -189,11 +184,10 @@ z8, z16 = directions(start, spread(8)), directions(start, spread(16))
 fits = {
     "8 units": fit_snelson({"z": z8}, units_at),
     "8 units + 8 points": fit_snelson({"z": z8, "Z": spread(8)}, lambda z, Z: [units_at(z), Z]),
+    "16 units": fit_snelson({"z": z16}, units_at),
+    "8 points": fit_snelson({"Z": spread(8)}, lambda Z: Z),
+    "16 points": fit_snelson({"Z": spread(16)}, lambda Z: Z),
 }
-if not SMALL:
-    fits["16 units"] = fit_snelson({"z": z16}, units_at)
-    fits["8 points"] = fit_snelson({"Z": spread(8)}, lambda Z: Z)
-    fits["16 points"] = fit_snelson({"Z": spread(16)}, lambda Z: Z)
 
 print(f"{'':>20}{'bound':>9}{'noise variance':>17}")
 for name, (bound, gp) in fits.items():
@@ -262,17 +256,19 @@ def moments(model, guide, params, X_new):
     return map(np.asarray, npgp.posterior("f", model, guide, params, X).mean_and_variance(X_new))
 
 
-size = 6 if SMALL else 20
+size = 20
 centers = npgp.inducing.kmeans(jax.random.key(0), X, size)
-models = {f"{size // 2} units + {size // 2} points": classifier(centers, size // 2)}
-if not SMALL:
-    models = {f"{size} units": classifier(centers, size), **models, f"{size} points": classifier(centers, 0)}
+models = {
+    f"{size} units": classifier(centers, size),
+    f"{size // 2} units + {size // 2} points": classifier(centers, size // 2),
+    f"{size} points": classifier(centers, 0),
+}
 
-axis = np.linspace(-3.2, 3.2, 15 if SMALL else 60)
+axis = np.linspace(-3.2, 3.2, 60)
 plane_grid = np.stack(np.meshgrid(axis, axis), axis=-1).reshape(-1, 2)
 figure, axes = plt.subplots(1, len(models), figsize=(3.1 * len(models) + 0.6, 3.2), layout="constrained", squeeze=False)
 for ax, (name, model) in zip(axes[0], models.items(), strict=True):
-    guide, result = train_svi(model, 40 if SMALL else 1500, X, y, batch_size=40 if SMALL else 100)
+    guide, result = train_svi(model, 1500, X, y, batch_size=100)
     mean, variance = moments(model, guide, result.params, np.concatenate([X_test, plane_grid]))
     p = norm.cdf(mean / np.sqrt(1.0 + variance))  # probit: f integrated out
     p_test, p_grid = p[:num_test], p[num_test:].reshape(len(axis), len(axis))
@@ -299,7 +295,7 @@ bar = figure.colorbar(image, ax=axes, label="P(class 1)")
 
 # %%
 rng = np.random.default_rng(0)
-num_rows, half = (40, 5) if SMALL else (120, 10)
+num_rows, half = 120, 10
 
 
 def curve(x):
@@ -308,7 +304,7 @@ def curve(x):
 
 x = np.sort(rng.uniform(-3.0, 3.0, num_rows))
 targets = curve(x) + 0.15 * rng.normal(size=num_rows)
-grid = np.linspace(-3.3, 3.3, 50 if SMALL else 300)
+grid = np.linspace(-3.3, 3.3, 300)
 
 
 def layer(name, size, levels, variance=1.0):
@@ -340,14 +336,12 @@ def deep(X, y=None):
 
 
 models = {f"one layer of {2 * half} units": shallow, f"two layers of {half} units": deep}
-if SMALL:
-    del models[f"one layer of {2 * half} units"]
 figure, axes = plt.subplots(
     1, len(models), figsize=(4.2 * len(models), 3.2), layout="constrained", squeeze=False, sharey=True
 )
 for ax, (name, model) in zip(axes[0], models.items(), strict=True):
-    guide, result = train_svi(model, 40 if SMALL else 2000, x[:, None], targets)
-    predict = Predictive(model, guide=guide, params=result.params, num_samples=20 if SMALL else 300)
+    guide, result = train_svi(model, 2000, x[:, None], targets)
+    predict = Predictive(model, guide=guide, params=result.params, num_samples=300)
     draws = np.asarray(jax.jit(lambda key, predict=predict: predict(key, grid[:, None])["y.latent"])(jax.random.key(1)))
     mean, low, high = draws.mean(axis=0), *np.quantile(draws, [0.025, 0.975], axis=0)
     inside = np.abs(grid) < 3

@@ -16,7 +16,6 @@
 # 7. when to choose which.
 
 # %%
-import os
 from functools import partial
 
 import jax
@@ -31,7 +30,6 @@ from scipy.special import gammaln
 
 import npgp
 
-SMALL = os.environ.get("NPGP_SMALL") == "1"  # a quick run for the tests: fewer cells and steps
 numpyro.enable_x64()
 plt.rcParams["figure.dpi"] = 150
 
@@ -86,7 +84,7 @@ class Counts:
 
 
 places, name = load_pines()
-side = 8 if SMALL else 20
+side = 20
 counts, _, _ = np.histogram2d(places[:, 1], places[:, 0], bins=side, range=[[0, 1], [0, 1]])
 pines = Counts(counts.ravel(), side)
 print(f"{name}: {len(places)} trees; {len(pines.y)} cells, {pines.hidden.sum()} hidden; counts to {counts.max():.0f}")
@@ -116,7 +114,7 @@ def model(S, near, y=None, *, component, data):
 # minibatches as well, `batch_size`; with `row_optim` a step moves the entries of $q(u)$ that it looks at and no others.
 
 # %%
-num_neighbors, batch, steps = (4, 20, 10) if SMALL else (10, 80, 3000)
+num_neighbors, batch, steps = 10, 80, 3000
 
 
 def components(data, num_svgp):
@@ -149,7 +147,7 @@ def train_both(data, num_svgp):
     return {name: train(data, *made) for name, made in components(data, num_svgp).items()}
 
 
-fits = train_both(pines, 3 if SMALL else 8)
+fits = train_both(pines, 8)
 
 # %% [markdown]
 # There are so few cells that we can do without sparsity for comparison: the *dense* GP, by Laplace's approximation, a
@@ -186,7 +184,7 @@ best = minimize(
     lambda theta: -laplace(pines, **unpack(theta))[0],
     [np.log(0.1), 0.0, pines.start_level],
     method="Nelder-Mead",
-    options={"maxfev": 5 if SMALL else 100},
+    options={"maxfev": 100},
 )
 dense = unpack(best.x)
 
@@ -296,13 +294,12 @@ def report_elbos(data, fits, moments):
         print(f"{name:>14}{theta['lengthscale']:13.3f}{elbo:9.1f}{evidence:19.1f}{of_neighbors:12.1f}{ratio:15.2f}")
 
 
-if not SMALL:
-    component, near = components(pines, 8)["VNNGP"]
-    smooth = fits["SVGP"][1]
-    kernel = npgp.Matern32(smooth["lengthscale"], variance=smooth["amplitude"] ** 2)
-    elbo, theta, posterior = train(pines, lambda _: component(kernel), near)
-    fits["VNNGP, smooth"] = elbo, smooth | {"level": theta["level"]}, posterior
-    moments["VNNGP, smooth"] = predict(pines.sites, fits["VNNGP, smooth"])
+component, near = components(pines, 8)["VNNGP"]
+smooth = fits["SVGP"][1]
+kernel = npgp.Matern32(smooth["lengthscale"], variance=smooth["amplitude"] ** 2)
+elbo, theta, posterior = train(pines, lambda _: component(kernel), near)
+fits["VNNGP, smooth"] = elbo, smooth | {"level": theta["level"]}, posterior
+moments["VNNGP, smooth"] = predict(pines.sites, fits["VNNGP, smooth"])
 report_elbos(pines, fits, moments)
 
 # %% [markdown]
@@ -319,14 +316,14 @@ report_elbos(pines, fits, moments)
 
 
 # %%
-side = 8 if SMALL else 30
+side = 30
 truth = {"lengthscale": 0.05, "amplitude": 1.0, "level": np.log(5 * side**2)}
-axis = np.linspace(0, 1, 30 if SMALL else 400)
+axis = np.linspace(0, 1, 400)
 cut = np.column_stack([axis, np.full(len(axis), (side // 2 + 0.5) / side)])  # along a row of cells, for part 5
 f_true = truth["level"] + draw_gp(np.random.default_rng(2), np.concatenate([grid(side), cut]), 0.05, 1.0)
 f_cells, f_cut = np.split(f_true, [side**2])
 simulated = Counts(np.random.default_rng(3).poisson(np.exp(f_cells) / side**2), side)
-fits = fits if SMALL else train_both(simulated, 8)  # the tests train no more models
+fits = train_both(simulated, 8)
 
 moments = {name: predict(np.concatenate([simulated.sites, cut]), fit) for name, fit in fits.items()}
 on_cut = {name: (mean[side**2 :], variance[side**2 :]) for name, (mean, variance) in moments.items()}

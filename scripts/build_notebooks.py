@@ -74,7 +74,6 @@ def main() -> None:
     sources = [path for path in sorted(FOLDER.rglob("*.py")) if name in str(path.relative_to(FOLDER))]
     if not sources:
         raise SystemExit(f"no notebook in {FOLDER} has {name!r} in its path.")
-    os.environ.pop("NPGP_SMALL", None)
     os.environ.pop("MPLBACKEND", None)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # factors of small matrices; several threads wait for each other

@@ -1,7 +1,6 @@
 """The notebooks: the sources run, and the committed files with outputs were made from these sources."""
 
 import re
-import runpy
 import warnings
 from pathlib import Path
 
@@ -17,6 +16,14 @@ from numpyro import handlers
 FOLDER = Path(__file__).parents[2] / "notebooks"
 COURSE, GALLERY = sorted(FOLDER.glob("*.py")), sorted(FOLDER.glob("gallery/*.py"))
 
+#: By notebook, passages and what stands in for them in a quick run.
+SMALL = {
+    name: [line.partition(" =>")[::2] for line in lines]
+    for name, *lines in (
+        block.splitlines() for block in (Path(__file__).parent / "small.txt").read_text().split("\n# ")[1:]
+    )
+}
+
 each_notebook = pytest.mark.parametrize("source", COURSE + GALLERY, ids=lambda path: path.stem)
 
 
@@ -28,14 +35,28 @@ def options():
         yield
 
 
+def small(source: Path) -> str:
+    """A notebook's program with less data and fewer steps, of which its readers need not know."""
+    text = source.read_text()
+    for passage, instead in SMALL[source.stem]:
+        assert text.count(passage) == 1, f"{source.name} has {passage!r} {text.count(passage)} times, small.txt once"
+        text = text.replace(passage, instead.strip())
+    return text
+
+
+def test_passages_of_quick_runs_are_in_their_notebooks():
+    assert sorted(SMALL) == [source.stem for source in COURSE]
+    for source in COURSE:
+        compile(small(source), source.name, "exec")
+
+
 @pytest.mark.notebook
 @pytest.mark.slow
 @pytest.mark.parametrize("source", COURSE, ids=lambda path: path.stem)
 def test_runs_from_top_to_bottom(options, source, tmp_path, monkeypatch, capsys):
     # In this process, and not in one for each: imports, and the many small programs of all notebooks, happen once.
-    monkeypatch.setenv("NPGP_SMALL", "1")
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(source), run_name="__main__")
+    exec(compile(small(source), source.name, "exec"), {"__name__": "__main__"})
     assert not re.search(r"\bnan\b", capsys.readouterr().out)  # as a word: there is a data set called banana
 
 
