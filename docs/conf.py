@@ -174,6 +174,19 @@ def adapt_links(app: Any, name: str, source: list[str]) -> None:
     source[0] = _FILE.sub(r"\1", text)
 
 
+# Names in tables break at their dots, brackets and capitals, so that tables fit a phone.
+_TABLE = re.compile(r"<table.*?</table>", re.DOTALL)
+_NAME = re.compile(r'(?<=<span class="pre">)[^<]*')
+_BREAK = re.compile(r"(?<=[._(/=,])(?=\w)|(?<=[a-z])(?=[A-Z])")
+
+
+def break_names(app: Any, name: str, template: str, context: Any, doctree: Any) -> None:
+    def broken(table: re.Match[str]) -> str:
+        return _NAME.sub(lambda name: _BREAK.sub("<wbr>", name[0]), table[0])
+
+    context["body"] = _TABLE.sub(broken, context.get("body", ""))
+
+
 # Docstrings say ``:class:`Prior``` or ``:func:`npgp.sample```, as their file knows an object. Whatever name it goes by,
 # its page is found. What exists but is no public object is named without a link, and what does not exist is a warning.
 def resolve_by_object(app: Any, env: Any, node: Any, contnode: Any) -> Any:
@@ -314,4 +327,5 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", signature_as_written)
     app.connect("source-read", show_outputs)
     app.connect("source-read", adapt_links)
+    app.connect("html-page-context", break_names)
     app.connect("missing-reference", resolve_by_object)

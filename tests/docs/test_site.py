@@ -170,3 +170,42 @@ def test_how_to_pages_print_or_draw():
     for page in (DOCS / "howto").glob("*.md"):
         code = "".join(text for language, text in blocks(page) if language == "python")
         assert page.stem == "index" or re.search(r"^ *print\(|^ *figure\b", code, re.MULTILINE), page.name
+
+
+#: CSS pixels of a phone that are left for a table, of a letter there on average, and around the text of a cell.
+PHONE, LETTER, AROUND = 321, 6.5, 12
+#: A cell of a table that is read, and not looked up, is longer.
+LONG = 40
+
+
+def narrowest(table: str) -> float:
+    """Width of a table in CSS pixels where each column is as wide as its longest word."""
+    conf = (DOCS / "conf.py").read_text()
+    breaks = re.compile(re.search(r'^_BREAK = re\.compile\(r"(.*)"\)$', conf, re.MULTILINE)[1])
+    words = [
+        [re.split(r"\s+|(?<=[-–])", re.sub(r"`([^`]*)`", lambda name: breaks.sub(" ", name[1]), cell)) for cell in row]
+        for row in cells(table)
+    ]
+    columns = [max(len(word.strip("*")) for row in words for word in row[k]) for k in range(len(words[0]))]
+    return LETTER * sum(columns) + AROUND * len(columns)
+
+
+def cells(table: str) -> list[list[str]]:
+    header, _, *rows = table.splitlines()
+    texts = (re.sub(r"`[^`]*`|\$[^$]*\$", lambda code: code[0].replace("|", "/"), row) for row in (header, *rows))
+    return [[re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", cell).strip() for cell in row.split("|")[1:-1]] for row in texts]
+
+
+def test_tables_fit_a_phone():
+    """But for those of numbers and formulas, which scroll by themselves, under their first column."""
+    pages = [DOCS.parent / "README.md", *(p for p in DOCS.rglob("*.md") if p.parent.name not in GENERATED)]
+    tables = [(p.name, table) for p in pages for table in re.findall(r"(?:^\|.*\n)+", p.read_text(), re.MULTILINE)]
+    assert len(tables) > 50
+    read = [
+        (name, table)
+        for name, table in tables
+        if "$" not in table and any(len(cell) > LONG for row in cells(table) for cell in row[1:])
+    ]
+    assert len(read) > 15
+    assert [(name, table.splitlines()[0]) for name, table in read if narrowest(table) > PHONE] == []
+    assert all(len(cells(table)[0]) <= 7 for _, table in tables), "more columns than one scrolls through"
