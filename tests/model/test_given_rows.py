@@ -165,11 +165,12 @@ def test_mixed_functions_are_dependent_in_their_posterior(float64):
     np.testing.assert_allclose(h.variance(new).ravel(), np.diag(covariance), atol=1e-6)
     at_rows = np.einsum("pnrn->npr", covariance.reshape(2, 5, 2, 5))
     np.testing.assert_allclose(h.output_covariance(new), at_rows, atol=1e-6)
-    for draws in (
-        h.sample(jax.random.key(0), new, (20_000,)),
-        h.draw_functions(jax.random.key(1), 20_000)(new),
+    # Functions are dearer to draw: a quarter of them, and twice the error.
+    for draws, error in (
+        (h.sample(jax.random.key(0), new, (20_000,)), 0.05),
+        (h.draw_functions(jax.random.key(1), 5_000)(new), 0.1),
     ):
-        np.testing.assert_allclose(np.cov(np.asarray(draws).reshape(-1, 10).T), covariance, atol=0.05)
+        np.testing.assert_allclose(np.cov(np.asarray(draws).reshape(-1, 10).T), covariance, atol=error)
 
 
 COUNTS = np.array([0, 1, 3, 4, 2, 1, 0])

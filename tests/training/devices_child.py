@@ -45,7 +45,7 @@ def model(X, y=None, size=N):
 
 
 def outputs_model(X, y=None, size=N):
-    """One function per output, each with its own q."""
+    """One function per output, each with its own q; trained on all rows."""
     lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
     with numpyro.plate("outputs", OUTPUTS, dim=-2):
         f = npgp.SparseGP("f", npgp.Matern32(lengthscale), npgp.features.Points(jnp.asarray(X0))).draw()
@@ -116,12 +116,11 @@ def main():
         spread = npgp.training.Sharding(
             mesh(2, count // 2), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")}
         )
-        keep("outputs", train(outputs_model, Y, spread, batch_size=B)[0])
+        keep("outputs", train(outputs_model, Y, spread)[0])
         found["local"] = np.asarray([jax.local_device_count(), npgp.training.Sharding().local_rows(B).start])
     else:
         keep("batches/0", train(model, Y[:, 0], batch_size=B)[0])
-        keep("whole/0", train(model, Y[:, 0])[0])
-        keep("outputs/0", train(outputs_model, Y, batch_size=B)[0])
+        keep("outputs/0", train(outputs_model, Y)[0])
         elsewhere()
         result, svi = train(model, Y[:, 0], npgp.training.Sharding(mesh(8)), batch_size=B)
         keep("batches/8", result)
@@ -129,9 +128,8 @@ def main():
         path = Path(out).with_name("X.npy")
         np.save(path, X)
         keep("file/8", train(model, Y[:, 0], npgp.training.Sharding(), np.load(path, mmap_mode="r"), batch_size=B)[0])
-        keep("whole/8", train(model, Y[:, 0], npgp.training.Sharding())[0])
         spread = npgp.training.Sharding(mesh(2, 4), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
-        result, svi = train(outputs_model, Y, spread, batch_size=B)
+        result, svi = train(outputs_model, Y, spread)
         keep("outputs/8", result)
         keep("gplvm/0", train_gplvm())
         tables = {name: P("rows") for name in ("x.loc", "x.scale")}
@@ -139,7 +137,7 @@ def main():
         parts = jax.tree.leaves(spread.place_state(result.state))
         found["parts"] = np.asarray([x.addressable_shards[0].data.size / x.size for x in parts if x.size > 1])
         # A result is whole and on one device, to go on from without the others.
-        alone = npgp.fit(svi, KEY, 3, X, y=Y, batch_size=B, progress=False, init_state=result.state)
+        alone = npgp.fit(svi, KEY, 3, X, y=Y, progress=False, init_state=result.state)
         assert np.isfinite(alone.losses).all()
     np.savez(out, **found)
 
