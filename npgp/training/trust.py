@@ -14,6 +14,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 from npgp import checks, linalg
+from npgp.conditionals import Tight
 from npgp.contract import Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, quadrature_error
 from npgp.model.components import meetings, sampled_into
@@ -35,6 +36,8 @@ GOOD, USABLE = 0.5, 0.7
 SAME = 1e-2
 #: Errors of quadrature, in nats of all rows, that are worth a word.
 COARSE = 0.5
+#: Likewise what residuals cost, in nats for each row.
+COSTLY = 0.05
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class PosteriorCheck:
         Gaussian observations; 0 without these.
     :param quadrature: by how many nats expectations of all rows, or log marginals, change with twice as many nodes, at
         one draw; 0 where they are in closed form.
+    :param points: what the residual that inducing features leave costs, in nats for each row, at one draw.
     :param dtype: of the densities; advice about jitter depends on it.
     :param follows: whether the guide is an :class:`npgp.AutoSparseGP` whose q(ε) follows the other sites.
     :param sites: the draws of latent sites, (draws, …) each, but for inducing values whose q(ε) is not learned.
@@ -67,6 +71,7 @@ class PosteriorCheck:
     independent: tuple[str, ...] = ()
     jitter: float = 0.0
     quadrature: float = 0.0
+    points: float = 0.0
     dtype: str = "float32"
     follows: bool = False
     sites: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -136,6 +141,11 @@ class PosteriorCheck:
                 f" But integrals of the likelihood change by {self.quadrature:.2g} nats if nodes are doubled: give the "
                 "likelihood more num_nodes."
             )
+        if self.points > COSTLY:
+            verdict += (
+                f" But what inducing points leave of f costs {self.points:.2g} nats a row: they may be too few, see "
+                "npgp.collapsed.enough_points."
+            )
         return verdict
 
 
@@ -171,7 +181,8 @@ def check_posterior(
     each does too. A small k̂ is good news in any case, but for a mode of the posterior that no draw has met.
 
     It also says where model and guide agree about numbers that are wrong: integrals of a likelihood that change if
-    nodes are doubled, and jitter of inducing values that is not small beside the noise.
+    nodes are doubled, jitter of inducing values that is not small beside the noise, and inducing points that leave so
+    much of f that hyperparameters are likely to be those of the points.
 
     :param rng_key: random key.
     :param model: the model.
@@ -219,14 +230,14 @@ def check_posterior(
         independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared, sampled)))
         unknown = {name for name, q in approximate.items() if not (q is None or q.learned)}
         values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
-        return log_p - log_q, _jitter_share(sites), values, _quadrature_error(sites)
+        return log_p - log_q, _jitter_share(sites), values, (_quadrature_error(sites), _residual_cost(sites))
 
     def compute():
-        *_, error = log_ratio(rng_key)
-        return *lax.map(lambda key: log_ratio(key)[:3], jax.random.split(rng_key, draws)), error
+        *_, at_one = log_ratio(rng_key)
+        return *lax.map(lambda key: log_ratio(key)[:3], jax.random.split(rng_key, draws)), at_one
 
     set_up(guide, args, kwargs)
-    log_ratios, shares, values, error = one_program(compute, options=STEPS)
+    log_ratios, shares, values, (error, cost) = one_program(compute, options=STEPS)
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
     judged = _judged(np.asarray(log_ratios, np.float64))
     dtype = str(np.asarray(shares).dtype)
@@ -236,6 +247,7 @@ def check_posterior(
         independent=independent,
         jitter=jitter,
         quadrature=float(error),
+        points=float(cost),
         dtype=dtype,
         follows=follows,
         sites=jax.tree.map(np.asarray, values),
@@ -268,6 +280,19 @@ def _quadrature_error(sites: dict[str, Message]) -> jax.Array:
         changes = fn.likelihood.by_part(errors)
         total = total + jnp.sum(rows.where_present(changes))
     return total
+
+
+def _residual_cost(sites: dict[str, Message]) -> jax.Array:
+    """By how much a row's share of the ``tight`` ELBO would be higher without a residual, in nats."""
+    total, count = jnp.zeros(()), jnp.zeros(())
+    for fn, y in _observations(sites):
+        if fn.conditional is None:
+            continue
+        rows, (mean, variance, left) = fn.observations(y), fn.moments
+        none = rows.elbo(Tight(), mean, variance, jnp.zeros_like(left))
+        cost = rows.where_present(none - rows.elbo(Tight(), mean, variance, left))
+        total, count = total + jnp.sum(cost), count + jnp.sum(rows.where_present(jnp.ones_like(cost)))
+    return total / jnp.maximum(count, 1.0)
 
 
 def _observations(sites: dict[str, Message]) -> list[tuple[LatentObservation, jax.Array]]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import oracles
 import pytest
 from models import NOISE, STRUCTURES, Dense, X, Y, elbo_value, kernel, random_params, rbf, regression, sparse_gp
 from numpyro import handlers
@@ -43,6 +44,14 @@ def test_at_the_optimum_for_gaussian_noise_all_weights_are_the_same(structure, c
     assert found.elbo == pytest.approx(float(optimum.log_prob(Y)), abs=1e-6)
     assert found.trusted
     assert str(found).startswith("Pareto k̂ = −∞ (weighted, 200 draws are worth 200): good")
+    # What is left of f costs ½ log(1 + d/σ²) a row, whatever the conditional.
+    left = oracles.Joint.of(
+        partial(rbf, lengthscale=kernel().lengthscale, variance=kernel().variance), blocks, X
+    ).residual()
+    cost = 0.5 * np.mean(np.log1p(np.diag(left) / NOISE))
+    if structure == "svgp":
+        assert found.points == pytest.approx(cost, rel=1e-4)
+        assert ("costs" in str(found)) == (cost > 0.05)
 
 
 @pytest.mark.parametrize(
