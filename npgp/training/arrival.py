@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -245,18 +246,18 @@ class Arrival(Callback):
         with one_model_at_a_time:
             return Summary(*jax.tree.map(np.asarray, self._program(values)))
 
-    def _summary_of(self, training: Training):
+    def _summary_of(self, training: Training) -> Callable[[dict[str, Any]], Any]:
         """The function that draws from the guide, by the same random numbers at all values of its parameters."""
         svi = training.svi
         args, kwargs = training.data.first_call(training.first)
         kwargs = kwargs | svi.static_kwargs
         keys = jax.random.split(jax.random.key(0), self.draws)
 
-        def summary(values):
+        def summary(values: dict[str, Any]) -> Any:
             params = constrained(svi, values)
             stated: set[str] = set()
 
-            def draw(key):
+            def draw(key: jax.Array) -> Any:
                 guide = handlers.seed(handlers.substitute(svi.guide, data=params), key)
                 sites = handlers.trace(guide).get_trace(*args, **kwargs)
                 return _latent(sites, stated)
@@ -299,7 +300,7 @@ class Fifths(Callback):
     each step, and 64 evaluations of the loss at each look, whose draws are the guide's: as much as some hundred steps.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
@@ -350,7 +351,7 @@ class Fifths(Callback):
             drift = _drift(self._summaries[2], summary)
             training.convergence = Convergence(gain <= much, training.step, (), *drift, tuple(self._history), gain)
 
-    def _program_of(self, training: Training):
+    def _program_of(self, training: Training) -> Callable[[dict[str, Any]], tuple[np.ndarray, Summary]]:
         """The function that evaluates the loss at values of parameters, by the same random numbers and batches."""
         svi, data = training.svi, training.data
         elbo = copy.copy(svi.loss)
@@ -358,14 +359,14 @@ class Fifths(Callback):
         keys = jax.random.split(jax.random.key(1), DRAWS)
         batches = data.place(data.read(training.first, DRAWS))
 
-        def look(values, arrays, batches):
+        def look(values: dict[str, Any], arrays: Any, batches: Any) -> Any:
             params = constrained(svi, values)
             stated: set[str] = set()
 
-            def draw(number):
+            def draw(number: jax.Array) -> Any:
                 drawn = {}
 
-                def guide(*args, **kwargs):
+                def guide(*args: Any, **kwargs: Any) -> Any:
                     with handlers.trace() as sites:
                         value = svi.guide(*args, **kwargs)
                     drawn.update(_latent(sites, stated))
@@ -381,7 +382,7 @@ class Fifths(Callback):
 
         program = Program(look, options=QUICK)
 
-        def run(values):
+        def run(values: dict[str, Any]) -> tuple[np.ndarray, Summary]:
             with one_model_at_a_time:
                 losses, summary = jax.tree.map(np.asarray, program(values, data.arrays, batches))
             return np.asarray(losses, np.float64), Summary(*summary)

@@ -372,7 +372,7 @@ def _programs(training: Training) -> list[str]:
     operands = state, data.resident, data.item(training.first)
 
     def text(function: Callable) -> str:
-        def one(state, arrays, item):
+        def one(state: Any, arrays: Any, item: Any) -> Any:
             args, kwargs = data.layout.call(arrays, item, steps_taken(state))
             return function(state, *args, **kwargs)
 
@@ -422,7 +422,7 @@ def _rebuilt(content: np.ndarray, kinds: dict[str, str], like: Any) -> Saved:
         start, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
         arrays[name] = content[start:end].copy().view(dtype).reshape(shape)
 
-    def leaf(path, x):
+    def leaf(path: tuple[Any, ...], x: Any) -> Any:
         value = arrays[f"state{jax.tree_util.keystr(path)}"]
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(jnp.asarray(value), impl=jax.random.key_impl(x))

@@ -137,7 +137,7 @@ def fit_collapsed(
         raise ValueError("the model has no parameters and no latent sites: there is nothing to fit.")
     starts += _random_starts(rng_key, svi, starts[0], restarts)
 
-    def loss(params, key, arrays):
+    def loss(params: dict[str, Any], key: jax.Array, arrays: Any) -> jax.Array:
         at, keywords = call(arrays, None)
         return svi.evaluate(SVIState(svi.optim.init(params), None, key), *at, **keywords)
 
@@ -181,7 +181,9 @@ def _random_starts(rng_key: jax.Array, svi: SVI, first: dict[str, Any], number: 
     ]
 
 
-def _searched(loss, params, key, arrays, options: dict[str, Any], must: bool) -> LBFGSResult | None:
+def _searched(
+    loss: Callable, params: dict[str, Any], key: jax.Array, arrays: Any, options: dict[str, Any], must: bool
+) -> LBFGSResult | None:
     try:
         return minimize(loss, params, key, arrays, **options)
     except FloatingPointError:

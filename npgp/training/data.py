@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.programs.backend import on_cpu
@@ -26,7 +27,7 @@ MAX_BYTES_CHECKED = 2**26
 _REMOVE = 'Remove them; or mask them, if they are of npgp.observe, as by mask="nan"; or pass allow_nan=True.'
 
 
-def is_array(x) -> bool:
+def is_array(x: Any) -> bool:
     """True for arguments that training passes to the device: arrays of numbers, no NumPy arrays of objects or text."""
     return isinstance(x, jax.Array) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufc")
 
@@ -58,12 +59,12 @@ class Layout:
     indices: str | None
     steps: str | None
 
-    def call(self, arrays, item, step=0) -> tuple[tuple, dict[str, Any]]:
+    def call(self, arrays: Any, item: Any, step: ArrayLike = 0) -> tuple[tuple, dict[str, Any]]:
         """Positional and keyword arguments at a step, from one step's part of a chunk, or of all rows for ``None``."""
         rows, *read = [None] if item is None else item
         resident, chunk = iter(arrays), iter(read)
 
-        def argument(host):
+        def argument(host: bool) -> Any:
             if host:
                 return next(chunk)
             x = next(resident)
@@ -114,9 +115,9 @@ class Data:
 
     def __init__(
         self,
-        args,
-        kwargs,
-        rng_key,
+        args: tuple,
+        kwargs: dict[str, Any],
+        rng_key: jax.Array,
         batch_size: int | None = None,
         indices: str | None = None,
         group_size: int = 1,
@@ -183,7 +184,7 @@ class Data:
         of_source = {id(x) for x in jax.tree.leaves(batch)}
         on_host = on_host or sharding is not None
 
-        def is_read(x) -> bool:
+        def is_read(x: Any) -> bool:
             cut = self.source is None and batch_size is not None and x.shape[:1] == (self.num_rows,)
             return id(x) in of_source or (cut and (map_of(x) is not None or on_host))
 
@@ -406,7 +407,7 @@ def _described(x: Any) -> str:
     return f"{dtype}[{','.join(map(str, x.shape))}] {checksum:08x}"
 
 
-def check_arrays(args, kwargs) -> None:
+def check_arrays(args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise for masked arrays of NumPy, whose mask would be lost; warn of numbers that merge in JAX's precision."""
     for name, value in _named(args, kwargs):
         for x in filter(is_array, jax.tree.leaves(value)):
@@ -414,7 +415,7 @@ def check_arrays(args, kwargs) -> None:
             checks.warn_if_merged(x, name)
 
 
-def _require_arrays(args, kwargs, rows: int) -> None:
+def _require_arrays(args: tuple, kwargs: dict[str, Any], rows: int) -> None:
     """
     Raise ``TypeError`` for tables, lists of numbers and arrays of objects as long as the data, or of any length without
     arrays: batches cannot be cut from them.
@@ -434,7 +435,7 @@ def _is_list_of_numbers(x: Any) -> bool:
     return len(leaves) > 0 and all(isinstance(leaf, (numbers.Number, np.generic)) for leaf in leaves)
 
 
-def _named(args, kwargs) -> list[tuple[str, Any]]:
+def _named(args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     return [(f"args[{i}]", value) for i, value in enumerate(args)] + [
         (f"argument {key!r}", value) for key, value in kwargs.items()
     ]
@@ -458,19 +459,19 @@ def _filled_up(x: np.ndarray, length: int) -> np.ndarray:
 # Maps of files
 
 
-def map_of(x) -> mmap.mmap | None:
+def map_of(x: Any) -> mmap.mmap | None:
     """The map of a file that an array looks into, if it does."""
     while isinstance(x, np.ndarray):
         x = x.base
     return x if isinstance(x, mmap.mmap) else None
 
 
-def native(x):
+def native(x: Any) -> Any:
     """An array in this machine's byte order, which JAX wants; those of JAX are."""
     return x.astype(x.dtype.newbyteorder("=")) if isinstance(x, np.ndarray) and not x.dtype.isnative else x
 
 
-def require_whole(x) -> None:
+def require_whole(x: Any) -> None:
     """
     Raise if an array is a map of a file that has been cut short since: to look at what is missing kills the process.
 

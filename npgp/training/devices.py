@@ -46,7 +46,7 @@ class Sharding:
     _: KW_ONLY
     params: Mapping[str, P] = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if ROWS not in self.mesh.axis_names:
             raise ValueError(f"mesh has the axes {self.mesh.axis_names}; one of them must be {ROWS!r}.")
         for name, spec in self.params.items():
@@ -81,7 +81,7 @@ class Sharding:
     def place(self, arrays: list[Any], num_rows: int) -> list[jax.Array]:
         """Arguments that stay on the devices: those with as many rows as the data divided, if that is even."""
 
-        def spec(x):
+        def spec(x: np.ndarray) -> P:
             return P(ROWS) if x.shape[:1] == (num_rows,) and num_rows % self.num_parts == 0 else P()
 
         return [self._put(np.asarray(x), spec(x)) for x in arrays]
@@ -93,7 +93,7 @@ class Sharding:
     def place_chunk(self, chunk: Any) -> Any:
         """This process's rows of several steps, leaves (steps, rows, …), as parts of arrays of all processes' rows."""
 
-        def put(x):
+        def put(x: np.ndarray) -> jax.Array:
             spec = P(None, ROWS) if x.ndim > 1 else P()
             return jax.make_array_from_process_local_data(NamedSharding(self.mesh, spec), x)
 
@@ -108,7 +108,7 @@ class Sharding:
     def of_state(self, state: Any) -> Any:
         """Shardings of the leaves of a training state: a parameter's moments as the parameter itself."""
 
-        def sharding(path, x):
+        def sharding(path: tuple[Any, ...], x: Any) -> NamedSharding:
             named = [self.params[key.key] for key in path if getattr(key, "key", None) in self.params]
             fits = named and jnp.ndim(x) >= len(named[-1])
             return NamedSharding(self.mesh, named[-1] if fits else P())
@@ -133,7 +133,7 @@ def _same(state: Any) -> Any:
 def _on_host(tree: Any) -> Any:
     """Values that are held by all devices alike, as NumPy arrays; random keys as keys of the default device."""
 
-    def get(x):
+    def get(x: Any) -> Any:
         if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             data = jnp.asarray(np.asarray(jax.random.key_data(x)))
             return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))

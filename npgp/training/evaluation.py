@@ -24,12 +24,12 @@ def evaluate(
     svi: SVI,
     rng_key: jax.Array,
     result: Any,
-    *args,
+    *args: Any,
     num_draws: int = 100,
     batch_size: int | None = None,
     group_size: int = 1,
     indices: str | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> tuple[float, float]:
     """Estimate the ELBO of a trained model: mean and standard error of ``num_draws`` evaluations.
 
@@ -64,7 +64,7 @@ def evaluate(
 
     by_rows = isinstance(state.optim_state, RowState)
 
-    def evaluations():
+    def evaluations() -> Program:
         return Program(_evaluations(RowSVI(svi) if by_rows else svi, data.layout, num_draws), options=STEPS)
 
     run = cached(svi, ("evaluate", data.layout, by_rows, num_draws), evaluations)
@@ -75,8 +75,8 @@ def evaluate(
 
 
 def _evaluations(svi: SVI | RowSVI, layout: Layout, num_draws: int) -> Callable:
-    def evaluations(state, arrays, rng_key, chunk):
-        def one(draw):
+    def evaluations(state: SVIState, arrays: Any, rng_key: jax.Array, chunk: Any) -> jax.Array:
+        def one(draw: tuple[jax.Array, Any]) -> jax.Array:
             args, kwargs = layout.call(arrays, draw[1])
             return svi.evaluate(state._replace(rng_key=draw[0]), *args, **kwargs)
 

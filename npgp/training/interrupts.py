@@ -55,7 +55,7 @@ class Interrupts:
         self._before = {number: signal.signal(number, self._handle) for number in self._numbers}
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
+from jax.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 from tqdm.auto import tqdm
 
@@ -216,10 +217,18 @@ def _directions(search: _Search) -> optax.GradientTransformationExtraArgs:
     return optax.scale_by_lbfgs(search.memory.diff_params_memory.shape[0])
 
 
-def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, until, *args) -> _Search:
+def _rounds(
+    evaluate: Callable,
+    window: int,
+    tolerance: float,
+    search: _Search,
+    rounds: ArrayLike,
+    until: ArrayLike,
+    *args: Any,
+) -> _Search:
     """So many evaluations, or fewer if it ends before."""
 
-    def body(carry):
+    def body(carry: tuple[Any, _Search]) -> tuple[Any, _Search]:
         i, search = carry
         trial = search.x + search.step * search.direction
         value, gradient = evaluate(trial, search.scale, *args)
@@ -243,14 +252,16 @@ def _rounds(evaluate, window: int, tolerance: float, search: _Search, rounds, un
         redirect = take | (given_up & (begun.status == RUNNING))
         return i + 1, lax.cond(redirect, _redirected, lambda search: search, begun)
 
-    def going(carry):
+    def going(carry: tuple[Any, _Search]) -> jax.Array:
         i, search = carry
         return (i < rounds) & (search.status == RUNNING) & (search.steps < until) & ~jnp.isnan(search.value)
 
     return lax.while_loop(going, body, (0, search))[1]
 
 
-def _taken(search: _Search, x, value, gradient, window: int, tolerance: float) -> _Search:
+def _taken(
+    search: _Search, x: jax.Array, value: jax.Array, gradient: jax.Array, window: int, tolerance: float
+) -> _Search:
     steps = search.steps + 1
     values = search.values.at[steps].set(value)
     gained = values[jnp.maximum(steps - window, 0)] - value
@@ -275,7 +286,7 @@ def _redirected(search: _Search) -> _Search:
     )
 
 
-def _narrowed(search: _Search, lower) -> _Search:
+def _narrowed(search: _Search, lower: jax.Array) -> _Search:
     low, high = jnp.where(lower, search.step, search.low), jnp.where(lower, search.high, search.step)
     step = jnp.where(jnp.isfinite(high), 0.5 * (low + high), 2.0 * search.step)
     return search._replace(low=low, high=high, step=step, trials=search.trials + 1)

@@ -56,7 +56,7 @@ def fit(
     svi: SVI,
     rng_key: jax.Array,
     num_steps: int | None,
-    *args,
+    *args: Any,
     batch_size: int | None = None,
     group_size: int = 1,
     indices: str | None = None,
@@ -72,7 +72,7 @@ def fit(
     progress: bool = True,
     steps_per_call: int | None = None,
     allow_nan: bool | None = None,
-    **kwargs,
+    **kwargs: Any,
 ) -> FitResult:
     """Train for ``num_steps`` steps of ``svi.update``, or until the posterior has arrived.
 

@@ -46,11 +46,11 @@ class Statement(NamedTuple):
 class Statements(Handler):
     """Keeps the observed statements that are made inside."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, Statement] = {}
 
-    def process_message(self, msg):
+    def process_message(self, msg: Message) -> None:
         if msg["type"] == "sample" and msg["is_observed"]:
             plates = ((plate.name, plate.size, plate.subsample_size) for plate in plates_around())
             self.found[msg["name"]] = Statement(msg, tuple(plates))
@@ -133,7 +133,7 @@ class Observed:
         statements = Statements()
         self._words: dict[str, str] = {}
 
-        def run(key, *operands):
+        def run(key: jax.Array, *operands: Any) -> dict[tuple[str, str], Any]:
             data, resident = jax.tree.unflatten(names, operands[: len(values)]), iter(operands[len(values) :])
             at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
             with Hidden(), handlers.substitute(data=data):
@@ -179,11 +179,11 @@ class Observed:
         step, counted along the rows of one output after the other, −1 if there is none; and the value.
         """
 
-        def one(arrays, item):
+        def one(arrays: Any, item: Any) -> dict[str, Any]:
             leaves = [leaf for leaf in jax.tree.leaves(layout.call(arrays, item)) if is_array(leaf)]
             return {name: compute(*[None] * self._first, *leaves) for name, compute in self._wrong.items()}
 
-        def run(arrays, chunk):
+        def run(arrays: Any, chunk: Any) -> dict[str, Any]:
             if chunk is None:
                 return jax.tree.map(lambda x: x[None], one(arrays, None))
             return lax.map(lambda item: one(arrays, item), chunk)
@@ -228,7 +228,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
         data.refuse_nan()
         return None
 
-    def make():
+    def make() -> tuple[Observed, Callable | None]:
         observed = Observed(svi, params, args, kwargs, data.step_rows, data.num_rows or None, data.uncut())
         sharding = None if data.sharding is None else data.sharding.replicated
         return observed, observed.program(data.layout, sharding)
@@ -239,7 +239,7 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
     if program is None or jax.process_count() > 1:  # there each step's answer would be a message between processes
         return None
 
-    def check(chunk, placed, num_steps, step):
+    def check(chunk: Any, placed: Any, num_steps: int, step: int) -> None:
         observed.refuse(program(data.arrays, placed), num_steps, lambda i, position: data.row(chunk, step, i, position))
 
     if data.reads:

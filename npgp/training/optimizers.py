@@ -62,12 +62,12 @@ class Averaging(NamedTuple):
 def _averaged_adam(schedule: Callable, lowered: bool) -> optax.GradientTransformation:
     direction = optax.scale_by_adam()
 
-    def init(params):
+    def init(params: Any) -> Averaging:
         one, zero = jnp.ones((), jnp.result_type(float)), jnp.zeros((), jnp.int32)
         averages = jax.tree.map(jnp.zeros_like, params)
         return Averaging(direction.init(params), one if lowered else None, schedule(zero) * one, zero, averages)
 
-    def update(gradient, state, params):
+    def update(gradient: Any, state: Any, params: Any) -> tuple[Any, Averaging]:
         steps, inner = direction.update(gradient, state.adam, params)
         rate = jnp.asarray(schedule(state.adam.count), state.rate.dtype)
         rate = rate * state.factor if lowered else rate

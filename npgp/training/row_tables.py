@@ -78,7 +78,7 @@ class RowState:
         """Number of steps taken."""
         return step_count(self.dense)
 
-    def __getitem__(self, _):
+    def __getitem__(self, _: Any) -> Any:
         # Where an optimizer of optax or NumPyro would take its own state apart.
         raise TypeError(
             "this state was trained with row_optim, and svi's own optimizer cannot read it: take result.params, "
@@ -86,7 +86,7 @@ class RowState:
         )
 
 
-def has_nan(tree) -> jax.Array:
+def has_nan(tree: Any) -> jax.Array:
     """True if any array of a tree has a NaN."""
     return jnp.any(jnp.stack([jnp.any(jnp.isnan(x)) for x in jax.tree.leaves(tree)] or [False]))
 
@@ -104,7 +104,7 @@ class _LazyRows(Optimizer):
         self.dense, self.rows, self.constrain = dense, rows, constrain
         self.found = FindTables()
 
-    def init(self, params):
+    def init(self, params: dict[str, jax.Array]) -> RowState:
         tables = {name: params[name] for name in self.found.tables if name in params}
         if not tables:
             raise ValueError("row_optim is given, but neither model nor guide has a row table (npgp.model.row_param).")
@@ -115,14 +115,16 @@ class _LazyRows(Optimizer):
         moments = {name: jax.jit(jax.vmap(self.rows.transform.init))(table) for name, table in tables.items()}
         return RowState(self.dense.init(dense), tables, moments, {name: jnp.asarray(False) for name in tables})
 
-    def get_params(self, state):
+    def get_params(self, state: RowState) -> dict[str, jax.Array]:
         return {**self.dense.get_params(state.dense), **state.tables}
 
-    def eval_and_update(self, fn, state, forward_mode_differentiation=False):
+    def eval_and_update(
+        self, fn: Callable, state: RowState, forward_mode_differentiation: bool = False
+    ) -> tuple[Any, RowState]:
         params = self.dense.get_params(state.dense)
         looking = SupplyRows(state.tables, self.constrain)
 
-        def look(params):
+        def look(params: Any) -> jax.Array:
             with looking:
                 return fn(params)[0]
 
@@ -132,12 +134,12 @@ class _LazyRows(Optimizer):
             for name, shapes in looking.shapes.items()
         }
 
-        def loss(params, offsets):
+        def loss(params: Any, offsets: Any) -> tuple[jax.Array, Any]:
             with (supply := SupplyRows(state.tables, self.constrain, offsets)):
                 value, aux = fn(params)
             return value, (aux, _outside(supply.rows))
 
-        def dense_loss(params):
+        def dense_loss(params: Any) -> tuple[jax.Array, Any]:
             value, (aux, _) = loss(params, offsets)
             return value, aux
 
@@ -227,7 +229,7 @@ class RowSVI:
         self.optim: Any = _LazyRows(svi.optim, optim, lambda values: constrained(self.svi, values))
         self._inner = with_optimizer(svi, self.optim)
 
-    def init(self, *args, **kwargs) -> SVIState:
+    def init(self, *args: Any, **kwargs: Any) -> SVIState:
         """Like ``svi.init``, but the other parameters alone have a state in svi's own optimizer."""
         with self.optim.found:
             state = self._inner.init(*args, **kwargs)
@@ -238,13 +240,13 @@ class RowSVI:
         """Constrained values of all parameters, whole tables among them."""
         return constrained(self.svi, self.optim.get_params(state.optim_state))
 
-    def evaluate(self, state: SVIState, *args, **kwargs) -> jax.Array:
+    def evaluate(self, state: SVIState, *args: Any, **kwargs: Any) -> jax.Array:
         """The loss; of the tables, only rows are looked at."""
         dense, tables = state.optim_state.dense, state.optim_state.tables
         with SupplyRows(tables, self.optim.constrain):
             return self.svi.evaluate(state._replace(optim_state=dense), *args, **kwargs)
 
-    def update(self, state: SVIState, *args, **kwargs) -> tuple[SVIState, jax.Array]:
+    def update(self, state: SVIState, *args: Any, **kwargs: Any) -> tuple[SVIState, jax.Array]:
         """Like ``svi.update``."""
         copy_constraints(self.svi, self._inner)
         return self._inner.update(state, *args, **kwargs)

@@ -166,7 +166,7 @@ class _Once:
         self.iterator, self.drawn = iterator, 0
         self._first: list[Any] = []
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         yield from self._first
         for item in self.iterator:
             self.drawn += 1
@@ -328,7 +328,9 @@ class Parquet:
             [int(word) for word in seed], batch_size, checks.whole_number(first, "first", least=0), self._dtypes()
         )
 
-    def _batches(self, seed, batch_size, first, dtypes) -> Iterator[dict[str, NDArray[Any]]]:
+    def _batches(
+        self, seed: Sequence[int], batch_size: int, first: int, dtypes: dict[str, np.dtype[Any]]
+    ) -> Iterator[dict[str, NDArray[Any]]]:
         per_epoch = self.num_rows // batch_size
         while True:
             epoch, number = divmod(first, per_epoch)

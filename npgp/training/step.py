@@ -69,7 +69,7 @@ class Step:
         """
         set_up(self.svi.guide, args, kwargs | self.svi.static_kwargs)
 
-        def first():
+        def first() -> tuple[SVIState, Any]:
             return self._svi.init(rng_key, *args, init_params=init_params, **kwargs), transforms_of(self.svi)
 
         state, transforms = one_program(first)
@@ -117,13 +117,13 @@ def steps_program(step: Step, layout: Layout, max_steps: int, state_sharding: An
         became NaN.
     """
 
-    def run(state, arrays, chunk, num_steps):
-        def advance(i, state):
+    def run(state: SVIState, arrays: Any, chunk: Any, num_steps: jax.Array) -> tuple:
+        def advance(i: jax.Array, state: SVIState) -> tuple[SVIState, Any]:
             item = jax.tree.map(lambda x: x[i], chunk)
             args, kwargs = layout.call(arrays, item, steps_taken(state))
             return step(state, *args, **kwargs)
 
-        def body(carry):
+        def body(carry: tuple) -> tuple:
             i, state, losses, *_ = carry
             state, info = advance(i, state)
             return i + 1, state, losses.at[i].set(info.loss.astype(losses.dtype)), info.nan, info.ok
@@ -156,7 +156,7 @@ class Steps:
             out = sharding.replicated, sharding.of_state(state)
         self.go_on_from(state)
 
-        def make():
+        def make() -> Program:
             return steps_program(step, data.layout, max_steps, out)
 
         by_rows = isinstance(state.optim_state, RowState)  # whose optimizer cannot be compared

@@ -16,7 +16,7 @@ from numpyro.infer.util import log_density
 from npgp import checks, linalg
 from npgp.conditionals import Tight
 from npgp.contract import Message, base_of, is_enumerated, plate_size
-from npgp.likelihoods import Gaussian, quadrature_error
+from npgp.likelihoods import Gaussian, Likelihood, quadrature_error
 from npgp.model.components import meetings, sampled_into
 from npgp.model.draw import Function
 from npgp.model.guides import AutoSparseGP, set_up
@@ -113,7 +113,7 @@ class PosteriorCheck:
         exact = linalg.jitter_beside_noise(self.jitter, self.dtype) is None and self.quadrature < COARSE
         return self.khat < USABLE and not self.independent and exact
 
-    def __str__(self):
+    def __str__(self) -> str:
         if self.khat < GOOD:
             advice = "good: the guide's posterior is close to the model's"
         elif self.khat < USABLE:
@@ -154,9 +154,9 @@ def check_posterior(
     model: Callable,
     guide: Callable,
     params: Mapping[str, Any],
-    *args,
+    *args: Any,
     draws: int = 2000,
-    **kwargs,
+    **kwargs: Any,
 ) -> PosteriorCheck:
     """
     Estimate whether a guide's posterior is to be trusted.
@@ -204,7 +204,7 @@ def check_posterior(
 
     independent: tuple[str, ...] = ()
 
-    def log_ratio(key):
+    def log_ratio(key: jax.Array) -> tuple:
         nonlocal independent
         values = traced_inside(given)
         guide_key, model_key = jax.random.split(key)
@@ -232,7 +232,7 @@ def check_posterior(
         values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
         return log_p - log_q, _jitter_share(sites), values, (_quadrature_error(sites), _residual_cost(sites))
 
-    def compute():
+    def compute() -> tuple:
         *_, at_one = log_ratio(rng_key)
         return *lax.map(lambda key: log_ratio(key)[:3], jax.random.split(rng_key, draws)), at_one
 
@@ -274,7 +274,9 @@ def _quadrature_error(sites: dict[str, Message]) -> jax.Array:
         rows = fn.observations(y)
         y, mean, variance = rows.filled(mean, variance + residual)
 
-        def errors(part, take, y=y, mean=mean, variance=variance):
+        def errors(
+            part: Likelihood, take: Callable, y: Any = y, mean: Any = mean, variance: Any = variance
+        ) -> jax.Array:
             return quadrature_error(part, take(y), take(mean), take(variance))
 
         changes = fn.likelihood.by_part(errors)
