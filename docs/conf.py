@@ -296,7 +296,10 @@ def signature_as_written(
         return None
     arguments = [
         argument.replace(
-            annotation=as_written(argument.annotation),
+            # Another library's arguments may have types that are no longer as its source has them.
+            annotation=as_written(argument.annotation)
+            if isinstance(argument.annotation, (str, ForwardRef, type))
+            else inspect.Parameter.empty,
             # A default that is text keeps its quotes.
             default=argument.default
             if isinstance(argument.default, str)

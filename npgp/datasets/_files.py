@@ -1,5 +1,7 @@
 """Finding and reading the files of the folder named by ``NPGP_DATA``."""
 
+from __future__ import annotations
+
 import os
 import re
 from pathlib import Path

@@ -1,5 +1,7 @@
 """The multi-phase oil-flow measurements of Bishop & James (1993)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

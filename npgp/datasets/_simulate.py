@@ -4,6 +4,8 @@ The pipe's cross-section is the unit disc; lengths are in pipe radii. Phases are
 (water, oil, gas), the order in which they lie from the bottom up and from the wall inwards.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

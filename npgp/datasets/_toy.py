@@ -1,5 +1,7 @@
 """Small toy sets."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from numpy.typing import NDArray

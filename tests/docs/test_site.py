@@ -133,6 +133,12 @@ def test_every_public_object_has_an_example_that_runs():
     assert sorted(without) == sorted(listed)
 
 
+def test_signatures_show_types_as_the_source_has_them():
+    """``ArrayLike``, and not the ten types that it stands for: annotations are not evaluated."""
+    files = (path for path in Path(npgp.__file__).parent.rglob("*.py") if path.name != "__init__.py")
+    assert [path.name for path in files if "\nfrom __future__ import annotations\n" not in path.read_text()] == []
+
+
 def test_links_between_pages_lead_to_files():
     """Also where the repository is read without the site."""
     pages = [*DOCS.parent.glob("*.md"), *(p for p in DOCS.rglob("*.md") if p.parent.name not in GENERATED)]
@@ -209,3 +215,18 @@ def test_tables_fit_a_phone():
     assert len(read) > 15
     assert [(name, table.splitlines()[0]) for name, table in read if narrowest(table) > PHONE] == []
     assert all(len(cells(table)[0]) <= 7 for _, table in tables), "more columns than one scrolls through"
+
+
+def test_usual_words_for_tasks_are_in_the_first_words_of_their_pages():
+    """Where a search looks first: the title and the paragraphs above the program."""
+    words = {
+        "kriging": "map",
+        "Cox process": "counts",
+        "categorical inputs": "categories",
+        "impute": "latent-missing",
+        "Imputation": "latent-missing",
+        "Preferences": "preference",
+        "forecast": "time-series",
+    }
+    for word, page in words.items():
+        assert word in (DOCS / "howto" / f"{page}.md").read_text().partition("```")[0], word
