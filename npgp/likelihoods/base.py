@@ -57,7 +57,7 @@ class Likelihood(ByName):
     smooth: ClassVar[bool] = False
     num_nodes: int
 
-    def __init_subclass__(cls, **kwargs):
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if isinstance(cls.proof, str) and cls.proof not in PROOFS:  # it may be a property
             raise ValueError(f"{cls.__name__} has the proof {cls.proof!r}; it must be one of {', '.join(PROOFS)}.")
@@ -211,7 +211,7 @@ class Likelihood(ByName):
             bool(self.concave),
         )
 
-    def _log_marginal_of_two(self, y, mean: jax.Array, variance: jax.Array) -> jax.Array:
+    def _log_marginal_of_two(self, y: ArrayLike, mean: jax.Array, variance: jax.Array) -> jax.Array:
         """
         Averaged over a latent value in which log p is concave, for each value of the other.
 
@@ -226,7 +226,7 @@ class Likelihood(ByName):
         other = m_other + deviation(v_other) * z
         fixed, at = jax.tree.map(lax.stop_gradient, (self, other))
 
-        def log_prob(likelihood, f, other):
+        def log_prob(likelihood: Any, f: Any, other: Any) -> Any:
             return likelihood.log_prob(jnp.stack(jnp.broadcast_arrays(f, other))[order], y)
 
         shape = jax.eval_shape(lambda f, other: log_prob(self, f, other), m, other).shape
@@ -309,7 +309,7 @@ def without_missing(
     if present is None:
         return y, *moments
 
-    def observed(part, take):
+    def observed(part: Any, take: Any) -> Any:
         instead, values = jnp.asarray(part.stand_in(take(y))), take(y)
         floating = jnp.issubdtype(values.dtype, jnp.floating)
         return jnp.where(take(present), values, instead.astype(values.dtype) if floating else instead)
@@ -328,7 +328,7 @@ def impossible(likelihood: Likelihood, y: jax.Array) -> tuple[jax.Array, str]:
     """
     words = []
 
-    def possible(part, take):
+    def possible(part: Any, take: Any) -> Any:
         at, meaning = part._support(take(y))
         words.append(f"for {type(part).__name__} it must be {meaning}")
         return jnp.asarray(at)
@@ -355,7 +355,7 @@ def quadrature_error(likelihood: Likelihood, y: ArrayLike, mean: ArrayLike, vari
     :param variance: variance of f.
     """
 
-    def integrals(likelihood):
+    def integrals(likelihood: Any) -> Any:
         arguments = y, mean, variance
         return likelihood.expected_log_prob(*arguments), likelihood.log_marginal(*arguments)
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.nn import softplus
+from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.likelihoods.base import Likelihood, check_choice, check_nodes
@@ -44,37 +45,37 @@ class Bernoulli(Likelihood):
     proof: ClassVar[str] = "log-concave"
     smooth: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_choice(self, "link", tuple(LOG_CDF))
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y == 0) | (y == 1), "0 or 1"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y = floats(f, y)
         return LOG_CDF[self.link]((2 * y - 1) * f)
 
     @property
-    def by_quadrature(self):
+    def by_quadrature(self) -> bool:
         return self.link != "logit"
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         if self.by_quadrature:
             return super().expected_log_prob(y, mean, variance)
         y, mean, variance = floats(y, mean, variance)
         return -expected_softplus((1 - 2 * y) * mean, variance, self.num_nodes)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         return jax.random.bernoulli(rng_key, jnp.exp(self.log_prob(f, 1))).astype(int)
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         if self.link != "probit":
             return super().log_marginal(y, mean, variance)
         mean, variance = floats(mean, variance)
         return self.log_prob(mean / jnp.sqrt(1 + variance), y)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         probability = jnp.exp(self.log_marginal(1, mean, variance))
         return probability, probability * (1 - probability)
 
@@ -107,7 +108,7 @@ class Ordinal(Likelihood):
     proof: ClassVar[str] = "log-concave"
     smooth: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_choice(self, "link", tuple(LOG_CDF))
         check_nodes(self)
         object.__setattr__(self, "cutpoints", floats(checks.array(self.cutpoints, "Ordinal cutpoints"))[0])
@@ -122,10 +123,10 @@ class Ordinal(Likelihood):
     def _last(self) -> int:
         return self.cutpoints.shape[-1]
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y >= 0) & (y <= self._last) & (y == y.round()), f"a category from 0 to {self._last}"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, cutpoints = floats(f, self.cutpoints)
         if self.link == "logit":
             return self._by_softplus(y, cutpoints, lambda end, sign: softplus(sign * (f - end)))
@@ -134,20 +135,20 @@ class Ordinal(Likelihood):
         return log_normal_mass(*jnp.broadcast_arrays(*ends, jnp.where(first | last, jnp.inf, width)))
 
     @property
-    def by_quadrature(self):
+    def by_quadrature(self) -> bool:
         return self.link != "logit"
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         if self.by_quadrature:
             return super().expected_log_prob(y, mean, variance)
         mean, variance, cutpoints = floats(mean, variance, self.cutpoints)
 
-        def expected(end, sign):
+        def expected(end: Any, sign: Any) -> Any:
             return expected_softplus(sign * (mean - end), variance, self.num_nodes)
 
         return self._by_softplus(y, cutpoints, expected)
 
-    def _by_softplus(self, y, cutpoints, function):
+    def _by_softplus(self, y: ArrayLike, cutpoints: Any, function: Any) -> Any:
         """F(u) − F(l) = F(u) (1 − F(l)) (1 − e^(l − u)), of which only softplus functions depend on f."""
         lower, upper, width, first, last = self._interval(y, cutpoints)
         above = jnp.where(last, 0.0, function(upper, 1.0))
@@ -157,11 +158,11 @@ class Ordinal(Likelihood):
             - jnp.where(first, 0.0, function(lower, -1.0))
         )
 
-    def _interval(self, y, cutpoints):
+    def _interval(self, y: ArrayLike, cutpoints: Any) -> Any:
         """Cutpoints on both sides of each category and their distance, and whether it is the first or the last."""
         k, top = jnp.asarray(y).astype(int), self._last
 
-        def cutpoint(k):
+        def cutpoint(k: Any) -> Any:
             k = jnp.clip(k, 0, top - 1)
             if cutpoints.ndim == 1:
                 return cutpoints[k]
@@ -172,13 +173,13 @@ class Ordinal(Likelihood):
         lower, upper, first, last = cutpoint(k - 1), cutpoint(k), k <= 0, k >= top
         return lower, upper, jnp.where(first | last, 1.0, upper - lower), first, last
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         (f,) = floats(f)
         noise = jax.random.logistic if self.link == "logit" else jax.random.normal
         latent = f + noise(rng_key, f.shape, f.dtype)
         return jnp.sum(latent[..., None] > self.cutpoints, axis=-1)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of the category's number when f ~ N(mean, variance)."""
         mean, variance, _ = jnp.broadcast_arrays(*floats(mean, variance, self.cutpoints[..., 0]))
         k = jnp.arange(self._last + 1).reshape((-1,) + (1,) * mean.ndim)

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.likelihoods.base import PROOFS, Likelihood
@@ -47,7 +48,7 @@ class Columns(Likelihood):
     columns: Any = field(default=None, metadata={"static": True})  # stored as a tuple of tuples
     num_nodes: int = static(None, kw_only=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.likelihoods, Likelihood) or not isinstance(self.likelihoods, Iterable):
             raise TypeError(f"Columns likelihoods is {self.likelihoods!r:.80}; it must be a list of likelihoods.")
         parts = [as_likelihood(part) for part in self.likelihoods]
@@ -105,7 +106,7 @@ class Columns(Likelihood):
         """
         found = False
 
-        def share(columns, array, axis=-2):
+        def share(columns: Any, array: Any, axis: Any = -2) -> Any:
             nonlocal found
             if array is None:
                 return None
@@ -127,7 +128,7 @@ class Columns(Likelihood):
             raise ValueError(self._wanted("(N,)"))
         return jax.tree.map(lambda *values: self._joined(values), *results)
 
-    def _wanted(self, shape) -> str:
+    def _wanted(self, shape: Any) -> str:
         return (
             f"Columns has likelihoods for {self.num_columns} columns, on the second axis from the end; an array of "
             f"shape {shape} was given."
@@ -143,29 +144,29 @@ class Columns(Likelihood):
         order = np.concatenate(self.columns)
         return joined if np.all(np.diff(order) == 1) else joined[..., np.argsort(order), :]
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.by_part(lambda part, take: part.log_prob(take(f), take(y)))
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         """As always, but counts and labels are floating, as the other columns may be."""
         (f,) = floats(f)
         keys = iter(jax.random.split(rng_key, len(self.likelihoods)))
         return self.by_part(lambda part, take: part.sample(next(keys), take(f)).astype(f.dtype))
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         return self.by_part(lambda part, take: part.moments(take(mean), take(variance)))
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         return self.by_part(lambda part, take: part.expected_log_prob(*map(take, (y, mean, variance))))
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         return self.by_part(lambda part, take: part.log_marginal(*map(take, (y, mean, variance))))
 
-    def expected_curvature(self, y, mean, variance):
+    def expected_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         return self.by_part(lambda part, take: part.expected_curvature(*map(take, (y, mean, variance))))
 
-    def site_curvature(self, y, mean, variance):
-        def either(part, take):
+    def site_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array | None:
+        def either(part: Any, take: Any) -> Any:
             quick = part.site_curvature(*map(take, (y, mean, variance)))
             return part.expected_curvature(*map(take, (y, mean, variance))) if quick is None else quick
 
@@ -173,7 +174,7 @@ class Columns(Likelihood):
             return None
         return self.by_part(either)
 
-    def check(self, y):
+    def check(self, y: ArrayLike) -> None:
         """
         Raise ``ValueError`` if a column of y (..., D, N) has an impossible value; NaN (a masked row) and tracers pass.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
@@ -60,7 +61,7 @@ class Gaussian(Likelihood):
     variance: ArrayLike
     proof: ClassVar[str] = "gaussian"
 
-    def __init__(self, *, variance: ArrayLike | None = None, scale: ArrayLike | None = None):
+    def __init__(self, *, variance: ArrayLike | None = None, scale: ArrayLike | None = None) -> None:
         if (variance is None) == (scale is None):
             given = "neither" if scale is None else "both"
             raise TypeError(f"Gaussian takes variance=… or scale=… (the standard deviation); {given} was given.")
@@ -79,22 +80,22 @@ class Gaussian(Likelihood):
         """One over the noise variance, which is the site precision."""
         return 1 / jnp.asarray(self.variance)
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.log_marginal(y, f, 0.0)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, variance = jnp.broadcast_arrays(*floats(f, self.variance))
         return f + jnp.sqrt(variance) * jax.random.normal(rng_key, f.shape, f.dtype)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, noise = floats(y, mean, variance, self.variance)
         return log_normal((y - mean) ** 2 + variance, noise)
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, noise = floats(y, mean, variance, self.variance)
         return log_normal((y - mean) ** 2, variance + noise)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, noise = floats(mean, variance, self.variance)
         return mean, variance + noise
 
@@ -152,33 +153,35 @@ class StudentT(Likelihood):
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "single-peaked"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "df", "scale")
         check_nodes(self)
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y, df, scale = floats(f, y, self.df, self.scale)
         return self._log_peak(df, scale) - 0.5 * (df + 1) * jnp.log1p(((y - f) / scale) ** 2 / df)
 
     @staticmethod
-    def _log_peak(df, scale):
+    def _log_peak(df: Any, scale: Any) -> Any:
         half = 0.5 * df
         # Log-gammas by Stirling's formula, of which nothing is left but a remainder where df is large.
         normalizer = stirling(half + 0.5) - stirling(half) - half * log_excess(1 / df)
         return normalizer - 0.5 * LOG_2PI - jnp.log(scale)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, df, scale = jnp.broadcast_arrays(*floats(f, self.df, self.scale))
         return f + scale * jax.random.t(rng_key, df, f.shape, f.dtype)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         return self._expectations(y, mean, variance)(variance)
 
-    def expected_log_probs(self, y, mean, variance, more):
+    def expected_log_probs(
+        self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike, more: ArrayLike
+    ) -> Callable[[jax.Array], jax.Array]:
         fixed, mean, most = jax.tree.map(lax.stop_gradient, (self, mean, variance + more))
         return fixed._expectations(y, mean, most)
 
-    def _expectations(self, y, mean, most):
+    def _expectations(self, y: ArrayLike, mean: ArrayLike, most: ArrayLike) -> Callable[[ArrayLike], jax.Array]:
         """E[log p] as a function of the variance, from the nodes for the largest."""
         # Frullani: log(1 + a) = ∫ e⁻ˣ (1 − e⁻ᵃˣ) dx/x, with E e⁻ᵃˣ Gaussian; over u = log x.
         y, mean, most, df, scale = floats(y, mean, most, self.df, self.scale)
@@ -194,7 +197,7 @@ class StudentT(Likelihood):
         least, ratio = x[0], jnp.exp(-step)
         first, second = (step * ratio**k / (1 - ratio**k) for k in (1, 2))
 
-        def expected(variance):
+        def expected(variance: ArrayLike) -> jax.Array:
             s = at_least(floats(variance, y)[0], 0) / unit
             a, both = least * s, least * (s + r)
             below = first * both - second * (a * (2 * both - a) + 0.5 * both**2 + least * both)
@@ -203,10 +206,10 @@ class StudentT(Likelihood):
         return expected
 
     @property
-    def greatest_curvature(self):
+    def greatest_curvature(self) -> Any:
         return (self.df + 1.0) / (self.df * jnp.square(jnp.asarray(self.scale)))
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         # ∫ Gamma(τ; df/2, df/2) N(y; mean, variance + scale²/τ) dτ, over u = log τ.
         y, mean, variance, df, scale = floats(y, mean, variance, self.df, self.scale)
         squared, half = (y - mean) ** 2, 0.5 * df
@@ -226,7 +229,7 @@ class StudentT(Likelihood):
         total = at_least(variance, 0) + scale**2 * jnp.exp(jnp.minimum(-u, 70))
         return logsumexp(log_step + log_mixing + log_normal(squared, total), axis=0)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """As always; the mean is NaN unless df > 1, and the variance infinite unless df > 2."""
         mean, variance, df, scale = floats(mean, variance, self.df, self.scale)
         noise = jnp.where(df > 2, scale**2 * df / jnp.where(df > 2, df - 2, 1), jnp.inf)
@@ -239,7 +242,7 @@ def _complements(x: jax.Array, weights: jax.Array, s: jax.Array, r: jax.Array) -
     return linalg.weighted_sum(jnp.ones(len(x)), weights * _complement(x, s, r)[0])
 
 
-def _complement(x, s, r):
+def _complement(x: Any, s: Any, r: Any) -> Any:
     inflation = 1 + 2 * x * s
     lost = -jnp.expm1(-x * r / inflation)
     complement = lost + (1 - lost) * (2 * x * s / (inflation + jnp.sqrt(inflation)))
@@ -247,7 +250,7 @@ def _complement(x, s, r):
 
 
 @_complements.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     # One pass, for which XLA would compute all terms anew for each sum.
     x, weights, s, r = primals
     complement, by_r = _complement(x, s, r)
@@ -283,26 +286,26 @@ class AsymmetricLaplace(Likelihood):
     quantile: ArrayLike
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "scale", "quantile")
         if not is_traced(self.quantile) and np.any(np.asarray(self.quantile) >= 1):
             raise ValueError(f"{type(self).__name__} quantile is {self.quantile}; it must be between 0 and 1.")
 
-    def _rates(self, *values):
+    def _rates(self, *values: ArrayLike) -> tuple[jax.Array, ...]:
         """The values, and how fast log p falls above f and below."""
         *arrays, scale, quantile = floats(*values, self.scale, self.quantile)
         return *arrays, quantile / scale, (1 - quantile) / scale
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y, above, below = self._rates(f, y)
         return _log_peak(above, below) - 0.5 * ((above - below) * (y - f) + (above + below) * jnp.abs(y - f))
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, above, below = jnp.broadcast_arrays(*self._rates(f))
         up, down = jax.random.exponential(rng_key, (2, *f.shape), f.dtype)
         return f + up / above - down / below
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, above, below = self._rates(y, mean, variance)
         sd = deviation(variance)
         # |y − mean| stands apart: no derivative in the variance as a difference of large numbers.
@@ -311,12 +314,12 @@ class AsymmetricLaplace(Likelihood):
         loss = (above - below) * (y - mean) + (above + below) * (jnp.abs(y - mean) + sd * excess)
         return _log_peak(above, below) - 0.5 * loss
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, above, below = self._rates(y, mean, variance)
         sd = deviation(variance)
         z = (y - mean) / sd
 
-        def side(z, r):  # of y = f; no difference of two large numbers where r is large
+        def side(z: Any, r: Any) -> Any:  # of y = f; no difference of two large numbers where r is large
             inner = r + z
             near = -0.5 * (z**2 + LOG_2PI) - jnp.log(hazard(-jnp.maximum(inner, 0)))
             far = r * (0.5 * r + z) + log_normal_cdf(jnp.where(inner > 0, 0, -inner))  # a maximum halves gradients at 0
@@ -324,7 +327,7 @@ class AsymmetricLaplace(Likelihood):
 
         return jnp.logaddexp(side(z, below * sd), side(-z, above * sd)) + _log_peak(above, below)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, above, below = self._rates(mean, variance)
         return mean + 1 / above - 1 / below, variance + 1 / above**2 + 1 / below**2
 
@@ -353,7 +356,7 @@ class Laplace(AsymmetricLaplace):
     _: KW_ONLY
     quantile: ArrayLike = field(default=0.5, init=False)
 
-    def _rates(self, *values):
+    def _rates(self, *values: ArrayLike) -> tuple[jax.Array, ...]:
         *arrays, scale = floats(*values, self.scale)
         return *arrays, 1 / scale, 1 / scale
 
@@ -380,25 +383,25 @@ class Gamma(Likelihood):
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "concentration")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y > 0) & (abs(y) < np.inf), "positive"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.expected_log_prob(y, f, 0.0)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, a = jnp.broadcast_arrays(*floats(f, self.concentration))
         return jnp.exp(f) / a * jax.random.gamma(rng_key, a, f.shape, f.dtype)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, a = floats(y, mean, variance, self.concentration)
         return log_gamma_density(jnp.log(y), a, mean, 0.5 * variance)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, a = floats(mean, variance, self.concentration)
         return log_link_moments(mean, variance, 0.0, 1 / a)
 
@@ -419,10 +422,10 @@ class Exponential(Gamma):
 
     concentration: ArrayLike = field(default=1.0, init=False)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y >= 0) & (abs(y) < np.inf), "non-negative"
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance = floats(y, mean, variance)
         return -mean - y * jnp.exp(0.5 * variance - mean)
 
@@ -457,23 +460,23 @@ class VonMises(Likelihood):
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "single-peaked"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "concentration")
         check_nodes(self)
 
     @property
-    def greatest_curvature(self):
+    def greatest_curvature(self) -> jax.Array:
         return jnp.asarray(self.concentration)
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.expected_log_prob(y, f, 0.0)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, k = floats(y, mean, variance, self.concentration)
         loss = 2 * jnp.square(jnp.sin(0.5 * (y - mean))) - jnp.expm1(-0.5 * variance) * jnp.cos(y - mean)
         return -k * loss - LOG_2PI - log_scaled_bessel(k)
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, k = jnp.broadcast_arrays(*floats(y, mean, variance, self.concentration))
         narrow = variance < 1.0
         by_nodes = super().log_marginal(y, mean, jnp.where(narrow, variance, 1.0))
@@ -483,11 +486,11 @@ class VonMises(Likelihood):
         series = jnp.log1p(2.0 * jnp.sum(jnp.stack(terms) * waves, axis=0)) - LOG_2PI
         return jnp.where(narrow, by_nodes, series)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, k = jnp.broadcast_arrays(*floats(f, self.concentration))
         return dist.VonMises(f, k).sample(rng_key).astype(f.dtype)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, k = jnp.broadcast_arrays(*floats(mean, variance, self.concentration))
         return mean, 1 - jnp.exp(-0.5 * variance) * i1e(k) / i0e(k)
 

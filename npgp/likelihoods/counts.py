@@ -46,39 +46,39 @@ class Poisson(Likelihood):
     proof: ClassVar[str] = "log-concave"
     smooth: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_choice(self, "link", ("exp", "softplus"))
         if self.exposure is not None:
             positive_fields(self, "exposure")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return _is_count(y)
 
-    def _rates(self, f):
+    def _rates(self, f: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Rate and log-rate."""
         f, exposure = floats(f, 1.0 if self.exposure is None else self.exposure)
         rate, log_rate = (jnp.exp(f), f) if self.link == "exp" else (softplus(f), log_softplus(f))
         return exposure * rate, jnp.log(exposure) + log_rate
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y = floats(f, y)
         return log_poisson(y, self._rates(f)[1])
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         return jax.random.poisson(rng_key, self._rates(f)[0])
 
     @property
-    def by_quadrature(self):
+    def by_quadrature(self) -> bool:
         return self.link != "exp"
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         if self.by_quadrature:
             return super().expected_log_prob(y, mean, variance)
         y, mean, variance = floats(y, mean, variance)
         return log_poisson(y, self._rates(mean)[1], 0.5 * variance)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         if self.link != "exp":
             return normal_moments(lambda f: self._rates(f)[:1] * 2, mean, variance, self.num_nodes)
         mean, variance = floats(mean, variance)
@@ -110,32 +110,32 @@ class NegativeBinomial(Likelihood):
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "concentration", *([] if self.exposure is None else ["exposure"]))
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return _is_count(y)
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y, r, e = self._floats(f, y)
         return log_binomial(y, r, f + jnp.log(e))
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, r, e = self._floats(y, mean, variance)
         log_mean = mean + jnp.log(e)
         gap = softplus_gap(log_mean - jnp.log(r), variance, self.num_nodes)
         return log_binomial(y, r, log_mean, gap=gap)
 
-    def _floats(self, *values):
+    def _floats(self, *values: ArrayLike) -> list[jax.Array]:
         return floats(*values, self.concentration, 1.0 if self.exposure is None else self.exposure)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         rate_key, count_key = jax.random.split(rng_key)
         f, _, e = self._floats(f)
         return jax.random.poisson(count_key, Gamma(concentration=self.concentration).sample(rate_key, f + jnp.log(e)))
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, r, e = self._floats(mean, variance)
         return log_link_moments(mean + jnp.log(e), variance, 1.0, 1 / r)
 
@@ -162,32 +162,32 @@ class Binomial(Likelihood):
     num_nodes: int = static(NUM_NODES, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "trials")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return _is_count(y)[0] & (y <= self.trials), "a count from 0 to the number of trials"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         y, f, n = floats(y, f, self.trials)
         return self._log_prob(y, f, n, 0.0)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, n = floats(y, mean, variance, self.trials)
         return self._log_prob(y, mean, n, softplus_gap(mean, variance, self.num_nodes))
 
     @staticmethod
-    def _log_prob(y, logit, n, gap):
+    def _log_prob(y: ArrayLike, logit: Any, n: Any, gap: Any) -> Any:
         most = 2 * y > n  # count what is rarer: the other number is positive
         y, logit = jnp.where(most, n - y, y), jnp.where(most, -logit, logit)
         return log_binomial(y, n - y, logit + jnp.log(n - y), gap=gap) - jnp.log1p(-y / n)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, n = jnp.broadcast_arrays(*floats(f, self.trials))
         return jax.random.binomial(rng_key, n, sigmoid(f)).astype(int)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, n = floats(mean, variance, self.trials)
         probability, inside = logistic_moments(mean, variance, self.num_nodes)
         return n * probability, n * inside + n**2 * (probability * (1 - probability) - inside)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +65,7 @@ def _log_cdf(num_nodes: int, s: jax.Array, mean: jax.Array, sd: jax.Array) -> ja
 
 
 @_log_cdf.defjvp
-def _(num_nodes, primals, tangents):
+def _(num_nodes: Any, primals: Any, tangents: Any) -> Any:
     s, mean, sd = primals
     _, value, by_mean, by_sd = log_cdf_and_slopes(mean, sd, num_nodes)(s)
     of_s, of_mean, of_sd = tangents
@@ -88,30 +89,30 @@ def log_cdf_and_slopes(
     up = jnp.exp(z.reshape((-1,) + (1,) * sd.ndim) * narrow)
     down = 1.0 / up
 
-    def at(s):
+    def at(s: Any) -> Any:
         right = s > mean
         sign, at_mean = jnp.where(right, 1.0, -1.0).astype(s.dtype), _exp(mean - s)
 
-        def by_f(node):
+        def by_f(node: Any) -> Any:
             z, up, down = node
             x, y = at_mean * up, at_mean * down
             below, above = jnp.exp(-x), jnp.exp(-y)
             kept, by_x, by_y = below + above, sign * x * below, sign * y * above
             return jnp.where(right, 2.0 - kept, kept), by_x + by_y, z * (by_x - by_y)
 
-        def by_g(node):
+        def by_g(node: Any) -> Any:
             z = (s - mean - node) / scale
             density = sign * jnp.exp(-0.5 * z**2 - 0.5 * LOG_2PI) / scale
             return 0.5 * lax.erfc(sign * z * SQRT_HALF), density, density * z
 
-        def averages(function, nodes, weights):
-            def add(sums, node):
+        def averages(function: Any, nodes: Any, weights: Any) -> Any:
+            def add(sums: Any, node: Any) -> Any:
                 return jax.tree.map(lambda total, term: total + node[1] * term, sums, function(node[0])), None
 
             zeros = (jnp.zeros_like(s + mean),) * 3
             return lambda: lax.scan(add, zeros, (nodes, weights), unroll=8)[0]
 
-        def none():
+        def none() -> Any:
             return (jnp.zeros_like(s + mean),) * 3
 
         if all_narrow:
@@ -140,7 +141,7 @@ def log_density(s: jax.Array, mean: jax.Array, sd: jax.Array, num_nodes: int) ->
     return jnp.where(s > mean + sd**2, tail, jnp.where(wide, given_g, given_f))
 
 
-def _rules(s, mean, sd, num_nodes):
+def _rules(s: Any, mean: Any, sd: Any, num_nodes: Any) -> Any:
     """Nodes of f and of (s − mean − G)/sd on a new leading axis, each with log-weights, and which rule is meant."""
     axes = (-1,) + (1,) * max(jnp.ndim(s), mean.ndim, sd.ndim)
     rules = [array.reshape(axes) for array in (*hermite(num_nodes), *gumbel(num_nodes))]
@@ -153,6 +154,6 @@ def _log(weights: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(weights, 1e-300))
 
 
-def _exp(x):
+def _exp(x: Any) -> Any:
     """An exponential that does not overflow; exp(−exp(x)) vanishes long before."""
     return jnp.exp(jnp.minimum(x, 60.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ class _Interval(Likelihood):
     scale: ArrayLike
     by_quadrature: ClassVar[bool] = True  # type: ignore[misc]
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, scale = floats(y, mean, variance, self.scale)
         return if_any(
             variance > (SMOOTH * scale) ** 2,
@@ -67,27 +67,27 @@ class CensoredGaussian(_Interval):
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "scale")
         object.__setattr__(self, "until", checks.real(self.until, "CensoredGaussian until"))
         check_nodes(self)
 
-    def stand_in(self, y):  # observed, where there is such a value
+    def stand_in(self, y: jax.Array) -> ArrayLike:  # observed, where there is such a value
         return jnp.where(jnp.isfinite(self.until), self.until, 1.0)
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.log_marginal(y, f, 0.0)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, scale = jnp.broadcast_arrays(*floats(f, self.scale))
         return f + scale * jax.random.normal(rng_key, f.shape, f.dtype)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, scale, until = floats(y, mean, variance, self.scale, self.until)
         observed = log_normal((y - mean) ** 2 + variance, scale**2)
         return jnp.where(_exact(y, until), observed, super().expected_log_prob(y, mean, variance))
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, scale, until = floats(y, mean, variance, self.scale, self.until)
         exact, total = _exact(y, until), scale**2 + variance
         sd, known = jnp.sqrt(total), not checks.is_traced(self.until)
@@ -98,7 +98,7 @@ class CensoredGaussian(_Interval):
             mass = _log_mass(jnp.minimum(y, end), jnp.maximum(y, end), mean, sd)
         return jnp.where(exact, log_normal((y - mean) ** 2, total), mass)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, scale = floats(mean, variance, self.scale)
         return mean, variance + scale**2
 
@@ -131,7 +131,7 @@ class TruncatedGaussian(_Interval):
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "scale")
         for name in ("lower", "upper"):
             object.__setattr__(self, name, checks.real(getattr(self, name), f"TruncatedGaussian {name}"))
@@ -140,27 +140,27 @@ class TruncatedGaussian(_Interval):
             raise ValueError(f"TruncatedGaussian upper is {self.upper}; it must be above lower, {self.lower}.")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y >= self.lower) & (y <= self.upper) & (abs(y) < np.inf), "between the bounds"
 
-    def stand_in(self, y):
+    def stand_in(self, y: jax.Array) -> ArrayLike:
         return jnp.clip(1.0, self.lower, self.upper)
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y, scale, lower, upper = floats(f, y, self.scale, self.lower, self.upper)
         return log_normal((y - f) ** 2, scale**2) - _log_mass(lower, upper, f, scale)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, scale, lower, upper = jnp.broadcast_arrays(*floats(f, self.scale, self.lower, self.upper))
         low, high = standardized(lower, f, scale), standardized(upper, f, scale)
         ends = jnp.maximum(low, jnp.minimum(high, 0) - REACH - 3), jnp.minimum(high, jnp.maximum(low, 0) + REACH + 3)
 
-        def log_mass(z):
+        def log_mass(z: Any) -> Any:
             return log_normal_mass(low, z, z - low)
 
         target = log_mass(high) + jnp.log1p(-jax.random.uniform(rng_key, f.shape, f.dtype))
 
-        def halve(_, bracket):
+        def halve(_: Any, bracket: Any) -> Any:
             left, right = bracket
             middle = 0.5 * (left + right)
             below = log_mass(middle) < target
@@ -169,13 +169,13 @@ class TruncatedGaussian(_Interval):
         left, right = lax.fori_loop(0, 50, halve, ends)
         return jnp.clip(f + scale * 0.5 * (left + right), lower, upper)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, scale, lower, upper = floats(mean, variance, self.scale, self.lower, self.upper)
 
-        def slope(f):
+        def slope(f: Any) -> Any:
             return jax.jvp(lambda f: _log_mass(lower, upper, f, scale), (f,), (jnp.ones_like(f),))[1]
 
-        def conditional(f):  # of an exponential family, by its cumulant function
+        def conditional(f: Any) -> Any:  # of an exponential family, by its cumulant function
             first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
             return f + scale**2 * first, jnp.maximum(scale**2 * (1 + scale**2 * second), 0)
 

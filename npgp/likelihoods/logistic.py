@@ -11,6 +11,7 @@ such mixtures, fitted). As the weights are positive, what stands for softplus is
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +92,7 @@ def _averages(nodes: int, mean: jax.Array, variance: jax.Array) -> tuple[jax.Arr
     """
     squares, weights = (jnp.asarray(array, mean.dtype) for array in kolmogorov_rule(nodes))
 
-    def add(sums, component):
+    def add(sums: Any, component: Any) -> Any:
         square, weight = component
         scale = jnp.sqrt(4.0 * square + variance)
         z = mean / scale
@@ -114,7 +115,7 @@ def _slope_by_variance(nodes: int, mean: jax.Array, variance: jax.Array) -> jax.
 
 
 @_averages.defjvp
-def _(nodes, primals, tangents):
+def _(nodes: Any, primals: Any, tangents: Any) -> Any:
     averages = _averages(nodes, *primals)
     _, slope, curvature = averages
     _, bend = jax.jvp(functools.partial(_curvature, nodes), primals, tangents)

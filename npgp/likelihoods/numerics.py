@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,7 @@ def floats(*values: ArrayLike) -> list[jax.Array]:
     return [jnp.asarray(v, dtype) for v in values]
 
 
-def horner(coefficients, x: jax.Array) -> jax.Array:
+def horner(coefficients: Any, x: jax.Array) -> jax.Array:
     """The polynomial with these coefficients, that of the lowest power first."""
     total = jnp.full_like(x, coefficients[-1])
     for c in coefficients[-2::-1]:
@@ -78,7 +79,7 @@ def _erfcx_polynomial(degree: int) -> np.ndarray:
     for erfc by Press et al. 2007, section 6.2.2.
     """
 
-    def target(u):
+    def target(u: Any) -> Any:
         t = 0.5 * (u + 1.0)
         return np.log(erfcx(2.0 / t - 2.0) / t)
 
@@ -185,7 +186,7 @@ def _stirling(x: jax.Array, log_x: jax.Array) -> jax.Array:
 
 
 @_stirling.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     x, log_x = primals
     small, low, above, product, slope = _shifted(x)
     series = horner([-(2 * k + 1) * c for k, c in enumerate(STIRLING)], above**-2) / above**2
@@ -202,7 +203,7 @@ def log_sigmoids(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @log_sigmoids.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     up, down = sigmoids(*primals)
     return log_sigmoids(*primals), (down * tangents[0], -up * tangents[0])
 
@@ -216,7 +217,7 @@ def sigmoids(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @sigmoids.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     up, down = sigmoids(*primals)
     return (up, down), (up * down * tangents[0], -up * down * tangents[0])
 
@@ -228,7 +229,7 @@ def _share(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @_share.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     a, b = primals
     return _share(a, b), (_share(b, a) * tangents[0] - _share(a, b) * tangents[1]) / (a + b)
 
@@ -251,7 +252,7 @@ def bernoulli_deviance(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @bernoulli_deviance.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     w, v, x = _rarer(*primals)
     flip = primals[0] > primals[1]
     near = jnp.abs(x) < 1
@@ -341,7 +342,7 @@ def log_normal_mass(lower: jax.Array, upper: jax.Array, width: jax.Array) -> jax
 
 
 @log_normal_mass.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> Any:
     value, *slopes = _mass_and_slopes(*primals)
     return value, sum(slope * tangent for slope, tangent in zip(slopes, tangents, strict=True))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -51,17 +51,17 @@ class Beta(Likelihood):
     concentration: ArrayLike
     num_nodes: int = static(NUM_NODES)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "concentration")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y > 0) & (y < 1), "between 0 and 1, and neither of them"
 
-    def stand_in(self, y):
+    def stand_in(self, y: jax.Array) -> ArrayLike:
         return 0.5
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y, total = floats(f, y, self.concentration)
         w, v = sigmoids(f)
         log_a, log_b = (jnp.log(total) + share for share in log_sigmoids(f))
@@ -71,11 +71,11 @@ class Beta(Likelihood):
         deviance = bernoulli_deviance(w, v, log_y - log_rest - f)
         return remainders + constant - total * deviance
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         (f,) = floats(f)
         return _draw(rng_key, f, self.concentration)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, total = floats(mean, variance, self.concentration)
         share, inside = logistic_moments(mean, variance, self.num_nodes)
         return share, share * (1 - share) - inside * total / (1 + total)
@@ -107,13 +107,13 @@ class BetaBinomial(Likelihood):
     concentration: ArrayLike
     num_nodes: int = static(NUM_NODES)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "trials", "concentration")
         check_nodes(self)
 
     _support = Binomial._support
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         f, y, n, total = floats(f, y, self.trials, self.concentration)
         # Negative binomial counts of successes and of failures, given their sum.
         (w, v), (log_w, log_v), log_n, log_total = sigmoids(f), log_sigmoids(f), jnp.log(n), jnp.log(total)
@@ -121,12 +121,12 @@ class BetaBinomial(Likelihood):
         failures = log_binomial(n - y, total * v, log_n + log_v, log_total + log_v)
         return successes + failures - log_binomial(n, total, log_n)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, n = jnp.broadcast_arrays(*floats(f, self.trials))
         key, count_key = jax.random.split(rng_key)
         return jax.random.binomial(count_key, n, _draw(key, f, self.concentration)).astype(int)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, n, total = floats(mean, variance, self.trials, self.concentration)
         share, inside = logistic_moments(mean, variance, self.num_nodes)
         given_f = n * inside * (total + n) / (total + 1)

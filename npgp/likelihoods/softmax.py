@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,7 @@ class Softmax(Likelihood):
     num_nodes: int = static(8, kw_only=True)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_nodes(self)
         if not isinstance(self.num_classes, (int, np.integer)) or self.num_classes < 2:
             raise ValueError(f"Softmax num_classes is {self.num_classes!r}; it must be a whole number, 2 or more.")
@@ -67,35 +67,35 @@ class Softmax(Likelihood):
         """One for each class."""
         return self.num_classes
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         top = self.num_classes - 1
         return (y >= 0) & (y <= top) & (y == y.round()), f"a class from 0 to {top}"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         (f,) = aligned(self, y, f)
         return _of_class(y, f) - logsumexp(f, axis=0)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         (f,) = aligned(self, 0, f)
         return jax.random.categorical(rng_key, f, axis=0)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         mean, sd = self._gaussians(y, mean, variance)
         return _of_class(y, mean) - _expected_total(self.num_nodes, mean, sd)
 
-    def site_curvature(self, y, mean, variance):
+    def site_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array | None:
         """``p_c (1 − p_c)`` at MacKay's (1992) approximation of the probabilities; the integral takes far longer."""
         mean, sd = self._gaussians(y, mean, variance)
         p = jax.nn.softmax(mean / jnp.sqrt(1 + (jnp.pi / 8) * sd**2), axis=0)
         return p * (1 - p)
 
-    def log_marginal(self, y, mean, variance):
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         mean, sd = self._gaussians(y, mean, variance)
         own_mean, own_sd, chosen = _of_class(y, mean), _of_class(y, sd), _is_class(y, mean)
         s, step = trapezoid(*_range(mean, sd), 6 * self.num_nodes)
 
         @jax.checkpoint
-        def term(s):
+        def term(s: Any) -> Any:
             others = jnp.sum(jnp.where(chosen, 0, log_cdf(s, mean, sd, 2 * self.num_nodes)), axis=0)
             return others + log_density(s, own_mean, own_sd, 2 * self.num_nodes)
 
@@ -112,7 +112,7 @@ class Softmax(Likelihood):
         s, _ = trapezoid(*_range(mean, sd), 6 * self.num_nodes)
 
         @jax.checkpoint
-        def add(total, s):
+        def add(total: Any, s: Any) -> Any:
             log_cdfs = log_cdf(s, mean, sd, 2 * self.num_nodes)
             others = jnp.sum(log_cdfs, axis=0) - log_cdfs
             return total + jnp.exp(others + log_density(s, mean, sd, 2 * self.num_nodes)), None
@@ -120,14 +120,14 @@ class Softmax(Likelihood):
         total, _ = lax.scan(add, jnp.zeros_like(mean), s)
         return total / jnp.sum(total, axis=0)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of the class's number when f ~ N(mean, variance); see :meth:`probabilities`."""
         probabilities = self.probabilities(mean, variance)
         c = _classes(probabilities)
         average = linalg.weighted_sum(c, probabilities)
         return average, jnp.sum((c - average) ** 2 * probabilities, axis=0)
 
-    def _gaussians(self, y, mean, variance) -> tuple[jax.Array, jax.Array]:
+    def _gaussians(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         """Mean and deviation of f, each (C, ..., N)."""
         mean, variance = aligned(self, y, mean, variance)
         shape = jnp.broadcast_shapes(mean.shape, variance.shape)
@@ -141,7 +141,7 @@ def _expected_total(num_nodes: int, mean: jax.Array, sd: jax.Array) -> jax.Array
 
 
 @_expected_total.defjvp
-def _(num_nodes, primals, tangents):
+def _(num_nodes: Any, primals: Any, tangents: Any) -> Any:
     value, *slopes = _total_and_slopes(num_nodes, *primals)
     return value, sum(jnp.sum(slope * tangent, axis=0) for slope, tangent in zip(slopes, tangents, strict=True))
 
@@ -158,11 +158,11 @@ def _total_and_slopes(num_nodes: int, mean: jax.Array, sd: jax.Array) -> tuple[j
     each = jnp.exp(mean + 0.5 * near**2 - upper) / jnp.expm1(step)
     start = jnp.sum(each, axis=0), each, jnp.where(sd < REACH, sd, 0.0) * each
 
-    def sums(all_narrow):
+    def sums(all_narrow: Any) -> Any:
         cdfs = log_cdf_and_slopes(mean, sd, num_nodes, all_narrow)
 
         @jax.checkpoint
-        def add(sums, s):
+        def add(sums: Any, s: Any) -> Any:
             each, _, by_mean, by_sd = cdfs(s)
             below = jnp.prod(each, axis=0)
             terms = 1.0 - below, -below * by_mean, -below * by_sd
@@ -188,15 +188,15 @@ def _lower(mean: jax.Array, sd: jax.Array) -> jax.Array:
     return jnp.max(mean - REACH * sd, axis=0) - REACH_BELOW
 
 
-def _classes(values):
+def _classes(values: Any) -> Any:
     """Numbers of the classes, along the first axis of the values."""
     return jnp.arange(values.shape[0]).reshape((-1,) + (1,) * (values.ndim - 1))
 
 
-def _is_class(y, values):
+def _is_class(y: Any, values: Any) -> Any:
     return _classes(values) == jnp.asarray(y).astype(int)
 
 
-def _of_class(y, values):
+def _of_class(y: Any, values: Any) -> Any:
     """The values of each row's class."""
     return jnp.sum(jnp.where(_is_class(y, values), values, 0), axis=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -45,21 +45,21 @@ class Weibull(Likelihood):
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "concentration")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y > 0) & (abs(y) < np.inf), "positive"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.expected_log_prob(y, f, 0.0)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, k = jnp.broadcast_arrays(*floats(f, self.concentration))
         return jnp.exp(f) * jax.random.exponential(rng_key, f.shape, f.dtype) ** (1 / k)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, k = floats(y, mean, variance, self.concentration)
         power = k * (jnp.log(y) - mean)
         log_hazard = jnp.log(k) + power - jnp.log(y)
@@ -67,7 +67,7 @@ class Weibull(Likelihood):
             log_hazard = jnp.where(jnp.asarray(self.censored).astype(bool), 0, log_hazard)
         return log_hazard - jnp.exp(power + 0.5 * k**2 * variance)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, k = floats(mean, variance, self.concentration)
         log_mean = gammaln(1 + 1 / k)
         return log_link_moments(mean + log_mean, variance, 0.0, jnp.expm1(gammaln(1 + 2 / k) - 2 * log_mean))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,33 +50,33 @@ class Tweedie(Likelihood):
     num_nodes: int = static(NUM_NODES)
     proof: ClassVar[str] = "log-concave"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         positive_fields(self, "dispersion", "power")
         power = self.power
         if not is_traced(power) and not np.all((np.asarray(power) > 1) & (np.asarray(power) < 2)):
             raise ValueError(f"Tweedie power is {power}; it must be between 1 and 2, and neither of them.")
         check_nodes(self)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         return (y >= 0) & (abs(y) < np.inf), "non-negative"
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.expected_log_prob(y, f, 0.0)
 
-    def expected_log_prob(self, y, mean, variance):
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         y, mean, variance, dispersion, p = floats(y, mean, variance, self.dispersion, self.power)
         up, down = 2 - p, p - 1
         none = -jnp.exp(up * mean + 0.5 * up**2 * variance - jnp.log(up * dispersion))
         log_y = jnp.log(jnp.where(y > 0, y, 1.0))
 
-        def excess(c):  # E[exp(c (f − log y))] − 1 − c E[f − log y]
+        def excess(c: Any) -> Any:  # E[exp(c (f − log y))] − 1 − c E[f − log y]
             half = 0.5 * c**2 * variance
             return expected_excess(*jnp.broadcast_arrays(c * (mean - log_y), half))
 
         deviance = jnp.exp(up * log_y) / dispersion * (excess(up) / up + excess(-down) / down)
         return jnp.where(y > 0, _log_density_at_mean(log_y, dispersion, p) - deviance, none)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         f, dispersion, p = jnp.broadcast_arrays(*floats(f, self.dispersion, self.power))
         count_key, key = jax.random.split(rng_key)
         number = jax.random.poisson(count_key, jnp.exp((2 - p) * f) / ((2 - p) * dispersion)).astype(f.dtype)
@@ -84,7 +84,7 @@ class Tweedie(Likelihood):
         amount = dispersion * (p - 1) * jnp.exp((p - 1) * f) * jax.random.gamma(key, shape, f.shape, f.dtype)
         return jnp.where(number > 0, amount, 0.0)
 
-    def moments(self, mean, variance):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
         mean, variance, dispersion, p = floats(mean, variance, self.dispersion, self.power)
         average = jnp.exp(mean + 0.5 * variance)
         return average, dispersion * jnp.exp(p * mean + 0.5 * p**2 * variance) + average**2 * jnp.expm1(variance)
