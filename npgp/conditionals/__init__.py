@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from npgp.conditionals.base import Conditional, Parameter
+from npgp.conditionals.base import Conditional, ObservedRows, Parameter
 from npgp.conditionals.full import Full
 from npgp.conditionals.grouped import Consecutive, Gain, Grouped
 from npgp.conditionals.prior import Prior
@@ -32,6 +32,7 @@ __all__ = [
     "Full",
     "Gain",
     "Grouped",
+    "ObservedRows",
     "Parameter",
     "Prior",
     "Published",

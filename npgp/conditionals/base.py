@@ -47,6 +47,56 @@ class Parameter(NamedTuple):
     constraint: constraints.Constraint
 
 
+class ObservedRows(NamedTuple):
+    """
+    Observed rows, and what q(ε) and the residual's prior say of their f.
+
+    .. code-block:: python
+
+        rows = npgp.conditionals.ObservedRows(
+            npgp.Poisson(),
+            jnp.array([0.0, 2.0]),
+            jnp.zeros(2),
+            0.1 * jnp.ones(2),
+            npgp.sparse.RowResidual(0.3 * jnp.ones(2)),
+        )
+        terms = npgp.conditionals.Tight().row_terms(rows)
+
+    :param likelihood: p(y_n | f_n); for :meth:`Conditional.row_terms` never one of several parts, as the caller goes
+        through these (:meth:`by_part`).
+    :param y: observations, shape (..., N).
+    :param mean: μ_n under q(ε), (..., N); for C latent values an observation, (C, ..., N), here and below.
+    :param variance: s_n, the variance that comes from the learned blocks, (..., N).
+    :param residual: the residual's prior.
+    :param present: False for rows without an observation, whose values are then of no meaning; (..., N).
+    """
+
+    likelihood: Likelihood
+    y: jax.Array
+    mean: jax.Array
+    variance: jax.Array
+    residual: Residual
+    present: jax.Array | None = None
+
+    def expected_log_prob(self, left: ArrayLike | None = None) -> jax.Array:
+        """
+        ``E[log p(y_n | f_n)]``, (..., N).
+
+        :param left: the variance that q leaves the residual, (..., N); none if omitted.
+        """
+        variance = self.variance if left is None else self.variance + left
+        return self.likelihood.expected_log_prob(self.y, self.mean, variance)
+
+    def by_part(self, rule: Callable[..., jax.Array], *others: Any) -> jax.Array:
+        """A rule for likelihoods of one part, for each part of the likelihood: these have residuals of their own."""
+
+        def of_part(part: Likelihood, take: Callable[[Any], Any]) -> jax.Array:
+            y, mean, variance, present = map(take, (self.y, self.mean, self.variance, self.present))
+            return rule(ObservedRows(part, y, mean, variance, self.residual.part(take), present), *map(take, others))
+
+        return self.likelihood.by_part(of_part)
+
+
 class Conditional:
     """
     What q does to the residual, as an object for ``conditional=``: :class:`~npgp.conditionals.Tight`,
@@ -66,14 +116,9 @@ class Conditional:
         class Halved(npgp.conditionals.Conditional):
             '''Half of the residual's variance, in every row.'''
 
-            def row_terms(
-                self, likelihood, y, mean, variance, residual, parameter=None, present=None
-            ):
-                cost = 0.5 * likelihood.num_latents * (0.5 - 1.0 - math.log(0.5))
-                return (
-                    likelihood.expected_log_prob(y, mean, variance + 0.5 * residual.variance)
-                    - cost
-                )
+            def row_terms(self, rows, parameter=None):
+                cost = 0.5 * rows.likelihood.num_latents * (0.5 - 1.0 - math.log(0.5))
+                return rows.expected_log_prob(0.5 * rows.residual.variance) - cost
 
     :cvar parameter: the parameter that it learns, if it has one.
     :cvar needs_all_rows: whether it is wrong for minibatches.
@@ -82,27 +127,12 @@ class Conditional:
     parameter: ClassVar[Parameter | None] = None
     needs_all_rows: ClassVar[bool] = False
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
         """
         Each row's expected log likelihood with its share of what the conditional costs.
 
-        :param likelihood: p(y_n | f_n), never one of several parts: the caller goes through these
-            (:meth:`Likelihood.by_part <npgp.likelihoods.Likelihood.by_part>`).
-        :param y: observations, shape (..., N).
-        :param mean: μ_n under q(ε), (..., N); for C latent values an observation, (C, ..., N), here and below.
-        :param variance: s_n, the variance that comes from the learned blocks, (..., N).
-        :param residual: the residual's prior, within the groups of :meth:`partition`.
+        :param rows: these, with the residual's prior within the groups of :meth:`partition`.
         :param parameter: the value of :attr:`parameter`.
-        :param present: False for rows without an observation, whose values are then of no meaning; (..., N).
         :return: shape (..., N). Rows of one group share its terms, so that only sums over whole groups are bounds.
         """
         raise NotImplementedError
@@ -167,8 +197,9 @@ def row_elbo(
     present: jax.Array | None = None,
 ) -> jax.Array:
     """
-    Each row's share of the ELBO, 0 without an observation; arguments and result as for :meth:`Conditional.row_terms`,
-    for any likelihood. y and moments of rows without an observation may be NaN, in gradients too.
+    Each row's share of the ELBO, 0 without an observation; arguments and result as for :class:`ObservedRows` and
+    :meth:`Conditional.row_terms`, for any likelihood. y and moments of rows without an observation may be NaN, in
+    gradients too.
 
     :param residual: the residual's prior, or d_n (..., N) for rows one by one.
     """
@@ -177,22 +208,5 @@ def row_elbo(
     if present is not None:
         y, mean, variance = without_missing(likelihood, present, y, mean, variance)
         residual = residual.only(present)
-    terms = by_part(conditional.row_terms, likelihood, y, mean, variance, residual, parameter, present)
+    terms = ObservedRows(likelihood, y, mean, variance, residual, present).by_part(conditional.row_terms, parameter)
     return terms if present is None else jnp.where(present, terms, 0.0)
-
-
-def by_part(
-    rule: Callable[..., jax.Array],
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    *others: Any,
-) -> jax.Array:
-    """A rule for likelihoods of one part, for each part of a likelihood: these have residuals of their own."""
-
-    def of_part(part: Likelihood, take: Callable[[Any], Any]) -> jax.Array:
-        return rule(part, take(y), take(mean), take(variance), residual.part(take), *map(take, others))
-
-    return likelihood.by_part(of_part)

@@ -8,12 +8,12 @@ from typing import ClassVar
 import jax
 from jax.typing import ArrayLike
 
+from npgp.conditionals.base import ObservedRows
 from npgp.conditionals.precision import best_precision, exact_terms
 from npgp.conditionals.tight import Tight
 from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, single
-from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -41,18 +41,8 @@ class Full(Tight):
 
     needs_all_rows: ClassVar[bool] = True
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
-        precision = best_precision(likelihood, y, mean, variance, residual, present)
-        return exact_terms(likelihood, precision, y, mean, variance, residual)
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
+        return exact_terms(rows, best_precision(rows))
 
     def supposes_own_residuals(self, likelihood: Likelihood) -> bool:
         return likelihood.proof in ("none", "single-peaked")

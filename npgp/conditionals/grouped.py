@@ -8,10 +8,9 @@ import jax
 from jax.typing import ArrayLike
 
 from npgp import checks
-from npgp.conditionals.base import Conditional
+from npgp.conditionals.base import Conditional, ObservedRows
 from npgp.conditionals.precision import certified_precision
 from npgp.conditionals.tight import Tight
-from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree, static
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
 from npgp.sparse.residuals import Residual, RowResidual
@@ -126,24 +125,12 @@ class Gain(Grouped):
     :param groups: as of :class:`npgp.conditionals.Grouped`.
     """
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
-        alone = RowResidual(residual.variance)
-        if likelihood.proof == "gaussian":  # the rest of the terms is one and the same
-            precision = certified_precision(likelihood, y, mean, variance, residual, present)
-            return alone.cost(precision) - residual.cost(precision)
-        together, by_row = (
-            super(Gain, self).row_terms(likelihood, y, mean, variance, r, parameter, present) for r in (residual, alone)
-        )
-        return together - by_row
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
+        alone = RowResidual(rows.residual.variance)
+        if rows.likelihood.proof == "gaussian":  # the rest of the terms is one and the same
+            precision = certified_precision(rows)
+            return alone.cost(precision) - rows.residual.cost(precision)
+        return super().row_terms(rows, parameter) - super().row_terms(rows._replace(residual=alone), parameter)
 
     def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         return Conditional.penalty(self, residual, noise_variance)  # which says that there is none

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from npgp.conditionals.base import by_part
+from npgp.conditionals.base import ObservedRows
 from npgp.likelihoods import Likelihood
 from npgp.sparse.residuals import Residual, RowResidual
 
@@ -45,43 +45,31 @@ HALVINGS, LOG_BRACKET = 7, 20.0
 CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
 # ---------------------------------------------------------------------------------------------------------------
-# Terms. Arguments and results are those of Conditional.row_terms.
+# Terms, as of Conditional.row_terms.
 
 
-def certified_terms(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None,
-) -> jax.Array:
+def certified_terms(rows: ObservedRows) -> jax.Array:
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
-    if _is_searched(likelihood):
-        return _least_terms(likelihood, y, mean, variance, residual, present)
-    precision = certified_precision(likelihood, y, mean, variance, residual, present)
-    return exact_terms(likelihood, precision, y, mean, variance, residual)
+    if _is_searched(rows.likelihood):
+        return _least_terms(rows)
+    return exact_terms(rows, certified_precision(rows))
 
 
-def exact_terms(
-    likelihood: Likelihood, precision: jax.Array, y: jax.Array, mean: jax.Array, variance: jax.Array, residual: Residual
-) -> jax.Array:
+def exact_terms(rows: ObservedRows, precision: jax.Array) -> jax.Array:
     """Each row's term of the ELBO itself."""
-    if likelihood.proof == "gaussian":
+    if rows.likelihood.proof == "gaussian":
         # ½ λ ĉ cancels what ĉ adds to the expected square.
-        return likelihood.expected_log_prob(y, mean, variance) - residual.cost(precision)
-    return site_terms(likelihood, precision, y, mean, variance, residual)
+        return rows.expected_log_prob() - rows.residual.cost(precision)
+    return site_terms(rows, precision)
 
 
-def site_terms(
-    likelihood: Likelihood, precision: jax.Array, y: jax.Array, mean: jax.Array, variance: jax.Array, residual: Residual
-) -> jax.Array:
+def site_terms(rows: ObservedRows, precision: jax.Array) -> jax.Array:
     """``E[log p] + ½ λ ĉ − cost``."""
-    left, cost = residual.given(precision)
+    left, cost = rows.residual.given(precision)
     terms = 0.5 * precision * left - cost
-    if likelihood.num_latents > 1:
+    if rows.likelihood.num_latents > 1:
         terms = jnp.sum(terms, axis=0)
-    return likelihood.expected_log_prob(y, mean, variance + left) + terms
+    return rows.expected_log_prob(left) + terms
 
 
 def _is_searched(likelihood: Likelihood) -> bool:
@@ -89,110 +77,70 @@ def _is_searched(likelihood: Likelihood) -> bool:
     return likelihood.proof in ("single-peaked", "none") and likelihood.num_latents == 1
 
 
-def _least_terms(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None,
-) -> jax.Array:
+def _least_terms(rows: ObservedRows) -> jax.Array:
     """
     Where the residual's variance given the data may be anything in [0, ĉ_n]: the row's term is its least value there,
     at an end for the proof "single-peaked", on a grid for "none". Which that is, is found without gradient.
     """
-    precision, expected = _searched(likelihood, y, mean, variance, residual, present)
-    left, cost = residual.given(precision)
-    s, left_, precision_ = lax.stop_gradient((variance, left, precision))
-    shares = jnp.asarray((0.0, 1.0), left.dtype) if likelihood.proof == "single-peaked" else _shares(left.dtype)
+    precision, expected = _searched(rows)
+    left, cost = rows.residual.given(precision)
+    s, left_, precision_ = lax.stop_gradient((rows.variance, left, precision))
+    at_ends = rows.likelihood.proof == "single-peaked"
+    shares = jnp.asarray((0.0, 1.0), left.dtype) if at_ends else _shares(left.dtype)
     values = lax.map(lambda share: expected(s + share * left_) + 0.5 * precision_ * share * left_, shares)
     left = shares[jnp.argmin(values, axis=0)] * left
-    return likelihood.expected_log_prob(y, mean, variance + left) + 0.5 * precision * left - cost
+    return rows.expected_log_prob(left) + 0.5 * precision * left - cost
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Precisions of likelihoods of one part. Results are (..., N), or (N,) where it is the same for all outputs.
 
 
-def certified_precision(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None = None,
-) -> jax.Array:
+def certified_precision(rows: ObservedRows) -> jax.Array:
     """λ_n of the conditionals that are bounds by the likelihood's proof."""
+    likelihood = rows.likelihood
     if likelihood.proof == "gaussian":
-        return of_present(likelihood.precision, mean, present)
+        return of_present(likelihood.precision, rows)
     if _is_searched(likelihood):
-        return _searched(likelihood, y, mean, variance, residual, present)[0]
+        return _searched(rows)[0]
     certified = None
     if len(likelihood.concave) < likelihood.num_latents:
         certified = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
-        certified = certified.reshape((-1,) + (1,) * (mean.ndim - 1))
-    return _curvature_precision(likelihood, y, mean, variance, residual, present, certified)
+        certified = certified.reshape((-1,) + (1,) * (rows.mean.ndim - 1))
+    return _curvature_precision(rows, certified)
 
 
-def best_precision(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None = None,
-) -> jax.Array:
+def best_precision(rows: ObservedRows) -> jax.Array:
     """λ_n for one group of all rows, where any are a bound."""
-    if likelihood.proof == "gaussian":
-        return of_present(likelihood.precision, mean, present)
-    return _curvature_precision(likelihood, y, mean, variance, residual, present)
+    if rows.likelihood.proof == "gaussian":
+        return of_present(rows.likelihood.precision, rows)
+    return _curvature_precision(rows)
 
 
-def certified_site_precision(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None = None,
-) -> jax.Array:
-    """As :func:`certified_precision`, for any likelihood; arguments as for :meth:`Conditional.row_terms`."""
-    return by_part(certified_precision, likelihood, y, mean, variance, residual, present)
+def certified_site_precision(rows: ObservedRows) -> jax.Array:
+    """As :func:`certified_precision`, for any likelihood."""
+    return rows.by_part(certified_precision)
 
 
-def best_site_precision(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None = None,
-) -> jax.Array:
-    """As :func:`best_precision`, for any likelihood; arguments as for :meth:`Conditional.row_terms`."""
-    return by_part(best_precision, likelihood, y, mean, variance, residual, present)
+def best_site_precision(rows: ObservedRows) -> jax.Array:
+    """As :func:`best_precision`, for any likelihood."""
+    return rows.by_part(best_precision)
 
 
-def _curvature_precision(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None,
-    certified: Any = None,
-) -> jax.Array:
+def _curvature_precision(rows: ObservedRows, certified: Any = None) -> jax.Array:
     """
     The expected negative curvature of the log likelihood.
 
     :param certified: if not all of them, the latent values that may have a positive precision.
     """
+    likelihood, y, mean, variance, residual, _ = rows
     quick = likelihood.site_curvature(y, mean, variance + residual.variance)
     if quick is not None:
         # With its gradient: it is near the best precision, where the ELBO would be stationary, and not there.
         left, _ = RowResidual(residual.variance).given(quick)
         quick = likelihood.site_curvature(y, mean, variance + left)
         assert quick is not None
-        return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), mean, present)
+        return of_present(quick if certified is None else jnp.where(certified, quick, 0.0), rows)
     coarse, y, mean = jax.tree.map(lax.stop_gradient, (_coarse(likelihood), y, mean))
     rule: Any = partial(coarse.expected_curvature, y, mean)
     if likelihood.by_quadrature and likelihood.num_latents == 1:
@@ -203,45 +151,32 @@ def _curvature_precision(
 
         rule = at_nodes
 
-    return _fixed_point(rule, mean, variance, residual, present, certified)
+    return _fixed_point(rule, rows, certified)
 
 
-def of_present(precision: jax.Array, mean: jax.Array, present: jax.Array | None) -> jax.Array:
+def of_present(precision: jax.Array, rows: ObservedRows) -> jax.Array:
     """The precision of rows that have an observation; the others tell nothing about their group."""
-    if present is not None:
-        return jnp.where(present, precision, 0.0)
+    if rows.present is not None:
+        return jnp.where(rows.present, precision, 0.0)
     # Not to all outputs: what is the same for them is factorized once.
-    return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), mean.shape[-1:]))
+    return jnp.broadcast_to(precision, jnp.broadcast_shapes(jnp.shape(precision), rows.mean.shape[-1:]))
 
 
-def _searched(
-    likelihood: Likelihood,
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None,
-) -> tuple[jax.Array, Callable[..., jax.Array]]:
+def _searched(rows: ObservedRows) -> tuple[jax.Array, Callable[..., jax.Array]]:
     """The certified precision, and E[log p(y | f)] as a function of the variance of f, by which it was found."""
+    likelihood, y, mean, variance, residual, _ = rows
     at_ends = likelihood.proof == "single-peaked"
     coarse = _coarse(likelihood, LIMIT_NODES if at_ends else SHARE_NODES)
     expected = coarse.expected_log_probs(y, mean, variance, residual.variance)
     rule = _precision_at_ends if at_ends else _precision_of_least
-    return of_present(rule(likelihood, expected, y, mean, variance, residual.variance), mean, present), expected
+    return of_present(rule(rows, expected), rows), expected
 
 
 def _shares(dtype: Any) -> jax.Array:
     return jnp.asarray((0.0, *CERTIFICATE_SHARES), dtype)
 
 
-def _precision_of_least(
-    likelihood: Likelihood,
-    expected: Callable[..., jax.Array],
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: jax.Array,
-) -> jax.Array:
+def _precision_of_least(rows: ObservedRows, expected: Callable[..., jax.Array]) -> jax.Array:
     """
     The precision, of as many as there are shares, at which a row by itself has the largest certified term.
 
@@ -250,7 +185,8 @@ def _precision_of_least(
 
     :param expected: E[log p(y | f)] as a function of the variance of f.
     """
-    variance, d = lax.stop_gradient((variance, residual))
+    residual = rows.residual.variance
+    variance, d = lax.stop_gradient((rows.variance, residual))
     shares = _shares(d.dtype)
     values = lax.map(lambda share: expected(variance + share * d), shares)  # (S, ..., N)
     wide = (-1,) + (1,) * (values.ndim - 1)
@@ -266,14 +202,7 @@ def _precision_of_least(
     return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
 
 
-def _precision_at_ends(
-    likelihood: Likelihood,
-    expected: Callable[..., jax.Array],
-    y: jax.Array,
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: jax.Array,
-) -> jax.Array:
+def _precision_at_ends(rows: ObservedRows, expected: Callable[..., jax.Array]) -> jax.Array:
     """
     The precision at which a row by itself has the largest certified term, where the curvature κ is single-peaked.
 
@@ -292,6 +221,8 @@ def _precision_at_ends(
         return -2.0 * slope - precision, 2.0 * (at_least - there) - precision * left, left
 
     # Not in the loop: the expectation without residual is the same for all precisions.
+    likelihood, y, mean, variance, *_ = rows
+    residual = rows.residual.variance
     s, d = lax.stop_gradient((variance, residual))
     fixed = expected(s), expected, s, d
     most = lax.stop_gradient(likelihood.greatest_curvature)
@@ -329,14 +260,7 @@ def _coarse(likelihood: Likelihood, at_most: int = CURVATURE_NODES) -> Likelihoo
     return likelihood if getattr(likelihood, "num_nodes", 0) <= at_most else likelihood.with_nodes(at_most)
 
 
-def _fixed_point(
-    curvature: Callable[..., jax.Array],
-    mean: jax.Array,
-    variance: jax.Array,
-    residual: Residual,
-    present: jax.Array | None,
-    certified: Any = None,
-) -> jax.Array:
+def _fixed_point(curvature: Callable[..., jax.Array], rows: ObservedRows, certified: Any = None) -> jax.Array:
     """
     λ_n = κ_n(s_n + ĉ_n(λ)), with no gradient: the ELBO is stationary in λ there, or λ_n is at its limit 0. And 0 for
     latent values that are not ``certified``.
@@ -345,8 +269,8 @@ def _fixed_point(
     rows of ten, over all that means and variances may be. In groups a damped iteration follows, of geometric means.
     Any λ ≥ 0 gives a bound, so either may stop early without harm.
     """
-    variance, residual = lax.stop_gradient((variance, residual))
-    rows = RowResidual(residual.variance)
+    variance, residual = lax.stop_gradient((rows.variance, rows.residual))
+    alone = RowResidual(residual.variance)
     tiny = jnp.finfo(variance.dtype).tiny * 1e6
     least, most = jnp.log(tiny), -jnp.log(tiny)
 
@@ -355,11 +279,11 @@ def _fixed_point(
         return raised if certified is None else jnp.where(certified, raised, 0.0)
 
     def rule(precision: jax.Array, residual: Residual) -> jax.Array:
-        return kept(of_present(curvature(variance + residual.given(precision)[0]), mean, present))
+        return kept(of_present(curvature(variance + residual.given(precision)[0]), rows))
 
     def logarithm(at: jax.Array) -> jax.Array:
         """What the rule makes of log λ."""
-        return jnp.log(jnp.maximum(rule(kept(jnp.exp(at)), rows), tiny))
+        return jnp.log(jnp.maximum(rule(kept(jnp.exp(at)), alone), tiny))
 
     def secant(old: Any, new: Any) -> jax.Array:
         """The next iterate, from the last two points."""
@@ -374,11 +298,11 @@ def _fixed_point(
         start = jnp.where(i == 0, latest[1], 0.5 * (latest[0] + latest[1]))
         return jnp.where(i < 2, start, secant(before, latest)), latest
 
-    start = jnp.full_like(jax.eval_shape(logarithm, jnp.full_like(rows.variance, least)), least)  # λ = 0, all but
+    start = jnp.full_like(jax.eval_shape(logarithm, jnp.full_like(alone.variance, least)), least)  # λ = 0, all but
     at, _ = lax.fori_loop(0, EVALUATIONS, step, (start, (start, start)))
     precision = kept(jnp.exp(at))
     if not isinstance(residual, RowResidual):
         precision = lax.fori_loop(
             0, GROUP_ITERATIONS, lambda _, p: jnp.sqrt(p) * jnp.sqrt(rule(p, residual)), precision
         )
-    return of_present(precision, mean, present)
+    return of_present(precision, rows)

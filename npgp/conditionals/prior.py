@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp.conditionals.base import Conditional
+from npgp.conditionals.base import Conditional, ObservedRows
 from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
 from npgp.sparse.residuals import Residual
@@ -37,17 +37,8 @@ class Prior(Conditional):
     Source: Titsias 2009; Hensman, Fusi & Lawrence 2013.
     """
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
-        return likelihood.expected_log_prob(y, mean, variance + residual.variance)
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
+        return rows.expected_log_prob(rows.residual.variance)
 
     def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         return 0.5 * jnp.sum(residual.variance / noise_variance)

@@ -10,12 +10,11 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from npgp.conditionals.base import Parameter
+from npgp.conditionals.base import ObservedRows, Parameter
 from npgp.conditionals.precision import of_present, site_terms
 from npgp.conditionals.tight import Tight
 from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
-from npgp.sparse.residuals import Residual
 
 
 @pytree
@@ -36,20 +35,10 @@ class Published(Tight):
 
     parameter: ClassVar[Parameter] = Parameter("residual_precision", 1.0, constraints.softplus_positive)
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
         assert parameter is not None
-        shape = jnp.shape(parameter) if likelihood.num_latents == 1 else mean.shape
-        precision = of_present(jnp.broadcast_to(parameter, shape), mean, present)
-        return site_terms(likelihood, precision, y, mean, variance, residual)
+        shape = jnp.shape(parameter) if rows.likelihood.num_latents == 1 else rows.mean.shape
+        return site_terms(rows, of_present(jnp.broadcast_to(parameter, shape), rows))
 
     def is_bound(self, likelihood: Likelihood) -> bool:
         return likelihood.proof in ("gaussian", "log-concave")

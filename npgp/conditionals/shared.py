@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from npgp.conditionals.base import Conditional, Parameter
+from npgp.conditionals.base import Conditional, ObservedRows, Parameter
 from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
 from npgp.sparse.residuals import Residual
@@ -45,19 +45,10 @@ class Shared(Conditional):
 
     parameter: ClassVar[Parameter] = Parameter("residual_scale", 0.5, constraints.unit_interval)
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
         assert parameter is not None
-        cost = 0.5 * likelihood.num_latents * (parameter - 1.0 - jnp.log(parameter))
-        return likelihood.expected_log_prob(y, mean, variance + parameter * residual.variance) - cost
+        cost = 0.5 * rows.likelihood.num_latents * (parameter - 1.0 - jnp.log(parameter))
+        return rows.expected_log_prob(parameter * rows.residual.variance) - cost
 
     def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         variance = residual.variance

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp.conditionals.base import Conditional
+from npgp.conditionals.base import Conditional, ObservedRows
 from npgp.conditionals.precision import certified_terms
 from npgp.likelihoods import Likelihood
 from npgp.pytrees import pytree
@@ -42,17 +42,8 @@ class Tight(Conditional):
     Source: Gaussian noise: Bui, Ashman & Turner 2025; Titsias 2025. Other likelihoods: docs/theory.md, section 2.
     """
 
-    def row_terms(
-        self,
-        likelihood: Likelihood,
-        y: jax.Array,
-        mean: jax.Array,
-        variance: jax.Array,
-        residual: Residual,
-        parameter: ArrayLike | None = None,
-        present: jax.Array | None = None,
-    ) -> jax.Array:
-        return certified_terms(likelihood, y, mean, variance, residual, present)
+    def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
+        return certified_terms(rows)
 
     def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         variance = residual.variance

@@ -198,13 +198,8 @@ def greedy_rows(
         a = (covariance / jnp.sqrt(d[row] + nugget[row])).astype(d.dtype)
         d = jnp.maximum(d - jnp.square(a), 0.0)
         rows = rows.at[i].set(jnp.where(free[row], row, -1).astype(jnp.int32))
-        return (
-            A.at[before + i].set(a),
-            d,
-            free & jnp.any(X != x, axis=1),
-            rows,
-            trace.at[i + 1].set(jnp.sum(weights * d)),
-        )
+        trace = trace.at[i + 1].set(jnp.sum(weights * d))
+        return A.at[before + i].set(a), d, free & jnp.any(X != x, axis=1), rows, trace
 
     start = (
         jnp.concatenate([*projection.A, jnp.zeros((size, X.shape[0]), prior.dtype)]),

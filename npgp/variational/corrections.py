@@ -23,6 +23,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.conditionals import ObservedRows
 from npgp.conditionals.precision import best_site_precision, certified_site_precision
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
@@ -201,7 +202,7 @@ def _corrected(posterior, X, rows: Observations, groups, shift) -> CorrectedPost
     residual = GroupResidual(projector.group_covariance(X, projection.A, groups, learned), groups)
     # With all rows in one group any precision will do.
     site_precision = best_site_precision if groups.count == 1 else certified_site_precision
-    precision = site_precision(likelihood, y, mean, variance, residual, rows.present)
+    precision = site_precision(ObservedRows(likelihood, y, mean, variance, residual, rows.present))
     root = residual.roots(precision)
     factor = residual.factor(root)
     weights = None

@@ -18,9 +18,9 @@ class FixedShare(npgp.conditionals.Conditional):
     def _cost(self):
         return 0.5 * (self.share - 1.0 - jnp.log(self.share))
 
-    def row_terms(self, likelihood, y, mean, variance, residual, parameter=None, present=None):
-        expected = likelihood.expected_log_prob(y, mean, variance + self.share * residual.variance)
-        return expected - likelihood.num_latents * self._cost()
+    def row_terms(self, rows, parameter=None):
+        expected = rows.expected_log_prob(self.share * rows.residual.variance)
+        return expected - rows.likelihood.num_latents * self._cost()
 
     def penalty(self, residual, noise_variance):
         return jnp.sum(0.5 * self.share * residual.variance / noise_variance + self._cost())

@@ -15,7 +15,7 @@ from numpyro import handlers
 from numpyro.infer.util import log_density
 
 import npgp
-from npgp.conditionals import as_conditional
+from npgp.conditionals import ObservedRows, as_conditional
 from npgp.conditionals.base import row_elbo
 from npgp.conditionals.precision import certified_site_precision
 from npgp.likelihoods import (
@@ -182,8 +182,9 @@ def shares(conditional, groups, present, own):
         def share(rule, likelihood, columns):
             values = (v[columns] for v in (y, mean, variance))
             mask = jnp.asarray(PRESENT)[columns] if present else None
-            more = () if rule is certified_site_precision else (0.4,)
-            return rule(likelihood, *values, residual(columns), *more, present=mask)
+            if rule is certified_site_precision:
+                return rule(ObservedRows(likelihood, *values, residual(columns), mask))
+            return rule(likelihood, *values, residual(columns), 0.4, present=mask)
 
         elbo_of = functools.partial(row_elbo, as_conditional(conditional))
         rules = [elbo_of, certified_site_precision] if conditional == "tight" and own else [elbo_of]

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from npgp import likelihoods
 from npgp.collapsed import CollapsedGP
-from npgp.conditionals import Grouped, Tight, as_conditional, base, precision
+from npgp.conditionals import Grouped, ObservedRows, Tight, as_conditional, base, precision
 from npgp.kernels import RBF
 from npgp.pytrees import pytree
 from npgp.sparse.groups import consecutive, median_split, single
@@ -140,7 +140,7 @@ def test_precisions_of_rows_and_groups_are_those_of_their_own_variances(float64)
     poisson, groups = likelihoods.Poisson("exp"), consecutive(6, 6)
     coupled = GroupResidual(D[None], groups)
     for residual, tolerance in ((RowResidual(np.diag(D)), 1e-4), (coupled, 5e-2)):
-        best = jax.jit(precision.best_precision)(poisson, np.ones(6), mean, variance, residual)
+        best = jax.jit(precision.best_precision)(ObservedRows(poisson, np.ones(6), mean, variance, residual))
         covariance = np.diag(np.diag(D)) if residual is not coupled else D
         left = np.diag(np.linalg.inv(np.linalg.inv(covariance) + np.diag(best)))
         np.testing.assert_allclose(np.log(best), mean + 0.5 * (variance + left), atol=tolerance)
@@ -150,7 +150,7 @@ def test_precision_of_a_heavy_tail_is_the_largest_that_is_certified(float64):
     """Beside a search of 2,000 values, of the conditions themselves: λ ≤ κ(ĉ), and λ ĉ ≤ ∫ κ over [0, ĉ]."""
     y, mean, variance, d = np.array([0.0, 0.2, 0.5, 1.0, 2.0]), np.zeros(5), np.full(5, 0.05), np.full(5, 0.5)
     student = likelihoods.StudentT(df=4.0, scale=0.3)
-    got = jax.jit(precision.certified_precision)(student, y, mean, variance, RowResidual(d))
+    got = jax.jit(precision.certified_precision)(ObservedRows(student, y, mean, variance, RowResidual(d)))
     log_ends = np.log([1e-2, float(student.greatest_curvature)])
     tried = np.exp(np.linspace(*log_ends, 2000))[:, None]
     z, w = np.polynomial.hermite_e.hermegauss(80)
@@ -571,7 +571,7 @@ def test_a_log_scale_that_is_not_known_at_all_gives_a_finite_bound(x64, name):
         prior = RowResidual(residual)
         if name == "grouped":
             prior = residual_in_groups(residual[..., None] * jnp.eye(12, dtype=x64), consecutive(12, 2))
-        return of.row_terms(likelihoods.HeteroscedasticGaussian(), y, mean, variance, prior)
+        return of.row_terms(ObservedRows(likelihoods.HeteroscedasticGaussian(), y, mean, variance, prior))
 
     found = terms(mean, variance, residual)
     h = mean[1] + np.sqrt(variance[1] + residual[1]) * np.linspace(-12, 12, 100_001)[:, None].astype(float)
