@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 from jax import lax
 from jax.typing import ArrayLike
@@ -28,7 +27,7 @@ from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.context import under
-from npgp.contract import Handler, Message, base_of, given_by, is_auxiliary, under_predictive
+from npgp.contract import Handler, Message, base_of, is_auxiliary, under_predictive
 from npgp.model.components import JointPseudoData, Numbers, advice, dependent, joined, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
@@ -58,6 +57,7 @@ from npgp.model.sites import (
     trained,
 )
 from npgp.model.structure import Structure, UnknownRows
+from npgp.model.trained_rows import TrainedRows
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
 
@@ -345,7 +345,12 @@ class AutoSparseGP:
         for name in sorted(rows.unclear.keys() & by_auto):
             raise ValueError(rows.unclear[name])
         for name in sorted(rows.taken & by_auto):
-            self._require_rows_trained_on(name, args, kwargs)
+            if key := TrainedRows.given(self.model).unlike(args, kwargs):
+                raise ValueError(
+                    f"{name!r} is local to rows, and {key} has other observations than in training, whose rows alone "
+                    f"an autoguide knows: leave {key} out for new rows, which have {name!r} from the prior, or write a "
+                    f"guide of {name!r} by hand, an encoder."
+                )
         for name in sorted(rows.perhaps & by_auto):
             warnings.warn(
                 f"{name!r} has as many members as there are rows, and its values are those trained: if it is local to "
@@ -402,11 +407,9 @@ class AutoSparseGP:
         :param values: all that they have sampled, of the rows trained on.
         :param other: sites that say that this call's rows are, or may be, others.
         """
-        model, stored = self.model, given_by(handlers.substitute, ROWS_TRAINED_ON)
-        if stored is not None:
-            call = inspect.signature(model).bind_partial(*args, **kwargs)
-            call.arguments |= stored
-            args, kwargs = call.args, call.kwargs
+        model, stored = self.model, TrainedRows.given(self.model)
+        if stored.arguments is not None:
+            args, kwargs = stored.in_call(args, kwargs)
             by_hand = [n for n in structure.local if n in rest and not isinstance(rest[n]["part"], _AUTOMATIC)]
             if by_hand:  # an encoder has other values for them
                 others = {name: value for name, value in values.items() if name not in by_hand}
@@ -415,7 +418,7 @@ class AutoSparseGP:
                 values = values | {name: again[name]["value"] for name in by_hand}
         else:
             model = Rerun(model, rest)
-        if stored is not None or not other:
+        if stored.arguments is not None or not other:
             seen = survey(model, values, args, kwargs)
             latent = [name for name, msg in seen.items() if msg["type"] == "sample" and not msg["is_observed"]]
             known = {*values, *structure.others}
@@ -427,27 +430,6 @@ class AutoSparseGP:
                 "with the rows trained on."
             )
         return seen
-
-    def _require_rows_trained_on(self, name: str, args: tuple, kwargs: dict[str, Any]) -> None:
-        """
-        Raise ``ValueError`` if observations are known to differ from those trained on: arguments that may be ``None``.
-
-        :param name: a latent site that is local to their rows.
-        """
-        stored, signature = given_by(handlers.substitute, ROWS_TRAINED_ON) or {}, inspect.signature(self.model)
-        call = signature.bind(*args, **kwargs).arguments
-        for key in stored.keys() & call.keys():
-            before, now = stored[key], call[key]
-            arrays = all(hasattr(x, "shape") and not is_traced(x) for x in (before, now))
-            if not arrays or signature.parameters[key].default is not None or before.shape != now.shape:
-                continue
-            before, now = np.asarray(before), np.asarray(now)
-            if not np.array_equal(before, now.astype(before.dtype), equal_nan=before.dtype.kind == "f"):
-                raise ValueError(
-                    f"{name!r} is local to rows, and {key} has other observations than in training, whose rows alone "
-                    f"an autoguide knows: leave {key} out for new rows, which have {name!r} from the prior, or write a "
-                    f"guide of {name!r} by hand, an encoder."
-                )
 
     @property
     def given_rows(self) -> bool:
@@ -468,9 +450,7 @@ class AutoSparseGP:
         self._known_by_now("with_rows")
         if not self.given_rows:
             return dict(params)
-        call = inspect.signature(self.model).bind(*args, **kwargs).arguments
-        rows = {n: v for n, v in call.items() if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(v))}
-        return {**params, ROWS_TRAINED_ON: rows}
+        return {**params, ROWS_TRAINED_ON: TrainedRows.of_call(self.model, args, kwargs).arguments}
 
     def of_other_sites(self, *args, **kwargs) -> None:
         """Run the guides for other sites alone."""
