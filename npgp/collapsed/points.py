@@ -54,6 +54,8 @@ class EnoughPoints:
     :param gain_trained: likewise, where hyperparameters are at each bound's maximum.
     :param lengthscale: lengthscales trained with the points added, divided by those at hand (the geometric mean of
         several); ``None`` of kernels without any.
+    :param counted_at: the lengthscales that what follows is computed at, divided by those at hand: the trained ones, or
+        those that neighboring rows ask for.
     :param unexplained: share of the prior variance at the rows that the features leave, there.
     :param of_noise: what they leave as a share of the noise variance, on average.
     :param points_needed: about how many inducing points would bring the bound within the tolerance; ``None`` if those
@@ -69,6 +71,7 @@ class EnoughPoints:
     gain: float
     gain_trained: float
     lengthscale: float | None
+    counted_at: float
     unexplained: float
     of_noise: float
     points_needed: int | None
@@ -93,8 +96,8 @@ class EnoughPoints:
         if self.shorter is not None and self.shorter.divisor > 1:
             lines.append(self.shorter.found)
         lines.append(
-            f"There the features at hand leave {100 * self.unexplained:.2g}% of the function's variance, which is "
-            f"{self.of_noise:.2g} of the noise's."
+            f"At {self.counted_at:.2g} of the lengthscales at hand the features leave {100 * self.unexplained:.2g}% of "
+            f"the function's variance, which is {self.of_noise:.2g} of the noise's."
         )
         if self.enough:
             lines.append("They are enough.")
@@ -312,19 +315,24 @@ def _compare(
     start = _start(kernel, approximate)
     at_hand, trained, _ = _maximum(kernel, blocks, rows, start)
     at_hand_more, trained_more, logs = _maximum(kernel, (*blocks, Points(added)), rows, start)
-    best = _changed(kernel, logs)
-    if shorter is not None and shorter.divisor > 1:
-        best = shortened(best, shorter.divisor)
+    # What points are counted at: where neighbors see no much shorter lengthscales, one that comes of training with few
+    # points is the points', not the data's.
+    lengthscales = [jnp.ravel(log) for name, log in logs.items() if name.endswith("lengthscale")]
+    log = float(jnp.mean(jnp.concatenate(lengthscales))) if lengthscales else 0.0
+    divisor = 1.0 if shorter is None else shorter.divisor
+    if divisor > 1 or abs(log) > math.log(2.0):
+        logs = start
+    best = shortened(_changed(kernel, logs), divisor)
     projection = factorize(best, blocks)(rows.X)
     unexplained = jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
-    lengthscales = [jnp.ravel(log) for name, log in logs.items() if name.endswith("lengthscale")]
     found = EnoughPoints(
         features=features,
         more=len(added),
         rows=observations,
         gain=at_hand_more - at_hand,
         gain_trained=trained_more - trained,
-        lengthscale=float(jnp.exp(jnp.mean(jnp.concatenate(lengthscales)))) if lengthscales else None,
+        lengthscale=math.exp(log) if lengthscales else None,
+        counted_at=(math.exp(log) if logs is not start else 1.0) / divisor,
         unexplained=float(unexplained),
         of_noise=float(jnp.mean(_left(projection, rows, logs))),
         points_needed=None,

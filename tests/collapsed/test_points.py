@@ -156,7 +156,7 @@ def test_gains_are_those_of_dense_bounds(float64):
     y = np.sin(3 * X[:, 0]) + np.sqrt(noise) * rng.normal(size=18)
     y[5] = np.nan
     kept, Z = np.arange(18) != 5, np.linspace(0, 6, 17)[:, None] / 3  # of which but a third has points
-    posterior = npgp.CollapsedGP(Matern32(1.0), X[kept], Z, noise_variance=noise[kept]).condition(y[kept])
+    posterior = npgp.CollapsedGP(Matern32(0.5), X[kept], Z, noise_variance=noise[kept]).condition(y[kept])
     found = enough_points(posterior, X, y + 2.0, npgp.Gaussian(variance=noise), offset=2.0, mask="nan")
 
     def evidence(lengthscale, variance, share):
@@ -173,10 +173,11 @@ def test_gains_are_those_of_dense_bounds(float64):
 
     # As many points as there are different rows: with all of them the bound is the evidence.
     assert found.more == found.features == found.rows == 17
-    assert found.gain == pytest.approx(evidence(1, 1, 1) - of_points(1, 1, 1), abs=1e-5)
+    assert found.gain == pytest.approx(evidence(0.5, 1, 1) - of_points(0.5, 1, 1), abs=1e-5)
     best = highest(evidence)
     assert found.gain_trained == pytest.approx(highest(of_points).fun - best.fun, abs=1e-3)
-    assert found.lengthscale == pytest.approx(np.exp(best.x[0]), rel=1e-2)
+    assert found.lengthscale == found.counted_at == pytest.approx(2 * np.exp(best.x[0]), rel=1e-2)
+    assert found.shorter.divisor == 1
     kernel = functools.partial(oracles.stationary, "Matern32", lengthscale=np.exp(best.x[0]))
     left = np.diag(oracles.Joint.of(kernel, [Z], X[kept], 1e-10).residual())
     assert found.unexplained == pytest.approx(left.mean(), rel=1e-2)
@@ -201,6 +202,16 @@ def test_points_further_apart_than_a_lengthscale(float64):
     assert str(few.points_needed) in str(few).splitlines()[-1] and "too few" in str(few)
     assert many.enough and many.gain < 2.4 and many.points_needed is None and many.of_noise < 0.1
     assert not grid(0.25, 1.0, tolerance=1e-6).enough
+
+
+def test_points_are_counted_where_neighbors_say_and_not_where_far_too_few_of_them_do(float64):
+    """Twice as many are too few, too: training anew gives all to a lengthscale or a noise of no meaning."""
+    rng = np.random.default_rng(0)
+    X = np.sort(rng.uniform(0.0, 10.0, (60, 1)), axis=0)
+    y = np.sin(8.0 * X[:, 0]) + 0.05 * rng.normal(size=60)
+    gp = npgp.CollapsedGP(RBF(0.2), X, np.linspace(0.0, 10.0, 5)[:, None], noise_variance=0.01)
+    found = enough_points(gp.condition(y), X, y, npgp.Gaussian(variance=0.01))
+    assert not found.enough and found.counted_at == 1.0 and 20 < found.points_needed <= 60
 
 
 def test_a_part_of_the_rows_stands_for_all(float64, monkeypatch):
