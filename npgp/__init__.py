@@ -5,7 +5,6 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jaxlib
 
 from npgp import conditionals, datasets, features, gplvm, inducing, kernels, likelihoods, neighbors, training
@@ -28,7 +27,7 @@ from npgp.model import (
     sample,
     tighten,
 )
-from npgp.programs.backend import mend_slopes, wrong_sums
+from npgp.programs.backend import wrong_sums
 from npgp.pytrees import pytree
 from npgp.training import adam, check_posterior, evaluate, fit, fit_collapsed
 from npgp.variational import local_correction, natural_gradient
@@ -88,7 +87,6 @@ __version__ = "0.2.0"
 
 if (_wrong := wrong_sums(jaxlib.__version__, os.environ.get("XLA_FLAGS", ""))) is not None:
     warnings.warn(_wrong, RuntimeWarning, stacklevel=2)
-mend_slopes(jax.__version_info__)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from npgp.programs.backend import maximum
+
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     """Matrix product in the full precision of its inputs, also on an accelerator."""
@@ -99,7 +101,7 @@ def safe_sqrt(x: ArrayLike) -> jax.Array:
     it above 0 once and below 0 once the root is 1.
     """
     x = jnp.asarray(x)
-    return jnp.sqrt(jnp.maximum(x, least_square(x.dtype)))
+    return jnp.sqrt(maximum(x, least_square(x.dtype)))
 
 
 def least_square(dtype) -> float:

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.conditionals import Conditional
 from npgp.kernels import Kernel, as_kernel
+from npgp.programs.backend import maximum
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Projection, as_blocks, factorize
@@ -144,7 +145,7 @@ def projected_upper_bound(
     log_det = log_det - jnp.sum(jnp.log1p(scaled.added))
     wide = ScaledProjection.of(projection, noise_variance + c)
     total = jnp.sum(jnp.square(y / wide.scale), axis=-1)
-    fit = -0.5 * (total - jnp.minimum((1.0 + jnp.max(wide.added, initial=0.0)) * wide.explained(y), total))
+    fit = -0.5 * maximum(total - (1.0 + jnp.max(wide.added, initial=0.0)) * wide.explained(y), 0.0)
     return fit + _normalizer(scaled, y) - 0.5 * log_det
 
 

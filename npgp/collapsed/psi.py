@@ -34,6 +34,7 @@ from npgp.collapsed.pairs import Pairs, at_pairs, exp_difference, log_excess, ne
 from npgp.features import Points, as_block
 from npgp.kernels import RBF, Constant, Kernel, Linear, Scaled, Sum
 from npgp.kernels.base import check_ard, columns_seen
+from npgp.programs.backend import maximum
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projector, factorize
@@ -160,7 +161,7 @@ def expected_projection(
     A = linalg.solve_lower(L, psi1.T)
     covariance = linalg.solve_lower(L, jnp.swapaxes(linalg.solve_lower(L, covariance), -1, -2))
     d = _psi0(terms, given) - jnp.sum(jnp.square(A), axis=0) - spread
-    return ExpectedProjection(projector, A, covariance, jnp.maximum(d, 0.0))
+    return ExpectedProjection(projector, A, covariance, maximum(d, 0.0))
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from jax import lax
 
 from npgp.conditionals.base import ObservedRows
 from npgp.likelihoods import Likelihood
+from npgp.programs.backend import maximum
 from npgp.sparse.residuals import Residual, RowResidual
 
 #: Evaluations of the curvature rule, rows one by one, all but the first two of which give a secant step.
@@ -283,7 +284,7 @@ def _fixed_point(curvature: Callable[..., jax.Array], rows: ObservedRows, certif
 
     def logarithm(at: jax.Array) -> jax.Array:
         """What the rule makes of log λ."""
-        return jnp.log(jnp.maximum(rule(kept(jnp.exp(at)), alone), tiny))
+        return jnp.log(maximum(rule(kept(jnp.exp(at)), alone), tiny))
 
     def secant(old: Any, new: Any) -> jax.Array:
         """The next iterate, from the last two points."""

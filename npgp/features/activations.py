@@ -18,6 +18,7 @@ from npgp.features.harmonics import SphericalHarmonics, require_dimension
 from npgp.kernels import Kernel, gegenbauer
 from npgp.kernels.zonal import Zonal, as_zonal
 from npgp.linalg import matmul, safe_sqrt
+from npgp.programs.backend import maximum
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 
@@ -65,7 +66,7 @@ class ReLU:
     """
 
     def __call__(self, t: jax.Array) -> jax.Array:
-        return jnp.maximum(t, 0.0)
+        return maximum(t, 0.0)
 
     def coefficients(self, dimension: int, levels: Sequence[int]) -> jax.Array:
         """s_ℓ as :func:`npgp.kernels.gegenbauer.coefficients` gives them, in closed form."""

@@ -24,6 +24,7 @@ from npgp.kernels.base import (
 from npgp.kernels.distances import squared_distances
 from npgp.kernels.random_features import FeatureMap, project
 from npgp.linalg import safe_sqrt
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static
 
 
@@ -105,7 +106,7 @@ def half_spaces(order: int, normals: jax.Array, X: jax.Array) -> jax.Array:
     """The units ``h(w·x)`` and ``h(−w·x)`` of random normals w, (N, count, 2), whose mean inner product is J_n/π."""
     height = project(X, normals)
     heights = jnp.stack([height, -height], axis=-1)
-    return (heights > 0).astype(heights.dtype) if order == 0 else jnp.maximum(heights, 0.0) ** order
+    return (heights > 0).astype(heights.dtype) if order == 0 else maximum(heights, 0.0) ** order
 
 
 # The angular part J_n as a function of the squared chord c² = ‖u − u'‖² = 2 − 2 cos θ of unit vectors, from which
@@ -115,7 +116,7 @@ def half_spaces(order: int, normals: jax.Array, X: jax.Array) -> jax.Array:
 
 def _angle(chord2: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """π − θ, and cosine and sine of θ."""
-    rest2 = jnp.maximum(4.0 - chord2, 0.0)
+    rest2 = maximum(4.0 - chord2, 0.0)
     chord, rest = safe_sqrt(chord2), safe_sqrt(rest2)
     return 2.0 * jnp.arctan2(rest, chord), 1.0 - 0.5 * chord2, 0.5 * chord * rest
 

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.likelihoods import quadrature
 from npgp.likelihoods.numerics import deviation, floats, log_normal
+from npgp.programs.backend import maximum
 from npgp.pytrees import ByName
 
 #: What may be proven of a likelihood, from what is worth least to most.
@@ -256,7 +257,7 @@ class Likelihood(ByName):
             slope = jax.grad(lambda v: jnp.sum(self.expected_log_prob(y, mean, v)))(variance)
             concave = np.isin(np.arange(self.num_latents), self.concave).reshape((-1,) + (1,) * len(shape))
         # Below 0 is rounding if the likelihood is log-concave; otherwise the sign is information.
-        return jnp.where(concave, jnp.maximum(-2 * slope, 0), -2 * slope)
+        return jnp.where(concave, maximum(-2 * slope, 0.0), -2 * slope)
 
     def site_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array | None:
         """

@@ -35,6 +35,7 @@ from npgp.likelihoods.numerics import (
     stirling,
 )
 from npgp.likelihoods.quadrature import NUM_NODES, trapezoid
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static
 
 
@@ -321,7 +322,7 @@ class AsymmetricLaplace(Likelihood):
 
         def side(z: Any, r: Any) -> Any:  # of y = f; no difference of two large numbers where r is large
             inner = r + z
-            near = -0.5 * (z**2 + LOG_2PI) - jnp.log(hazard(-jnp.maximum(inner, 0)))
+            near = -0.5 * (z**2 + LOG_2PI) - jnp.log(hazard(-maximum(inner, 0.0)))
             far = r * (0.5 * r + z) + log_normal_cdf(jnp.where(inner > 0, 0, -inner))  # a maximum halves gradients at 0
             return jnp.where(inner > 0, near, far)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import validation_enabled
 from scipy import special
@@ -20,7 +22,10 @@ from scipy import special
 from npgp.checks import is_traced, whole_number
 from npgp.contract import base_of
 from npgp.likelihoods.base import Likelihood, aligned, check_nodes, check_quadrature
+from npgp.likelihoods.classes import Ordinal
+from npgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from npgp.likelihoods.numerics import floats
+from npgp.likelihoods.proportions import Beta, BetaBinomial
 from npgp.likelihoods.quadrature import NUM_NODES_EACH, normal_moments
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
@@ -32,20 +37,55 @@ LOST = 1e-3
 #: Likelihoods that are NumPyro's distributions of these names, with log-densities that are finite further out.
 INSTEAD = {
     "BernoulliProbs": "Bernoulli",
-    "Beta": "Beta",
-    "BetaProportion": "Beta",
-    "BetaBinomial": "BetaBinomial",
     "BinomialProbs": "Binomial",
-    "BinomialLogits": "Binomial",
-    "Poisson": "Poisson",
     "NegativeBinomialProbs": "NegativeBinomial",
-    "NegativeBinomialLogits": "NegativeBinomial",
-    "NegativeBinomial2": "NegativeBinomial",
-    "OrderedLogistic": "Ordinal",
     "TwoSidedTruncatedDistribution": "TruncatedGaussian",
     "LeftTruncatedDistribution": "TruncatedGaussian",
     "RightTruncatedDistribution": "TruncatedGaussian",
 }
+
+
+def _of_shapes(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The latent value and the concentration that :class:`Beta` has for a beta distribution's two shapes."""
+    return jnp.log(a) - jnp.log(b), a + b
+
+
+def _beta(made: Any, y: jax.Array) -> jax.Array:
+    f, total = _of_shapes(made.concentration1, made.concentration0)
+    return _bare(Beta, concentration=total).log_prob(f, y)
+
+
+def _beta_binomial(made: Any, y: jax.Array) -> jax.Array:
+    f, total = _of_shapes(made.concentration1, made.concentration0)
+    return _bare(BetaBinomial, trials=made.total_count, concentration=total).log_prob(f, y)
+
+
+def _gamma_poisson(made: Any, y: jax.Array) -> jax.Array:
+    f = jnp.log(made.concentration) - jnp.log(made.rate)
+    return _bare(NegativeBinomial, concentration=made.concentration).log_prob(f, y)
+
+
+#: log p of NumPyro's distributions by npgp's likelihoods: without differences of large log-gammas, nor maxima of them,
+#: whose slopes JAX before 0.12 loses where XLA computes an operand twice (jax-ml/jax#40564).
+OURS: dict[type, Callable[[Any, jax.Array], jax.Array]] = {
+    dist.Beta: _beta,
+    dist.BetaProportion: _beta,
+    dist.BetaBinomial: _beta_binomial,
+    dist.BinomialLogits: lambda made, y: _bare(Binomial, trials=made.total_count).log_prob(made.logits, y),
+    dist.GammaPoisson: _gamma_poisson,
+    dist.NegativeBinomial2: _gamma_poisson,
+    dist.NegativeBinomialLogits: _gamma_poisson,
+    dist.OrderedLogistic: lambda made, y: _bare(Ordinal, cutpoints=made.cutpoints).log_prob(made.predictor, y),
+    dist.Poisson: lambda made, y: Poisson().log_prob(jnp.log(made.rate), y),
+}
+
+
+def _bare(cls: type, **parameters: Any) -> Any:
+    """A likelihood whose parameters are not checked: at nodes far out they may be 0 or infinite."""
+    made = object.__new__(cls)
+    for each in dataclasses.fields(cls):
+        object.__setattr__(made, each.name, parameters.get(each.name, each.default))
+    return made
 
 
 @pytree
@@ -171,6 +211,8 @@ class Factorized(Likelihood):
 
     def _warn_of_counts(self, made, y: np.ndarray) -> None:
         """Warn of counts so large that NumPyro's differences of log-gammas leave few digits of a log-probability."""
+        if type(made) in OURS:
+            return
         made = base_of(made)
         trials = getattr(made, "total_count", 0)
         if not made.support.is_discrete:
@@ -248,7 +290,8 @@ class Factorized(Likelihood):
             made = self._distribution(f)
             if made.support.is_discrete and jnp.issubdtype(jnp.result_type(y), jnp.floating):
                 y = jnp.asarray(y).astype(int)  # by which some distributions index
-            log_prob = made.log_prob(y)
+            ours = OURS.get(type(made))
+            log_prob = made.log_prob(y) if ours is None else ours(made, y)
             if constraints.is_dependent(type(made).support):  # it may depend on f
                 log_prob = jnp.where(made.support(jnp.asarray(y)), log_prob, -jnp.inf)
         # NumPyro may promote Python numbers to float64 where that is enabled.

@@ -16,6 +16,7 @@ from npgp.checks import positive_fields
 from npgp.likelihoods.base import Likelihood, check_nodes
 from npgp.likelihoods.numerics import floats, log_normal, log_normal_cdf, log_normal_mass, standardized
 from npgp.likelihoods.quadrature import NUM_NODES, REACH, if_any, normal_moments
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static
 
 #: Deviations of f, in units of the noise's, up to which log p is smooth beside f: then half of the nodes do.
@@ -177,7 +178,7 @@ class TruncatedGaussian(_Interval):
 
         def conditional(f: Any) -> Any:  # of an exponential family, by its cumulant function
             first, second = jax.jvp(slope, (f,), (jnp.ones_like(f),))
-            return f + scale**2 * first, jnp.maximum(scale**2 * (1 + scale**2 * second), 0)
+            return f + scale**2 * first, maximum(scale**2 * (1 + scale**2 * second), 0.0)
 
         return normal_moments(conditional, mean, variance, self.num_nodes)
 

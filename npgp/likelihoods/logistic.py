@@ -21,6 +21,7 @@ from jax import lax
 from npgp import linalg
 from npgp.likelihoods.numerics import SQRT_HALF, deviation, floats
 from npgp.likelihoods.quadrature import hermite
+from npgp.programs.backend import maximum
 
 #: Most nodes by dtype. Softplus, its slope and its curvature are off by at most 3e-9, 7e-9 and 2e-8 with the first, and
 #: by 6e-14, 1e-13 and 4e-13 with the second; with 6, by 8e-7, 1e-6 and 3e-6. Less where f has a variance.
@@ -101,7 +102,7 @@ def _averages(nodes: int, mean: jax.Array, variance: jax.Array) -> tuple[jax.Arr
 
     (excess, tail, curvature), _ = lax.scan(add, (jnp.zeros_like(mean),) * 3, (squares, weights))
     # max(f, 0) beyond max(mean, 0)
-    return jnp.maximum(mean, 0.0) + excess, jnp.where(mean > 0.0, 1.0 - tail, tail), curvature
+    return maximum(mean, 0.0) + excess, jnp.where(mean > 0.0, 1.0 - tail, tail), curvature
 
 
 def _curvature(nodes: int, mean: jax.Array, variance: jax.Array) -> jax.Array:

@@ -17,6 +17,8 @@ from jax.typing import ArrayLike
 from numpy import polynomial
 from scipy.special import erfcx
 
+from npgp.programs.backend import maximum
+
 LOG_2PI, SQRT_HALF = math.log(2 * math.pi), math.sqrt(0.5)
 
 
@@ -49,7 +51,8 @@ def deviation(variance: jax.Array) -> jax.Array:
 def bounded_exp(x: jax.Array) -> jax.Array:
     """eˣ, which is large but no infinity: from some e²⁸ below that on it goes on as its tangent, which is less."""
     top = math.log(float(jnp.finfo(x.dtype).max)) - 28.0
-    return jnp.exp(jnp.minimum(x, top)) * (1.0 + jnp.maximum(x - top, 0.0))
+    beyond = maximum(x - top, 0.0)
+    return jnp.exp(x - beyond) * (1.0 + beyond)
 
 
 def log_normal(squared: jax.Array, variance: jax.Array) -> jax.Array:
@@ -256,10 +259,10 @@ def _(primals: Any, tangents: Any) -> Any:
     w, v, x = _rarer(*primals)
     flip = primals[0] > primals[1]
     near = jnp.abs(x) < 1
-    small, below = jnp.where(near, x, 0.0), jnp.exp(-jnp.maximum(x, 0.0))
-    rise = jnp.where(x > 0, -jnp.expm1(-jnp.maximum(x, 0.0)), jnp.expm1(jnp.minimum(x, 0.0)))
+    small, below = jnp.where(near, x, 0.0), jnp.exp(-maximum(x, 0.0))
+    rise = jnp.where(x > 0, -jnp.expm1(-maximum(x, 0.0)), jnp.expm1(-maximum(-x, 0.0)))
     total = jnp.where(x > 0, w + v * below, 1.0 + w * rise)
-    steep = rise / jnp.maximum(total, jnp.finfo(x.dtype).tiny)  # of log(v + w eˣ) in w
+    steep = rise / maximum(total, jnp.finfo(x.dtype).tiny)  # of log(v + w eˣ) in w
     by_w = jnp.where(near, (below * _exp_series(small) - small * w * rise) / total, steep - x)
     by_w, by_x = (jnp.where(flip, -d, d) for d in (by_w, w * v * steep))
     return bernoulli_deviance(*primals), by_w * tangents[0] + by_x * tangents[2]

@@ -338,7 +338,7 @@ def rule_at_bends(
     widths = jnp.concatenate([width[:1], width[:-1], width[1:], width[-1:]])
     sign = column([-1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
     reach = jnp.arcsinh(lengths / widths)
-    u, weights = (column(array)[:, None] for array in _legendre(num_nodes * (16 if double else 7) // 16))
+    u, weights = (column(array)[:, None] for array in _legendre(num_nodes * (16 if double else 12) // 16))
     z = centers + sign * widths * jnp.sinh(reach * u)
     weights = widths * reach * jnp.cosh(reach * u) * weights * jnp.exp(-0.5 * z**2)
     z, weights = (array.reshape((-1, *mean.shape)) for array in (z, weights))

@@ -19,6 +19,7 @@ from npgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from npgp.likelihoods.logistic import expected_softplus
 from npgp.likelihoods.numerics import floats
 from npgp.likelihoods.quadrature import normal_moments, smooth_rule
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree
 
 COUNTS = (Poisson, NegativeBinomial, Binomial)
@@ -189,7 +190,7 @@ class _ZeroTruncated(Likelihood):
 
     def _log_some(self, f: ArrayLike) -> jax.Array:
         zero = self.counts.log_prob(f, 0.0)
-        return jnp.log(jnp.maximum(-jnp.expm1(zero), jnp.finfo(zero.dtype).tiny))
+        return jnp.log(maximum(-jnp.expm1(zero), jnp.finfo(zero.dtype).tiny))
 
     def log_prob(self, f: ArrayLike, y: ArrayLike) -> jax.Array:
         return self.counts.log_prob(f, jnp.maximum(y, 1)) - self._log_some(f)
@@ -225,7 +226,7 @@ class _ZeroTruncated(Likelihood):
 def _rule(mean: ArrayLike, variance: ArrayLike, num_nodes: int) -> tuple[jax.Array, jax.Array]:
     """:func:`npgp.likelihoods.quadrature.smooth_rule`, no further than rates are finite: there is no zero there."""
     f, weights = smooth_rule(mean, variance, num_nodes)
-    return jnp.minimum(f, 0.8 * math.log(float(jnp.finfo(f.dtype).max))), weights
+    return -maximum(-f, -0.8 * math.log(float(jnp.finfo(f.dtype).max))), weights
 
 
 def _thinned(share: jax.Array, mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:

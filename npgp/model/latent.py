@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.model.protocol import Draw, Given, Moments
+from npgp.programs.backend import maximum
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import sum_of_roots
@@ -350,7 +351,7 @@ _REFLECTED = {
 def square_root(f: Given, joint: bool) -> jax.Array:
     """A square root of what is left of f at rows: a factor (..., N, N) if joint, else standard deviations (..., N)."""
     if not joint:
-        return jnp.sqrt(jnp.maximum(f.residual, jnp.finfo(f.residual.dtype).tiny))
+        return jnp.sqrt(maximum(f.residual, jnp.finfo(f.residual.dtype).tiny))
     # Relative to prior variances: the residual vanishes at inducing points, and at inputs of sampled values.
     return linalg.cholesky(f.residual, scale=jnp.broadcast_to(f.prior, f.residual.shape[:-1]))[0]
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from npgp import linalg
 from npgp.model.protocol import Given, Moments
+from npgp.programs.backend import maximum
 from npgp.sparse.groups import Groups
 
 __all__ = ["Points", "Sampled", "Sampling"]
@@ -124,7 +125,7 @@ class Sampling:
         weights = self.weights(rows)
         if weights is None:
             return moments
-        left = jnp.maximum(moments.residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
+        left = maximum(moments.residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
         return Moments(moments.mean + self.explained(weights), moments.variance, left)
 
     def conditioned(self, rows: Any, given: Given, joint: bool, blocks: tuple[bool, ...]) -> Given:
@@ -136,7 +137,7 @@ class Sampling:
         if joint:
             residual = residual - linalg.transposed_matmul(weights, weights)
         else:
-            residual = jnp.maximum(residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
+            residual = maximum(residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
         return Given(mean + self.explained(weights), residual, prior, weights)
 
     def conditioned_groups(self, rows: Any, covariance: jax.Array, groups: Groups) -> jax.Array:

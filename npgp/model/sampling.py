@@ -19,6 +19,7 @@ from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
 from npgp.model.sampled import window
 from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
+from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace
 
 __all__ = ["sample"]
@@ -109,7 +110,7 @@ def sample(
         z, _ = _noise(f"{name}.residual", latents, latent.shape, scale)
         mean, variance, residual = latent.moments()
         total = variance + jnp.square(scale) * residual
-        value = mean + jnp.sqrt(jnp.maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
+        value = mean + jnp.sqrt(maximum(total, jnp.finfo(total.dtype).tiny)) * z / scale
         return numpyro.deterministic(name, value)
     value = latent.offset
     for term in latent.terms:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import jax
-from jax import lax
-from jax.interpreters import ad
+from typing import Any
 
-__all__ = ["mend_slopes", "on_cpu", "wrong_sums"]
+import jax
+import jax.numpy as jnp
+
+__all__ = ["maximum", "on_cpu", "wrong_sums"]
 
 
 def on_cpu() -> bool:
@@ -34,24 +35,22 @@ def wrong_sums(jaxlib: str, xla_flags: str) -> str | None:
     )
 
 
-def mend_slopes(jax_version: tuple[int, ...]) -> None:
+@jax.custom_jvp
+def maximum(x: jax.Array, y: jax.Array | float) -> jax.Array:
     """
-    Give JAX before 0.12 the derivatives of ``maximum`` and ``minimum`` that later ones have: operands are compared.
+    The larger of each two, as ``jnp.maximum``, by whose slopes operands are compared, as from JAX 0.12 on.
 
     Before, an operand had a slope where it equaled the result; neither does where XLA computes an operand twice and
-    rounds it differently, and the slope is silently lost (jax-ml/jax#40564). ``betaln`` is one of the functions that
-    take a maximum of what was computed.
+    rounds it differently, and the slope is silently lost (jax-ml/jax#40564).
 
-    :param jax_version: the version of JAX.
+    :param x: floating.
+    :param y: floating, of a shape that broadcasts with x's; or a number.
     """
-    if jax_version >= (0, 12):
-        return
-    ad.defjvp(lax.max_p, lambda t, x, y: t * _share(x, y), lambda t, x, y: t * _share(y, x))
-    ad.defjvp(lax.min_p, lambda t, x, y: t * _share(y, x), lambda t, x, y: t * _share(x, y))
+    return jnp.maximum(x, y)
 
 
-def _share(x: jax.Array, y: jax.Array) -> jax.Array:
-    """1 where x is the larger, ½ where they are equal."""
-    larger = lax.gt(x, y)
-    one = lax.full_like(larger, 1, x.dtype)
-    return lax.select(larger, one, lax.select(lax.eq(x, y), 0.5 * one, 0 * one))
+@maximum.defjvp
+def _(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[jax.Array, jax.Array]:
+    (x, y), (by_x, by_y) = primals, tangents
+    share = jnp.where(x > y, 1.0, jnp.where(x == y, 0.5, 0.0)).astype(by_x.dtype)
+    return maximum(x, y), share * by_x + (1.0 - share) * by_y

@@ -24,6 +24,7 @@ import numpy as np
 from npgp import linalg
 from npgp.features import InducingBlock, as_block, covariance
 from npgp.kernels import Kernel
+from npgp.programs.backend import maximum
 from npgp.programs.double import in_double, is_worth_it
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
@@ -77,7 +78,7 @@ class Projection:
             assert blocks is None or all(blocks[: len(kept)])  # blocks that are kept in the residual come last
             return self.left[len(kept) - 1]
         explained = sum((jnp.sum(jnp.square(A), axis=-2) for A in kept), jnp.zeros_like(self.prior_variance))
-        return jnp.maximum(self.prior_variance - explained, 0.0)
+        return maximum(self.prior_variance - explained, 0.0)
 
 
 @pytree

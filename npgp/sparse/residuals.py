@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from npgp import linalg
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
 from npgp.sparse.projection import Members, Projection, Projector
@@ -152,7 +153,7 @@ class GroupResidual:
 
     @property
     def _variance(self) -> jax.Array:
-        return jnp.maximum(linalg.diagonal(self.covariance), 0.0)
+        return maximum(linalg.diagonal(self.covariance), 0.0)
 
     def roots(self, precision: jax.Array) -> jax.Array:
         """``λ_n^½`` in the layout of groups, 0 in places that are empty; (..., G, g)."""
@@ -187,7 +188,7 @@ class GroupResidual:
         left = self._variance - jnp.sum(jnp.square(half), axis=-2)
         # The factor's derivative is wanted for what is left anyway.
         cost = self._shared_out(0.5 * linalg.log_determinant(factor), root)
-        return self.groups.scatter(jnp.maximum(left, 0.0)), cost
+        return self.groups.scatter(maximum(left, 0.0)), cost
 
 
 @jax.custom_jvp
@@ -204,7 +205,7 @@ def _factor_or_diagonal(B: jax.Array) -> tuple[jax.Array, jax.Array]:
     def mended() -> tuple[jax.Array, jax.Array]:
         identity = jnp.eye(B.shape[-1], dtype=B.dtype)
         jittered, _ = linalg.cholesky(jnp.where(found[..., None, None], identity, B))
-        diagonal = jnp.maximum(linalg.diagonal(B), 1.0)
+        diagonal = maximum(linalg.diagonal(B), 1.0)
         lower = linalg.log_determinant(jittered) <= jnp.sum(jnp.log(diagonal), axis=-1)  # which no NaN is
         chosen = jnp.where(lower[..., None, None], jittered, jnp.sqrt(diagonal)[..., None] * identity)
         return jnp.where(found[..., None, None], L, chosen), (found | lower).astype(B.dtype)

@@ -28,6 +28,7 @@ from npgp.conditionals.precision import best_site_precision, certified_site_prec
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.residuals import GroupResidual
@@ -106,7 +107,7 @@ class CorrectedPosterior(FunctionPosterior):
 
             each = (X, [jnp.moveaxis(A, -1, 0) for A in A_new], self.groups.assign(X))
             more, less = (jnp.moveaxis(v, 0, -1) for v in lax.map(one, each, batch_size=BATCH))
-        return mean + more, jnp.maximum(variance - less, 0.0)
+        return mean + more, maximum(variance - less, 0.0)
 
 
 def exact_variance(

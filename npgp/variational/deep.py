@@ -17,6 +17,7 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_within
 from npgp.predictions import Mixture
+from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static
 from npgp.variational.paths import Paths
 from npgp.variational.posterior import Posterior
@@ -198,7 +199,7 @@ class DeepPosterior(Mixture):
             keys = jax.vmap(lambda row, i=i: jax.random.fold_in(jax.random.fold_in(key, i), row))(rows)
             z = jax.vmap(lambda key, width=width: jax.random.normal(key, (width, S), X.dtype), out_axes=-1)(keys)
             shape = (width, S if i else 1, N)
-            drawn = mean.reshape(shape) + jnp.sqrt(jnp.maximum(variance, 0.0)).reshape(shape) * z
+            drawn = mean.reshape(shape) + jnp.sqrt(maximum(variance, 0.0)).reshape(shape) * z
             below, repeated = drawn.reshape(width, S * N).T, jnp.broadcast_to(X, (S, *X.shape)).reshape(S * N, -1)
         H = layer_inputs(below, repeated, self._skips[-1])
         mean, variance = self.layers[-1].mean_and_variance(H)

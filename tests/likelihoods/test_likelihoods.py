@@ -8,6 +8,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 from hypothesis import given, settings
@@ -1364,6 +1365,50 @@ def test_expectations_of_functions_in_float32(fn, own):
     np.testing.assert_allclose(got, truth, rtol=1e-4, atol=3e-5)
 
 
+def test_expected_slopes_of_narrow_peaks_in_float32():
+    """Two normals of sd 1/16 at a distance of 2, whose log p turns between them within .01: slopes are up to 500."""
+    pair = jnp.asarray(PAIR)
+    weights = dist.Categorical(probs=jnp.asarray(PAIR_WEIGHTS))
+    narrow = likelihoods.Factorized(lambda f: dist.MixtureSameFamily(weights, dist.Normal(f[..., None] + pair, 0.0625)))
+    mean = np.float32([0.5, 0.5001, 0.45])
+    got = jax.jit(jax.grad(lambda m, s: jnp.sum(narrow.expected_log_prob(0.5, m, s**2)), (0, 1)))(mean, np.ones(3, "f"))
+    z = np.linspace(-9, 9, 1_000_001)
+    normal = stats.norm.pdf(z) * (z[1] - z[0])
+    for i, m in enumerate(mean):
+        log_p = np.logaddexp(*(np.log(w) + stats.norm.logpdf(0.5, m + z + a, 0.0625) for w, a in PAIR_OF_NORMALS))
+        assert got[0][i] == pytest.approx((log_p * z) @ normal, abs=1e-4)
+        assert got[1][i] == pytest.approx((log_p * (z**2 - 1)) @ normal, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fn, ys",
+    [
+        (lambda f: dist.Beta(5 * jax.nn.sigmoid(f), 5 * jax.nn.sigmoid(-f)), (0.03, 0.9)),
+        (lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 5.0), (0.03, 0.9)),
+        (lambda f: dist.BetaBinomial(5 * jax.nn.sigmoid(f), 5 * jax.nn.sigmoid(-f), 40), (0, 3, 40)),
+        (lambda f: dist.Binomial(40, logits=f), (0, 3, 40)),
+        (lambda f: dist.NegativeBinomial2(jnp.exp(f), 1.75), (0, 3)),
+        (lambda f: dist.NegativeBinomialLogits(1.75, f), (0, 3)),
+        (lambda f: dist.Poisson(jnp.exp(f)), (0, 3)),
+        (lambda f: dist.OrderedLogistic(f, jnp.asarray([-1.0, 0.5], f.dtype)), (0, 1, 2)),
+        (lambda f: dist.OrderedLogistic(f, jnp.asarray([[-1.0, 0.5], [0.0, 2.0], [-2.0, 3.0]], f.dtype)), (2, 1, 0)),
+    ],
+)
+def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
+    """Values and slopes are those of NumPyro's formulas, where these are right: not at exactly 0."""
+    f, y = np.linspace(-3.0, 3.1, 7)[:, None] + np.zeros(len(ys)), np.asarray(ys)
+    likelihood = likelihoods.Factorized(fn)
+
+    @jax.jit
+    def values_and_slopes(f):
+        with numpyro.validation_enabled(False):
+            both = [jax.vjp(of, f) for of in (lambda f: likelihood.log_prob(f, y), lambda f: fn(f).log_prob(y))]
+        return [(value, pull(jnp.ones_like(f))[0]) for value, pull in both]
+
+    ours, numpyros = values_and_slopes(f)
+    np.testing.assert_allclose(ours, numpyros, rtol=1e-7, atol=1e-7)
+
+
 def test_rows_that_are_mapped_are_looked_at_again_in_a_branch(float64):
     """Not all of them, whatever they need; and values and slopes are those of rows by themselves."""
     y, mean = np.linspace(-1.0, 1.0, 6).reshape(2, 3), np.zeros((2, 3))
@@ -1483,15 +1528,18 @@ def test_counts_whose_digits_numpyro_loses(x64):
     """Of a hundred thousand trials, in float32; npgp's own are deviances, in which nothing cancels."""
     n, y, f = 100_000, np.array([7586.0, 0.0]), np.array([-2.5, -2.5])
     truth = stats.binom.logpmf(y, n, special.expit(f))
-    function = likelihoods.Factorized(lambda f: dist.Binomial(n, logits=f))
+    function = likelihoods.Factorized(lambda f: dist.Binomial(n, probs=jax.nn.sigmoid(f)))
     if x64 == jnp.float64:
         function.check(y)
         np.testing.assert_allclose(function.log_prob(x64(f), y), truth, rtol=1e-9)
     else:
-        with pytest.warns(UserWarning, match="BinomialLogits are rounded to 0.06 nats.*or take npgp.likelihoods.Binom"):
+        with pytest.warns(UserWarning, match="BinomialProbs are rounded to 0.06 nats.*or take npgp.likelihoods.Binom"):
             function.check(y)
         assert np.max(np.abs(function.log_prob(x64(f), y) - truth)) > 1e-3
-    np.testing.assert_allclose(likelihoods.Binomial(trials=n).log_prob(x64(f), y), truth, rtol=1e-5)
+    same = likelihoods.Factorized(lambda f: dist.Binomial(n, logits=f))
+    same.check(y)
+    for exact in (likelihoods.Binomial(trials=n), same):
+        np.testing.assert_allclose(exact.log_prob(x64(f), y), truth, rtol=1e-5)
     likelihoods.Factorized(lambda f: dist.Binomial(100, logits=f)).check(np.array([3.0, np.nan]))
 
 
