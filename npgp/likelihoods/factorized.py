@@ -32,6 +32,8 @@ from npgp.pytrees import pytree, static
 
 #: Values of f so far out stand for all: what is possible there and at 0 is possible at every f.
 _FAR = 100.0
+#: Equidistant values of f at which log p is looked at where it is said to be concave.
+LOOKED_AT = np.linspace(-4.0, 4.0, 9)
 #: Nats of a log-probability that may be lost to rounding without a word.
 LOST = 1e-3
 #: Likelihoods that are NumPyro's distributions of these names, with log-densities that are finite further out.
@@ -112,15 +114,15 @@ class Factorized(Likelihood):
         assert heavy.log_prob(0.0, 1.0) < heavy.log_prob(0.0, 0.1)
 
     :param fn: from latent values, one argument each, to a NumPyro distribution of their shape, with scalar events.
-    :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches, and nothing checks it.
-        With True, ``tight`` is a bound by that proof and at less cost, and averages are of one peak; False is always
-        safe. Of two latent values, True means jointly in both, and ``(0,)`` or ``(1,)`` in that one whatever the other
-        is.
+    :param log_concave: whether log p(y | f) is concave in f for every y: the caller vouches. It is looked at for some f
+        only, which is no proof (docs/theory.md, section 2.3). With True, ``tight`` is a bound by that proof and at less
+        cost, and averages are of one peak; False is always safe. Of two latent values, True means jointly in both, and
+        ``(0,)`` or ``(1,)`` in that one whatever the other is.
     :param num_nodes: nodes of the quadrature, for each latent value; by default 64, 24 for each of two and
         14 of three.
     :param num_latents: number of latent values, 1 to 3.
     :raises ValueError: if ``fn`` is not a function, for no nodes, for more than three latent values, if ``log_concave``
-        names one there is not, and, when used, for events that are not scalar.
+        names one there is not, and, when used, for events that are not scalar, and a log p that is not concave.
     :raises TypeError: when used, if ``fn`` returns no NumPyro distribution.
     :raises NotImplementedError: for the moments of a distribution that has none in NumPyro.
     """
@@ -204,6 +206,7 @@ class Factorized(Likelihood):
             for f in (-1.0, 1.0):
                 self._check_link(f, (*latents, *np.shape(y)))
             self._check_rows(latents, np.shape(y))
+            self._check_concave(y)
             made = self._made(jnp.zeros((*latents, *np.shape(y))))
             _warn_of_tails(made)
             self._warn_of_counts(made, np.asarray(y))
@@ -242,6 +245,21 @@ class Factorized(Likelihood):
                 f"Factorized fn makes distributions of shape {made} of f with shape {shape}; it must treat each value "
                 "of f by itself, without sums over rows."
             )
+
+    def _check_concave(self, y: Any) -> None:
+        """Raise ``ValueError`` where log p curves upward in a latent value in which it is said to be concave."""
+        values = np.where(np.isnan(y), self.stand_in(jnp.asarray(y)), y)
+        for index in self.concave:
+
+            def along(f, index=index):
+                latents = [jnp.full(np.shape(y), f if c == index else 0.0) for c in range(self.num_latents)]
+                return self.log_prob(latents[0] if self.num_latents == 1 else jnp.stack(latents), values)
+
+            _require_concave(jnp.stack([along(f) for f in LOOKED_AT]), y=values, message=self._not_concave)
+
+    @property
+    def _not_concave(self) -> str:
+        return f"Factorized log_concave is {self.log_concave}, but log p of {self.described} curves upward in f near"
 
     def _check_link(self, f: float, shape: tuple[int, ...]) -> None:
         """Raise ``ValueError`` where fn has f, any real number, for a parameter that is not, such as a rate."""
@@ -377,6 +395,19 @@ def as_likelihood(obj: Likelihood | Callable[..., Distribution], num_latents: in
         f"likelihood is {obj!r:.80}; it must be a Likelihood, such as Bernoulli(), or a function from f to a NumPyro "
         "distribution."
     )
+
+
+def _require_concave(values: Any, *, y: np.ndarray, message: str) -> None:
+    if is_traced(values):
+        see_later(partial(_require_concave, y=y, message=message), values)
+        return
+    log_p = np.asarray(values, float)
+    rounding = 64.0 * float(jnp.finfo(values.dtype).eps) * np.abs(log_p[1:-1])
+    upward = (log_p[:-2] + log_p[2:] - 2.0 * log_p[1:-1] > rounding + LOST) & np.isfinite(log_p[1:-1])
+    if np.any(upward):
+        at, *row = np.argwhere(upward)[0]
+        wrong = np.broadcast_to(y, log_p.shape[1:])[tuple(row)]
+        raise ValueError(f"{message} {LOOKED_AT[at + 1]:g}, for y = {wrong:g}: leave log_concave out.")
 
 
 def _require_inside(value: Any, *, constraint: Any, message: str) -> None:

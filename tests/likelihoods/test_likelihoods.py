@@ -25,6 +25,7 @@ from npgp.likelihoods.numerics import bernoulli_deviance, hazard, log_normal_cdf
 from npgp.likelihoods.quadrature import _changes, _sorted_nodes, smooth_rule
 from npgp.model.observation import LatentObservation
 from npgp.model.protocol import Moments
+from npgp.programs import one_program
 from npgp.pytrees import pytree
 
 CUTS = (-1.0, 0.2, 2.0)
@@ -1291,6 +1292,23 @@ def mixture(f):
 
 PAIR, PAIR_WEIGHTS = np.array([-1.0, 1.0], np.float32), (0.25, 0.75)
 PAIR_OF_NORMALS = list(zip(PAIR_WEIGHTS, PAIR, strict=True))
+
+
+def test_claims_of_concavity_that_are_wrong_are_refused():
+    """Also where a parameter is traced; log p of a normal is concave in its mean, and in the logarithm of its scale."""
+
+    def heavy(scale):
+        claimed = likelihoods.Factorized(lambda f: dist.StudentT(4.0, f, scale), log_concave=True)
+        claimed.check(np.array([0.5, np.nan]))
+        return scale
+
+    message = "log_concave is True, but log p of the function's StudentT curves upward in f near -3, for y = 0.5"
+    for run in (heavy, partial(one_program, heavy)):
+        with pytest.raises(ValueError, match=message):
+            run(jnp.float32(1.0))
+    normal = likelihoods.Factorized(lambda f, g: dist.Normal(g, jnp.exp(f)), log_concave=(0,), num_latents=2)
+    for claimed in (normal, dataclasses.replace(normal, log_concave=(1,))):
+        claimed.check(np.array([0.5, -3.0]))
 
 
 @pytest.mark.parametrize(
