@@ -34,8 +34,9 @@ from npgp.programs.tracing import is_traced
 
 #: Default number of quadrature nodes.
 NUM_NODES = 64
-#: The same for each of several latent values, by their number.
-NUM_NODES_EACH = {1: NUM_NODES, 2: 24, 3: 14}
+#: The same for each of several latent values, by their number; and how many times as many the first has, a location
+#: beside which the density may be narrow.
+NUM_NODES_EACH, FIRST = {1: NUM_NODES, 2: 24, 3: 10}, {2: 2, 3: 4}
 #: Standard deviations that a trapezoid rule covers each way: e^-24.5 is left out.
 REACH = 7.0
 #: And that of expectations, whose integrands may grow with f like eᶠ, and in float64 without overflow.
@@ -88,13 +89,17 @@ def _sorted_nodes(num_nodes: int, num_latents: int, dtype: str) -> tuple[np.ndar
     A trapezoid rule in float64 has twice as many. A weight that underflows, times a log-density that overflows, would
     be NaN; it is left out.
     """
-    if num_nodes < LEAST_TRAPEZOID:
-        nodes, weights = hermite(num_nodes)
+    if num_latents > 1:
+        first = standard_normal(FIRST.get(num_latents, 1) * num_nodes, REACH)
+        rules = [first, *[hermite(num_nodes)] * (num_latents - 1)]
+    elif num_nodes < LEAST_TRAPEZOID:
+        rules = [hermite(num_nodes)]
     else:
-        fine = num_latents == 1 and dtype == "float64"
-        nodes, weights = standard_normal(2 * num_nodes if fine else num_nodes, MOST_REACH[dtype])
-    chosen = np.indices((len(nodes),) * num_latents).reshape(num_latents, -1)  # (C, K^C)
-    nodes, weights = nodes[chosen], weights[chosen].prod(0)
+        rules = [standard_normal(2 * num_nodes if dtype == "float64" else num_nodes, MOST_REACH[dtype])]
+    nodes, weights = (
+        np.stack([array.ravel() for array in np.meshgrid(*each, indexing="ij")]) for each in zip(*rules, strict=True)
+    )  # (C, K)
+    weights = weights.prod(0)
     order = np.argsort(weights, kind="stable")
     order = order[weights[order] > np.finfo(dtype).tiny]
     return nodes[:, order], weights[order], order
@@ -139,8 +144,8 @@ def normal_rule(
     Nodes, values of f, and weights of an expectation, on a new leading axis.
 
     Leading, because parameters and data with one value per row broadcast on the other side. With C ≥ 2 latent values
-    the nodes are all combinations, num_nodes^C of them, and stand behind the axis of the latent values. A trapezoid
-    rule in float64 has twice as many.
+    the nodes are all combinations, of :data:`FIRST` times as many of the first, and stand behind the axis of the latent
+    values. A trapezoid rule of one in float64 has twice as many.
 
     Where function is not finite, nor has a slope, at a node so far out that its weight is below rounding, the node is
     moved to the mean; but not where function grows so fast before that it would have counted.
@@ -497,19 +502,20 @@ def rule_in_box(
     :param log_prob: log p(y | f) as a function of f (C, ...), without gradients to be taken.
     :param mean: mean of f, (C, ...).
     :param sd: its standard deviation, likewise.
-    :param num_nodes: nodes of each latent value; half as many more, and twice as many of two.
+    :param num_nodes: nodes of each latent value: twice as many, and of the first :data:`FIRST` times as many.
     """
     C, rows, dtype = mean.shape[0], mean.shape[1:], mean.dtype
     negligible = 40.0 if dtype == jnp.float64 else 25.0
 
-    def grid(box, count):
-        """All combinations of so many of each, (C, count^C, ...); and their distances, (C, ...)."""
-        each, step = trapezoid(box[0], box[1], count)  # (count, C, ...)
-        chosen = np.indices((count,) * C).reshape(C, -1)
-        return jnp.stack([each[index, c] for c, index in enumerate(chosen)]), step
+    def grid(box, counts):
+        """All combinations of so many of each, (C, K, ...); and their distances, (C, ...)."""
+        each = [trapezoid(low, high, count) for low, high, count in zip(*box, counts, strict=True)]
+        chosen = np.indices(counts).reshape(C, -1)
+        nodes = jnp.stack([nodes[index] for (nodes, _), index in zip(each, chosen, strict=True)])
+        return nodes, jnp.stack([step for _, step in each])
 
     def look(_, box):
-        u, step = grid(box, BOX_NODES[C])
+        u, step = grid(box, (BOX_NODES[C],) * C)
         z = jnp.sinh(u)
         values = log_prob(mean[:, None] + sd[:, None] * z) - 0.5 * jnp.sum(z**2, axis=0)
         values = jnp.where(values < jnp.inf, values, -jnp.inf)
@@ -519,7 +525,8 @@ def rule_in_box(
         return jnp.maximum(low, box[0]), jnp.minimum(high, box[1])
 
     end = jnp.full((C, *rows), BOX_END, dtype)
-    u, step = grid(lax.fori_loop(0, BOX_ROUNDS, look, (-end, end)), num_nodes * (4 if C == 2 else 3) // 2)
+    counts = FIRST[C] * num_nodes, *[2 * num_nodes] * (C - 1)
+    u, step = grid(lax.fori_loop(0, BOX_ROUNDS, look, (-end, end)), counts)
     log_weights = jnp.sum(jnp.log(step)[:, None] + jnp.log(jnp.cosh(u)), axis=0)
     return lax.stop_gradient((jnp.sinh(u), log_weights))
 

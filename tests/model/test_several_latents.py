@@ -337,6 +337,21 @@ def test_three_latent_values_agree_with_dense_sums(sd, float64):
         np.testing.assert_allclose(ours, truth[2:], atol=1e-3)
 
 
+@pytest.mark.parametrize("y", [0.5, 3.0])
+def test_a_location_whose_density_may_be_narrow(y):
+    """A Student-t with functions for location, log scale and log df, of deviations of 1, beside 800,000 nodes."""
+    likelihood = Factorized(lambda f, g, h: dist.StudentT(jnp.exp(h), f, jnp.exp(g)), num_latents=3)
+    mean, t = np.array([0.0, -0.5, 1.0]), [np.linspace(-2.9, 2.9, count) for count in (800, 40, 25)]
+    z = [np.sinh(each).reshape([-1 if i == c else 1 for i in range(3)]) for c, each in enumerate(t)]
+    f, g, h = (m + each for m, each in zip(mean, z, strict=True))
+    a, b, c = (np.sqrt(1.0 + each**2) * stats.norm.pdf(each) for each in z)
+    weights = a * b * c / np.sum(a * b * c)
+    log_p = stats.t.logpdf(y, np.exp(h), f, np.exp(g))
+    got = jax.jit(averages, static_argnums=0)(likelihood, jnp.full(1, y), mean[:, None], np.ones((3, 1)))
+    assert got[0][0] == pytest.approx(np.sum(weights * log_p), abs=1e-3)
+    assert got[1][0] == pytest.approx(special.logsumexp(log_p, b=weights), abs=0.02)
+
+
 def test_three_functions_are_trained_and_predict(float64):
     """Location, scale and tails of y are functions of x; what is trained is the sum of dense sums at q's moments."""
     rng = np.random.default_rng(0)
