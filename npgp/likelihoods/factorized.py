@@ -84,7 +84,7 @@ OURS: dict[type, Callable[[Any, jax.Array], jax.Array]] = {
 
 def _bare(cls: type, **parameters: Any) -> Any:
     """A likelihood whose parameters are not checked: at nodes far out they may be 0 or infinite."""
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for each in dataclasses.fields(cls):
         object.__setattr__(made, each.name, parameters.get(each.name, each.default))
     return made
