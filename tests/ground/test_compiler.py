@@ -95,6 +95,6 @@ def test_slopes_of_maxima():
     x = jnp.asarray([0.0, 1.0, 2.0])
     assert maximum(x, 1.0).tolist() == [1.0, 1.0, 2.0]
     assert jax.vmap(jax.grad(maximum))(x, jnp.ones(3)).tolist() == [0.0, 0.5, 1.0]
-    assert jax.vmap(jax.grad(maximum, 1))(jnp.ones(3), x).tolist() == [1.0, 0.5, 0.0]
+    assert jax.vmap(jax.grad(maximum, 1))(jnp.ones(3), x).tolist() == [0.0, 0.5, 1.0]
     row, both = jax.vjp(maximum, x[None], jnp.stack([x, 1.0 - x]))[1](jnp.ones((2, 3)))
     assert (row + jnp.sum(both, axis=0)).tolist() == [[2.0, 2.0, 2.0]]
