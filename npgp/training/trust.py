@@ -123,9 +123,9 @@ class PosteriorCheck:
                 "let q(ε) follow the other sites, and these each other, as npgp.AutoSparseGP(model) does by default; "
             )
             advice = (
-                "the guide's posterior is not the model's: intervals may be far too narrow. Train until it arrives, "
-                f"num_steps=None; {'' if self.follows else follow}or run NUTS, over hyperparameters alone where the GP "
-                "is stated as npgp.CollapsedGP"
+                "the guide's posterior is not the model's: intervals may be far too narrow. Train until it has "
+                f"arrived, num_steps=None, if it has not; {'' if self.follows else follow}or run NUTS, over "
+                "hyperparameters alone where the GP is stated as npgp.CollapsedGP"
             )
         khat = "−∞" if self.khat == -np.inf else f"{self.khat:.2f}"
         verdict = f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."
