@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.distribution import validation_enabled
 from scipy import special
@@ -133,7 +134,7 @@ class Factorized(Likelihood):
     num_nodes: int = static(None, kw_only=True)
     num_latents: int = static(1, kw_only=True)  # type: ignore[misc]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.num_nodes is None:
             object.__setattr__(self, "num_nodes", NUM_NODES_EACH.get(self.num_latents, 1))
         whole_number(self.num_latents, "Factorized num_latents")
@@ -179,13 +180,13 @@ class Factorized(Likelihood):
             base_of(self._made(jnp.zeros(self.num_latents) if self.num_latents > 1 else jnp.zeros(())))
         ).__name__
 
-    def _made(self, f):
+    def _made(self, f: ArrayLike) -> Any:
         return self.fn(*floats(f)) if self.num_latents == 1 else self.fn(*floats(f)[0])
 
-    def _distribution(self, f) -> Distribution:
+    def _distribution(self, f: ArrayLike) -> Distribution:
         return self._checked(self._made(f))
 
-    def _checked(self, made) -> Distribution:
+    def _checked(self, made: Any) -> Distribution:
         if not isinstance(made, Distribution):
             raise TypeError(f"Factorized fn returned {made!r:.80}; it must return a NumPyro distribution.")
         if made.support is None:
@@ -201,7 +202,7 @@ class Factorized(Likelihood):
             )
         return made
 
-    def check(self, y):
+    def check(self, y: ArrayLike) -> None:
         if not is_traced(y):
             latents = () if self.num_latents == 1 else (self.num_latents,)
             for f in (-1.0, 1.0):
@@ -213,7 +214,7 @@ class Factorized(Likelihood):
             self._warn_of_counts(made, np.asarray(y))
         super().check(y)
 
-    def _warn_of_counts(self, made, y: np.ndarray) -> None:
+    def _warn_of_counts(self, made: Distribution, y: np.ndarray) -> None:
         """Warn of counts so large that NumPyro's differences of log-gammas leave few digits of a log-probability."""
         if type(made) in OURS:
             return
@@ -251,7 +252,7 @@ class Factorized(Likelihood):
         """Raise ``ValueError`` where log p curves upward in a latent value in which it is said to be concave."""
         for index in self.concave:
 
-            def along(f, index=index):
+            def along(f: float, index: int = index) -> jax.Array:
                 latents = [jnp.full(np.shape(y), f if c == index else 0.0) for c in range(self.num_latents)]
                 return self.log_prob(latents[0] if self.num_latents == 1 else jnp.stack(latents), y)
 
@@ -276,7 +277,7 @@ class Factorized(Likelihood):
             outside = f"Factorized fn makes a {type(made).__name__} with {name} outside {constraint} {link}"
             _require_inside(value, constraint=constraint, message=outside)
 
-    def _support(self, y):
+    def _support(self, y: Any) -> tuple[Any, str]:
         latents = () if self.num_latents == 1 else (self.num_latents,)
         shape = (*latents, *y.shape)
         with numpyro.validation_enabled(False):  # far out, rates may be 0 or infinite
@@ -289,7 +290,7 @@ class Factorized(Likelihood):
             return possible, f"in the support of {name} for every f, so that bounds must not depend on f"
         return possible, f"in the support of {name}, {made[0].support}"
 
-    def stand_in(self, y):
+    def stand_in(self, y: ArrayLike) -> ArrayLike:
         latents = () if self.num_latents == 1 else (self.num_latents,)
         with validation_enabled(False):
             support = self._distribution(jnp.zeros((*latents, *jnp.shape(y)))).support
@@ -301,7 +302,7 @@ class Factorized(Likelihood):
         inside = possible + (support(possible + 1) & ~support(possible - 1))
         return possible if support.is_discrete else inside
 
-    def log_prob(self, f, y):
+    def log_prob(self, f: ArrayLike, y: Any) -> jax.Array:
         (f,) = aligned(self, y, f)
         dtype = floats(f, y)[0].dtype
         with validation_enabled(False):  # nodes may be where a parameter overflows
@@ -315,11 +316,11 @@ class Factorized(Likelihood):
         # NumPyro may promote Python numbers to float64 where that is enabled.
         return log_prob.astype(dtype)
 
-    def sample(self, rng_key, f):
+    def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         return self._distribution(*aligned(self, 0.0, f)).sample(rng_key)
 
-    def moments(self, mean, variance):
-        def conditional(f):
+    def moments(self, mean: ArrayLike, variance: ArrayLike) -> tuple[jax.Array, jax.Array]:
+        def conditional(f: jax.Array) -> tuple[jax.Array, jax.Array]:
             made = self._distribution(f)
             try:
                 return made.mean, made.variance
@@ -332,7 +333,7 @@ class Factorized(Likelihood):
         return normal_moments(conditional, mean, variance, self.num_nodes, self.num_latents)
 
 
-def _warn_of_tails(made) -> None:
+def _warn_of_tails(made: Distribution) -> None:
     """
     Warn of NumPyro's censored and truncated distributions, whose log-probabilities are logarithms of what underflows.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +158,7 @@ def normal_rule(
     mean, sd = (jnp.broadcast_to(x, (num_latents, *result.shape)).astype(result.dtype) for x in (mean, sd))
     f = _scaled(mean, sd, nodes)
 
-    def shaped(f):
+    def shaped(f: jax.Array) -> jax.Array:
         return f[0] if num_latents == 1 else f
 
     w = jnp.asarray(weights.reshape((-1,) + (1,) * result.ndim), result.dtype)
@@ -166,7 +167,7 @@ def normal_rule(
         # A branch, which XLA does not merge with what follows: on a CPU that would cost several times as much.
         used = _is_used(function, shaped(f[:, :outer]), w[:outer])
 
-        def moved():
+        def moved() -> jax.Array:
             return jnp.concatenate([jnp.where(used, f[:, :outer], mean[:, None]), f[:, outer:]], axis=1)
 
         f = if_any(~used, moved, lambda: f)
@@ -191,7 +192,7 @@ def _any(needed: jax.Array) -> jax.Array:
 
 
 @_any.def_vmap
-def _(axis_size, mapped, needed):
+def _(axis_size: int, mapped: Any, needed: jax.Array) -> tuple[jax.Array, bool]:
     return _any(needed), False
 
 
@@ -224,7 +225,7 @@ def expectation(
     limit = ROUGH[smooth.dtype.name] * jnp.maximum(1.0, jnp.abs(lax.stop_gradient(smooth)))
     rough = jnp.max(changes, axis=0).reshape(smooth.shape) > limit  # not where there is no number
 
-    def at_bends():
+    def at_bends() -> jax.Array:
         m, v = (jnp.broadcast_to(array, smooth.shape).astype(smooth.dtype) for array in (mean, variance))
         sd = deviation(v)
         z, weights = rule_at_bends(fixed, *lax.stop_gradient((m, sd)), num_nodes)
@@ -272,10 +273,10 @@ def rule_at_bends(
     dtype, double, most = mean.dtype, mean.dtype == jnp.float64, MOST_REACH[mean.dtype.name]
     axes = (1,) * mean.ndim
 
-    def at(array, index):
+    def at(array: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.take_along_axis(jnp.broadcast_to(array, (array.shape[0], *mean.shape)), index, axis=0)
 
-    def column(array):
+    def column(array: Any) -> jax.Array:
         return jnp.asarray(array, dtype).reshape((-1,) + axes)
 
     z = np.sinh(np.linspace(-1.0, 1.0, BEND_NODES) * np.arcsinh(most))
@@ -303,14 +304,14 @@ def rule_at_bends(
     single = jnp.max(others, axis=0) < 0.01 * jnp.max(score, axis=0)
     center, step = at(column(inner), index), at(column(np.maximum(steps[3:-2], steps[2:-3])), index)
 
-    def value(z):
+    def value(z: jax.Array) -> jax.Array:
         return log_prob(mean + sd * z)
 
-    def change(before, middle, after):
+    def change(before: jax.Array, middle: jax.Array, after: jax.Array) -> jax.Array:
         second = jnp.abs(before - 2.0 * middle + after)
         return jnp.where(jnp.isfinite(second), second, 0.0)
 
-    def halve(_, state):
+    def halve(_: Any, state: Any) -> Any:
         center, step, three, last, width, least = state
         between = value(jnp.stack([center - 0.5 * step, center + 0.5 * step]))
         five = jnp.stack([three[0], between[0], three[1], between[1], three[2]])
@@ -373,7 +374,7 @@ def expectations(
     z = scale * jnp.sinh(t)
     far = jnp.square(z / largest) > -2.0 * math.log(float(jnp.finfo(mean.dtype).eps))
 
-    def side(sign):
+    def side(sign: Any) -> jax.Array:
         values = log_prob(mean + sign * z)
         return jnp.where(far & ~jnp.isfinite(values), 0.0, values)
 
@@ -387,7 +388,7 @@ def expectations(
     factors = step * scale * jnp.cosh(t) * (both - 2.0 * center) / math.sqrt(2.0 * math.pi)
     factors, exponents, center = lax.stop_gradient((factors, -0.5 * z**2, center))
 
-    def expected(v):
+    def expected(v: jax.Array) -> jax.Array:
         least = lax.stop_gradient(jnp.square(scale))
         inverse = 1.0 / (v + lax.stop_gradient(jnp.maximum(least - v, 0.0)))
         return center + _weighted(inverse, factors, exponents)
@@ -402,7 +403,7 @@ def _weighted(inverse: jax.Array, factors: jax.Array, exponents: jax.Array) -> j
 
 
 @_weighted.defjvp
-def _(primals, tangents):
+def _(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     # One sum: XLA on a CPU takes ten times as long over two of the same terms.
     inverse, factors, exponents = primals
     slopes = jnp.sum(factors * jnp.exp(exponents * inverse) * (0.5 + exponents * inverse), axis=0)
@@ -507,14 +508,14 @@ def rule_in_box(
     C, rows, dtype = mean.shape[0], mean.shape[1:], mean.dtype
     negligible = 40.0 if dtype == jnp.float64 else 25.0
 
-    def grid(box, counts):
+    def grid(box: Any, counts: Any) -> tuple[jax.Array, jax.Array]:
         """All combinations of so many of each, (C, K, ...); and their distances, (C, ...)."""
         each = [trapezoid(low, high, count) for low, high, count in zip(*box, counts, strict=True)]
         chosen = np.indices(counts).reshape(C, -1)
         nodes = jnp.stack([nodes[index] for (nodes, _), index in zip(each, chosen, strict=True)])
         return nodes, jnp.stack([step for _, step in each])
 
-    def look(_, box):
+    def look(_: Any, box: Any) -> Any:
         u, step = grid(box, (BOX_NODES[C],) * C)
         z = jnp.sinh(u)
         values = log_prob(mean[:, None] + sd[:, None] * z) - 0.5 * jnp.sum(z**2, axis=0)
@@ -552,11 +553,11 @@ def rule_at_peaks(
     negligible = 45.0 if double else 25.0
     axes = (1,) * mean.ndim
 
-    def value(z, prior=1.0):
+    def value(z: jax.Array, prior: Any = 1.0) -> jax.Array:
         values = log_prob(mean + sd * z) - prior * 0.5 * z**2
         return jnp.where(values < jnp.inf, values, -jnp.inf)  # no number is not to be found either
 
-    def at(array, index):
+    def at(array: jax.Array, index: jax.Array) -> jax.Array:
         return jnp.take_along_axis(array, index[None], axis=0)[0]
 
     # Far out there may be a peak too, such as that of 10⁴ counts, or of little noise and a prior of less variance.
@@ -576,7 +577,7 @@ def rule_at_peaks(
         priors += [1.0, 0.0]
     start, prior = jnp.stack(starts), jnp.asarray(priors, dtype).reshape((-1,) + axes)
 
-    def shorten(_, state):
+    def shorten(_: Any, state: Any) -> Any:
         low, high, best, most = state
         left = best - low > high - best
         new = jnp.where(left, best - GOLDEN * (best - low), best + GOLDEN * (high - best))
