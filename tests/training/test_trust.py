@@ -144,7 +144,7 @@ def test_reweighted_draws_have_the_models_moments(float64):
 
 def test_advice_knows_the_guide():
     words = str(PosteriorCheck(0.9, 2000, 10.0, 3.0, -10.0, follows=True))
-    assert "num_steps=None; or run NUTS" in words and "by default" not in words
+    assert "num_steps=None, if it has not; or run NUTS" in words and "by default" not in words
     assert "does by default; or run NUTS" in str(PosteriorCheck(0.9, 2000, 10.0, 3.0, -10.0))
 
 
