@@ -20,9 +20,11 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from npgp import checks, linalg
+from npgp import checks
+from npgp.collapsed.gaussian import collapsed_bound
 from npgp.collapsed.lengthscales import MOST_POINTS, ShorterLengthscales, has_lengthscale, of_observations, shortened
 from npgp.collapsed.words import count, nats
+from npgp.conditionals import Tight
 from npgp.features import InducingBlock, Points
 from npgp.inducing.selection import greedy_rows
 from npgp.kernels import Kernel
@@ -30,6 +32,7 @@ from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
 from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Projection, factorize
+from npgp.sparse.residuals import RowResidual
 from npgp.variational.posterior import Posterior
 
 __all__ = ["EnoughPoints", "enough_points"]
@@ -252,16 +255,14 @@ def _bound(logs: _Logs, kernel: Kernel, blocks: tuple[InducingBlock, ...], rows:
     The ``tight`` collapsed bound with all features jointly Gaussian (docs/theory.md, section 5), of rows that count
     ``weight`` times.
     """
-    beta = _precision(rows, logs)  # times the weight
     projection = factorize(_changed(kernel, logs), blocks)(rows.X)
-    A = jnp.concatenate(projection.A)
-    weighted = A * beta
-    B = jnp.eye(len(A), dtype=A.dtype) + linalg.matmul(weighted, A.T)
-    L = linalg.cholesky(B, jitter=0.0)[0]
-    half = linalg.solve_lower(L, linalg.matmul(weighted, rows.target[:, None]))
-    of_rows = jnp.sum(jnp.log(2.0 * math.pi * rows.weight / beta) + jnp.log1p(_left(projection, rows, logs)))
-    fit = jnp.sum(beta * jnp.square(rows.target)) - jnp.sum(jnp.square(half))
-    return -0.5 * (rows.weight * of_rows + fit + linalg.log_determinant(L))
+    stacked = Projection((jnp.concatenate(projection.A),), projection.prior_variance)
+    noise = 1.0 / _precision(rows, logs)  # of a row with its weight
+    none = RowResidual(jnp.zeros_like(noise))
+    bound = collapsed_bound(stacked, none, rows.target, noise, ["dense"], Tight())
+    # Of w equal rows: densities of noise w times as wide, in the place of one of all, and their residuals.
+    normalizers = rows.weight * jnp.log(2.0 * math.pi * rows.weight * noise) - jnp.log(2.0 * math.pi * noise)
+    return bound - 0.5 * jnp.sum(normalizers + rows.weight * jnp.log1p(_left(projection, rows, logs)))
 
 
 def _left(projection: Projection, rows: _Rows, logs: _Logs) -> jax.Array:
@@ -320,8 +321,8 @@ def _compare(
     lengthscales = [jnp.ravel(log) for name, log in logs.items() if name.endswith("lengthscale")]
     log = float(jnp.mean(jnp.concatenate(lengthscales))) if lengthscales else 0.0
     divisor = 1.0 if shorter is None else shorter.divisor
-    if divisor > 1 or abs(log) > math.log(2.0):
-        logs = start
+    trusted = divisor == 1 and abs(log) <= math.log(2.0)
+    logs = logs if trusted else start
     best = shortened(_changed(kernel, logs), divisor)
     projection = factorize(best, blocks)(rows.X)
     unexplained = jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
@@ -332,7 +333,7 @@ def _compare(
         gain=at_hand_more - at_hand,
         gain_trained=trained_more - trained,
         lengthscale=math.exp(log) if lengthscales else None,
-        counted_at=(math.exp(log) if logs is not start else 1.0) / divisor,
+        counted_at=(math.exp(log) if trusted else 1.0) / divisor,
         unexplained=float(unexplained),
         of_noise=float(jnp.mean(_left(projection, rows, logs))),
         points_needed=None,

@@ -118,16 +118,6 @@ def best_precision(rows: ObservedRows) -> jax.Array:
     return _curvature_precision(rows)
 
 
-def certified_site_precision(rows: ObservedRows) -> jax.Array:
-    """As :func:`certified_precision`, for any likelihood."""
-    return rows.by_part(certified_precision)
-
-
-def best_site_precision(rows: ObservedRows) -> jax.Array:
-    """As :func:`best_precision`, for any likelihood."""
-    return rows.by_part(best_precision)
-
-
 def _curvature_precision(rows: ObservedRows, certified: Any = None) -> jax.Array:
     """
     The expected negative curvature of the log likelihood.

@@ -344,13 +344,14 @@ class AutoSparseGP:
         rest = {n: site for n, site in rest.items() if n not in rows.left_out or n not in by_auto}
         for name in sorted(rows.unclear.keys() & by_auto):
             raise ValueError(rows.unclear[name])
-        for name in sorted(rows.taken & by_auto):
-            if key := TrainedRows.given(self.model).unlike(args, kwargs):
-                raise ValueError(
-                    f"{name!r} is local to rows, and {key} has other observations than in training, whose rows alone "
-                    f"an autoguide knows: leave {key} out for new rows, which have {name!r} from the prior, or write a "
-                    f"guide of {name!r} by hand, an encoder."
-                )
+        taken = sorted(rows.taken & by_auto)
+        if taken and (key := TrainedRows.given(self.model).unlike(args, kwargs)):
+            name = taken[0]
+            raise ValueError(
+                f"{name!r} is local to rows, and {key} has other observations than in training, whose rows alone an "
+                f"autoguide knows: leave {key} out for new rows, which have {name!r} from the prior, or write a guide "
+                f"of {name!r} by hand, an encoder."
+            )
         for name in sorted(rows.perhaps & by_auto):
             warnings.warn(
                 f"{name!r} has as many members as there are rows, and its values are those trained: if it is local to "

@@ -24,7 +24,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.conditionals import ObservedRows
-from npgp.conditionals.precision import best_site_precision, certified_site_precision
+from npgp.conditionals.precision import best_precision, certified_precision
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
@@ -202,8 +202,8 @@ def _corrected(posterior, X, rows: Observations, groups, shift) -> CorrectedPost
     variance = whitened_variance(projection, q)
     residual = GroupResidual(projector.group_covariance(X, projection.A, groups, learned), groups)
     # With all rows in one group any precision will do.
-    site_precision = best_site_precision if groups.count == 1 else certified_site_precision
-    precision = site_precision(ObservedRows(likelihood, y, mean, variance, residual, rows.present))
+    rule = best_precision if groups.count == 1 else certified_precision
+    precision = ObservedRows(likelihood, y, mean, variance, residual, rows.present).by_part(rule)
     root = residual.roots(precision)
     factor = residual.factor(root)
     weights = None

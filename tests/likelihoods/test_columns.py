@@ -17,7 +17,7 @@ from numpyro.infer.util import log_density
 import npgp
 from npgp.conditionals import ObservedRows, as_conditional
 from npgp.conditionals.base import row_elbo
-from npgp.conditionals.precision import certified_site_precision
+from npgp.conditionals.precision import certified_precision
 from npgp.likelihoods import (
     Bernoulli,
     Columns,
@@ -182,12 +182,12 @@ def shares(conditional, groups, present, own):
         def share(rule, likelihood, columns):
             values = (v[columns] for v in (y, mean, variance))
             mask = jnp.asarray(PRESENT)[columns] if present else None
-            if rule is certified_site_precision:
-                return rule(ObservedRows(likelihood, *values, residual(columns), mask))
+            if rule is certified_precision:
+                return ObservedRows(likelihood, *values, residual(columns), mask).by_part(rule)
             return rule(likelihood, *values, residual(columns), 0.4, present=mask)
 
         elbo_of = functools.partial(row_elbo, as_conditional(conditional))
-        rules = [elbo_of, certified_site_precision] if conditional == "tight" and own else [elbo_of]
+        rules = [elbo_of, certified_precision] if conditional == "tight" and own else [elbo_of]
         every = np.arange(D)
         return [
             (share(rule, mixed(), every), [share(rule, p, np.array(c)) for p, c in zip(parts(), COLUMNS, strict=True)])
