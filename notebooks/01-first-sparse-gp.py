@@ -51,7 +51,7 @@ def model(X, y=None, *, num_inducing=25, conditional="tight"):
         npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y, conditional=conditional)
 
 
-def train(num_steps=1000, **settings):
+def train(num_steps=None, **settings):
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.05, num_steps), TraceMeanField_ELBO(), **settings)
     result = npgp.fit(svi, jax.random.key(0), num_steps, X, y, progress=False)
@@ -91,7 +91,8 @@ draw({"25 inducing inputs": (result, posterior)})
 # estimates.
 #
 # `AutoSparseGP` derives the guide. Training is NumPyro's `SVI` with `TraceMeanField_ELBO`; `npgp.fit` is a loop around
-# `svi.update` that can take minibatches and stops at NaN. `npgp.posterior` is the posterior of $f$ with mean, variance,
+# `svi.update` that can take minibatches and stops at NaN; without a number of steps it ends when the posterior has
+# arrived. `npgp.posterior` is the posterior of $f$ with mean, variance,
 # covariance and joint draws at any inputs; the band is for new observations, so it includes the noise variance.
 #
 # ## 1. What the approximation costs
@@ -178,17 +179,17 @@ def effect_model(X, group, y=None, *, size):
 # lengthscale can stay far too long for thousands of steps. `fit(batch_size=...)` cuts every array among the arguments.
 #
 # How sure the guide is of the hyperparameters is learned last, from noisy gradients. Eight draws a step, which cost
-# little more than one here, quiet them: 2000 steps of one draw leave the amplitude's standard deviation at .16.
+# little more than one here, quiet them, and training goes on until no standard deviation changes any more.
 
 # %%
 data = (age[:, None], treated - 0.5, outcome)
 guide = npgp.AutoSparseGP(effect_model)
-num_steps = 3000
+num_steps = None  # as many as it takes
 eight_draws = TraceMeanField_ELBO(num_particles=8)
 svi = SVI(effect_model, guide, npgp.adam(0.05, num_steps), eight_draws, size=num_people)
 result = npgp.fit(svi, jax.random.key(0), num_steps, *data, batch_size=100, progress=False)
 elbo, error = npgp.evaluate(svi, jax.random.key(1), result, *data)
-print(f"ELBO {elbo:.1f} ± {error:.1f}")
+print(f"ELBO {elbo:.1f} ± {error:.1f}\n{result.convergence}")
 figure = plots.plot_elbo({"effect model": -result.losses}, rows=num_people, window=200)
 
 # %% [markdown]
