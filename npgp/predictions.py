@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.chunks import map_chunks
+from npgp.functionals.rows import Functionals, RowsLike
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.programs.grids import on_grid
@@ -41,7 +42,7 @@ class FunctionPosterior:
         """Shape of the batch of functions."""
         raise NotImplementedError
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+    def _rows(self, X: RowsLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
         """
         Rows, from inputs that are checked here.
 
@@ -49,6 +50,8 @@ class FunctionPosterior:
         """
         if neighbors is not None:
             raise TypeError("neighbors is for the posterior of a VNNGP; this one has none.")
+        if isinstance(X, Functionals):
+            raise TypeError(f"X has functionals; {type(self).__name__} has predictions at inputs (N, D) alone.")
         X = checks.inputs_of("the posterior", X, batch_shape)
         return X if X.ndim == 2 else jnp.moveaxis(X, -2, 0)  # to move nothing would be a program, too
 
@@ -80,26 +83,27 @@ class FunctionPosterior:
         """Products of values at pairs of rows, of the covariance's shape."""
         return values[..., :, None] * values[..., None, :]
 
-    def _at(self, method: str, X: ArrayLike, neighbors: ArrayLike | None = None, axes: tuple[int, ...] = (-1,)) -> Any:
+    def _at(self, method: str, X: RowsLike, neighbors: ArrayLike | None = None, axes: tuple[int, ...] = (-1,)) -> Any:
         """A method of rows, at inputs X, as a compiled program for about so many rows."""
         return on_grid(_method(method), self, self._rows(X, neighbors, self.batch_shape), axes=axes)
 
-    def mean(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
+    def mean(self, X: RowsLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
         """Posterior mean of f, batch + (N,). Arguments as for :meth:`mean_and_variance`."""
         return self._at("_mean", X, neighbors)
 
-    def variance(self, X: ArrayLike, batch_size: int | None = None, *, neighbors: ArrayLike | None = None) -> jax.Array:
+    def variance(self, X: RowsLike, batch_size: int | None = None, *, neighbors: ArrayLike | None = None) -> jax.Array:
         """Posterior variance of f, batch + (N,). Arguments as for :meth:`mean_and_variance`."""
         return self.mean_and_variance(X, batch_size, neighbors=neighbors)[1]
 
     def mean_and_variance(
-        self, X: ArrayLike, batch_size: int | None = None, *, neighbors: ArrayLike | None = None
+        self, X: RowsLike, batch_size: int | None = None, *, neighbors: ArrayLike | None = None
     ) -> tuple[jax.Array, jax.Array]:
         """
         Posterior mean and variance of f; of a mixture the average mean, and the average variance plus the variance of
         the means (law of total variance).
 
-        :param X: inputs (N, D); of functions drawn in a plate also inputs of each, batch + (N, D).
+        :param X: inputs (N, D); of functions drawn in a plate also inputs of each, batch + (N, D). Or, in most
+            posteriors, functionals (:class:`npgp.functionals.Functionals`).
         :param batch_size: most rows that are computed at a time, so that memory does not grow with N·M; by default as
             many as are fast.
         :param neighbors: of a :class:`npgp.VNNGP` or :class:`npgp.neighbors.NNGP`: numbers of the rows' nearest points
@@ -113,7 +117,7 @@ class FunctionPosterior:
 
     def log_density(
         self,
-        X: ArrayLike,
+        X: RowsLike,
         y: ArrayLike,
         likelihood: Likelihood | Callable[..., Any],
         *,
@@ -138,7 +142,7 @@ class FunctionPosterior:
         y = checks.observations(y, jnp.shape(X)[-2])
         return one_program(lambda: self._log_density(rows, y, likelihood), options=STEPS)
 
-    def covariance(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
+    def covariance(self, X: RowsLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
         """
         Joint posterior covariance of f, batch + (N, N); of outputs that mix functions (P, N, P, N), whose entry
         [p, n, r, m] is ``Cov[h_p(x_n), h_r(x_m)]``. Arguments as for :meth:`mean_and_variance`.
@@ -150,7 +154,7 @@ class FunctionPosterior:
     def sample(
         self,
         rng_key: jax.Array,
-        X: ArrayLike,
+        X: RowsLike,
         sample_shape: tuple[int, ...] = (),
         *,
         neighbors: ArrayLike | None = None,
@@ -179,7 +183,7 @@ class Mixture(FunctionPosterior):
         """Mean and variance of each component, (S,) + batch + (N,)."""
         raise NotImplementedError
 
-    def components(self, X: ArrayLike, *, neighbors: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
+    def components(self, X: RowsLike, *, neighbors: ArrayLike | None = None) -> tuple[jax.Array, jax.Array]:
         """
         Mean and variance of f under each of the S components. Arguments as for :meth:`mean_and_variance`.
 

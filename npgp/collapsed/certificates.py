@@ -136,6 +136,7 @@ def certificate(
     """
     if any(map(checks.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, offset)))):
         raise TypeError("certificate was called on traced values; it runs outside jit, on concrete ones.")
+    X = checks.inputs(X)
     gp = CollapsedGP(
         kernel,
         X,
@@ -146,7 +147,7 @@ def certificate(
         covariances=covariances,
         jitter=jitter,
     )
-    X, N = gp.X, gp.X.shape[0]
+    N = X.shape[0]
     y = checks.to_device(checks.observed(y, (N,))[0], "y", X.dtype)
     whole = N <= checks.whole_number(exact_rows, "exact_rows", least=None)
     problem = Problem(gp.kernel, X, y - gp.offset, jnp.asarray(gp.noise_variance, X.dtype), jitter)

@@ -19,6 +19,8 @@ from npgp.collapsed.searched import MAX_STEPS, Searched, searched_bound
 from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
+from npgp.functionals.covariances import covariance
+from npgp.functionals.rows import RowsLike, as_rows
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
@@ -71,7 +73,7 @@ class CollapsedGP(JointDensity, Stackable):
             numpyro.sample("Y", gp, obs=Y)  # (Q, N)
 
     :param kernel: the kernel.
-    :param X: training inputs, shape (N, D).
+    :param X: training inputs, shape (N, D), or functionals (:class:`npgp.functionals.Functionals`).
     :param inducing: Z of shape (M, D), a block of features, or a list of these.
     :param likelihood: p(y_n | f_n). One of C latent values (:class:`npgp.likelihoods.Softmax`) is of C functions with
         this kernel.
@@ -116,7 +118,7 @@ class CollapsedGP(JointDensity, Stackable):
     def __init__(
         self,
         kernel: Kernel,
-        X: ArrayLike,
+        X: RowsLike,
         inducing: object,
         likelihood: Likelihood | None = None,
         *,
@@ -137,7 +139,7 @@ class CollapsedGP(JointDensity, Stackable):
         conditional = as_conditional(conditional)
         self.likelihood: Likelihood = likelihood_or_noise(likelihood, noise_variance, only_gaussian=False)
         self.kernel = as_kernel(kernel)
-        self.X = checks.inputs(X)
+        self.X = as_rows(X)
         self.blocks = as_blocks(inducing)
         warn_of_white_noise(self.kernel, "CollapsedGP")
         self.covariances = check_covariances(covariances, len(self.blocks))
@@ -335,7 +337,7 @@ class CollapsedGP(JointDensity, Stackable):
         return self.likelihood.sample(noise_key, self.offset + f)
 
     def _prior_factor(self) -> jax.Array:
-        K = self._projector().each(lambda projector: projector.kernel(self.X))
+        K = self._projector().each(lambda projector: covariance(projector.kernel, self.X))
         return linalg.cholesky(K, self.jitter)[0]
 
     def _projector(self) -> Projector | Members:

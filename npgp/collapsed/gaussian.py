@@ -12,6 +12,8 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.conditionals import Conditional
+from npgp.functionals.covariances import covariance
+from npgp.functionals.rows import RowsLike, as_rows
 from npgp.kernels import Kernel, as_kernel
 from npgp.programs.backend import maximum
 from npgp.programs.compiled import STEPS, one_program
@@ -82,7 +84,7 @@ def _normalizer(scaled: ScaledProjection, y: jax.Array) -> jax.Array:
 
 def upper_bound(
     kernel: Kernel,
-    X: ArrayLike,
+    X: RowsLike,
     y: ArrayLike,
     inducing: object,
     *,
@@ -99,7 +101,7 @@ def upper_bound(
         upper = npgp.collapsed.upper_bound(kernel, X, y, Z, noise_variance=noise_variance)
 
     :param kernel: the kernel.
-    :param X: training inputs, (N, D).
+    :param X: training inputs, (N, D), or functionals.
     :param y: observations less the offset, (..., N).
     :param inducing: Z of shape (M, D), a block of features, or a list of these.
     :param noise_variance: σ², a scalar or one for each row (N,).
@@ -108,7 +110,7 @@ def upper_bound(
     :return: shape (...).
     :raises ValueError: for arrays of the wrong shape or with NaN, and for a noise variance that is not positive.
     """
-    X = checks.inputs(X)
+    X = as_rows(X)
     y = checks.observations(y, X.shape[0], X.dtype)
     noise_variance = checks.require_positive(noise_variance, "noise_variance")
     checks.require_per_row(noise_variance, "noise_variance", X.shape[0])
@@ -149,7 +151,7 @@ def projected_upper_bound(
     return fit + _normalizer(scaled, y) - 0.5 * log_det
 
 
-def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_variance: ArrayLike) -> jax.Array:
+def exact_log_evidence(kernel: Kernel, X: RowsLike, y: ArrayLike, *, noise_variance: ArrayLike) -> jax.Array:
     """
     Log evidence of the exact GP with Gaussian noise, at O(N³): what every bound stays below.
 
@@ -158,20 +160,20 @@ def exact_log_evidence(kernel: Kernel, X: ArrayLike, y: ArrayLike, *, noise_vari
         evidence = npgp.collapsed.exact_log_evidence(npgp.RBF(1.0), X, y, noise_variance=0.01)
         assert npgp.CollapsedGP(npgp.RBF(1.0), X, Z, noise_variance=0.01).log_prob(y) < evidence
 
-    :param X: inputs (N, D).
+    :param X: inputs (N, D), or functionals.
     :param y: observations less the offset, (..., N).
     :param noise_variance: σ², a scalar or (N,).
     :raises ValueError: for arrays of the wrong shape or with NaN, and for a noise variance that is not positive.
     :raises FloatingPointError: where the noise is below the covariance's rounding, so that there is no Cholesky factor;
         inside ``jit`` the result is NaN.
     """
-    X, kernel = checks.inputs(X), as_kernel(kernel)
+    X, kernel = as_rows(X), as_kernel(kernel)
     y = checks.observations(y, X.shape[0], X.dtype)
     noise_variance = checks.require_positive(noise_variance, "noise_variance")
     checks.require_per_row(noise_variance, "noise_variance", X.shape[0])
 
     def evidence(kernel, X, y, noise_variance) -> jax.Array:
-        K = kernel(X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
+        K = covariance(kernel, X) + jnp.diag(jnp.broadcast_to(jnp.asarray(noise_variance, X.dtype), X.shape[:1]))
         L = linalg.plain_cholesky(K)
         half = linalg.solve_lower(L, y.reshape(-1, y.shape[-1]).T)
         square = jnp.sum(jnp.square(half), axis=0).reshape(y.shape[:-1])

@@ -169,7 +169,7 @@ class Conditional:
         """
         return None
 
-    def for_inputs(self, X: ArrayLike, num_features: int) -> Conditional:
+    def for_inputs(self, X: Any, num_features: int) -> Conditional:
         """
         This conditional with what can be found from training inputs filled in, such as groups of neighbors.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 from jax.typing import ArrayLike
@@ -11,6 +12,7 @@ from npgp import checks
 from npgp.conditionals.base import Conditional, ObservedRows
 from npgp.conditionals.precision import certified_precision
 from npgp.conditionals.tight import Tight
+from npgp.functionals.rows import Functionals
 from npgp.pytrees import pytree, static
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
 from npgp.sparse.residuals import Residual, RowResidual
@@ -104,12 +106,13 @@ class Grouped(Tight):
             raise ValueError(f"groups is a partition of {groups.num_rows} rows, but there are {num_rows} rows.")
         return groups
 
-    def for_inputs(self, X: ArrayLike, num_features: int) -> Grouped:
+    def for_inputs(self, X: Any, num_features: int) -> Grouped:
         if self.groups is not None:
             return self
-        if checks.is_traced(X):
+        if isinstance(X, Functionals) or checks.is_traced(X):
+            what = "has functionals" if isinstance(X, Functionals) else "is traced"
             raise ValueError(
-                "X is traced, so no groups can be made of it: pass "
+                f"X {what}, so no groups can be made of it: pass "
                 "npgp.conditionals.Grouped(npgp.sparse.median_split(X, size))."
             )
         return replace(self, groups=median_split(X, default_size(num_features)))

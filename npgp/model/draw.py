@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from npgp import checks, linalg
+from npgp import checks, functionals, linalg
 from npgp.features import InducingBlock
+from npgp.functionals.rows import Functionals, RowsLike
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.protocol import Given, Moments
@@ -110,16 +111,51 @@ class Function(Sampling, NoArray):
     def __repr__(self):
         return f"<draw of SparseGP {self.name!r}>"
 
-    def __call__(self, X: ArrayLike) -> Latent:
+    def __call__(self, X: RowsLike) -> Latent:
         """
         f at inputs X of shape (N, D): shape (N,), or (outputs, N) if f was drawn in a plate at dim −2. Functions of a
-        plate may have inputs each, X of shape (outputs, N, D).
+        plate may have inputs each, X of shape (outputs, N, D). Or f under linear functionals
+        (:class:`npgp.functionals.Functionals`).
 
         :raises TypeError: for inputs that are not floating.
         :raises ValueError: for inputs of another shape, without rows or with NaN.
         """
-        X = checks.inputs_of(self.name, X, self.batch_shape)
+        if not isinstance(X, Functionals):
+            X = checks.inputs_of(self.name, X, self.batch_shape)
         return Latent((Term(jnp.ones((), X.dtype), self, X),), np.zeros((), X.dtype))
+
+    def average(self, points: ArrayLike, weights: ArrayLike | None = None) -> Latent:
+        """
+        Averages of f over points, or other weighted sums: areas, bins, integrals by the caller's quadrature.
+
+        .. code-block:: python
+
+            bins = jnp.linspace(0.0, 1.0, 12).reshape(3, 4, 1)  # three bins, four points each
+            with numpyro.handlers.seed(rng_seed=0):
+                f = npgp.SparseGP("f", kernel, bins[:, 0]).draw()
+                means = npgp.sample("means", f.average(bins))  # (3,)
+
+        :param points: as for :func:`npgp.functionals.average`.
+        :param weights: likewise.
+        """
+        return self(functionals.average(points, weights))
+
+    def derivative(self, X: ArrayLike, dim: int = 0) -> Latent:
+        """
+        Slopes of f, ``∂f/∂x_dim``, at inputs.
+
+        .. code-block:: python
+
+            with numpyro.handlers.seed(rng_seed=0):
+                f = npgp.SparseGP("f", kernel, Z).draw()
+                slopes = npgp.sample("slopes", f.derivative(X))  # (30,)
+
+        :param X: inputs, (N, D).
+        :param dim: the input column.
+        :raises ValueError: for a column that X does not have; where slopes are used, for a kernel whose functions have
+            none.
+        """
+        return self(functionals.derivative(X, dim))
 
     @property
     def source(self) -> Function:

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.functionals.rows import Functionals, as_functionals
 from npgp.model.protocol import Draw, Given, Moments
 from npgp.programs.backend import maximum
 from npgp.sparse.groups import Groups
@@ -62,9 +63,24 @@ class Term:
                 f"{self.function.name} is mixed by a matrix, so each of its values is of all its functions: choose "
                 "rows of functions in a plate, f(X)[group, row], or state what is missing by mask=."
             )
+        if isinstance(self.X, Functionals):
+            if self.function.batch_shape:
+                raise ValueError(
+                    f"{self.function.name} is in a plate, and its rows are functionals: [group, row] chooses values of "
+                    "f(X) alone."
+                )
+            return Term(places.of(self.scale), self.function, self.X.take(places.row))
         rows = MemberRows(self.X, places)
         function = self.function.chosen(rows)
         return Term(places.of(self.scale), function, self.X[places.row] if function is self.function else rows)
+
+    @property
+    def functionals(self) -> Functionals | None:
+        """The term's values as functionals of its draw; ``None`` where they are no such, or differ between outputs."""
+        plain = isinstance(self.X, Functionals) or (isinstance(self.X, jax.Array) and self.X.ndim == 2)
+        if not plain or self.mixing is not None or self.scale.ndim > 1 or self.function.marginal_inputs:
+            return None
+        return as_functionals(self.X) * self.scale
 
     def mixed(self, W: jax.Array) -> Term:
         """``W @ term`` for W of shape (P, Q)."""
@@ -123,6 +139,19 @@ class Term:
             return jnp.square(a) * D
         a = groups.gather(jnp.broadcast_to(a, (*a.shape[:-1], self.X.shape[-2])))
         return a[..., :, None] * D * a[..., None, :]
+
+
+def _merged(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Terms of one draw as one, of functionals, where they can be."""
+    found: list[Term] = []
+    for term in terms:
+        same = [i for i, other in enumerate(found) if other.function is term.function]
+        before, after = (found[same[0]].functionals, term.functionals) if same else (None, None)
+        if before is None or after is None:
+            found.append(term)
+        else:
+            found[same[0]] = Term(jnp.ones((), term.scale.dtype), term.function, before + after)
+    return tuple(found)
 
 
 class _NoArray(type):
@@ -212,7 +241,7 @@ class Latent(NoArray):
 
     def __add__(self, other):
         if isinstance(other, Latent):
-            return Latent(self.terms + other.terms, self.offset + other.offset)
+            return Latent(_merged(self.terms + other.terms), self.offset + other.offset)
         return Latent(self.terms, self.offset + self._operand(other))
 
     def __getitem__(self, index):
@@ -237,10 +266,14 @@ class Latent(NoArray):
 
     def __rmatmul__(self, W):
         W, shape = self._operand(W), self.shape
+        if W.ndim == 2 and shape == W.shape[1:] and all(term.functionals is not None for term in self.terms):
+            rows = [Term(jnp.ones((), W.dtype), term.function, W @ term.functionals) for term in self.terms]
+            offset = linalg.matmul(W, jnp.broadcast_to(self.offset, shape)[:, None])[:, 0] if self._shifted else 0.0
+            return Latent(tuple(rows), offset + np.zeros((), W.dtype))
         if W.ndim != 2 or len(shape) < 2 or shape[-2] != W.shape[1]:
             raise ValueError(
-                f"the mixing matrix has shape {W.shape} and the GP values {shape}; a matrix (P, Q) mixes the values "
-                "(..., Q, N) of Q functions, drawn in a plate at dim=-2."
+                f"the matrix has shape {W.shape} and the GP values {shape}; a matrix (P, Q) mixes the values "
+                "(..., Q, N) of Q functions, drawn in a plate at dim=-2, and one of (N, J) sums the J values of one."
             )
         offset = self.offset
         if offset.ndim:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import linalg
+from npgp.functionals.rows import Functionals, Rows, as_functionals
 from npgp.model.protocol import Given, Moments
 from npgp.programs.backend import maximum
 from npgp.sparse.groups import Groups
@@ -29,12 +30,12 @@ class Points(NamedTuple):
     """
     Rows, with what the residual's covariances between them and others need.
 
-    :param X: inputs, (..., n, D).
+    :param X: inputs, (..., n, D), or functionals.
     :param A: their projections on each block, (..., M_i, n).
     :param group: the function of a plate that each row is of, (n,); ``None`` for rows of all functions.
     """
 
-    X: jax.Array
+    X: Rows
     A: tuple[jax.Array, ...] = ()
     group: jax.Array | None = None
 
@@ -42,6 +43,8 @@ class Points(NamedTuple):
         """These rows, and others after them."""
         A = tuple(_side_by_side([a, b], -1) for a, b in zip(self.A, other.A, strict=True))
         group = None if self.group is None or other.group is None else jnp.concatenate([self.group, other.group])
+        if isinstance(self.X, Functionals) or isinstance(other.X, Functionals):
+            return Points(as_functionals(self.X).followed_by(as_functionals(other.X)), A, group)
         return Points(_side_by_side([self.X, other.X], -2), A, group)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -425,7 +425,7 @@ class NeighborFunction(Sampling, NoArray):
 
     def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
         """The residual's covariance between rows, (n, N): none between different inputs."""
-        same = jnp.all(before.X[:, None] == after.X, axis=-1)
+        same = jnp.all(cast(jax.Array, before.X)[:, None] == after.X, axis=-1)
         return jnp.where(same, before.A[0].T * after.A[0], 0.0)
 
     def posterior(self) -> NeighborPosterior:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +111,7 @@ class NeighborPosterior(FunctionPosterior):
         """Shape of the batch of functions."""
         return self.loc.shape[:-1]
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Rows:
+    def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Rows:
         rows = with_neighbors(X, neighbors, self.inducing, self.neighbors)
         return rows.X, rows.neighbors
 

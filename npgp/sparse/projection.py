@@ -23,6 +23,8 @@ import numpy as np
 
 from npgp import linalg
 from npgp.features import InducingBlock, as_block, covariance
+from npgp.functionals import covariances
+from npgp.functionals.rows import Functionals, Rows
 from npgp.kernels import Kernel
 from npgp.programs.backend import maximum
 from npgp.programs.double import in_double, is_worth_it
@@ -31,8 +33,8 @@ from npgp.sparse.groups import Groups
 
 #: Shape of a batch of functions.
 Shape: TypeAlias = tuple[int, ...]
-#: Inputs, (N, D), and their projections on each block.
-Projected: TypeAlias = tuple[jax.Array, Sequence[jax.Array]]
+#: Rows, such as inputs (N, D), and their projections on each block.
+Projected: TypeAlias = tuple[Rows, Sequence[jax.Array]]
 
 
 def _projected_out(A: Sequence[jax.Array], blocks: Sequence[bool] | None) -> list[jax.Array]:
@@ -145,9 +147,11 @@ class Projector:
         """L_i as matrices, (M_i, M_i)."""
         return tuple(jnp.diag(L) if L.ndim == 1 else L for L in self.cholesky)
 
-    def __call__(self, X: jax.Array) -> Projection:
-        """Project inputs on every block: (N, D), or batch + (N, D) of each of several functions."""
-        if X.ndim > 2:  # all rows in one
+    def __call__(self, X: Rows) -> Projection:
+        """
+        Project rows on every block: inputs (N, D), or batch + (N, D) of each of several functions; or functionals.
+        """
+        if not isinstance(X, Functionals) and X.ndim > 2:  # all rows in one
             own = X.shape[:-1]
             together = self(X.reshape(-1, X.shape[-1]))
             A = tuple(jnp.moveaxis(A_i.reshape(-1, *own), 0, -2) for A_i in together.A)
@@ -156,8 +160,9 @@ class Projector:
             return self._projection(X)
         return self._exactly(lambda projector, X: projector._projection(X).with_variances_left(), X)
 
-    def _projection(self, X: jax.Array) -> Projection:
-        return Projection(self.whiten([b.cross(self.kernel, X) for b in self.blocks]), self.kernel.diag(X))
+    def _projection(self, X: Rows) -> Projection:
+        crosses = [covariances.cross(block, self.kernel, X) for block in self.blocks]
+        return Projection(self.whiten(crosses), covariances.variance(self.kernel, X))
 
     def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """
@@ -172,15 +177,15 @@ class Projector:
         return self._exactly(lambda p, B: linalg.block_solve_transposed(p.cholesky, p.cross, B), tuple(values))
 
     def residual_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
+        self, X: Rows, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
     ) -> jax.Array:
         """
         D(X, X), the covariance that is left once blocks are projected out, (N, N); or D(X, X'), (N, N').
 
-        :param X: inputs (N, D); or batch + (N, D), for batch + (N, N).
+        :param X: inputs (N, D) or functionals; or batch + (N, D), for batch + (N, N).
         :param A: their projections, as :meth:`__call__` gives them.
         :param blocks: which blocks to project out; all if omitted.
-        :param other: the inputs X' and their projections.
+        :param other: the rows X' and their projections.
         """
         batch = X.shape[:-2] if other is None else np.broadcast_shapes(X.shape[:-2], other[0].shape[:-2])
         if batch:
@@ -188,32 +193,32 @@ class Projector:
         if self.rest is not None:  # rounded projections do not tell a small covariance from a large one's rounding
             return self._exactly(lambda p, X, other: p._residual_covariance(X, blocks, other), X, other and other[0])
         if other is not None:
-            D = self.kernel(X, other[0])
+            D = covariances.covariance(self.kernel, X, other[0])
             for A_i, B_i in zip(_projected_out(A, blocks), _projected_out(other[1], blocks), strict=True):
                 D = D - linalg.transposed_matmul(A_i, B_i)
             return D
-        D = self.kernel(X)
+        D = covariances.covariance(self.kernel, X)
         for A_i in _projected_out(A, blocks):
             D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
         return D
 
-    def _residual_covariance(self, X: jax.Array, blocks: Sequence[bool] | None, other: jax.Array | None) -> jax.Array:
+    def _residual_covariance(self, X: Rows, blocks: Sequence[bool] | None, other: Rows | None) -> jax.Array:
         between = None if other is None else (other, self(other).A)
         return self.residual_covariance(X, self(X).A, blocks, between)
 
     def group_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
+        self, X: Rows, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
     ) -> jax.Array:
         """
         D within groups of rows, (G, g, g); arguments as for :meth:`residual_covariance`.
 
         :param groups: a partition of the rows.
         """
-        if X.ndim > 2:
+        if X.shape[:-2]:
             return self.expand(X.shape[:-2]).group_covariance(X, A, groups, blocks)
         if self.rest is not None:
             return self._exactly(lambda p, X, groups: p.group_covariance(X, p(X).A, groups, blocks), X, groups)
-        D = jax.vmap(self.kernel)(groups.gather_rows(X))
+        D = covariances.within_groups(self.kernel, X, groups)
         for A_i in _projected_out(A, blocks):
             D = D - groups.gram(A_i)
         return D
@@ -326,7 +331,8 @@ class Members:
 
         :param arrays: trees of arrays of rows, such as inputs (N, D) and projections (M, N), or batch + that.
         """
-        leaves, structure = jax.tree.flatten(arrays)
+        # Functionals are those of all functions.
+        leaves, structure = jax.tree.flatten(arrays, is_leaf=lambda x: isinstance(x, Functionals))
         batch = np.broadcast_shapes(self.batch_shape, *(x.shape[:-2] for x in leaves))
         own = [jnp.broadcast_to(x, batch + x.shape[-2:]) for x in leaves if x.ndim > 2]
 
@@ -336,18 +342,18 @@ class Members:
 
         return self.expand(batch).each(of_one, own)
 
-    def __call__(self, X: jax.Array) -> Projection:
-        """Project inputs on every block: (N, D), the same for all functions, or batch + (N, D)."""
+    def __call__(self, X: Rows) -> Projection:
+        """Project rows on every block: functionals or inputs (N, D), for all functions, or batch + (N, D)."""
         return self._mapped(Projector.__call__, X)
 
     def residual_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
+        self, X: Rows, A: Sequence[jax.Array], blocks: Sequence[bool] | None = None, other: Projected | None = None
     ) -> jax.Array:
         """Residual covariance, batch + (N, N) or (N, N'); see :meth:`npgp.sparse.Projector.residual_covariance`."""
         return self._mapped(lambda p, X, A, other: p.residual_covariance(X, A, blocks, other), X, A, other)
 
     def group_covariance(
-        self, X: jax.Array, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
+        self, X: Rows, A: Sequence[jax.Array], groups: Groups, blocks: Sequence[bool] | None = None
     ) -> jax.Array:
         """Residual covariance within groups, batch + (G, g, g); see :meth:`npgp.sparse.Projector.group_covariance`."""
         return self._mapped(lambda p, X, A: p.group_covariance(X, A, groups, blocks), X, A)

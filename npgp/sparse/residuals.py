@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from npgp import linalg
+from npgp.functionals.rows import Rows
 from npgp.programs.backend import maximum
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups
@@ -78,7 +79,7 @@ class Residual(Protocol):
 
 
 def residual_of(
-    projector: Projector | Members, X: jax.Array, projection: Projection, learned: Sequence[bool], groups: Groups | None
+    projector: Projector | Members, X: Rows, projection: Projection, learned: Sequence[bool], groups: Groups | None
 ) -> Residual:
     """
     The residual at rows X (N, D) that the learned blocks leave: row by row, or within groups.
@@ -92,7 +93,7 @@ def residual_of(
         left, cost = residual.given(jnp.ones(30))
 
     :param projector: the factorized inducing blocks.
-    :param X: the rows' inputs.
+    :param X: the rows: inputs, or functionals.
     :param projection: the rows' projection.
     :param learned: which blocks q has learned the covariances of.
     :param groups: a partition of the rows, if not row by row.

@@ -16,8 +16,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.functionals.rows import RowsLike, as_rows, derivative
 from npgp.likelihoods import Likelihood
-from npgp.predictions import Mixture, log_average, mixture_moments
+from npgp.predictions import Mixture, log_average
 from npgp.programs.compiled import STEPS, one_program
 from npgp.pytrees import pytree
 from npgp.variational.mixtures import MixedPosterior
@@ -116,7 +117,7 @@ class PosteriorMixture(Mixture):
     def _outer(self, values: jax.Array) -> jax.Array:
         return self.posterior._outer(values)
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+    def _rows(self, X: RowsLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
         return self.posterior._rows(X, neighbors, batch_shape)
 
     def _log_density(self, rows: Any, y: jax.Array, likelihood: Any) -> jax.Array:
@@ -143,8 +144,7 @@ class PosteriorMixture(Mixture):
 
     def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
         """Posterior mean and variance of the slope ``∂f/∂x_dim``: :meth:`npgp.variational.Posterior.derivative`."""
-        X = checks.inputs(X)
-        return one_program(lambda: mixture_moments(*self._each(lambda p: p.derivative(X, dim))), options=STEPS)
+        return self.mean_and_variance(derivative(X, dim))
 
     def _sample(self, rng_key: jax.Array, rows: Any, sample_shape: tuple[int, ...]) -> jax.Array:
         """Each draw of the other sites, in random order, serves as many draws of f as the others, or one more."""
@@ -210,9 +210,9 @@ class PathMixture:
     paths: Paths
     num_draws: int = field(metadata={"static": True})
 
-    def __call__(self, X: ArrayLike) -> jax.Array:
-        """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
-        X = checks.inputs(X)
+    def __call__(self, X: RowsLike) -> jax.Array:
+        """The functions' values at inputs X (N, D), or under functionals: (draws,) + batch + (N,)."""
+        X = as_rows(X)
         return one_program(lambda: _in_turn(lax.map(lambda paths: paths(X), self.paths), self.num_draws), options=STEPS)
 
 

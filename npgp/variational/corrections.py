@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -70,7 +71,7 @@ class CorrectedPosterior(FunctionPosterior):
         """Shape of the batch of functions."""
         return self.posterior.batch_shape
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> jax.Array:
+    def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> jax.Array:
         return super()._rows(X, neighbors, ())  # the groups are of inputs that all functions have
 
     def _moments(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -125,7 +125,7 @@ class DeepPosterior(Mixture):
         """Shape of the batch of outputs, those of the last layer."""
         return self.layers[-1].batch_shape
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+    def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
         """Inputs, and the rows' numbers, by which they are drawn."""
         X = checks.inputs(X)
         return super()._rows(X, neighbors, batch_shape), np.arange(X.shape[0])

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.functionals.rows import RowsLike, as_rows
 from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.variational.paths import Paths
@@ -73,8 +74,8 @@ class MixedPosterior(FunctionPosterior):
         """Shape of the batch of outputs, (P,)."""
         return jnp.shape(self.W)[-2:-1]
 
-    def _rows(self, X: ArrayLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> tuple[Any, ...]:
-        X = checks.inputs(X)
+    def _rows(self, X: RowsLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> tuple[Any, ...]:
+        X = as_rows(X)
         return tuple(posterior._rows(X, neighbors, ()) for posterior in self.posteriors)
 
     def _moments(self, rows: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:

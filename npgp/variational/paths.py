@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_at_once
 from npgp.features import Points
+from npgp.functionals.rows import Functionals, RowsLike
+from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projector
@@ -44,8 +45,10 @@ class Paths:
     block_weights: tuple[jax.Array, ...]
     num_features: int = field(metadata={"static": True})
 
-    def __call__(self, X: ArrayLike) -> jax.Array:
-        """The functions' values at inputs X (N, D): (draws,) + batch + (N,)."""
+    def __call__(self, X: RowsLike) -> jax.Array:
+        """The functions' values at inputs X (N, D), or under functionals: (draws,) + batch + (N,)."""
+        if isinstance(X, Functionals):
+            return one_program(lambda: X.of(self._values), options=STEPS)
         return on_grid(Paths._values, self, checks.inputs(X))
 
     def _values(self, X: jax.Array) -> jax.Array:

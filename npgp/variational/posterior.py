@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from npgp import checks, linalg
+from npgp import checks, functionals, linalg
 from npgp.chunks import map_chunks, rows_at_once
 from npgp.conditionals import Conditional
+from npgp.functionals.rows import Functionals, Rows, RowsLike
 from npgp.likelihoods import Likelihood
 from npgp.predictions import FunctionPosterior
-from npgp.programs.compiled import STEPS, one_program
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projection, Projector
 from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
@@ -67,8 +67,11 @@ class Posterior(FunctionPosterior):
         """``KL[q(ε) ‖ p(ε)]``, summed over blocks; batch shape."""
         return sum(block.kl() for block in self.q)  # type: ignore[return-value]
 
-    def _project(self, rows: jax.Array) -> Projection:
-        return self.projector(jnp.moveaxis(rows, 0, -2))
+    def _rows(self, X: RowsLike, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+        return X.apart() if isinstance(X, Functionals) else super()._rows(X, neighbors, batch_shape)
+
+    def _project(self, rows: Any) -> Projection:
+        return self.projector(_inputs(rows))
 
     def _in_chunks(self, function: Callable[[jax.Array], T], X: jax.Array) -> T:
         """A function of rows, for as many at a time as are fast: no array of all rows and inducing features is made."""
@@ -96,7 +99,7 @@ class Posterior(FunctionPosterior):
     def _one_covariance(self, rows: jax.Array) -> jax.Array:
         """Without the batch's dimensions where all functions have the same."""
         A = self._project(rows).A
-        cov = self.projector.residual_covariance(jnp.moveaxis(rows, 0, -2), A, learned_blocks(self.q))
+        cov = self.projector.residual_covariance(_inputs(rows), A, learned_blocks(self.q))
         for block, A_i in zip(self.q, A, strict=True):
             if block.learned:
                 half = block.factor_times(A_i)
@@ -148,7 +151,7 @@ class Posterior(FunctionPosterior):
 
     def update(
         self,
-        X: ArrayLike,
+        X: RowsLike,
         y: ArrayLike,
         likelihood: Likelihood,
         *,
@@ -221,36 +224,15 @@ class Posterior(FunctionPosterior):
 
     def derivative(self, X: ArrayLike, dim: int = 0) -> tuple[jax.Array, jax.Array]:
         """
-        Posterior mean and variance of the slope ``∂f/∂x_dim``, at each row.
-
-        The variance is ``∂²k(x, x')/∂x∂x' − Σ_learned ‖∂A_i‖² + Σ_learned ‖L_{S_i}ᵀ ∂A_i‖²`` at x' = x: derivatives
-        of a GP are jointly Gaussian with it (Rasmussen & Williams 2006, section 9.4).
+        Posterior mean and variance of the slope ``∂f/∂x_dim``, at each row: of
+        :func:`npgp.functionals.derivative` (Rasmussen & Williams 2006, section 9.4).
 
         :param X: inputs (N, D).
         :param dim: the input column.
         :return: each batch + (N,).
         :raises ValueError: for a kernel whose functions have no derivative, or a column that X does not have.
         """
-        X = checks.inputs(X)
-        kernel = self.projector.kernel
-        if not kernel.differentiable:
-            raise ValueError(
-                f"functions drawn from {type(kernel).__name__} have no derivative; those from Matern32, Matern52 and "
-                "RBF have."
-            )
-        columns = X.shape[1]
-        checks.whole_number(
-            dim, "dim", least=-columns, most=columns - 1, must_be=f"the number of one of the {columns} columns of X"
-        )
-
-        def of_rows(X):
-            direction = jnp.zeros_like(X).at[:, dim].set(1.0)
-            _, slopes = jax.jvp(lambda X: self.projector(X).A, (X,), (direction,))
-            # As if it were a projection: of the slope of f, whose prior variance is the kernel's mixed derivative.
-            variance = self.projector.each(lambda p: _slope_variance(p.kernel, X, direction[0]))
-            return self._projected_moments(Projection(slopes, variance))
-
-        return one_program(lambda: self._in_chunks(of_rows, X), options=STEPS)
+        return self.mean_and_variance(functionals.derivative(X, dim))
 
     def decompose(self, X: ArrayLike) -> Decomposition:
         """
@@ -285,6 +267,11 @@ class Posterior(FunctionPosterior):
         )
 
 
+def _inputs(rows: Any) -> Rows:
+    """Rows as a projector takes them."""
+    return rows if isinstance(rows, Functionals) else jnp.moveaxis(rows, 0, -2)
+
+
 @pytree
 @dataclass(frozen=True)
 class Decomposition:
@@ -300,16 +287,3 @@ class Decomposition:
     names: tuple[str, ...] = field(metadata={"static": True})
     mean: jax.Array
     variance: jax.Array
-
-
-def _slope_variance(kernel: Callable, X: jax.Array, direction: jax.Array) -> jax.Array:
-    """``∂²k(x, x')/∂x∂x'`` in one direction at x' = x, row by row; (N,)."""
-
-    def at_row(x):
-        def covariance(a, b):
-            return kernel((x + a * direction)[None], (x + b * direction)[None])[0, 0]
-
-        zero = jnp.zeros((), x.dtype)
-        return jax.jacfwd(jax.jacfwd(covariance), 1)(zero, zero)
-
-    return jax.vmap(at_row)(X)

@@ -24,6 +24,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.conditionals import Conditional, as_conditional
+from npgp.functionals.rows import RowsLike, as_rows
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
 from npgp.sparse.projection import Members, Projection, Projector
@@ -44,7 +45,7 @@ __all__ = ["update"]
 def update(
     projector: Projector | Members,
     q: Sequence[BlockNormal],
-    X: ArrayLike,
+    X: RowsLike,
     y: ArrayLike,
     likelihood: Likelihood,
     *,
@@ -70,7 +71,7 @@ def update(
     :param projector: the factorized inducing blocks.
     :param q: q(ε) so far, of each block.
     """
-    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
+    X, likelihood = as_rows(X), as_likelihood(likelihood)
     for i, block in enumerate(q):
         if not block.learned:
             raise ValueError(

@@ -93,6 +93,7 @@ RETURNED = {
     "npgp.collapsed": """Advice DegeneratePosterior EnoughPoints ExpectedProjection GroupNoise PsiStatistics RowNoise
         ShorterLengthscales""",
     "npgp.conditionals": "Gain",
+    "npgp.functionals": "Piece",
     "npgp.gplvm": "CanonicalLatents RowNormal",
     "npgp.inducing": "LevelChoice",
     "npgp.neighbors": "MeanFieldNormal NeighborPosterior VecchiaFactor Waves",

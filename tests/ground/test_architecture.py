@@ -24,6 +24,7 @@ FLOORS = [
     {"linalg", "chunks"},
     {"kernels"},
     {"likelihoods", "features"},
+    {"functionals"},
     {"sparse", "predictions"},
     {"conditionals", "inducing", "neighbors"},
     {"observations"},

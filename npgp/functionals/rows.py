@@ -1,0 +1,256 @@
+"""Linear functionals of a function, as rows of statements and posteriors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from npgp import checks
+from npgp.chunks import entries_at_once, map_chunks, rows_within
+from npgp.linalg import matmul, transposed
+from npgp.pytrees import pytree, static
+
+__all__ = ["Functionals", "Piece", "Rows", "RowsLike", "as_functionals", "as_rows", "at", "average", "derivative"]
+
+
+@pytree
+@dataclass(frozen=True)
+class Piece:
+    """
+    ``Σ_j w_nj f(x_nj)``, or the same sum of derivatives.
+
+    :param points: (N, J, D); or (J, D) that all rows share.
+    :param weights: (N, J).
+    :param dim: the column of a partial derivative; ``None`` for values.
+    """
+
+    points: jax.Array
+    weights: jax.Array
+    dim: int | None = static(None)
+
+    @property
+    def shared(self) -> bool:
+        """Whether all rows have the same points."""
+        return self.points.ndim == 2
+
+    def apart(self) -> Piece:
+        """The same, each row with points of its own."""
+        if not self.shared:
+            return self
+        return Piece(jnp.broadcast_to(self.points, (self.weights.shape[0], *self.points.shape)), self.weights, self.dim)
+
+    def of(self, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """
+        What the functionals make of a function.
+
+        :param function: of points (P, D), its values along the last axis, (..., P).
+        :return: (..., N).
+        """
+        if self.dim is not None:
+            values, dim = function, self.dim
+
+            def function(points: jax.Array) -> jax.Array:
+                return jax.jvp(values, (points,), (jnp.zeros_like(points).at[:, dim].set(1.0),))[1]
+
+        J, D = self.points.shape[-2:]
+        if J == 1:
+            return function(self.points.reshape(-1, D)) * self.weights[:, 0]
+        if self.shared:
+            return matmul(function(self.points), transposed(self.weights))
+
+        def of_rows(points: jax.Array, weights: jax.Array) -> jax.Array:
+            values = function(points.reshape(-1, D))
+            return jnp.sum(values.reshape(*values.shape[:-1], -1, J) * weights, axis=-1)
+
+        each = math.prod(jax.eval_shape(function, self.points[0]).shape)
+        return map_chunks(of_rows, rows_within(entries_at_once(), each), self.points, self.weights, axis=-1)
+
+
+@pytree
+@dataclass(frozen=True)
+class Functionals:
+    """
+    N linear functionals of a function; made by :func:`at`, :func:`average` and :func:`derivative`, by sums and
+    multiples of these, and by ``B @ rows`` for a matrix B with a column for each row.
+
+    .. code-block:: python
+
+        rows = npgp.functionals.at(X[:5]) - npgp.functionals.at(X[5:10])
+        mean, variance = posterior.mean_and_variance(rows)  # of f(x) − f(x'), each (5,)
+
+    :param pieces: what they are sums of.
+    """
+
+    pieces: tuple[Piece, ...]
+    __array_priority__ = 1000
+    __array_ufunc__ = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, D), as that of inputs."""
+        return self.pieces[0].weights.shape[0], self.pieces[0].points.shape[-1]
+
+    @property
+    def ndim(self) -> int:
+        """2, as that of inputs."""
+        return 2
+
+    @property
+    def dtype(self) -> Any:
+        """That of the points."""
+        return self.pieces[0].points.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def apart(self) -> Functionals:
+        """The same, all arrays with rows as their first axis."""
+        return Functionals(tuple(piece.apart() for piece in self.pieces))
+
+    def of(self, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """As :meth:`Piece.of`."""
+        return sum(piece.of(function) for piece in self.pieces)  # type: ignore[return-value]
+
+    def take(self, rows: Any) -> Functionals:
+        """Those with some numbers, (...); arrays have these axes in front."""
+        return jax.tree.map(lambda x: x[rows], self.apart())
+
+    def followed_by(self, other: Functionals) -> Functionals:
+        """These, and others after them: each others' pieces have weight 0."""
+
+        def padded(pieces: tuple[Piece, ...], before: int, after: int) -> list[Piece]:
+            ends = ((before, after), (0, 0))
+            points = [p.points if p.shared else jnp.pad(p.points, (*ends, (0, 0)), mode="edge") for p in pieces]
+            return [Piece(x, jnp.pad(p.weights, ends), p.dim) for x, p in zip(points, pieces, strict=True)]
+
+        return Functionals((*padded(self.pieces, 0, len(other)), *padded(other.pieces, len(self), 0)))
+
+    def __add__(self, other: Any) -> Functionals:
+        other = as_functionals(other, "what is added to functionals")
+        if len(self) != len(other) or self.shape[1] != other.shape[1]:
+            raise ValueError(f"cannot add functionals of shapes {self.shape} and {other.shape}: rows go by rows.")
+        return Functionals(self.pieces + other.pieces)
+
+    def __mul__(self, factor: ArrayLike) -> Functionals:
+        factor = jnp.asarray(checks.array(factor, "what functionals are multiplied by"), self.dtype)
+        if not checks.broadcasts(factor.shape, (len(self),)):
+            raise ValueError(
+                f"{len(self)} functionals are multiplied by an array of shape {factor.shape}; it must be a number, or "
+                "have one for each."
+            )
+        own = jnp.broadcast_to(factor, (len(self),))[:, None]
+        return Functionals(tuple(Piece(p.points, own * p.weights, p.dim) for p in self.pieces))
+
+    def __rmatmul__(self, B: ArrayLike) -> Functionals:
+        B = jnp.asarray(checks.array(B, "the matrix before functionals"), self.dtype)
+        if B.ndim != 2 or B.shape[1] != len(self):
+            raise ValueError(f"the matrix has shape {B.shape}; it must have a column for each of {len(self)} rows.")
+        return Functionals(tuple(_summed(B, piece) for piece in self.pieces))
+
+    def __neg__(self) -> Functionals:
+        return self * -1.0
+
+    def __sub__(self, other: Any) -> Functionals:
+        return self + -as_functionals(other, "what is taken from functionals")
+
+    __rmul__ = __mul__
+
+
+def _summed(B: jax.Array, piece: Piece) -> Piece:
+    """``B`` times the functionals of a piece."""
+    if piece.shared:
+        return Piece(piece.points, matmul(B, piece.weights), piece.dim)
+    D = piece.points.shape[-1]
+    weights = B[:, :, None] * piece.weights
+    return Piece(piece.points.reshape(-1, D), weights.reshape(len(B), -1), piece.dim)
+
+
+#: Inputs (N, D) of values, or functionals; and as callers give them.
+Rows: TypeAlias = jax.Array | Functionals
+RowsLike: TypeAlias = ArrayLike | Functionals
+
+
+def as_rows(X: RowsLike, name: str = "X") -> Rows:
+    """Functionals as they are, and inputs (N, D) that are checked."""
+    return X if isinstance(X, Functionals) else checks.inputs(X, name)
+
+
+def as_functionals(X: RowsLike, name: str = "X") -> Functionals:
+    """Functionals as they are, and inputs (N, D) as those of values there."""
+    X = as_rows(X, name)
+    if isinstance(X, Functionals):
+        return X
+    return Functionals((Piece(X[:, None], jnp.ones((len(X), 1), X.dtype)),))
+
+
+def at(X: ArrayLike) -> Functionals:
+    """
+    Values of f at inputs.
+
+    .. code-block:: python
+
+        rows = 0.5 * npgp.functionals.at(X) + 2.0 * npgp.functionals.at(X + 1.0)
+
+    :param X: inputs, (N, D).
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape, without rows or with NaN.
+    """
+    return as_functionals(X)
+
+
+def average(points: ArrayLike, weights: ArrayLike | None = None) -> Functionals:
+    """
+    Averages of f, or other weighted sums: over areas, bins or time, and integrals by the caller's quadrature.
+
+    .. code-block:: python
+
+        points = np.linspace(0.0, 1.0, 12).reshape(3, 4, 1)  # three bins, four points each
+        rows = npgp.functionals.average(points)
+        assert rows.shape == (3, 1)
+
+    :param points: (N, J, D), J points for each row; of rows with fewer, repeat one with weight 0.
+    :param weights: (N, J), or (J,) for the same in all rows; 1/J if omitted.
+    :raises TypeError: for points that are not floating.
+    :raises ValueError: for points or weights of other shapes, or with NaN.
+    """
+    array = checks.array(points, "points")
+    if array.ndim != 3:
+        raise ValueError(f"points has shape {array.shape}; it must be (rows, points of a row, input dimensions).")
+    points = checks.inputs(points, "points", members=True)
+    N, J, _ = points.shape
+    if weights is None:
+        return Functionals((Piece(points, jnp.full((N, J), 1.0 / J, points.dtype)),))
+    weights = checks.real(weights, "weights", "real numbers")
+    checks.require_finite(weights, "weights")
+    if np.shape(weights) not in ((N, J), (J,)):
+        raise ValueError(f"weights has shape {np.shape(weights)}; for these points it must be {(N, J)}, or {(J,)}.")
+    return Functionals((Piece(points, jnp.broadcast_to(jnp.asarray(weights, points.dtype), (N, J))),))
+
+
+def derivative(X: ArrayLike, dim: int = 0) -> Functionals:
+    """
+    Slopes ``∂f/∂x_dim`` at inputs.
+
+    .. code-block:: python
+
+        slope, variance = posterior.mean_and_variance(npgp.functionals.derivative(X))
+
+    :param X: inputs, (N, D).
+    :param dim: the input column.
+    :raises TypeError: for inputs that are not floating.
+    :raises ValueError: for inputs of another shape or with NaN, and for a column that they do not have; where they are
+        used, for a kernel whose functions have no derivative.
+    """
+    X = checks.inputs(X)
+    columns = X.shape[1]
+    dim = checks.whole_number(
+        dim, "dim", least=-columns, most=columns - 1, must_be=f"the number of one of the {columns} columns of X"
+    )
+    return Functionals((Piece(X[:, None], jnp.ones((len(X), 1), X.dtype), dim % columns),))

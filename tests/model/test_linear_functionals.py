@@ -1,0 +1,176 @@
+"""Statements about linear functionals of a draw: differences, sums by a matrix, averages and slopes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import oracles
+import pytest
+from models import keys
+from numpyro import handlers
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+import npgp
+from npgp.functionals import at, derivative
+
+RNG = np.random.default_rng(0)
+X, X2 = np.sort(RNG.uniform(0.0, 4.0, (2, 8, 1)), axis=1)
+Z = np.linspace(-0.2, 4.2, 6)[:, None]
+WEIGHT, B = RNG.normal(size=8), RNG.normal(size=(5, 8))
+Y = np.sin(X[:, 0]) - WEIGHT * np.sin(X2[:, 0]) + 0.1 * RNG.normal(size=8)
+KERNEL = npgp.RBF(1.1)
+
+
+def draw(name="f", kernel=KERNEL):
+    return npgp.SparseGP(name, kernel, Z, jitter=1e-9).draw()
+
+
+def rbf(a, b):
+    return np.exp(-0.5 * np.square((a - b.T) / 1.1))
+
+
+def optimum(model, *args, **kwargs):
+    """The best ELBO with Gaussian noise, after natural steps of rate 1; and q's parameters."""
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, npgp.natural_gradient(1.0, npgp.adam(0.01)), TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), 3, *args, progress=False, **kwargs)
+    return guide, result.params, -float(svi.evaluate(result.state, *args, **kwargs))
+
+
+def test_terms_of_one_draw_are_one_functional(float64):
+    def model(y=None):
+        f = draw()
+        npgp.observe("y", f(X) - WEIGHT * f(X2) + 0.3, npgp.Gaussian(variance=0.01), obs=y)
+
+    *_, found = optimum(model, y=Y + 0.3)
+    matrix = np.concatenate([np.eye(8), -np.diag(WEIGHT)], 1)
+    both = np.concatenate([X, X2])
+    dense = oracles.Joint(
+        (6,), rbf(Z, Z) + 1e-9 * np.eye(6), rbf(Z, both) @ matrix.T, matrix @ rbf(both, both) @ matrix.T
+    )
+    np.testing.assert_allclose(found, dense.bound(Y, 0.01, [True], "tight"), atol=1e-5)
+
+
+def test_values_and_slopes_in_one_model_are_the_exact_joint_posterior(float64):
+    inducing = np.linspace(0.0, 4.0, 15)[:, None]
+    y, slope = np.sin(X[:, 0]), np.cos(X2[:, 0])
+
+    def model(y=None, slope=None):
+        f = npgp.SparseGP("f", KERNEL, inducing, jitter=1e-10).draw()
+        npgp.observe("y", f(X), npgp.Gaussian(scale=0.02), obs=y)
+        npgp.observe("slope", f.derivative(X2), npgp.Gaussian(scale=0.05), obs=slope)
+
+    guide, params, found = optimum(model, y=y, slope=slope)
+
+    def value_slope(a, b):
+        return rbf(a, b) * (a - b.T) / 1.21
+
+    def slope_slope(a, b):
+        return rbf(a, b) * (1.0 / 1.21 - np.square((a - b.T) / 1.21))
+
+    K = np.block([[rbf(X, X), value_slope(X, X2)], [value_slope(X, X2).T, slope_slope(X2, X2)]])
+    K += np.diag(np.repeat([0.02**2, 0.05**2], 8))
+    observed = np.concatenate([y, slope])
+    assert found == pytest.approx(oracles.log_normal(observed, K), abs=1e-3)
+    posterior = npgp.posterior("f", model, guide, params, y=y, slope=slope)
+    new = np.linspace(0.3, 3.7, 4)[:, None]
+    crosses = {
+        at: (np.concatenate([rbf(new, X), value_slope(new, X2)], 1), np.ones(4)),
+        derivative: (np.concatenate([value_slope(X, new).T, slope_slope(new, X2)], 1), np.full(4, 1 / 1.21)),
+    }
+    for make, (C, prior) in crosses.items():
+        mean, variance = posterior.mean_and_variance(make(new))
+        np.testing.assert_allclose(mean, C @ np.linalg.solve(K, observed), atol=1e-5)
+        exact = prior - np.sum(C * np.linalg.solve(K, C.T).T, 1)
+        np.testing.assert_allclose(np.sqrt(variance), np.sqrt(exact), rtol=1e-4)
+
+
+def test_sums_by_a_matrix_beside_another_function_are_dense_algebra(float64):
+    def model(y=None):
+        f, g = draw(), draw("g", npgp.Matern32(0.7))
+        npgp.observe("y", B @ (2.0 * f(X)) + g.average(jnp.stack([X[:5], X2[:5]], 1)), npgp.Gaussian(scale=0.2), obs=y)
+
+    y = np.random.default_rng(1).normal(size=5)
+    _, _, found = optimum(model, y=y)
+    matern = lambda a, b: oracles.stationary("Matern32", a, b, 0.7)  # noqa: E731
+    halves, both = 0.5 * np.concatenate([np.eye(5), np.eye(5)], 1), np.concatenate([X[:5], X2[:5]])
+    jitter, none = 1e-9 * np.eye(6), np.zeros((6, 6))
+    K_uu = np.block([[rbf(Z, Z) + jitter, none], [none, matern(Z, Z) + jitter]])
+    K_uf = np.concatenate([2.0 * rbf(Z, X) @ B.T, matern(Z, both) @ halves.T])
+    K_ff = 4.0 * B @ rbf(X, X) @ B.T + halves @ matern(both, both) @ halves.T
+    # One q(ε) for both functions: one block.
+    expected = oracles.Joint((12,), K_uu, K_uf, K_ff).bound(y, 0.04, [True], "tight")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_values_sampled_later_agree_with_sampled_functionals(float64):
+    def program():
+        f = draw()
+        d = npgp.sample("d", f(X) - WEIGHT * f(X2))
+        s = npgp.sample("s", f.derivative(X[:2]))
+        return d, s, npgp.sample("a", f(X)), npgp.sample("b", f(X2)), npgp.sample("t", f.derivative(X[:2]))
+
+    d, s, a, b, t = handlers.seed(program, 0)()
+    np.testing.assert_allclose(a - WEIGHT * b, d, atol=1e-3)  # to the jitter's noise
+    np.testing.assert_allclose(t, s, atol=3e-3)
+    assert np.std(d) > 0.1 and np.min(np.abs(s)) > 0.1  # neither is 0
+
+
+def test_functions_of_a_plate_each_have_their_functionals(float64):
+    lengthscale = np.array([[0.7], [1.4]])
+
+    def model(y=None):
+        with numpyro.plate("functions", 2, dim=-2):
+            f = draw(kernel=npgp.RBF(lengthscale))
+            with numpyro.plate("rows", 8):
+                npgp.observe("y", f(X) - f(X2), npgp.Gaussian(variance=0.1), obs=y)
+
+    y = np.random.default_rng(2).normal(size=(2, 8))
+    guide, params, found = optimum(model, y=y)
+    apart = [
+        npgp.CollapsedGP(npgp.RBF(scale), at(X) - at(X2), Z, noise_variance=0.1, jitter=1e-9) for scale in (0.7, 1.4)
+    ]
+    np.testing.assert_allclose(found, sum(gp.log_prob(y[i]) for i, gp in enumerate(apart)), atol=1e-6)
+    slopes = npgp.posterior("f", model, guide, params, y=y).derivative(X2)
+    for i, gp in enumerate(apart):
+        for a, b in zip(slopes, gp.condition(y[i]).derivative(X2), strict=True):
+            np.testing.assert_allclose(a[i], b, atol=1e-6)
+
+
+def test_preferences_by_rows_and_by_items_are_one_model(float64):
+    first, second = np.array([0, 1, 2, 0]), np.array([3, 2, 0, 1])
+    wins = np.array([1.0, 0.0, 1.0, 1.0])
+
+    def by_rows(wins=None):
+        f = draw()
+        npgp.observe("wins", f(X[first]) - f(X[second]), npgp.Bernoulli(), obs=wins)
+
+    def by_matrix(wins=None):
+        f = draw()
+        pairs = np.eye(8)[first] - np.eye(8)[second]
+        npgp.observe("wins", pairs @ f(X), npgp.Bernoulli(), obs=wins)
+
+    params = {"f.u.loc": jnp.linspace(-1.0, 1.0, 6), "f.u.scale_tril": 0.5 * jnp.eye(6)}
+    loss = TraceMeanField_ELBO()
+    a, b = (loss.loss(keys(1)[0], params, model, npgp.AutoSparseGP(model), wins=wins) for model in (by_rows, by_matrix))
+    np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def refused(statement, error, kind=ValueError):
+    return statement, kind, error
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind", "error"),
+    [
+        refused(lambda f: f(X) * f(X2), "a product of GP values is not Gaussian", TypeError),
+        refused(lambda f: np.ones((3, 5)) @ f(X), r"the matrix has shape \(3, 5\) and the GP values \(8,\)"),
+        refused(lambda f: f(X) - f(X2[:3]), "cannot add functionals of shapes"),
+        refused(lambda f: f.derivative(X, 1), "dim is 1; it must be the number of one of the 1 columns"),
+        refused(lambda f: f.average(X), "points has shape"),
+        refused(lambda f: (f(X) - f(X2))[np.array([0]), np.array([0])], "is indexed by|chooses among functions"),
+    ],
+)
+def test_what_is_refused(statement, kind, error):
+    with handlers.seed(rng_seed=0), pytest.raises(kind, match=error):
+        statement(draw())

@@ -1,0 +1,188 @@
+"""Rows that are linear functionals: their covariances, and what is made of these, against dense algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import npgp
+from npgp.functionals import at, average, covariances, derivative
+
+LENGTHSCALE = np.array([0.8, 1.3])
+KERNEL = npgp.RBF(LENGTHSCALE, variance=1.7)
+NOISE = 0.1
+
+
+def rbf(A, B):
+    return 1.7 * np.exp(-0.5 * np.sum(np.square((A[:, None] - B) / LENGTHSCALE), -1))
+
+
+def slopes(A, B, dim):
+    """``Cov[f(a), ∂f/∂x_dim (b)]``."""
+    return rbf(A, B) * (A[:, None, dim] - B[None, :, dim]) / LENGTHSCALE[dim] ** 2
+
+
+def both_slopes(A, B, dim):
+    away = (A[:, None, dim] - B[None, :, dim]) / LENGTHSCALE[dim] ** 2
+    return rbf(A, B) * (1.0 / LENGTHSCALE[dim] ** 2 - np.square(away))
+
+
+RNG = np.random.default_rng(0)
+X, X2 = RNG.normal(size=(2, 6, 2))
+Z = [RNG.normal(size=(5, 2)), RNG.normal(size=(3, 2))]
+POINTS, WEIGHTS, B = RNG.normal(size=(6, 3, 2)), RNG.normal(size=(6, 3)), RNG.normal(size=(4, 6))
+FACTOR = RNG.normal(size=6)
+DIM = 1
+#: All points that rows are made of: values at these, and slopes at X.
+VALUES = np.concatenate([X, X2, POINTS.reshape(-1, 2)])
+K_VALUES = np.block([[rbf(VALUES, VALUES), slopes(VALUES, X, DIM)], [slopes(VALUES, X, DIM).T, both_slopes(X, X, DIM)]])
+
+
+def selected(first, weights):
+    """The matrix that takes values to rows; row n has these weights from place ``first + n J`` on."""
+    found = np.zeros((len(weights), len(K_VALUES)))
+    for n, w in enumerate(weights):
+        found[n, first + n * len(w) : first + (n + 1) * len(w)] = w
+    return found
+
+
+ONES = np.ones((6, 1))
+AT, AT2, AVERAGE, SLOPE = selected(0, ONES), selected(6, ONES), selected(12, WEIGHTS), selected(30, ONES)
+#: Rows, and the matrices that make them of values and slopes.
+ROWS = {
+    "differences": (lambda: at(X) - FACTOR * at(X2), AT - FACTOR[:, None] * AT2),
+    "averages": (lambda: average(POINTS, WEIGHTS), AVERAGE),
+    "slopes": (lambda: derivative(X, DIM), SLOPE),
+    "sums of values": (lambda: B @ at(X), B @ AT),
+    "sums of all": (lambda: B @ (average(POINTS, WEIGHTS) + 2.0 * derivative(X, -1)), B @ (AVERAGE + 2.0 * SLOPE)),
+    "one after the other": (
+        lambda: (B @ at(X)).followed_by(average(POINTS, WEIGHTS)),
+        np.concatenate([B @ AT, AVERAGE]),
+    ),
+    "some": (lambda: average(POINTS, WEIGHTS).take(np.array([4, 0])), AVERAGE[[4, 0]]),
+}
+every_kind = pytest.mark.parametrize("kind", list(ROWS))
+
+
+def joint(matrix, blocks):
+    Z_all = np.concatenate(blocks)
+    K_uf = np.concatenate([rbf(Z_all, VALUES), slopes(Z_all, X, DIM)], 1) @ matrix.T
+    K_uu = rbf(Z_all, Z_all)
+    K_uu += 1e-8 * np.diag(np.diag(K_uu))
+    return oracles.Joint(tuple(map(len, blocks)), K_uu, K_uf, matrix @ K_VALUES @ matrix.T)
+
+
+@every_kind
+def test_covariances_are_those_of_the_sums_written_out(float64, kind):
+    make, matrix = ROWS[kind]
+    rows, expected = make(), matrix @ K_VALUES @ matrix.T
+    other, other_matrix = ROWS["slopes"][0](), SLOPE
+    found = jax.jit(
+        lambda rows: (
+            covariances.variance(KERNEL, rows),
+            covariances.covariance(KERNEL, rows),
+            covariances.covariance(KERNEL, rows, other),
+            covariances.covariance(KERNEL, jnp.asarray(X2), rows),
+            covariances.within_groups(KERNEL, rows, npgp.sparse.consecutive(len(rows), 2))[0],
+        )
+    )(rows)
+    everything = (
+        np.diag(expected),
+        expected,
+        matrix @ K_VALUES @ other_matrix.T,
+        AT2 @ K_VALUES @ matrix.T,
+        expected[:2, :2],
+    )
+    for a, b in zip(found, everything, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+@pytest.mark.parametrize("conditional", ["prior", "tight", "grouped"])
+@pytest.mark.parametrize(("kind", "blocks"), [("differences", 1), ("sums of all", 2), ("averages", 2)])
+def test_collapsed_bounds_are_dense_algebra_and_below_the_evidence(float64, kind, blocks, conditional):
+    make, matrix = ROWS[kind]
+    rows, dense = make(), joint(matrix, Z[:blocks])
+    y = np.random.default_rng(1).normal(size=len(rows))
+    groups = npgp.sparse.consecutive(len(rows), 2)
+    given = npgp.conditionals.Grouped(groups) if conditional == "grouped" else conditional
+    gp = npgp.CollapsedGP(KERNEL, rows, Z[:blocks], noise_variance=NOISE, conditional=given)
+    found = gp.log_prob(y)
+    learned = [True] * blocks
+    expected = dense.bound(
+        y, NOISE, learned, conditional, [g[m] for g, m in zip(groups.rows, groups.mask, strict=True)]
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    evidence = oracles.log_normal(y, dense.K_ff + NOISE * np.eye(len(y)))
+    assert found < evidence
+    np.testing.assert_allclose(
+        npgp.collapsed.exact_log_evidence(KERNEL, rows, y, noise_variance=NOISE), evidence, rtol=1e-9
+    )
+
+
+def test_posteriors_of_all_kinds_of_rows_are_one_gaussian(float64):
+    make, matrix = ROWS["averages"]
+    y = np.random.default_rng(1).normal(size=6)
+    posterior = npgp.CollapsedGP(KERNEL, make(), Z, noise_variance=NOISE).condition(y)
+    both = ROWS["sums of values"][0]().followed_by(derivative(X, DIM))
+    target = np.concatenate([B @ AT, SLOPE])
+    dense = joint(np.concatenate([matrix, target]), Z)
+    means, covariances = [q.loc for q in posterior.q], [q.scale_tril @ q.scale_tril.T for q in posterior.q]
+    mean, covariance = (np.asarray(x) for x in dense.predict(means, covariances))
+    own = slice(6, None)
+    np.testing.assert_allclose(posterior.mean(both), mean[own], atol=1e-6)
+    np.testing.assert_allclose(posterior.variance(both, batch_size=3), np.diag(covariance)[own], atol=1e-6)
+    np.testing.assert_allclose(posterior.covariance(both), covariance[own, own], atol=1e-6)
+    np.testing.assert_allclose(posterior.derivative(X, DIM)[0], mean[10:], atol=1e-6)
+    # A path's rows are what functionals make of it.
+    paths = posterior.draw_functions(jax.random.key(0), 2)
+    np.testing.assert_allclose(paths(B @ at(X)), paths(X) @ B.T, atol=1e-9)
+
+
+@pytest.mark.parametrize("x64", [False], ids=["float32"], indirect=True)
+def test_differences_at_close_points_keep_their_digits(x64):
+    X = np.linspace(0.0, 1.0, 5)[:, None]
+    close = X + np.float32(1e-3)
+    rows = at(X.astype(np.float32)) - at(close.astype(np.float32))
+    h = np.float64(close.astype(np.float32)) - np.float64(X.astype(np.float32))
+    exact = -2.0 * np.expm1(-0.5 * np.square(h[:, 0]))
+    np.testing.assert_allclose(covariances.variance(npgp.RBF(1.0), rows), exact, rtol=1e-4)  # 1e-6; .06 is rounding's
+
+
+def test_no_array_of_all_rows_points_and_features_is_made(float64):
+    points = jax.ShapeDtypeStruct((4000, 50, 1), jnp.float64)
+
+    def project(points):
+        features = [npgp.features.Points(np.linspace(0.0, 1.0, 100)[:, None])]
+        return npgp.sparse.factorize(npgp.RBF(1.0), features)(average(points)).residual_variance()
+
+    memory = jax.jit(project).lower(points).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 8 * 4000 * 100 * 50 / 10
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: average(X), r"points has shape \(6, 2\); it must be \(rows, points of a row, input dimensions\)"),
+        (lambda: average(POINTS, WEIGHTS[:2]), r"weights has shape \(2, 3\); for these points it must be \(6, 3\)"),
+        (lambda: derivative(X, 2), "dim is 2; it must be the number of one of the 2 columns of X"),
+        (lambda: at(X) + at(X[:3]), r"cannot add functionals of shapes \(6, 2\) and \(3, 2\): rows go by rows"),
+        (lambda: at(X) * np.ones(4), r"6 functionals are multiplied by an array of shape \(4,\); it must be a number"),
+        (lambda: np.ones((2, 4)) @ at(X), r"the matrix has shape \(2, 4\); it must have a column for each of 6 rows"),
+        (
+            lambda: covariances.variance(npgp.kernels.Matern12(1.0), derivative(X)),
+            "functions drawn from Matern12 have no derivative; those from Matern32",
+        ),
+        (
+            lambda: covariances.variance(npgp.kernels.Coregion(npgp.RBF(1.0), np.eye(2)), derivative(X, 1)),
+            "column 1 holds levels",
+        ),
+        (
+            lambda: npgp.CollapsedGP(KERNEL, at(X) - at(X2), Z, noise_variance=NOISE, conditional="grouped"),
+            "X has functionals, so no groups can be made of it",
+        ),
+    ],
+)
+def test_what_is_refused(make, error):
+    with pytest.raises(ValueError, match=error):
+        make()
