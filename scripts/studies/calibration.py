@@ -309,7 +309,7 @@ independent`` shows it; ``--shift .5``, added to the data that the sampler is gi
         },
         rows=("case", "quantity"),
         quick={"replications": 4, "draws": 7, "thin": 1, "warmup": 5, "steps": 5, "batch": 1}
-        | {"case": ["gaussian-nuts", "gaussian-svi"]},
+        | {"case": ["gaussian-svi"]},
         show=verdicts,
         note="p: that ranks are uniform. Mean rank: 1/2 if right, less if draws are too high. Spread: the ranks' "
         "variance over that of uniform ones, more than 1 if draws are too narrow (ranks at both ends).",

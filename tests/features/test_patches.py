@@ -122,19 +122,23 @@ def toy(case):
     }[case]
 
 
-@pytest.mark.parametrize("name", ["patches and images", "two blocks of patches", "two sizes", "pixels beside"])
+@pytest.mark.parametrize("name", ["patches and images", "two sizes", "pixels beside"])
 def test_bounds_are_below_the_evidence(name):
     kernel, blocks = toy(name)
-    evidence = npgp.collapsed.exact_log_evidence(kernel, IMAGES, Y, noise_variance=0.2)
     conditionals = ["prior", "shared", "tight", npgp.conditionals.Grouped(3), "full"]
 
     def bound(blocks, conditional):
         return npgp.CollapsedGP(kernel, IMAGES, blocks, noise_variance=0.2, conditional=conditional).log_prob(Y)
 
-    bounds = jax.jit(lambda: [bound(blocks, conditional) for conditional in conditionals])()  # as one program
+    @jax.jit
+    def everything():
+        evidence = npgp.collapsed.exact_log_evidence(kernel, IMAGES, Y, noise_variance=0.2)
+        return [bound(blocks, conditional) for conditional in conditionals], evidence, bound([IMAGES], "prior")
+
+    bounds, evidence, at_all = everything()
     assert np.all(np.diff([*bounds, evidence]) > 0)
     # Points at all images leave nothing: the exact k(X, X) is in both.
-    np.testing.assert_allclose(bound([IMAGES], "prior"), evidence, atol=1e-4)
+    np.testing.assert_allclose(at_all, evidence, atol=1e-4)
 
 
 def test_classes_by_softmax():

@@ -196,14 +196,12 @@ def test_the_jitter_used_has_no_derivative(x64):
 # ---------------------------------------------------------------- triangular systems by halves
 
 
-#: Pairs of each of the sizes, transposition and precision.
+#: Each of the sizes, transpositions and precisions: derivatives of a system are systems of the other transposition.
 @pytest.mark.parametrize(
     ("rows", "columns", "substituted", "transpose", "x64"),
     [
-        (7, 1, 0, False, True),
         (7, 1, 0, True, False),
-        (8, 9, 0, True, True),
-        (8, 9, 0, False, False),
+        (8, 9, 0, False, True),
         pytest.param(7, 3, 3, True, False, id="few columns, by substitution-True-float32"),
     ],
     indirect=["x64"],

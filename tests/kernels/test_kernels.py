@@ -438,9 +438,8 @@ def test_which_sample_paths_are_differentiable():
     assert not (2.0 * Matern12()).differentiable
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_gradients_are_finite_with_repeated_rows(dtype):
-    X, _ = some_inputs(0, dtype)
+def test_gradients_are_finite_with_repeated_rows():
+    X, _ = some_inputs(0, np.float32)
     X[4] = 0.0
 
     @jax.jit
@@ -450,8 +449,7 @@ def test_gradients_are_finite_with_repeated_rows(dtype):
             for name in (*CUSP, "ArcCosine 1", "product")
         }
 
-    with jax.enable_x64(dtype == np.float64):
-        made = jax.tree.map(np.asarray, gradients(X, dtype(0.8)))
+    made = jax.tree.map(np.asarray, gradients(X, np.float32(0.8)))
     X = X.astype(float)
     for name, (dX, dv) in made.items():
         assert np.all(np.isfinite(dX)) and np.all(np.isfinite(dv)), name
@@ -461,8 +459,7 @@ def test_gradients_are_finite_with_repeated_rows(dtype):
             return np.sum(CASES[name][1](X, X, v))
 
         slope = (total(0.8 + 1e-5) - total(0.8 - 1e-5)) / 2e-5
-        rtol = {np.float32: 5e-3 if name in CUSP else 2e-4, np.float64: 1e-6}[dtype]
-        np.testing.assert_allclose(dv, slope, rtol=rtol, err_msg=name)
+        np.testing.assert_allclose(dv, slope, rtol=5e-3 if name in CUSP else 2e-4, err_msg=name)
 
 
 #: Kernels that take a hyperparameter for each column.

@@ -80,7 +80,9 @@ def assert_parts(whole, separate, rtol=1e-6):
 # ---------------------------------------------------------------- the methods
 
 
-def test_every_method_is_each_parts_on_its_columns(x64):
+def test_every_method_is_each_parts_on_its_columns():
+    """In float32, from which nothing is to be widened; sums of them in float64 are below."""
+
     @compiled
     def evaluate(y, mean, variance):
         def methods(likelihood, y, mean, variance):
@@ -101,10 +103,10 @@ def test_every_method_is_each_parts_on_its_columns(x64):
         ]
         return whole, own
 
-    whole, own = evaluate(*arrays(x64, OBSERVED, MEAN, VARIANCE))
+    whole, own = evaluate(*arrays(jnp.float32, OBSERVED, MEAN, VARIANCE))
     for name, value in whole.items():
-        assert value.dtype == x64 and value.shape[-2:] == (D, N)
-        assert_parts(value, [part[name] for part in own], 1e-5 if x64 == jnp.float32 else 1e-12)
+        assert value.dtype == jnp.float32 and value.shape[-2:] == (D, N)
+        assert_parts(value, [part[name] for part in own], 1e-5)
 
 
 def test_what_is_the_same_for_all_columns_broadcasts(float64):
@@ -267,7 +269,7 @@ def whole_and_parts(fn):
     return fn(mixed_model(), list(range(OUTPUTS))), sum(fn(likelihood, own) for likelihood, own in model_parts())
 
 
-@pytest.mark.parametrize("conditional, masked", [("prior", True), ("tight", False), ("grouped", True)])
+@pytest.mark.parametrize("conditional, masked", [("tight", False), ("grouped", True)])
 def test_the_elbo_is_the_sum_of_the_parts(conditional, masked, float64):
     chosen = npgp.conditionals.Grouped(median_split(X, 3)) if conditional == "grouped" else conditional
 

@@ -112,9 +112,13 @@ class Program:
         return found
 
 
-@pytest.mark.parametrize("first", range(0, 16, 4))
+#: Of every form two, with and without a level, effects, plates, and factors of rows and of functions.
+SEEDS = {4: (4, 1, 6, 7), 12: (12, 5, 14, 15)}
+
+
+@pytest.mark.parametrize("first", SEEDS)
 def test_random_programs_are_exact(first, float64):
-    for seed in range(first, first + 4):
+    for seed in SEEDS[first]:
         program = Program(seed)
         effects, inducing, residual = program.dense()
         y = program.y[program.mask]

@@ -91,7 +91,7 @@ def model(statement, y, *, scanned, two):
             statement(f"y{i}", f, g, *(array[i] for array in steps))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != "Poisson"])  # of counts a CollapsedGP is
 def test_the_density_in_a_scan(case):
     statement, y = CASES[case]
     latent = {"f.u": rng.normal(size=5), "g.u": rng.normal(size=5), "lengthscale": 0.8}

@@ -12,7 +12,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import CONDITIONALS, NOISE, ORTHOGONAL, PAIRS, STRUCTURES, X_NEW, X, Y, compiled, make_elbo, rbf, traces
+from models import CONDITIONALS, NOISE, STRUCTURES, X_NEW, X, Y, compiled, make_elbo, rbf, traces
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from oracles import log_normal
@@ -161,7 +161,7 @@ def bound(structure, conditional):
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
-    pair=st.sampled_from([pair for pair in PAIRS if pair[0] in ORTHOGONAL]),
+    pair=st.sampled_from([("solve", "grouped"), ("odvgp", "tight")]),
     width=st.floats(0.01, 3.0),
 )
 def test_never_above_the_evidence(seed, pair, width):

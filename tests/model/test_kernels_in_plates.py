@@ -109,12 +109,10 @@ def some_params(model, dependence, y):
 
 
 CASES = [
-    {"conditional": "prior"},
-    {"conditional": npgp.conditionals.Grouped(4), "covariances": ["dense", "diagonal"]},
-    {"conditional": "full", "covariances": ["dense", "mean-only"]},
+    {"conditional": "prior", "covariances": ["dense", "mean-only"]},
     {"conditional": "shared", "covariances": "diagonal"},
-    {"conditional": npgp.conditionals.Grouped(4), "mixed": True},
-    {"conditional": npgp.conditionals.Grouped(4), "likelihood": npgp.likelihoods.HeteroscedasticGaussian()},
+    {"conditional": npgp.conditionals.Grouped(4), "covariances": ["dense", "diagonal"], "mixed": True},
+    {"conditional": "full", "likelihood": npgp.likelihoods.HeteroscedasticGaussian()},
 ]
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from models import (
     CONDITIONALS,
     NOISE,
-    PAIRS,
     STRUCTURES,
     VARIANCE,
     Dense,
@@ -191,6 +190,10 @@ def test_rows_and_divergence_are_those_of_dense_algebra(structure, float64):
     np.testing.assert_allclose(kl, oracle.kl, rtol=1e-6)
 
 
+#: Each kind of block and of conditional: what rows and divergence are is above, of every structure.
+TRIED = [("solve", "grouped"), ("odvgp", "tight"), ("mean-field", "prior")]
+
+
 @pytest.fixture(scope="module")
 def bounds():
     """For each structure and conditional: the bound at given other sites, less what these have to do with it."""
@@ -207,13 +210,13 @@ def bounds():
         return compiled(bound), start(model, guide, X, Y)
 
     with jax.enable_x64(True):
-        return {pair: made(*pair) for pair in PAIRS}
+        return {pair: made(*pair) for pair in TRIED}
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
-    pair=st.sampled_from(PAIRS),
+    pair=st.sampled_from(TRIED),
     width=st.floats(0.01, 3.0),
 )
 def test_never_above_the_evidence(bounds, seed, pair, width):

@@ -316,7 +316,8 @@ def best_bounds(name):
         "mean-only feature": (m[::3, None] * a, 0 * a, D, 0.5 * m[::3] ** 2),
     }
     nothing = np.zeros(1)
-    chosen = {"prior": nothing, "tight": nothing, "grouped": nothing, "full": nothing, "shared": SHARES}
+    shares = SHARES[::5] if name == "bimodal" else SHARES  # a function's integrals are dear
+    chosen = {"prior": nothing, "tight": nothing, "grouped": nothing, "full": nothing, "shared": shares}
     if likelihood.proof == "log-concave":
         chosen["published"] = SITES
 
@@ -463,15 +464,14 @@ def test_probit_bounds_order_in_the_mean(float64):
         ("shared", 0),
         ("published", 0),
         ("tight", 0),
-        ("grouped", 3),
-        ("grouped", 7),
+        ("grouped", 4),
         ("full", rows),
     ]
     bounds = [np.asarray(best(A, D, y, *case)) for case in cases]
     assert np.all(bounds[3] > bounds[0]) and np.all(bounds[1] > bounds[0])
     gains = np.diff(np.mean(bounds, axis=1))
     # One precision for all rows is nearly as good as each row's own.
-    assert gains[0] > 0.5 and np.all(gains[[1, 3, 4, 5]] > 0.1) and gains[2] > 0.01, gains
+    assert gains[0] > 0.5 and np.all(gains[[1, 3, 4]] > 0.1) and gains[2] > 0.01, gains
 
 
 # ---------------------------------------------------------------- groups

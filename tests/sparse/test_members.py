@@ -61,27 +61,32 @@ CASES = {
 def test_all_that_a_projector_says_is_what_one_for_each_says(case, float64):
     kernel, of = CASES[case]
     blocks = [Points(Z2), Points(Z)]  # inputs of each function's own, and shared
-    all_of_them = jax.jit(lambda: factorize_members(kernel, blocks, (2, 1)))()
-    assert all_of_them.batch_shape == (2,)
-    projection, groups = all_of_them(X), median_split(X, 4)
-    for q in range(2):
-        one = factorize(of(q), [Points(Z2[q]), Points(Z)])
-        expected = one(X)
-        for value, wanted in (
-            (projection.A, expected.A),
-            (projection.residual_variance((True, False)), expected.residual_variance((True, False))),
-            (all_of_them.residual_covariance(X, projection.A), one.residual_covariance(X, expected.A)),
-            (
-                all_of_them.group_covariance(X, projection.A, groups),
-                one.group_covariance(X, expected.A, groups),
-            ),
-            (all_of_them.factors, one.factors),
-            (all_of_them.jitter, one.jitter),
-        ):
-            own = jax.tree.map(lambda a, q=q: a[q], value)
-            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), own, wanted)
-    again = factorize_members(all_of_them.kernel, all_of_them.blocks, (2, 1))  # as they were given
-    np.testing.assert_allclose(again.cholesky[1], all_of_them.cholesky[1], rtol=1e-9)
+    groups = median_split(X, 4)
+
+    def said(projector):
+        projection = projector(X)
+        return (
+            projection.A,
+            projection.residual_variance((True, False)),
+            projector.residual_covariance(X, projection.A),
+            projector.group_covariance(X, projection.A, groups),
+            projector.factors,
+            projector.jitter,
+        )
+
+    @jax.jit
+    def everything():
+        all_of_them = factorize_members(kernel, blocks, (2, 1))
+        assert all_of_them.batch_shape == (2,)
+        again = factorize_members(all_of_them.kernel, all_of_them.blocks, (2, 1))  # as they were given
+        each = [said(factorize(of(q), [Points(Z2[q]), Points(Z)])) for q in range(2)]
+        return said(all_of_them), each, (again.cholesky[1], all_of_them.cholesky[1])
+
+    together, each, (again, first) = jax.tree.map(np.asarray, everything())
+    for q, wanted in enumerate(each):
+        own = jax.tree.map(lambda a, q=q: a[q], together)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), own, wanted)
+    np.testing.assert_allclose(again, first, rtol=1e-9)
 
 
 def test_each_takes_the_jitter_that_its_kernel_needs():

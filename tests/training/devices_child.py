@@ -112,7 +112,6 @@ def main():
 
     count = jax.device_count()
     if process:
-        keep("batches", train(model, Y[:, 0], npgp.training.Sharding(), batch_size=B)[0])
         spread = npgp.training.Sharding(
             mesh(2, count // 2), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")}
         )

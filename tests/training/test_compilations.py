@@ -10,7 +10,6 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
     AutoDelta,
     AutoLowRankMultivariateNormal,
-    AutoNormal,
 )
 from programs import compilations
 
@@ -79,7 +78,7 @@ def test_the_start_is_few_programs(batch_size):
         fit(svi, 3, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("guide", [AutoNormal, AutoDelta, AutoLowRankMultivariateNormal], ids=lambda g: g.__name__)
+@pytest.mark.parametrize("guide", [AutoDelta, AutoLowRankMultivariateNormal], ids=lambda g: g.__name__)
 def test_autoguides_are_set_up_once(guide):
     svi = make(guide)  # NumPyro's own start, operation by operation
     result = fit(svi, 2)

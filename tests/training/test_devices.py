@@ -82,9 +82,9 @@ def test_parameters_of_outputs_are_divided_with_their_moments(results):
     assert (parts == 0.25).sum() == 8 and set(parts) == {0.25, 1.0}
 
 
-@pytest.mark.parametrize("case", ["batches", "outputs"])
-def test_two_processes(results, case):
-    one, *two = results
+def test_two_processes(results):
+    """Batches of rows between processes: tests/training/test_cluster.py."""
+    (one, *two), case = results, "outputs"
     for found in two:
         assert_close(of_case(found, case), of_case(one, f"{case}/0"))
     for name, value in of_case(two[0], case).items():  # both know the whole result, the same bits

@@ -107,7 +107,8 @@ def test_few_draws_come_from_different_parts(both):
         values = average.sample(jax.random.key(7), X_NEW, (count,))
         assert values.shape == (count, len(X_NEW))
     assert average.sample(jax.random.key(7), X_NEW).shape == (len(X_NEW),)
-    served = [np.bincount(average._allocate(jax.random.key(k), 3)[0], minlength=DRAWS) for k in range(300)]
+    allocated = jax.jit(jax.vmap(lambda key: average._allocate(key, 3)[0]))(jax.random.split(jax.random.key(0), 300))
+    served = [np.bincount(parts, minlength=DRAWS) for parts in np.asarray(allocated)]
     assert np.max(served) == 1
     share = np.mean(served, 0)
     assert np.abs(share - 0.5).max() < Z_LIMIT * np.sqrt(0.25 / 300)  # every part as often
