@@ -14,7 +14,10 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.chunks import entries_at_once, map_chunks, rows_within
+from npgp.features import InducingBlock
+from npgp.kernels import Kernel
 from npgp.linalg import matmul, transposed
+from npgp.programs.double import in_double_if
 from npgp.pytrees import pytree, static
 
 __all__ = ["Functionals", "Piece", "Rows", "RowsLike", "as_functionals", "as_rows", "at", "average", "derivative"]
@@ -78,12 +81,15 @@ class Piece:
 class Functionals:
     """
     N linear functionals of a function; made by :func:`at`, :func:`average` and :func:`derivative`, by sums and
-    multiples of these, and by ``B @ rows`` for a matrix B with a column for each row.
+    multiples of these, and by ``B @ rows`` for a matrix B with a column for each row. They are rows of statements,
+    of :class:`npgp.CollapsedGP` and of posteriors, and inducing features.
 
     .. code-block:: python
 
         rows = npgp.functionals.at(X[:5]) - npgp.functionals.at(X[5:10])
         mean, variance = posterior.mean_and_variance(rows)  # of f(x) − f(x'), each (5,)
+        # Values and slopes as inducing features.
+        gp = npgp.SparseGP("f", kernel, [Z, npgp.functionals.derivative(Z)])
 
     :param pieces: what they are sums of.
     """
@@ -121,6 +127,24 @@ class Functionals:
     def take(self, rows: Any) -> Functionals:
         """Those with some numbers, (...); arrays have these axes in front."""
         return jax.tree.map(lambda x: x[rows], self.apart())
+
+    @property
+    def size(self) -> int:
+        """N: functionals are inducing features (:class:`npgp.features.InducingBlock`), too."""
+        return len(self)
+
+    def gram(self, kernel: Kernel) -> jax.Array:
+        """Their prior covariance, (N, N)."""
+        return covariance(kernel, self)
+
+    def cross(self, kernel: Kernel, X: jax.Array) -> jax.Array:
+        """Their covariance with f at inputs, (N, N')."""
+        require_differentiable(kernel, self)
+        return plain_covariance(kernel, self, X)
+
+    def cross_features(self, kernel: Kernel, other: InducingBlock) -> jax.Array:
+        """Their covariance with other inducing features, (N, M)."""
+        return transposed(self.of(lambda points: other.cross(kernel, points)))
 
     def followed_by(self, other: Functionals) -> Functionals:
         """These, and others after them: each others' pieces have weight 0."""
@@ -254,3 +278,36 @@ def derivative(X: ArrayLike, dim: int = 0) -> Functionals:
         dim, "dim", least=-columns, most=columns - 1, must_be=f"the number of one of the {columns} columns of X"
     )
     return Functionals((Piece(X[:, None], jnp.ones((len(X), 1), X.dtype), dim % columns),))
+
+
+def applied(rows: Rows, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """What rows make of a function of points (P, D), its values along the last axis; (..., N)."""
+    return rows.of(function) if isinstance(rows, Functionals) else function(rows)
+
+
+def covariance(kernel: Kernel, a: Rows, b: Rows | None = None) -> jax.Array:
+    """Prior covariance of rows, (N, N'), or of the same rows (N, N)."""
+    if isinstance(a, Functionals) or isinstance(b, Functionals):
+        require_differentiable(kernel, a)
+        require_differentiable(kernel, b)
+        # Differences at close points are small beside the values.
+        return in_double_if(True, plain_covariance, kernel, a, a if b is None else b)
+    return kernel(a) if b is None else kernel(a, b)
+
+
+def plain_covariance(kernel: Kernel, a: Rows, b: Rows) -> jax.Array:
+    """:func:`covariance` in the precision at hand."""
+    return applied(b, lambda Q: transposed(applied(a, lambda P: transposed(kernel(P, Q)))))
+
+
+def require_differentiable(kernel: Kernel, rows: Rows | None) -> None:
+    """Raise ``ValueError`` for derivatives of functions that have none."""
+    dims = {piece.dim for piece in rows.pieces if piece.dim is not None} if isinstance(rows, Functionals) else set()
+    if dims and not kernel.differentiable:
+        raise ValueError(
+            f"functions drawn from {type(kernel).__name__} have no derivative; those from Matern32, Matern52 and RBF "
+            "have."
+        )
+    levels = dims & kernel.level_columns(rows.shape[1]) if dims and rows is not None else set()
+    if levels:
+        raise ValueError(f"column {min(levels)} holds levels of {type(kernel).__name__}: there is no derivative by it.")

@@ -120,6 +120,24 @@ def test_collapsed_bounds_are_dense_algebra_and_below_the_evidence(float64, kind
     )
 
 
+@pytest.mark.parametrize("order", ["points first", "functionals first", "functionals twice"])
+def test_inducing_features_may_be_functionals(float64, order):
+    rows, matrix = B @ derivative(X, DIM) + 0.5 * (B @ at(X2)), B @ SLOPE + 0.5 * B @ AT2
+    blocks, matrices = {
+        "points first": ([X2, rows], [AT2, matrix]),
+        "functionals first": ([rows, X2], [matrix, AT2]),
+        "functionals twice": ([derivative(X, DIM), average(POINTS, WEIGHTS)], [SLOPE, AVERAGE]),
+    }[order]
+    seen_rows, seen = ROWS["differences"][0](), ROWS["differences"][1]
+    M = np.concatenate(matrices)
+    K_uu = M @ K_VALUES @ M.T
+    K_uu += 1e-8 * np.diag(np.diag(K_uu))
+    dense = oracles.Joint(tuple(map(len, matrices)), K_uu, M @ K_VALUES @ seen.T, seen @ K_VALUES @ seen.T)
+    y = np.random.default_rng(1).normal(size=6)
+    found = npgp.CollapsedGP(KERNEL, seen_rows, blocks, noise_variance=NOISE).log_prob(y)
+    np.testing.assert_allclose(found, dense.bound(y, NOISE, [True, True], "tight"), atol=1e-5)
+
+
 def test_posteriors_of_all_kinds_of_rows_are_one_gaussian(float64):
     make, matrix = ROWS["averages"]
     y = np.random.default_rng(1).normal(size=6)
