@@ -120,7 +120,7 @@ draw(fits)
 # %% [markdown]
 # Fifteen inducing inputs are too few for this curve: both bounds explain a part of the signal as noise. The tight one
 # is higher and does so a little less, but it does not make up for missing inducing inputs. With 25 of them, the ELBO is
-# a nat or so short of the exact GP. Where the exact evidence is out of reach, add inducing inputs until the ELBO
+# a fifth of a nat short of the exact GP. Where the exact evidence is out of reach, add inducing inputs until the ELBO
 # stops rising.
 
 # %% [markdown]

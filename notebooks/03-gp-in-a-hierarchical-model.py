@@ -243,7 +243,7 @@ _ = axes[0].set_ylabel("north (km)")
 # guide's, and looks at the tail of the weights. Pareto's $\hat k$ above 0.7 says no.
 #
 # For comparison a guide that takes $f$ as independent of everything else, and level, effects and hyperparameters as
-# independent of each other: what SVI in larger models usually does.
+# independent of each other: what SVI in larger models usually does, and with a number of steps, as is usual too.
 
 # %%
 by_itself = {"guide": partial(AutoNormal, init_scale=0.1), "dependence": "independent"}

@@ -172,7 +172,7 @@ print(f"90% intervals hold {np.mean(np.abs(hidden) < 1.645 * np.sqrt(variance[~s
 # no search. The prior of x is a choice as well. Here a few rows have labels: the rows of a class share a Gaussian of
 # their own, those without a label have N(0, I). Such models are trained by SVI, from a start at the principal
 # components (`npgp.gplvm.pca_start`), which ends lower than the climb of the collapsed bound; so here all are trained
-# so.
+# so, and for as many steps each, to be compared.
 
 # %%
 some = np.where(np.arange(rows) % 10 == 0, labels, -1)
