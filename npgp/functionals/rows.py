@@ -77,7 +77,7 @@ class Piece:
 
 
 @pytree
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Functionals:
     """
     N linear functionals of a function; made by :func:`at`, :func:`average` and :func:`derivative`, by sums and
@@ -115,6 +115,12 @@ class Functionals:
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} functionals of a function of {self.shape[1]} columns>"
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"{self!r}: there is no array of them.")
 
     def apart(self) -> Functionals:
         """The same, all arrays with rows as their first axis."""

@@ -98,26 +98,49 @@ def test_covariances_are_those_of_the_sums_written_out(float64, kind):
         np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-@pytest.mark.parametrize("conditional", ["prior", "tight", "grouped"])
-@pytest.mark.parametrize(("kind", "blocks"), [("differences", 1), ("sums of all", 2), ("averages", 2)])
-def test_collapsed_bounds_are_dense_algebra_and_below_the_evidence(float64, kind, blocks, conditional):
+@pytest.mark.parametrize(("kind", "blocks"), [("differences", 1), ("sums of all", 2)])
+def test_collapsed_bounds_are_dense_algebra_and_below_the_evidence(float64, kind, blocks):
     make, matrix = ROWS[kind]
     rows, dense = make(), joint(matrix, Z[:blocks])
     y = np.random.default_rng(1).normal(size=len(rows))
     groups = npgp.sparse.consecutive(len(rows), 2)
-    given = npgp.conditionals.Grouped(groups) if conditional == "grouped" else conditional
-    gp = npgp.CollapsedGP(KERNEL, rows, Z[:blocks], noise_variance=NOISE, conditional=given)
-    found = gp.log_prob(y)
-    learned = [True] * blocks
-    expected = dense.bound(
-        y, NOISE, learned, conditional, [g[m] for g, m in zip(groups.rows, groups.mask, strict=True)]
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    given = {"prior": "prior", "tight": "tight", "grouped": npgp.conditionals.Grouped(groups)}
+
+    @jax.jit
+    def bounds(rows, y):
+        options = dict(noise_variance=NOISE)
+        gps = {name: npgp.CollapsedGP(KERNEL, rows, Z[:blocks], conditional=c, **options) for name, c in given.items()}
+        evidence = npgp.collapsed.exact_log_evidence(KERNEL, rows, y, **options)
+        return {name: gp.log_prob(y) for name, gp in gps.items()} | {"evidence": evidence}
+
+    found = bounds(rows, y)
+    numbers = [g[m] for g, m in zip(groups.rows, groups.mask, strict=True)]
+    for name in given:
+        np.testing.assert_allclose(found[name], dense.bound(y, NOISE, [True] * blocks, name, numbers), atol=1e-6)
     evidence = oracles.log_normal(y, dense.K_ff + NOISE * np.eye(len(y)))
-    assert found < evidence
-    np.testing.assert_allclose(
-        npgp.collapsed.exact_log_evidence(KERNEL, rows, y, noise_variance=NOISE), evidence, rtol=1e-9
-    )
+    np.testing.assert_allclose(found["evidence"], evidence, rtol=1e-9)
+    assert max(found[name] for name in given) < evidence
+
+
+def test_bounds_of_random_functionals_are_in_order_and_below_the_evidence(float64):
+    names = ("prior", "tight", "grouped", "full")
+
+    @jax.jit
+    def bounds(points, weights, B, y):
+        rows = B @ (average(points, weights) - derivative(points[:, 0], 0))
+        groups = npgp.conditionals.Grouped(npgp.sparse.consecutive(6, 3))
+        given = [groups if name == "grouped" else name for name in names]
+        found = [npgp.CollapsedGP(KERNEL, rows, Z[0], noise_variance=NOISE, conditional=c).log_prob(y) for c in given]
+        K = covariances.covariance(KERNEL, rows) + NOISE * jnp.eye(6)
+        half = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(K), y, lower=True)
+        log_det = jnp.linalg.slogdet(K)[1]
+        return jnp.stack([*found, -0.5 * (half @ half + log_det + 6 * jnp.log(2 * jnp.pi))])
+
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        shapes = (6, 3, 2), (6, 3), (6, 6), (6,)
+        values = bounds(*(np.exp(rng.normal()) * rng.normal(size=shape) for shape in shapes))
+        assert np.all(np.diff(values) > -1e-9), seed
 
 
 @pytest.mark.parametrize("order", ["points first", "functionals first", "functionals twice"])
@@ -204,3 +227,15 @@ def test_no_array_of_all_rows_points_and_features_is_made(float64):
 def test_what_is_refused(make, error):
     with pytest.raises(ValueError, match=error):
         make()
+
+
+def test_where_inputs_alone_are_taken_functionals_are_refused(float64):
+    rows, error = at(X) - at(X2), "X is <6 functionals of a function of 2 columns>, of which no array can be made"
+    with pytest.raises(TypeError, match=error):
+        npgp.certificate(KERNEL, rows, np.zeros(6), Z, noise_variance=NOISE)
+    posterior = npgp.CollapsedGP(KERNEL, rows, Z, noise_variance=NOISE).condition(np.zeros(6))
+    with pytest.raises(TypeError, match=error):
+        npgp.collapsed.enough_points(posterior, rows, np.zeros(6), npgp.Gaussian(variance=NOISE))
+    exact = npgp.local_correction(posterior, X, np.zeros(6), npgp.Gaussian(variance=NOISE), npgp.sparse.single(6))
+    with pytest.raises(TypeError, match="X has functionals; .* has predictions at inputs"):
+        exact.mean(rows)
