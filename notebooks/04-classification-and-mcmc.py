@@ -305,7 +305,7 @@ def softmax_model(X, y=None):
         npgp.observe("y", f(X), npgp.likelihoods.Softmax(3, num_nodes=8), obs=y)
 
 
-guide3, result3 = fit(softmax_model, 300, X3, arm)
+guide3, result3 = fit(softmax_model, num_steps, X3, arm)
 posterior3 = npgp.posterior("f", softmax_model, guide3, result3.params, X3)
 class_probabilities = jax.jit(npgp.likelihoods.Softmax(3).probabilities)
 p = np.asarray(class_probabilities(*posterior3.mean_and_variance(grid)))  # (classes, rows)

@@ -49,7 +49,7 @@ def model(X, y=None, *, layers: int):
 
 def main(argv: list[str] | None = None) -> dict[str, float]:
     parser = Arguments(__doc__)
-    parser.shared("out", "seed", steps={"default": 3000})
+    parser.shared("out", "seed", steps={"default": None, "help": "as many as it takes, if omitted"})
     args = parser.read(argv)
 
     X, y = simulated()
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> dict[str, float]:
         guide = npgp.AutoSparseGP(this)
         svi = SVI(this, guide, npgp.adam(0.02, args.steps), TraceMeanField_ELBO(num_particles=4 if layers > 1 else 1))
         result = npgp.fit(svi, jax.random.key(args.seed), args.steps, X, y, progress=False)
-        elbos[title] = float(-np.mean(result.losses[-max(1, args.steps // 20) :]))
+        elbos[title] = float(-np.mean(result.losses[-max(1, len(result.losses) // 20) :]))
         f = npgp.posterior("f", this, guide, result.params, X)
         mean, variance = (np.asarray(v) for v in replace(f, draws=500).mean_and_variance(grid))
         draws = np.asarray(f.sample(jax.random.key(args.seed + 1), grid, (8,)))
