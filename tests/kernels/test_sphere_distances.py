@@ -177,9 +177,3 @@ def test_values_and_derivatives_of_close_rows_on_the_sphere(columns, offset, x64
     made = jax.tree.map(np.asarray, compiled(names)(weights, primals, tangents))
     for name, computed in made.items():
         check(computed, name, weights[name], primals, tangents, eps)
-
-
-def test_eagerly_as_compiled_on_the_sphere():
-    weights, primals, tangents, eps = given(np.float32, 1, 0.0, ("ZonalMatern32",))
-    made = jax.tree.map(np.asarray, program(("ZonalMatern32",))(weights, primals, tangents))
-    check(made["ZonalMatern32"], "ZonalMatern32", weights["ZonalMatern32"], primals, tangents, eps)

@@ -167,14 +167,14 @@ GROUPS = median_split(_rng.normal(size=(N, 2)), 3)
 
 
 @functools.cache
-def shares(conditional, groups, present, own):
+def shares(conditional, groups, own):
     """Of the whole and of the parts, in float64; the residual is the columns' own, or the same for all."""
     covariance = np.einsum("dnr,dmr->dnm", ROOTS, ROOTS)
     left = covariance[:, GROUPS.rows[:, :, None], GROUPS.rows[:, None, :]]
 
     @compiled
     def evaluate(y, mean, variance, d, left):
-        y = jnp.where(PRESENT, y, 1.0) if present else y  # as observe does
+        y = jnp.where(PRESENT, y, 1.0)  # as observe does
 
         def residual(columns):
             if groups:
@@ -183,7 +183,7 @@ def shares(conditional, groups, present, own):
 
         def share(rule, likelihood, columns):
             values = (v[columns] for v in (y, mean, variance))
-            mask = jnp.asarray(PRESENT)[columns] if present else None
+            mask = jnp.asarray(PRESENT)[columns]
             if rule is certified_precision:
                 return ObservedRows(likelihood, *values, residual(columns), mask).by_part(rule)
             return rule(likelihood, *values, residual(columns), 0.4, present=mask)
@@ -201,23 +201,21 @@ def shares(conditional, groups, present, own):
         return jax.tree.map(np.asarray, found)
 
 
-@pytest.mark.parametrize("conditional, masked_and_own", [("tight", False), ("grouped", True)])
-def test_rows_are_those_of_each_part(conditional, masked_and_own):
-    present = own = masked_and_own
-    for whole, separate in shares(conditional, conditional == "grouped", present, own):
+def test_rows_are_those_of_each_part():
+    for whole, separate in shares("grouped", True, True):
         assert whole.shape == (D, N) and np.all(np.isfinite(whole))
         assert_parts(whole, separate, 1e-12)
 
 
 @pytest.mark.parametrize("conditional", ["prior", "shared", "published"])
 def test_rows_without_site_precisions_are_those_of_each_part(conditional):
-    ((whole, separate),) = shares(conditional, False, True, True)
+    ((whole, separate),) = shares(conditional, False, conditional != "prior")
     assert_parts(whole, separate, 1e-12)
 
 
 def test_a_gaussian_column_keeps_its_closed_form():
     """By the general rule for log-concave likelihoods its noise would be a fixed point's, and iterated for."""
-    precision = shares("tight", False, True, True)[1][0]
+    precision = shares("tight", False, True)[1][0]
     np.testing.assert_array_equal(precision[[3, 0]], np.where(PRESENT[[3, 0]], 1 / NOISE, 0.0))
     # All of the others feel something; the last promises nothing, and may be better off without.
     assert np.all((precision > 0)[:6] == PRESENT[:6]) and np.all(precision[~PRESENT] == 0)
@@ -269,24 +267,20 @@ def whole_and_parts(fn):
     return fn(mixed_model(), list(range(OUTPUTS))), sum(fn(likelihood, own) for likelihood, own in model_parts())
 
 
-@pytest.mark.parametrize("conditional, masked", [("tight", False), ("grouped", True)])
-def test_the_elbo_is_the_sum_of_the_parts(conditional, masked, float64):
-    chosen = npgp.conditionals.Grouped(median_split(X, 3)) if conditional == "grouped" else conditional
+def test_the_elbo_is_the_sum_of_the_parts(float64):
+    chosen = npgp.conditionals.Grouped(median_split(X, 3))
 
     @compiled
     def evaluate(params, y):
         def elbo(likelihood, columns, params=params):
             own = {name: value[np.array(columns)] for name, value in params.items()}
-            mask = SEEN[columns] if masked else None
-            static = {"likelihood": likelihood, "conditional": chosen, "mask": mask}
+            static = {"likelihood": likelihood, "conditional": chosen, "mask": SEEN[columns]}
             return models.make_elbo(model, **static)(jax.random.key(0), own, jnp.asarray(X), y[np.array(columns)])
 
         whole, separate = whole_and_parts(elbo)
-        if not masked:
-            return whole, separate, {}
         return whole, separate, jax.grad(lambda params: elbo(mixed_model(), list(range(OUTPUTS)), params))(params)
 
-    whole, separate, slope = evaluate(parameters(), jnp.asarray(np.where(SEEN, Y, np.nan) if masked else Y))
+    whole, separate, slope = evaluate(parameters(), jnp.asarray(np.where(SEEN, Y, np.nan)))
     assert np.isfinite(whole) and all(np.all(np.isfinite(value)) for value in slope.values())
     np.testing.assert_allclose(whole, separate, rtol=1e-12)
 

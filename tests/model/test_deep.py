@@ -149,7 +149,6 @@ def evidence():
     ("inner", "last", "joint", "likelihood"),
     [
         ("prior", "tight", False, "Poisson"),
-        ("shared", "shared", False, "Poisson"),
         ("shared", npgp.conditionals.Grouped(3), True, "Gaussian"),
     ],
     ids=str,

@@ -401,7 +401,7 @@ def test_minibatches_have_pseudo_data(float64):
 
 def test_draws_are_those_of_q_and_their_densities_sum_to_its(float64):
     """Shared after own, mixed, in long format: the sites' distributions, one given the others, make up N(m, Λ⁻¹)."""
-    for seed in (1, 3, 10):
+    for seed in (3, 10):
         program = Program(seed)
         Y = np.where(program.mask, program.y, np.nan)
         guide = npgp.AutoSparseGP(program.model, dependence="sites")
