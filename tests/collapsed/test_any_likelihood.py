@@ -130,9 +130,7 @@ def test_gradients_are_the_bounds(float64, conditional):
     np.testing.assert_allclose(slope, (values[:4] - values[4:]) / (2 * h), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "conditional", ["prior", "tight", npgp.conditionals.Grouped(2)], ids=["prior", "tight", "grouped"]
-)
+@pytest.mark.parametrize("conditional", ["prior", npgp.conditionals.Grouped(2)], ids=["prior", "grouped"])
 def test_below_the_evidence(float64, conditional):
     """Of many random problems with four rows that three functions make up, which can be summed over."""
     rng = np.random.default_rng(11)

@@ -327,7 +327,7 @@ def test_bounds_are_below_the_evidence_for_every_pair_of_blocks(seed, lengthscal
         assert first - 1e-6 <= prior <= tight + 1e-9 <= exact + 1e-6, (a, b)
 
 
-@pytest.mark.parametrize("last", ["dense", "mean-only"])
+@pytest.mark.parametrize("last", ["dense"])
 def test_minibatches_of_the_component_average_to_the_collapsed_bound(last, float64):
     X, y = data(4)
     rng = np.random.default_rng(0)

@@ -289,9 +289,9 @@ def derivatives(x, z, lengthscale):
     return {name: of(kernel) for name, kernel in STATIONARY.items()}
 
 
-def test_derivatives_at_zero_distance(x64):
-    x = np.array([0.3, -2.0, 7.0], x64)
-    lengthscale = np.array([0.5, 1.0, 4.0], x64)
+def test_derivatives_at_zero_distance():
+    x = np.array([0.3, -2.0, 7.0], np.float32)
+    lengthscale = np.array([0.5, 1.0, 4.0], np.float32)
     for name, (first, mixed) in derivatives(x, x, lengthscale).items():
         for slope in first:
             np.testing.assert_array_equal(slope, 0.0, err_msg=name)
@@ -475,14 +475,14 @@ BY_COLUMN = {
 
 @pytest.mark.parametrize("D", [16, 40])  # differences, products
 @pytest.mark.parametrize("name", BY_COLUMN)
-def test_no_array_of_rows_times_rows_times_columns(x64, name, D):
+def test_no_array_of_rows_times_rows_times_columns(name, D):
     N, M = 40, 30
 
     def loss(X, Z, hyperparameter):
         return jnp.sum(jnp.square(BY_COLUMN[name](hyperparameter)(X, Z)))
 
     for f in (loss, jax.grad(loss, argnums=(0, 1, 2))):
-        program = jax.make_jaxpr(f)(jnp.ones((N, D), x64), jnp.ones((M, D), x64), jnp.ones(D, x64))
+        program = jax.make_jaxpr(f)(jnp.ones((N, D)), jnp.ones((M, D)), jnp.ones(D))
         made = [(variable.aval.size, str(e)) for e in equations(program.jaxpr) for variable in e.outvars]
         size, where = max(made)
         assert size <= 2 * max(N * M, 2 * N * D), where
@@ -673,7 +673,7 @@ def test_single_precision_where_an_input_is_the_mean(columns):
 
 @pytest.mark.parametrize(
     "name, x64",
-    [("Matern12", False), ("Matern12", True), ("Matern32", False), ("Matern52", True)],
+    [("Matern12", True), ("Matern32", False), ("Matern52", True)],
     indirect=["x64"],
 )
 def test_gradients_where_inputs_are_within_rounding_of_each_other(name, x64):

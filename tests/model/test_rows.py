@@ -124,15 +124,14 @@ def lazy_fit(num_steps, svi=None, **kwargs):
     return fit(svi or latent_svi(), KEY, num_steps, Y, **options)
 
 
-def test_with_all_rows_it_is_adam(x64):
+def test_with_all_rows_it_is_adam():
     whole = lazy_fit(30, batch_size=None, row_optim=None)
     lazy = lazy_fit(30, batch_size=None)
-    tolerance = 1e-11 if x64 == jnp.float64 else 1e-4
     assert lazy.params.keys() == whole.params.keys()
     for name, value in whole.params.items():
-        assert lazy.params[name].dtype == value.dtype == x64
-        np.testing.assert_allclose(lazy.params[name], value, rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(lazy.losses, whole.losses, rtol=tolerance)
+        assert lazy.params[name].dtype == value.dtype == jnp.float32
+        np.testing.assert_allclose(lazy.params[name], value, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(lazy.losses, whole.losses, rtol=1e-4)
 
 
 M, STEPS = 7, 5

@@ -402,14 +402,8 @@ def hurdle_density(p):
             ),
             (0, 1),
         ),
-        (
-            lambda: likelihoods.Hurdle(likelihoods.NegativeBinomial(concentration=0.5)),
-            lambda f, g, y: hurdle_density(lambda k: stats.nbinom.pmf(k, 0.5, 1 / (1 + 2 * np.exp(f))))(g, y),
-            None,
-            (1,),
-        ),
     ],
-    ids=["zero-inflated", "hurdle", "hurdle, negative binomial"],
+    ids=["zero-inflated", "hurdle"],
 )
 def test_zeros_of_their_own(make, density, moments, concave, float64):
     mean, variance = rows(5, 2, 0.6)
@@ -425,20 +419,33 @@ def test_zeros_of_their_own(make, density, moments, concave, float64):
     counts = np.arange(300)[:, None]
     total = np.exp(log_prob(np.tile(mean[:, None], (1, 300, 1)), np.tile(counts, ROWS))).sum(0)
     np.testing.assert_allclose(total, 1, rtol=1e-6)
-    if moments is not None:
-        first, second = (w @ a for a in moments(f, g))
-        np.testing.assert_allclose(jax.jit(likelihood.moments)(mean, variance), [first, second - first**2], rtol=1e-6)
+    first, second = (w @ a for a in moments(f, g))
+    np.testing.assert_allclose(jax.jit(likelihood.moments)(mean, variance), [first, second - first**2], rtol=1e-6)
     # Draws given f: counts and zeros, as often as their probability says.
     at = np.stack([np.full(20_000, -1.0), np.full(20_000, 0.3)])
     drawn = np.asarray(jax.jit(likelihood.sample)(jax.random.key(0), at))
     for k in range(3):
         assert abs(np.mean(drawn == k) - density(-1.0, 0.3, np.array(k))) < 0.015
-    if concave:  # in f_1, or jointly: no second difference along a random direction is positive
-        rng = np.random.default_rng(0)
-        at, step = 4 * rng.normal(size=(2, 2000)), 0.02 * rng.normal(size=(2, 2000))
-        step[0] *= concave == (0, 1)
-        up, center, down = (log_prob(at + s * step, np.resize(y, 2000)) for s in (1, 0, -1))
-        assert np.all(up + down - 2 * center <= 1e-9)
+    if concave:  # jointly
+        assert_concave(log_prob, y)
+
+
+def assert_concave(log_prob, y, directions=((1.0,), (1.0,))):
+    """No second difference along a random direction is positive."""
+    rng = np.random.default_rng(0)
+    at, step = 4 * rng.normal(size=(2, 2000)), 0.02 * rng.normal(size=(2, 2000)) * np.array(directions)
+    up, center, down = (log_prob(at + s * step, np.resize(y, 2000)) for s in (1, 0, -1))
+    assert np.all(up + down - 2 * center <= 1e-9)
+
+
+def test_a_hurdle_of_counts_that_promise_less(float64):
+    """Log-concave in what says whether there is a zero."""
+    likelihood, y = likelihoods.Hurdle(likelihoods.NegativeBinomial(concentration=0.5)), np.array([0, 1, 2, 7] * 3)
+    assert likelihood.concave == (1,) and likelihood.proof == "none"
+    log_prob, (f, g) = jax.jit(likelihood.log_prob), 2.0 * np.random.default_rng(1).normal(size=(2, 12))
+    density = hurdle_density(lambda k: stats.nbinom.pmf(k, 0.5, 1 / (1 + 2 * np.exp(f))))
+    np.testing.assert_allclose(np.exp(log_prob(np.stack([f, g]), y)), density(g, y), rtol=1e-9)
+    assert_concave(log_prob, y, ((0.0,), (1.0,)))
 
 
 def test_zeros_are_of_counts():

@@ -396,12 +396,12 @@ def test_scope(float64):
         make_elbo(outside)(jax.random.key(0), scoped, *arguments())
 
 
-def test_start_of_q(x64):
+def test_start_of_q():
     """Data as means, and standard deviations that the prior has given neighbors."""
     gp = component(init_loc=LOC.copy(), init_scale=0.5)
     with handlers.seed(rng_seed=0), handlers.trace() as sites:
         gp.guide()
-    assert sites["f.u.loc"]["value"].dtype == x64
+    assert sites["f.u.loc"]["value"].dtype == jnp.float32
     np.testing.assert_allclose(sites["f.u.loc"]["value"], LOC, rtol=1e-6)
     B = 0.25 / np.square(sites["f.u.scale"]["value"])
     np.testing.assert_allclose(np.sum(np.log(B)), np.linalg.slogdet(Dense().precision)[1], rtol=1e-4)

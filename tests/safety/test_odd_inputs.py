@@ -275,7 +275,7 @@ def test_noise_for_each_row(make: Callable[[Any], Any]) -> Any:
     return same(found, p.bound(noise=noise))
 
 
-@attempt("answer", cases=("jit", "vmap", "grad", "jacfwd"), x64=True)
+@attempt("answer", cases=("jit", "vmap", "jacfwd"), x64=True)
 def test_bound_under_transformations(which: str) -> Any:
     def of(noise, X=None):
         return npgp.CollapsedGP(p.kernel(), p.x() if X is None else X, p.x(p.Z), noise_variance=noise).log_prob(
@@ -289,4 +289,4 @@ def test_bound_under_transformations(which: str) -> Any:
         return same(jax.vmap(of)(noises), [p.bound(noise=n) for n in noises], 1e-6)
     h = 1e-5
     slope = (p.bound(noise=0.2 + h) - p.bound(noise=0.2 - h)) / (2 * h)
-    return same((jax.grad if which == "grad" else jax.jacfwd)(of)(0.2), slope, 1e-4)
+    return same(jax.jacfwd(of)(0.2), slope, 1e-4)

@@ -394,6 +394,7 @@ def python_handles_interrupts():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("whole", ["rows"], indirect=True)
 def test_after_a_crash_training_goes_on(tmp_path, whole):
     """From the checkpoint before it; with the same bits in the end, however steps are cut into calls."""
     whole, kind = whole
@@ -410,7 +411,7 @@ def test_after_a_crash_training_goes_on(tmp_path, whole):
     np.testing.assert_array_equal(more.losses[:STEPS], whole[0].losses)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("whole, number", [("rows", signal.SIGINT), ("dense", signal.SIGTERM)], indirect=["whole"])
 def test_signals_save_and_stop(tmp_path, whole, number, python_handles_interrupts):
     """Whatever the process is at: an evaluation that is broken off takes place when training goes on."""
     whole, kind = whole

@@ -56,8 +56,8 @@ def test_at_the_optimum_for_gaussian_noise_all_weights_are_the_same(structure, c
 
 @pytest.mark.parametrize(
     "structure, likelihood",
-    [("svgp", None), ("mean-field", npgp.Poisson()), ("odvgp", None), ("solve", npgp.Poisson())],
-    ids=["svgp-gaussian", "mean-field-poisson", "odvgp-gaussian", "solve-poisson"],
+    [("mean-field", None), ("odvgp", None), ("solve", npgp.Poisson())],
+    ids=["mean-field-gaussian", "odvgp-gaussian", "solve-poisson"],
 )
 def test_the_mean_of_log_weights_is_the_elbo(structure, likelihood, float64):
     """
@@ -229,7 +229,7 @@ def test_the_effective_number_of_draws_is_kishs():
     np.testing.assert_allclose(_judged(log_ratios).effective, np.sum(w) ** 2 / np.sum(w**2), rtol=0.01)
 
 
-@pytest.mark.parametrize("narrow", [0.9, 0.5, 0.3])
+@pytest.mark.parametrize("narrow", [0.9, 0.3])
 def test_khat_of_a_normal_that_is_too_narrow(narrow, float64):
     """
     A normal proposal with ρ times the standard deviation has ratios ``c exp((1 − ρ²) z²/2)`` with z ~ N(0, 1): their

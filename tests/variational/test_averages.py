@@ -45,6 +45,10 @@ def trained(dependence, structure="solve"):
     return npgp.AutoSparseGP(model, AutoNormal, dependence=dependence), params
 
 
+#: What follows from the parts, which are right for both.
+independent_alone = pytest.mark.parametrize("both", ["independent"], indirect=True)
+
+
 @pytest.fixture(params=["independent", "coupled"])
 def both(request, float64):
     """The average, and the posterior of each draw by itself."""
@@ -86,6 +90,7 @@ def test_the_parts_are_the_posteriors_of_single_draws(both):
         average[DRAWS]
 
 
+@independent_alone
 def test_draws_have_the_mixtures_moments(both):
     """Single draws of f, and whole functions at the inducing points, where their covariance is exact."""
     average, _ = both
@@ -100,6 +105,7 @@ def test_draws_have_the_mixtures_moments(both):
     assert paths(X_NEW[:3]).shape == (count, 3)
 
 
+@independent_alone
 def test_few_draws_come_from_different_parts(both):
     """Fewer draws than parts, and a number that is no multiple: each part serves as many, or one more."""
     average, _ = both
@@ -275,6 +281,7 @@ def test_saved_and_loaded(tmp_path, both):
     np.testing.assert_array_equal(again.sites["level"], average.sites["level"])
 
 
+@independent_alone
 def test_densities_are_averages_over_draws(both):
     """Of a likelihood without parameters, and of one that is different in each draw, against SciPy's formulas."""
     average, alone = both

@@ -133,7 +133,7 @@ def test_mean_only_blocks_and_several_outputs(float64):
         np.testing.assert_allclose(variance[i], plain[1][i] - np.diag(less), atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["poisson", "student", "bernoulli"])
+@pytest.mark.parametrize("name", ["poisson", "student"])
 def test_other_likelihoods_by_dense_algebra_at_their_precisions(name, float64):
     X, y, Z, new = problem()
     likelihood, y = {
