@@ -47,7 +47,9 @@ def _variance(kernel: Kernel, rows: Functionals) -> jax.Array:
         row = Functionals(tuple(Piece(x, w[None], p.dim) for (x, w), p in zip(arrays, pieces, strict=True)))
         return plain_covariance(kernel, row, row)[0, 0]
 
-    each = sum(piece.weights.shape[1] for piece in pieces) ** 2
+    # Of points that all rows share the covariance is there once.
+    shared, apart = (sum(p.weights.shape[1] for p in pieces if p.shared == is_shared) for is_shared in (True, False))
+    each = apart * (apart + shared) + shared
     return maximum(map_chunks(jax.vmap(of_row), rows_within(entries_at_once(), each), own), 0.0)
 
 
