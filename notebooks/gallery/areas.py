@@ -44,21 +44,24 @@ rows = B @ at(grid)
 Z = np.stack(np.meshgrid(np.linspace(0, 1, 9), np.linspace(0, 1, 9)), -1).reshape(-1, 2)
 
 
-def gp(lengthscale, sd, noise):
+def gp(rows, lengthscale, sd, noise):
     return npgp.CollapsedGP(npgp.RBF(lengthscale, variance=sd**2), rows, Z, npgp.Gaussian(scale=noise))
 
 
-def model(y=None):
+def model(rows, y=None):
     lengthscale = numpyro.sample("lengthscale", dist.LogNormal(-1.0, 0.7))
     sd = numpyro.sample("sd", dist.HalfNormal(2.0))
     scale = numpyro.sample("noise", dist.HalfNormal(0.3))
-    numpyro.sample("y", gp(lengthscale, sd, scale), obs=y)
+    numpyro.sample("y", gp(rows, lengthscale, sd, scale), obs=y)
 
 
-mode = npgp.fit_collapsed(jax.random.key(0), model, y, progress=False).params
+data = (rows, y)
+
+# %%
+mode = npgp.fit_collapsed(jax.random.key(0), model, *data, progress=False).params
 lengthscale, sd, scale = (float(mode[f"{name}_auto_loc"]) for name in ("lengthscale", "sd", "noise"))
 print(f"lengthscale {lengthscale:.2f}, sd {sd:.2f}, noise {scale:.3f}")
-posterior = gp(lengthscale, sd, scale).condition(y)
+posterior = gp(rows, lengthscale, sd, scale).condition(y)
 mean, variance = posterior.mean_and_variance(grid)
 
 # %% [markdown]
