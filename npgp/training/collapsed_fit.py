@@ -97,7 +97,8 @@ def fit_collapsed(
         unconstrained values of all parameters that have a constraint, so to the logarithms of positive ones. Others,
         such as inducing inputs, stay, as nothing tells their scale.
     :param max_steps: most steps of each search.
-    :param tolerance: a search has converged when 50 steps together gain less than this, in nats.
+    :param tolerance: a search has converged when so many steps as two for each number, and five, but no more than 50,
+        gain less than this together, in nats.
     :param progress: show a progress bar for each search.
     :param kwargs: the model's keyword arguments.
     :raises TypeError: inside ``jit`` and other transformations.

@@ -40,6 +40,8 @@ ROUNDING, DOUBTFUL_TRIALS = 1e-5, 3
 MAX_TRIALS = 25
 #: Differences of gradients that directions are made of.
 MEMORY = 10
+#: The most steps that are to gain little together before a search has converged.
+MOST_WINDOW = 50
 #: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most.
 FIRST_SCALING, SCALING_GROWTH, LAST_SCALING = 50, 1.4, 300
 #: Searches of at most so many steps share a compiled program.
@@ -94,7 +96,7 @@ def minimize(
     *args: Any,
     max_steps: int = 1000,
     tolerance: float = 1e-6,
-    window: int = 50,
+    window: int | None = None,
     memory: int = MEMORY,
     scales: Callable[[Any], Any] | None = None,
     options: dict[str, Any] = STEPS,
@@ -111,7 +113,8 @@ def minimize(
     :param args: pytrees of arrays that the loss depends on.
     :param max_steps: most steps; each takes one evaluation of the loss, and now and then a few.
     :param tolerance: it has converged when ``window`` steps together lower the loss by less than this.
-    :param window: see ``tolerance``.
+    :param window: see ``tolerance``; two steps for each number that is searched for and five more, at most 50, if
+        omitted.
     :param memory: how many differences of gradients directions are made of.
     :param scales: from params to the scale of each, of the same structure with shapes that broadcast: about what the
         loss still changes with by 1. The search begins anew with them after 50 steps, and later ever less often.
@@ -121,13 +124,14 @@ def minimize(
     :raises ValueError: for fewer than one step, a tolerance below 0 or a window below 1.
     :raises FloatingPointError: if loss or gradient is not finite at the start.
     """
+    flat, restore = ravel_pytree(start)
+    window = min(MOST_WINDOW, 5 + 2 * flat.size) if window is None else window
     for name, value in (("max_steps", max_steps), ("window", window)):
         checks.whole_number(value, name, least=None)
     if max_steps < 1 or window < 1 or not tolerance >= 0.0:
         raise ValueError(
             f"max_steps is {max_steps}, window {window} and tolerance {tolerance}; they must be at least 1, 1 and 0."
         )
-    flat, restore = ravel_pytree(start)
     checks.whole_number(memory, "memory")
 
     def scale_at(x: jax.Array) -> jax.Array:
