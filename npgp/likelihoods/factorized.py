@@ -24,6 +24,7 @@ from npgp.checks import is_traced, whole_number
 from npgp.contract import base_of
 from npgp.likelihoods.base import Likelihood, aligned, check_nodes, check_quadrature
 from npgp.likelihoods.classes import Ordinal
+from npgp.likelihoods.continuous import AsymmetricLaplace, Laplace
 from npgp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from npgp.likelihoods.numerics import floats
 from npgp.likelihoods.proportions import Beta, BetaBinomial
@@ -48,38 +49,47 @@ INSTEAD = {
 }
 
 
-def _of_shapes(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The latent value and the concentration that :class:`Beta` has for a beta distribution's two shapes."""
-    return jnp.log(a) - jnp.log(b), a + b
+#: Values of f, irregular, at which a function's parameters are compared; so far out that usual clipping is noticed.
+COMPARED_AT = (0.0, 1.0, -1.37, 3.1, -7.7, 13.3, -19.6, 25.0, -41.0, 83.0)
+#: How much parameters may differ there, relative to their size: 1 − σ(f) has as few digits in float64.
+ALIKE = 1e-6
 
 
-def _beta(made: Any, y: jax.Array) -> jax.Array:
-    f, total = _of_shapes(made.concentration1, made.concentration0)
-    return _bare(Beta, concentration=total).log_prob(f, y)
+def _beta(made: Any) -> tuple[Any, jax.Array]:
+    return _bare(Beta, concentration=made.concentration1 + made.concentration0), _log_odds(made)
 
 
-def _beta_binomial(made: Any, y: jax.Array) -> jax.Array:
-    f, total = _of_shapes(made.concentration1, made.concentration0)
-    return _bare(BetaBinomial, trials=made.total_count, concentration=total).log_prob(f, y)
+def _beta_binomial(made: Any) -> tuple[Any, jax.Array]:
+    total = made.concentration1 + made.concentration0
+    return _bare(BetaBinomial, trials=made.total_count, concentration=total), _log_odds(made)
 
 
-def _gamma_poisson(made: Any, y: jax.Array) -> jax.Array:
+def _log_odds(made: Any) -> jax.Array:
+    return jnp.log(made.concentration1) - jnp.log(made.concentration0)
+
+
+def _gamma_poisson(made: Any) -> tuple[Any, jax.Array]:
     f = jnp.log(made.concentration) - jnp.log(made.rate)
-    return _bare(NegativeBinomial, concentration=made.concentration).log_prob(f, y)
+    return _bare(NegativeBinomial, concentration=made.concentration), f
 
 
-#: log p of NumPyro's distributions by npgp's likelihoods: without differences of large log-gammas, nor maxima of them,
-#: whose slopes JAX before 0.12 loses where XLA computes an operand twice (jax-ml/jax#40564).
-OURS: dict[type, Callable[[Any, jax.Array], jax.Array]] = {
+#: npgp's likelihoods of NumPyro's distributions, and the latent value: log p without differences of large log-gammas,
+#: nor maxima, whose slopes JAX before 0.12 loses where XLA computes an operand twice (jax-ml/jax#40564).
+OURS: dict[type, Callable[[Any], tuple[Any, jax.Array]]] = {
+    dist.AsymmetricLaplaceQuantile: lambda made: (
+        _bare(AsymmetricLaplace, scale=made.scale, quantile=made.quantile),
+        made.loc,
+    ),
     dist.Beta: _beta,
     dist.BetaProportion: _beta,
     dist.BetaBinomial: _beta_binomial,
-    dist.BinomialLogits: lambda made, y: _bare(Binomial, trials=made.total_count).log_prob(made.logits, y),
+    dist.BinomialLogits: lambda made: (_bare(Binomial, trials=made.total_count), made.logits),
     dist.GammaPoisson: _gamma_poisson,
+    dist.Laplace: lambda made: (_bare(Laplace, scale=made.scale), made.loc),
     dist.NegativeBinomial2: _gamma_poisson,
     dist.NegativeBinomialLogits: _gamma_poisson,
-    dist.OrderedLogistic: lambda made, y: _bare(Ordinal, cutpoints=made.cutpoints).log_prob(made.predictor, y),
-    dist.Poisson: lambda made, y: Poisson().log_prob(jnp.log(made.rate), y),
+    dist.OrderedLogistic: lambda made: (_bare(Ordinal, cutpoints=made.cutpoints), made.predictor),
+    dist.Poisson: lambda made: (Poisson(), jnp.log(made.rate)),
 }
 
 
@@ -310,11 +320,79 @@ class Factorized(Likelihood):
             if made.support.is_discrete and jnp.issubdtype(jnp.result_type(y), jnp.floating):
                 y = jnp.asarray(y).astype(int)  # by which some distributions index
             ours = OURS.get(type(made))
-            log_prob = made.log_prob(y) if ours is None else ours(made, y)
+            if ours is None:
+                log_prob = made.log_prob(y)
+            else:
+                likelihood, latent = ours(made)
+                log_prob = likelihood.log_prob(latent, y)
             if constraints.is_dependent(type(made).support):  # it may depend on f
                 log_prob = jnp.where(made.support(jnp.asarray(y)), log_prob, -jnp.inf)
         # NumPyro may promote Python numbers to float64 where that is enabled.
         return log_prob.astype(dtype)
+
+    def _own(self) -> tuple[Any, Any, Any] | None:
+        """
+        npgp's likelihood that the function makes, with its latent value's offset and slope in f, in float64.
+
+        None where there is none such, or the slope is not the same everywhere, or parameters are traced.
+        """
+
+        def at(f: jax.Array) -> Any:
+            made = self._made(f)
+            return OURS[type(made)](made) if type(made) in OURS else None
+
+        if self.num_latents > 1:
+            return None
+        with validation_enabled(False), jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            try:
+                found = jax.vmap(at)(jnp.asarray(COMPARED_AT))
+            except (TypeError, ValueError, IndexError):  # of rows alone, or in one precision
+                return None
+            if found is None or any(map(is_traced, jax.tree.leaves(found))):
+                return None
+            likelihood, latents = jax.tree.map(np.asarray, found)
+        offset, slope = latents[0], latents[1] - latents[0]
+        f = np.reshape(COMPARED_AT, (-1,) + (1,) * offset.ndim)
+        with np.errstate(all="ignore"):
+            apart = np.abs(latents - (offset + slope * f)) > ALIKE * (np.abs(offset) + np.abs(slope * f))
+        alike = all(np.allclose(array, array[:1], rtol=ALIKE, atol=0.0) for array in jax.tree.leaves(likelihood))
+        if not (alike and np.all(slope != 0) and np.all(np.isfinite(latents[:5]))) or np.any(
+            apart & np.isfinite(latents)
+        ):
+            return None
+        return jax.tree.map(lambda array: array[0], likelihood).with_nodes(self.num_nodes), offset, slope
+
+    def _instead(self, y: ArrayLike, *moments: ArrayLike) -> tuple[Any, ...] | None:
+        """The same, and mean and variances of its latent value for those of f, in their precision."""
+        own = self._own()
+        if own is None:
+            return None
+        mean, *variances = floats(*moments)
+        dtype = floats(y, *moments)[0].dtype
+        likelihood, offset, slope = jax.tree.map(lambda array: jnp.asarray(array, dtype), own)
+        return likelihood, offset + slope * mean, *(slope**2 * variance for variance in variances)
+
+    @property
+    def by_quadrature(self) -> bool:
+        own = self._own()
+        return own is None or own[0].by_quadrature
+
+    def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        own = self._instead(y, mean, variance)
+        return super().expected_log_prob(y, mean, variance) if own is None else own[0].expected_log_prob(y, *own[1:])
+
+    def expected_log_probs(
+        self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike, more: ArrayLike
+    ) -> Callable[[jax.Array], jax.Array]:
+        own = self._instead(y, mean, variance, more, 1.0)
+        if own is None:
+            return super().expected_log_probs(y, mean, variance, more)
+        expected = own[0].expected_log_probs(y, *own[1:4])
+        return lambda variance: expected(own[4] * variance)
+
+    def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
+        own = self._instead(y, mean, variance)
+        return super().log_marginal(y, mean, variance) if own is None else own[0].log_marginal(y, *own[1:])
 
     def sample(self, rng_key: jax.Array, f: ArrayLike) -> jax.Array:
         return self._distribution(*aligned(self, 0.0, f)).sample(rng_key)

@@ -233,7 +233,8 @@ def expectation(
         at = lax.stop_gradient(f)
         slopes = jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1]
         looked = rough & jnp.all(jnp.isfinite(slopes), axis=0)
-        terms = log_prob(m + sd * jnp.where(looked, z, 0.0))
+        # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
+        terms = jax.checkpoint(log_prob)(m + sd * jnp.where(looked, z, 0.0))
         return jnp.where(looked, jnp.sum(weights * terms, axis=0), smooth)
 
     return if_any(rough, at_bends, lambda: smooth)

@@ -1341,7 +1341,7 @@ def test_claims_of_concavity_that_are_wrong_are_refused():
     [
         (lambda f: dist.Normal(f, 0.02), lambda f, y: stats.norm.logpdf(y, f, 0.02)),
         (lambda f: dist.StudentT(4.0, f, 0.03), lambda f, y: stats.t.logpdf(y, 4.0, f, 0.03)),
-        (lambda f: dist.Laplace(f, 0.3), lambda f, y: stats.laplace.logpdf(y, f, 0.3)),
+        (lambda f: dist.AsymmetricLaplace(f, 0.3, 1.0), lambda f, y: stats.laplace.logpdf(y, f, 0.3)),
         (
             mixture,
             lambda f, y: np.logaddexp(*(np.log(w) + stats.norm.logpdf(y, f + a, 0.05) for w, a in PAIR_OF_NORMALS)),
@@ -1389,7 +1389,7 @@ def test_integrals_of_functions_look_at_the_integrand(fn, log_density, float64):
 @pytest.mark.parametrize(
     "fn, own",
     [
-        (lambda f: dist.Laplace(f, 0.125), likelihoods.Laplace(scale=0.125)),
+        (lambda f: dist.AsymmetricLaplace(f, 0.125, 1.0), likelihoods.Laplace(scale=0.125)),
         (lambda f: dist.StudentT(4.0, f, 0.125), likelihoods.StudentT(df=4.0, scale=0.125)),
     ],
 )
@@ -1455,7 +1455,8 @@ def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
 def test_rows_that_are_mapped_are_looked_at_again_in_a_branch(float64):
     """Not all of them, whatever they need; and values and slopes are those of rows by themselves."""
     y, mean = np.linspace(-1.0, 1.0, 6).reshape(2, 3), np.zeros((2, 3))
-    laplace, normal = (likelihoods.Factorized(lambda f, of=of: of(f, 0.5)) for of in (dist.Laplace, dist.Normal))
+    laplace = likelihoods.Factorized(lambda f: dist.AsymmetricLaplace(f, 0.5, 1.0))
+    normal = likelihoods.Factorized(lambda f: dist.Normal(f, 0.5))
 
     def slopes(likelihood, y, mean):
         def value(y, mean):
