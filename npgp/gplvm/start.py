@@ -126,9 +126,8 @@ def pca_start(
     data, present, offset = _check(Y, num_inducing, mask, offset)
     rows, columns = data.shape
     most = min(rows, columns)
-    checks.whole_number(
-        latent_dim, "latent_dim", most=most, must_be=f"1 to {most}, for principal components of {data.shape} data"
-    )
+    accepted = f"1{f' to {most}' * (most > 1)}, for principal components of {data.shape} data"
+    checks.whole_number(latent_dim, "latent_dim", most=most, must_be=accepted)
     means = np.sum(data * present, axis=0) / np.sum(present, axis=0)
     centered = np.where(present, data - means, 0.0)
     for _ in range(1 if present.all() else IMPUTATION_ROUNDS):

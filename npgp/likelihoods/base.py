@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.likelihoods import quadrature
-from npgp.likelihoods.numerics import deviation, floats, log_normal
+from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
 from npgp.programs.backend import maximum
 from npgp.pytrees import ByName
 
@@ -197,7 +197,7 @@ class Likelihood(ByName):
         mean, variance = aligned(self, y, mean, variance)
         check_quadrature(self)
         if self.num_latents == 2 and self.concave:
-            return self._log_marginal_of_two(y, mean, variance)
+            return self._nested_log_marginal(y, mean, variance)
         fixed, C = jax.tree.map(lax.stop_gradient, self), self.num_latents
         of = jax.eval_shape(lambda m, v: self.log_prob(m + v, y), mean, variance)
         shape = of.shape if C == 1 else (C, *of.shape)
@@ -210,32 +210,45 @@ class Likelihood(ByName):
             self.num_nodes,
             C,
             bool(self.concave),
+            finer=lambda: self._nested_log_marginal(y, mean, variance),
         )
 
-    def _log_marginal_of_two(self, y: ArrayLike, mean: jax.Array, variance: jax.Array) -> jax.Array:
+    def _nested_log_marginal(self, y: ArrayLike, mean: jax.Array, variance: jax.Array) -> jax.Array:
         """
-        Averaged over a latent value in which log p is concave, for each value of the other.
+        Averaged over one latent value, for each value of the others: one in which log p is concave, or the first.
 
-        The other's are equidistant: likelihoods of a scale break down far out.
+        The others' are equidistant: likelihoods of a scale break down far out.
         """
-        first = self.concave[0]
-        order = np.array([first, 1 - first])  # its own inverse
-        (m, m_other), (v, v_other) = mean[order], variance[order]
-        reach = jnp.full_like(m, quadrature.REACH)
-        z, step = quadrature.trapezoid(-reach, reach, 2 * self.num_nodes)
-        log_weights = jnp.log(step) + log_normal(z**2, jnp.ones_like(z))
-        other = m_other + deviation(v_other) * z
-        fixed, at = jax.tree.map(lax.stop_gradient, (self, other))
+        C, num_nodes = self.num_latents, self.num_latents * self.num_nodes
+        first = self.concave[0] if self.concave else 0
+        order = np.array([first, *np.delete(np.arange(C), first)])
+        m, v = mean[order], variance[order]
+        sd, fixed = deviation(v[1:]), jax.tree.map(lax.stop_gradient, self)
+        shape = jax.eval_shape(lambda m, v: self.log_prob(m + v, y), mean, variance).shape
+        each = np.linspace(-quadrature.REACH, quadrature.REACH, num_nodes)
+        z = np.stack(np.meshgrid(*[each] * (C - 1), indexing="ij"), axis=-1).reshape(-1, C - 1)
+        log_weights = np.sum(np.log(each[1] - each[0]) - 0.5 * (z**2 + LOG_2PI), axis=-1)
 
-        def log_prob(likelihood: Any, f: Any, other: Any) -> Any:
-            return likelihood.log_prob(jnp.stack(jnp.broadcast_arrays(f, other))[order], y)
+        def log_prob(likelihood: Any, f: Any, others: Any) -> Any:
+            return likelihood.log_prob(jnp.stack(jnp.broadcast_arrays(f, *others))[np.argsort(order)], y)
 
-        shape = jax.eval_shape(lambda f, other: log_prob(self, f, other), m, other).shape
-        m, v = jnp.broadcast_to(m, shape), jnp.broadcast_to(v, shape)
-        averages = quadrature.log_average(
-            lambda f: log_prob(self, f, other), lambda f: log_prob(fixed, f, at), m, v, 2 * self.num_nodes, 1, True
-        )
-        return logsumexp(log_weights + averages, axis=0)
+        def average(z: jax.Array) -> jax.Array:
+            others = m[1:] + sd * z.reshape((-1,) + (1,) * (m.ndim - 1))
+            at = lax.stop_gradient(others)
+            return quadrature.log_average(
+                lambda f: log_prob(self, f, others),
+                lambda f: log_prob(fixed, f, at),
+                jnp.broadcast_to(m[0], shape),
+                jnp.broadcast_to(v[0], shape),
+                quadrature.FIRST[C] * self.num_nodes,
+                1,
+                bool(self.concave),
+            )
+
+        if C > 2:  # too many to be kept for gradients
+            average = jax.checkpoint(average)
+        averages = lax.map(average, jnp.asarray(z, m.dtype), batch_size=num_nodes)
+        return logsumexp(averages + log_weights.astype(m.dtype).reshape((-1,) + (1,) * len(shape)), axis=0)
 
     def expected_curvature(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """

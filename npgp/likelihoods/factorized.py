@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -115,8 +115,11 @@ class Factorized(Likelihood):
     integrand: the log-density may be narrow beside f's distribution, have kinks, or two peaks. What has more peaks,
     such as a von Mises distribution beside a wide f, may need more nodes. Expectations over several latent values
     suppose the log-density to be smooth, and no narrower than f's distribution. :func:`quadrature_error` measures what
-    is left. Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions
-    have log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
+    is left. A distribution that npgp has too, such as ``dist.Laplace(f, 0.5)``, has its integrals, if its latent value
+    is linear in f and no other parameter depends on f or is traced.
+
+    Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions have
+    log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
     :func:`npgp.observe` warns of them; see :class:`CensoredGaussian` and :class:`Weibull`.
 
     .. code-block:: python
@@ -143,6 +146,7 @@ class Factorized(Likelihood):
     log_concave: bool | tuple[int, ...] = static(False, kw_only=True)
     num_nodes: int = static(None, kw_only=True)
     num_latents: int = static(1, kw_only=True)  # type: ignore[misc]
+    by_quadrature: ClassVar[bool] = True  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if self.num_nodes is None:
@@ -296,6 +300,9 @@ class Factorized(Likelihood):
         values = jnp.asarray(y) if any(map(is_traced, jax.tree.leaves([m.support for m in made]))) else y
         possible = made[0].support(values) & made[1].support(values) & made[2].support(values)
         name, bounds = type(made[0]).__name__, jax.tree.leaves(made[0].support)
+        if type(made[0]) in OURS:  # supports of NumPyro's are closed where densities are 0 or infinite at an end
+            at, meaning = OURS[type(made[0])](made[0])[0]._support(values)
+            return possible & at, f"{meaning}, as of {name}"
         if any(np.ndim(bound) or is_traced(bound) for bound in bounds):
             return possible, f"in the support of {name} for every f, so that bounds must not depend on f"
         return possible, f"in the support of {name}, {made[0].support}"
@@ -319,12 +326,11 @@ class Factorized(Likelihood):
             made = self._distribution(f)
             if made.support.is_discrete and jnp.issubdtype(jnp.result_type(y), jnp.floating):
                 y = jnp.asarray(y).astype(int)  # by which some distributions index
-            ours = OURS.get(type(made))
-            if ours is None:
-                log_prob = made.log_prob(y)
-            else:
-                likelihood, latent = ours(made)
+            if type(made) in OURS:
+                likelihood, latent = self._instead(y, f) or OURS[type(made)](made)
                 log_prob = likelihood.log_prob(latent, y)
+            else:
+                log_prob = made.log_prob(y)
             if constraints.is_dependent(type(made).support):  # it may depend on f
                 log_prob = jnp.where(made.support(jnp.asarray(y)), log_prob, -jnp.inf)
         # NumPyro may promote Python numbers to float64 where that is enabled.
@@ -372,23 +378,9 @@ class Factorized(Likelihood):
         likelihood, offset, slope = jax.tree.map(lambda array: jnp.asarray(array, dtype), own)
         return likelihood, offset + slope * mean, *(slope**2 * variance for variance in variances)
 
-    @property
-    def by_quadrature(self) -> bool:
-        own = self._own()
-        return own is None or own[0].by_quadrature
-
     def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         own = self._instead(y, mean, variance)
         return super().expected_log_prob(y, mean, variance) if own is None else own[0].expected_log_prob(y, *own[1:])
-
-    def expected_log_probs(
-        self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike, more: ArrayLike
-    ) -> Callable[[jax.Array], jax.Array]:
-        own = self._instead(y, mean, variance, more, 1.0)
-        if own is None:
-            return super().expected_log_probs(y, mean, variance, more)
-        expected = own[0].expected_log_probs(y, *own[1:4])
-        return lambda variance: expected(own[4] * variance)
 
     def log_marginal(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         own = self._instead(y, mean, variance)

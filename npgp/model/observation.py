@@ -141,7 +141,8 @@ class LatentObservation(KeepsIntermediates, Stackable):
                 f"{what} for {self.likelihood.described} at f = {at}, {away:.2g} standard deviations from its mean, "
                 f"with y = {y_there:.4g}. If y is impossible there, no Gaussian q has a finite E log p, and it must be "
                 "a likelihood whose support does not depend on f; if log p overflows, so does its expectation: "
-                "give f a smaller prior variance; if p underflows, write it by logits and logarithms"
+                "look at y, give f a smaller prior variance, or compute in float64; if p underflows, write it by "
+                "logits and logarithms"
                 f"{self.likelihood.instead}."
             )
         return None

@@ -342,6 +342,7 @@ def test_pca_start_without_variance_in_a_direction(float64):
     [
         (DATA, 0, 4, ValueError, "latent_dim is 0; .* 1 to 3"),
         (DATA, 4, 4, ValueError, "latent_dim is 4; .* 1 to 3"),
+        (DATA[:, :1], 2, 4, ValueError, r"latent_dim is 2; it must be 1, for principal components of \(6, 1\) data"),
         (DATA, 2, 7, ValueError, "num_inducing is 7; .* between 1 and the 6 rows"),
         (DATA, 2, 0, ValueError, "num_inducing is 0"),
         (DATA[:, 0], 1, 2, ValueError, r"Y has shape \(6,\)"),

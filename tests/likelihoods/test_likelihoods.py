@@ -29,6 +29,7 @@ from npgp.programs import one_program
 from npgp.pytrees import pytree
 
 CUTS = (-1.0, 0.2, 2.0)
+POINTS = (0.25, 0.5, 0.75)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -1204,6 +1205,12 @@ def test_traced_parameters_are_not_checked():
             [-2.0],
             "y has the value -2; for Factorized it must be in the support",
         ),
+        (  # whose support in NumPyro has its ends
+            likelihoods.Factorized(lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 5.0)),
+            [0.1, np.nan],
+            [0.0],
+            "y has the value 0; for Factorized it must be between 0 and 1, and neither of them, as of BetaProportion.",
+        ),
     ],
 )
 def test_impossible_observations(likelihood, good, bad, message):
@@ -1450,6 +1457,58 @@ def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
 
     ours, numpyros = values_and_slopes(f)
     np.testing.assert_allclose(ours, numpyros, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "fn, own, moved, y",
+    [
+        (lambda f: dist.Laplace(2.0 - f, 0.3), likelihoods.Laplace(scale=0.3), (2.0, -1.0), POINTS),
+        (
+            lambda f: dist.AsymmetricLaplaceQuantile(f, np.array([0.3, 0.4, 0.5]), 0.75),
+            likelihoods.AsymmetricLaplace(scale=np.array([0.3, 0.4, 0.5]), quantile=0.75),
+            (0.0, 1.0),
+            POINTS,
+        ),
+        (lambda f: dist.Poisson(3.0 * jnp.exp(0.5 * f - 1.0)), npgp.Poisson(), (np.log(3.0) - 1.0, 0.5), [0, 2, 9]),
+        (
+            lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 5.0),
+            likelihoods.Beta(concentration=5.0),
+            (0.0, 1.0),
+            POINTS,
+        ),
+        (lambda f: dist.Poisson(jnp.exp(jnp.clip(f, -20.0, 20.0))), None, (), [0, 2, 9]),
+        (lambda f: dist.Laplace(f, jnp.exp(f)), None, (), POINTS),
+        (lambda f: dist.Laplace(jnp.abs(f), 0.3), None, (), POINTS),
+        (lambda f: dist.Normal(f, 0.3), None, (), POINTS),
+    ],
+)
+def test_functions_that_make_a_likelihood_of_npgp_have_its_integrals(fn, own, moved, y, x64):
+    """Where the latent value is linear in f and nothing else depends on it; without the branch of other functions."""
+    y, mean, variance = x64(y), x64([-1.0, 0.0, 2.0]), x64(1.5)
+    likelihood = likelihoods.Factorized(fn)
+    if own is not None:
+        right = own.expected_log_prob(y, moved[0] + moved[1] * mean, moved[1] ** 2 * variance)
+        got = likelihood.expected_log_prob(y, mean, variance)
+        np.testing.assert_allclose(got, right, rtol=2e-6 if x64 is jnp.float32 else 1e-12)
+    branches = str(jax.make_jaxpr(likelihood.expected_log_prob)(y, mean, variance)).count("cond[")
+    assert (branches == 0) == (own is not None)
+
+
+def test_a_branch_not_taken_keeps_little_for_gradients():
+    """It writes zeros for what the other would need: nodes and weights, and not all that log p is computed from."""
+    mean = jnp.zeros(7)
+
+    def expected(mean, total):
+        made = likelihoods.Factorized(lambda f: dist.Kumaraswamy(jnp.exp(f), total))
+        return jnp.sum(made.expected_log_prob(0.3, mean, 1.0))
+
+    program = jax.make_jaxpr(jax.grad(expected, (0, 1)))(mean, 5.0)
+    sizes = [
+        sum(np.prod(out.aval.shape) for out in equation.outvars)
+        for equation in program.eqns
+        if equation.primitive.name == "cond"
+    ]
+    assert sizes and max(sizes) < 6 * 288 * 7  # nodes at bends of 7 rows
 
 
 def test_rows_that_are_mapped_are_looked_at_again_in_a_branch(float64):

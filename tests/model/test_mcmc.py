@@ -16,6 +16,7 @@ from numpyro import handlers
 from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS, Predictive, init_to_value
 from numpyro.infer.util import initialize_model, potential_energy
+from scipy import stats
 from scipy.special import gammaln, logsumexp
 
 import npgp
@@ -219,6 +220,31 @@ def test_nuts_starts_where_svi_ended(fit, float64):
     log_lengthscale = float(start["lengthscale"])
     there = log_density("poisson", COUNTS, log_lengthscale, np.asarray(start["f.u"])[None])[0]
     assert there > log_density("poisson", COUNTS, LENGTHSCALE[0], np.zeros((1, 2)))[0] + 3.0
+
+
+def test_the_density_with_a_likelihood_of_three_latent_values(float64):
+    """What NUTS follows where location, scale and tails are functions of x: rows with a residual and without."""
+    X, y, K = np.array([[0.0], [0.8]]), np.array([1.5, -0.4]), np.array([1.0, np.exp(-0.32)])
+    student = npgp.likelihoods.Factorized(lambda f, g, h: dist.StudentT(1.0 + jnp.exp(h), f, jnp.exp(g)), num_latents=3)
+
+    def model(y):
+        f, g, h = (npgp.SparseGP(name, npgp.RBF(1.0), np.zeros((1, 1)), jitter=1e-12).draw() for name in "fgh")
+        with numpyro.plate("data", 2):
+            npgp.observe("y", (f(X), g(X) - 1.0, h(X)), student, obs=y)
+
+    eps = np.array([[1.0, -0.3, 0.5], [-0.5, 0.4, 1.2]])
+    unconstrained = {f"{name}.u": jnp.asarray(eps[:, i : i + 1]) for i, name in enumerate("fgh")}
+    got = compiled(jax.vmap(lambda point: potential_energy(model, (y,), {}, point)))(unconstrained)
+    axes = [np.linspace(-8.0, 8.0, count) for count in (601, 33, 33)]
+    z = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 3)
+    w = np.exp(-0.5 * np.sum(z**2, axis=1))
+    w /= w.sum()
+    for point, energy in zip(eps, got, strict=True):
+        right = np.sum(log_normal(point, 0.0, 1.0))
+        for n in range(2):
+            f, g, h = (K[n] * point + np.sqrt(1.0 - K[n] ** 2) * z).T
+            right += np.log(stats.t.pdf(y[n], 1.0 + np.exp(h), f, np.exp(g - 1.0)) @ w)
+        assert -energy == pytest.approx(right, abs=1e-4)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -281,8 +281,12 @@ class Bounded(dist.Distribution):
             Bounded,
             r"y: log p\(y \| f\) is -inf for the function's Bounded at f = .* whose support does not depend on f",
         ),
+        (
+            lambda f: dist.Gumbel(f, 0.001),
+            r"y: log p\(y \| f\) is -inf for the function's Gumbel at f = .*: look at y, .* in float64;",
+        ),
     ],
-    ids=["infinite", "impossible"],
+    ids=["infinite", "impossible", "overflow"],
 )
 @pytest.mark.filterwarnings("ignore:The log-probabilities of")
 def test_the_likelihood_that_is_not_finite_is_named(fn, words):
