@@ -79,7 +79,7 @@ def plot_convergence(convergence: Convergence) -> Figure:
     ax.set_yscale("log")
     ax.set_xlabel("step")
     ax.set_ylabel("moved since the look before (sds)")
-    ax.legend(frameon=False, loc="upper right", fontsize=9, ncols=2)
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), fontsize=9, ncols=4)
     return figure
 
 
