@@ -48,6 +48,25 @@ def _leave(namespace: dict[str, Any]) -> None:
         matplotlib.pyplot.close("all")
 
 
+def _enter_pages(namespace: dict[str, Any]) -> None:
+    """
+    Where programs are not optimized (scripts/_pytest.sh), those of training are, a little: pages train until posteriors
+    stand still, for thousands of steps. (Five of them took 75 s of a processor in place of 117.)
+    """
+    from npgp.programs.compiled import STEPS
+
+    _enter(namespace)
+    if "--xla_backend_optimization_level=0" in os.environ.get("XLA_FLAGS", ""):
+        STEPS["xla_backend_optimization_level"] = 1
+
+
+def _leave_pages(namespace: dict[str, Any]) -> None:
+    from npgp.programs.compiled import STEPS
+
+    _leave(namespace)
+    STEPS.pop("xla_backend_optimization_level", None)
+
+
 @cache
 def _granted() -> dict[str, Any]:
     page = (Path(__file__).parent / "docs" / "api" / "index.rst").read_text()
@@ -92,8 +111,8 @@ def _evaluate_and_keep(example: Example) -> None:
 _pages = Sybil(
     parsers=[CodeBlockParser("python", _evaluate_and_keep), SkipParser()],
     patterns=["README.md", "docs/*.md", "docs/howto/*.md"],
-    setup=_enter,
-    teardown=_leave,
+    setup=_enter_pages,
+    teardown=_leave_pages,
 )
 _docstrings = Sybil(
     parsers=[DocstringBlockParser()],
