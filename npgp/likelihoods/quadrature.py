@@ -63,8 +63,8 @@ PROFILE_NODES, LEAST_DISTANCE = 16, 1e-6
 #: standard deviations it may reach.
 BOX_NODES, BOX_ROUNDS, BOX_END = {2: 20, 3: 10}, 4, 7.0
 #: Change of a log-average over several latent values with half of the nodes of one from which on it is computed anew:
-#: the error, of integrands without kinks about the change's square, is then about 1e-5.
-UNLIKE = 0.003
+#: the error, of integrands without kinks about the change's square, is then about 1e-4.
+UNLIKE = 0.01
 #: The share of an interval that golden section cuts off.
 GOLDEN = 0.5 * (3.0 - math.sqrt(5.0))
 

@@ -244,7 +244,7 @@ def test_the_density_with_a_likelihood_of_three_latent_values(float64):
         for n in range(2):
             f, g, h = (K[n] * point + np.sqrt(1.0 - K[n] ** 2) * z).T
             right += np.log(stats.t.pdf(y[n], 1.0 + np.exp(h), f, np.exp(g - 1.0)) @ w)
-        assert -energy == pytest.approx(right, abs=1e-4)
+        assert -energy == pytest.approx(right, abs=2e-4)  # the change that is allowed, squared, of each row
 
 
 # ---------------------------------------------------------------------------------------------------------------
