@@ -296,7 +296,8 @@ class AutoSparseGP:
         latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
         share = {name for group in groups for name in group} | given_rows
         for words, draws in meetings(sites, latent, share, sampled):
-            way_out = advice(draws, reasons) if pseudo_data else 'write dependence="pseudo-data"'
+            way_out = advice(draws, reasons) if pseudo_data else ""
+            way_out = way_out or 'write dependence="pseudo-data"'  # by which they share one
             found[
                 f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to "
                 "accept it, AutoSparseGP(model, joint=False)."

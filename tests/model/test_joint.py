@@ -458,6 +458,16 @@ def test_which_components_share(monkeypatch):
         "q(ε) takes for independent g and h, which meet in 'y2'",
     ]
     assert all('To mend it, write dependence="pseudo-data"; to accept' in sentence for sentence in said)
+
+    def beside(X, y):  # functions of a plate, one of whose blocks moves the mean only: not given by rows, as f is
+        f = component("f").draw()
+        with numpyro.plate("functions", 2, dim=-2):
+            blocks = dict(inducing=[X[:3], X[:2]], covariances=["dense", "mean-only"])
+            g = npgp.SparseGP("g", npgp.RBF(1.0), **blocks).draw()
+            npgp.observe("y", g(X) + f(X), noise, obs=jnp.stack([y, y]))
+
+    (sentence,) = look(beside, dependence=None)[1]
+    assert 'To mend it, write dependence="pseudo-data"; to accept' in sentence and groups(beside) == [{"f.u", "g.u"}]
     with pytest.raises(TypeError, match="joint is 'yes'"):
         npgp.AutoSparseGP(chain, joint="yes", dependence="pseudo-data")
     monkeypatch.setattr(components, "MOST", 6)
