@@ -464,7 +464,7 @@ def test_which_components_share(monkeypatch):
         with numpyro.plate("functions", 2, dim=-2):
             blocks = dict(inducing=[X[:3], X[:2]], covariances=["dense", "mean-only"])
             g = npgp.SparseGP("g", npgp.RBF(1.0), **blocks).draw()
-            npgp.observe("y", g(X) + f(X), noise, obs=jnp.stack([y, y]))
+            npgp.observe("y", g(X) + f(X) + npgp_offset(X), noise, obs=jnp.stack([y, y]))
 
     (sentence,) = look(beside, dependence=None)[1]
     assert 'To mend it, write dependence="pseudo-data"; to accept' in sentence and groups(beside) == [{"f.u", "g.u"}]
