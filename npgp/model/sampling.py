@@ -85,9 +85,10 @@ def sample(
         is known to later statements.
     :return: shape (N,) or (outputs, N).
     :raises TypeError: for ``earlier`` of another kind.
-    :raises ValueError: for a draw that occurs twice in the sum or serves several outputs; for a conditional that bounds
-        not whatever follows; inside a loop or other transformation of JAX, such as ``scan``, without ``earlier``; and
-        for earlier values of another shape, of a sum, or with ``joint=False``.
+    :raises ValueError: for a draw that occurs twice in the sum, with factors that differ between outputs, or serves
+        several outputs; for a conditional that bounds not whatever follows; inside a loop or other transformation of
+        JAX, such as ``scan``, without ``earlier``; and for earlier values of another shape, of a sum, or with
+        ``joint=False``.
     """
     latents = Latents((latent := as_latent(latent, "sample"),), 1)
     latents.check_independent()

@@ -1479,6 +1479,8 @@ def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
         (lambda f: dist.Poisson(jnp.exp(jnp.clip(f, -20.0, 20.0))), None, (), [0, 2, 9]),
         (lambda f: dist.Laplace(f, jnp.exp(f)), None, (), POINTS),
         (lambda f: dist.Laplace(jnp.abs(f), 0.3), None, (), POINTS),
+        # Flat where none of the places is that are compared.
+        (lambda f: dist.Laplace(jnp.where(jnp.abs(f - 0.5) < 0.3, 0.5, f), 0.3), None, (), POINTS),
         (lambda f: dist.Normal(f, 0.3), None, (), POINTS),
     ],
 )

@@ -371,11 +371,12 @@ def test_values_at_different_rows_do_not_add():
 
 
 @pytest.mark.parametrize("use", ["observe", "sample"])
-def test_one_draw_does_not_occur_twice_in_a_sum(use):
+def test_one_draw_does_not_occur_twice_in_a_sum_with_factors_of_outputs(use):
     f = a_draw()
-    latent = f(X) + 0.5 * f(X + 1.0)
+    latent = f(X) + jnp.ones((2, 1)) * f(X + 1.0)  # with the same factors for all it is one functional
+    y = np.stack([Y, Y])
     with handlers.seed(rng_seed=0), OneSentence(ValueError, "draw of f occurs twice", "npgp.sample"):
-        npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=Y) if use == "observe" else npgp.sample("v", latent)
+        npgp.observe("y", latent, npgp.Gaussian(variance=0.1), obs=y) if use == "observe" else npgp.sample("v", latent)
 
 
 @pytest.mark.parametrize(
