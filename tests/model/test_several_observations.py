@@ -294,7 +294,7 @@ def test_mixing_is_checked():
         with numpyro.plate("functions", 2, dim=-2):
             g = draw("g")
     for W in (np.ones((3, 3)), np.ones(2), np.ones((2, 8))):
-        with pytest.raises(ValueError, match=r"mixing matrix has shape .* and the GP values \(2, 8\)"):
+        with pytest.raises(ValueError, match=r"the matrix has shape .* and the GP values \(2, 8\)"):
             W @ g(X)
     with pytest.raises(ValueError, match=r"the GP values \(8,\)"):
         np.ones((2, 2)) @ f(X)
