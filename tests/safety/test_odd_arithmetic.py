@@ -110,7 +110,7 @@ PLACES: dict[str, tuple[str, Callable[[], Any]]] = {
     ),
     "one draw twice in a sum": (
         "draw, twice",
-        lambda: npgp.observe("y", (lambda f: f(p.x()) + f(p.x() + 1.0))(_f()), p.gaussian()),
+        lambda: npgp.observe("y", (lambda f: f(p.x()) + np.ones((2, 1)) * f(p.x() + 1.0))(_f()), p.gaussian()),
     ),
     "one latent value for two": (
         "latent",
