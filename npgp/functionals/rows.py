@@ -163,7 +163,7 @@ class Functionals:
         return Functionals((*padded(self.pieces, 0, len(other)), *padded(other.pieces, len(self), 0)))
 
     def __add__(self, other: Any) -> Functionals:
-        other = as_functionals(other, "what is added to functionals")
+        other = as_functionals(as_rows(other, "what is added to functionals"))
         if len(self) != len(other) or self.shape[1] != other.shape[1]:
             raise ValueError(f"cannot add functionals of shapes {self.shape} and {other.shape}: rows go by rows.")
         return Functionals(self.pieces + other.pieces)
@@ -188,7 +188,7 @@ class Functionals:
         return self * -1.0
 
     def __sub__(self, other: Any) -> Functionals:
-        return self + -as_functionals(other, "what is taken from functionals")
+        return self + -as_functionals(as_rows(other, "what is taken from functionals"))
 
     __rmul__ = __mul__
 
@@ -212,9 +212,8 @@ def as_rows(X: RowsLike, name: str = "X") -> Rows:
     return X if isinstance(X, Functionals) else checks.inputs(X, name)
 
 
-def as_functionals(X: RowsLike, name: str = "X") -> Functionals:
-    """Functionals as they are, and inputs (N, D) as those of values there."""
-    X = as_rows(X, name)
+def as_functionals(X: Rows) -> Functionals:
+    """Functionals as they are, and inputs (N, D), checked before, as those of values there."""
     if isinstance(X, Functionals):
         return X
     return Functionals((Piece(X[:, None], jnp.ones((len(X), 1), X.dtype)),))
@@ -232,7 +231,7 @@ def at(X: ArrayLike) -> Functionals:
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN.
     """
-    return as_functionals(X)
+    return as_functionals(as_rows(X))
 
 
 def average(points: ArrayLike, weights: ArrayLike | None = None) -> Functionals:

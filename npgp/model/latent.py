@@ -266,8 +266,10 @@ class Latent(NoArray):
 
     def __rmatmul__(self, W):
         W, shape = self._operand(W), self.shape
-        if W.ndim == 2 and shape == W.shape[1:] and all(term.functionals is not None for term in self.terms):
-            rows = [Term(jnp.ones((), W.dtype), term.function, W @ term.functionals) for term in self.terms]
+        of_one = [term.functionals for term in self.terms] if W.ndim == 2 and shape == W.shape[1:] else [None]
+        if all(rows is not None for rows in of_one):
+            one = jnp.ones((), W.dtype)
+            rows = [Term(one, term.function, W @ own) for term, own in zip(self.terms, of_one, strict=True)]
             offset = linalg.matmul(W, jnp.broadcast_to(self.offset, shape)[:, None])[:, 0] if self._shifted else 0.0
             return Latent(tuple(rows), offset + np.zeros((), W.dtype))
         if W.ndim != 2 or len(shape) < 2 or shape[-2] != W.shape[1]:

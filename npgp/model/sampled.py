@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import linalg
-from npgp.functionals.rows import Functionals, Rows, as_functionals
+from npgp.functionals.rows import Functionals, Rows, as_functionals, as_rows
 from npgp.model.protocol import Given, Moments
 from npgp.programs.backend import maximum
 from npgp.sparse.groups import Groups
@@ -44,7 +44,8 @@ class Points(NamedTuple):
         A = tuple(_side_by_side([a, b], -1) for a, b in zip(self.A, other.A, strict=True))
         group = None if self.group is None or other.group is None else jnp.concatenate([self.group, other.group])
         if isinstance(self.X, Functionals) or isinstance(other.X, Functionals):
-            return Points(as_functionals(self.X).followed_by(as_functionals(other.X)), A, group)
+            before, after = (as_functionals(as_rows(points.X)) for points in (self, other))
+            return Points(before.followed_by(after), A, group)
         return Points(_side_by_side([self.X, other.X], -2), A, group)
 
 
