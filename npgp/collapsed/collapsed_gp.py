@@ -19,8 +19,10 @@ from npgp.collapsed.searched import MAX_STEPS, Searched, searched_bound
 from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
+from npgp.features import Points
 from npgp.functionals.covariances import covariance
 from npgp.functionals.rows import RowsLike, as_rows
+from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
@@ -29,7 +31,7 @@ from npgp.observations import Observations
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
 from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projection, Projector, as_blocks, factorize
+from npgp.sparse.projection import Members, Projection, Projector, factorize
 from npgp.sparse.residuals import Residual, residual_of
 from npgp.variational.blocks import block_normal
 from npgp.variational.optimum import gaussian_optimum
@@ -74,7 +76,8 @@ class CollapsedGP(JointDensity, Stackable):
 
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D), or functionals (:class:`npgp.functionals.Functionals`).
-    :param inducing: Z of shape (M, D), a block of features, or a list of these.
+    :param inducing: Z of shape (M, D), a block of features, or a list of these; or a number of points, the centers of
+        k-means clusters of X, the same at each evaluation.
     :param likelihood: p(y_n | f_n). One of C latent values (:class:`npgp.likelihoods.Softmax`) is of C functions with
         this kernel.
     :param noise_variance: in its stead σ² of Gaussian noise, a scalar or one for each row (N,).
@@ -140,7 +143,9 @@ class CollapsedGP(JointDensity, Stackable):
         self.likelihood: Likelihood = likelihood_or_noise(likelihood, noise_variance, only_gaussian=False)
         self.kernel = as_kernel(kernel)
         self.X = as_rows(X)
-        self.blocks = as_blocks(inducing)
+        blocks = blocks_or_number(inducing)
+        chosen = isinstance(blocks[0], Unchosen)
+        self.blocks = (Points(choose(self.kernel, self.X, blocks[0].size)),) if chosen else blocks
         warn_of_white_noise(self.kernel, "CollapsedGP")
         self.covariances = check_covariances(covariances, len(self.blocks))
         rows = self.X.shape[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -44,7 +44,7 @@ class Cache:
     def __init__(
         self, kernel: Kernel, inducing: Sequence[InducingBlock], plates: tuple[int, ...], jitter: float | None
     ):
-        self._prior = kernel, inducing, plates, jitter
+        self.kernel, self.inducing, self.plates, self.jitter = kernel, inducing, plates, jitter
         self._here = current_trace()
         self._projector: Projector | Members | None = None
         self._projections: list[tuple[jax.Array, Projection]] = []
@@ -54,7 +54,7 @@ class Cache:
         """The factorized covariance of the inducing features."""
         if self._projector is not None:
             return self._projector
-        projector = factorize_members(*self._prior)
+        projector = factorize_members(self.kernel, self.inducing, self.plates, self.jitter)
         if current_trace() is self._here:  # nothing may be kept from inside a scan
             self._projector = projector
         return projector
@@ -103,6 +103,8 @@ class Function(Sampling, NoArray):
         #: The component; not of its draws in guides written by hand.
         self.component: Any = None
         self.substituted: str | None = None
+        #: Chooses its inducing points from the first rows, where only their number is known.
+        self.choose: Callable[[Function, RowsLike], None] | None = None
         #: The deep GP whose last layer this is.
         self.whole: Any = None
         #: Whether its inputs are draws from their marginals, row by row.
@@ -122,6 +124,9 @@ class Function(Sampling, NoArray):
         """
         if not isinstance(X, Functionals):
             X = checks.inputs_of(self.name, X, self.batch_shape)
+        if self.choose is not None:
+            choose, self.choose = self.choose, None
+            choose(self, X)
         return Latent((Term(jnp.ones((), X.dtype), self, X),), np.zeros((), X.dtype))
 
     def average(self, points: ArrayLike, weights: ArrayLike | None = None) -> Latent:

@@ -46,6 +46,7 @@ from npgp.model.rerun import (
     name_of,
 )
 from npgp.model.sites import (
+    CHOSEN,
     FUNCTION,
     NOTHING,
     ROWS_TRAINED_ON,
@@ -339,6 +340,17 @@ class AutoSparseGP:
     def _run(self, *args, **kwargs) -> dict[str, Message]:
         """Run the guide: its sites, and the model's deterministic ones."""
         structure, rows = self._known(args, kwargs)
+
+        def choose(name: str, key: jax.Array) -> jax.Array:
+            return survey(self.model, {}, args, kwargs)[name]["value"]
+
+        points = {n: numpyro.param(n, partial(choose, n), **{CHOSEN: True}) for n in structure.chosen}
+        with handlers.substitute(data=points):  # all runs of the model have the same, in a training's first call too
+            return self._run_at_points(structure, rows, args, kwargs)
+
+    def _run_at_points(
+        self, structure: Structure, rows: UnknownRows, args: tuple, kwargs: dict[str, Any]
+    ) -> dict[str, Message]:
         rest, known = self._run_parts(structure, args, kwargs)
         by_auto = {n for n, site in rest.items() if isinstance(site["part"], _AUTOMATIC)}
         of_rows = {name: site["value"] for name, site in rest.items() if site["type"] == "sample"}

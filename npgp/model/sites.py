@@ -59,6 +59,9 @@ ROWS_OF_EVENT = "npgp.rows_of_event"
 #: The entry of trained parameters that has the rows trained on, where q(ε) is the posterior given these.
 ROWS_TRAINED_ON = "auto_rows"
 
+#: Marks, in its keywords, a ``param`` statement of inducing points that were chosen from rows.
+CHOSEN = "npgp.chosen"
+
 # Keys of the message of a row table's ``param`` statement.
 
 #: The numbers of the rows wanted.

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpyro
+from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.context import context
 from npgp.features import InducingBlock
+from npgp.functionals.rows import RowsLike
+from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.model.coupling import checked_values, coupled_mean
@@ -27,6 +32,7 @@ from npgp.model.pseudo_data import (
     joined_with,
 )
 from npgp.model.sites import (
+    CHOSEN,
     FUNCTION,
     NOTHING,
     SCALE,
@@ -44,7 +50,7 @@ from npgp.model.sites import (
     trained,
 )
 from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projector, as_blocks
+from npgp.sparse.projection import Members, Projector
 from npgp.variational.blocks import (
     SCALE_CONSTRAINTS,
     SCALE_NAMES,
@@ -87,7 +93,10 @@ class SparseGP:
     :param kernel: the kernel, npgp's or tinygp's; its hyperparameters are numbers, ``numpyro.param`` or
         ``numpyro.sample`` values.
     :param inducing: Z of shape (M, D), a block of features, or a list of these: the blocks of the orthogonal
-        decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value. Each function's own: (Q, M, D).
+        decomposition, in order. Numbers, a ``numpyro.param`` or a sampled value. Each function's own: (Q, M, D). Or
+        the number M of points, which are chosen from the rows that a training first evaluates f at: the centers of
+        k-means clusters, columns in units of their standard deviations. They are the parameter ``name.u.inducing``,
+        which training leaves as it is, and which predictions and MCMC need.
     :param covariances: S_i of q(ε) for each block: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` (the block moves the
         mean only; such blocks come last). One word for all blocks is allowed; dense if omitted. ``["dense",
         "mean-only"]`` is ODVGP, ``["dense", "dense"]`` SOLVE-GP.
@@ -98,8 +107,10 @@ class SparseGP:
         the blocks before explain of them, ``m_u = L m`` and ``S_u = L S Lᵀ``, which do not move with the kernel's
         hyperparameters. Dense and mean-only blocks have the same family either way; a diagonal S_u is another one.
     :raises TypeError: for inducing inputs that are not floating.
-    :raises ValueError: for inducing inputs of another shape, without rows or with NaN; and, in :meth:`draw`, for
-        hyperparameters or inducing inputs of another number of functions than the plates have.
+    :raises ValueError: for inducing inputs of another shape, without rows or with NaN; in :meth:`draw`, for
+        hyperparameters or inducing inputs of another number of functions than the plates have; and, where their number
+        is given and f is evaluated, for fewer different rows, columns of labels, and values of ε from elsewhere, as
+        under NUTS, without the parameter that has the points.
     """
 
     name: str
@@ -114,7 +125,7 @@ class SparseGP:
         if not isinstance(self.name, str) or not self.name:
             raise TypeError(f"name is {self.name!r}; it must be a non-empty string.")
         object.__setattr__(self, "kernel", as_kernel(self.kernel))
-        blocks = as_blocks(self.inducing)
+        blocks = blocks_or_number(self.inducing)
         object.__setattr__(self, "inducing", blocks)
         kinds = check_covariances(self.covariances, len(blocks))
         object.__setattr__(self, "covariances", kinds)
@@ -178,6 +189,8 @@ class SparseGP:
         """
         trained(params)
         t = None if t is None else checked_values(t)
+        if self._chosen and (points := params.get(f"{prefix}{self._chosen}")) is not None:
+            return self._with_points(points).posterior(params, prefix, t)
         plates = self._plates(params, prefix)
         projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
         q = []
@@ -252,8 +265,20 @@ class SparseGP:
                 params[f"{prefix}{site}.{SCALE_NAMES[q_block.kind]}"] = scale if L is None else linalg.matmul(L, scale)
         return params
 
+    def _with_points(self, points: jax.Array) -> SparseGP:
+        """The component with the points that were chosen for it."""
+        return replace(self, inducing=points)
+
+    @property
+    def _chosen(self) -> str | None:
+        """The parameter that points are in, where only their number is given."""
+        return f"{self.sites[0]}.inducing" if isinstance(self.inducing[0], Unchosen) else None
+
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
-        values, q, messages, fixed = [], [], [], False
+        if name := self._chosen:
+            with suppress(_NoPoints):
+                return self._with_points(_stated_points(name, _no_points))._draw(guided, shared, follows)
+        values, q, messages, fixed, priors = [], [], [], False, []
         plates, parts = plate_shape(), [shared_part(site) if guided and shared else None for site in self.sites]
         cache = Cache(self.kernel, self.inducing, plates, self.jitter) if parts[0] is None else parts[0].cache
         for i, (site, block, kind) in enumerate(self._layout()):
@@ -268,7 +293,8 @@ class SparseGP:
                 L = None if self.whitened else _matrix_in_plates(cache.projector, i, plates)
                 q_block = _declare_block(site, block, kind, self.init_scale, L, follows.t)
             with (catch := Catch("sample")):
-                fn = WhitenedPrior(block.size) if q_block is None else q_block
+                priors.append(_Prior(block.size))
+                fn = priors[-1] if q_block is None else q_block
                 infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
                 value = _stated(site, fn, infer)
             check_draw_context(site, catch.message)
@@ -288,16 +314,64 @@ class SparseGP:
         from_guide = messages[0]["infer"].get(FUNCTION)
         if from_guide is not None:
             cache = from_guide.cache
-        if shared and not context().unseen:
+        if shared and not (self._chosen or context().unseen):
             # Here and not where f is first evaluated, which may be inside a scan, where nothing of it could be kept.
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         function.fixed, function.component = fixed, self
         function.substituted = next((m["name"] for m in messages if m["infer"].get(SUBSTITUTED)), None)
+        if self._chosen:
+            function.choose = partial(self._choose, own=priors[0].drawn or function.q is not None)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorization.
             message["infer"][FUNCTION] = function if shared else None
         return function
+
+    def _choose(self, function: Function, X: RowsLike, own: bool) -> None:
+        """
+        Choose points from the first rows that f is evaluated at, and state them as a parameter.
+
+        :param own: whether ε was drawn in this run or a guide has q of it; if not, it may be of other points.
+        """
+        name, size = self._chosen, self.inducing[0].size
+        assert name is not None
+        if not own:
+            raise ValueError(
+                f"{self.sites[0]} has a value of its own, as under NUTS or from draws, but its {size} inducing points "
+                f"would be chosen anew, from the rows at hand: give the points themselves, inducing=npgp.inducing."
+                f"kmeans(key, X, {size}), or the trained parameters, among which {name!r} has them."
+            )
+        component = self._with_points(_stated_points(name, lambda key: choose(self.kernel, X, size)))
+        function.cache.inducing, function.component = component.inducing, component
+
+
+class _Prior(WhitenedPrior):
+    """The prior, which notes whether a value was drawn from it."""
+
+    drawn = False
+
+    def sample(self, key, sample_shape=()):
+        self.drawn = True
+        return super().sample(key, sample_shape)
+
+
+class _NoPoints(Exception):
+    """No handler has a value for the parameter of points that are to be chosen."""
+
+
+def _no_points(key: jax.Array) -> jax.Array:
+    raise _NoPoints
+
+
+def _stated_points(name: str, init: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """
+    The points that were chosen for a component, a parameter that training leaves as it is.
+
+    :param name: the parameter's name.
+    :param init: the first value, as a function of a random key; with :func:`_no_points` the parameter is stated only if
+        handlers have a value, and else that is raised.
+    """
+    return lax.stop_gradient(numpyro.param(name, init, **{CHOSEN: True}))
 
 
 def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> tuple[jax.Array, bool]:

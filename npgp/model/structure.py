@@ -14,7 +14,7 @@ from npgp.model.coupling import like_rows, plate_members
 from npgp.model.gaussians import Site, bijection, sites_beside
 from npgp.model.given_rows import Group
 from npgp.model.rerun import data_plates, observed_sites
-from npgp.model.sites import SCALE, WHITENED, is_gp_site, is_observation
+from npgp.model.sites import CHOSEN, SCALE, WHITENED, is_gp_site, is_observation
 
 __all__ = ["Structure"]
 
@@ -33,6 +33,7 @@ class Structure:
     :param without_bijection: sites that no autoguide can have, each with an error.
     :param beside: what a guide has to know of the other sites, where it is npgp's own.
     :param groups: the components that share one q(ε).
+    :param chosen: the parameters that are inducing points chosen from rows.
     :param by_rows: those whose q(ε) is the posterior given pseudo-observations of rows, likewise.
     """
 
@@ -45,6 +46,7 @@ class Structure:
     without_bijection: Mapping[str, str]
     beside: Sequence[Site]
     groups: Sequence[tuple[str, ...]]
+    chosen: tuple[str, ...]
     by_rows: Sequence[Group]
 
     @classmethod
@@ -80,6 +82,7 @@ class Structure:
             without_bijection,
             sites_beside(sites, others) if own else (),
             groups,
+            tuple(n for n, msg in sites.items() if msg["type"] == "param" and CHOSEN in msg["kwargs"]),
             by_rows,
         )
 
