@@ -51,8 +51,9 @@ CERTIFICATE_SHARES = tuple(2.0 ** (-i / 2) for i in reversed(range(16)))
 
 def certified_terms(rows: ObservedRows) -> jax.Array:
     """Each row's term at the best site precisions for which the likelihood's proof makes a bound."""
-    if _is_searched(rows.likelihood):
-        return _least_terms(rows)
+    by_proof = {"none": _least_terms, "single-peaked": _lesser_terms}
+    if rows.likelihood.num_latents == 1 and rows.likelihood.proof in by_proof:
+        return by_proof[rows.likelihood.proof](rows)
     return exact_terms(rows, certified_precision(rows))
 
 
@@ -73,24 +74,40 @@ def site_terms(rows: ObservedRows, precision: jax.Array) -> jax.Array:
     return rows.expected_log_prob(left) + terms
 
 
-def _is_searched(likelihood: Likelihood) -> bool:
-    """Whether the bound is the least value over what the residual's variance may be given the data, in [0, ĉ_n]."""
-    return likelihood.proof in ("single-peaked", "none") and likelihood.num_latents == 1
-
-
 def _least_terms(rows: ObservedRows) -> jax.Array:
     """
     Where the residual's variance given the data may be anything in [0, ĉ_n]: the row's term is its least value there,
-    at an end for the proof "single-peaked", on a grid for "none". Which that is, is found without gradient.
+    on a grid. Which that is, is found without gradient.
     """
     precision, expected = _searched(rows)
     left, cost = rows.residual.given(precision)
     s, left_, precision_ = lax.stop_gradient((rows.variance, left, precision))
-    at_ends = rows.likelihood.proof == "single-peaked"
-    shares = jnp.asarray((0.0, 1.0), left.dtype) if at_ends else _shares(left.dtype)
+    shares = _shares(left.dtype)
     values = lax.map(lambda share: expected(s + share * left_) + 0.5 * precision_ * share * left_, shares)
     left = shares[jnp.argmin(values, axis=0)] * left
     return rows.expected_log_prob(left) + 0.5 * precision * left - cost
+
+
+def _lesser_terms(rows: ObservedRows) -> jax.Array:
+    """
+    The same where the least value is at 0 or at ĉ_n.
+
+    The best precision of a row by itself makes both equal where neither is stationary in it. The gradient is then the
+    mean of theirs by those weights for which it is 0 in the precision (Danskin's theorem); that of the lesser one would
+    depend on rounding.
+    """
+    precision, alone = certified_precision(rows), isinstance(rows.residual, RowResidual)
+    if alone:
+        precision = lax.stop_gradient(precision)
+    left, cost = rows.residual.given(precision)
+    without, within = rows.expected_log_prob(), rows.expected_log_prob(left) + 0.5 * precision * left
+    weight = (without < within).astype(left.dtype)
+    if alone:
+        likelihood, y, mean, variance, fixed = lax.stop_gradient((*rows[:4], left))
+        excess = fixed * maximum(likelihood.expected_curvature(y, mean, variance + fixed) - precision, 0.0)
+        weight = jnp.where(precision > 0.0, excess / (1.0 + excess), weight)
+    both = weight * without + (1.0 - weight) * within
+    return both + lax.stop_gradient(jnp.minimum(without, within) - both) - cost
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -102,8 +119,11 @@ def certified_precision(rows: ObservedRows) -> jax.Array:
     likelihood = rows.likelihood
     if likelihood.proof == "gaussian":
         return of_present(likelihood.precision, rows)
-    if _is_searched(likelihood):
-        return _searched(rows)[0]
+    if likelihood.num_latents == 1:
+        if likelihood.proof == "none":
+            return _searched(rows)[0]
+        if likelihood.proof == "single-peaked":
+            return of_present(_precision_at_ends(rows), rows)
     certified = None
     if len(likelihood.concave) < likelihood.num_latents:
         certified = np.isin(np.arange(likelihood.num_latents), likelihood.concave)
@@ -156,11 +176,8 @@ def of_present(precision: jax.Array, rows: ObservedRows) -> jax.Array:
 def _searched(rows: ObservedRows) -> tuple[jax.Array, Callable[..., jax.Array]]:
     """The certified precision, and E[log p(y | f)] as a function of the variance of f, by which it was found."""
     likelihood, y, mean, variance, residual, _ = rows
-    at_ends = likelihood.proof == "single-peaked"
-    coarse = _coarse(likelihood, LIMIT_NODES if at_ends else SHARE_NODES)
-    expected = coarse.expected_log_probs(y, mean, variance, residual.variance)
-    rule = _precision_at_ends if at_ends else _precision_of_least
-    return of_present(rule(rows, expected), rows), expected
+    expected = _coarse(likelihood, SHARE_NODES).expected_log_probs(y, mean, variance, residual.variance)
+    return of_present(_precision_of_least(rows, expected), rows), expected
 
 
 def _shares(dtype: Any) -> jax.Array:
@@ -193,7 +210,7 @@ def _precision_of_least(rows: ObservedRows, expected: Callable[..., jax.Array]) 
     return jnp.where(left, (1.0 / shares[1:][best] - 1.0) / jnp.where(left, residual, 1.0), 0.0)
 
 
-def _precision_at_ends(rows: ObservedRows, expected: Callable[..., jax.Array]) -> jax.Array:
+def _precision_at_ends(rows: ObservedRows) -> jax.Array:
     """
     The precision at which a row by itself has the largest certified term, where the curvature κ is single-peaked.
 
@@ -213,7 +230,8 @@ def _precision_at_ends(rows: ObservedRows, expected: Callable[..., jax.Array]) -
 
     # Not in the loop: the expectation without residual is the same for all precisions.
     likelihood, y, mean, variance, *_ = rows
-    residual = rows.residual.variance
+    residual, coarse = rows.residual.variance, _coarse(likelihood, LIMIT_NODES)
+    expected = coarse.expected_log_probs(y, mean, variance, residual)
     s, d = lax.stop_gradient((variance, residual))
     fixed = expected(s), expected, s, d
     most = lax.stop_gradient(likelihood.greatest_curvature)
@@ -243,7 +261,7 @@ def _precision_at_ends(rows: ObservedRows, expected: Callable[..., jax.Array]) -
 
     # What halving has left, and the gradient.
     precision = lax.stop_gradient(newton(precision, *fixed))
-    of = partial(_coarse(likelihood, LIMIT_NODES).expected_log_prob, y, mean)
+    of = partial(coarse.expected_log_prob, y, mean)
     return newton(precision, of(variance), of, variance, residual)
 
 

@@ -216,7 +216,9 @@ def test_float32_values_and_gradients(name):
     value, gradient = evaluate(np.asarray(y, np.float32 if y.dtype == float else np.int32), *moments)
     assert value.dtype == np.float32
     np.testing.assert_allclose(value, rows_of(name)["tight"], rtol=2e-3, atol=2e-3)
-    assert np.all(np.isfinite(np.stack(gradient)))
+    # Rules for several variances have other nodes in float32, of which the precisions of these two are.
+    slack = {"probit": 0.03, "softplus": 0.03}.get(name, 5e-5)
+    np.testing.assert_allclose(np.stack(gradient), rows_of(name)["gradient"], rtol=slack, atol=0.01 * slack)
 
 
 def test_names_and_certificates():
