@@ -15,6 +15,7 @@ from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.words import change, count, nats
 from npgp.conditionals import Conditional
 from npgp.features import InducingBlock, Points
+from npgp.functionals.rows import Rows, points_of
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
@@ -24,6 +25,8 @@ __all__ = ["Advice", "advise"]
 
 #: More points are tried up to this many, or as many as there are inducing features if that is more.
 MORE_POINTS = 64
+#: Of more points that functionals are made of, a random part is tried.
+MOST_CANDIDATES = 4000
 
 Structure = tuple[tuple[InducingBlock, ...], tuple[str, ...]]  # blocks, and the covariance of each
 
@@ -32,7 +35,7 @@ class Problem(NamedTuple):
     """Data and hyperparameters, checked; y without the offset."""
 
     kernel: Kernel
-    X: jax.Array
+    X: Rows
     y: jax.Array
     noise_variance: jax.Array
     jitter: float | None
@@ -132,9 +135,10 @@ def advise(
     tried, left = 0, penalty
     if penalty > goal:
         learned = tuple(block for block, kind in zip(blocks, kinds, strict=True) if kind != "mean-only")
-        different = len(np.unique(np.asarray(X), axis=0))
+        candidates = points_of(X, MOST_CANDIDATES)
+        different = len(np.unique(np.asarray(candidates), axis=0))
         most = min(max(MORE_POINTS, sum(block.size for block in blocks)), different)
-        points = greedy_variance(kernel, X, most, given=learned, jitter=jitter)
+        points = greedy_variance(kernel, candidates, most, given=learned, jitter=jitter)
         more = kernel, X, learned, points, noise_variance, jitter
         penalties = np.asarray(one_program(lambda: _penalties(*more), options=STEPS))
         reached = np.flatnonzero(penalties <= goal)
@@ -142,7 +146,9 @@ def advise(
         tried = most if needed is None else needed
         left = float(penalties[tried])
         elsewhere = (
-            points if len(learned) == len(blocks) else greedy_variance(kernel, X, most, given=blocks, jitter=jitter)
+            points
+            if len(learned) == len(blocks)
+            else greedy_variance(kernel, candidates, most, given=blocks, jitter=jitter)
         )
         structures["learned"] = _with_learned(structure, points[:tried])
         structures["mean only"] = ((*blocks, Points(elsewhere[:tried])), (*kinds, "mean-only"))

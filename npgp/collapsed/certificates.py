@@ -24,6 +24,7 @@ from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of
 from npgp.collapsed.words import count, nats
 from npgp.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.features import InducingBlock
+from npgp.functionals.rows import Functionals, Rows, RowsLike, as_rows
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
@@ -97,7 +98,7 @@ class Certificate:
 
 def certificate(
     kernel: Kernel,
-    X: ArrayLike,
+    X: RowsLike,
     y: ArrayLike,
     inducing: object,
     *,
@@ -121,13 +122,13 @@ def certificate(
     that a narrow interval needs, and the report then says so. Not for use inside ``jit``.
 
     :param kernel: the kernel, with its hyperparameters.
-    :param X: training inputs, (N, D).
+    :param X: training inputs, (N, D), or functionals.
     :param y: observations, (N,).
     :param inducing: Z of shape (M, D), a block of features, or a list of these.
     :param noise_variance: σ², a scalar or one for each row (N,).
     :param covariances: for each block ``"dense"``, ``"diagonal"`` or ``"mean-only"``; dense throughout if omitted.
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,).
-    :param grouped: the ``grouped`` conditional with its groups; found in X if omitted.
+    :param grouped: the ``grouped`` conditional with its groups; found in X if omitted, of functionals left out then.
     :param jitter: relative jitter tried first.
     :param exact_rows: with more rows than this, nothing of O(N³) is computed.
     :raises TypeError: for inputs that are not floating, or traced.
@@ -136,14 +137,15 @@ def certificate(
     """
     if any(map(checks.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, offset)))):
         raise TypeError("certificate was called on traced values; it runs outside jit, on concrete ones.")
-    X = checks.inputs(X)
+    X = as_rows(X)
+    grouping = grouped.groups is not None or not isinstance(X, Functionals)
     gp = CollapsedGP(
         kernel,
         X,
         inducing,
         noise_variance=noise_variance,
         offset=offset,
-        conditional=grouped,
+        conditional=grouped if grouping else Tight(),
         covariances=covariances,
         jitter=jitter,
     )
@@ -152,7 +154,8 @@ def certificate(
     whole = N <= checks.whole_number(exact_rows, "exact_rows", least=None)
     problem = Problem(gp.kernel, X, y - gp.offset, jnp.asarray(gp.noise_variance, X.dtype), jitter)
     conditionals: dict[str, Conditional] = {"prior": Prior(), "shared": Shared(), "tight": Tight()}
-    conditionals["grouped"] = gp.conditional
+    if grouping:
+        conditionals["grouped"] = gp.conditional
     if whole:
         conditionals["full"] = Full()
 
@@ -179,7 +182,7 @@ def certificate(
     ratio = np.asarray(found["ratio"])
     advice = advise(problem, structure, conditionals[best], best, scalable[best], ratio, upper - lower)
     lengthscales = None
-    if has_lengthscale(gp.kernel):
+    if has_lengthscale(gp.kernel) and not isinstance(X, Functionals):  # which have no neighbors
         precision = np.broadcast_to(1.0 / np.asarray(gp.noise_variance), (N,))
         lengthscales = of_observations(gp.kernel, gp.blocks, X, np.asarray(problem.y), precision, jitter=jitter)
     return Certificate(lower, upper, bounds, exact, N, float(found["rounding"]), advice, lengthscales)
@@ -187,7 +190,7 @@ def certificate(
 
 def evidence_bounds(
     kernel: Kernel,
-    X: jax.Array,
+    X: Rows,
     y: jax.Array,
     noise_variance: ArrayLike,
     jitter: float | None,

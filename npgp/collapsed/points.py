@@ -20,12 +20,13 @@ from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
-from npgp import checks
+from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
 from npgp.collapsed.lengthscales import MOST_POINTS, ShorterLengthscales, has_lengthscale, of_observations, shortened
 from npgp.collapsed.words import count, nats
 from npgp.conditionals import Tight
 from npgp.features import InducingBlock, Points
+from npgp.functionals.rows import Functionals, Rows, RowsLike, as_rows, points_of
 from npgp.inducing.selection import greedy_rows
 from npgp.kernels import Kernel
 from npgp.likelihoods import Likelihood, as_likelihood
@@ -113,7 +114,7 @@ class EnoughPoints:
 class _Rows(NamedTuple):
     """Gaussian observations of f, each of which counts ``weight`` times; its precision is that of all."""
 
-    X: jax.Array
+    X: Rows
     target: jax.Array
     precision: jax.Array
     weight: jax.Array
@@ -121,7 +122,7 @@ class _Rows(NamedTuple):
 
 def enough_points(
     posterior: Posterior,
-    X: ArrayLike,
+    X: RowsLike,
     y: ArrayLike,
     likelihood: Likelihood | Any,
     *,
@@ -156,7 +157,7 @@ def enough_points(
         assert found.enough or found.points_needed
 
     :param posterior: of one function.
-    :param X: training inputs, (N, D).
+    :param X: training inputs, (N, D), or functionals: points added are then some of those that these are made of.
     :param y: observations, (N,).
     :param likelihood: p(y_n | f_n), of one latent value, an ``npgp`` likelihood or a function from f to a NumPyro
         distribution.
@@ -175,7 +176,7 @@ def enough_points(
             f"posterior is a {type(posterior).__name__}; it must be the posterior of one function by a SparseGP or "
             "CollapsedGP, given one draw of the hyperparameters, such as npgp.posterior(..., draws=50)[0]."
         )
-    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
+    X, likelihood = as_rows(X), as_likelihood(likelihood)
     checks.require_positive(tolerance, "tolerance")
     if posterior.batch_shape or likelihood.num_latents != 1:
         raise ValueError(
@@ -186,14 +187,14 @@ def enough_points(
     target, precision = _gaussian_observations(observed, posterior, X)
     approximate, kernel = likelihood.proof != "gaussian", posterior.projector.kernel
     shorter = None
-    if has_lengthscale(kernel):
+    if has_lengthscale(kernel) and not isinstance(X, Functionals):  # which have no neighbors
         blocks = posterior.projector.blocks
         shorter = of_observations(kernel, blocks, X, target, precision, approximate=approximate)
     rows = _some_rows(X, target, precision)
     return _compare(posterior, rows, int(np.sum(precision > 0)), tolerance, approximate, shorter)
 
 
-def _gaussian_observations(observed: Observations, posterior: Posterior, X: jax.Array) -> tuple[np.ndarray, np.ndarray]:
+def _gaussian_observations(observed: Observations, posterior: Posterior, X: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Observations of f itself, and their precisions, 0 for rows without any; each (N,)."""
     mean, variance = posterior.mean_and_variance(X, batch_size=min(len(X), MOST_ROWS))
     slope, curvature = _expected(observed, mean, variance)
@@ -210,15 +211,14 @@ def _expected(observed: Observations, mean, variance) -> tuple[jax.Array, jax.Ar
     return slope, jnp.broadcast_to(likelihood.expected_curvature(y, mean, variance), mean.shape)
 
 
-def _some_rows(X: jax.Array, target: np.ndarray, precision: np.ndarray) -> _Rows:
+def _some_rows(X: Rows, target: np.ndarray, precision: np.ndarray) -> _Rows:
     """Rows with an observation, or a random part of them."""
     rows = np.flatnonzero(precision > 0)
     weight = max(1.0, len(rows) / MOST_ROWS)
     if len(rows) > MOST_ROWS:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST_ROWS, replace=False))
-    return _Rows(
-        X[rows], jnp.asarray(target[rows]), jnp.asarray(weight * precision[rows]), jnp.asarray(weight, X.dtype)
-    )
+    some = X.take(rows) if isinstance(X, Functionals) else X[rows]
+    return _Rows(some, jnp.asarray(target[rows]), jnp.asarray(weight * precision[rows]), jnp.asarray(weight, X.dtype))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -270,6 +270,14 @@ def _left(projection: Projection, rows: _Rows, logs: _Logs) -> jax.Array:
     return projection.residual_variance() * _precision(rows, logs) / rows.weight
 
 
+def _left_by(kernel: Kernel, Z: jax.Array, rows: _Rows, logs: _Logs) -> np.ndarray:
+    """The same, averaged over rows, with the first i points alone, i = 0 to M; (M + 1,)."""
+    projection = factorize(kernel, (Points(Z),))(rows.X)
+    precision = _precision(rows, logs) / rows.weight
+    explained = jnp.cumsum(linalg.matmul(jnp.square(projection.A[0]), precision[:, None])[:, 0])
+    return np.asarray(jnp.sum(precision * projection.prior_variance) - jnp.append(0.0, explained)) / len(rows.X)
+
+
 @jax.jit
 def _value_and_slopes(logs: _Logs, *problem: Any) -> tuple[jax.Array, _Logs]:
     return jax.value_and_grad(lambda logs: in_double_if(True, _bound, logs, *problem))(logs)
@@ -310,8 +318,10 @@ def _compare(
 ) -> EnoughPoints:
     kernel, blocks = posterior.projector.kernel, posterior.projector.blocks
     features = sum(block.size for block in blocks)
-    most = len(np.unique(np.asarray(rows.X), axis=0))
-    added, _, _ = greedy_rows(kernel, rows.X, min(features, most, MOST_POINTS), blocks, None, rows.precision)
+    candidates = points_of(rows.X, MOST_ROWS)
+    most = len(np.unique(np.asarray(candidates), axis=0))
+    informed = 1.0 if isinstance(rows.X, Functionals) else rows.precision
+    added, _, _ = greedy_rows(kernel, candidates, min(features, most, MOST_POINTS), blocks, None, informed)
     added = added[~jnp.any(jnp.isnan(added), axis=1)]
     start = _start(kernel, approximate)
     at_hand, trained, _ = _maximum(kernel, blocks, rows, start)
@@ -343,6 +353,6 @@ def _compare(
     )
     if found.enough:
         return found
-    _, left, _ = greedy_rows(best, rows.X, min(most, MOST_POINTS), (), None, _precision(rows, logs) / rows.weight)
-    within = np.flatnonzero(0.5 * np.log1p(np.asarray(left) / len(rows.X)) <= tolerance)
+    Z, _, _ = greedy_rows(best, candidates, min(most, MOST_POINTS), (), None, informed)
+    within = np.flatnonzero(0.5 * np.log1p(_left_by(best, Z, rows, logs)) <= tolerance)
     return replace(found, points_needed=int(within[0]) if within.size else None)

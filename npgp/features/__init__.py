@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from npgp.features.activations import Activations, LeakyReLU, Probit, ReLU, Softplus
 from npgp.features.harmonics import SphericalHarmonics
-from npgp.features.patches import Patches
 from npgp.features.points import Points, as_block
 from npgp.features.protocol import InducingBlock, covariance
 
@@ -17,7 +16,6 @@ __all__ = [
     "Activations",
     "InducingBlock",
     "LeakyReLU",
-    "Patches",
     "Points",
     "Probit",
     "ReLU",

@@ -14,13 +14,15 @@ from npgp.functionals.rows import (
     Piece,
     Rows,
     applied,
+    by_rows,
     covariance,
     plain_covariance,
+    precisely,
     require_differentiable,
 )
 from npgp.kernels import Kernel
+from npgp.linalg import matmul
 from npgp.programs.backend import maximum
-from npgp.programs.double import in_double_if
 
 __all__ = ["covariance", "cross", "variance", "within_groups"]
 
@@ -35,22 +37,45 @@ def variance(kernel: Kernel, rows: Rows) -> jax.Array:
     if not isinstance(rows, Functionals):
         return kernel.diag(rows)
     require_differentiable(kernel, rows)
-    return in_double_if(True, _variance, kernel, rows)
+    return precisely(_variance, kernel, rows)
 
 
 def _variance(kernel: Kernel, rows: Functionals) -> jax.Array:
-    pieces = rows.pieces
-    own = [(piece.weights,) if piece.shared else (piece.points, piece.weights) for piece in pieces]
+    pieces, (own, merged) = rows.pieces, by_rows(rows.pieces)
 
-    def of_row(own: list[tuple[jax.Array, ...]]) -> jax.Array:
-        arrays = [(piece.points, *arrays)[-2:] for piece, arrays in zip(pieces, own, strict=True)]
-        row = Functionals(tuple(Piece(x, w[None], p.dim) for (x, w), p in zip(arrays, pieces, strict=True)))
-        return plain_covariance(kernel, row, row)[0, 0]
+    def of_row(own: list[jax.Array]) -> jax.Array:
+        row = [Functionals((Piece(p.points, p.weights[None], p.dim),)) for p in merged(own)]
+        total = jnp.zeros((), rows.dtype)
+        for i, a in enumerate(row):
+            if pieces[i].dim is None and not pieces[i].shared:
+                total += _quadratic(a.pieces[0].weights[0], kernel(a.pieces[0].points))
+            else:
+                total += plain_covariance(kernel, a, a)[0, 0]
+            total += 2.0 * sum(plain_covariance(kernel, a, b)[0, 0] for b in row[:i])
+        return total
 
     # Of points that all rows share the covariance is there once.
-    shared, apart = (sum(p.weights.shape[1] for p in pieces if p.shared == is_shared) for is_shared in (True, False))
-    each = apart * (apart + shared) + shared
-    return maximum(map_chunks(jax.vmap(of_row), rows_within(entries_at_once(), each), own), 0.0)
+    shared, apart = (sum(p.weights.shape[-1] for p in pieces if p.shared == is_shared) for is_shared in (True, False))
+    size = rows_within(entries_at_once(), apart * (apart + shared) + shared)
+
+    def of_rows(own: list[jax.Array]) -> jax.Array:
+        # One by itself not as a batch of one: XLA's batched products take three times as long on a CPU.
+        return of_row([x[0] for x in own])[None] if size == 1 else jax.vmap(of_row)(own)
+
+    return maximum(map_chunks(of_rows, size, own), 0.0)
+
+
+@jax.custom_jvp
+def _quadratic(w: jax.Array, K: jax.Array) -> jax.Array:
+    """``wᵀ K w`` of a symmetric K; as sums, which XLA makes one loop of with K's exponential."""
+    return jnp.sum(jnp.sum(K * w, axis=1) * w)
+
+
+@_quadratic.defjvp
+def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    (w, K), (dw, dK) = primals, tangents
+    # As products, which in reverse take .6 of the time that sums take.
+    return _quadratic(w, K), jnp.dot(2.0 * matmul(K, w[:, None])[:, 0], dw) + jnp.dot(w, matmul(dK, w[:, None])[:, 0])
 
 
 def within_groups(kernel: Kernel, rows: Rows, groups: Any) -> jax.Array:
@@ -59,4 +84,4 @@ def within_groups(kernel: Kernel, rows: Rows, groups: Any) -> jax.Array:
         return jax.vmap(kernel)(groups.gather_rows(rows))
     require_differentiable(kernel, rows)
     own = rows.take(jnp.asarray(groups.rows))
-    return in_double_if(True, lambda kernel, own: jax.vmap(lambda a: plain_covariance(kernel, a, a))(own), kernel, own)
+    return precisely(lambda kernel, own: jax.vmap(lambda a: plain_covariance(kernel, a, a))(own), kernel, own)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks
@@ -17,7 +19,7 @@ from npgp.chunks import entries_at_once, map_chunks, rows_within
 from npgp.features import InducingBlock
 from npgp.kernels import Kernel
 from npgp.linalg import matmul, transposed
-from npgp.programs.double import in_double_if
+from npgp.programs.double import in_double, is_worth_it
 from npgp.pytrees import pytree, static
 
 __all__ = ["Functionals", "Piece", "Rows", "RowsLike", "as_functionals", "as_rows", "at", "average", "derivative"]
@@ -30,7 +32,7 @@ class Piece:
     ``Σ_j w_nj f(x_nj)``, or the same sum of derivatives.
 
     :param points: (N, J, D); or (J, D) that all rows share.
-    :param weights: (N, J).
+    :param weights: (N, J); or (J,) that all rows share, where points are each row's own.
     :param dim: the column of a partial derivative; ``None`` for values.
     """
 
@@ -43,11 +45,13 @@ class Piece:
         """Whether all rows have the same points."""
         return self.points.ndim == 2
 
+    def __len__(self) -> int:
+        return len(self.weights if self.shared else self.points)
+
     def apart(self) -> Piece:
-        """The same, each row with points of its own."""
-        if not self.shared:
-            return self
-        return Piece(jnp.broadcast_to(self.points, (self.weights.shape[0], *self.points.shape)), self.weights, self.dim)
+        """The same, each row with points and weights of its own."""
+        N, (J, D) = len(self), self.points.shape[-2:]
+        return Piece(jnp.broadcast_to(self.points, (N, J, D)), jnp.broadcast_to(self.weights, (N, J)), self.dim)
 
     def of(self, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """
@@ -64,16 +68,31 @@ class Piece:
 
         J, D = self.points.shape[-2:]
         if J == 1:
-            return function(self.points.reshape(-1, D)) * self.weights[:, 0]
+            return function(self.points.reshape(-1, D)) * self.weights[..., 0]
         if self.shared:
             return matmul(function(self.points), transposed(self.weights))
 
-        def of_rows(points: jax.Array, weights: jax.Array) -> jax.Array:
-            values = function(points.reshape(-1, D))
-            return jnp.sum(values.reshape(*values.shape[:-1], -1, J) * weights, axis=-1)
+        own, merged = by_rows((self,))
+
+        def of_rows(own: list[jax.Array]) -> jax.Array:
+            (some,) = merged(own)
+            values = function(some.points.reshape(-1, D))
+            return jnp.sum(values.reshape(*values.shape[:-1], -1, J) * some.weights, axis=-1)
 
         each = math.prod(jax.eval_shape(function, self.points[0]).shape)
-        return map_chunks(of_rows, rows_within(entries_at_once(), each), self.points, self.weights, axis=-1)
+        return map_chunks(of_rows, rows_within(entries_at_once(), each), own, axis=-1)
+
+
+def by_rows(pieces: tuple[Piece, ...]) -> tuple[list[jax.Array], Callable[[list[jax.Array]], tuple[Piece, ...]]]:
+    """The arrays of pieces that have rows as their first axis, and what makes pieces of some rows' arrays."""
+    arrays, structure = jax.tree.flatten(pieces)
+    have_rows = [x.ndim == dims for x, dims in zip(arrays, (3, 2) * len(pieces), strict=True)]
+
+    def merged(own: list[jax.Array]) -> tuple[Piece, ...]:
+        some = iter(own)
+        return jax.tree.unflatten(structure, [next(some) if h else x for h, x in zip(have_rows, arrays, strict=True)])
+
+    return [x for h, x in zip(have_rows, arrays, strict=True) if h], merged
 
 
 @pytree
@@ -101,7 +120,7 @@ class Functionals:
     @property
     def shape(self) -> tuple[int, int]:
         """(N, D), as that of inputs."""
-        return self.pieces[0].weights.shape[0], self.pieces[0].points.shape[-1]
+        return len(self.pieces[0]), self.pieces[0].points.shape[-1]
 
     @property
     def ndim(self) -> int:
@@ -158,7 +177,8 @@ class Functionals:
         def padded(pieces: tuple[Piece, ...], before: int, after: int) -> list[Piece]:
             ends = ((before, after), (0, 0))
             points = [p.points if p.shared else jnp.pad(p.points, (*ends, (0, 0)), mode="edge") for p in pieces]
-            return [Piece(x, jnp.pad(p.weights, ends), p.dim) for x, p in zip(points, pieces, strict=True)]
+            weights = [jnp.pad(p.apart().weights, ends) for p in pieces]
+            return [Piece(x, w, p.dim) for x, w, p in zip(points, weights, pieces, strict=True)]
 
         return Functionals((*padded(self.pieces, 0, len(other)), *padded(other.pieces, len(self), 0)))
 
@@ -175,7 +195,7 @@ class Functionals:
                 f"{len(self)} functionals are multiplied by an array of shape {factor.shape}; it must be a number, or "
                 "have one for each."
             )
-        own = jnp.broadcast_to(factor, (len(self),))[:, None]
+        own = factor.reshape(-1, 1) if factor.size > 1 else factor.reshape(())
         return Functionals(tuple(Piece(p.points, own * p.weights, p.dim) for p in self.pieces))
 
     def __rmatmul__(self, B: ArrayLike) -> Functionals:
@@ -216,7 +236,16 @@ def as_functionals(X: Rows) -> Functionals:
     """Functionals as they are, and inputs (N, D), checked before, as those of values there."""
     if isinstance(X, Functionals):
         return X
-    return Functionals((Piece(X[:, None], jnp.ones((len(X), 1), X.dtype)),))
+    return Functionals((Piece(X[:, None], jnp.ones(1, X.dtype)),))
+
+
+def points_of(rows: Rows, most: int) -> jax.Array:
+    """Different inputs that rows are made of, (P, D), or a random part of them; inputs (N, D) as they are."""
+    if not isinstance(rows, Functionals):
+        return rows
+    counted = [np.asarray(p.points)[np.asarray(p.weights) != 0] for p in rows.apart().pieces]
+    points = np.unique(np.concatenate(counted), axis=0)
+    return jnp.asarray(np.random.default_rng(0).permutation(points)[:most])
 
 
 def at(X: ArrayLike) -> Functionals:
@@ -255,12 +284,12 @@ def average(points: ArrayLike, weights: ArrayLike | None = None) -> Functionals:
     points = checks.inputs(points, "points", members=True)
     N, J, _ = points.shape
     if weights is None:
-        return Functionals((Piece(points, jnp.full((N, J), 1.0 / J, points.dtype)),))
+        return Functionals((Piece(points, jnp.full(J, 1.0 / J, points.dtype)),))
     weights = checks.real(weights, "weights", "real numbers")
     checks.require_finite(weights, "weights")
     if np.shape(weights) not in ((N, J), (J,)):
         raise ValueError(f"weights has shape {np.shape(weights)}; for these points it must be {(N, J)}, or {(J,)}.")
-    return Functionals((Piece(points, jnp.broadcast_to(jnp.asarray(weights, points.dtype), (N, J))),))
+    return Functionals((Piece(points, jnp.asarray(weights, points.dtype)),))
 
 
 def derivative(X: ArrayLike, dim: int = 0) -> Functionals:
@@ -282,7 +311,7 @@ def derivative(X: ArrayLike, dim: int = 0) -> Functionals:
     dim = checks.whole_number(
         dim, "dim", least=-columns, most=columns - 1, must_be=f"the number of one of the {columns} columns of X"
     )
-    return Functionals((Piece(X[:, None], jnp.ones((len(X), 1), X.dtype), dim % columns),))
+    return Functionals((Piece(X[:, None], jnp.ones(1, X.dtype), dim % columns),))
 
 
 def applied(rows: Rows, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
@@ -295,9 +324,29 @@ def covariance(kernel: Kernel, a: Rows, b: Rows | None = None) -> jax.Array:
     if isinstance(a, Functionals) or isinstance(b, Functionals):
         require_differentiable(kernel, a)
         require_differentiable(kernel, b)
-        # Differences at close points are small beside the values.
-        return in_double_if(True, plain_covariance, kernel, a, a if b is None else b)
+        return precisely(plain_covariance, kernel, a, a if b is None else b)
     return kernel(a) if b is None else kernel(a, b)
+
+
+def precisely(function: Callable[..., jax.Array], kernel: Kernel, *rows: Rows) -> jax.Array:
+    """
+    ``function(kernel, *rows)``, on a CPU in float64 where a row's weights nearly cancel: its variance is then small
+    beside those of the values, as that of a difference at close points is.
+    """
+    if not is_worth_it():
+        return function(kernel, *rows)
+    cancel = jnp.any(jnp.stack([weights_cancel(some) for some in rows if isinstance(some, Functionals)]))
+    return lax.cond(cancel, partial(in_double, function), function, kernel, *rows)
+
+
+def weights_cancel(rows: Functionals) -> jax.Array:
+    """Whether in some row the sum of weights is small beside that of their sizes, for values or a derivative."""
+    found = []
+    for dim in {piece.dim for piece in rows.pieces}:
+        weights = [piece.weights for piece in rows.pieces if piece.dim == dim]
+        total, size = (sum(jnp.sum(of(w), axis=-1) for w in weights) for of in (jnp.asarray, jnp.abs))
+        found.append(jnp.any(jnp.abs(total) < 0.25 * size))
+    return jnp.any(jnp.stack(found))
 
 
 def plain_covariance(kernel: Kernel, a: Rows, b: Rows) -> jax.Array:

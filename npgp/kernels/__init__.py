@@ -9,7 +9,6 @@ Sources: Rasmussen & Williams 2006, chapter 4; Cho & Saul 2009 (arc-cosine); Rah
 from npgp.kernels.adapters import Tinygp, as_kernel
 from npgp.kernels.arccosine import ArcCosine
 from npgp.kernels.base import Kernel, Product, Scaled, Sum
-from npgp.kernels.convolutional import Convolutional
 from npgp.kernels.coregion import Coregion, at_outputs
 from npgp.kernels.distances import squared_distances
 from npgp.kernels.linear import Constant, Linear, Polynomial, White
@@ -35,7 +34,6 @@ __all__ = [
     "RBF",
     "ArcCosine",
     "Constant",
-    "Convolutional",
     "Coregion",
     "Cosine",
     "Kernel",

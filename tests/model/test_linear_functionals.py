@@ -137,6 +137,49 @@ def test_functions_of_a_plate_each_have_their_functionals(float64):
             np.testing.assert_allclose(a[i], b, atol=1e-6)
 
 
+def test_images_are_averages_of_patches(float64):
+    """Classes share patches and weights of places; with Gaussian noise dense algebra knows the ELBO."""
+    places = np.lib.stride_tricks.sliding_window_view(np.arange(20).reshape(4, 5), (2, 3)).reshape(9, 6)
+    images, labels = np.random.default_rng(3).normal(size=(8, 20)), np.arange(8) % 3
+    patches, start = images[:3, places].reshape(-1, 6)[::4], np.linspace(0.5, 1.5, 9) / 9
+
+    def values(images):
+        kernel = npgp.RBF(numpyro.param("lengthscale", 2.0), variance=9.0)
+        f = npgp.SparseGP("f", kernel, numpyro.param("Z", patches), jitter=1e-9).draw()
+        return f.average(images[:, places], numpyro.param("weights", start))
+
+    def model(images, y=None):
+        with numpyro.plate("classes", 3, dim=-2):
+            f = values(images)
+        with npgp.plate("data", 8, rows=len(images)):
+            npgp.observe("y", f, npgp.likelihoods.Softmax(3), obs=y)
+
+    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.05), TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), 30, images, y=labels, progress=False)
+    assert result.losses[-1] < result.losses[0]
+    assert np.ptp(result.params["weights"] - start) > 1e-3  # the weights are learned
+
+    def squared(a, b):
+        return 9.0 * np.exp(-np.sum(np.square(a[:, None] - b), -1) / 8.0)
+
+    sums, cut = np.kron(np.eye(8), start), images[:, places].reshape(-1, 6)
+    K_uu = squared(patches, patches) + 9e-9 * np.eye(len(patches))
+    dense = oracles.Joint((len(patches),), K_uu, squared(patches, cut) @ sums.T, sums @ squared(cut, cut) @ sums.T)
+    y = np.random.default_rng(1).normal(size=(3, 8))
+
+    def gaussian(images, y=None):
+        with numpyro.plate("classes", 3, dim=-2):
+            f = values(images)
+            with numpyro.plate("data", 8):
+                npgp.observe("y", f, npgp.Gaussian(scale=0.3), obs=y)
+
+    guide = npgp.AutoSparseGP(gaussian)
+    svi = SVI(gaussian, guide, npgp.natural_gradient(1.0, npgp.adam(0.0)), TraceMeanField_ELBO())
+    result = npgp.fit(svi, jax.random.key(0), 3, images, y, progress=False)
+    found = -float(svi.evaluate(result.state, images, y))
+    np.testing.assert_allclose(found, sum(dense.bound(row, 0.09, [True], "tight") for row in y), atol=1e-4)
+
+
 def test_preferences_by_rows_and_by_items_are_one_model(float64):
     first, second = np.array([0, 1, 2, 0]), np.array([3, 2, 0, 1])
     wins = np.array([1.0, 0.0, 1.0, 1.0])

@@ -8,6 +8,7 @@ import pytest
 
 import npgp
 from npgp.functionals import at, average, covariances, derivative
+from npgp.functionals import rows as functional_rows
 
 LENGTHSCALE = np.array([0.8, 1.3])
 KERNEL = npgp.RBF(LENGTHSCALE, variance=1.7)
@@ -49,10 +50,13 @@ def selected(first, weights):
 
 ONES = np.ones((6, 1))
 AT, AT2, AVERAGE, SLOPE = selected(0, ONES), selected(6, ONES), selected(12, WEIGHTS), selected(30, ONES)
+MEAN, SAME = selected(12, np.full((6, 3), 1 / 3)), selected(12, np.tile(WEIGHTS[0], (6, 1)))
 #: Rows, and the matrices that make them of values and slopes.
 ROWS = {
     "differences": (lambda: at(X) - FACTOR * at(X2), AT - FACTOR[:, None] * AT2),
     "averages": (lambda: average(POINTS, WEIGHTS), AVERAGE),
+    "means, and values": (lambda: average(POINTS) - at(X), MEAN - AT),
+    "averages of the same weights": (lambda: average(POINTS, WEIGHTS[0]) * FACTOR, FACTOR[:, None] * SAME),
     "slopes": (lambda: derivative(X, DIM), SLOPE),
     "sums of values": (lambda: B @ at(X), B @ AT),
     "sums of all": (lambda: B @ (average(POINTS, WEIGHTS) + 2.0 * derivative(X, -1)), B @ (AVERAGE + 2.0 * SLOPE)),
@@ -96,6 +100,30 @@ def test_covariances_are_those_of_the_sums_written_out(float64, kind):
     )
     for a, b in zip(found, everything, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_chunks_change_nothing_and_gradients_are_those_of_finite_differences(float64, monkeypatch):
+    block = npgp.features.Points(Z[0])
+
+    def value(arrays, some=slice(None)):
+        kernel = npgp.RBF(arrays["lengthscale"])
+        rows = average(arrays["points"][some], arrays["weights"]) + at(arrays["X"][some])
+        variance, cross = covariances.variance(kernel, rows), covariances.cross(block, kernel, rows)
+        return jnp.sum(jnp.log(variance)) + jnp.sum(jnp.sin(cross))
+
+    arrays = {"lengthscale": 1.3, "points": POINTS, "weights": np.abs(WEIGHTS[0]), "X": X}
+    arrays = jax.tree.map(jnp.asarray, arrays)
+    whole = value(arrays)
+    for budget in (1, 20):  # one row at a time, and some
+        monkeypatch.setattr(functional_rows, "entries_at_once", lambda budget=budget: budget)
+        monkeypatch.setattr(covariances, "entries_at_once", lambda budget=budget: budget)
+        compiled = jax.jit(lambda arrays: jax.value_and_grad(value)(arrays))
+        found, slopes = compiled(arrays)
+        np.testing.assert_allclose(found, whole, rtol=1e-12)
+        for name, slope in slopes.items():
+            direction = np.random.default_rng(1).normal(size=np.shape(arrays[name]))
+            ends = [compiled(arrays | {name: arrays[name] + step * direction})[0] for step in (1e-5, -1e-5)]
+            np.testing.assert_allclose(jnp.sum(slope * direction), (ends[0] - ends[1]) / 2e-5, rtol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(("kind", "blocks"), [("differences", 1), ("sums of all", 2)])
@@ -187,7 +215,29 @@ def test_differences_at_close_points_keep_their_digits(x64):
     rows = at(X.astype(np.float32)) - at(close.astype(np.float32))
     h = np.float64(close.astype(np.float32)) - np.float64(X.astype(np.float32))
     exact = -2.0 * np.expm1(-0.5 * np.square(h[:, 0]))
-    np.testing.assert_allclose(covariances.variance(npgp.RBF(1.0), rows), exact, rtol=1e-4)  # 1e-6; .06 is rounding's
+    contrasts = average(np.stack([X, close], 1).astype(np.float32), np.array([1.0, -1.0]))
+    slopes = derivative(X.astype(np.float32)) - derivative(close.astype(np.float32))
+    for found, right in ((rows, exact), (contrasts, exact), (slopes, 3.0 * exact)):
+        variance = covariances.variance(npgp.RBF(1.0), found)
+        np.testing.assert_allclose(variance, right, rtol=1e-4)  # 1e-6; .06 is rounding's
+        np.testing.assert_allclose(jnp.diagonal(covariances.covariance(npgp.RBF(1.0), found)), right, rtol=1e-4)
+
+
+@pytest.mark.parametrize("x64", [False], ids=["float32"], indirect=True)
+def test_averages_are_computed_in_float32(x64):
+    """Where nothing cancels float64 would take twice the time: 576 patches of a digit are 576² values."""
+    points = np.random.default_rng(0).normal(size=(3, 40, 2)).astype(np.float32)
+    weights = np.random.default_rng(1).uniform(size=40).astype(np.float32)
+
+    def variance(weights):
+        return covariances.variance(npgp.RBF(1.0), average(points, weights))
+
+    with jax.enable_x64(True):
+        exact = covariances.variance(npgp.RBF(1.0), average(np.float64(points), np.float64(weights)))
+    np.testing.assert_allclose(jax.jit(variance)(weights), exact, rtol=1e-5)
+    assert not functional_rows.weights_cancel(average(points, weights))
+    assert functional_rows.weights_cancel(average(points, weights - weights.mean()))
+    assert functional_rows.weights_cancel(average(points) + derivative(points[:, 0]) - derivative(points[:, 1]))
 
 
 def test_no_array_of_all_rows_points_and_features_is_made(float64):
@@ -199,6 +249,14 @@ def test_no_array_of_all_rows_points_and_features_is_made(float64):
 
     memory = jax.jit(project).lower(points).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 8 * 4000 * 100 * 50 / 10
+
+
+def test_no_array_of_all_pairs_of_points_is_made(float64):
+    points = jax.ShapeDtypeStruct((400, 196, 9), jnp.float64)
+    gradient = jax.grad(lambda points: jnp.sum(covariances.variance(npgp.RBF(1.0), average(points))))
+    memory = jax.jit(gradient).lower(points).compile().memory_analysis().temp_size_in_bytes
+    pairs, own = 8 * 400 * 196**2, 8 * 400 * 196 * 9
+    assert memory < 16 * 8 * functional_rows.entries_at_once() + 4 * own < pairs
 
 
 @pytest.mark.parametrize(
@@ -229,13 +287,45 @@ def test_what_is_refused(make, error):
         make()
 
 
+def test_a_certificate_of_functionals_is_dense_algebra(float64):
+    rows, matrix = ROWS["sums of all"][0](), ROWS["sums of all"][1]
+    y = np.random.default_rng(1).normal(size=4)
+    found = npgp.certificate(KERNEL, rows, y, Z[0], noise_variance=NOISE)
+    dense = joint(matrix, Z[:1])
+    assert found.exact == pytest.approx(oracles.log_normal(y, dense.K_ff + NOISE * np.eye(4)))
+    assert found.bounds["tight"] == pytest.approx(dense.bound(y, NOISE, [True], "tight"), abs=1e-6)
+    assert list(found.bounds) == ["prior", "shared", "tight", "full"]
+    assert found.bounds["tight"] < found.bounds["full"] < found.exact < found.upper
+    # Points that are tried are among those that rows are made of: with all of these nothing is left but for slopes.
+    assert found.advice.points_tried > 0 and found.advice.points_penalty < found.advice.penalty
+    grouped = npgp.conditionals.Grouped(2)
+    within = npgp.certificate(KERNEL, rows, y, Z[0], noise_variance=NOISE, grouped=grouped)
+    assert within.bounds["tight"] < within.bounds["grouped"] < within.bounds["full"]
+
+
+def test_whether_points_are_enough_for_functionals(float64):
+    rng = np.random.default_rng(0)
+    points = np.sort(rng.uniform(0.0, 10.0, 60))[:, None, None] + np.linspace(0.0, 0.5, 4)[:, None]
+    rows, y = average(points), np.sin(2.0 * points[..., 0]).mean(1) + 0.05 * rng.normal(size=60)
+
+    def check(Z, kernel=npgp.RBF(0.7)):  # noqa: B008  (frozen)
+        posterior = npgp.CollapsedGP(kernel, rows, Z, noise_variance=0.0025).condition(y)
+        return npgp.collapsed.enough_points(posterior, rows, y, npgp.Gaussian(variance=0.0025))
+
+    few, many = check(np.linspace(0.0, 10.5, 6)[:, None]), check(np.linspace(-0.2, 10.7, 40)[:, None])
+    assert not few.enough and many.enough and few.gain > 10.0 > many.gain
+    assert few.shorter is None and 12 < few.points_needed < 40
+    # The gain is that of two bounds with the points that were added.
+    again = check(np.linspace(0.0, 10.5, few.points_needed)[:, None])
+    assert again.gain < 0.1 * few.gain
+
+
 def test_where_inputs_alone_are_taken_functionals_are_refused(float64):
     rows, error = at(X) - at(X2), "X is <6 functionals of a function of 2 columns>, of which no array can be made"
-    with pytest.raises(TypeError, match=error):
-        npgp.certificate(KERNEL, rows, np.zeros(6), Z, noise_variance=NOISE)
     posterior = npgp.CollapsedGP(KERNEL, rows, Z, noise_variance=NOISE).condition(np.zeros(6))
+    given = np.zeros(6), npgp.Gaussian(variance=NOISE), npgp.sparse.single(6)
     with pytest.raises(TypeError, match=error):
-        npgp.collapsed.enough_points(posterior, rows, np.zeros(6), npgp.Gaussian(variance=NOISE))
-    exact = npgp.local_correction(posterior, X, np.zeros(6), npgp.Gaussian(variance=NOISE), npgp.sparse.single(6))
+        npgp.local_correction(posterior, rows, *given)
+    exact = npgp.local_correction(posterior, X, *given)
     with pytest.raises(TypeError, match="X has functionals; .* has predictions at inputs"):
         exact.mean(rows)

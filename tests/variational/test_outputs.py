@@ -1,6 +1,7 @@
 """Several outputs: the coregionalization kernel, and posteriors of mixtures of functions, against dense algebra."""
 
 import functools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -147,15 +148,22 @@ def test_kernels_of_ones_own_see_the_other_columns(float64):
     np.testing.assert_allclose(found, B * rbf(X, X, variance=1.0), atol=1e-12)
 
 
+@npgp.pytree
+@dataclass(frozen=True)
+class Around(npgp.kernels.Kernel):
+    """A kernel of one's own around another."""
+
+    inner: npgp.kernels.Kernel
+
+
 def test_ambiguous_columns_of_levels_are_refused():
     C, rows = npgp.kernels.Coregion, np.column_stack([LEVELS, X]).astype(np.float32)
     with pytest.raises(ValueError, match="a Coregion and one within it read the same column, 0"):
         C(C(npgp.RBF(), V, column=0), W, column=-4)(rows)
     with pytest.raises(ValueError, match="RBF sees no column: all 2 columns of the inputs hold levels"):
         C(C(npgp.RBF(), V, column=0), W, column=1)(rows[:, :2])
-    around = npgp.kernels.Convolutional(C(npgp.RBF(), W, column=0), image_shape=(1, 4), patch_shape=(1, 2))
-    with pytest.raises(ValueError, match="Convolutional holds a kernel with levels, and others stand beside it"):
-        (around * C(npgp.RBF(), W, column=1))(rows)
+    with pytest.raises(ValueError, match="Around holds a kernel with levels, and others stand beside it"):
+        (Around(C(npgp.RBF(), W, column=0)) * C(npgp.RBF(), W, column=1))(rows)
 
 
 def test_gradients_are_those_of_the_kronecker_product(float64):
