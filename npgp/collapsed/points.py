@@ -10,7 +10,7 @@ rows, without any points, tells (:mod:`npgp.collapsed.lengthscales`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -52,7 +52,7 @@ class EnoughPoints:
     Result of :func:`enough_points`. ``print`` it for a report.
 
     :param features: number of inducing features at hand, M.
-    :param more: number of points that were added to them.
+    :param added: the points that were added to them, (·, D), at most as many.
     :param rows: number of rows with an observation.
     :param gain: by how much the points added raise the bound at the hyperparameters at hand, in nats.
     :param gain_trained: likewise, where hyperparameters are at each bound's maximum.
@@ -70,7 +70,7 @@ class EnoughPoints:
     """
 
     features: int
-    more: int
+    added: jax.Array = field(compare=False, repr=False)
     rows: int
     gain: float
     gain_trained: float
@@ -82,6 +82,11 @@ class EnoughPoints:
     tolerance: float
     approximate: bool
     shorter: ShorterLengthscales | None
+
+    @property
+    def more(self) -> int:
+        """Number of points that were added."""
+        return len(self.added)
 
     @property
     def enough(self) -> bool:
@@ -338,7 +343,7 @@ def _compare(
     unexplained = jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
     found = EnoughPoints(
         features=features,
-        more=len(added),
+        added=added,
         rows=observations,
         gain=at_hand_more - at_hand,
         gain_trained=trained_more - trained,

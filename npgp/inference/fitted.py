@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 from npgp import checks
 from npgp.collapsed import EnoughPoints, enough_points
+from npgp.collapsed.lengthscales import MOST_POINTS
 from npgp.io import load, save, to_arviz
 from npgp.model import AutoSparseGP, posterior
 from npgp.model.guides import set_up
 from npgp.model.posteriors import statement_about
+from npgp.model.sites import ROWS_TRAINED_ON
+from npgp.model.sparse_gp import CHOSEN_POINTS
 from npgp.programs.compiled import STEPS, one_program
-from npgp.training import Convergence, FitResult, PosteriorCheck, adam, check_posterior, fit
+from npgp.training import Convergence, FitResult, PosteriorCheck, TrainingWarning, adam, check_posterior, fit
 from npgp.variational.averages import PosteriorMixture
 
 __all__ = ["Inference", "infer"]
@@ -188,6 +193,7 @@ def infer(
     *args,
     guide: Callable | None = None,
     options: Mapping[str, Any] | None = None,
+    grow: float | None = None,
     **kwargs,
 ) -> Inference:
     """
@@ -209,15 +215,74 @@ def infer(
         f = fitted.posterior("f").mean(X)
         new = fitted.predict(key, X + 0.1)["y"]
 
+    With ``grow``, inducing points whose number alone the model says (``inducing=20``) are as many as it takes: after
+    each training twice as many of each function whose bound these raise by more than that, in nats for each row
+    (:meth:`Inference.enough_points`), and training goes on with them::
+
+        fitted = npgp.infer(model, key, X, y=y, grow=0.001)
+
+    A nat in a thousand rows is what learned hyperparameters take that are within 5% of those without points; for
+    predictions ten are enough. ``fitted.params["f.u.inducing"]`` has the points.
+
     :param model: the model.
     :param rng_key: random key.
     :param args: positional arguments of the model, for all rows.
     :param guide: its guide; :class:`npgp.AutoSparseGP` if omitted.
-    :param options: of :func:`npgp.fit`, ``{"batch_size": 500}`` say.
+    :param options: of :func:`npgp.fit`, ``{"batch_size": 500}`` say; no ``checkpoints`` with ``grow``.
+    :param grow: what twice the inducing points may gain, in nats for each row, where those at hand are enough; ``None``
+        for the number that the model says.
     :param kwargs: keyword arguments of the model, observations among them.
     :raises ValueError: as :func:`npgp.fit` does.
     """
     guide = AutoSparseGP(model) if guide is None else guide
     svi = SVI(model, guide, adam(0.05), TraceMeanField_ELBO(num_particles=4))
-    result = fit(svi, rng_key, None, *args, **(options or {}), **kwargs)
-    return Inference(model, guide, result.params, args, kwargs, result.convergence, result)
+    options = dict(options or {})
+    if grow is None:
+        result = fit(svi, rng_key, None, *args, **options, **kwargs)
+        return Inference(model, guide, result.params, args, kwargs, result.convergence, result)
+    checks.require_positive(grow, "grow")
+    if options.get("checkpoints") is not None:
+        raise ValueError(
+            "options has checkpoints, which are of one training, and grow takes several: leave out one of them."
+        )
+    while True:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "npgp.fit: what inducing points leave", TrainingWarning)
+            result = fit(svi, rng_key, None, *args, **options, **kwargs)
+        fitted = Inference(model, guide, result.params, args, kwargs, result.convergence, result)
+        start, words = _with_more_points(fitted, rng_key, grow)
+        if words is not None:
+            warnings.warn(f"npgp.infer: grow={grow:g}, but {words}", TrainingWarning, stacklevel=2)
+        if start is None:
+            return fitted
+        options["init_params"] = start
+
+
+def _with_more_points(
+    fitted: Inference, rng_key: jax.Array, tolerance: float
+) -> tuple[dict[str, Any] | None, str | None]:
+    """
+    Parameters to train on from, with twice the points of the functions that have too few, ``None`` if none has; and a
+    sentence if there are no more points to be had.
+    """
+    params = {name: value for name, value in fitted.params.items() if name != ROWS_TRAINED_ON}
+    chosen = sorted(name for name in params if name.endswith(CHOSEN_POINTS))
+    if not chosen:
+        return None, "no SparseGP of the model has a number for its inducing points: write inducing=20, say."
+    start = None
+    for name in chosen:
+        site = name.removesuffix(".inducing")
+        component = site.removesuffix(".u")
+        try:
+            found = fitted.enough_points(component, rng_key, tolerance)
+        except ValueError as error:
+            return None, f"whether {component!r} has enough points is unknown: {error}"
+        if found.enough:
+            continue
+        if found.features >= MOST_POINTS or not found.more:
+            return None, f"the {found.features} inducing points of {component!r} are not enough: {found}"
+        # Parameters of q(ε) are of the points at hand.
+        others = start or params
+        start = {n: v for n, v in others.items() if not (n.startswith(f"{site}.") or n.endswith(f".with.{site}"))}
+        start[name] = jnp.concatenate([params[name], found.added])
+    return start, None

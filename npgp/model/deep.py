@@ -56,7 +56,8 @@ class Layer(ByName):
         as little noise between layers as the inducing features allow, and .1 for the last.
     :param jitter: likewise.
     :param whitened: likewise.
-    :raises TypeError: for a width that is no whole number, and a mean function that is none of these.
+    :raises TypeError: for a width that is no whole number, a number in the place of inducing inputs, and a mean
+        function that is none of these.
     """
 
     kernel: Kernel
@@ -73,6 +74,11 @@ class Layer(ByName):
 
     def __post_init__(self):
         object.__setattr__(self, "width", checks.whole_number(self.width, "width"))
+        if isinstance(self.inducing, (int, np.integer)):
+            raise TypeError(
+                f"inducing is {self.inducing}, a number of points, but a layer's rows are values of the layer before, "
+                "which move in training: give the points themselves."
+            )
         if self.mean is not None and not callable(self.mean):
             object.__setattr__(self, "mean", checks.real(self.mean, "mean", "a number, a matrix, a function or None"))
 

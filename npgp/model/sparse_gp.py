@@ -64,6 +64,9 @@ from npgp.variational.structure import check_covariances
 
 __all__ = ["SparseGP"]
 
+#: What the names of parameters end with that have points chosen from rows.
+CHOSEN_POINTS = ".u.inducing"
+
 
 @dataclass(frozen=True)
 class SparseGP:
@@ -272,7 +275,7 @@ class SparseGP:
     @property
     def _chosen(self) -> str | None:
         """The parameter that points are in, where only their number is given."""
-        return f"{self.sites[0]}.inducing" if isinstance(self.inducing[0], Unchosen) else None
+        return f"{self.name}{CHOSEN_POINTS}" if isinstance(self.inducing[0], Unchosen) else None
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         if name := self._chosen:
@@ -335,7 +338,7 @@ class SparseGP:
         """
         name, size = self._chosen, self.inducing[0].size
         assert name is not None
-        if not own:
+        if not (own or context().unseen):  # where the automatic guide looks at the model, it may
             raise ValueError(
                 f"{self.sites[0]} has a value of its own, as under NUTS or from draws, but its {size} inducing points "
                 f"would be chosen anew, from the rows at hand: give the points themselves, inducing=npgp.inducing."

@@ -37,7 +37,6 @@ from npgp.programs.compiled import QUICK, STEPS, Program, one_model_at_a_time
 from npgp.training.callbacks import Callback
 from npgp.training.convergence import TrainingWarning
 from npgp.training.optimizers import Averaging
-from npgp.training.row_tables import RowState
 from npgp.training.run import Training
 
 __all__ = ["Arrival", "Convergence", "Fifths", "sentence"]
@@ -314,9 +313,10 @@ class Fifths(Callback):
         Whether steps are averaged, all parameters are, and their number is known and enough; not where batches come
         from a source, which may have no second time.
         """
-        number, state = training.num_steps, training.state
-        whole = not isinstance(state.optim_state, RowState) and training.data.source is None
-        return number is not None and number >= LEAST_STEPS and whole and len(_averagings(state)) == 1
+        number = training.num_steps
+        return (
+            number is not None and number >= LEAST_STEPS and training.is_whole and len(_averagings(training.state)) == 1
+        )
 
     def begin(self, training: Training) -> None:
         """As :meth:`Callback.begin`."""

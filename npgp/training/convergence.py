@@ -18,7 +18,8 @@ NOISE_PER_ROW = 10.0
 
 class TrainingWarning(UserWarning):
     """
-    A training that went nowhere, ended above where it had been, or before the posterior had arrived.
+    A training that went nowhere, ended above where it had been or before the posterior had arrived, or had inducing
+    points that are clearly too few.
 
     To do without: ``warnings.filterwarnings("ignore", category=npgp.training.TrainingWarning)``.
 

@@ -36,6 +36,7 @@ from npgp.training.results import FitResult
 from npgp.training.row_tables import RowOptimizer, RowState
 from npgp.training.run import Training
 from npgp.training.step import Step, Steps, clear_cache, steps_taken
+from npgp.training.trust import too_few_points
 
 #: The longest device call when ``steps_per_call`` is not given, in steps and in rows.
 MAX_STEPS_PER_CALL = 1000
@@ -92,7 +93,9 @@ def fit(
     finite. After an interrupt from the keyboard, it returns what was trained so far and warns. After 400 steps of
     :func:`npgp.adam` or more, a :class:`TrainingWarning` says so if the posterior has not arrived, by the ELBO at
     averages of its parameters, and ``result.convergence`` has what moved; after 500 of any optimizer, if the loss ended
-    above where it had been, was falling fast or noise. Not with ``steps``, where the loss may follow a schedule.
+    above where it had been, was falling fast or noise. Not with ``steps``, where the loss may follow a schedule. With
+    ``num_steps=None`` one says so where inducing points are clearly too few: what they leave of functions costs .05
+    nats a row or more.
 
     The observed statements of the model are looked at once: each that is about the rows of a step must scale them up to
     all rows, by its plate or by ``handlers.scale``. What is given to ``numpyro.factor`` outside plates is taken as it
@@ -244,7 +247,12 @@ def fit(
     elif steps is None and num_steps is not None and jax.process_index() == 0:
         if words := verdict(training.losses, data.num_rows) or sentence(training.convergence):
             warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
-    return training.result()
+    result = training.result()
+    arrived = num_steps is None and training.convergence is not None and ended is None
+    if arrived and training.is_whole and jax.process_index() == 0:
+        if words := too_few_points(svi, result.params, *data.first_call(training.step)):
+            warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
+    return result
 
 
 def _train(training: Training, interrupts: Interrupts, steps_per_call: int | None, max_steps: int) -> None:

@@ -18,6 +18,7 @@ from npgp.training.data import Data
 from npgp.training.interrupts import interrupts_held
 from npgp.training.observed import likelihood_not_finite
 from npgp.training.results import DataError, FitResult, NonFiniteLossError, Seconds, explain
+from npgp.training.row_tables import RowState
 from npgp.training.step import Steps, steps_taken
 
 __all__ = ["Training"]
@@ -79,6 +80,11 @@ class Training:
     def num_rows(self) -> int:
         """Rows of the data; 0 if they are not known."""
         return self.data.num_rows
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all parameters are the state's and rows can be read again: no row tables, no source of batches."""
+        return not isinstance(self.state.optim_state, RowState) and self.data.source is None
 
     @property
     def losses(self) -> np.ndarray:

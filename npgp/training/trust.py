@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from numpyro import handlers
+from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
 from npgp import checks, linalg
@@ -23,12 +24,12 @@ from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent
 from npgp.model.sites import FUNCTION, Q, Trained, is_gp_site, is_observation, traced_inside, trained
-from npgp.programs.compiled import STEPS, one_program
+from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.sparse.projection import Projector
 from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
 from npgp.variational.joint import JointBlock
 
-__all__ = ["PosteriorCheck", "check_posterior"]
+__all__ = ["PosteriorCheck", "check_posterior", "too_few_points"]
 
 #: Below GOOD estimates with q as a proposal converge fast, below USABLE they do in practice.
 GOOD, USABLE = 0.5, 0.7
@@ -251,6 +252,34 @@ def check_posterior(
         dtype=dtype,
         follows=follows,
         sites=jax.tree.map(np.asarray, values),
+    )
+
+
+def too_few_points(svi: SVI, params: Mapping[str, Any], args: tuple, kwargs: dict[str, Any]) -> str | None:
+    """
+    A sentence, if what inducing points leave of functions costs so much that hyperparameters are likely to be theirs.
+
+    :param params: trained parameters.
+    :param args: arguments of model and guide, observations included; some rows will do.
+    """
+    kwargs = kwargs | svi.static_kwargs
+
+    def cost() -> jax.Array:
+        values = traced_inside(params)
+        with handlers.mask(mask=False):
+            drawn = handlers.trace(Trained(handlers.seed(svi.guide, 0), values)).get_trace(*args, **kwargs)
+            if not any(isinstance(site["infer"].get(Q), BlockNormal) for site in drawn.values() if is_gp_site(site)):
+                return jnp.zeros(())
+            model = handlers.seed(handlers.replay(svi.model, drawn), 1)
+            return _residual_cost(handlers.trace(Trained(model, values)).get_trace(*args, **kwargs))
+
+    found = float(one_program(cost, options=QUICK))
+    if found <= COSTLY:
+        return None
+    return (
+        f"what inducing points leave of f costs {found:.2g} nats a row, so that lengthscales and noise are likely to "
+        "be those of the points, too large: take more (npgp.infer(..., grow=0.001) does), and see "
+        "npgp.collapsed.enough_points."
     )
 
 

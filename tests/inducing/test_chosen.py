@@ -212,6 +212,11 @@ def test_labels_have_no_centers():
         choose(kernel, jnp.asarray(labelled), 5)
 
 
+def test_layers_have_no_rows_to_choose_from():
+    with pytest.raises(TypeError, match="inducing is 5, a number of points, but a layer's rows"):
+        npgp.Layer(npgp.RBF(1.0), 5)
+
+
 @pytest.mark.parametrize("number", [0, -3, True])
 def test_what_is_no_number_of_points(number):
     with pytest.raises((TypeError, ValueError), match="inducing is"):

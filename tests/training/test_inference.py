@@ -115,3 +115,74 @@ def test_functions_whose_points_are_not_looked_at():
     one = handlers.block(scaled, hide=["z"])
     with pytest.raises(ValueError, match="f has a factor, or is several functions, in 'y'"):
         npgp.inference.Inference(one, guide, params, (X, Y)).enough_points("f")
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Enough inducing points
+
+QUICK = {"callbacks": [npgp.training.Arrival(tolerance=0.3, window=50)], "progress": False}
+
+
+def with_points(inducing):
+    def model(rows, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+        f = npgp.SparseGP("f", npgp.RBF(0.5), inducing).draw()
+        with numpyro.plate("data", len(rows)):
+            npgp.observe("y", f(rows) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+    return model
+
+
+def cost(Z):
+    """½ log(1 + d/σ²) of a row, on average."""
+    K = rbf(X, Z, 0.5, 1.0)
+    left = 1.0 - np.sum(K @ np.linalg.inv(rbf(Z, Z, 0.5, 1.0)) * K, axis=1)
+    return np.mean(0.5 * np.log1p(left / NOISE))
+
+
+def test_a_training_with_too_few_points_says_so():
+    Z = X[::5]
+    assert cost(Z) > 0.1
+    with pytest.warns(npgp.training.TrainingWarning, match=rf"leave of f costs {cost(Z):.2g} nats a row"):
+        npgp.infer(with_points(Z), KEY, X, y=Y, options=QUICK)
+    # With more there is no warning, which would be an error here.
+    Z = np.linspace(0.0, 4.0, 9)[:, None]
+    assert 0.0 < cost(Z) < 0.05
+    npgp.infer(with_points(Z), KEY, X, y=Y, options=QUICK)
+
+
+def test_points_grow_until_they_are_enough(tmp_path):
+    fitted = npgp.infer(with_points(2), KEY, X, y=Y, options=QUICK, grow=0.02)
+    points = np.asarray(fitted.params["f.u.inducing"])
+    first = npgp.inducing.chosen.choose(npgp.RBF(0.5), jnp.asarray(X), 2)
+    np.testing.assert_array_equal(points[:2], first)
+    assert len(points) == 8 and np.isin(points[2:], X.astype(points.dtype)).all()
+    assert fitted.enough_points("f", tolerance=0.02).enough
+
+    C = rbf(X, X, 0.5, 1.0) + NOISE * np.eye(15)
+    ones = np.linalg.solve(C + 4.0, Y)
+    f = fitted.posterior("f", draws=200)
+    np.testing.assert_allclose(f.mean(X_NEW), rbf(X_NEW, X, 0.5, 1.0) @ ones, atol=0.1)
+
+    fitted.save(tmp_path / "grown.npz")
+    again = npgp.inference.Inference.load(tmp_path / "grown.npz", with_points(2), X, y=Y)
+    np.testing.assert_array_equal(again.predict(KEY, X_NEW)["y"], fitted.predict(KEY, X_NEW)["y"])
+    np.testing.assert_array_equal(again.posterior("f", draws=3).mean(X_NEW), fitted.posterior("f", draws=3).mean(X_NEW))
+
+
+def test_points_that_cannot_grow():
+    with pytest.raises(ValueError, match="grow is 0"):
+        npgp.infer(with_points(2), KEY, X, y=Y, options=QUICK, grow=0.0)
+    with pytest.raises(ValueError, match="options has checkpoints"):
+        npgp.infer(with_points(2), KEY, X, y=Y, options={"checkpoints": object()}, grow=0.1)
+    with pytest.warns(npgp.training.TrainingWarning, match="no SparseGP of the model has a number"):
+        npgp.infer(with_points(X[::2]), KEY, X, y=Y, options=QUICK, grow=0.1)
+
+    def scaled(rows, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(0.5), 8).draw()
+        npgp.observe(
+            "y", numpyro.sample("scale", dist.LogNormal(0.0, 0.1)) * f(rows), npgp.Gaussian(variance=NOISE), obs=y
+        )
+
+    with pytest.warns(npgp.training.TrainingWarning, match="whether 'f' has enough points is unknown: f has a factor"):
+        assert len(npgp.infer(scaled, KEY, X, y=Y, options=QUICK, grow=0.1).params["f.u.inducing"]) == 8
