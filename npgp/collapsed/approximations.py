@@ -36,6 +36,7 @@ from npgp import checks, linalg
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
+from npgp.functionals.rows import Functionals, RowsLike, as_rows
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
 from npgp.likelihoods import Gaussian
@@ -88,7 +89,7 @@ class ApproximateGP(JointDensity, Stackable):
       the bounds of the conditionals ``tight`` and ``grouped``.
 
     :param kernel: the kernel.
-    :param X: training inputs, shape (N, D).
+    :param X: training inputs, shape (N, D), or functionals.
     :param inducing: Z of shape (M, D), or a block of features. A list of arrays means all their points together.
     :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``.
     :param noise_variance: in its stead σ², a scalar or one for each row (N,).
@@ -114,7 +115,7 @@ class ApproximateGP(JointDensity, Stackable):
     def __init__(
         self,
         kernel: Kernel,
-        X: ArrayLike,
+        X: RowsLike,
         inducing: object,
         likelihood: Gaussian | None = None,
         *,
@@ -131,12 +132,13 @@ class ApproximateGP(JointDensity, Stackable):
         noise_variance = likelihood_or_noise(likelihood, noise_variance).variance
         _check_power(method, power)
         self.kernel = as_kernel(kernel)
-        self.X = checks.inputs(X)
+        self.X = as_rows(X)
         self.block = _together(as_blocks(inducing))
         rows = self.X.shape[0]
         if groups is None and method == "pitc":
-            if checks.is_traced(X):
-                raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.sparse.median_split(X, size).")
+            if isinstance(X, Functionals) or checks.is_traced(X):
+                what = "has functionals" if isinstance(X, Functionals) else "is traced"
+                raise ValueError(f"X {what}, so it gives no blocks: pass groups=npgp.sparse.median_split(X, size).")
             groups = kmeans_groups(known_key(), X, self.block.size)
         _check_groups(method, groups, rows)
         checks.require_per_row(noise_variance, "noise_variance", rows)

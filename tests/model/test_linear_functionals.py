@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import oracles
 import pytest
 from models import keys
@@ -178,6 +179,57 @@ def test_images_are_averages_of_patches(float64):
     result = npgp.fit(svi, jax.random.key(0), 3, images, y, progress=False)
     found = -float(svi.evaluate(result.state, images, y))
     np.testing.assert_allclose(found, sum(dense.bound(row, 0.09, [True], "tight") for row in y), atol=1e-4)
+
+
+def test_latent_inputs_have_differences_and_averages(float64):
+    first, second = np.array([0, 1, 2, 0]), np.array([3, 2, 0, 1])
+
+    def rows(x, y=None):
+        f = draw()
+        npgp.observe("y", f(x[first]) - f(x[second]), npgp.Gaussian(scale=0.3), obs=y)
+        z = None if y is None else y[:2]
+        npgp.observe("z", f.average(jnp.stack([x[:2], x[2:]])), npgp.Gaussian(scale=0.3), obs=z)
+
+    def latent(y=None):
+        rows(numpyro.sample("x", dist.Normal(0.0, 2.0).expand([4, 1]).to_event(2)), y)
+
+    y, x = [0.3, -0.2, 0.5, 0.1], X[:4]
+    params = {"f.u.loc": jnp.linspace(-1.0, 1.0, 6), "f.u.scale_tril": 0.5 * jnp.eye(6)}
+
+    def loss(x):
+        bare = handlers.substitute(latent, {"x": x})
+        return TraceMeanField_ELBO().loss(keys(1)[0], params, handlers.block(bare, hide=["x"]), guide, y=y)
+
+    plain = lambda y=None: rows(jnp.asarray(x), y)  # noqa: E731
+    guide = npgp.AutoSparseGP(plain)
+    expected = TraceMeanField_ELBO().loss(keys(1)[0], params, plain, guide, y=y)
+    np.testing.assert_allclose(loss(x), expected, rtol=1e-10)
+    step, direction = 1e-5, np.array([[1.0], [-0.5], [0.3], [0.8]])
+    slope = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
+    np.testing.assert_allclose(jnp.sum(jax.grad(loss)(jnp.asarray(x)) * direction), slope, rtol=1e-6)
+    # The guide of the whole model trains with latent inputs.
+    svi = SVI(latent, npgp.AutoSparseGP(latent), npgp.adam(0.05), TraceMeanField_ELBO())
+    losses = npgp.fit(svi, jax.random.key(0), 100, y=y, progress=False).losses
+    assert np.mean(losses[-20:]) < np.mean(losses[:20])
+
+
+def test_a_fitted_model_of_functionals_is_saved_and_checked(float64, tmp_path):
+    def model(y=None):
+        noise = numpyro.sample("noise", dist.LogNormal(-2.0, 0.3))
+        npgp.observe("y", draw().average(jnp.stack([X, X2], 1)), npgp.Gaussian(scale=noise), obs=y)
+
+    y = 0.5 * (np.sin(X) + np.sin(X2))[:, 0]
+    quick = npgp.training.Arrival(tolerance=0.5, window=50)
+    fitted = npgp.infer(model, jax.random.key(0), y=y, options={"callbacks": [quick], "progress": False})
+    fitted.save(tmp_path / "fitted.npz")
+    again = npgp.inference.Inference.load(tmp_path / "fitted.npz", model, y=y)
+    for a, b in zip(
+        *(f.posterior("f", draws=3).mean_and_variance(at(X) - at(X2)) for f in (fitted, again)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+    assert fitted.enough_points("f").rows == 8
+    data = fitted.to_arviz(num_draws=20)
+    assert np.asarray(data["posterior"]["noise"]).size == 20 and np.asarray(data["log_likelihood"]["y"]).size == 160
 
 
 def test_preferences_by_rows_and_by_items_are_one_model(float64):

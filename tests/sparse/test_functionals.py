@@ -287,6 +287,19 @@ def test_what_is_refused(make, error):
         make()
 
 
+def test_classical_approximations_take_functionals(float64):
+    make, matrix = ROWS["averages"]
+    y, dense = np.random.default_rng(1).normal(size=6), joint(matrix, Z[:1])
+    Q = dense.K_uf.T @ np.linalg.solve(dense.K_uu, dense.K_uf)
+    K = Q + np.diag(np.diag(dense.K_ff - Q)) + NOISE * np.eye(6)
+    gp = npgp.ApproximateGP(KERNEL, make(), Z[0], noise_variance=NOISE, method="fitc")
+    assert gp.log_prob(y) == pytest.approx(oracles.log_normal(y, K), abs=1e-5)
+    fitted = npgp.ApproximateGP(KERNEL, make(), Z[0], noise_variance=NOISE, method="dtc").condition(y).mean(make())
+    np.testing.assert_allclose(fitted, Q @ np.linalg.solve(Q + NOISE * np.eye(6), y), atol=1e-5)
+    with pytest.raises(ValueError, match="X has functionals, so it gives no blocks"):
+        npgp.ApproximateGP(KERNEL, make(), Z[0], noise_variance=NOISE, method="pitc")
+
+
 def test_a_certificate_of_functionals_is_dense_algebra(float64):
     rows, matrix = ROWS["sums of all"][0](), ROWS["sums of all"][1]
     y = np.random.default_rng(1).normal(size=4)
