@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import jax
@@ -121,7 +121,7 @@ class Factorized(Likelihood):
     such as a von Mises distribution beside a wide f, may need more nodes. Expectations over several latent values
     suppose the log-density to be smooth, and no narrower than f's distribution. :func:`quadrature_error` measures what
     is left. A distribution that npgp has too, such as ``dist.Laplace(f, 0.5)``, has its integrals, if its latent value
-    is linear in f and no other parameter depends on f or is traced.
+    is linear in f and no other parameter depends on f, without pieces such as ``jnp.maximum``.
 
     Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions have
     log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
@@ -341,49 +341,55 @@ class Factorized(Likelihood):
         # NumPyro may promote Python numbers to float64 where that is enabled.
         return log_prob.astype(dtype)
 
-    def _own(self) -> tuple[Any, Any, Any] | None:
+    def _latent(self, f: jax.Array) -> tuple[jax.Array, Any]:
+        """The latent value and the likelihood, of npgp's, that the function makes of f; ``KeyError`` for others."""
+        made = self._made(f)
+        likelihood, latent = OURS[type(made)](made)
+        return latent, likelihood
+
+    @cached_property
+    def _is_linear(self) -> bool:
         """
-        npgp's likelihood that the function makes, with its latent value's offset and slope in f, in float64.
+        Whether the function makes a likelihood of npgp's that does not depend on f, of a latent value linear in f.
 
-        None where there is none such, or the slope is not the same everywhere, or parameters are traced. A function
-        without pieces whose slope is the same at ten places has it everywhere.
+        A function without pieces whose slope is the same at ten places has it everywhere; and for all values of traced
+        parameters, if it has for numbers in their stead that are in no relation.
         """
-
-        def at(f: jax.Array) -> Any:
-            made = self._made(f)
-            return OURS[type(made)](made) if type(made) in OURS else None
-
         if self.num_latents > 1:
-            return None
-        with validation_enabled(False), jax.ensure_compile_time_eval(), jax.enable_x64(True):
+            return False
+        with validation_enabled(False), jax.enable_x64(True):
             try:
-                operations = re.findall(r"= (\w+)", str(jax.make_jaxpr(at)(0.0)))
-                found = None if PIECEWISE & set(operations) else jax.vmap(at)(jnp.asarray(COMPARED_AT))
-            except (TypeError, ValueError, IndexError):  # of rows alone, or in one precision
-                return None
-            if found is None or any(map(is_traced, jax.tree.leaves(found))):
-                return None
-            likelihood, latents = jax.tree.map(np.asarray, found)
+                program = jax.make_jaxpr(self._latent)(0.0)
+            except (KeyError, TypeError, ValueError, IndexError):  # of rows alone, or in one precision
+                return False
+            if PIECEWISE & set(re.findall(r"= (\w+)", str(program))):
+                return False
+            rng = np.random.default_rng(0)
+            consts = [rng.uniform(0.5, 1.0, c.shape).astype(c.dtype) if is_traced(c) else c for c in program.consts]
+            with jax.ensure_compile_time_eval():
+                at = partial(jax.core.eval_jaxpr, program.jaxpr, consts)
+                latents, *parameters = map(np.asarray, jax.vmap(at)(jnp.asarray(COMPARED_AT)))
         offset, slope = latents[0], latents[1] - latents[0]
         f = np.reshape(COMPARED_AT, (-1,) + (1,) * offset.ndim)
         with np.errstate(all="ignore"):
             apart = np.abs(latents - (offset + slope * f)) > ALIKE * (np.abs(offset) + np.abs(slope * f))
-        alike = all(np.allclose(array, array[:1], rtol=ALIKE, atol=0.0) for array in jax.tree.leaves(likelihood))
-        if not (alike and np.all(slope != 0) and np.all(np.isfinite(latents[:5]))) or np.any(
-            apart & np.isfinite(latents)
-        ):
-            return None
-        return jax.tree.map(lambda array: array[0], likelihood).with_nodes(self.num_nodes), offset, slope
+        alike = all(np.allclose(array, array[:1], rtol=ALIKE, atol=0.0) for array in parameters)
+        near = np.all(slope != 0) and np.all(np.isfinite(latents[:5]))
+        return bool(alike and near and not np.any(apart & np.isfinite(latents)))
 
     def _instead(self, y: ArrayLike, *moments: ArrayLike) -> tuple[Any, ...] | None:
-        """The same, and mean and variances of its latent value for those of f, in their precision."""
-        own = self._own()
-        if own is None:
+        """npgp's likelihood, and mean and variances of its latent value for those of f; ``None`` if there is none."""
+        if not self._is_linear:
             return None
         mean, *variances = floats(*moments)
         dtype = floats(y, *moments)[0].dtype
-        likelihood, offset, slope = jax.tree.map(lambda array: jnp.asarray(array, dtype), own)
-        return likelihood, offset + slope * mean, *(slope**2 * variance for variance in variances)
+        with validation_enabled(False):
+            offset, slope, likelihood = jax.jvp(
+                self._latent, (jnp.zeros((), dtype),), (jnp.ones((), dtype),), has_aux=True
+            )
+        offset, slope, likelihood = jax.tree.map(lambda array: jnp.asarray(array, dtype), (offset, slope, likelihood))
+        moved = (slope**2 * variance for variance in variances)
+        return likelihood.with_nodes(self.num_nodes), offset + slope * mean, *moved
 
     def expected_log_prob(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         own = self._instead(y, mean, variance)

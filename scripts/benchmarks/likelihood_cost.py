@@ -14,11 +14,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 import optax
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
@@ -27,7 +29,22 @@ from npgp import likelihoods as built_in
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, clock, command, interleaved, one_blas_thread, table
-from likelihood_cases import CUTS, every_likelihood
+from likelihood_cases import CUTS, S, every_likelihood
+
+
+class Learned(NamedTuple):
+    """A function to a distribution with a parameter that is learned."""
+
+    function: Callable[[Any], Callable[..., Any]]
+
+
+LEARNED = {
+    "Laplace": lambda c: lambda f: dist.Laplace(f, 0.5 * c),
+    "Beta": lambda c: lambda f: dist.Beta(5 * c * S(f), 5 * c * S(-f)),
+    "BetaBinomial": lambda c: lambda f: dist.BetaBinomial(5 * c * S(f), 5 * c * S(-f), 40),
+    "NegativeBinomial2": lambda c: lambda f: dist.NegativeBinomial2(jnp.exp(f), 1.75 * c),
+    "OrderedLogistic": lambda c: lambda f: dist.OrderedLogistic(f, c * jnp.asarray(CUTS, f.dtype)),
+}
 
 
 def cases(rows: int) -> dict[str, Any]:
@@ -39,6 +56,7 @@ def cases(rows: int) -> dict[str, Any]:
         "ZeroInflated, Poisson": built_in.ZeroInflated(npgp.Poisson()),
         "Hurdle, Poisson": built_in.Hurdle(npgp.Poisson()),
         "Softmax, 3 classes": built_in.Softmax(3),
+        **{f"function, learned: {name}": Learned(function) for name, function in LEARNED.items()},
     }
 
 
@@ -61,14 +79,16 @@ def step(likelihood: Any, conditional: str, args: argparse.Namespace) -> Callabl
     Z = np.linspace(-2.0, 2.0, args.inducing)[:, None]
     f = np.stack([np.sin(3.0 * X[:, 0] + i) for i in range(num_latents)])
     f = f[0] if num_latents == 1 else f
-    y = built_in.as_likelihood(likelihood).sample(jax.random.key(0), f)
+    learned = isinstance(likelihood, Learned)
+    y = built_in.as_likelihood(likelihood.function(1.0) if learned else likelihood).sample(jax.random.key(0), f)
 
     def model(y):
         def draw(name):
             return npgp.SparseGP(name, npgp.RBF(numpyro.param(f"{name}.lengthscale", 0.5)), Z).draw()
 
         functions = [draw(f"f{i}")(X) for i in range(num_latents)]
-        npgp.observe("y", functions if num_latents > 1 else functions[0], likelihood, obs=y, conditional=conditional)
+        of = likelihood.function(numpyro.param("parameter", 1.0)) if learned else likelihood
+        npgp.observe("y", functions if num_latents > 1 else functions[0], of, obs=y, conditional=conditional)
 
     svi = SVI(model, npgp.AutoSparseGP(model), optax.sgd(0.0), TraceMeanField_ELBO())
     state = svi.init(jax.random.key(0), y)

@@ -1462,37 +1462,55 @@ def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
 @pytest.mark.parametrize(
     "fn, own, moved, y",
     [
-        (lambda f: dist.Laplace(2.0 - f, 0.3), likelihoods.Laplace(scale=0.3), (2.0, -1.0), POINTS),
         (
-            lambda f: dist.AsymmetricLaplaceQuantile(f, np.array([0.3, 0.4, 0.5]), 0.75),
-            likelihoods.AsymmetricLaplace(scale=np.array([0.3, 0.4, 0.5]), quantile=0.75),
+            lambda f, c: dist.Laplace(2.0 - c * f, 0.3 * c),
+            lambda c: likelihoods.Laplace(scale=0.3 * c),
+            (2.0, -1.0),
+            POINTS,
+        ),
+        (
+            lambda f, c: dist.AsymmetricLaplaceQuantile(c * f, c * np.array([0.3, 0.4, 0.5]), 0.75),
+            lambda c: likelihoods.AsymmetricLaplace(scale=c * np.array([0.3, 0.4, 0.5]), quantile=0.75),
             (0.0, 1.0),
             POINTS,
         ),
-        (lambda f: dist.Poisson(3.0 * jnp.exp(0.5 * f - 1.0)), npgp.Poisson(), (np.log(3.0) - 1.0, 0.5), [0, 2, 9]),
         (
-            lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 5.0),
-            likelihoods.Beta(concentration=5.0),
+            lambda f, c: dist.Poisson(3.0 * jnp.exp(0.5 * c * f - 1.0)),
+            lambda c: npgp.Poisson(),
+            (np.log(3.0) - 1.0, 0.5),
+            [0, 2, 9],
+        ),
+        (
+            lambda f, c: dist.BetaProportion(jax.nn.sigmoid(c * f), 5.0 * c),
+            lambda c: likelihoods.Beta(concentration=5.0 * c),
             (0.0, 1.0),
             POINTS,
         ),
-        (lambda f: dist.Poisson(jnp.exp(jnp.clip(f, -20.0, 20.0))), None, (), [0, 2, 9]),
-        (lambda f: dist.Laplace(f, jnp.exp(f)), None, (), POINTS),
-        (lambda f: dist.Laplace(jnp.abs(f), 0.3), None, (), POINTS),
+        (lambda f, c: dist.Poisson(c * jnp.exp(jnp.clip(f, -20.0, 20.0))), None, (), [0, 2, 9]),
+        (lambda f, c: dist.Laplace(f, c * jnp.exp(f)), None, (), POINTS),
+        (lambda f, c: dist.Laplace(jnp.abs(f), 0.3 * c), None, (), POINTS),
         # Flat where none of the places is that are compared.
-        (lambda f: dist.Laplace(jnp.where(jnp.abs(f - 0.5) < 0.3, 0.5, f), 0.3), None, (), POINTS),
-        (lambda f: dist.Normal(f, 0.3), None, (), POINTS),
+        (lambda f, c: dist.Laplace(jnp.where(jnp.abs(f - 0.5) < 0.3, 0.5, f), 0.3 * c), None, (), POINTS),
+        # Linear at some parameters alone.
+        (lambda f, c: dist.Laplace(f + (c - 1.0) * f**2, 0.3), None, (), POINTS),
+        (lambda f, c: dist.Laplace(f + jnp.maximum(c - 1.1, 0.0) * f**2, 0.3), None, (), POINTS),
+        (lambda f, c: dist.Normal(f, 0.3 * c), None, (), POINTS),
     ],
 )
 def test_functions_that_make_a_likelihood_of_npgp_have_its_integrals(fn, own, moved, y, x64):
     """Where the latent value is linear in f and nothing else depends on it; without the branch of other functions."""
     y, mean, variance = x64(y), x64([-1.0, 0.0, 2.0]), x64(1.5)
-    likelihood = likelihoods.Factorized(fn)
+
+    def expected(c):  # traced, as a parameter that is learned
+        return likelihoods.Factorized(lambda f: fn(f, c)).expected_log_prob(y, mean, variance)
+
+    def right(c):
+        return own(c).expected_log_prob(y, moved[0] + moved[1] * c * mean, (moved[1] * c) ** 2 * variance)
+
     if own is not None:
-        right = own.expected_log_prob(y, moved[0] + moved[1] * mean, moved[1] ** 2 * variance)
-        got = likelihood.expected_log_prob(y, mean, variance)
-        np.testing.assert_allclose(got, right, rtol=2e-6 if x64 is jnp.float32 else 1e-12)
-    branches = str(jax.make_jaxpr(likelihood.expected_log_prob)(y, mean, variance)).count("cond[")
+        both = [jax.jvp(function, (x64(1.25),), (x64(1.0),)) for function in (expected, right)]
+        np.testing.assert_allclose(*both, rtol=4e-6 if x64 is jnp.float32 else 1e-12)
+    branches = str(jax.make_jaxpr(expected)(x64(1.0))).count("cond[")
     assert (branches == 0) == (own is not None)
 
 
