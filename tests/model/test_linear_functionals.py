@@ -215,10 +215,10 @@ def test_latent_inputs_have_differences_and_averages(float64):
 
 def test_a_fitted_model_of_functionals_is_saved_and_checked(float64, tmp_path):
     def model(y=None):
-        noise = numpyro.sample("noise", dist.LogNormal(-2.0, 0.3))
+        noise = numpyro.sample("noise", dist.LogNormal(-1.0, 0.3))
         npgp.observe("y", draw().average(jnp.stack([X, X2], 1)), npgp.Gaussian(scale=noise), obs=y)
 
-    y = 0.5 * (np.sin(X) + np.sin(X2))[:, 0]
+    y = 0.5 * (np.sin(X) + np.sin(X2))[:, 0] + 0.4 * np.random.default_rng(1).normal(size=8)
     quick = npgp.training.Arrival(tolerance=0.5, window=50)
     fitted = npgp.infer(model, jax.random.key(0), y=y, options={"callbacks": [quick], "progress": False})
     fitted.save(tmp_path / "fitted.npz")
