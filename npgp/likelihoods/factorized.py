@@ -121,7 +121,8 @@ class Factorized(Likelihood):
     such as a von Mises distribution beside a wide f, may need more nodes. Expectations over several latent values
     suppose the log-density to be smooth, and no narrower than f's distribution. :func:`quadrature_error` measures what
     is left. A distribution that npgp has too, such as ``dist.Laplace(f, 0.5)``, has its integrals, if its latent value
-    is linear in f and no other parameter depends on f, without pieces such as ``jnp.maximum``.
+    is linear in f and no other parameter depends on f, without pieces such as ``jnp.maximum`` and traced whole
+    numbers.
 
     Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions have
     log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
@@ -353,7 +354,7 @@ class Factorized(Likelihood):
         Whether the function makes a likelihood of npgp's that does not depend on f, of a latent value linear in f.
 
         A function without pieces whose slope is the same at ten places has it everywhere; and for all values of traced
-        parameters, if it has for numbers in their stead that are in no relation.
+        parameters, if it has for numbers in their stead that are in no relation; but whole ones may tell them apart.
         """
         if self.num_latents > 1:
             return False
@@ -362,7 +363,9 @@ class Factorized(Likelihood):
                 program = jax.make_jaxpr(self._latent)(0.0)
             except (KeyError, TypeError, ValueError, IndexError):  # of rows alone, or in one precision
                 return False
-            if PIECEWISE & set(re.findall(r"= (\w+)", str(program))):
+            text, traced = str(program), [c for c in program.consts if is_traced(c)]
+            whole = re.search("new_dtype=u?int", text) or not all(jnp.issubdtype(c.dtype, jnp.floating) for c in traced)
+            if PIECEWISE & set(re.findall(r"= (\w+)", text)) or (traced and whole):
                 return False
             rng = np.random.default_rng(0)
             consts = [rng.uniform(0.5, 1.0, c.shape).astype(c.dtype) if is_traced(c) else c for c in program.consts]

@@ -1494,6 +1494,7 @@ def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
         # Linear at some parameters alone.
         (lambda f, c: dist.Laplace(f + (c - 1.0) * f**2, 0.3), None, (), POINTS),
         (lambda f, c: dist.Laplace(f + jnp.maximum(c - 1.1, 0.0) * f**2, 0.3), None, (), POINTS),
+        (lambda f, c: dist.Laplace(f + c.astype(int) * f**2, 0.3), None, (), POINTS),
         (lambda f, c: dist.Normal(f, 0.3 * c), None, (), POINTS),
     ],
 )
