@@ -9,6 +9,7 @@ from npgp.collapsed.lengthscales import ShorterLengthscales
 from npgp.collapsed.points import EnoughPoints, enough_points
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
+from npgp.collapsed.vif import VIFPosterior
 from npgp.variational.row_sites import Sites
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "ShorterLengthscales",
     "Sites",
     "UncertainInputGP",
+    "VIFPosterior",
     "certificate",
     "collapsed_bound",
     "enough_points",

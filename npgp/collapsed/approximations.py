@@ -1,6 +1,6 @@
 """
 Approximations of a GP with Gaussian noise that are no bounds, as NumPyro distributions: SoR, DTC, FITC (= SPGP), PITC,
-and power EP.
+VIF and power EP.
 
 With ``Q = Aᵀ A``, what the inducing features explain of the covariance, ``D`` what they leave, its diagonal or its
 blocks, and power EP's power α in (0, 1]::
@@ -8,10 +8,11 @@ blocks, and power EP's power α in (0, 1]::
     method            log N(y; mean, Q + Λ) − cost    Λ                                 cost
     sor, dtc                                          σ² I                              0
     fitc, pitc                                        σ² I + D                          0
+    vif                                               σ² I + D, by Vecchia              0
     pep                                               σ² I + α D                        (1 − α)/(2α) log|I + α D/σ²|
     structured-pep                                    ((1 − α)/σ² + α (σ² I + D)⁻¹)⁻¹   ½ log|I + (1 − α) D/σ²|
 
-Given the inducing values f(x*) has its residual variance d*, but under SoR none. The first four replace the model by
+Given the inducing values f(x*) has its residual variance d*, but under SoR none. The first five replace the model by
 one that is cheap and then compute exactly (Quiñonero-Candela & Rasmussen 2005). Power EP keeps the model and lies
 between FITC or PITC, which it is at α = 1, and a bound, which it is in the limit of α → 0: that of the conditional
 ``prior`` (Bui, Yan & Turner 2017), or of ``tight`` and ``grouped`` if q's residual is structured (docs/theory.md,
@@ -33,6 +34,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
+from npgp.collapsed.vif import VecchiaNoise, VIFPosterior
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
@@ -41,6 +43,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
+from npgp.neighbors.search import Neighbors, neighbors_of
 from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
@@ -52,7 +55,7 @@ from npgp.variational.posterior import Posterior
 
 __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
 
-Method = Literal["sor", "dtc", "fitc", "pitc", "pep", "structured-pep"]
+Method = Literal["sor", "dtc", "fitc", "pitc", "vif", "pep", "structured-pep"]
 #: Methods that have a power, and those that may have groups.
 POWERS, GROUPED = ("pep", "structured-pep"), ("pitc", "pep", "structured-pep")
 
@@ -82,6 +85,9 @@ class ApproximateGP(JointDensity, Stackable):
       residual variance. It may take residual variance for noise, and learns inducing inputs that make it so.
     - ``"pitc"``, partially independent training conditional (Schwaighofer & Tresp 2003): rows keep their residual
       covariance within blocks. One block of all rows is the exact GP at these rows; blocks of one row are FITC.
+    - ``"vif"``, Vecchia-inducing-points full-scale approximation (Gyger, Furrer & Sigrist 2025): each row keeps its
+      residual covariance with its neighbors. It has what inducing points know, of far away, and what neighbors know.
+      With all rows before it for neighbors it is the GP; O(N k (k² + M)) more than FITC for k neighbors.
     - ``"pep"``, power EP (Bui, Yan & Turner 2017) at its fixed point, row by row or within blocks: ``power=1`` is FITC
       or PITC, and small powers are near SGPR's bound, the conditional ``prior``.
     - ``"structured-pep"``, power EP where the residual's posterior is not the prior's (the idea: Bui & Titsias 2025;
@@ -95,11 +101,13 @@ class ApproximateGP(JointDensity, Stackable):
     :param noise_variance: in its stead σ², a scalar or one for each row (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,). Add its values at new
         inputs to predictions.
-    :param method: which of the six.
+    :param method: which of the seven.
     :param power: α in (0, 1], for ``"pep"`` and ``"structured-pep"`` alone; may be traced.
     :param groups: for ``"pitc"`` and power EP, blocks (:func:`npgp.sparse.median_split`,
         :func:`npgp.sparse.kmeans_groups`). If they are left out power EP goes row by row, and those of PITC are made
         of X by k-means, with at most M rows each.
+    :param neighbors: for ``"vif"``, and it needs them: made of X by :func:`npgp.neighbors.nearest_before` or
+        :func:`npgp.neighbors.most_correlated`; or their number, 10 to 30 for most data, to be found here by the first.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
         features other than points in a list, for a power outside (0, 1], missing or with a method that has none, and
@@ -109,7 +117,7 @@ class ApproximateGP(JointDensity, Stackable):
     support = constraints.real_vector
     reparametrized_params: list[str] = []
     counted = "X"
-    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups", "power")
+    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups", "neighbors", "power")
     pytree_aux_fields = ("method", "jitter")
 
     def __init__(
@@ -124,6 +132,7 @@ class ApproximateGP(JointDensity, Stackable):
         method: Method = "fitc",
         power: ArrayLike | None = None,
         groups: Groups | None = None,
+        neighbors: Neighbors | int | None = None,
         jitter: float | None = None,
         validate_args=None,
     ):
@@ -148,6 +157,13 @@ class ApproximateGP(JointDensity, Stackable):
         self.method = method
         self.power = power
         self.groups = groups
+        if (neighbors is None) == (method == "vif"):
+            is_there = "missing" if neighbors is None else "given"
+            raise ValueError(
+                f"neighbors is {is_there}, but method is {method!r}; 'vif' needs them, such as neighbors=15, and no "
+                "other method has any."
+            )
+        self.neighbors = None if neighbors is None else neighbors_of(X, neighbors)
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
         self.count_axes()
@@ -170,6 +186,9 @@ class ApproximateGP(JointDensity, Stackable):
         variance = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.X.shape[:1])
         if self.method in ("sor", "dtc"):
             return projector, projection, RowNoise(jnp.sqrt(variance)), jnp.zeros((), variance.dtype)
+        if self.neighbors is not None:
+            noise = VecchiaNoise.of(projector, self.X, projection, self.neighbors, variance)
+            return projector, projection, noise, jnp.zeros((), variance.dtype)
         residual = residual_of(projector, self.X, projection, (True,), self.groups)
         # FITC and PITC are power EP with the power 1, structured or not.
         power = jnp.asarray(1.0 if self.power is None else self.power, variance.dtype)
@@ -192,14 +211,14 @@ class ApproximateGP(JointDensity, Stackable):
         f = linalg.matmul(jax.random.normal(keys[0], (*shape, A.shape[0]), A.dtype), A)
         return self.offset + f + noise.color(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
 
-    def condition(self, y: ArrayLike) -> Posterior | DegeneratePosterior:
+    def condition(self, y: ArrayLike) -> Posterior | DegeneratePosterior | VIFPosterior:
         """
         The posterior of f, without the offset, given observations y of shape (..., N): the method's own predictive
         equations (Quiñonero-Candela & Rasmussen 2005, eqs. 16, 20, 24 and 31; power EP's are those of 24 and 31 with
         its own Λ).
 
         :return: a :class:`npgp.variational.Posterior`; for ``"sor"``, whose functions have no residual,
-            a :class:`DegeneratePosterior`.
+            a :class:`DegeneratePosterior`; for ``"vif"`` a :class:`VIFPosterior`.
         :raises ValueError: if y has NaN or another number of rows.
         """
         y = checks.observations(y, self.event_shape[0], self.X.dtype)
@@ -208,6 +227,9 @@ class ApproximateGP(JointDensity, Stackable):
         (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))
         if self.method == "sor":
             return DegeneratePosterior(projector, q)
+        if self.neighbors is not None:
+            (A,), noise_variance = projection.A, jnp.asarray(self.noise_variance, self.X.dtype)
+            return VIFPosterior(projector, q, self.X, A, y - self.offset, self.neighbors, noise_variance)
         return Posterior(projector, (q,))
 
     def log_likelihood(self, y: ArrayLike) -> jax.Array:

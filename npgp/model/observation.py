@@ -22,6 +22,7 @@ from npgp.conditionals import Conditional, as_conditional
 from npgp.context import context, under
 from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood, quadrature
+from npgp.model.beside_neighbors import beside_neighbors
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
@@ -217,6 +218,7 @@ def observe(
     conditional: Conditional | str = "tight",
     mask: ArrayLike | str | None = None,
     joint: bool = False,
+    neighbors: Sequence[Any] | None = None,
 ) -> jax.Array:
     """
     Observe GP values through a likelihood, with f integrated out row by row. Use it inside the plate over rows.
@@ -250,6 +252,18 @@ def observe(
     :param mask: True where an observation is present, of the same shape; the others may be NaN. Or ``"nan"``:
         observations that are NaN are missing.
     :param joint: when y is simulated, draw f jointly over rows at O(N³), not row by row; see :class:`joint`.
+    :param neighbors: for Gaussian noise, observations that rows depend on beside the inducing values, so that what
+        these leave out is not lost (VIF, Gyger, Furrer & Sigrist 2025): the values at k neighbors of each row, row by
+        row, and what was observed of them, (N, k), NaN for a row with fewer; where noise differs between rows, also
+        the neighbors' likelihood. It is a model of its own, whose evidence the ELBO bounds, and the GP's may be less::
+
+            near = npgp.neighbors.nearest_before(X, 15)  # once, before the model
+            y_near = np.where(near.mask, y[near.rows], np.nan)
+            # in the model; new rows have npgp.neighbors.nearest(X_new, X, 15)
+            npgp.observe(
+                "y", f(X) + b * t, noise, obs=y, neighbors=(f(X_near) + b * t_near, y_near)
+            )
+
     :raises TypeError: if ``latent`` is not GP values, for observations that are no real numbers, and for another mask.
     :raises ValueError: for observations of another shape, or outside the likelihood's support, or NaN without mask, or
         a NumPy masked array; for a plate of another size; for parameters of the likelihood that are not of the values'
@@ -260,6 +274,8 @@ def observe(
     conditional = as_conditional(conditional)
     given = given_by(handlers.condition, name)
     obs = obs if given is None else given
+    if neighbors is not None:
+        latents, likelihood = _beside_neighbors(name, latents, likelihood, neighbors, conditional, obs)
     check_plates(name, latents.shape, repeated=obs is None)
     if obs is not None:
         obs, mask = _checked(name, obs, mask, latents, likelihood)
@@ -304,6 +320,15 @@ def observe(
     if drawn and not latents.guided:
         numpyro.deterministic(f"{name}.latent", drawn[0] if latents.num_latents == 1 else jnp.moveaxis(drawn[0], -1, 0))
     return value
+
+
+def _beside_neighbors(name, latents: Latents, likelihood: Likelihood, neighbors, conditional: Conditional, obs):
+    if latents.num_latents > 1:
+        raise ValueError(f"{name}: neighbors are for Gaussian noise, and the likelihood is {likelihood.described}.")
+    if conditional.partition(latents.shape[-1]) is not None:
+        raise ValueError(f"{name}: {conditional!r} takes rows together, and neighbors do so: leave out one of the two.")
+    latent, likelihood = beside_neighbors(name, latents.parts[0], likelihood, neighbors, obs is not None)
+    return as_latents(latent, likelihood), likelihood
 
 
 def _is_scaled(msg: Message) -> bool:

@@ -26,7 +26,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.neighbors.posterior import NeighborPosterior
-from npgp.neighbors.search import Neighbors, nearest_before, repeated_sites
+from npgp.neighbors.search import Neighbors, neighbors_of, repeated_sites
 from npgp.neighbors.vecchia import VecchiaFactor
 
 __all__ = ["NNGP", "ResponseNNGP", "WhitenNNGP"]
@@ -88,15 +88,7 @@ class NNGP(JointDensity, Stackable):
         self.kernel = as_kernel(kernel)
         self.X = checks.concrete_inputs(X)
         rows = self.X.shape[0]
-        if not isinstance(neighbors, Neighbors):
-            if checks.is_traced(X):
-                raise ValueError(
-                    "X is traced, so its neighbors cannot be found: pass neighbors=npgp.neighbors.nearest_before(X, k)."
-                )
-            neighbors = nearest_before(X, neighbors)
-        if neighbors.num_sites != rows:
-            raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
-        self.neighbors = neighbors
+        self.neighbors = neighbors_of(X, neighbors)
         checks.require_per_row(offset, "offset", rows)
         checks.require_finite(offset, "offset")
         self.offset = offset

@@ -3,7 +3,7 @@ Neighbors of sites, found once, outside ``jit``: for Vecchia's approximation eac
 in an order, for kriging a new site's nearest among all.
 
 Distances are Euclidean, in units of ``scale`` if that is given. Searches are those of SciPy's ``cKDTree``; memory is
-O(N k).
+O(N k). Among more than are wanted, found so, a kernel chooses those that are most correlated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from npgp import checks
+from npgp.kernels import Kernel, as_kernel
 from npgp.keys import host_generator
+from npgp.neighbors.correlated import most_correlated, with_projections
 from npgp.pytrees import pytree
 
 __all__ = ["Neighbors", "Ordering", "nearest", "nearest_before", "order_sites"]
@@ -34,6 +37,8 @@ FIRST_SITES, AHEAD = 512, 64
 LONGEST = 1024
 #: Neighbors that are Python numbers at a time.
 ENTRIES = 2**20
+#: Sites, as a multiple of the neighbors, among which a kernel chooses them.
+AMONG = 10
 
 Array = np.ndarray | jax.Array
 
@@ -92,7 +97,9 @@ def nearest_before(
     size: int,
     *,
     ordering: Ordering = "maxmin",
-    scale: ArrayLike = 1.0,
+    scale: ArrayLike | None = None,
+    kernel: Kernel | None = None,
+    inducing: ArrayLike | None = None,
     rng_key: jax.Array | None = None,
 ) -> Neighbors:
     """
@@ -104,28 +111,70 @@ def nearest_before(
     .. code-block:: python
 
         neighbors = npgp.neighbors.nearest_before(X, 5)  # for NNGP, ResponseNNGP and VNNGP
+        # Those that are most correlated, at lengthscales of their own.
+        kernel = npgp.Matern32(np.array([0.5, 2.0]))
+        near = npgp.neighbors.nearest_before(np.c_[X, X], 5, kernel=kernel)
 
     :param X: sites, (N, D).
     :param size: k, the number of neighbors: 10 to 30 for most spatial data (Datta et al. 2016). N − 1 or more is the
         exact GP, by one factorization of O(N³) work.
     :param ordering: see :func:`order_sites`.
-    :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column.
+    :param scale: units of distances, such as the lengthscales expected: a scalar or one for each column. If omitted the
+        kernel's lengthscales, if it has any, or else 1.
+    :param kernel: nearest are those whose values are most correlated under this kernel, in absolute value, among the
+        nearest ten times as many by distance. Its hyperparameters must be numbers, such as those trained so far.
+    :param inducing: with a kernel, Z of shape (M, D): what counts is the correlation that these inducing inputs leave,
+        for ``npgp.ApproximateGP(method="vif")``.
     :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1, an order unknown, and
-        the order ``"random"`` without a key.
+        the order ``"random"`` without a key; for inducing inputs without a kernel.
     """
     size = checks.whole_number(size, "size")
+    if kernel is None and inducing is not None:
+        raise ValueError("inducing is given without a kernel, which says what these inputs leave: pass kernel=, too.")
+    scale = _units(kernel, np.shape(X)) if scale is None else scale
     points = _scaled(X, "X", scale)
     order = _order(points, ordering, rng_key)
     N, K = len(points), min(size, len(points) - 1)
-    positions, number = _earlier(points[order], K), np.minimum(np.arange(N), K)
+    positions, number = _earlier(points[order], K if kernel is None else min(AMONG * K, N - 1)), np.arange(N)
+    if kernel is not None:
+        kernel = as_kernel(kernel)
+        sites = with_projections(kernel, checks.concrete_inputs(X)[order], inducing)
+        positions = most_correlated(kernel, sites, sites, positions, K, before=number)
     there = np.arange(K) < number[:, None]
+    positions = np.where(there, positions, 0)
     rows, mask = np.empty((N, K), np.int32), np.empty((N, K), bool)
     mask[order] = there
     rows[order] = np.where(there, order[positions], order[:, None])
     waves = _waves(order, positions)
     return Neighbors(order.astype(np.int32), rows, mask, waves, size, np.asarray(scale))
+
+
+def neighbors_of(X: ArrayLike, neighbors: Neighbors | int) -> Neighbors:
+    """
+    Neighbors of X as they are given, or found if their number is.
+
+    :raises ValueError: for those of another number of sites, and for a number where X is traced.
+    """
+    if not isinstance(neighbors, Neighbors):
+        if checks.is_traced(X):
+            raise ValueError(
+                "X is traced, so its neighbors cannot be found: pass neighbors=npgp.neighbors.nearest_before(X, k)."
+            )
+        neighbors = nearest_before(X, neighbors)
+    rows = jnp.shape(X)[0]
+    if neighbors.num_sites != rows:
+        raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
+    return neighbors
+
+
+def _units(kernel: Kernel | None, shape: tuple[int, ...]) -> ArrayLike:
+    """Units of distances: a kernel's lengthscales, if it has any that are numbers, one or one for each column."""
+    lengthscale = getattr(kernel, "lengthscale", None)
+    if lengthscale is None or checks.is_traced(lengthscale) or np.shape(lengthscale) not in ((), shape[1:]):
+        return 1.0
+    return lengthscale
 
 
 def repeated_sites(X: ArrayLike, neighbors: Neighbors) -> int:

@@ -6,12 +6,15 @@ Sites are put in an order, and each value depends on those before it through k n
     p(f) = Π_i N(f_i; b_iᵀ f_N(i), F_i),    b_i = C_NN⁻¹ c_Ni,    F_i = C_ii − c_Niᵀ b_i
 
 With B the rows b_i, which is triangular in the order, the precision is ``(I − B)ᵀ F⁻¹ (I − B)``.
+
+The covariance is a kernel's, of sites X; or that of what inducing features leave of it (:func:`what_is_left`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +23,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.chunks import map_chunks, rows_within
+from npgp.chunks import entries_at_once, map_chunks, num_rows, rows_within
 from npgp.kernels import Kernel
 from npgp.neighbors.search import Neighbors
 from npgp.pytrees import pytree
@@ -28,38 +31,55 @@ from npgp.pytrees import pytree
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "new_site_weights", "site_weights"]
+__all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "new_site_weights", "site_weights", "what_is_left"]
+
+#: A covariance of n sites, (n, n): a kernel's, of inputs (n, D); or of several arrays with sites first.
+Covariance: TypeAlias = Callable[[Any], jax.Array]
 
 #: Entries of the neighbors' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
 
 
+def what_is_left(kernel: Kernel) -> Covariance:
+    """
+    The covariance of the residual, of sites with their projections on inducing features: X (n, D) and Aᵀ (n, M).
+
+    :param kernel: the kernel.
+    """
+
+    def covariance(sites: tuple[jax.Array, jax.Array]) -> jax.Array:
+        X, A = sites
+        return kernel(X) - linalg.gram(A)
+
+    return covariance
+
+
 def conditional_weights(
-    kernel: Kernel,
-    sites: tuple[jax.Array, jax.Array],
-    neighbors: tuple[jax.Array, jax.Array],
+    kernel: Covariance,
+    sites: tuple[Any, jax.Array],
+    neighbors: tuple[Any, jax.Array],
     mask: jax.Array,
     jitter: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """
     Mean weights and variance of values given their neighbors', by one Cholesky factor for each site.
 
-    :param kernel: the kernel.
-    :param sites: inputs (N, D), and what is added to their variance, (N,).
-    :param neighbors: the neighbors' inputs (N, k, D), and what is added to theirs, (N, k).
+    :param kernel: the kernel, or another covariance.
+    :param sites: inputs (N, D), or what the covariance is of; and what is added to their variance, (N,).
+    :param neighbors: the neighbors' inputs (N, k, D), likewise; and what is added to theirs, (N, k).
     :param mask: False where there is no neighbor, (N, k).
     :param jitter: relative jitter tried first. It is added at sites and neighbors alike, relative to the variance of
         each, so that what is approximated is the covariance with jitter.
     :return: b (N, k), F (N,), and the relative jitter it took.
     """
     k = mask.shape[1]
-    eye = jnp.eye(k + 1, dtype=sites[0].dtype)
+    eye = jnp.eye(k + 1, dtype=sites[1].dtype)
     jitter = linalg.default_jitter(eye.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
     first = jnp.asarray(jitter, eye.dtype)
 
     def compute(sites, neighbors, mask):
-        X, noise = (
-            jnp.concatenate([there, here[:, None]], axis=1) for here, there in zip(sites, neighbors, strict=True)
+        X, noise = jax.tree.map(
+            lambda here, there: jnp.concatenate([there, here[:, None]], axis=1), tuple(sites), tuple(neighbors)
         )
         present = jnp.pad(mask, ((0, 0), (0, 1)), constant_values=True)
         # Places without a neighbor have rows of a multiple of the identity, hence weights of 0.
@@ -68,14 +88,14 @@ def conditional_weights(
         weights, variance, used = _regress(C, first)
         return weights, variance, jnp.broadcast_to(used, C.shape[:1])
 
-    size = rows_within(ENTRIES, k + 1, k + 1)
+    size = rows_within(ENTRIES, k + 1, max(k + 1, *(x.shape[-1] for x in jax.tree.leaves(sites[0]))))
     weights, variance, used = map_chunks(compute, size, sites, neighbors, mask)
     return weights, variance, jnp.max(used)
 
 
 def site_weights(
-    kernel: Kernel,
-    X: jax.Array,
+    kernel: Covariance,
+    X: Any,
     neighbors: Neighbors,
     noise_variance: ArrayLike = 0.0,
     jitter: float | None = None,
@@ -84,8 +104,8 @@ def site_weights(
     """
     :func:`conditional_weights` of sites given those of their neighbors that come before them.
 
-    :param kernel: the kernel.
-    :param X: all sites, (N, D).
+    :param kernel: the kernel, or another covariance.
+    :param X: all sites, (N, D), or what the covariance is of.
     :param neighbors: their order and neighbors.
     :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
     :param jitter: relative jitter tried first.
@@ -93,34 +113,41 @@ def site_weights(
     """
     rows, mask = jnp.asarray(neighbors.rows), jnp.asarray(neighbors.mask)
     if sites is None:
-        if 1 < X.shape[0] == rows.shape[1] + 1:
+        if 1 < num_rows(X) == rows.shape[1] + 1:
             return _all_before(kernel, X, neighbors, noise_variance, jitter)
-        sites = jnp.arange(X.shape[0])
+        sites = jnp.arange(num_rows(X))
     else:
         rows, mask = rows[sites], mask[sites]
-    here, there = ((X[at], at_rows(noise_variance, at, X.dtype)) for at in (sites, rows))
+    here, there = (_at(X, at, noise_variance) for at in (sites, rows))
     return conditional_weights(kernel, here, there, mask, jitter)
 
 
+def _at(X: Any, rows: jax.Array, noise_variance: ArrayLike) -> tuple[Any, jax.Array]:
+    """Sites with given numbers, and what is added to their variance."""
+    sites = jax.tree.map(lambda x: x[rows], X)
+    return sites, at_rows(noise_variance, rows, jax.tree.leaves(X)[0].dtype)
+
+
 def _all_before(
-    kernel: Kernel, X: jax.Array, neighbors: Neighbors, noise_variance: ArrayLike, jitter: float | None
+    kernel: Covariance, X: Any, neighbors: Neighbors, noise_variance: ArrayLike, jitter: float | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """:func:`site_weights` given all sites before: with ``C = L Lᵀ`` in the order, ``F^−½ (I − B) = L⁻¹``."""
     order, rows, mask = (jnp.asarray(x) for x in (neighbors.order, neighbors.rows, neighbors.mask))
-    jitter = linalg.default_jitter(X.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
-    C = kernel(X[order]) + linalg.diagonal_matrix(at_rows(noise_variance, order, X.dtype))
-    L, used = linalg.cholesky(C, jnp.asarray(jitter, X.dtype))  # type: ignore[arg-type]
+    sites, noise = _at(X, order, noise_variance)
+    jitter = linalg.default_jitter(noise.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
+    C = kernel(sites) + linalg.diagonal_matrix(noise)
+    L, used = linalg.cholesky(C, jnp.asarray(jitter, noise.dtype))  # type: ignore[arg-type]
     scale = linalg.diagonal(L)
-    B = -scale[:, None] * linalg.solve_lower(L, jnp.eye(len(order), dtype=X.dtype))
+    B = -scale[:, None] * linalg.solve_lower(L, jnp.eye(len(order), dtype=noise.dtype))
     position = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
     weights = jnp.where(mask, B[position[:, None], position[rows]], 0.0)
     return weights, jnp.square(scale)[position], used
 
 
 def new_site_weights(
-    kernel: Kernel,
-    X_new: jax.Array,
-    X: jax.Array,
+    kernel: Covariance,
+    X_new: Any,
+    X: Any,
     neighbors: jax.Array,
     noise_variance: ArrayLike = 0.0,
     jitter: float | None = None,
@@ -128,15 +155,15 @@ def new_site_weights(
     """
     Mean weights b (N*, k) and variance F (N*,) of f at new sites, given values at their neighbors among the sites.
 
-    :param kernel: the kernel.
-    :param X_new: new sites, (N*, D).
-    :param X: sites, (N, D).
+    :param kernel: the kernel, or another covariance.
+    :param X_new: new sites, (N*, D), or what the covariance is of.
+    :param X: sites, (N, D), likewise.
     :param neighbors: numbers of each new site's neighbors, (N*, k).
     :param noise_variance: what is added to the sites' covariance, a scalar or (N,).
     :param jitter: relative jitter tried first.
     """
-    here = X_new, jnp.zeros_like(X_new[:, 0])
-    there = X[neighbors], at_rows(noise_variance, neighbors, X.dtype)
+    there = _at(X, neighbors, noise_variance)
+    here = X_new, jnp.zeros_like(there[1], shape=neighbors.shape[:1])
     return conditional_weights(kernel, here, there, jnp.ones(neighbors.shape, bool), jitter)[:2]
 
 
@@ -207,15 +234,15 @@ class VecchiaFactor:
     @classmethod
     def of(
         cls,
-        kernel: Kernel,
-        X: jax.Array,
+        kernel: Covariance,
+        X: Any,
         neighbors: Neighbors,
         noise_variance: ArrayLike = 0.0,
         jitter: float | None = None,
     ) -> VecchiaFactor:
         """
-        :param kernel: the kernel.
-        :param X: sites, (N, D).
+        :param kernel: the kernel, or another covariance.
+        :param X: sites, (N, D), or what the covariance is of.
         :param neighbors: their order and neighbors.
         :param noise_variance: what is added to the covariance's diagonal, a scalar or (N,).
         :param jitter: relative jitter tried first.
@@ -224,7 +251,19 @@ class VecchiaFactor:
 
     def _subtract(self, f: jax.Array) -> jax.Array:
         """``(I − B) f`` over the last axis."""
-        return f - jnp.sum(self.weights * jnp.take(f, jnp.asarray(self.neighbors.rows), axis=-1), axis=-1)
+        rows, weights = jnp.asarray(self.neighbors.rows), self.weights
+        if f.size * rows.shape[1] <= entries_at_once():
+            return f - jnp.sum(weights * jnp.take(f, rows, axis=-1), axis=-1)
+        # Of many at once, such as projections, neighbor after neighbor: no array has all neighbors of all of them.
+        columns = jnp.reshape(f, (-1, f.shape[-1])).T
+
+        @jax.checkpoint
+        def subtract(left: jax.Array, each: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            rows, weights = each
+            return left - weights[:, None] * columns[rows], None
+
+        left, _ = lax.scan(subtract, columns, (rows.T, weights.T))
+        return jnp.reshape(left.T, f.shape)
 
     def whiten(self, f: jax.Array) -> jax.Array:
         """``R f`` over the last axis, (..., N): independent standard normal if f is from the prior."""
