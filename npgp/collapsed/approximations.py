@@ -106,8 +106,8 @@ class ApproximateGP(JointDensity, Stackable):
     :param groups: for ``"pitc"`` and power EP, blocks (:func:`npgp.sparse.median_split`,
         :func:`npgp.sparse.kmeans_groups`). If they are left out power EP goes row by row, and those of PITC are made
         of X by k-means, with at most M rows each.
-    :param neighbors: for ``"vif"``, and it needs them: made of X by :func:`npgp.neighbors.nearest_before` or
-        :func:`npgp.neighbors.most_correlated`; or their number, 10 to 30 for most data, to be found here by the first.
+    :param neighbors: for ``"vif"`` at inputs, and it needs them: made of X by :func:`npgp.neighbors.nearest_before`,
+        best with ``kernel=`` and ``inducing=``; or their number, 10 to 30 for most data, to be found here by distance.
     :param jitter: relative jitter tried first.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
         features other than points in a list, for a power outside (0, 1], missing or with a method that has none, and
@@ -163,7 +163,11 @@ class ApproximateGP(JointDensity, Stackable):
                 f"neighbors is {is_there}, but method is {method!r}; 'vif' needs them, such as neighbors=15, and no "
                 "other method has any."
             )
-        self.neighbors = None if neighbors is None else neighbors_of(X, neighbors)
+        self.neighbors: Neighbors | None = None
+        if neighbors is not None:
+            if isinstance(X, Functionals):
+                raise ValueError("X has functionals; method 'vif' is for values of f at inputs (N, D), with neighbors.")
+            self.neighbors = neighbors_of(X, neighbors)
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
         self.count_axes()
@@ -186,7 +190,7 @@ class ApproximateGP(JointDensity, Stackable):
         variance = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.X.shape[:1])
         if self.method in ("sor", "dtc"):
             return projector, projection, RowNoise(jnp.sqrt(variance)), jnp.zeros((), variance.dtype)
-        if self.neighbors is not None:
+        if self.neighbors is not None and isinstance(self.X, jax.Array):
             noise = VecchiaNoise.of(projector, self.X, projection, self.neighbors, variance)
             return projector, projection, noise, jnp.zeros((), variance.dtype)
         residual = residual_of(projector, self.X, projection, (True,), self.groups)
@@ -227,7 +231,7 @@ class ApproximateGP(JointDensity, Stackable):
         (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))
         if self.method == "sor":
             return DegeneratePosterior(projector, q)
-        if self.neighbors is not None:
+        if self.neighbors is not None and isinstance(self.X, jax.Array):
             (A,), noise_variance = projection.A, jnp.asarray(self.noise_variance, self.X.dtype)
             return VIFPosterior(projector, q, self.X, A, y - self.offset, self.neighbors, noise_variance)
         return Posterior(projector, (q,))

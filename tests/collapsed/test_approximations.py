@@ -258,7 +258,7 @@ def test_what_cannot_be_a_model_is_refused():
 
     x, z = X.astype(np.float32), Z.astype(np.float32)
     refused(
-        "method is 'vfe'; it must be one of 'sor', 'dtc', 'fitc', 'pitc', 'pep', 'structured-pep'",
+        "method is 'vfe'; it must be one of 'sor', 'dtc', 'fitc', 'pitc', 'vif', 'pep', 'structured-pep'",
         x,
         z,
         noise_variance=0.1,

@@ -274,6 +274,13 @@ def test_method_and_neighbors_go_together(options, words):
         npgp.ApproximateGP(matern(), X, Z, noise_variance=0.1, **options)
 
 
+def test_functionals_have_no_neighbors():
+    with pytest.raises(ValueError, match="X has functionals; method 'vif' is for values of f at inputs"):
+        npgp.ApproximateGP(
+            matern(), npgp.functionals.derivative(X), Z, noise_variance=0.1, method="vif", neighbors=NEAR
+        )
+
+
 def test_inducing_inputs_need_a_kernel():
     with pytest.raises(ValueError, match="inducing is given without a kernel"):
         nearest_before(X, 3, inducing=Z)
