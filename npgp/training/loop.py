@@ -94,7 +94,7 @@ def fit(
     :func:`npgp.adam` or more, a :class:`TrainingWarning` says so if the posterior has not arrived, by the ELBO at
     averages of its parameters, and ``result.convergence`` has what moved; after 500 of any optimizer, if the loss ended
     above where it had been, was falling fast or noise. Not with ``steps``, where the loss may follow a schedule. With
-    ``num_steps=None`` one says so where inducing points are clearly too few: what they leave of functions costs .05
+    ``num_steps=None`` one says so where inducing points are clearly too few: what they leave of functions costs .03
     nats a row or more.
 
     The observed statements of the model are looked at once: each that is about the rows of a step must scale them up to
