@@ -25,10 +25,9 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.neighbors.correlated import most_correlated
-from npgp.neighbors.posterior import with_neighbors
+from npgp.neighbors.posterior import NearPosterior, with_neighbors
 from npgp.neighbors.search import AMONG, Neighbors, nearest
 from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights, what_is_left
-from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal
@@ -76,13 +75,11 @@ class VecchiaNoise:
 
 @pytree
 @dataclass(frozen=True)
-class VIFPosterior(FunctionPosterior):
+class VIFPosterior(NearPosterior):
     """
     The posterior of f by inducing points and neighbors, of :meth:`npgp.ApproximateGP.condition`: at new inputs f is
     regressed on the observations of its nearest rows, beside the inducing values, and independent between inputs given
-    these values.
-
-    Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
+    these values, but in joint draws (:class:`npgp.neighbors.NearPosterior`).
 
     :param projector: the factorized inducing features.
     :param q: the posterior of the whitened inducing values; a batch of several outputs is allowed.
@@ -105,6 +102,16 @@ class VIFPosterior(FunctionPosterior):
     def batch_shape(self) -> tuple[int, ...]:
         """Shape of the batch of outputs."""
         return self.y.shape[:-1]
+
+    @property
+    def _points(self) -> tuple[jax.Array, Neighbors]:
+        return self.X, self.neighbors
+
+    def _given(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> Any:
+        (A,), epsilon = self.projector(X).A, self.q.sample(rng_key, sample_shape)
+        left = self.y - linalg.matmul(epsilon, self.A)
+        covariance = what_is_left(self.projector.kernel)
+        return covariance, (X, A.T), (self.X, self.A.T), self.noise_variance, left, linalg.matmul(epsilon, A)
 
     def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
         if neighbors is not None or checks.is_traced(X):

@@ -2,13 +2,14 @@
 
 from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP, ResponseNNGP, WhitenNNGP
-from npgp.neighbors.posterior import NeighborPosterior
+from npgp.neighbors.posterior import NearPosterior, NeighborPosterior
 from npgp.neighbors.search import Neighbors, Waves, nearest, nearest_before, order_sites
 from npgp.neighbors.vecchia import VecchiaFactor
 
 __all__ = [
     "NNGP",
     "MeanFieldNormal",
+    "NearPosterior",
     "NeighborPosterior",
     "Neighbors",
     "ResponseNNGP",

@@ -7,16 +7,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.functionals.rows import Functionals, RowsLike
 from npgp.kernels import Kernel
-from npgp.neighbors.search import Neighbors, nearest
-from npgp.neighbors.vecchia import new_site_weights
+from npgp.neighbors.search import Neighbors, nearest, nearest_jointly
+from npgp.neighbors.vecchia import Covariance, VecchiaFactor, conditional_weights, new_site_weights
 from npgp.predictions import FunctionPosterior
+from npgp.programs.compiled import one_program
 from npgp.pytrees import pytree
 
-__all__ = ["NeighborPosterior", "NeighborRows", "with_neighbors"]
+__all__ = ["NearPosterior", "NeighborPosterior", "NeighborRows", "with_neighbors"]
 
 #: Inputs (N, D), and numbers of their neighbors (N, k).
 Rows = tuple[jax.Array, jax.Array]
@@ -78,13 +81,76 @@ def with_neighbors(
     return NeighborRows(X, neighbors)
 
 
+class NearPosterior(FunctionPosterior):
+    """
+    A posterior in which each value of f depends on the nearest of some points. Moments are those of rows one by one.
+    Joint draws, :meth:`sample`, are by Vecchia's approximation, too: of new inputs in max–min order each depends on the
+    nearest points and new inputs before it, at O(N k³) for N new inputs, so that draws are of functions. Where numbers
+    of neighbors are given, and where inputs are traced, values are independent given those at the points.
+
+    Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
+    """
+
+    @property
+    def _points(self) -> tuple[jax.Array, Neighbors]:
+        """The points, (M, D), and the neighbors that they had."""
+        raise NotImplementedError
+
+    def _given(
+        self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]
+    ) -> tuple[Covariance, Any, Any, ArrayLike, jax.Array, ArrayLike]:
+        """
+        For joint draws at inputs X: the covariance of what is regressed, what it is of at new inputs and at the points,
+        the variance of noise at the points, drawn values at these, and what is added to the regression.
+        """
+        raise NotImplementedError
+
+    def sample(
+        self,
+        rng_key: jax.Array,
+        X: RowsLike,
+        sample_shape: tuple[int, ...] = (),
+        *,
+        neighbors: ArrayLike | None = None,
+    ) -> jax.Array:
+        """
+        Joint draws of f at inputs, as :class:`NearPosterior` says; arguments as for
+        :meth:`npgp.variational.FunctionPosterior.sample`.
+        """
+        if neighbors is not None or isinstance(X, Functionals) or checks.is_traced(X):
+            return super().sample(rng_key, X, sample_shape, neighbors=neighbors)
+        checks.random_key(rng_key)
+        X, (points, before) = checks.inputs(X), self._points
+        if X.shape[1] != points.shape[1]:
+            raise ValueError(f"X has {X.shape[1]} columns; the points with values have {points.shape[1]}.")
+        size = before.size if before.size < len(points) - 1 else len(points) + len(X) - 1
+        found = nearest_jointly(X, points, size, before.scale)
+        return one_program(lambda: self._jointly(rng_key, X, found, sample_shape), options=self._options)
+
+    def _jointly(self, rng_key: jax.Array, X: jax.Array, found: Any, sample_shape: tuple[int, ...]) -> jax.Array:
+        near, mask, neighbors = found
+        keys = jax.random.split(rng_key)
+        covariance, new, points, noise, values, mean = self._given(keys[0], X, sample_shape)
+        M, none = values.shape[-1], jnp.zeros(X.shape[:1], X.dtype)
+        old = mask & (near < M)
+        noise = jnp.concatenate([jnp.broadcast_to(jnp.asarray(noise, X.dtype), (M,)), none])
+        there = jax.tree.map(lambda x, y: jnp.concatenate([x, y])[near], points, new), noise[near]
+        weights, variance, used = conditional_weights(covariance, (new, none), there, jnp.asarray(mask), None)
+        shift: jax.Array = jnp.sum(
+            jnp.where(old, weights, 0.0) * jnp.take(values, np.where(old, near, 0), axis=-1), axis=-1
+        )
+        factor = VecchiaFactor(neighbors, jnp.where(old, 0.0, weights), variance, used)
+        z = jax.random.normal(keys[1], shift.shape, shift.dtype)
+        return jnp.asarray(mean) + factor.color(shift / jnp.sqrt(variance) + z)
+
+
 @pytree
 @dataclass(frozen=True)
-class NeighborPosterior(FunctionPosterior):
+class NeighborPosterior(NearPosterior):
     """
     The posterior of f given its values at some points, or an approximate posterior of these: each value of f depends on
-    its nearest points alone, and is independent of others given them (Datta et al. 2016, section 2.3). Made by
-    :meth:`NNGP.condition` and, of a :class:`npgp.VNNGP`, by :func:`npgp.posterior`.
+    its nearest points alone, and is independent of others given them (Datta et al. 2016, section 2.3), but in joint
+    draws. Made by :meth:`NNGP.condition` and, of a :class:`npgp.VNNGP`, by :func:`npgp.posterior`.
 
     Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
 
@@ -110,6 +176,18 @@ class NeighborPosterior(FunctionPosterior):
     def batch_shape(self) -> tuple[int, ...]:
         """Shape of the batch of functions."""
         return self.loc.shape[:-1]
+
+    @property
+    def _points(self) -> tuple[jax.Array, Neighbors]:
+        return self.inducing, self.neighbors
+
+    def _values(self, rng_key: jax.Array, sample_shape: tuple[int, ...]) -> jax.Array:
+        """Drawn values at the points."""
+        u = jnp.broadcast_to(self.loc, sample_shape + self.loc.shape)
+        return u if self.scale is None else u + self.scale * jax.random.normal(rng_key, u.shape, u.dtype)
+
+    def _given(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> Any:
+        return self.kernel, X, self.inducing, self.noise_variance, self._values(rng_key, sample_shape), 0.0
 
     def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Rows:
         rows = with_neighbors(X, neighbors, self.inducing, self.neighbors)
@@ -139,8 +217,5 @@ class NeighborPosterior(FunctionPosterior):
         """At O(M + N k) for each draw."""
         (_, near), (b, F) = rows, self._regression(rows)
         u_key, key = jax.random.split(rng_key)
-        u = jnp.broadcast_to(self.loc, sample_shape + self.loc.shape)
-        if self.scale is not None:
-            u = u + self.scale * jax.random.normal(u_key, u.shape, u.dtype)
-        mean = jnp.sum(b * jnp.take(u, near, axis=-1), axis=-1)
+        mean = jnp.sum(b * jnp.take(self._values(u_key, sample_shape), near, axis=-1), axis=-1)
         return mean + jnp.sqrt(F) * jax.random.normal(key, mean.shape, mean.dtype)

@@ -142,13 +142,64 @@ def nearest_before(
         kernel = as_kernel(kernel)
         sites = with_projections(kernel, checks.concrete_inputs(X)[order], inducing)
         positions = most_correlated(kernel, sites, sites, positions, K, before=number)
-    there = np.arange(K) < number[:, None]
+    return _in_order(order, positions, np.arange(K) < number[:, None], size, scale)
+
+
+def _in_order(
+    order: NDArray[Any], positions: NDArray[Any], there: NDArray[Any], size: int, scale: ArrayLike
+) -> Neighbors:
+    """
+    Neighbors, by the order.
+
+    :param positions: of each place in the order, the places of its neighbors, (N, K).
+    :param there: which of these there are.
+    """
     positions = np.where(there, positions, 0)
-    rows, mask = np.empty((N, K), np.int32), np.empty((N, K), bool)
+    rows, mask = np.empty(positions.shape, np.int32), np.empty(positions.shape, bool)
     mask[order] = there
     rows[order] = np.where(there, order[positions], order[:, None])
     waves = _waves(order, positions)
     return Neighbors(order.astype(np.int32), rows, mask, waves, size, np.asarray(scale))
+
+
+def nearest_jointly(
+    X_new: jax.Array, X: jax.Array, size: int, scale: ArrayLike
+) -> tuple[NDArray[np.int32], NDArray[Any], Neighbors]:
+    """
+    For new sites in max–min order, the nearest among the sites X and the new sites before.
+
+    :param X_new: new sites, (N*, D).
+    :param X: sites, (N, D).
+    :param size: how many.
+    :param scale: the units of distances.
+    :return: numbers among X and X_new after them, (N*, K); which of these there are; and the new ones of these, as
+        neighbors of new sites alone.
+    """
+    points, new = _scaled(X, "X", scale), _scaled(X_new, "X_new", scale)
+    order = _order(new, "maxmin", None)
+    new, N, count = new[order], len(points), len(new)
+    old = _nearest(points, new, min(size, N))
+    before = _earlier(new, min(size, count - 1))
+    distances = np.concatenate(
+        [
+            np.linalg.norm(new[:, None] - points[old], axis=-1),
+            np.where(
+                np.arange(before.shape[1]) < np.arange(count)[:, None],
+                np.linalg.norm(new[:, None] - new[before], axis=-1),
+                np.inf,
+            ),
+        ],
+        axis=1,
+    )
+    chosen = np.argsort(distances, axis=1, kind="stable")[:, :size]
+    there = np.isfinite(np.take_along_axis(distances, chosen, axis=1))
+    found = np.take_along_axis(np.concatenate([old, N + before], axis=1), chosen, axis=1)
+    is_new = there & (found >= N)
+    neighbors = _in_order(order, np.where(is_new, found - N, 0), is_new, size, scale)
+    near, mask = np.zeros(found.shape, np.int32), np.zeros(found.shape, bool)
+    near[order] = np.where(found >= N, N + order[np.where(is_new, found - N, 0)], found)
+    mask[order] = there
+    return near, mask, neighbors
 
 
 def neighbors_of(X: ArrayLike, neighbors: Neighbors | int) -> Neighbors:

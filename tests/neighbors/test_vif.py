@@ -138,10 +138,28 @@ def test_posterior_is_that_of_dense_algebra(float64):
     posterior = vif().condition(Y)
     np.testing.assert_allclose(posterior.mean_and_variance(NEW, neighbors=near), (mean, np.diag(cov)), atol=1e-9)
     np.testing.assert_allclose(posterior.covariance(NEW, neighbors=near), cov, atol=1e-9)
-    several = vif().condition(np.stack([Y, 2.0 * Y]))
-    np.testing.assert_allclose(several.mean(NEW, neighbors=near), np.stack([mean, 2.0 * mean]), atol=1e-9)
     draws = posterior.sample(jax.random.key(0), NEW, (4000,), neighbors=near)
     np.testing.assert_allclose(np.cov(draws.T), cov, atol=6 * np.max(np.diag(cov)) / np.sqrt(4000))
+    several = vif().condition(np.stack([Y, 2.0 * Y]))
+    np.testing.assert_allclose(several.mean(NEW, neighbors=near), np.stack([mean, 2.0 * mean]), atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["vif", "nngp"])
+def test_joint_draws_are_of_functions(float64, kind):
+    """With all sites for neighbors those of the GP's posterior; of few neighbors, one place twice has one value."""
+
+    def posterior(near):
+        if kind == "vif":
+            return vif(near).condition(Y)
+        return ResponseNNGP(matern(), X, near, noise_variance=NOISE).condition(np.stack([Y, Y]))
+
+    twice = np.concatenate([NEW, NEW[:2] + 0.05])
+    mean, cov = oracles.gp_posterior(MATERN(X, X), MATERN(twice, X), MATERN(twice, twice), Y, NOISE)
+    draws = posterior(nearest_before(X, N - 1)).sample(jax.random.key(0), twice, (4000,)).reshape(-1, len(twice))
+    np.testing.assert_allclose(draws.mean(0), mean, atol=5 * np.sqrt(np.max(np.diag(cov)) / 4000))
+    np.testing.assert_allclose(np.cov(draws.T), cov, atol=6 * np.max(np.diag(cov)) / np.sqrt(4000))
+    same = posterior(NEAR).sample(jax.random.key(0), np.concatenate([NEW, NEW]), (3,))
+    np.testing.assert_allclose(same[..., :5], same[..., 5:], atol=1e-2)
 
 
 def residual_correlation(rows, sites):
