@@ -16,6 +16,7 @@ Without inducing features it is the response NNGP, without neighbors FITC, with 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,15 +104,17 @@ class VIFPosterior(NearPosterior):
         """Shape of the batch of outputs."""
         return self.y.shape[:-1]
 
-    @property
     def _points(self) -> tuple[jax.Array, Neighbors]:
         return self.X, self.neighbors
 
-    def _given(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> Any:
-        (A,), epsilon = self.projector(X).A, self.q.sample(rng_key, sample_shape)
-        left = self.y - linalg.matmul(epsilon, self.A)
-        covariance = what_is_left(self.projector.kernel)
-        return covariance, (X, A.T), (self.X, self.A.T), self.noise_variance, left, linalg.matmul(epsilon, A)
+    def _explained(self, rng_key: jax.Array, sample_shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+        epsilon = self.q.sample(rng_key, sample_shape)
+        return lambda A: linalg.matmul(epsilon, A)
+
+    def _at_points(self, X: jax.Array, times: Callable[[jax.Array], jax.Array] | None) -> tuple[Any, ...]:
+        (A,), covariance = self.projector(X).A, what_is_left(self.projector.kernel)
+        known, times = (0.0, self.q.factor_times) if times is None else (self.y, times)
+        return covariance, (X, A.T), (self.X, self.A.T), self.noise_variance, known - times(self.A), times(A)
 
     def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
         if neighbors is not None or checks.is_traced(X):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from npgp import checks, linalg
 from npgp.functionals.rows import Functionals, RowsLike
 from npgp.kernels import Kernel
 from npgp.neighbors.search import Neighbors, nearest, nearest_jointly
-from npgp.neighbors.vecchia import Covariance, VecchiaFactor, conditional_weights, new_site_weights
+from npgp.neighbors.vecchia import VecchiaFactor, conditional_weights, new_site_weights
 from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import one_program
 from npgp.pytrees import pytree
@@ -83,27 +84,52 @@ def with_neighbors(
 
 class NearPosterior(FunctionPosterior):
     """
-    A posterior in which each value of f depends on the nearest of some points. Moments are those of rows one by one.
-    Joint draws, :meth:`sample`, are by Vecchia's approximation, too: of new inputs in max–min order each depends on the
+    A posterior in which each value of f depends on the nearest of some points. Moments are those of rows one by one;
+    joint draws and covariances are by Vecchia's approximation, too: of new inputs in max–min order each depends on the
     nearest points and new inputs before it, at O(N k³) for N new inputs, so that draws are of functions. Where numbers
     of neighbors are given, and where inputs are traced, values are independent given those at the points.
 
     Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
     """
 
-    @property
     def _points(self) -> tuple[jax.Array, Neighbors]:
         """The points, (M, D), and the neighbors that they had."""
         raise NotImplementedError
 
-    def _given(
-        self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]
-    ) -> tuple[Covariance, Any, Any, ArrayLike, jax.Array, ArrayLike]:
+    def _at_points(self, X: jax.Array, times: Callable[[jax.Array], jax.Array] | None) -> tuple[Any, ...]:
         """
-        For joint draws at inputs X: the covariance of what is regressed, what it is of at new inputs and at the points,
-        the variance of noise at the points, drawn values at these, and what is added to the regression.
+        What joint values at X are regressed on.
+
+        :param X: new inputs.
+        :param times: of projections (M, N), draws of what they explain; ``None`` for a root of its covariance.
+        :return: the covariance of the regression, what it is of at new inputs and at points, the noise's variance at
+            points, values there, and what is added to the regression. Of roots, those of values known are 0.
         """
         raise NotImplementedError
+
+    def _found(self, X: Any, neighbors: ArrayLike | None) -> tuple[jax.Array, Any] | None:
+        """New inputs with the nearest points and new inputs before them; ``None`` where values are independent."""
+        if neighbors is not None or isinstance(X, Functionals) or checks.is_traced(X):
+            return None
+        X, (points, before) = checks.inputs(X), self._points()
+        if X.shape[1] != points.shape[1]:
+            raise ValueError(f"X has {X.shape[1]} columns; the points with values have {points.shape[1]}.")
+        size = before.size if before.size < len(points) - 1 else len(points) + len(X) - 1
+        return X, nearest_jointly(X, points, size, before.scale)
+
+    def covariance(self, X: RowsLike, *, neighbors: ArrayLike | None = None) -> jax.Array:
+        """Joint posterior covariance of f, batch + (N, N); see :class:`NearPosterior`."""
+        found = self._found(X, neighbors)
+        if found is None:
+            return super().covariance(X, neighbors=neighbors)
+
+        def compute() -> jax.Array:
+            color, shift, mean = self._jointly(found, None)
+            values, own = mean + color(shift), color(jnp.eye(len(found[0]), dtype=found[0].dtype))
+            return linalg.gram(own.T) + linalg.gram(values.T)
+
+        covariance = one_program(compute, options=self._options)
+        return jnp.broadcast_to(covariance, self.batch_shape + covariance.shape)
 
     def sample(
         self,
@@ -113,35 +139,36 @@ class NearPosterior(FunctionPosterior):
         *,
         neighbors: ArrayLike | None = None,
     ) -> jax.Array:
-        """
-        Joint draws of f at inputs, as :class:`NearPosterior` says; arguments as for
-        :meth:`npgp.variational.FunctionPosterior.sample`.
-        """
-        if neighbors is not None or isinstance(X, Functionals) or checks.is_traced(X):
-            return super().sample(rng_key, X, sample_shape, neighbors=neighbors)
+        """Joint draws of f at inputs, sample_shape + batch + (N,); see :class:`NearPosterior`."""
         checks.random_key(rng_key)
-        X, (points, before) = checks.inputs(X), self._points
-        if X.shape[1] != points.shape[1]:
-            raise ValueError(f"X has {X.shape[1]} columns; the points with values have {points.shape[1]}.")
-        size = before.size if before.size < len(points) - 1 else len(points) + len(X) - 1
-        found = nearest_jointly(X, points, size, before.scale)
-        return one_program(lambda: self._jointly(rng_key, X, found, sample_shape), options=self._options)
+        found = self._found(X, neighbors)
+        if found is None:
+            return super().sample(rng_key, X, sample_shape, neighbors=neighbors)
 
-    def _jointly(self, rng_key: jax.Array, X: jax.Array, found: Any, sample_shape: tuple[int, ...]) -> jax.Array:
-        near, mask, neighbors = found
-        keys = jax.random.split(rng_key)
-        covariance, new, points, noise, values, mean = self._given(keys[0], X, sample_shape)
+        def compute() -> jax.Array:
+            keys = jax.random.split(rng_key)
+            color, shift, mean = self._jointly(found, self._explained(keys[0], sample_shape))
+            shape = (*sample_shape, *self.batch_shape, len(found[0]))
+            return mean + color(shift + jax.random.normal(keys[1], shape, shift.dtype))
+
+        return one_program(compute, options=self._options)
+
+    def _explained(self, rng_key: jax.Array, sample_shape: tuple[int, ...]) -> Callable[[jax.Array], jax.Array]:
+        """Of projections (M, N), draws of what they explain; not asked for by those that have none."""
+        return lambda A: A
+
+    def _jointly(self, found: tuple[jax.Array, Any], times: Any) -> tuple[Callable[[jax.Array], jax.Array], Any, Any]:
+        """What makes values of standard normal noise, what values at points add to that noise, and what is added."""
+        X, (near, mask, neighbors) = found
+        covariance, new, points, noise, values, mean = self._at_points(X, times)
         M, none = values.shape[-1], jnp.zeros(X.shape[:1], X.dtype)
         old = mask & (near < M)
         noise = jnp.concatenate([jnp.broadcast_to(jnp.asarray(noise, X.dtype), (M,)), none])
         there = jax.tree.map(lambda x, y: jnp.concatenate([x, y])[near], points, new), noise[near]
         weights, variance, used = conditional_weights(covariance, (new, none), there, jnp.asarray(mask), None)
-        shift: jax.Array = jnp.sum(
-            jnp.where(old, weights, 0.0) * jnp.take(values, np.where(old, near, 0), axis=-1), axis=-1
-        )
+        shift = jnp.sum(jnp.where(old, weights, 0.0) * jnp.take(values, np.where(old, near, 0), axis=-1), axis=-1)
         factor = VecchiaFactor(neighbors, jnp.where(old, 0.0, weights), variance, used)
-        z = jax.random.normal(keys[1], shift.shape, shift.dtype)
-        return jnp.asarray(mean) + factor.color(shift / jnp.sqrt(variance) + z)
+        return factor.color, shift / jnp.sqrt(variance), mean
 
 
 @pytree
@@ -149,8 +176,8 @@ class NearPosterior(FunctionPosterior):
 class NeighborPosterior(NearPosterior):
     """
     The posterior of f given its values at some points, or an approximate posterior of these: each value of f depends on
-    its nearest points alone, and is independent of others given them (Datta et al. 2016, section 2.3), but in joint
-    draws. Made by :meth:`NNGP.condition` and, of a :class:`npgp.VNNGP`, by :func:`npgp.posterior`.
+    its nearest points alone (Datta et al. 2016, section 2.3). Made by :meth:`NNGP.condition` and, of a
+    :class:`npgp.VNNGP`, in whose model values are independent given q(u), by :func:`npgp.posterior`.
 
     Neighbors of new inputs must be found outside ``jit``, where inputs have numbers (:func:`npgp.neighbors.nearest`).
 
@@ -177,7 +204,6 @@ class NeighborPosterior(NearPosterior):
         """Shape of the batch of functions."""
         return self.loc.shape[:-1]
 
-    @property
     def _points(self) -> tuple[jax.Array, Neighbors]:
         return self.inducing, self.neighbors
 
@@ -186,8 +212,13 @@ class NeighborPosterior(NearPosterior):
         u = jnp.broadcast_to(self.loc, sample_shape + self.loc.shape)
         return u if self.scale is None else u + self.scale * jax.random.normal(rng_key, u.shape, u.dtype)
 
-    def _given(self, rng_key: jax.Array, X: jax.Array, sample_shape: tuple[int, ...]) -> Any:
-        return self.kernel, X, self.inducing, self.noise_variance, self._values(rng_key, sample_shape), 0.0
+    def _found(self, X: Any, neighbors: ArrayLike | None) -> tuple[jax.Array, Any] | None:
+        # A VNNGP's values are independent given q(u): they are so in its model.
+        return None if self.scale is not None else super()._found(X, neighbors)
+
+    def _at_points(self, X: jax.Array, times: Callable[[jax.Array], jax.Array] | None) -> tuple[Any, ...]:
+        known = self.loc if times is not None else jnp.zeros((1, len(self.inducing)), self.loc.dtype)
+        return self.kernel, X, self.inducing, self.noise_variance, known, 0.0
 
     def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Rows:
         rows = with_neighbors(X, neighbors, self.inducing, self.neighbors)

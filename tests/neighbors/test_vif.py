@@ -155,7 +155,10 @@ def test_joint_draws_are_of_functions(float64, kind):
 
     twice = np.concatenate([NEW, NEW[:2] + 0.05])
     mean, cov = oracles.gp_posterior(MATERN(X, X), MATERN(twice, X), MATERN(twice, twice), Y, NOISE)
-    draws = posterior(nearest_before(X, N - 1)).sample(jax.random.key(0), twice, (4000,)).reshape(-1, len(twice))
+    whole = posterior(nearest_before(X, N - 1))
+    found = np.broadcast_to(whole.covariance(twice), (*whole.batch_shape, *cov.shape))
+    np.testing.assert_allclose(found, np.broadcast_to(cov, found.shape), atol=1e-6)
+    draws = whole.sample(jax.random.key(0), twice, (4000,)).reshape(-1, len(twice))
     np.testing.assert_allclose(draws.mean(0), mean, atol=5 * np.sqrt(np.max(np.diag(cov)) / 4000))
     np.testing.assert_allclose(np.cov(draws.T), cov, atol=6 * np.max(np.diag(cov)) / np.sqrt(4000))
     same = posterior(NEAR).sample(jax.random.key(0), np.concatenate([NEW, NEW]), (3,))
