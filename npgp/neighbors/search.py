@@ -131,9 +131,7 @@ def nearest_before(
         the order ``"random"`` without a key; for inducing inputs without a kernel.
     """
     size = checks.whole_number(size, "size")
-    if kernel is None and inducing is not None:
-        raise ValueError("inducing is given without a kernel, which says what these inputs leave: pass kernel=, too.")
-    scale = _units(kernel, np.shape(X)) if scale is None else scale
+    scale = _units(kernel, inducing, np.shape(X)) if scale is None else scale
     points = _scaled(X, "X", scale)
     order = _order(points, ordering, rng_key)
     N, K = len(points), min(size, len(points) - 1)
@@ -220,8 +218,10 @@ def neighbors_of(X: ArrayLike, neighbors: Neighbors | int) -> Neighbors:
     return neighbors
 
 
-def _units(kernel: Kernel | None, shape: tuple[int, ...]) -> ArrayLike:
+def _units(kernel: Kernel | None, inducing: ArrayLike | None, shape: tuple[int, ...]) -> ArrayLike:
     """Units of distances: a kernel's lengthscales, if it has any that are numbers, one or one for each column."""
+    if kernel is None and inducing is not None:
+        raise ValueError("inducing is given without a kernel, which says what these inputs leave: pass kernel=, too.")
     lengthscale = getattr(kernel, "lengthscale", None)
     if lengthscale is None or checks.is_traced(lengthscale) or np.shape(lengthscale) not in ((), shape[1:]):
         return 1.0
@@ -239,7 +239,15 @@ def repeated_sites(X: ArrayLike, neighbors: Neighbors) -> int:
     return int(np.sum(repeated))
 
 
-def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0) -> NDArray[np.int32]:
+def nearest(
+    X_new: ArrayLike,
+    X: ArrayLike,
+    size: int,
+    *,
+    scale: ArrayLike | None = None,
+    kernel: Kernel | None = None,
+    inducing: ArrayLike | None = None,
+) -> NDArray[np.int32]:
     """
     The nearest k of the sites X for each new site, nearest first.
 
@@ -251,17 +259,26 @@ def nearest(X_new: ArrayLike, X: ArrayLike, size: int, *, scale: ArrayLike = 1.0
     :param X_new: new sites, (N*, D).
     :param X: sites, (N, D).
     :param size: k, at most N.
-    :param scale: units of distances, a scalar or one for each column.
+    :param scale: units of distances, a scalar or one for each column. If omitted the kernel's lengthscales, if it has
+        any, or else 1.
+    :param kernel: nearest are the most correlated, as for :func:`nearest_before`.
+    :param inducing: likewise.
     :return: row numbers of X, (N*, k).
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
-    :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
+    :raises ValueError: for inputs of another shape, without rows or with NaN, for a size above N, and for inducing
+        inputs without a kernel.
     """
+    scale = _units(kernel, inducing, np.shape(X)) if scale is None else scale
     points, new = _scaled(X, "X", scale), _scaled(X_new, "X_new", scale)
     size = checks.whole_number(size, "size")
     checks.whole_number(size, "size", most=len(points), must_be=f"at most {len(points)}, the number of sites")
     if new.shape[1] != points.shape[1]:
         raise ValueError(f"X_new has {new.shape[1]} columns; the sites X have {points.shape[1]}.")
-    return _nearest(points, new, size).astype(np.int32)
+    if kernel is None:
+        return _nearest(points, new, size).astype(np.int32)
+    kernel, near = as_kernel(kernel), _nearest(points, new, min(AMONG * size, len(points)))
+    rows, sites = (with_projections(kernel, checks.concrete_inputs(x), inducing) for x in (X_new, X))
+    return most_correlated(kernel, rows, sites, near, size).astype(np.int32)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ Covariance: TypeAlias = Callable[[Any], jax.Array]
 
 #: Entries of the neighbors' covariances that are held at a time. With more, gradients compute them again.
 ENTRIES = 2**19
+#: Entries of neighbors' inputs and projections that are held at a time.
+GATHERED = 2**26
 
 
 def what_is_left(kernel: Kernel) -> Covariance:
@@ -118,13 +120,20 @@ def site_weights(
         sites = jnp.arange(num_rows(X))
     else:
         rows, mask = rows[sites], mask[sites]
-    here, there = (_at(X, at, noise_variance) for at in (sites, rows))
-    return conditional_weights(kernel, here, there, mask, jitter)
+
+    def compute(sites: jax.Array, rows: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        here, there = (_at(X, at, noise_variance) for at in (sites, rows))
+        weights, variance, used = conditional_weights(kernel, here, there, mask, jitter)
+        return weights, variance, jnp.broadcast_to(used, variance.shape)
+
+    size = rows_within(GATHERED, rows.shape[1] + 1, sum(x.shape[-1] for x in jax.tree.leaves(X)))
+    weights, variance, used = map_chunks(compute, size, sites, rows, mask)
+    return weights, variance, jnp.max(used)
 
 
 def _at(X: Any, rows: jax.Array, noise_variance: ArrayLike) -> tuple[Any, jax.Array]:
     """Sites with given numbers, and what is added to their variance."""
-    sites = jax.tree.map(lambda x: x[rows], X)
+    sites = jax.tree.map(lambda x: jnp.asarray(x)[rows], X)
     return sites, at_rows(noise_variance, rows, jax.tree.leaves(X)[0].dtype)
 
 

@@ -31,6 +31,7 @@ ALL_ROWS: dict[str, tuple[Kind, float]] = {
     "fitc": (Kind("pep"), 1.0),
     "pep": (Kind("structured-pep"), 0.8),
     "nngp": (Kind("nngp"), 1.0),
+    "vif": (Kind("vif"), 1.0),
 }
 #: Random cosines of which the simulated function is made; lengthscales start at this share of √D.
 COSINES, LENGTHSCALE = 4096, 0.7
@@ -109,20 +110,26 @@ def by_all_rows(data: RegressionSplit, method: str, args: argparse.Namespace) ->
     kind, D, evaluations = kind._replace(kernel=args.kernel), X.shape[1], 0
     logs = np.array([math.log(LENGTHSCALE * math.sqrt(D))] * D + [0.0, math.log(0.1)])
     theta = np.concatenate([logs, starting_points(X, method, args).ravel()])
-    rounds = 2 if method == "nngp" else 1
+    rounds = 2 if method in ("nngp", "vif") else 1
 
     def deadline() -> Callable[[], bool]:
         end = now() + args.budget / rounds
         return lambda: now() > end
 
+    def which() -> dict[str, Any]:
+        if method == "nngp":
+            return {"scale": np.exp(theta[:D])}
+        kernel = KERNELS[args.kernel](np.exp(theta[:D]), variance=np.exp(theta[D]))
+        return {"kernel": kernel, "inducing": theta[D + 2 :].reshape(-1, D)}
+
     def neighbors():
-        return nearest_before(X, args.neighbors, scale=np.exp(theta[:D])) if method == "nngp" else None
+        return nearest_before(X, args.neighbors, **which()) if rounds == 2 else None
 
     for _ in range(rounds):
         fit = fit_collapsed(data, neighbors(), kind, args, power, theta, deadline)
         theta, evaluations = fit.theta, evaluations + fit.evaluations
     known = neighbors()
-    near = () if known is None else (nearest(data.X_test, X, min(known.size, len(X)), scale=known.scale),)
+    near = () if known is None else (nearest(data.X_test, X, min(known.size, len(X)), **which()),)
     posterior, predict = condition(theta, X, y, known, power, kind), jax.jit(_predicted)
     return fit.value, evaluations, fit.noise, lambda: predict(posterior, data.X_test, *near), 0.0
 
@@ -204,7 +211,8 @@ A set is a file, CSV whose last column is the target, or npz with ``X`` and ``y`
 sites, short lengthscale), or a name of ``scripts/regression_sets.py``. All methods have the same kernel, with a
 lengthscale for each column, the same start, and ``--budget`` seconds of optimization after the first evaluation: L-BFGS
 on the bound or density of all rows (``exact``; ``sgpr``; ``solve``: the tight conditional with two blocks; ``fitc``;
-``pep``: structured power EP with α = .8; ``nngp``: an NNGP of the responses), or minibatches (``svgp``, ``vnngp``).""",
+``pep``: structured power EP with α = .8; ``nngp``: an NNGP of the responses;
+``vif``: inducing points and neighbors), or minibatches (``svgp``, ``vnngp``).""",
         approximation,
         {"set": ("spatial", "kin8nm", "concrete"), "split": (0,), "method": (*ALL_ROWS, "svgp", "vnngp")},
         {"rmse": ("RMSE", 3), "nlpd": ("NLPD", 3), "value": ("per row", 3), "noise": ("noise variance", 3)}
@@ -216,7 +224,7 @@ on the bound or density of all rows (``exact``; ``sgpr``; ``solve``: the tight c
         | {"budget": 1e-3, "method": ["sgpr", "vnngp"]},
         picture=("seconds", ("nlpd", "rmse")),
         note="RMSE and NLPD (negative log predictive density): of test rows, standardized target. Per row: of exact, "
-        "sgpr, solve and svgp the evidence or a lower bound, which compare with one another; of fitc, pep and nngp a "
-        "density of their own model, of vnngp a bound on that. Fit: with set-up and compilation.",
+        "sgpr, solve and svgp the evidence or a lower bound, which compare with one another; of fitc, pep, nngp, vif "
+        "a density of their own model, of vnngp a bound on that. Fit: with set-up and compilation.",
     )
 }

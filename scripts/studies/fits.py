@@ -148,7 +148,7 @@ class Kind(NamedTuple):
     def gp(self, theta, X, groups, power=1.0) -> npgp.CollapsedGP | npgp.ApproximateGP | npgp.neighbors.ResponseNNGP:
         """
         The GP at logs of D lengthscales, variance and noise variance, and inducing inputs, in one vector; if there are
-        none, all inputs are. For ``nngp`` ``groups`` are the neighbors.
+        none, all inputs are. For ``nngp`` and ``vif`` ``groups`` are the neighbors.
         """
         D = X.shape[1]
         scales = jnp.exp(theta[: D + 2])
@@ -156,6 +156,8 @@ class Kind(NamedTuple):
         if self.name == "nngp":
             return npgp.neighbors.ResponseNNGP(kernel, X, groups, **noise)
         Z = theta[D + 2 :].reshape(-1, D) if len(theta) > D + 2 else X
+        if self.name == "vif":
+            return npgp.ApproximateGP(kernel, X, Z, method="vif", neighbors=groups, **noise)
         groups = groups if self.grouped else None
         if self.name in ("prior", "tight", "grouped"):
             conditional = npgp.conditionals.Grouped(groups) if self.grouped else self.name
