@@ -79,7 +79,14 @@ class Convergence:
 
     .. code-block:: python
 
-        svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+        def curve(X, y=None):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+            f = npgp.SparseGP("f", npgp.RBF(1.0), inducing=25).draw()
+            with numpyro.plate("rows", len(X)):
+                npgp.observe("y", f(X) + effect, npgp.Gaussian(scale=0.3), obs=y)
+
+
+        svi = SVI(curve, npgp.AutoSparseGP(curve), npgp.adam(0.05), TraceMeanField_ELBO())
         roughly = [npgp.training.Arrival(tolerance=0.3, window=100)]
         convergence = npgp.fit(
             svi, key, None, X, y, callbacks=roughly, progress=False
@@ -130,7 +137,14 @@ class Arrival(Callback):
 
     .. code-block:: python
 
-        svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+        def curve(X, y=None):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+            f = npgp.SparseGP("f", npgp.RBF(1.0), inducing=25).draw()
+            with numpyro.plate("rows", len(X)):
+                npgp.observe("y", f(X) + effect, npgp.Gaussian(scale=0.3), obs=y)
+
+
+        svi = SVI(curve, npgp.AutoSparseGP(curve), npgp.adam(0.05), TraceMeanField_ELBO())
         # If .1 is more than is needed.
         arrival = npgp.training.Arrival(tolerance=0.3, window=100)
         result = npgp.fit(svi, key, None, X, y, callbacks=[arrival], progress=False)
