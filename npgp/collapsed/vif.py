@@ -120,9 +120,8 @@ class VIFPosterior(NearPosterior):
         if neighbors is not None or checks.is_traced(X):
             rows = with_neighbors(X, neighbors, self.X, self.neighbors)
             return rows.X, rows.neighbors
-        X, N = checks.inputs(X), len(self.X)
-        size = self.neighbors.size if self.neighbors.size < N - 1 else N
-        near = nearest(X, self.X, min(AMONG * size, N), scale=self.neighbors.scale)
+        X, size = checks.inputs(X), self.neighbors.size_at_new
+        near = nearest(X, self.X, min(AMONG * size, len(self.X)), scale=self.neighbors.scale)
         sites = X, jax.jit(Projector.__call__)(self.projector, X).A[0].T
         return X, jnp.asarray(most_correlated(self.projector.kernel, sites, (self.X, self.A.T), near, size))
 

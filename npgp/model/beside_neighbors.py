@@ -19,10 +19,9 @@ import jax.numpy as jnp
 from npgp import checks
 from npgp.kernels import Kernel
 from npgp.likelihoods import Gaussian, Likelihood, as_likelihood
-from npgp.linalg import gram
 from npgp.model.draw import Function
 from npgp.model.latent import Latent, Term, as_latent
-from npgp.neighbors.vecchia import conditional_weights
+from npgp.neighbors.vecchia import conditional_weights, what_is_left
 from npgp.sparse.projection import Projection
 
 __all__ = ["FunctionBesideNeighbors", "beside_neighbors"]
@@ -108,7 +107,7 @@ def _left(kernels: Sequence[Kernel]):
     """The covariance that inducing values leave, of the sum of all terms."""
 
     def covariance(points: Sequence[tuple[jax.Array, jax.Array, jax.Array]]) -> jax.Array:
-        each = (scale * (k(X) - gram(A)) * scale[:, 0] for k, (X, A, scale) in zip(kernels, points, strict=True))
+        each = (a * what_is_left(k)((X, A)) * a[:, 0] for k, (X, A, a) in zip(kernels, points, strict=True))
         return sum(each)  # type: ignore[return-value]
 
     return covariance

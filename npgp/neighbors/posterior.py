@@ -53,6 +53,14 @@ class NeighborRows:
         return new_site_weights(kernel, self.X, inducing, self.neighbors, noise_variance, jitter)
 
 
+def _like(points: jax.Array, X: ArrayLike) -> jax.Array:
+    """Inputs, checked, with as many columns as the points with values have."""
+    X = checks.concrete_inputs(X)
+    if X.shape[1] != points.shape[1]:
+        raise ValueError(f"X has {X.shape[1]} columns; the points with values have {points.shape[1]}.")
+    return X
+
+
 def with_neighbors(
     X: ArrayLike, neighbors: ArrayLike | None, inducing: jax.Array, inducing_neighbors: Neighbors
 ) -> NeighborRows:
@@ -69,14 +77,10 @@ def with_neighbors(
             "X is traced, so its neighbors cannot be found: pass those of npgp.neighbors.nearest(X, Z, k) beside X, "
             "f(X, neighbors)."
         )
-    X = checks.concrete_inputs(X)
-    points = inducing.shape[0]
-    if X.shape[1] != inducing.shape[1]:
-        raise ValueError(f"X has {X.shape[1]} columns; the points with values have {inducing.shape[1]}.")
+    X = _like(inducing, X)
     if neighbors is None:
-        size = inducing_neighbors.size
-        neighbors = nearest(X, inducing, size if size < points - 1 else points, scale=inducing_neighbors.scale)
-    neighbors = jnp.asarray(checks.row_numbers(neighbors, "neighbors", points, ndim=2))
+        neighbors = nearest(X, inducing, inducing_neighbors.size_at_new, scale=inducing_neighbors.scale)
+    neighbors = jnp.asarray(checks.row_numbers(neighbors, "neighbors", inducing.shape[0], ndim=2))
     if neighbors.shape[0] != X.shape[0] or not neighbors.shape[1]:
         raise ValueError(f"neighbors has shape {neighbors.shape}; it must be ({X.shape[0]}, k), k for each row of X.")
     return NeighborRows(X, neighbors)
@@ -111,10 +115,9 @@ class NearPosterior(FunctionPosterior):
         """New inputs with the nearest points and new inputs before them; ``None`` where values are independent."""
         if neighbors is not None or isinstance(X, Functionals) or checks.is_traced(X):
             return None
-        X, (points, before) = checks.inputs(X), self._points()
-        if X.shape[1] != points.shape[1]:
-            raise ValueError(f"X has {X.shape[1]} columns; the points with values have {points.shape[1]}.")
-        size = before.size if before.size < len(points) - 1 else len(points) + len(X) - 1
+        points, before = self._points()
+        X, size = _like(points, X), before.size_at_new
+        size += len(X) - 1 if size == before.num_sites else 0
         return X, nearest_jointly(X, points, size, before.scale)
 
     def covariance(self, X: RowsLike, *, neighbors: ArrayLike | None = None) -> jax.Array:

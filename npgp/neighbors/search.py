@@ -91,6 +91,11 @@ class Neighbors:
         """N."""
         return self.order.shape[0]
 
+    @property
+    def size_at_new(self) -> int:
+        """How many neighbors new sites have: k, or all sites where the last site had all before it."""
+        return self.size if self.size < self.num_sites - 1 else self.num_sites
+
 
 def nearest_before(
     X: ArrayLike,
@@ -193,9 +198,10 @@ def nearest_jointly(
     there = np.isfinite(np.take_along_axis(distances, chosen, axis=1))
     found = np.take_along_axis(np.concatenate([old, N + before], axis=1), chosen, axis=1)
     is_new = there & (found >= N)
-    neighbors = _in_order(order, np.where(is_new, found - N, 0), is_new, size, scale)
+    places = np.where(is_new, found - N, 0)
+    neighbors = _in_order(order, places, is_new, size, scale)
     near, mask = np.zeros(found.shape, np.int32), np.zeros(found.shape, bool)
-    near[order] = np.where(found >= N, N + order[np.where(is_new, found - N, 0)], found)
+    near[order] = np.where(found >= N, N + order[places], found)
     mask[order] = there
     return near, mask, neighbors
 
