@@ -9,7 +9,7 @@ from npgp.collapsed.lengthscales import ShorterLengthscales
 from npgp.collapsed.points import EnoughPoints, enough_points
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
-from npgp.collapsed.vif import VIFPosterior
+from npgp.collapsed.vif import VecchiaNoise, VIFPosterior
 from npgp.variational.row_sites import Sites
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Sites",
     "UncertainInputGP",
     "VIFPosterior",
+    "VecchiaNoise",
     "certificate",
     "collapsed_bound",
     "enough_points",

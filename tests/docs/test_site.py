@@ -91,7 +91,7 @@ def test_every_block_of_pages_and_docstrings_is_collected():
 #: What functions return: nobody makes one, and the functions' examples have them.
 RETURNED = {
     "npgp.collapsed": """Advice DegeneratePosterior EnoughPoints ExpectedProjection GroupNoise PsiStatistics RowNoise
-        ShorterLengthscales VIFPosterior""",
+        ShorterLengthscales VecchiaNoise VIFPosterior""",
     "npgp.conditionals": "Gain",
     "npgp.functionals": "Piece",
     "npgp.gplvm": "CanonicalLatents RowNormal",
