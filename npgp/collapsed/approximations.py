@@ -24,16 +24,17 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
+from npgp.collapsed.any_likelihood import Estimate, estimate
 from npgp.collapsed.vif import VecchiaNoise, VIFPosterior
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
@@ -41,10 +42,12 @@ from npgp.features import InducingBlock, Points
 from npgp.functionals.rows import Functionals, RowsLike, as_rows
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
-from npgp.likelihoods import Gaussian
+from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.neighbors.search import Neighbors, neighbors_of
+from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
+from npgp.programs.compiled import STEPS, one_program
 from npgp.pytrees import pytree
 from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
@@ -56,15 +59,17 @@ from npgp.variational.posterior import Posterior
 __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
 
 Method = Literal["sor", "dtc", "fitc", "pitc", "vif", "pep", "structured-pep"]
+#: Warn if a further step of a search would move the posterior by more nats than this.
+WARN_KL_GAP = 1e-2
 #: Methods that have a power, and those that may have groups.
 POWERS, GROUPED = ("pep", "structured-pep"), ("pitc", "pep", "structured-pep")
 
 
 class ApproximateGP(JointDensity, Stackable):
     """
-    Gaussian-noise observations of a GP under a classical approximation: ``log_prob(y)`` is the exact log density of an
-    approximate model, or power EP's estimate of the log evidence; **not a bound** on it. For NUTS, L-BFGS or SVI over
-    hyperparameters and inducing inputs:
+    Observations of a GP with Gaussian noise under a classical approximation: ``log_prob(y)`` is the exact log density
+    of an approximate model, or power EP's estimate of the log evidence; **not a bound** on it. For NUTS, L-BFGS or SVI
+    over hyperparameters and inducing inputs:
 
     .. code-block:: python
 
@@ -87,7 +92,9 @@ class ApproximateGP(JointDensity, Stackable):
       covariance within blocks. One block of all rows is the exact GP at these rows; blocks of one row are FITC.
     - ``"vif"``, Vecchia-inducing-points full-scale approximation (Gyger, Furrer & Sigrist 2025): each row keeps its
       residual covariance with its neighbors. It has what inducing points know, of far away, and what neighbors know.
-      With all rows before it for neighbors it is the GP; O(N k (k² + M)) more than FITC for k neighbors.
+      With all rows before it for neighbors it is the GP; O(N k (k² + M)) more than FITC for k neighbors. For other
+      likelihoods than Gaussian noise each row has a Gaussian pseudo-observation, which a search finds (docs/theory.md,
+      section 5.7); ``log_prob`` is an estimate of the log evidence then.
     - ``"pep"``, power EP (Bui, Yan & Turner 2017) at its fixed point, row by row or within blocks: ``power=1`` is FITC
       or PITC, and small powers are near SGPR's bound, the conditional ``prior``.
     - ``"structured-pep"``, power EP where the residual's posterior is not the prior's (the idea: Bui & Titsias 2025;
@@ -97,7 +104,7 @@ class ApproximateGP(JointDensity, Stackable):
     :param kernel: the kernel.
     :param X: training inputs, shape (N, D), or functionals.
     :param inducing: Z of shape (M, D), or a block of features. A list of arrays means all their points together.
-    :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``.
+    :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``; for ``"vif"`` any of one latent value.
     :param noise_variance: in its stead σ², a scalar or one for each row (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,). Add its values at new
         inputs to predictions.
@@ -109,7 +116,9 @@ class ApproximateGP(JointDensity, Stackable):
     :param neighbors: for ``"vif"`` at inputs, and it needs them: made of X by :func:`npgp.neighbors.nearest_before`,
         best with ``kernel=`` and ``inducing=``; or their number, 10 to 30 for most data, to be found here by distance.
     :param jitter: relative jitter tried first.
-    :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for blocks of
+    :raises TypeError: for another likelihood than Gaussian noise and another method than ``"vif"``.
+    :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, a likelihood of
+        several latent values, for blocks of
         features other than points in a list, for a power outside (0, 1], missing or with a method that has none, and
         for groups of other rows or with a method that has none.
     """
@@ -117,7 +126,7 @@ class ApproximateGP(JointDensity, Stackable):
     support = constraints.real_vector
     reparametrized_params: list[str] = []
     counted = "X"
-    pytree_data_fields = ("kernel", "X", "block", "noise_variance", "offset", "groups", "neighbors", "power")
+    pytree_data_fields = ("kernel", "X", "block", "likelihood", "offset", "groups", "neighbors", "power")
     pytree_aux_fields = ("method", "jitter")
 
     def __init__(
@@ -138,7 +147,12 @@ class ApproximateGP(JointDensity, Stackable):
     ):
         if method not in get_args(Method):
             raise ValueError(f"method is {method!r}; it must be one of {', '.join(map(repr, get_args(Method)))}.")
-        noise_variance = likelihood_or_noise(likelihood, noise_variance).variance
+        self.likelihood: Likelihood = likelihood_or_noise(likelihood, noise_variance, only_gaussian=method != "vif")
+        if self.likelihood.num_latents > 1:
+            raise ValueError(
+                f"likelihood is {self.likelihood.described}, which has {self.likelihood.num_latents} latent values a "
+                "row; method 'vif' is for one."
+            )
         _check_power(method, power)
         self.kernel = as_kernel(kernel)
         self.X = as_rows(X)
@@ -150,9 +164,9 @@ class ApproximateGP(JointDensity, Stackable):
                 raise ValueError(f"X {what}, so it gives no blocks: pass groups=npgp.sparse.median_split(X, size).")
             groups = kmeans_groups(known_key(), X, self.block.size)
         _check_groups(method, groups, rows)
-        checks.require_per_row(noise_variance, "noise_variance", rows)
+        if isinstance(self.likelihood, Gaussian):
+            checks.require_per_row(self.likelihood.variance, "noise_variance", rows)
         checks.require_per_row(offset, "offset", rows)
-        self.noise_variance = noise_variance
         self.offset = offset
         self.method = method
         self.power = power
@@ -172,31 +186,65 @@ class ApproximateGP(JointDensity, Stackable):
         super().__init__((), (rows,), validate_args=validate_args)
         self.count_axes()
 
+    @property
+    def noise_variance(self) -> ArrayLike:
+        """σ² of Gaussian noise."""
+        if not isinstance(self.likelihood, Gaussian):
+            raise AttributeError(f"noise_variance: the likelihood is {type(self.likelihood).__name__}, not Gaussian.")
+        return self.likelihood.variance
+
     @per_stacked
     def log_prob(self, value):
-        """The method's log density of observations y of shape (..., N): (...)."""
-        value = checks.observations(value, self.event_shape[0])
-        _, projection, noise, cost = self._project()
-        scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
-        y = noise.whiten(value - self.offset)
-        log_det = noise.log_determinant() + linalg.log_determinant(scaled.factor(0))
-        square = jnp.sum(jnp.square(y), -1) - scaled.explained(y)
-        return -0.5 * (square + log_det + y.shape[-1] * math.log(2.0 * math.pi)) - cost
+        """The method's log density of observations y of shape (..., N), or its estimate: (...)."""
+        rows = self._observations(value)
+        projector, projection = self._projected()
+        if isinstance(self.likelihood, Gaussian):
+            noise, cost = self._noise(projector, projection, self.likelihood.variance)
+            return _log_density(projection, noise, rows.y - self.offset) - cost
 
-    def _project(self) -> tuple[Projector, Projection, Noise, jax.Array]:
-        """The projector and the rows' projection, Λ, and what is taken off the log density."""
+        def density(y: jax.Array) -> jax.Array:
+            return self._estimate(projector, projection, replace(rows, y=y)).log_density
+
+        return jnp.vectorize(density, signature="(n)->()")(rows.y)
+
+    def _observations(self, y: Any) -> Observations:
+        shape, dtype = (..., *self.event_shape), self.X.dtype
+        return Observations.of(y, self.likelihood, shape, offset=self.offset, dtype=dtype)
+
+    def _projected(self) -> tuple[Projector, Projection]:
         projector = factorize(self.kernel, (self.block,), self.jitter)
-        projection = projector(self.X)
-        variance = jnp.broadcast_to(jnp.asarray(self.noise_variance, self.X.dtype), self.X.shape[:1])
+        return projector, projector(self.X)
+
+    def _noise(self, projector: Projector, projection: Projection, variance: Any) -> tuple[Noise, jax.Array]:
+        """Λ for noise of a variance, and what is taken off the log density."""
+        variance = jnp.broadcast_to(jnp.asarray(variance, self.X.dtype), self.X.shape[:1])
+        none = jnp.zeros((), variance.dtype)
         if self.method in ("sor", "dtc"):
-            return projector, projection, RowNoise(jnp.sqrt(variance)), jnp.zeros((), variance.dtype)
-        if self.neighbors is not None and isinstance(self.X, jax.Array):
-            noise = VecchiaNoise.of(projector, self.X, projection, self.neighbors, variance)
-            return projector, projection, noise, jnp.zeros((), variance.dtype)
+            return RowNoise(jnp.sqrt(variance)), none
+        if self.neighbors is not None:
+            assert isinstance(self.X, jax.Array)
+            return VecchiaNoise.of(projector, self.X, projection, self.neighbors, variance), none
         residual = residual_of(projector, self.X, projection, (True,), self.groups)
         # FITC and PITC are power EP with the power 1, structured or not.
         power = jnp.asarray(1.0 if self.power is None else self.power, variance.dtype)
-        return projector, projection, *_power_ep(residual, variance, power, self.method == "structured-pep")
+        return _power_ep(residual, variance, power, self.method == "structured-pep")
+
+    def _estimate(self, projector: Projector, projection: Projection, rows: Observations) -> Estimate:
+        """Of VIF under any likelihood, with the pseudo-observations that stand for the rows."""
+
+        def gaussian(arrays: tuple[Projector, Projection], y: jax.Array, variance: jax.Array) -> Any:
+            noise, _ = self._noise(*arrays, variance)
+            posterior = self._vif_posterior(*arrays, noise, y, variance)
+            return _log_density(arrays[1], noise, y), posterior.at_points
+
+        return estimate(gaussian, (projector, projection), rows, projection.prior_variance)
+
+    def _vif_posterior(
+        self, projector: Projector, projection: Projection, noise: Noise, y: jax.Array, variance: jax.Array
+    ) -> VIFPosterior:
+        (q,) = gaussian_optimum(_whitened(projection, noise), noise.whiten(y), 1.0, ("dense",))
+        assert self.neighbors is not None and isinstance(self.X, jax.Array)
+        return VIFPosterior(projector, q, self.X, projection.A[0], y, self.neighbors, variance)
 
     def sample(self, key, sample_shape=()):
         """
@@ -204,16 +252,18 @@ class ApproximateGP(JointDensity, Stackable):
         the model, and has the draws of FITC or PITC, rows or blocks of which are as the GP's.
         """
         checks.random_key(key, advice=checks.WITHOUT_SEED)
+        model = self
         if self.method in POWERS:
             model = copy.copy(self)
             model.power = 1.0
-            _, projection, noise, _ = model._project()
-        else:
-            _, projection, noise, _ = self._project()
+        variance = self.likelihood.variance if isinstance(self.likelihood, Gaussian) else 0.0
+        projector, projection = self._projected()
+        noise, _ = model._noise(projector, projection, variance)
         (A,) = projection.A
-        shape, keys = sample_shape + self.batch_shape, jax.random.split(key)
+        shape, keys = sample_shape + self.batch_shape, jax.random.split(key, 3)
         f = linalg.matmul(jax.random.normal(keys[0], (*shape, A.shape[0]), A.dtype), A)
-        return self.offset + f + noise.color(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
+        values = self.offset + f + noise.color(jax.random.normal(keys[1], shape + self.event_shape, A.dtype))
+        return values if isinstance(self.likelihood, Gaussian) else self.likelihood.sample(keys[2], values)
 
     def condition(self, y: ArrayLike) -> Posterior | DegeneratePosterior | VIFPosterior:
         """
@@ -223,18 +273,35 @@ class ApproximateGP(JointDensity, Stackable):
 
         :return: a :class:`npgp.variational.Posterior`; for ``"sor"``, whose functions have no residual,
             a :class:`DegeneratePosterior`; for ``"vif"`` a :class:`VIFPosterior`.
-        :raises ValueError: if y has NaN or another number of rows.
+        :raises ValueError: if y has NaN or another number of rows, or is not possible for the likelihood; for several
+            outputs, where noise is not Gaussian.
         """
-        y = checks.observations(y, self.event_shape[0], self.X.dtype)
-        projector, projection, noise, _ = self._project()
-        whitened = _whitened(projection, noise)
-        (q,) = gaussian_optimum(whitened, noise.whiten(y - self.offset), 1.0, ("dense",))
-        if self.method == "sor":
-            return DegeneratePosterior(projector, q)
-        if self.neighbors is not None and isinstance(self.X, jax.Array):
-            (A,), noise_variance = projection.A, jnp.asarray(self.noise_variance, self.X.dtype)
-            return VIFPosterior(projector, q, self.X, A, y - self.offset, self.neighbors, noise_variance)
-        return Posterior(projector, (q,))
+        rows = self._observations(y)
+        if not isinstance(self.likelihood, Gaussian) and rows.y.ndim > 1:
+            raise ValueError(f"y has shape {rows.y.shape}; condition takes one of {self.event_shape} of these.")
+        posterior, kl_gap = one_program(lambda: self._conditioned(rows), options=STEPS)
+        if not checks.is_traced(kl_gap) and not float(kl_gap) < WARN_KL_GAP:
+            warnings.warn(
+                f"ApproximateGP: where the search ended another step would move the posterior by {float(kl_gap):.2g} "
+                "nats; use float64.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return posterior
+
+    def _conditioned(self, rows: Observations) -> tuple[Any, jax.Array]:
+        """The posterior, and what a search leaves to go."""
+        projector, projection = self._projected()
+        kl_gap = jnp.zeros((), self.X.dtype)
+        if isinstance(self.likelihood, Gaussian):
+            y, variance = rows.y - self.offset, self.likelihood.variance
+        else:
+            _, y, variance, kl_gap = self._estimate(projector, projection, rows)
+        noise, _ = self._noise(projector, projection, variance)
+        if self.method == "vif":
+            return self._vif_posterior(projector, projection, noise, y, jnp.asarray(variance, y.dtype)), kl_gap
+        (q,) = gaussian_optimum(_whitened(projection, noise), noise.whiten(y), 1.0, ("dense",))
+        return DegeneratePosterior(projector, q) if self.method == "sor" else Posterior(projector, (q,)), kl_gap
 
     def log_likelihood(self, y: ArrayLike) -> jax.Array:
         """
@@ -243,7 +310,16 @@ class ApproximateGP(JointDensity, Stackable):
         How well the posterior fits the data it has seen; not for LOO.
         """
         mean, variance = self.condition(y).mean_and_variance(self.X)
-        return dist.Normal(mean + self.offset, jnp.sqrt(variance + self.noise_variance)).log_prob(jnp.asarray(y))
+        return self.likelihood.log_marginal(jnp.asarray(y, mean.dtype), mean + self.offset, variance)
+
+
+def _log_density(projection: Projection, noise: Noise, y: jax.Array) -> jax.Array:
+    """``log N(y; 0, Q + Λ)``."""
+    scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
+    y = noise.whiten(y)
+    log_det = noise.log_determinant() + linalg.log_determinant(scaled.factor(0))
+    square = jnp.sum(jnp.square(y), -1) - scaled.explained(y)
+    return -0.5 * (square + log_det + y.shape[-1] * math.log(2.0 * math.pi))
 
 
 def _together(blocks: tuple[InducingBlock, ...]) -> InducingBlock:

@@ -104,6 +104,11 @@ class VIFPosterior(NearPosterior):
         """Shape of the batch of outputs."""
         return self.y.shape[:-1]
 
+    def at_points(self) -> tuple[jax.Array, jax.Array]:
+        """Means and variances of f at the training inputs."""
+        assert self.neighbors.around is not None
+        return self._moments((self.X, jnp.asarray(self.neighbors.around)))
+
     def _points(self) -> tuple[jax.Array, Neighbors]:
         return self.X, self.neighbors
 

@@ -121,7 +121,10 @@ def _checked(
     values, y = as_latent(neighbors[0], "neighbors of observe"), checks.real(neighbors[1], f"{name}: neighbors' y")
     of_neighbors = as_likelihood(neighbors[2]) if len(neighbors) == 3 else likelihood
     if not isinstance(likelihood, Gaussian) or not isinstance(of_neighbors, Gaussian):
-        raise ValueError(f"{name}: neighbors are for Gaussian noise, and the likelihood is {likelihood.described}.")
+        raise ValueError(
+            f"{name}: neighbors are for Gaussian noise, and the likelihood is {likelihood.described}. For others take "
+            'npgp.ApproximateGP(method="vif"), or a VNNGP of what inducing points leave, npgp.sparse.split_kernel.'
+        )
     if len(latent.shape) != 1 or jnp.ndim(y) != 2 or values.shape != (jnp.size(y),) or len(y) != latent.shape[0]:
         raise ValueError(
             f"{name}: neighbors are values of shape {values.shape} and observations of shape {jnp.shape(y)} for rows "

@@ -9,7 +9,7 @@ O(N k). Among more than are wanted, found so, a kernel chooses those that are mo
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import jax
@@ -77,6 +77,7 @@ class Neighbors:
     :param waves: sites that can be computed together.
     :param size: k, as it was given.
     :param scale: the units of distances, () or (D,).
+    :param around: of each site the nearest of all, itself among them, (N, K + 1) int32; of all sites but new ones.
     """
 
     order: Array
@@ -85,6 +86,7 @@ class Neighbors:
     waves: Waves
     size: int = field(metadata={"static": True})
     scale: ArrayLike = 1.0
+    around: Array | None = None
 
     @property
     def num_sites(self) -> int:
@@ -145,7 +147,12 @@ def nearest_before(
         kernel = as_kernel(kernel)
         sites = with_projections(kernel, checks.concrete_inputs(X)[order], inducing)
         positions = most_correlated(kernel, sites, sites, positions, K, before=number)
-    return _in_order(order, positions, np.arange(K) < number[:, None], size, scale)
+    neighbors = _in_order(order, positions, np.arange(K) < number[:, None], size, scale)
+    around = _nearest(points, points, K + 1).astype(np.int32)
+    itself = np.arange(N, dtype=np.int32)
+    absent = ~np.any(around == itself[:, None], axis=1)  # where more sites than that are the same
+    around[absent, -1] = itself[absent]
+    return replace(neighbors, around=around)
 
 
 def _in_order(

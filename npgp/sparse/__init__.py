@@ -4,14 +4,17 @@ from npgp.sparse.groups import Groups, Tree, consecutive, default_size, kmeans_g
 from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projection, Projector, factorize
 from npgp.sparse.residuals import GroupResidual, Residual, RowResidual, residual_of
+from npgp.sparse.split import LowRankKernel, ResidualKernel, split_kernel
 
 __all__ = [
     "GroupResidual",
     "Groups",
+    "LowRankKernel",
     "Members",
     "Projection",
     "Projector",
     "Residual",
+    "ResidualKernel",
     "RowResidual",
     "Tree",
     "consecutive",
@@ -22,4 +25,5 @@ __all__ = [
     "median_split",
     "residual_of",
     "single",
+    "split_kernel",
 ]

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.likelihoods import Likelihood
@@ -94,10 +95,22 @@ class _Solved(NamedTuple):
     factors: tuple[Any, ...]  # of each S_i⁻¹, (..., M, M), or its diagonal's root (..., M); None if it is mean-only
 
 
-class _State(NamedTuple):
+class Stationary(NamedTuple):
+    """
+    Where a search is.
+
+    :param sites: the sites.
+    :param target: where a whole step leads.
+    :param solved: the posterior that the sites give.
+    :param mean: its means of rows.
+    :param variance: their variances.
+    :param kl: its KL divergence from the prior, (...).
+    :param elbo: the ELBO, of all together.
+    """
+
     sites: Sites
-    target: Sites  # where a whole step leads
-    solved: _Solved
+    target: Sites
+    solved: Any
     mean: jax.Array
     variance: jax.Array
     kl: jax.Array
@@ -113,41 +126,69 @@ def search(
     tolerance: float,
 ) -> Found:
     """
-    Go from given sites to the best q(ε), by steps that never lower the ELBO.
+    :func:`search_sites` for the best q(ε).
+
+    :param A: the blocks' projections, (..., M_i, N).
+    :param kinds: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
+    """
+
+    def solve(sites: Sites) -> tuple[_Solved, tuple[jax.Array, jax.Array, jax.Array]]:
+        solved = _solve(A, kinds, sites)
+        return solved, _moments(A, kinds, sites, solved)
+
+    state, kl_gap = search_sites(solve, expected, init_sites, max_steps, tolerance)
+    q, cross_covariances = _blocks(A, kinds, state.solved), _cross_covariances(A, kinds, state.solved)
+    return Found(q, cross_covariances, state.kl, state.target, kl_gap)
+
+
+def search_sites(
+    solve: Callable[[Sites], tuple[Any, tuple[jax.Array, jax.Array, jax.Array]]],
+    expected: Expected,
+    init_sites: Sites,
+    max_steps: int,
+    tolerance: float,
+    *,
+    slack: float | None = None,
+    least: ArrayLike = -jnp.inf,
+) -> tuple[Stationary, jax.Array]:
+    """
+    Go from given sites to the best ones, by steps that never lower the ELBO.
 
     The first step has the rate 1, at which it ends for Gaussian noise, and the others what the step before suggests, at
     most 1; each is halved until it does not lower the ELBO. The search does not begin at the prior: from where the data
     are far from what that expects, natural gradients lead astray. It goes there if the ELBO cannot be computed at the
     given sites.
 
-    :param A: the blocks' projections, (..., M_i, N).
-    :param kinds: ``"dense"``, ``"diagonal"`` or ``"mean-only"`` for each block.
+    :param solve: from sites, the posterior that they give; its means and variances of rows, (..., N), and its KL
+        divergence from the prior, (...).
     :param expected: the rows' terms of the ELBO, summed.
     :param init_sites: sites (..., N) to begin with, as :func:`working_sites` finds them.
     :param max_steps: most steps.
-    :param tolerance: ends when a step would move q(ε) by no more nats than this.
+    :param tolerance: ends when a step would move the posterior by no more nats than this.
+    :param slack: a step may lower the ELBO by so much, relative to it; what may be rounding if omitted.
+    :param least: least precision of a site.
+    :return: its end, and the nats by which a further step would move the posterior.
     """
     value_and_slopes = jax.value_and_grad(expected, argnums=(0, 1))
 
-    def at(sites: Sites) -> _State:
-        solved = _solve(A, kinds, sites)
-        mean, variance, kl = _moments(A, kinds, sites, solved)
+    def at(sites: Sites) -> Stationary:
+        solved, (mean, variance, kl) = solve(sites)
         value, (slope, by_variance) = value_and_slopes(mean, variance)
-        precision = -2.0 * by_variance
-        return _State(
+        precision = jnp.maximum(-2.0 * by_variance, least)
+        return Stationary(
             sites, Sites(precision, slope + precision * mean), solved, mean, variance, kl, value - jnp.sum(kl)
         )
 
     def step(carry):
         count, state, rate, before = carry
         first = count == 0  # to the given sites, from nowhere: here, so that the ELBO is in the program once
-        slack = ROUNDING * jnp.finfo(state.elbo.dtype).eps * jnp.abs(state.elbo)
+        fall = (ROUNDING * jnp.finfo(state.elbo.dtype).eps if slack is None else slack) * jnp.abs(state.elbo)
 
         def halve(tried):
             halvings, rate, new, _ = tried
             new = at(state.sites.towards(state.target, rate))
             # Where the ELBO cannot be computed at the start, any at which it can be is better.
-            ok = jnp.isfinite(new.elbo) & ~(new.elbo < state.elbo - slack)
+            ok = jnp.isfinite(new.elbo) & ~(new.elbo < state.elbo - fall)
             return halvings + 1, 0.5 * rate, new, first | ok
 
         def again(tried):
@@ -160,7 +201,7 @@ def search(
         computed = jnp.isfinite(new.elbo)
         new = new._replace(target=jax.tree.map(lambda x: jnp.where(first & ~computed, 0.0, x), new.target))
         # The ELBO no longer increases beyond rounding: slopes of a quadrature are not exactly its values'.
-        stalled = ~first & (new.elbo <= state.elbo + slack) & (kl_gap >= SHORTER * before)
+        stalled = ~first & (new.elbo <= state.elbo + fall) & (kl_gap >= SHORTER * before)
         state = jax.tree.map(lambda a, b: jnp.where(ok, a, b), new, state)
         return jnp.where(ok & ~stalled, count + 1, max_steps + 1), state, rate, kl_gap
 
@@ -171,8 +212,7 @@ def search(
     nowhere = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(at, init_sites))
     nowhere = nowhere._replace(target=init_sites, elbo=-jnp.inf * one)
     _, state, _, kl_gap = lax.while_loop(unfinished, step, (0, nowhere, one, jnp.inf * one))
-    q, cross_covariances = _blocks(A, kinds, state.solved), _cross_covariances(A, kinds, state.solved)
-    return Found(q, cross_covariances, state.kl, state.target, kl_gap)
+    return state, kl_gap
 
 
 def working_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, variance: jax.Array, offset) -> Sites:
@@ -230,14 +270,14 @@ def expected_sites(likelihood: Likelihood, y: jax.Array, mean: jax.Array, varian
     return lax.fori_loop(0, MODE_ITERATIONS, step, first)
 
 
-def _next_rate(old: _State, new: _State, taken: jax.Array) -> jax.Array:
+def _next_rate(old: Stationary, new: Stationary, taken: jax.Array) -> jax.Array:
     """
     The rate at which the last step, in its own direction, would have reached its target (Barzilai & Borwein 1988).
 
     Where rows are far from Gaussian, or an observation has several latent values, steps of rate 1 can go to and fro.
     """
 
-    def left(state: _State) -> tuple[jax.Array, jax.Array]:
+    def left(state: Stationary) -> tuple[jax.Array, jax.Array]:
         precision = state.target.precision - state.sites.precision
         return state.target.shift - state.sites.shift - precision * state.mean, precision
 
@@ -248,7 +288,7 @@ def _next_rate(old: _State, new: _State, taken: jax.Array) -> jax.Array:
     return jnp.where(after < before, jnp.clip(rate, LEAST_RATE, 1.0), 1.0)
 
 
-def _length(old: _State, new: _State) -> jax.Array:
+def _length(old: Stationary, new: Stationary) -> jax.Array:
     """
     The KL divergence between two q(ε), to second order: half of its two directions' sum.
 

@@ -37,19 +37,23 @@ ALL_ROWS: dict[str, tuple[Kind, float]] = {
 COSINES, LENGTHSCALE = 4096, 0.7
 
 
-def simulate(rows: int, lengthscale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """
-    Sites of the unit square and noisy values of a function of variance 1 there, noise variance .1.
-
-    The function is a sum of random cosines whose covariance is Matérn-3/2: no method's own prior is favored.
-    """
-    rng = np.random.default_rng(seed)
-    X = rng.uniform(size=(rows, 2))
+def matern_draw(rng: np.random.Generator, X: np.ndarray, lengthscale: float) -> np.ndarray:
+    """A sum of random cosines, whose covariance is Matérn-3/2 of variance 1, at sites (N, 2)."""
     # The spectral density of Matérn-3/2 is that of a Student-t with three degrees of freedom.
     frequencies = rng.normal(size=(COSINES, 2)) * np.sqrt(3.0 / rng.chisquare(3, COSINES))[:, None] / lengthscale
     phases = rng.uniform(0.0, 2.0 * np.pi, COSINES)
-    parts = np.array_split(X, -(-rows // 2000))
-    f = np.concatenate([np.cos(part @ frequencies.T + phases).sum(1) for part in parts]) * math.sqrt(2.0 / COSINES)
+    parts = np.array_split(X, -(-len(X) // 2000))
+    return np.concatenate([np.cos(part @ frequencies.T + phases).sum(1) for part in parts]) * math.sqrt(2.0 / COSINES)
+
+
+def simulate(rows: int, lengthscale: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Sites of the unit square and noisy values of a function of variance 1 there, noise variance .1. That is no draw from
+    a GP, though nearly one: no method's own prior is favored.
+    """
+    rng = np.random.default_rng(seed)
+    X = rng.uniform(size=(rows, 2))
+    f = matern_draw(rng, X, lengthscale)
     return X, f + math.sqrt(0.1) * rng.normal(size=rows)
 
 

@@ -97,7 +97,7 @@ RETURNED = {
     "npgp.gplvm": "CanonicalLatents RowNormal",
     "npgp.inducing": "LevelChoice",
     "npgp.neighbors": "MeanFieldNormal NearPosterior NeighborPosterior VecchiaFactor Waves",
-    "npgp.sparse": "GroupResidual RowResidual Tree",
+    "npgp.sparse": "GroupResidual LowRankKernel ResidualKernel RowResidual Tree",
     "npgp.training": "Best CollapsedFit Info LBFGSResult PosteriorCheck",
     "npgp.variational": """BlockNormal CorrectedPosterior Decomposition FunctionPosterior JointBlock MixedPaths
         MixedPosterior Mixture Paths ScaledProjection""",

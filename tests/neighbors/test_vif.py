@@ -12,6 +12,7 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from numpyro.infer.util import log_density
+from scipy import special
 
 import npgp
 from npgp.neighbors import ResponseNNGP, nearest, nearest_before, vecchia
@@ -85,8 +86,9 @@ def test_limits_are_fitc_the_response_nngp_and_the_gp(float64):
 
 def test_draws_have_its_covariance(float64):
     """What colors its noise is a root of its covariance, less what the inducing values explain."""
-    _, projection, noise, _ = vif()._project()
-    A = np.asarray(projection.A[0])
+    gp = vif()
+    projector, projection = gp._projected()
+    A, (noise, _) = np.asarray(projection.A[0]), gp._noise(projector, projection, NOISE)
     root = np.asarray(noise.color(jnp.eye(N)))
     np.testing.assert_allclose(A.T @ A + root.T @ root, covariance(NEAR), atol=1e-9)
     assert vif().sample(jax.random.key(0), (3,)).shape == (3, N)
@@ -111,6 +113,65 @@ def test_float32(float64):
     ).log_prob(Y.astype(np.float32))  # fmt: skip
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+# ---------------------------------------------------------------- any likelihood
+
+
+COUNTS, EFFECT = np.random.default_rng(8).poisson(1.5, N), 0.3 * T
+
+
+def counts(near, l=0.9, likelihood=None):
+    kernel, likelihood = npgp.Matern32(l, variance=1.3), likelihood or npgp.Poisson()
+    return npgp.ApproximateGP(kernel, X, Z, likelihood, method="vif", neighbors=near, offset=EFFECT)
+
+
+def best_gaussian(lengthscale):
+    """Of Poisson counts the ELBO at the best Gaussian q(f), and q(f) at new inputs, by dense algebra."""
+    kernel = functools.partial(oracles.stationary, "Matern32", lengthscale=lengthscale, variance=1.3)
+    K, mean, variance = kernel(X, X), np.zeros(N), np.full(N, 1.3)
+    for _ in range(60):
+        rate = np.exp(mean + EFFECT + variance / 2)
+        y, noise = mean + (COUNTS - rate) / rate, 1 / rate
+        mean, S = oracles.gp_posterior(K, K, K, y, noise)
+        variance = np.diag(S)
+    expected = COUNTS * (mean + EFFECT) - np.exp(mean + EFFECT + variance / 2) - special.gammaln(COUNTS + 1.0)
+    solved = np.linalg.solve(K, np.stack([mean, *S], axis=1))
+    kl = (np.trace(solved[:, 1:]) + mean @ solved[:, 0] - N + np.linalg.slogdet(K)[1] - np.linalg.slogdet(S)[1]) / 2
+    return np.sum(expected) - kl, oracles.gp_posterior(K, kernel(NEW, X), kernel(NEW, NEW), y, noise)
+
+
+def test_counts_with_all_rows_as_neighbors_are_of_the_gp(float64):
+    whole = nearest_before(X, N - 1)
+    value, slope = jax.jit(jax.value_and_grad(lambda l: counts(whole, l).log_prob(COUNTS)))(0.9)
+    np.testing.assert_allclose(value, best_gaussian(0.9)[0], rtol=1e-6)
+    known = (best_gaussian(0.901)[0] - best_gaussian(0.899)[0]) / 0.002
+    np.testing.assert_allclose(slope, known, atol=0.02)  # the search ends at 1e-4 nats, and this by the root of it
+
+
+def test_counts_with_some_neighbors_are_near_the_gp(float64):
+    gp = counts(nearest_before(X, 10))
+    posterior, (_, (known, cov)) = gp.condition(COUNTS), best_gaussian(0.9)
+    variance = np.diag(cov)
+    mean, found = posterior.mean_and_variance(NEW)
+    np.testing.assert_allclose((mean - known) / np.sqrt(variance), 0.0, atol=0.15)
+    np.testing.assert_allclose(found, variance, rtol=0.1)
+    # Where the search ends, pseudo-observations are those of its moments.
+    mean, variance = posterior.at_points()
+    rate = np.exp(mean + EFFECT + variance / 2)
+    np.testing.assert_allclose(posterior.noise_variance, 1 / rate, rtol=1e-2)
+    np.testing.assert_allclose(posterior.y, mean + (COUNTS - rate) / rate, atol=1e-2)
+    with pytest.raises(ValueError, match="condition takes one of \\(40,\\)"):
+        gp.condition(np.stack([COUNTS, COUNTS]))
+    with pytest.raises(ValueError, match="y"):
+        gp.condition(COUNTS - 9)
+
+
+def test_other_likelihoods_are_for_vif_and_one_latent_value():
+    with pytest.raises(TypeError, match="likelihood is .*Poisson.*noise variance is spelled"):
+        npgp.ApproximateGP(matern(), X, Z, npgp.Poisson(), method="fitc")
+    with pytest.raises(ValueError, match="2 latent values.*method 'vif' is for one"):
+        counts(NEAR, likelihood=npgp.likelihoods.HeteroscedasticGaussian())
 
 
 # ---------------------------------------------------------------- predictions
