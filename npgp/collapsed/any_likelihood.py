@@ -69,18 +69,16 @@ def estimate(
         expected = -0.5 * jnp.sum(jnp.log(noise) + square / noise + math.log(2.0 * math.pi))
         return expected, (mean, variance, expected - log_density)
 
-    def expected_log_prob(rows: Observations, mean: jax.Array, variance: jax.Array) -> jax.Array:
+    def expected_log_prob(mean: jax.Array, variance: jax.Array, rows: Observations = observed) -> jax.Array:
         return jnp.sum(rows.likelihood.expected_log_prob(rows.y, mean + rows.offset, variance))
-
-    def terms(mean: jax.Array, variance: jax.Array) -> jax.Array:
-        return expected_log_prob(observed, mean, variance)
 
     prior = lax.stop_gradient(prior_variance)
     offset = jnp.broadcast_to(observed.offset, prior.shape)
     start = working_sites(observed.likelihood, observed.y, offset, prior, offset)
     least = MIN_CURVATURE / prior
-    found, kl_gap = lax.stop_gradient(search_sites(solve, terms, start, MAX_STEPS, TOLERANCE, slack=SLACK, least=least))
+    search = search_sites(solve, expected_log_prob, start, MAX_STEPS, TOLERANCE, slack=SLACK, least=least)
+    found, kl_gap = lax.stop_gradient(search)
     y, noise = found.sites.shift / found.sites.precision, 1.0 / found.sites.precision
     log_density, _ = gaussian(arrays, y, noise)
-    value = log_density + expected_log_prob(rows, found.mean, found.variance) - found.solved
+    value = log_density + expected_log_prob(found.mean, found.variance, rows) - found.solved
     return Estimate(value, y, noise, kl_gap)

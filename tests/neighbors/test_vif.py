@@ -115,6 +115,17 @@ def test_float32(float64):
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
 
+def test_a_kernel_splits_into_what_inducing_inputs_explain_and_leave(float64):
+    smooth, rough = npgp.sparse.split_kernel(matern(), Z, jitter=0.0)
+    known = explained(MATERN, Z, X, NEW), MATERN(X, NEW) - explained(MATERN, Z, X, NEW)
+    np.testing.assert_allclose((smooth(X, NEW), rough(X, NEW)), known, atol=1e-9)
+    for kernel in (smooth, rough):
+        np.testing.assert_allclose(kernel.diag(X), np.diag(kernel(X)), atol=1e-9)
+    # Of the first its inducing inputs leave nothing.
+    left = npgp.sparse.factorize(smooth, [npgp.features.Points(Z)], jitter=0.0)(X).residual_variance()
+    np.testing.assert_allclose(left, 0.0, atol=1e-9)
+
+
 # ---------------------------------------------------------------- any likelihood
 
 
