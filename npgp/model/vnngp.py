@@ -98,7 +98,9 @@ class VNNGP:
     axis=0, return_inverse=True)``, and ``neighbors = row.reshape(-1, 1)``.
 
     As q(u) takes inducing values for independent, standard deviations are too small where the lengthscale spans many
-    inducing points, and training prefers lengthscales that are too short. Use fewer points there, or ``SparseGP``.
+    inducing points, and training prefers lengthscales that are too short (of counts at 20,000 sites a third of the true
+    one, and 62% of f inside 90% intervals). Use fewer points there, ``SparseGP``, or
+    ``npgp.ApproximateGP(method="vif")``, which takes any likelihood and has the right ones.
 
     :param name: prefix of the site and parameters; unique in the model.
     :param kernel: the kernel, npgp's or tinygp's.

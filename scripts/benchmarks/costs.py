@@ -321,6 +321,30 @@ def vnngp_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
     return Loop(svi, (y,), batch_size, row_adam(1e-3) if lazy else None, "rows")
 
 
+def neighbors(args: argparse.Namespace) -> Groups:
+    """A step of rows beside their neighbors (VIF), and SVGP's with as many inducing points and rows in a batch."""
+    X, y = data(np.random.default_rng(0), 8 * args.batch_size)
+    rows = npgp.neighbors.nearest_before(X, NEIGHBORS).rows
+
+    def loop(inducing: int, beside: bool) -> Loop:
+        Z = X[:inducing] + 0.01
+
+        def model(X, y, X_near, y_near):
+            kernel = npgp.Matern32(positive("lengthscale", jnp.full(COLUMNS, 2.0)))
+            f = npgp.SparseGP("f", kernel, numpyro.param("Z", jnp.asarray(Z))).draw()
+            near = (f(X_near.reshape(-1, COLUMNS)), y_near) if beside else None
+            with npgp.plate("data", len(rows), rows=len(X)):
+                noise = npgp.Gaussian(variance=positive("noise", 0.1))
+                npgp.observe("y", f(X), noise, obs=y, neighbors=near)
+
+        svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
+        return Loop(svi, (X, y, X[rows], y[rows]), args.batch_size)
+
+    for inducing in (args.inducing, 2 * args.inducing):
+        calls = {name: loop(inducing, name == "VIF").advance for name in ("SVGP", "VIF")}
+        yield f"{inducing} inducing points, {NEIGHBORS} neighbors, batches of {args.batch_size}", calls
+
+
 def tables(make: Callable[..., Loop], args: argparse.Namespace) -> Groups:
     """
     A step as row tables grow, of a GPLVM's latents or a VNNGP's inducing values, at a fixed batch size: NumPyro's SVI
@@ -412,6 +436,7 @@ COSTS = {
     "sites": Cost(sites),
     "dependence": Cost(dependence, {"rows": [200, 1000, 10_000]}, True),
     "nngp": Cost(nngp, {"rows": [4096]}),
+    "vif": Cost(neighbors, {"batch_size": 256, "inducing": 128, "seconds": 1.0}, True),
     "gplvm-rows": Cost(partial(tables, gplvm_loop), {"batch_size": 100, "inducing": 25, "seconds": 1.0}, True),
     "vnngp-rows": Cost(partial(tables, vnngp_loop), {"batch_size": 256, "seconds": 1.0}, True),
     "files": Cost(files, {"rows": [10_000, 100_000, 1_000_000, 10_000_000]}, True),
