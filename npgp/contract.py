@@ -249,6 +249,11 @@ def plate_takes_all(message: Message) -> bool:
     return message["args"][1] in (None, message["args"][0])
 
 
+def plate_draws(message: Message) -> bool:
+    """Whether a plate drew its subsample. Relied on: ``seed`` gives a key to plates that do, and to no others."""
+    return not plate_takes_all(message) and message["kwargs"]["rng_key"] is not None
+
+
 def copy_rows(message: Message, other: Message) -> None:
     """
     Make a plate take the rows of another one.

@@ -90,21 +90,26 @@ class Group(NamedTuple):
 
 
 def by_rows(
-    sites: Mapping[str, Message], dependent: set[str], numbers: Mapping[str, set[int]], observed: bool
+    sites: Mapping[str, Message],
+    dependent: set[str],
+    numbers: Mapping[str, set[int]],
+    observed: bool,
+    excluded: set[str],
 ) -> list[Group]:
     """
     The groups of components whose q is given by the rows of their statements.
 
     Members are :class:`~npgp.SparseGP` components drawn outside control flow, whose kernel and inducing features, and
-    the numbers of whose statements, do not depend on a GP; in plates those of one dense block. Their statements have
-    all rows. Components that meet in a sum are one group, which is none if two of them are different latent values of
-    one observation: likelihoods take these to be independent.
+    the numbers of whose statements, do not depend on a GP; in plates those of one dense block. Components that meet in
+    a sum are one group, which is none if two of them are different latent values of one observation: likelihoods take
+    these to be independent. In minibatches there are at least as many rows as inducing features.
 
     :param sites: the model's trace.
     :param dependent: first sites of components whose kernel or inducing features depend on a GP.
     :param numbers: of each statement, the ``id`` of draws on whose sampled values its numbers depend.
     :param observed: whether to leave out components whose values are sampled. What is known of these values is in
         statements of NumPyro's, so that two numbers for each would have to be learned from nothing.
+    :param excluded: statements whose rows cannot be stored.
     """
     if any(msg["type"] == "sample" and not msg["is_observed"] and is_enumerated(msg) for msg in sites.values()):
         return []
@@ -113,12 +118,16 @@ def by_rows(
     for name, latents in stated.items():
         in_loop = any(f.source.here is not latents.here for f in latents.functions if isinstance(f.source, Function))
         unknown = observed and not is_observation(sites[name])
-        if numbers.get(name) or in_loop or unknown or not _has_all_rows(sites, sites[name]):
+        if numbers.get(name) or in_loop or unknown or name in excluded:
             usable -= {id(f.source) for f in latents.functions}
     found = that_meet(stated.values(), {draw: draw for draw in usable})
     order = list(blocks)
     groups = [_parted([blocks[draw] for draw in sorted(group, key=order.index)], sites, stated) for group in found]
-    return [group for group in groups if not any(_makes_dependent(group, one, blocks) for one in stated.values())]
+    return [
+        group
+        for group in groups
+        if _has_rows(group, sites, stated) and not any(_makes_dependent(group, one, blocks) for one in stated.values())
+    ]
 
 
 def meet_in(group: Group, sites: Mapping[str, Message]) -> bool:
@@ -150,9 +159,23 @@ def _kind(msg: Message) -> str:
     return next((kind for kind, name in SCALE_NAMES.items() if name == msg["infer"][SCALE]), "mean-only")
 
 
-def _has_all_rows(sites: Mapping[str, Message], msg: Message) -> bool:
-    around = [sites[frame.name] for frame in frames(msg) if frame.name in sites]
-    return not is_scaled(msg) and all(plate_takes_all(plate) for plate in around if plate["type"] == "plate")
+def in_parts(sites: Mapping[str, Message]) -> set[str]:
+    """Latent sites and statements of a part of a plate's members, and statements that may be."""
+    plates = {name for name, msg in sites.items() if msg["type"] == "plate" and not plate_takes_all(msg)}
+    stated = said_of_rows(sites)
+    latent = {n for n, m in sites.items() if m["type"] == "sample" and not (m["is_observed"] or is_observation(m))}
+    about = {name: sites[name] for name in stated.keys() | latent}
+    parts = {name for name, msg in about.items() if any(frame.name in plates for frame in frames(msg))}
+    return parts | {name for name in stated if is_scaled(sites[name])}
+
+
+def _has_rows(group: Group, sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> bool:
+    """Whether rows are all that there are, or as many as features, so that q can have any mean."""
+    functions = [sites[names[0]]["infer"][FUNCTION] for names in (*group.shared, *group.own)]
+    draws = {id(function) for function in functions}
+    about = {n: latents for n, latents in stated.items() if draws & {id(f.source) for f in latents.functions}}
+    features = sum(jnp.size(value) for function in functions for value in function.values)
+    return features <= sum(math.prod(x.shape) for x in about.values()) or not in_parts(sites) & about.keys()
 
 
 def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> Group:
@@ -426,9 +449,14 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
     if not is_observation(msg):
         return _trained(name, shape, lambda: _nothing_yet(latents, shape))
     likelihood, present, y = msg["infer"][OBSERVATION][0], present_rows(msg), msg["value"]
+    # What one row of a part stands for.
+    share = 1.0 if msg["scale"] is None else msg["scale"]
     if exact and isinstance(likelihood, Gaussian):
         (y,) = without_missing(likelihood, present, jnp.asarray(y))
-        values, precision = y, 1.0 / jnp.broadcast_to(jnp.asarray(likelihood.variance, y.dtype), shape)
+        variance = jnp.broadcast_to(jnp.asarray(likelihood.variance, y.dtype), shape)
+        values, precision = y, 1.0 / variance
+        if is_scaled(msg):
+            values, precision = _trained(name, shape, lambda: (y, share / variance), jnp.sqrt(variance))
     else:
 
         def start():
@@ -438,7 +466,7 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
                 sites = working_sites(likelihood, filled, mean, variance, 0.0)
             else:
                 sites = expected_sites(likelihood, filled, mean, variance)
-            return sites.shift / sites.precision, sites.precision
+            return sites.shift / sites.precision, share * sites.precision
 
         values, precision = _trained(name, shape, start)
     return values, precision if present is None else jnp.where(present, precision, 0.0)
@@ -474,8 +502,14 @@ def _nothing_yet(latents: Latents, shape: tuple[int, ...]) -> tuple[jax.Array, j
     return mean, 1.0 / (share**2 * variance)
 
 
-def _trained(name: str, shape: tuple[int, ...], start: Callable) -> tuple[jax.Array, jax.Array]:
-    """Pseudo-observations whose parameters are declared; ``start`` is computed only when it is wanted."""
+def _trained(
+    name: str, shape: tuple[int, ...], start: Callable, noise: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """
+    Pseudo-observations whose parameters are declared; ``start`` is computed only when it is wanted.
+
+    :param noise: what their deviations are in units of, where that follows other sites.
+    """
     made: list[tuple[jax.Array, jax.Array]] = []
 
     def begin() -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -484,7 +518,8 @@ def _trained(name: str, shape: tuple[int, ...], start: Callable) -> tuple[jax.Ar
         values, precision = made[0]
         deviation = 1.0 / jnp.sqrt(precision)
         unit = jnp.exp(jnp.mean(jnp.log(deviation)))
-        return unit, jnp.broadcast_to(values / unit, shape), jnp.broadcast_to(deviation / unit, shape)
+        scale = deviation / (unit if noise is None else noise)
+        return unit, jnp.broadcast_to(values / unit, shape), jnp.broadcast_to(scale, shape)
 
     unit = lax.stop_gradient(numpyro.param(f"{name}.{UNIT}", lambda _: begin()[0], constraint=constraints.positive))
     loc = numpyro.param(f"{name}.{LOC}", lambda _: begin()[1])
@@ -495,4 +530,4 @@ def _trained(name: str, shape: tuple[int, ...], start: Callable) -> tuple[jax.Ar
             "given the rows trained on, so that the guide takes these alone. For other rows draw from it first, "
             "Predictive(model, guide.sample_posterior(key, params, X, y, sample_shape=(1000,)))."
         )
-    return unit * loc, 1.0 / jnp.square(unit * scale)
+    return unit * loc, 1.0 / jnp.square((unit if noise is None else noise) * scale)

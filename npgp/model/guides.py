@@ -27,11 +27,20 @@ from numpyro.infer.initialization import init_to_median
 
 from npgp import checks, linalg
 from npgp.context import under
-from npgp.contract import Handler, Message, base_of, is_auxiliary, under_predictive
+from npgp.contract import Handler, Message, base_of, is_auxiliary, plate_draws, under_predictive
 from npgp.model.components import JointPseudoData, Numbers, advice, dependent, joined, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
-from npgp.model.given_rows import GivenRows, Group, Part, blocks_of, by_rows, meet_in
+from npgp.model.given_rows import (
+    GivenRows,
+    Group,
+    Part,
+    blocks_of,
+    by_rows,
+    in_parts,
+    meet_in,
+    said_of_rows,
+)
 from npgp.model.latent import NoArray
 from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
@@ -50,6 +59,7 @@ from npgp.model.sites import (
     FUNCTION,
     NOTHING,
     ROWS_TRAINED_ON,
+    WHITENED,
     Followed,
     Trained,
     is_gp_site,
@@ -63,6 +73,9 @@ from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
 
 __all__ = ["AutoSparseGP"]
+
+#: In minibatches the rows whose pseudo-observations give q(ε): at least so many, and so many for each inducing feature.
+MIN_ROWS, ROWS_PER_FEATURE = 500, 2
 
 _OF_KERNEL = "q(ε) is given by pseudo-data, so that it depends on the kernel, which the model says"
 
@@ -103,12 +116,15 @@ class AutoSparseGP:
       in any order of drawing; it follows all other sites by that posterior's own algebra, those in plates over rows
       too. For Gaussian noise the data themselves are the pseudo-observations, and nothing of q(ε) is trained; else
       parameters are two numbers a row, ``y.site_loc`` and ``y.site_scale`` in units of ``y.site_unit``, which start at
-      the likelihood's modes. It takes all rows at each step, and for predictions the rows trained on, which
-      ``npgp.fit`` puts among the parameters (:meth:`with_rows`).
+      the likelihood's modes. In minibatches these are of some rows: ``npgp.fit`` chooses 500, or twice as many as there
+      are inducing features if these are more; by ``SVI`` alone they are those of the guide's first call. Each stands
+      for others too, by the noise that is learned for it; for Gaussian noise that is in units of the likelihood's. For
+      predictions the guide takes the rows trained on, which ``npgp.fit`` puts among the parameters (:meth:`with_rows`).
       Of several blocks the first are jointly Gaussian if they are dense, and each other block is by itself.
-    - ``"pseudo-data"``, for components that do not have that: those in minibatches, those whose values
+    - ``"pseudo-data"``, for components that do not have that: those in minibatches of fewer rows than inducing
+      features, inside ``jit``, or with latent sites in the plate that is subsampled; those whose values
       :func:`npgp.sample` samples, of which the data alone do not say what they are (``dependence="sites"`` gives them
-      sites too), those whose kernel, or statement's numbers, depend on a GP, and those in plates that have several
+      sites too); those whose kernel, or statement's numbers, depend on a GP; and those in plates that have several
       blocks or one that is not dense (``print(guide)`` says which have what). q(ε) is the posterior given a value for
       each inducing value, and these values' noise, under the prior that the hyperparameters drawn make. The values, and
       the logarithm of the noise's scale, are affine in t, the other sites' unconstrained values less their guide's
@@ -212,6 +228,10 @@ class AutoSparseGP:
         self._parts = parts
         #: What is known of the model, since the first call.
         self._structure: Structure | None = None
+        #: In minibatches, the rows whose pseudo-observations give q(ε).
+        self._rows: TrainedRows | None = None
+        #: Sites of a part of their rows in each step of a training, though the guide's first call may have all.
+        self._in_parts: set[str] = set()
 
     def _is_hidden(self, msg: Message) -> bool:
         """What the autoguide for what is left must not see."""
@@ -279,7 +299,13 @@ class AutoSparseGP:
         draws = {names[0]: sites[names[0]]["infer"][FUNCTION] for names in blocks_of(sites).values()}
         after_gp = dependent(self.model, draws, args, kwargs) if len(draws) > 1 else set()
         numbers = {name: numbers.all for name, numbers in sampled.items()}
-        return by_rows(sites, after_gp, numbers, observed=not self._always)
+        parts = self._in_parts | in_parts(sites)
+        # Of latent values in a subsample of a plate a later step has others.
+        unknown = bool(parts - said_of_rows(sites).keys()) or any(map(is_traced, jax.tree.leaves((args, kwargs))))
+        found = by_rows(sites, after_gp, numbers, observed=not self._always, excluded=parts if unknown else set())
+        if found and parts and not unknown:
+            self._rows = TrainedRows.of_call(self.model, args, kwargs)
+        return found
 
     def _join(
         self,
@@ -310,7 +336,8 @@ class AutoSparseGP:
         if (structure := self._structure) is None:
             return f"<{words[0]}, not called yet>"
         shared = [[site.rsplit(".", 1)[0] for site in group.sites] for group in structure.by_rows]
-        words += [f"{', '.join(names)}: one q(ε), the posterior given the rows of their statements" for names in shared]
+        what = "the rows" if self._rows is None else "some rows"
+        words += [f"{', '.join(names)}: one q(ε), the posterior given {what} of their statements" for names in shared]
         joint = [[site.rsplit(".", 1)[0] for site in group] for group in structure.groups]
         words += [f"{', '.join(names)}: one q(ε) given pseudo-data" for names in joint]
         own = [name for name in self.components if not any(name in names for names in shared + joint)]
@@ -422,6 +449,7 @@ class AutoSparseGP:
         :param other: sites that say that this call's rows are, or may be, others.
         """
         model, stored = self.model, TrainedRows.given(self.model)
+        stored = self._rows if stored.arguments is None and self._rows is not None else stored
         if stored.arguments is not None:
             args, kwargs = stored.in_call(args, kwargs)
             by_hand = [n for n in structure.local if n in rest and not isinstance(rest[n]["part"], _AUTOMATIC)]
@@ -464,7 +492,42 @@ class AutoSparseGP:
         self._known_by_now("with_rows")
         if not self.given_rows:
             return dict(params)
-        return {**params, ROWS_TRAINED_ON: TrainedRows.of_call(self.model, args, kwargs).arguments}
+        rows = TrainedRows.of_call(self.model, args, kwargs) if self._rows is None else self._rows
+        return {**params, ROWS_TRAINED_ON: rows.arguments}
+
+    def choose_rows(
+        self, first_rows: Callable | None, stored: Mapping[str, Any] | None, static_kwargs: Mapping[str, Any]
+    ) -> None:
+        """
+        Choose the rows whose pseudo-observations give q(ε) in minibatches, where a training begins.
+
+        :param first_rows: arguments of the model with so many of the first steps' rows; ``None`` where steps take all.
+        :param stored: the rows of the training that this one goes on from.
+        :param static_kwargs: further arguments of the model.
+        """
+        if first_rows is None:
+            if self._rows is not None:  # of an earlier training
+                self._structure, self._rows, self._in_parts = None, None, set()
+            return
+        self._structure, self._rows = None, None
+        found: list[tuple[int, bool]] = []
+
+        def call(count: int) -> tuple[tuple, dict[str, Any]]:
+            args, kwargs = first_rows(count)
+            return args, {**kwargs, **static_kwargs}
+
+        def look():
+            sites = survey(self.model, {}, *call(1))
+            size = sum(jnp.size(msg["value"]) for msg in sites.values() if is_gp_site(msg) and WHITENED in msg["infer"])
+            self._in_parts = in_parts(sites)
+            found.append((size, any(plate_draws(msg) for msg in sites.values() if msg["type"] == "plate")))
+
+        jax.eval_shape(look)
+        ((size, draws),) = found
+        args, kwargs = call(1 if draws else max(MIN_ROWS, ROWS_PER_FEATURE * size))
+        if stored is not None:
+            args, kwargs = TrainedRows(self.model, stored).in_call(args, kwargs)
+        self._setup(*args, **kwargs)
 
     def of_other_sites(self, *args, **kwargs) -> None:
         """Run the guides for other sites alone."""

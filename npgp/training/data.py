@@ -374,12 +374,23 @@ class Data:
 
     def first_call(self, step: int = 0) -> tuple[tuple, dict[str, Any]]:
         """The arguments of a step, concrete; of all processes' rows, where several share them."""
-        item = self.item(step)
+        return self._concrete(self.item(step), step)
+
+    def _concrete(self, item: Any, step: int) -> tuple[tuple, dict[str, Any]]:
         arrays: list[Any] = self.arrays if self.sharding is None else [jax.device_put(x) for x in self.resident]
         if on_cpu() and item is not None:  # rows are taken there without a program
             arrays = [np.asarray(x) for x in arrays]
         args, kwargs = self.layout.call(arrays, item, step)
         return jax.tree.map(lambda x: jax.device_put(x) if isinstance(x, np.ndarray) else x, (args, kwargs))
+
+    def first_rows(self, count: int) -> tuple[tuple, dict[str, Any]]:
+        """The arguments of a step with the rows of the first few, so many if there are; of a source those of one."""
+        if self.batch_size is None or self.source is not None:
+            return self.first_call()
+        sharding, self.sharding = self.sharding, None
+        chunk = self.read(0, min(-(-count // self.batch_size), self.num_rows // self.batch_size))
+        self.sharding = sharding
+        return self._concrete(jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), chunk), 0)
 
     def described(self) -> dict[str, str]:
         """Describe arguments for checkpoints by shapes, dtypes and checksums; a source by its first batch."""

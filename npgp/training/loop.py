@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from npgp import checks
 from npgp.contract import is_initialized
+from npgp.model.guides import AutoSparseGP
 from npgp.model.sites import ROWS_TRAINED_ON
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.training.arrival import Arrival, Fifths, sentence
@@ -177,7 +178,8 @@ def fit(
         raise TypeError(
             f"svi is {checks.shown(svi)}; it must be NumPyro's SVI(model, guide, optimizer, TraceMeanField_ELBO())."
         )
-    init_params = {n: v for n, v in init_params.items() if n != ROWS_TRAINED_ON} if init_params else init_params
+    init_params = dict(init_params) if init_params else init_params
+    stored = init_params.pop(ROWS_TRAINED_ON, None) if init_params else None
     step = Step(svi, row_optim)
     if init_state is None:
         clear_cache(svi)
@@ -190,6 +192,9 @@ def fit(
         # A restored state needs this too: `SVI` learns the constraints of its parameters here.
         first_args, first_kwargs = data.first_call(first)
         try:
+            if isinstance(svi.guide, AutoSparseGP):
+                in_parts = data.batch_size is not None or data.source is not None
+                svi.guide.choose_rows(data.first_rows if in_parts else None, stored, svi.static_kwargs)
             state = step.init(rng_key, *first_args, init_params=init_params, **first_kwargs)
         except Exception as error:
             data.refuse_nan()  # which says where they came from

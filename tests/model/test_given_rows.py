@@ -382,21 +382,57 @@ def test_rows_that_groups_tighten_count_once(float64):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_minibatches_have_pseudo_data(float64):
-    def model(X, y):
+@pytest.mark.parametrize("plate", [npgp.plate, numpyro.plate])
+def test_minibatches_have_pseudo_observations_of_the_rows_of_the_first_call(plate, float64):
+    """Seven rows that stand for a hundred, as good as 100 / 7 each at the start: q is the posterior given these."""
+    y, points, noise = np.sin(INPUTS[:, 0]), Z[:3], NOISE * N / 100
+
+    def model(X, y=None):
         level = numpyro.sample("level", dist.Normal(0.0, 1.0))
-        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw()
-        with numpyro.plate("data", 100, subsample_size=len(X)):
+        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(points), jitter=1e-12).draw()
+        with plate("data", 100, len(X)):
             npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE), obs=y)
 
-    guide = npgp.AutoSparseGP(model, dependence="sites")
-    params, _ = started(model, guide, INPUTS, np.sin(INPUTS[:, 0]))
-    assert "f.u.pseudo_loc" in params
-    assert str(guide) == (
-        "AutoSparseGP of model\n  f: a q(ε) of its own\n  q(ε) of its own follows level\n"
-        "  other sites, by the automatic guide: level"
-    )
-    assert not any("site_" in name for name in params)
+    guide = npgp.AutoSparseGP(model)
+    params, _ = started(model, guide, INPUTS, y)
+    assert "f: one q(ε), the posterior given some rows of their statements" in str(guide)
+    np.testing.assert_allclose(params["y.site_scale"], (N / 100) ** 0.5, rtol=1e-9)
+    # At another batch, and without rows among the parameters, as in training.
+    at = handlers.substitute(guide, data=params | {"_auto_latent": jnp.asarray([0.3])})
+    sites = compiled(lambda: handlers.trace(handlers.seed(at, 0)).get_trace(INPUTS[:4] + 0.1, y[:4])["f.u"]["fn"].loc)
+    L = np.linalg.cholesky(rbf(points, points, 0.8, 1.0))
+    A = np.linalg.solve(L, rbf(points, INPUTS, 0.8, 1.0))
+    mean = np.linalg.solve(np.eye(3) + A @ A.T / noise, A @ (y - 0.3) / noise)
+    np.testing.assert_allclose(sites(), mean, rtol=1e-7)
+    # Fewer rows than features cannot give q any mean.
+    few = npgp.AutoSparseGP(model)
+    assert "f.u.pseudo_loc" in started(model, few, INPUTS[:2], y[:2])[0]
+
+
+def test_a_sum_in_minibatches_has_the_posterior_of_dense_algebra(float64):
+    """All forty rows fit among those that are chosen, so that nothing of q(ε) is learned."""
+    X = np.linspace(0.0, 4.0, 40)[:, None]
+    y = np.sin(X[:, 0])
+
+    def model(X, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z), jitter=1e-12).draw()
+        g = npgp.SparseGP("g", npgp.RBF(1.5), jnp.asarray(Z), jitter=1e-12).draw()
+        with npgp.plate("data", 40, rows=len(X)):
+            npgp.observe("y", f(X) + g(X), npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
+
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, npgp.adam(0.01), TraceMeanField_ELBO())
+    params = npgp.fit(svi, jax.random.key(0), 2, X, y, batch_size=10, progress=False).params
+    assert params["auto_rows"]["y"].shape == (40,)
+    found = npgp.posterior("f", model, guide, params, X[:3], y[:3]).variance(X[:5])
+    (Kf, Rf), (Kg, _) = ((Q, np.diag(K - Q)) for K, Q in ((rbf(X, X, l, 1.0), nystrom(X, l)) for l in (0.8, 1.5)))
+    S = Kf - Kf @ np.linalg.solve(Kf + Kg + NOISE * np.eye(40), Kf)
+    np.testing.assert_allclose(found, (np.diag(S) + Rf)[:5], rtol=1e-6)
+
+
+def nystrom(X, lengthscale):
+    cross = rbf(X, Z, lengthscale, 1.0)
+    return cross @ np.linalg.solve(rbf(Z, Z, lengthscale, 1.0), cross.T)
 
 
 def test_draws_are_those_of_q_and_their_densities_sum_to_its(float64):
