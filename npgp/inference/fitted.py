@@ -290,6 +290,6 @@ def _with_more_points(
             return None, f"the {found.features} inducing points of {component!r} are not enough: {found}"
         # Parameters of q(ε) are of the points at hand.
         others = start or params
-        start = {n: v for n, v in others.items() if not (n.startswith(f"{site}.") or n.endswith(f".with.{site}"))}
+        start = {n: v for n, v in others.items() if not n.startswith(f"{site}.")}
         start[name] = jnp.concatenate([params[name], found.added])
     return start, None

@@ -220,13 +220,6 @@ class Part(NamedTuple):
     block: BlockNormal
     value: jax.Array
 
-    def q(self) -> BlockNormal:
-        """The block."""
-        return self.block
-
-    def drawn(self, value: jax.Array) -> None:
-        """All have been drawn together."""
-
 
 class GivenRows:
     """

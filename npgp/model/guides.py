@@ -28,7 +28,7 @@ from numpyro.infer.initialization import init_to_median
 from npgp import checks, linalg
 from npgp.context import under
 from npgp.contract import Handler, Message, base_of, is_auxiliary, plate_draws, under_predictive
-from npgp.model.components import JointPseudoData, Numbers, advice, dependent, joined, meetings, sampled_into, survey
+from npgp.model.components import Numbers, dependent, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
 from npgp.model.given_rows import (
@@ -76,6 +76,12 @@ __all__ = ["AutoSparseGP"]
 
 #: In minibatches the rows whose pseudo-observations give q(ε): at least so many, and so many for each inducing feature.
 MIN_ROWS, ROWS_PER_FEATURE = 500, 2
+
+#: What lets components share one q(ε).
+SHARED_IF = (
+    'let npgp.observe state their sum, f(X) + g(X), of whitened SparseGPs whose first block is "dense", drawn outside '
+    "loops, in one latent value and beside no discrete site, in batches of more rows than inducing features"
+)
 
 _OF_KERNEL = "q(ε) is given by pseudo-data, so that it depends on the kernel, which the model says"
 
@@ -138,16 +144,10 @@ class AutoSparseGP:
     - ``"independent"``: ``name.u.loc`` and ``name.u.scale_tril`` alone; so it is by default if there is nothing to
       follow, and no component to share q(ε) with.
 
-    **Several components in minibatches** whose values are summed in one statement share one q(ε) too, given pseudo-data
-    about their sums, of which the parameter ``g.u.with.f.u`` says what those at f's inducing points see of g: whitened
-    :class:`~npgp.SparseGP` components drawn outside plates and, after them, one drawn in a plate at dim −2 (a function
-    of each group beside a shared one), and their first block if that is dense; as long as they have 1000 inducing
-    features together, and if no observation has two of them as different latent values.
-
-    Components that share none are independent given t: where these meet in a sum, or functions of a plate are mixed by
-    a matrix, intervals may be several times too narrow, and a ``UserWarning`` at the guide's first call names them and
-    the way out. So it does where values sampled by :func:`npgp.sample` of one component are in the offset of another,
-    or those of several in one parameter of an observation by ``numpyro.sample``; but not in a ``scan``.
+    Components that are not given rows are independent given t: where these meet in a sum, or functions of a plate are
+    mixed by a matrix, intervals may be several times too narrow, and a ``UserWarning`` at the guide's first call names
+    them and the way out. So it does where values sampled by :func:`npgp.sample` of one component are in the offset of
+    another, or those of several in one parameter of an observation by ``numpyro.sample``; but not in a ``scan``.
 
     Sites that q(ε) does not follow where it is not given rows:
 
@@ -280,8 +280,8 @@ class AutoSparseGP:
                     if follows or meet_in(group, sites)
                 ]
             members = {site for group in given_rows for site in group.sites}
-            groups, apart = self._join(sites, args, kwargs, sampled, members) if self._joint else ([], [])
-            structure = Structure.of(sites, groups, given_rows, self._own is not None)
+            apart = self._independent(sites, sampled, members) if self._joint else []
+            structure = Structure.of(sites, given_rows, self._own is not None)
 
         jax.eval_shape(look)
         for sentence in apart:
@@ -307,29 +307,15 @@ class AutoSparseGP:
             self._rows = TrainedRows.of_call(self.model, args, kwargs)
         return found
 
-    def _join(
-        self,
-        sites: dict[str, Message],
-        args: tuple,
-        kwargs: dict[str, Any],
-        sampled: dict[str, Numbers],
-        given_rows: set[str],
-    ) -> tuple[list[tuple[str, ...]], list[str]]:
-        """The components that share one q; and sentences about those that do not, though they meet."""
-        groups, reasons = joined(self.model, sites, args, kwargs, sampled)
-        pseudo_data = self._coupling is not None and self._coupling.pseudo_data
-        groups = [group for group in groups if not given_rows & set(group)] if pseudo_data else []
-        found: dict[str, None] = {}
+    def _independent(self, sites: dict[str, Message], sampled: dict[str, Numbers], shared: set[str]) -> list[str]:
+        """Sentences about components that share no q though they meet."""
         latent = {name for name, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
-        share = {name for group in groups for name in group} | given_rows
-        for words, draws in meetings(sites, latent, share, sampled):
-            way_out = advice(draws, reasons) if pseudo_data else ""
-            way_out = way_out or 'write dependence="pseudo-data"'  # by which they share one
-            found[
-                f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to "
-                "accept it, AutoSparseGP(model, joint=False)."
-            ] = None
-        return groups, list(found)
+        way_out = "leave dependence at its default" if not self._by_rows else SHARED_IF
+        return [
+            f"q(ε) takes for independent {words}: intervals may be far too narrow. To mend it, {way_out}; to accept "
+            "it, AutoSparseGP(model, joint=False)."
+            for words in dict.fromkeys(meetings(sites, latent, shared, sampled))
+        ]
 
     def __repr__(self):
         words = [f"AutoSparseGP of {name_of(self.model)}"]
@@ -338,9 +324,7 @@ class AutoSparseGP:
         shared = [[site.rsplit(".", 1)[0] for site in group.sites] for group in structure.by_rows]
         what = "the rows" if self._rows is None else "some rows"
         words += [f"{', '.join(names)}: one q(ε), the posterior given {what} of their statements" for names in shared]
-        joint = [[site.rsplit(".", 1)[0] for site in group] for group in structure.groups]
-        words += [f"{', '.join(names)}: one q(ε) given pseudo-data" for names in joint]
-        own = [name for name in self.components if not any(name in names for names in shared + joint)]
+        own = [name for name in self.components if not any(name in names for names in shared)]
         words += [f"{name}: a q(ε) of its own" for name in own]
         if own and self._coupling is not None and self._coupling.sizes:
             words.append(f"q(ε) of its own follows {', '.join(self._coupling.sizes)}")
@@ -413,19 +397,14 @@ class AutoSparseGP:
             return msg["type"] not in ("param", "plate", "mutable", "inspect") and "." not in msg["type"]
 
         # Substituted as well, for the sake of sites inside NumPyro's control flow.
-        joint: dict[str, Any] = {}
         drawn: dict[str, Part] = {}
-        if structure.groups:
-            seen = survey(self.model, samples, args, kwargs)
-            for group in structure.groups:
-                joint |= JointPseudoData(group, seen, followed.t).parts()
         if structure.by_rows:
             other = sorted(rows.left_out | rows.unclear.keys() | rows.perhaps)
             seen = self._trained_on(structure, rest, of_rows, other, args, kwargs)
             for share in structure.by_rows:
                 drawn |= GivenRows(share, seen).draw()
         rerun = Rerun(handlers.substitute(self.model, data=samples), rest, {n: part.value for n, part in drawn.items()})
-        with Hidden(hides=hidden), handlers.trace() as sites, under(followed=followed, shared=joint | drawn):
+        with Hidden(hides=hidden), handlers.trace() as sites, under(followed=followed, shared=drawn):
             rerun(*args, **kwargs)
         if not under_predictive("guide"):  # under Predictive, what was observed is latent
             check_cover(rest, rerun.latent)

@@ -14,7 +14,7 @@ from npgp.features import InducingBlock
 from npgp.model.coupling import coupled_mean, linear
 from npgp.model.plates import plate_shape
 from npgp.variational.blocks import BlockNormal
-from npgp.variational.pseudo import JOINED, LOWER, SCALE, UNIT, VALUES, precision_root, pseudo_posterior
+from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES, precision_root, pseudo_posterior
 from npgp.variational.reports import reported
 
 #: Suffixes of the parameters that all such blocks have, the first of which says so.
@@ -42,27 +42,7 @@ def declare_pseudo_data(
         kernel each these have the axes of the parameters' batch in front.
     :param t: what the values, and the logarithm of their noise's scale, are affine in.
     """
-    parameter = declared(block.size, kind, init_scale, L, t, diagonal, plate_shape())
-    return _block(site, kind, L, t, diagonal, parameter)
-
-
-def declared(
-    size: int,
-    kind: str,
-    init_scale: float,
-    L: jax.Array,
-    t: jax.Array | None,
-    diagonal: bool,
-    batch: tuple[int, ...] = (),
-    noise: Callable[[], jax.Array] | None = None,
-) -> Callable[[str], jax.Array]:
-    """
-    Parameters of pseudo-data, each declared when it is asked for by its name.
-
-    :param size: of the block, M; other arguments as of :func:`declare_pseudo_data`.
-    :param batch: shape of the plates around.
-    :param noise: the noise's standard deviations at the start, where they are to be multiples of the usual ones; (M,).
-    """
+    size, batch = block.size, plate_shape()
     dtype = jnp.result_type(float)
     # The data's scale, so that the other parameters are near 1 whatever the units are. It does not follow the kernel.
     deviation = jnp.sqrt(jnp.sum(jnp.square(L), axis=-1 if diagonal else (-2, -1)) / size).astype(dtype)[..., None]
@@ -82,10 +62,7 @@ def declared(
 
     def parameter(name: str) -> jax.Array:
         suffix = name.rsplit(".", 1)[1]
-        start: Any = starts[suffix]
-        if suffix == SCALE and noise is not None:
-            start = lambda _: starts[SCALE] * noise()  # noqa: E731
-        value = numpyro.param(name, start, constraint=rules[suffix])
+        value = numpyro.param(name, starts[suffix], constraint=rules[suffix])
         if jnp.shape(value)[-1:] != starts[suffix].shape[-1:] and suffix not in (COUPLING, NOISE_COUPLING):
             raise ValueError(
                 f"{name} has shape {jnp.shape(value)}; it must be {starts[suffix].shape}: parameters of other inducing "
@@ -93,13 +70,7 @@ def declared(
             )
         return value
 
-    return parameter
-
-
-def joined_with(params: Mapping[str, Any], site: str) -> list[str]:
-    """The sites with which a site's q is one, by the names of trained parameters."""
-    pairs = [name.split(JOINED) for name in params if JOINED in name]
-    return [other for pair in pairs if site in pair for other in pair if other != site]
+    return _block(site, kind, L, t, diagonal, parameter)
 
 
 def has_pseudo_data(params: Mapping[str, Any], site: str) -> bool:

@@ -29,7 +29,6 @@ from npgp.model.pseudo_data import (
     declare_pseudo_data,
     given_pseudo_data,
     has_pseudo_data,
-    joined_with,
 )
 from npgp.model.sites import (
     CHOSEN,
@@ -188,7 +187,6 @@ class SparseGP:
         :param t: the values of other sites that q(ε) follows, if it follows any (:class:`npgp.AutoSparseGP`); 0 if
             omitted, which with Gaussian guides is where these sites have their medians.
         :raises KeyError: if the parameters of q(ε) are not among them.
-        :raises ValueError: if f shares its q with other components, whose kernels are not this object's.
         """
         trained(params)
         t = None if t is None else checked_values(t)
@@ -198,12 +196,6 @@ class SparseGP:
         projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
         q = []
         for i, (site, _, kind) in enumerate(self._layout()):
-            others = joined_with(params, f"{prefix}{site}")
-            if others:
-                raise ValueError(
-                    f"{prefix}{site} is jointly Gaussian with {others}, whose kernels its posterior depends on too: "
-                    "take npgp.posterior(name, model, guide, params, ...)."
-                )
             if has_pseudo_data(params, f"{prefix}{site}"):
                 factor, diagonal = _in_plates(projector, i, plates)
                 q.append(without_row_dim(given_pseudo_data(f"{prefix}{site}", kind, factor, t, params, diagonal)))
@@ -288,7 +280,7 @@ class SparseGP:
             q_block = None
             part = parts[i]
             if part is not None:
-                q_block = part.q()
+                q_block = part.block
             elif guided and follows.pseudo_data and self.whitened and kind != "mean-only":
                 factor, diagonal = _in_plates(cache.projector, i, plates)
                 q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t, diagonal)
@@ -303,8 +295,6 @@ class SparseGP:
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
-            if part is not None:
-                part.drawn(value)
             q.append(approximation(site, catch.message))
             fixed = fixed or fixed_beside(site, catch.message)
         if guided or fixed or any(block is not None for block in q):

@@ -32,7 +32,6 @@ class Structure:
     :param like_rows: latent sites with as many members as there are observations, with their shapes.
     :param without_bijection: sites that no autoguide can have, each with an error.
     :param beside: what a guide has to know of the other sites, where it is npgp's own.
-    :param groups: the components that share one q(ε).
     :param chosen: the parameters that are inducing points chosen from rows.
     :param by_rows: those whose q(ε) is the posterior given pseudo-observations of rows, likewise.
     """
@@ -45,20 +44,16 @@ class Structure:
     like_rows: Mapping[str, tuple[int, ...]]
     without_bijection: Mapping[str, str]
     beside: Sequence[Site]
-    groups: Sequence[tuple[str, ...]]
     chosen: tuple[str, ...]
     by_rows: Sequence[Group]
 
     @classmethod
-    def of(
-        cls, sites: dict[str, Message], groups: Sequence[tuple[str, ...]], by_rows: Sequence[Group], own: bool
-    ) -> Structure:
+    def of(cls, sites: dict[str, Message], by_rows: Sequence[Group], own: bool) -> Structure:
         """
         The structure of a model.
 
         :param sites: its trace.
-        :param groups: the components that share one q(ε).
-        :param by_rows: those whose q(ε) is given by rows.
+            :param by_rows: those whose q(ε) is given by rows.
         :param own: whether the guide of the other sites is npgp's own.
         """
         latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
@@ -81,7 +76,6 @@ class Structure:
             _like_rows(sites, set(observed), set(others)),
             without_bijection,
             sites_beside(sites, others) if own else (),
-            groups,
             tuple(n for n, msg in sites.items() if msg["type"] == "param" and CHOSEN in msg["kwargs"]),
             by_rows,
         )

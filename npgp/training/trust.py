@@ -229,7 +229,7 @@ def check_posterior(
                 ratio = (site[name]["fn"].log_prob(drawn[name]["value"]) for site in (sites, drawn))
                 log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
         sampled = sampled_into(Trained(model, values), sites, args, kwargs)
-        independent = tuple(dict.fromkeys(met.words for met in meetings(sites, approximate, shared, sampled)))
+        independent = tuple(dict.fromkeys(meetings(sites, approximate, shared, sampled)))
         unknown = {name for name, q in approximate.items() if not (q is None or q.learned)}
         values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
         return log_p - log_q, _jitter_share(sites), values, (_quadrature_error(sites), _residual_cost(sites))

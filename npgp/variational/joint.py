@@ -2,28 +2,15 @@
 A joint q(ε) of several components, which an observation is the sum of: one Gaussian, site by site.
 
 Data about ``y = f(x) + g(x)`` say little about how y is split, so that f and g are far from independent given y.
-Stacked over components, ε = (ε_1, …, ε_C) has the prior N(0, I), and given pseudo-data about the stacked inducing
-values ``u = blockdiag(L_1, …, L_C) ε``, of precision ``R Rᵀ``,
-
-    S = T Tᵀ = (I + Hᵀ H)⁻¹,        m = S Hᵀ Rᵀ z,        H = Rᵀ blockdiag(L_1, …, L_C).
-
-With T lower triangular, component k is drawn given those before: ``ε_k = m_k + Σ_{j<k} T_kj z_j + T_kk z_k``. Its rows
-of T alone are a root of its own marginal covariance.
-
-Functions of a plate beside these (``f(x) + g_j(x)``, one g for each member of a panel) are independent of each other
-given what they share, ε, so that the precision of all has the shape of an arrow, and its branches are factorized by
-themselves (:class:`Branches`). Member j's pseudo-data about ``B_j ε + C_j ε_j + noise`` give
-
-    ε_j | ε ~ N(D_j⁻¹ C_jᵀ (R_jᵀ z_j − B_j ε), D_j⁻¹),        D_j = I + C_jᵀ C_j,
-
-and add to the shared components what they say of them, ``B_jᵀ (I + C_j C_jᵀ)⁻¹ B_j`` to Hᵀ H.
+Stacked over components, ε = (ε_1, …, ε_C) has the covariance T Tᵀ (row_posterior.py). With T lower triangular,
+component k is drawn given those before: ``ε_k = m_k + Σ_{j<k} T_kj z_j + T_kk z_k``. Its rows of T alone are a root of
+its own marginal covariance.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +18,8 @@ from numpyro.distributions.kl import kl_divergence
 
 from npgp import checks, linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, WhitenedPrior
-from npgp.variational.pseudo import covariance_factor
 
-__all__ = ["Branches", "JointBlock", "joint_posterior", "sum_of_roots"]
+__all__ = ["JointBlock", "sum_of_roots"]
 
 
 class JointBlock(BlockNormal):
@@ -131,69 +117,6 @@ class JointBlock(BlockNormal):
 @kl_divergence.register(JointBlock, WhitenedPrior)  # type: ignore[attr-defined]
 def _(q, p):
     return q.kl()
-
-
-class Branches(NamedTuple):
-    """
-    Functions of a plate, each beside components that all share: what their pseudo-data say, and their q given these.
-
-    :param C: ``R_jᵀ L_j``, (G, M, M).
-    :param B: what the pseudo-data see of the shared ε, (G, M, K).
-    :param scaled: what they are, ``R_jᵀ z_j`` and what goes with B_j of the shared components' z, (G, M).
-    """
-
-    C: jax.Array
-    B: jax.Array
-    scaled: jax.Array
-
-    def said(self) -> tuple[jax.Array, jax.Array]:
-        """What the members' pseudo-data say of the shared ε: rows of H, (G M, K), and what goes with Rᵀ z, (G M,)."""
-        # E = I + C Cᵀ has a factor unless rounding is above 1.
-        E = linalg.gram(self.C) + jnp.eye(self.C.shape[-1], dtype=self.C.dtype)
-        F = linalg.cholesky(E, jitter=0.0)[0]
-        both = linalg.solve_lower(F, jnp.concatenate([self.B, self.scaled[..., None]], axis=-1))
-        both = both.reshape(-1, both.shape[-1])
-        return both[:, :-1], both[:, -1]
-
-    def given(self, mean: jax.Array, factor: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """
-        The members' means (G, M) and rows of T (G, M, K + M).
-
-        :param mean: of the shared ε, (K,).
-        :param factor: T of the shared ε, (K, K).
-        """
-        Ct = jnp.swapaxes(self.C, -1, -2)
-        own = covariance_factor(linalg.gram(Ct))
-        # D⁻¹ Cᵀ (…): of the columns R z − B m and −B T at once.
-        left = self.scaled - linalg.matmul(self.B, mean[:, None])[..., 0]
-        columns = jnp.concatenate([left[..., None], -linalg.matmul(self.B, factor)], axis=-1)
-        found = linalg.matmul(own, linalg.matmul(jnp.swapaxes(own, -1, -2), linalg.matmul(Ct, columns)))
-        return found[..., 0], jnp.concatenate([found[..., 1:], own], axis=-1)
-
-
-def joint_posterior(H: jax.Array, scaled: jax.Array, branches: Branches | None = None) -> tuple[jax.Array, jax.Array]:
-    """
-    The mean m and the factor T of q(ε) of several blocks, stacked in the order in which they are drawn.
-
-    :param H: ``Rᵀ blockdiag(L)``, (P, K).
-    :param scaled: ``Rᵀ z``, (P,).
-    :param branches: functions of a plate whose pseudo-data are about these blocks, too.
-    """
-    if branches is not None:
-        more, with_more = branches.said()
-        H, scaled = jnp.concatenate([H, more]), jnp.concatenate([scaled, with_more])
-    T = covariance_factor(linalg.gram(H.T))
-    half = linalg.matmul(T.T, linalg.matmul(H.T, scaled[:, None]))
-    return linalg.matmul(T, half)[:, 0], T
-
-
-def times_factor(A: jax.Array, L: jax.Array, diagonal: bool | None = None) -> jax.Array:
-    """
-    ``A L``, for L a matrix, or the diagonal of a diagonal one.
-
-    :param diagonal: which of the two, where L may have leading axes.
-    """
-    return A * L[..., None, :] if (L.ndim == 1 if diagonal is None else diagonal) else linalg.matmul(A, L)
 
 
 def sum_of_roots(roots: Sequence[jax.Array]) -> jax.Array:

@@ -40,7 +40,6 @@ from npgp.contract import Optimizer
 from npgp.variational import site_steps
 from npgp.variational.blocks import SCALE_CONSTRAINTS
 from npgp.variational.losses import in_two, value_and_grads
-from npgp.variational.pseudo import VALUES
 
 __all__ = ["natural_gradient"]
 
@@ -80,7 +79,7 @@ def natural_gradient(
     all rows at once, q(ε) is exact for Gaussian noise and has no parameters; pseudo-observations of other likelihoods
     are left to ``others``.
 
-    **Given pseudo-data**, as in minibatches, steps are in the natural parameters of the pseudo-data,
+    **Given pseudo-data** steps are in the natural parameters of the pseudo-data,
     ``f.u.pseudo_loc``, ``pseudo_scale`` and ``pseudo_lower``, and ``f.u.unit`` is held:
 
     .. code-block:: python
@@ -90,11 +89,8 @@ def natural_gradient(
         guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
         svi = SVI(model, guide, optim, TraceMeanField_ELBO())
 
-    How these follow other sites, ``f.u.coupling`` and ``noise_coupling``, is left to ``others``. Components that share
-    one q(ε), such as those that meet in one sum, step together, in ``g.u.with.f.u`` too; but one that functions of a
-    plate have a share in is left to ``others`` as a whole: with ``AutoSparseGP(model, joint=False)`` each component has
-    its own, and natural gradients. Otherwise blocks given pseudo-data step each by itself. They need reverse-mode
-    gradients.
+    How these follow other sites, ``f.u.coupling`` and ``noise_coupling``, is left to ``others``. Blocks given
+    pseudo-data step each by itself, and need reverse-mode gradients.
 
     Beside what a step of Adam costs, a step takes one more evaluation of the loss, but for what q(ε) has no part in
     (the kernel's factors), a Cholesky factorization per dense block, and products of the projections with vectors;
@@ -110,8 +106,7 @@ def natural_gradient(
         smaller step.
     :raises TypeError: for a rate or an optimizer of another type.
     :raises ValueError: for a rate outside (0, 1]; when training starts, if there are other parameters and
-        no optimizer for them; if a site that is named shares its q(ε) with one that is not, or with functions of
-        a plate, or if all do so; for forward-mode gradients of a site given pseudo-data.
+        no optimizer for them; for forward-mode gradients of a site given pseudo-data.
     """
     return _NaturalGradient(rate, others, sites, max_iterations)
 
@@ -139,9 +134,9 @@ class _NaturalGradient(Optimizer):
         self.max_iterations = max_iterations
 
     def init(self, params):
-        given_data = _find_pseudo_data(params, self.sites)
+        given_data = [site for site in site_steps.sites_of(params) if self.sites is None or site in self.sites]
         blocks = _find_blocks(params, self.sites, given_data)
-        names = {*blocks, *blocks.values()}.union(*(site_steps.held(group, params) for group in given_data))
+        names = {*blocks, *blocks.values()}.union(*(site_steps.held(site, params) for site in given_data))
         q = {name: value for name, value in params.items() if name in names}
         rest = {name: value for name, value in params.items() if name not in names}
         if rest and self.others is None:
@@ -149,7 +144,7 @@ class _NaturalGradient(Optimizer):
                 f"others is None, but there are parameters beside those of q(ε): {sorted(rest)}. "
                 "Give an optimizer for them; optax.set_to_zero() holds them fixed."
             )
-        averages = {group[0]: site_steps.start_average(group, q) for group in given_data}
+        averages = {site: site_steps.start_average(site, q) for site in given_data}
         return jnp.array(0), (q, averages, self.others.init(rest) if rest else ())
 
     def get_params(self, state):
@@ -176,14 +171,14 @@ class _NaturalGradient(Optimizer):
             output, rest = self.others.eval_and_update(fn, rest, forward_mode) if rest else (fn({}), rest)
             finite = jnp.isfinite(output[0]) & _all_finite(self.others.get_params(rest) if rest else {})
             return output, (count + 1, (q, averages, rest)), finite
-        blocks = _find_blocks(q, _site_names(q), site_steps.groups(q))
+        given_data = site_steps.sites_of(q)
+        blocks = _find_blocks(q, _site_names(q), given_data)
         if averages and forward_mode:
             raise ValueError(
                 f"natural_gradient steps {next(iter(averages))!r}, which is given by pseudo-data, by reverse-mode "
                 "gradients: leave out forward_mode_differentiation, or name other sites."
             )
-        given_data = {group[0]: group for group in site_steps.groups(q)}
-        slots = {site: site_steps.slot_for(group, q, averages[site]) for site, group in given_data.items()}
+        slots = {site: site_steps.slot_for(site, q, averages[site]) for site in given_data}
         told, again = in_two(fn, q, slots, {name: value for name, value in params.items() if name not in q})
         value_and_grad = value_and_grads(told, forward_mode)
 
@@ -204,10 +199,7 @@ class _NaturalGradient(Optimizer):
         new_averages = {site: site_steps.average(averages[site], reports[site], count) for site in averages}
         # The first step has no draws before it, and takes its own.
         known = jax.tree.map(lambda a, b: jnp.where(count == 0, a, b), new_averages, averages)
-        directions = [
-            site_steps.Direction(group, q, grads, reports[site].precision, known[site])
-            for site, group in given_data.items()
-        ]
+        directions = [site_steps.Direction(site, q, grads, reports[site].precision, known[site]) for site in given_data]
 
         def attempt(rate):
             new_scales = {loc: _natural_scale(means[loc], scales[loc], scale_grads[loc], rate) for loc in means}
@@ -244,7 +236,7 @@ class _NaturalGradient(Optimizer):
         _, _, new, ok = lax.while_loop(lambda carry: (carry[0] <= MAX_HALVINGS) & ~carry[3], retry, start)
         new = {name: jnp.where(ok, new[name], q[name]) for name in q}
         computed = {name: jnp.isfinite(gradient) for name, gradient in q_grads.items()}
-        computed |= {n: computed[n] & d.finite for d in directions for n in site_steps.held(d.sites, q)}
+        computed |= {n: computed[n] & d.finite for d in directions for n in site_steps.held(d.site, q)}
         new = {name: jnp.where(computed[name], new[name], jnp.nan) for name in q}
         if rest:
             rest_grads = {name: value for name, value in grads.items() if name not in q}
@@ -270,35 +262,15 @@ def _site_names(params: Collection[str]) -> list[str]:
     return [name.removesuffix(".loc") for name in params if name.endswith(".loc")]
 
 
-def _find_pseudo_data(params: dict[str, Any], sites: Collection[str] | None) -> list[list[str]]:
-    """
-    The groups of sites given by pseudo-data that steps are about. Those with functions of a plate beside others are
-    not: of their precision, which has the shape of an arrow, R is not a factor.
-    """
-    found = site_steps.groups(params)
-    named = [group for group in found if sites is None or set(group) & set(sites)]
-    arrows = [group for group in named if len(group) > 1 and jnp.ndim(params[f"{group[0]}.{VALUES}"]) > 1]
-    if arrows and (sites is not None or (arrows == found and not any(map(_SITE.search, _site_names(params))))):
-        what = "has nothing to do" if sites is None else f"cannot take sites={list(sites)}"
-        raise ValueError(
-            f"natural_gradient {what}: {arrows[0]} share one q(ε), and {arrows[0][0]!r} is in a plate, for which there "
-            "are no natural gradients. Leave them to Adam, or take npgp.AutoSparseGP(model, joint=False)."
-        )
-    for group in named:
-        if sites is not None and (missing := set(group).difference(sites)):
-            raise ValueError(f"sites lacks {sorted(missing)}: {group} share one q(ε); name all of them, or none.")
-    return [group for group in named if group not in arrows]
-
-
 def _find_blocks(
-    params: dict[str, Any], sites: Collection[str] | None, given_data: Collection[Collection[str]]
+    params: dict[str, Any], sites: Collection[str] | None, given_data: Collection[str]
 ) -> dict[str, str | None]:
     """
     The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only. Sites given by
     pseudo-data have neither.
     """
     found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
-    found = [site for site in found if not any(site in group for group in given_data)]
+    found = [site for site in found if site not in given_data]
     blocks: dict[str, str | None] = {}
     for site in found:
         loc = f"{site}.loc"

@@ -15,8 +15,6 @@ grows like a power of M while training has it wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 
@@ -24,13 +22,11 @@ from npgp import linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 
 __all__ = [
-    "JOINED",
     "LOWER",
     "SCALE",
     "UNIT",
     "VALUES",
     "covariance_factor",
-    "joint_root",
     "precision_root",
     "pseudo_posterior",
 ]
@@ -41,8 +37,6 @@ VALUES = "pseudo_loc"
 SCALE, UNIT = "pseudo_scale", "unit"
 #: and, of dense blocks, of the unit lower-triangular factor of its precision.
 LOWER = "pseudo_lower"
-#: Between the names of two sites: the parameter by which pseudo-data of the second are about the first, too.
-JOINED = ".with."
 
 
 def pseudo_posterior(L: jax.Array, values: jax.Array, root: jax.Array, diagonal: bool = False) -> BlockNormal:
@@ -79,21 +73,6 @@ def precision_root(scale: jax.Array, lower: jax.Array | None = None) -> jax.Arra
     if lower is None:
         return 1.0 / scale
     return (jnp.tril(lower, -1) + jnp.eye(lower.shape[-1], dtype=lower.dtype)) * (1.0 / scale)[..., None]
-
-
-def joint_root(roots: Sequence[jax.Array], weights: Sequence[Sequence[jax.Array]]) -> jax.Array:
-    """
-    R of components that share one q(ε), lower triangular by blocks: ``R_kj = W_kj diag(R_jj)`` for j < k.
-
-    :param roots: R_kk of each, lower triangular, (..., M_k, M_k).
-    :param weights: of each W_kj for the components j before it, (..., M_k, M_j).
-    """
-    rows, end = [], sum(root.shape[-1] for root in roots)
-    noises = [linalg.diagonal(root)[..., None, :] for root in roots]
-    for root, before in zip(roots, weights, strict=True):
-        row = jnp.concatenate([*(W * noise for W, noise in zip(before, noises, strict=False)), root], axis=-1)
-        rows.append(jnp.pad(row, [(0, 0)] * (row.ndim - 1) + [(0, end - row.shape[-1])]))
-    return jnp.concatenate(rows, axis=-2)
 
 
 @jax.custom_jvp

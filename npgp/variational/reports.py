@@ -9,19 +9,17 @@ to say. Autodiff sums that over draws, whatever these are made in, and counts th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.linalg import block_diag
 
 from npgp import linalg
 from npgp.context import context
 from npgp.contract import name_here
 from npgp.variational.blocks import BlockNormal, block_normal
 
-__all__ = ["Slot", "reported", "reported_jointly"]
+__all__ = ["Slot", "reported"]
 
 
 class Slot(NamedTuple):
@@ -30,8 +28,7 @@ class Slot(NamedTuple):
 
     :param precision: the gradient in W, for pseudo-data of precision ``R W Rᵀ``, at ``W = I``, by way of the covariance
         of q(ε) alone: its mean is held. (..., M, M); or (..., M) where R and W are diagonal.
-    :param covariance: of the inducing values under the prior, (..., M, M), with the axes of the parameters' batch; of
-        components that share one q(ε), of all their values.
+    :param covariance: of the inducing values under the prior, (..., M, M), with the axes of the parameters' batch.
     :param draws: their number, ().
     """
 
@@ -57,25 +54,6 @@ def reported(site: str, q: BlockNormal, L: jax.Array, root: jax.Array, diagonal:
     factor = linalg.diagonal_matrix(L) if diagonal else L
     H = linalg.lower_matmul(root, factor, transpose=True) if root.ndim > loc.ndim else root[..., None] * factor
     return block_normal(q.kind, *_with_report((loc, scale), (H, linalg.gram(factor)), slot))
-
-
-def reported_jointly(
-    site: str, mean: jax.Array, factor: jax.Array, H: jax.Array, factors: Sequence[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """
-    The mean and the factor of a q(ε) of several components as they are; likewise.
-
-    :param site: the first component's, in the order of their pseudo-data.
-    :param mean: m, (K,), in any order.
-    :param factor: T, (K, K).
-    :param H: ``Rᵀ blockdiag(L)``, what the pseudo-data see of ε, (K, K), its rows in the order of pseudo-data.
-    :param factors: of each component L, (M, M), or its diagonal, (M,), in the order of pseudo-data.
-    """
-    slot = context().slots.get(name_here(site))
-    if slot is None:
-        return mean, factor
-    covariance = block_diag(*(jnp.diag(jnp.square(L)) if L.ndim == 1 else linalg.gram(L) for L in factors))
-    return _with_report((mean, factor), (H, covariance), slot)
 
 
 @jax.custom_vjp

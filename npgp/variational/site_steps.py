@@ -18,17 +18,13 @@ in the natural mean, and G that in the precision. A step of rate ρ is
 
     W = I + ρ X,    X = −2 Q G Q,        R' R'ᵀ = R W Rᵀ,        z' = z − ρ R⁻ᵀ W⁻¹ (Q g + X n).
 
-Components that share one q(ε) (joint.py) step together: u is that of all, stacked, K̄ has a block for each, and R is
-dense. How noise follows t is as if it were the same for all; at t = 0, where parameters are, it is.
-
 T has :data:`DAMPING` added: where the prior says a thousand times as much as the pseudo-data, these matter little, K̄
 may be far from K(θ), and Q would be large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -36,10 +32,10 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to, constraints
 
 from npgp import linalg
-from npgp.variational.pseudo import JOINED, LOWER, SCALE, UNIT, VALUES, joint_root, precision_root
+from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES, precision_root
 from npgp.variational.reports import Slot
 
-__all__ = ["Direction", "average", "groups", "held", "slot_for", "start_average"]
+__all__ = ["Direction", "average", "held", "sites_of", "slot_for", "start_average"]
 
 #: What is added to T, the prior covariance in units of the pseudo-data's noise.
 DAMPING = 1e-3
@@ -49,54 +45,37 @@ WINDOW = 20.0
 _positive = biject_to(constraints.positive)
 
 
-def groups(params: Mapping[str, Any]) -> list[list[str]]:
-    """
-    The sites given by pseudo-data, by the q(ε) that they share, in the order of their pseudo-data: those of the first
-    are about all of them. Most have a q(ε) of their own.
-    """
-    found = [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
-    before = {site: [other for other in found if f"{site}{JOINED}{other}" in params] for site in found}
-    return [
-        [first, *sorted((site for site in found if first in before[site]), key=lambda site: len(before[site]))]
-        for first in found
-        if not before[first]
-    ]
+def sites_of(params: Mapping[str, Any]) -> list[str]:
+    """The sites given by pseudo-data."""
+    return [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
 
 
-def held(sites: Sequence[str], params: Mapping[str, Any]) -> list[str]:
+def held(site: str, params: Mapping[str, Any]) -> list[str]:
     """
-    The parameters of a group that steps are about, by name. The unit stays as it is: were it to move, so would all
+    The parameters of a site that steps are about, by name. The unit stays as it is: were it to move, so would all
     values. What goes with t is not among them: a single draw of t says too little of it.
     """
-    own = [f"{site}.{suffix}" for site in sites for suffix in (VALUES, SCALE, LOWER, UNIT)]
-    return [name for name in (*own, *(name for pairs in _joined(sites) for name in pairs)) if name in params]
-
-
-def _joined(sites: Sequence[str]) -> list[list[str]]:
-    """Of each site, the parameters by which pseudo-data of those before are about it, too."""
-    return [[f"{site}{JOINED}{other}" for other in sites[:k]] for k, site in enumerate(sites)]
+    names = (f"{site}.{suffix}" for suffix in (VALUES, SCALE, LOWER, UNIT))
+    return [name for name in names if name in params]
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The average covariance
 
 
-def start_average(sites: Sequence[str], q: Mapping[str, jax.Array]) -> jax.Array:
+def start_average(site: str, q: Mapping[str, jax.Array]) -> jax.Array:
     """K̄ before any draw: of independent inducing values as wide as the prior was at the start; (..., M, M)."""
-    unit = _stacked_unit(sites, q)
-    return linalg.diagonal_matrix(jnp.square(unit))
+    return linalg.diagonal_matrix(jnp.square(_unit(site, q)))
 
 
-def _stacked_unit(sites: Sequence[str], q: Mapping[str, jax.Array]) -> jax.Array:
+def _unit(site: str, q: Mapping[str, jax.Array]) -> jax.Array:
     """Of each value the unit, (..., M)."""
-    units = [jnp.broadcast_to(_positive(q[f"{site}.{UNIT}"]), q[f"{site}.{VALUES}"].shape) for site in sites]
-    return jnp.concatenate(units, axis=-1)
+    return jnp.broadcast_to(_positive(q[f"{site}.{UNIT}"]), q[f"{site}.{VALUES}"].shape)
 
 
-def slot_for(sites: Sequence[str], q: Mapping[str, jax.Array], covariance: jax.Array) -> Slot:
-    """The slot for a group's report."""
-    dense = f"{sites[0]}.{LOWER}" in q
-    like = covariance if dense else q[f"{sites[0]}.{SCALE}"]
+def slot_for(site: str, q: Mapping[str, jax.Array], covariance: jax.Array) -> Slot:
+    """The slot for a site's report."""
+    like = covariance if f"{site}.{LOWER}" in q else q[f"{site}.{SCALE}"]
     return Slot(jnp.zeros_like(like), jnp.zeros_like(covariance), jnp.zeros((), covariance.dtype))
 
 
@@ -115,7 +94,7 @@ class Direction:
     """
     Where the steps from a point lead, whatever their rate.
 
-    :param sites: whitened sites of one q(ε), as of :func:`groups`.
+    :param site: the whitened site.
     :param q: unconstrained parameters, with those of :func:`held`.
     :param grads: gradients of the loss in these.
     :param in_precision: G, the gradient in W of a report.
@@ -124,20 +103,15 @@ class Direction:
 
     def __init__(
         self,
-        sites: Sequence[str],
+        site: str,
         q: Mapping[str, jax.Array],
         grads: Mapping[str, jax.Array],
         in_precision: jax.Array,
         covariance: jax.Array,
     ):
-        self.sites, self.dense = sites, f"{sites[0]}.{LOWER}" in q
-        self.unit = _stacked_unit(sites, q)
-        self.values = jnp.concatenate([q[f"{site}.{VALUES}"] for site in sites], axis=-1)
-        #: Where each site's values end.
-        self.ends = list(accumulate(q[f"{site}.{VALUES}"].shape[-1] for site in sites))
-        roots = [precision_root(_positive(q[f"{site}.{SCALE}"]), q.get(f"{site}.{LOWER}")) for site in sites]
-        weights = [[q[name] for name in names] for names in _joined(sites)]
-        self.root = root = joint_root(roots, weights) if self.dense else roots[0]
+        self.site, self.dense = site, f"{site}.{LOWER}" in q
+        self.unit, self.values = _unit(site, q), q[f"{site}.{VALUES}"]
+        self.root = root = precision_root(_positive(q[f"{site}.{SCALE}"]), q.get(f"{site}.{LOWER}"))
         if self.dense:
             half = linalg.lower_matmul(root, covariance, transpose=True)
             T = linalg.lower_matmul(root, linalg.transposed(half), transpose=True)
@@ -153,8 +127,7 @@ class Direction:
         inverse = linalg.gram(linalg.transposed(linalg.solve_lower(linalg.cholesky(T, jitter=0.0)[0], identity)))
         prior = linalg.cholesky(identity + T, jitter=0.0)[0]
         pull = _solve_twice(prior, self._transposed_times(self.unit * self.values))  # n
-        in_values = jnp.concatenate([grads[f"{site}.{VALUES}"] for site in sites], axis=-1)
-        slope = self._solve(in_values / self.unit)  # g
+        slope = self._solve(grads[f"{site}.{VALUES}"] / self.unit)  # g
         slope = slope + _times(inverse, slope)
         if self.dense:
             half = in_precision + linalg.matmul(inverse, in_precision)
@@ -181,19 +154,10 @@ class Direction:
             root, shift = self.root * jnp.sqrt(W), self.shift / W
             noise = 1.0 / root
         values = self.values - rate * self._solve(shift, transpose=True) / self.unit
-        new: dict[str, jax.Array] = {}
-        for k, (site, joined) in enumerate(zip(self.sites, _joined(self.sites), strict=True)):
-            rows = self._part(k)
-            new |= {f"{site}.{VALUES}": values[..., rows], f"{site}.{SCALE}": _positive.inv(noise[..., rows])}
-            if self.dense:
-                new[f"{site}.{LOWER}"] = jnp.tril(noise[..., rows, None] * root[..., rows, rows], -1)
-            for j, name in enumerate(joined):
-                new[name] = root[..., rows, self._part(j)] * noise[..., None, self._part(j)]
+        new = {f"{self.site}.{VALUES}": values, f"{self.site}.{SCALE}": _positive.inv(noise)}
+        if self.dense:
+            new[f"{self.site}.{LOWER}"] = jnp.tril(noise[..., None] * root, -1)
         return new
-
-    def _part(self, k: int) -> slice:
-        """Where a site's values are."""
-        return slice(self.ends[k - 1] if k else 0, self.ends[k])
 
     def _transposed_times(self, x: jax.Array) -> jax.Array:
         """``Rᵀ x``."""

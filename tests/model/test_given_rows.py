@@ -15,6 +15,7 @@ from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from oracles import log_normal
 
 import npgp
+from npgp.variational.joint import JointBlock
 
 G, N, P = 3, 7, 4
 NOISE, LEVEL, EFFECT = 0.05, 1.5, 0.8
@@ -531,3 +532,12 @@ def test_many_draws_are_those_of_their_keys_one_by_one(float64):
         one = guide.sample_posterior(keys[2, 5], params, INPUTS)["f.u"]
         np.testing.assert_allclose(draws[2, 5], one, rtol=1e-12)
         assert draws.shape == (3, 7, 4)
+
+
+def test_a_block_is_drawn_given_those_before(float64):
+    rng = np.random.default_rng(0)
+    loc, before, z = (rng.normal(size=n) for n in (3, 2, 3))
+    rows = np.concatenate([rng.normal(size=(3, 2)), np.tril(rng.normal(size=(3, 3)))], axis=1)
+    block = JointBlock(*map(jnp.asarray, (loc, rows, before)))
+    np.testing.assert_allclose(block.at(jnp.asarray(z)), loc + rows @ np.concatenate([before, z]), rtol=1e-12)
+    np.testing.assert_allclose(block.mean, loc + rows[:, :2] @ before, rtol=1e-12)

@@ -1,9 +1,7 @@
 """
-Natural gradients for q(ε) given pseudo-data, of one component or several that share it: the optimum in one step,
-reports, and training faster than Adam's.
+Natural gradients for q(ε) given pseudo-data: the optimum in one step, reports, and training faster than Adam's.
 """
 
-from contextlib import nullcontext
 from functools import partial
 
 import jax
@@ -17,11 +15,9 @@ from models import compiled, make_elbo, rbf, trajectory
 from numpyro import handlers
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
-from oracles import log_normal
 
 import npgp
 from npgp.context import under
-from npgp.model import components
 from npgp.variational import natural_gradient, site_steps
 from npgp.variational.pseudo import pseudo_posterior
 from npgp.variational.reports import Slot, reported
@@ -178,79 +174,6 @@ def test_ends_where_the_gradient_vanishes(kinds, float64):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Components that share one q(ε)
-
-#: Inducing points and lengthscales; of g's pseudo-data, which are the most, those of h and f follow.
-POINTS = {"f": O[:2] + 0.2, "g": Z, "h": O}
-RANGES = {"f": 2.0, "g": 0.7, "h": 0.4}
-
-
-def several(X, y=None, names="fgh", points=None, known=True):
-    """A sum, with hyperparameters known or sampled."""
-    noise = np.sqrt(NOISE) if known else numpyro.sample("noise", dist.HalfNormal(1.0))
-    functions = []
-    for name in names:
-        scale = 1.0 if known else numpyro.sample(f"{name}.scale", dist.HalfNormal(2.0))
-        kernel = npgp.RBF(RANGES[name], variance=scale**2)
-        inducing = jnp.asarray((POINTS[name] if points is None else points).copy())
-        functions.append(npgp.SparseGP(name, kernel, inducing, jitter=1e-12).draw())
-    with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", sum((f(X) for f in functions[1:]), functions[0](X)), npgp.Gaussian(scale=noise), obs=y)
-
-
-def in_a_sum(num, rate, *args, **static):
-    """Losses before each step, and after the last, and the parameters."""
-    model = partial(several, **static)
-    svi = SVI(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), natural_gradient(rate), TraceMeanField_ELBO())
-    return trajectory(svi, num, *args)
-
-
-@pytest.mark.parametrize("names", ["fg", "fgh"])
-def test_a_unit_step_is_the_joint_optimum(names, undamped, float64):
-    """Of all q(ε), which is Gaussian: the collapsed bound of all features."""
-    _, losses = in_a_sum(2, 1.0, X, Y, names=names)
-    explained = 0.0
-    for name in names:
-        of_data, inducing = (rbf(POINTS[name], x, RANGES[name], 1.0) for x in (X, POINTS[name]))
-        explained = explained + of_data.T @ np.linalg.solve(inducing, of_data)
-    residual = len(names) - np.diag(explained)
-    bound = log_normal(Y, explained + NOISE * np.eye(N)) - 0.5 * np.sum(np.log1p(residual / NOISE))
-    np.testing.assert_allclose(-losses[1:], bound, rtol=1e-7)  # the second step changes nothing
-    assert losses[0] > losses[1] + 1.0
-
-
-@pytest.mark.parametrize("names", ["gh", "fgh"])
-def test_reaches_the_evidence(names, undamped, float64):
-    """Inducing points at all inputs: rows say nothing of what sets components apart, so that Λ loses rank."""
-    x, y = X[::3], Y[::3]
-    _, losses = in_a_sum(30, 0.7, x, y, names=names, points=x)
-    covariance = sum(rbf(x, x, RANGES[name], 1.0) for name in names) + NOISE * np.eye(len(x))
-    np.testing.assert_allclose(-losses[-1], log_normal(y, covariance), rtol=0, atol=1e-6)
-    assert losses[0] > losses[-1] + 0.5 and np.all(np.diff(losses) < 1e-9)
-
-
-def slow_and_fast(X, y=None):
-    noise = numpyro.sample("noise", dist.LogNormal(-2.5, 0.7))
-    slow, fast = numpyro.sample("slow", dist.LogNormal(0.5, 0.5)), numpyro.sample("fast", dist.LogNormal(-1.0, 0.5))
-    f = npgp.SparseGP("f", npgp.RBF(slow, variance=4.0), jnp.linspace(0.0, 6.0, 8)[:, None]).draw()
-    g = npgp.SparseGP("g", npgp.RBF(fast, variance=0.3), jnp.linspace(0.0, 6.0, 25)[:, None]).draw()
-    with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X) + g(X), npgp.Gaussian(scale=noise), obs=y)
-
-
-def test_components_in_a_quarter_of_adams_steps(float64):
-    """With hyperparameters sampled."""
-    rng = np.random.default_rng(3)
-    X = np.sort(rng.uniform(0.0, 6.0, (60, 1)), 0)
-    y = 2.0 * np.sin(1.1 * X[:, 0]) + 0.5 * np.sin(7.0 * X[:, 0]) + 0.05 * rng.normal(size=60)
-    schedule = optax.cosine_decay_schedule(0.5, 100)
-    params, elbo = reached(slow_and_fast, natural_gradient(schedule, npgp.adam(0.02, 100)), 100, X, y)
-    assert params["f.u.with.g.u"].shape == (8, 25)
-    # Measured: 8.8, and -14.5 after 400 steps of Adam at a rate of .02, which at .05 and .1 reaches less.
-    assert elbo > 5.0
-
-
-# ---------------------------------------------------------------------------------------------------------------
 # Reports
 
 
@@ -293,42 +216,6 @@ def test_reports(diagonal_factor, diagonal_noise, float64):
     assert report.draws == 3.0
     np.testing.assert_allclose(report.covariance, sum(L @ L.T for L in full), rtol=1e-12)
     np.testing.assert_allclose(report.precision, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_reports_of_components_that_share_one_q(monkeypatch, float64):
-    """Likewise of the ELBO, over particles; components are drawn in another order than their pseudo-data have."""
-    model = partial(several, known=False)
-    guide, elbo = npgp.AutoSparseGP(model, dependence="pseudo-data"), TraceMeanField_ELBO(num_particles=3)
-    svi = SVI(model, guide, optax.adam(0.1), elbo)
-    args = jnp.asarray(X), jnp.asarray(Y)
-    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), *args)))()
-    rng = np.random.default_rng(1)
-    params = {n: v + 0.3 * rng.uniform(0 if "scale" in n else -1, 1, v.shape) for n, v in params.items()}
-    ordinary = components.joint_posterior
-
-    def loss(slot):
-        with under(slots={"g.u": slot}):
-            return elbo.loss(jax.random.key(2), params, model, guide, *args)
-
-    def held(W):
-        def joint_posterior(H, scaled, branches):
-            return ordinary(H, scaled)[0], ordinary(jnp.linalg.cholesky(W).T @ H, scaled)[1]
-
-        with monkeypatch.context() as patched:
-            patched.setattr(components, "joint_posterior", joint_posterior)
-            return elbo.loss(jax.random.key(2), params, model, guide, *args)
-
-    slot = Slot(jnp.zeros((9, 9)), jnp.zeros((9, 9)), jnp.zeros(()))
-    report, expected = compiled(lambda slot, W: (jax.grad(loss)(slot), jax.grad(held)(W)))(slot, jnp.eye(9))
-    np.testing.assert_allclose(report.precision, 0.5 * (expected + expected.T), rtol=1e-8, atol=1e-10)
-    assert np.abs(report.precision[4:, :4]).max() > 1e-2
-    assert report.draws == 3.0
-    covariance = np.array(report.covariance)
-    for name, at in {"g": slice(0, 4), "h": slice(4, 7), "f": slice(7, 9)}.items():
-        block = covariance[at, at].copy()
-        covariance[at, at] = 0.0
-        np.testing.assert_allclose(block / block[0, 0], rbf(POINTS[name], POINTS[name], RANGES[name], 1.0), rtol=1e-9)
-    assert np.all(covariance == 0.0)
 
 
 @pytest.mark.parametrize("lengthscale", [1.0, 0.3])
@@ -435,46 +322,26 @@ def test_ends_at_adams_optimum(float64):
     assert abs(further - elbo) < 0.05  # measured: .001
 
 
-def two(X, y=None, members=False, alone=True):
-    """f and g meet in a sum, g perhaps in a plate; h is by itself."""
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    f = npgp.SparseGP("f", npgp.RBF(noise), jnp.asarray(Z[:2])).draw()
-    with numpyro.plate("members", 3, dim=-2) if members else nullcontext():
-        g = npgp.SparseGP("g", npgp.RBF(noise), jnp.asarray(Z[:2])).draw()
-        with numpyro.plate("data", X.shape[0]):
-            npgp.observe("y", f(X) + g(X), npgp.Gaussian(scale=noise), obs=np.stack([y] * 3) if members else y)
-    if alone:
-        h = npgp.SparseGP("h", npgp.RBF(noise), jnp.asarray(Z[:2])).draw()
-        npgp.observe("y2", h(X), npgp.Gaussian(scale=noise), obs=y)
+def started(*args, **kwargs):
+    """The average covariances of a new optimizer, for two components."""
 
+    def two(X, y=None):
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        for name in "fg":
+            f = npgp.SparseGP(name, npgp.RBF(noise), jnp.asarray(Z[:2])).draw()
+            npgp.observe(f"y{name}", f(X), npgp.Gaussian(scale=noise), obs=y)
 
-def started(*args, joint=True, members=False, alone=True, **kwargs):
-    """The average covariances of a new optimizer."""
-    model = partial(two, members=members, alone=alone)
-    guide = npgp.AutoSparseGP(model, AutoNormal, joint=joint, dependence="pseudo-data")
-    svi = SVI(model, guide, natural_gradient(0.5, *args, **kwargs), TraceMeanField_ELBO())
+    guide = npgp.AutoSparseGP(two, AutoNormal, dependence="pseudo-data")
+    svi = SVI(two, guide, natural_gradient(0.5, *args, **kwargs), TraceMeanField_ELBO())
     return jax.eval_shape(lambda: svi.init(jax.random.key(0), X, Y)).optim_state[1][1]
 
 
-def test_components_that_share_one_q_step_together():
-    others = optax.adam(0.01)
-    for sites in (None, ["h.u", "g.u", "f.u"]):
-        found = {site: average.shape for site, average in started(others, sites=sites).items()}
-        assert found == {"f.u": (4, 4), "h.u": (2, 2)}
-    assert set(started(others, sites=["h.u"])) == {"h.u"}
-    assert set(started(others, joint=False)) == {"f.u", "g.u", "h.u"}
-    assert set(started(others, sites=["f.u"], joint=False)) == {"f.u"}
-    with pytest.raises(ValueError, match=r"sites lacks \['f.u'\]: \['f.u', 'g.u'\] share one q"):
-        started(others, sites=["g.u"])
-
-
-def test_functions_of_a_plate_are_left_to_others():
-    others = optax.adam(0.01)
-    assert set(started(others, members=True)) == {"h.u"}
-    with pytest.raises(ValueError, match=r"sites=\['f.u'\]: \['g.u', 'f.u'\] share one q.* 'g.u' is in a plate"):
-        started(others, members=True, sites=["f.u"])
-    with pytest.raises(ValueError, match=r"nothing to do: .* 'g.u' is in a plate.* joint=False"):
-        started(others, members=True, alone=False)
+def test_sites_that_are_named_step():
+    assert {site: average.shape for site, average in started(optax.adam(0.01)).items()} == {
+        "f.u": (2, 2),
+        "g.u": (2, 2),
+    }
+    assert set(started(optax.adam(0.01), sites=["g.u"])) == {"g.u"}
 
 
 def test_forward_mode_is_refused(float64):
@@ -482,4 +349,4 @@ def test_forward_mode_is_refused(float64):
     with pytest.raises(ValueError, match="steps 'f.u', which is given by pseudo-data, by reverse-mode gradients"):
         jax.eval_shape(lambda: svi.update(svi.init(jax.random.key(0), X, Y), X, Y, forward_mode_differentiation=True))
     with pytest.raises(ValueError, match="others is None, but there are parameters .*noise_auto_loc"):
-        started(joint=False)
+        started()
