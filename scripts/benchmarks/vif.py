@@ -53,7 +53,7 @@ def by_npgp(X, y, X_test, inducing: int, neighbors: int) -> tuple[np.ndarray, np
         return npgp.neighbors.nearest_before(X, neighbors, kernel=kernel, inducing=p["Z"])
 
     params = start
-    for steps in (20, 40):
+    for steps in (15, 25):
         near = nearest(params)
         fit = npgp.fit_collapsed(jax.random.key(0), model, near, y, init_params=params, max_steps=steps, progress=False)
         params = {name: fit.params[name] for name in start}
