@@ -24,6 +24,9 @@ from npgp.pytrees import pytree, static
 
 __all__ = ["Functionals", "Piece", "Rows", "RowsLike", "as_functionals", "as_rows", "at", "average", "derivative"]
 
+#: What to write where functions of a plate were given inputs each.
+ADVICE_EACH = "; for functions in a plate with rows each, state all rows of all functions and choose by [group, row]"
+
 
 @pytree
 @dataclass(frozen=True)
@@ -280,7 +283,8 @@ def average(points: ArrayLike, weights: ArrayLike | None = None) -> Functionals:
     """
     array = checks.array(points, "points")
     if array.ndim != 3:
-        raise ValueError(f"points has shape {array.shape}; it must be (rows, points of a row, input dimensions).")
+        each = ADVICE_EACH if array.ndim == 4 else ""
+        raise ValueError(f"points has shape {array.shape}; it must be (rows, points of a row, input dimensions){each}.")
     points = checks.inputs(points, "points", members=True)
     N, J, _ = points.shape
     if weights is None:
@@ -306,6 +310,8 @@ def derivative(X: ArrayLike, dim: int = 0) -> Functionals:
     :raises ValueError: for inputs of another shape or with NaN, and for a column that they do not have; where they are
         used, for a kernel whose functions have no derivative.
     """
+    if np.ndim(X) == 3:
+        raise ValueError(f"X has shape {np.shape(X)}; slopes are at inputs (rows, input dimensions){ADVICE_EACH}.")
     X = checks.inputs(X)
     columns = X.shape[1]
     dim = checks.whole_number(

@@ -14,7 +14,8 @@ from jax.typing import ArrayLike
 
 from npgp import checks, functionals, linalg
 from npgp.features import InducingBlock
-from npgp.functionals.rows import Functionals, RowsLike
+from npgp.functionals.covariances import covariance, variance
+from npgp.functionals.rows import Functionals, Rows, RowsLike
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.protocol import Given, Moments
@@ -23,7 +24,7 @@ from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projection, Projector
-from npgp.sparse.ragged import MemberRows
+from npgp.sparse.ragged import MemberRows, some
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
@@ -47,7 +48,7 @@ class Cache:
         self.kernel, self.inducing, self.plates, self.jitter = kernel, inducing, plates, jitter
         self._here = current_trace()
         self._projector: Projector | Members | None = None
-        self._projections: list[tuple[jax.Array, Projection]] = []
+        self._projections: list[tuple[Rows, Projection]] = []
 
     @property
     def projector(self) -> Projector | Members:
@@ -63,8 +64,8 @@ class Cache:
         """Factorize now, and not where the projector is first used."""
         _ = self.projector
 
-    def project(self, X: jax.Array) -> Projection:
-        """The projection of inputs; that of the very same array is computed once."""
+    def project(self, X: Rows) -> Projection:
+        """The projection of rows; that of the very same ones is computed once."""
         for seen, projection in self._projections:
             if seen is X:
                 return projection
@@ -317,7 +318,7 @@ class ChosenFunction(Function):
     def _projection(self) -> Projection:
         rows, projector = self._rows, self.projector
         if projector.batch_shape:
-            return self._members(rows.places.members)(rows.places.parts.gather_rows(rows.inputs))
+            return self._members(rows.places.members).each(lambda p, X: p(X), some(rows.inputs, rows.places.parts.rows))
         # One kernel for all: at the rows of X, or at those that are chosen, if these are fewer.
         few = rows.X.ndim == 2 and rows.X.shape[0] <= rows.shape[0]
         projection = self.cache.project(rows.X) if few else projector(rows.inputs)
@@ -358,7 +359,8 @@ class ChosenFunction(Function):
         """The residual's covariance between rows, (n, N): none between different functions."""
         assert before.group is not None
         # Row by row with its function's kernel; what is another function's is dropped below.
-        D = self._members(before.group).each(lambda p, x: p.kernel(x[None], after.X)[0], before.X)
+        X = before.X.apart() if isinstance(before.X, Functionals) else before.X
+        D = self._members(before.group).each(lambda p, x: covariance(p.kernel, some(x, None), after.X)[0], X)
         for A, B, use in zip(before.A, after.A, blocks, strict=True):
             D = D - linalg.transposed_matmul(A, B) if use else D
         return jnp.where(before.group[:, None] == after.group, D, 0.0)
@@ -375,11 +377,15 @@ class ChosenFunction(Function):
         return self._within(groups, learned_blocks(self.q))
 
     def _within(self, groups: Groups, blocks: Sequence[bool]) -> jax.Array:
-        X, member = groups.gather_rows(self._rows.inputs), groups.gather(self._rows.places.group)
+        X, member = some(self._rows.inputs, groups.rows), groups.gather(self._rows.places.group)
         # Row by row with its function's kernel; what is another function's is dropped below.
         members, number = self._members(member), jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
-        D = members.each(lambda p, x, group: p.kernel(x[None], X[0] if len(X) == 1 else X[group])[0], X, number)
-        D = jnp.where(jnp.eye(groups.size, dtype=bool), members.each(lambda p, x: p.kernel.diag(x[None]), X), D)
+
+        def with_group(p: Projector, x: Rows, group: jax.Array) -> jax.Array:
+            return covariance(p.kernel, some(x, None), some(X, 0 if groups.count == 1 else group))[0]
+
+        own = members.each(lambda p, x: variance(p.kernel, some(x, None)), X)
+        D = jnp.where(jnp.eye(groups.size, dtype=bool), own, members.each(with_group, X, number))
         for A, use in zip(self._projection.A, blocks, strict=True):
             D = D - groups.gram(self._by_row(A)) if use else D
         return jnp.where(member[:, :, None] == member[:, None, :], D, 0.0)

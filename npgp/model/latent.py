@@ -63,16 +63,9 @@ class Term:
                 f"{self.function.name} is mixed by a matrix, so each of its values is of all its functions: choose "
                 "rows of functions in a plate, f(X)[group, row], or state what is missing by mask=."
             )
-        if isinstance(self.X, Functionals):
-            if self.function.batch_shape:
-                raise ValueError(
-                    f"{self.function.name} is in a plate, and its rows are functionals: [group, row] chooses values of "
-                    "f(X) alone."
-                )
-            return Term(places.of(self.scale), self.function, self.X.take(places.row))
         rows = MemberRows(self.X, places)
         function = self.function.chosen(rows)
-        return Term(places.of(self.scale), function, self.X[places.row] if function is self.function else rows)
+        return Term(places.of(self.scale), function, rows.inputs if function is self.function else rows)
 
     @property
     def functionals(self) -> Functionals | None:
@@ -145,13 +138,34 @@ def _merged(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     """Terms of one draw as one, of functionals, where they can be."""
     found: list[Term] = []
     for term in terms:
-        same = [i for i, other in enumerate(found) if other.function is term.function]
-        before, after = (found[same[0]].functionals, term.functionals) if same else (None, None)
-        if before is None or after is None:
-            found.append(term)
+        sums = [(i, both) for i, other in enumerate(found) if (both := _sum(other, term)) is not None]
+        if sums:
+            found[sums[0][0]] = sums[0][1]
         else:
-            found[same[0]] = Term(jnp.ones((), term.scale.dtype), term.function, before + after)
+            found.append(term)
     return tuple(found)
+
+
+def _sum(a: Term, b: Term) -> Term | None:
+    """Two terms as one of functionals; ``None`` unless they are of one draw, and row by row of the same function."""
+    if a.function.source is not b.function.source:
+        return None
+    places = [term.X.places if isinstance(term.X, MemberRows) else None for term in (a, b)]
+    chosen, other = places
+    if chosen is None or other is None:
+        if chosen is not other:
+            return None
+    elif not chosen.same_functions(other):
+        return None
+    else:
+        a, b = (replace(term, X=term.X.inputs) for term in (a, b))
+    before, after, one = a.functionals, b.functionals, jnp.ones((), a.scale.dtype)
+    if before is None or after is None:
+        return None
+    if chosen is None:
+        return Term(one, a.function, before + after)
+    rows = MemberRows(before + after, chosen.with_rows_in_order())
+    return Term(one, a.function.source.chosen(rows), rows)
 
 
 class _NoArray(type):

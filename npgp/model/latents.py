@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from npgp.functionals.rows import ADVICE_EACH
 from npgp.likelihoods import Likelihood
 from npgp.model.latent import Latent, as_latent
 from npgp.model.protocol import Draw, Moments
 from npgp.model.sites import lost
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
+from npgp.sparse.ragged import MemberRows
 from npgp.sparse.residuals import GroupResidual
 
 __all__ = ["Latents", "as_latents"]
@@ -80,7 +82,15 @@ class Latents:
         if len(set(map(id, functions))) < len(functions):
             name = next(f.name for f in functions if functions.count(f) > 1)
             where = "twice in one sum" if len(self.parts) == 1 else "twice in one observation"
-            raise ValueError(f"the draw of {name} occurs {where}; npgp.sample its values first.")
+            if any(isinstance(term.X, MemberRows) for part in self.parts for term in part.terms):
+                raise ValueError(
+                    f"{name} occurs {where}, with [group, row] of different functions of its plate: draw one function "
+                    "instead, of inputs with a last column for the function's number, and the kernel "
+                    "npgp.kernels.Coregion(kernel, np.zeros((G, 1)), kappa=1.0), under which levels are independent."
+                )
+            each = any(len(term.X.shape) > 2 for part in self.parts for term in part.terms)
+            advice = ADVICE_EACH if each else "; npgp.sample its values first"
+            raise ValueError(f"the draw of {name} occurs {where}{advice}.")
         if self.num_latents > 1 and any(term.mixing is not None for part in self.parts for term in part.terms):
             raise ValueError(
                 "the latent values of one observation are mixed of the same functions, and so not independent: "

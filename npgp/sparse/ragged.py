@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.functionals.rows import Functionals, Rows
+from npgp.programs.tracing import is_traced
 from npgp.sparse.groups import Groups
 
-__all__ = ["MemberRows", "Places"]
+__all__ = ["MemberRows", "Places", "some"]
 
 #: To look up a member's matrix once for a part costs as much as to multiply it by so many of the part's rows.
 LOOKUP = 16
@@ -55,6 +59,7 @@ class Places:
                 f"group has shape {group.shape} and row {row.shape}: both are to have the same length, one entry for "
                 "each value, and at least one."
             )
+        self._given = group  # an array of NumPy, if it was one: JAX's are traced inside programs
         self.group, self.row = jnp.asarray(group), jnp.asarray(row)
         #: G.
         self.functions = functions
@@ -67,6 +72,16 @@ class Places:
         own = (self.group, self.row)[-values.ndim :]
         index = tuple(i if length > 1 else 0 for i, length in zip(own, values.shape, strict=True))
         return jnp.broadcast_to(values[index], self.group.shape)
+
+    def same_functions(self, other: Places) -> bool:
+        """Whether others are of the same functions, one by one, as far as can be seen."""
+        both = self._given, other._given
+        return both[0] is both[1] or (not any(map(is_traced, both)) and np.array_equal(*both))
+
+    def with_rows_in_order(self) -> Places:
+        """Places of the same functions at rows 0, 1, …"""
+        N = self.group.size
+        return Places(self._given, np.arange(N), within=(self.functions, N))
 
     @property
     def parts(self) -> Groups:
@@ -98,15 +113,20 @@ class Places:
         return Groups(rows, mask, inverse, N), self.group[rows[:, 0]]
 
 
+def some(rows: Rows, which: Any) -> Any:
+    """Some rows, by their numbers or another index; of functionals whose arrays all have the rows' axes."""
+    return jax.tree.map(lambda x: x[which], rows)
+
+
 class MemberRows:
     """
-    Rows of inputs, each for one of the functions of a plate.
+    Rows of inputs, or functionals, each for one of the functions of a plate.
 
-    :param X: inputs, (T, D), or (G, T, D) of functions with inputs each.
+    :param X: inputs, (T, D), or (G, T, D) of functions with inputs each; or T functionals.
     :param places: which function, and which row of X.
     """
 
-    def __init__(self, X: jax.Array, places: Places):
+    def __init__(self, X: Rows, places: Places):
         self.X, self.places = X, places
 
     @property
@@ -115,6 +135,8 @@ class MemberRows:
         return (*self.places.group.shape, self.X.shape[-1])
 
     @cached_property
-    def inputs(self) -> jax.Array:
-        """Each row's inputs, (N, D)."""
+    def inputs(self) -> Rows:
+        """Each row's inputs, (N, D), or functionals, whose arrays all have N rows."""
+        if isinstance(self.X, Functionals):
+            return self.X.take(self.places.row)
         return self.X[self.places.row] if self.X.ndim == 2 else self.X[self.places.group, self.places.row]

@@ -23,6 +23,7 @@ X, Z, OWN = RNG.uniform(size=(T, 2)), RNG.uniform(size=(M, 2)), RNG.uniform(size
 PLACES = np.array([(0, 3), (3, 1), (0, 0), (1, 6), (0, 6), (3, 3), (0, 2), (0, 5), (1, 0), (0, 4), (0, 1)])
 GROUP, ROW = PLACES.T
 Y = RNG.normal(size=len(PLACES))
+POINTS = np.random.default_rng(4).uniform(size=(T, 3, 2))
 LENGTHSCALES = np.array([[0.3], [0.5], [0.8], [1.0]])
 COVARIANCES = {"dense": ["dense"], "diagonal": ["diagonal"], "blocks": ["dense", "mean-only"]}
 
@@ -35,21 +36,26 @@ def functions(own, covariances="dense"):
         return npgp.SparseGP("g", kernel, blocks, COVARIANCES[covariances]).draw()
 
 
-def values(own, covariances, shared):
+def rows_of(f, functionals):
+    """Values at T rows, or averages and slopes."""
+    return f.average(POINTS) - f.derivative(X, 1) if functionals else f(X)
+
+
+def values(own, covariances, shared, functionals=False):
     level = numpyro.sample("level", dist.Normal(0.0, 1.0).expand([G, 1]).to_event(2))
     f = npgp.SparseGP("f", npgp.RBF(1.0), Z[:2]).draw() if shared else None
-    v = functions(own, covariances)(X) * np.array([[1.0], [2.0], [0.5], [-1.0]]) + level
+    v = rows_of(functions(own, covariances), functionals) * np.array([[1.0], [2.0], [0.5], [-1.0]]) + level
     return v if f is None else v + 0.5 * f(X)
 
 
-def model(own=False, covariances="dense", shared=False, conditional="tight", ragged=True):
+def model(own=False, covariances="dense", shared=False, conditional="tight", ragged=True, functionals=False):
     def long(group, row, y=None):
-        chosen = values(own, covariances, shared)[group, row]
+        chosen = values(own, covariances, shared, functionals)[group, row]
         with numpyro.plate("rows", len(group)):
             npgp.observe("y", chosen, npgp.Gaussian(variance=0.3), obs=y, conditional=conditional)
 
     def rectangle(group, row, y=None):
-        v = values(own, covariances, shared)
+        v = values(own, covariances, shared, functionals)
         y = jnp.full((G, T), jnp.nan).at[group, row].set(y)
         with numpyro.plate("outputs", G, dim=-2), numpyro.plate("rows", T):
             npgp.observe("y", v, npgp.Gaussian(variance=0.3), obs=y, mask=~jnp.isnan(y), conditional=conditional)
@@ -58,17 +64,20 @@ def model(own=False, covariances="dense", shared=False, conditional="tight", rag
 
 
 @pytest.mark.parametrize(
-    ("own", "covariances", "shared", "conditional"),
+    ("own", "covariances", "shared", "conditional", "functionals"),
     [
-        (False, "dense", True, "tight"),
-        (True, "blocks", False, "tight"),
-        (True, "diagonal", False, "prior"),
-        (True, "dense", True, "prior"),
+        (False, "dense", True, "tight", False),
+        (True, "blocks", False, "tight", True),
+        (True, "diagonal", False, "prior", False),
+        (True, "dense", True, "prior", False),
     ],
 )
-def test_training_is_that_of_a_rectangle_with_missing_entries(own, covariances, shared, conditional, float64):
+def test_training_is_that_of_a_rectangle_with_missing_entries(
+    own, covariances, shared, conditional, functionals, float64
+):
     """Bound and gradient at the same parameters; of functions beside a shared one the starts differ."""
-    kinds = [model(own, covariances, shared, conditional, ragged=r) for r in (True, False)]
+    options = {"functionals": functionals}
+    kinds = [model(own, covariances, shared, conditional, ragged=r, **options) for r in (True, False)]
     svis = [SVI(m, npgp.AutoSparseGP(m), numpyro.optim.Adam(0.05), TraceMeanField_ELBO()) for m in kinds]
 
     @jax.jit
@@ -105,8 +114,8 @@ def test_density_without_a_guide_is_that_of_a_rectangle(own, float64):
     np.testing.assert_allclose(ragged, rectangle, rtol=1e-12)
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_residuals_covary_within_functions_alone(own, float64):
+@pytest.mark.parametrize(("own", "functionals"), [(False, True), (True, False), (True, True)])
+def test_residuals_covary_within_functions_alone(own, functionals, float64):
     groups = npgp.sparse.consecutive(len(PLACES), 4)
 
     @jax.jit
@@ -114,8 +123,9 @@ def test_residuals_covary_within_functions_alone(own, float64):
         with handlers.seed(rng_seed=0):
             f = functions(own)
             f.q = tuple(npgp.variational.DenseNormal(v, jnp.eye(M)) for v in f.values)
-            chosen = f(X)[GROUP, ROW]
-            given = [latent.terms[0].function.given(latent.terms[0].X, joint=True) for latent in (f(X), chosen)]
+            rows = rows_of(f, functionals)
+            chosen = rows[GROUP, ROW]
+            given = [latent.terms[0].function.given(latent.terms[0].X, joint=True) for latent in (rows, chosen)]
             return *(part.residual for part in given), chosen.group_covariance(groups)
 
     whole, residual, within = both()
@@ -255,8 +265,26 @@ def test_what_has_no_rows_to_choose_from_is_refused():
             single(X)[GROUP, ROW]
         with pytest.raises(ValueError, match="drawn in plates|one function"):
             single(np.zeros((3, 5, 2)))
-        with pytest.raises(ValueError, match="occurs twice in one sum"):
-            npgp.observe("y", f(X)[GROUP, ROW] + f(X)[GROUP, ROW], npgp.Gaussian(variance=1.0))
+        with pytest.raises(ValueError, match="different functions of its plate: draw one function"):
+            npgp.observe("y", f(X)[GROUP, ROW] - f(X)[GROUP[::-1], ROW], npgp.Gaussian(variance=1.0))
+        own = np.tile(X, (G, 1, 1))
+        for refused in (lambda: f.derivative(own), lambda: f.average(own[None]), lambda: f(own) - f(own)):
+            with pytest.raises(ValueError, match=r"state all rows of all functions and choose by \[group, row\]"):
+                npgp.observe("y", refused(), npgp.Gaussian(variance=1.0))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_rows_of_the_same_functions_are_subtracted(traced, float64):
+    def moments(group):
+        with handlers.seed(rng_seed=0):
+            f = functions(True)
+            f.q = tuple(npgp.variational.DenseNormal(v, 0.5 * jnp.eye(M)) for v in f.values)
+            chosen = 2.0 * f(X)[group, ROW] - f(X[::-1])[group if traced else GROUP.copy(), ROW]
+            return chosen.moments(), (2.0 * f(X) - f(X[::-1])).moments()
+
+    found, whole = jax.jit(moments)(GROUP) if traced else jax.jit(lambda: moments(GROUP))()
+    for a, b in zip(found, whole, strict=True):
+        np.testing.assert_allclose(a, b[GROUP, ROW], atol=1e-12)
 
 
 def test_a_traced_index_is_checked_where_training_starts():
