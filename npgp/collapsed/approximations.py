@@ -159,9 +159,8 @@ class ApproximateGP(JointDensity, Stackable):
         self.block = _together(as_blocks(inducing))
         rows = self.X.shape[0]
         if groups is None and method == "pitc":
-            if isinstance(X, Functionals) or checks.is_traced(X):
-                what = "has functionals" if isinstance(X, Functionals) else "is traced"
-                raise ValueError(f"X {what}, so it gives no blocks: pass groups=npgp.sparse.median_split(X, size).")
+            if any(map(checks.is_traced, jax.tree.leaves(X))):
+                raise ValueError("X is traced, so it gives no blocks: pass groups=npgp.sparse.median_split(X, size).")
             groups = kmeans_groups(known_key(), X, self.block.size)
         _check_groups(method, groups, rows)
         if isinstance(self.likelihood, Gaussian):

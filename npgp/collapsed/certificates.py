@@ -128,7 +128,7 @@ def certificate(
     :param noise_variance: σ², a scalar or one for each row (N,).
     :param covariances: for each block ``"dense"``, ``"diagonal"`` or ``"mean-only"``; dense throughout if omitted.
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,).
-    :param grouped: the ``grouped`` conditional with its groups; found in X if omitted, of functionals left out then.
+    :param grouped: the ``grouped`` conditional with its groups; found in X if omitted.
     :param jitter: relative jitter tried first.
     :param exact_rows: with more rows than this, nothing of O(N³) is computed.
     :raises TypeError: for inputs that are not floating, or traced.
@@ -138,14 +138,13 @@ def certificate(
     if any(map(checks.is_traced, jax.tree.leaves((kernel, X, y, inducing, noise_variance, offset)))):
         raise TypeError("certificate was called on traced values; it runs outside jit, on concrete ones.")
     X = as_rows(X)
-    grouping = grouped.groups is not None or not isinstance(X, Functionals)
     gp = CollapsedGP(
         kernel,
         X,
         inducing,
         noise_variance=noise_variance,
         offset=offset,
-        conditional=grouped if grouping else Tight(),
+        conditional=grouped,
         covariances=covariances,
         jitter=jitter,
     )
@@ -153,9 +152,12 @@ def certificate(
     y = checks.to_device(checks.observed(y, (N,))[0], "y", X.dtype)
     whole = N <= checks.whole_number(exact_rows, "exact_rows", least=None)
     problem = Problem(gp.kernel, X, y - gp.offset, jnp.asarray(gp.noise_variance, X.dtype), jitter)
-    conditionals: dict[str, Conditional] = {"prior": Prior(), "shared": Shared(), "tight": Tight()}
-    if grouping:
-        conditionals["grouped"] = gp.conditional
+    conditionals: dict[str, Conditional] = {
+        "prior": Prior(),
+        "shared": Shared(),
+        "tight": Tight(),
+        "grouped": gp.conditional,
+    }
     if whole:
         conditionals["full"] = Full()
 

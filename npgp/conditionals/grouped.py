@@ -12,7 +12,6 @@ from npgp import checks
 from npgp.conditionals.base import Conditional, ObservedRows
 from npgp.conditionals.precision import certified_precision
 from npgp.conditionals.tight import Tight
-from npgp.functionals.rows import Functionals
 from npgp.pytrees import pytree, static
 from npgp.sparse.groups import Groups, consecutive, default_size, median_split
 from npgp.sparse.residuals import Residual, RowResidual
@@ -109,10 +108,9 @@ class Grouped(Tight):
     def for_inputs(self, X: Any, num_features: int) -> Grouped:
         if self.groups is not None:
             return self
-        if isinstance(X, Functionals) or checks.is_traced(X):
-            what = "has functionals" if isinstance(X, Functionals) else "is traced"
+        if any(map(checks.is_traced, jax.tree.leaves(X))):
             raise ValueError(
-                f"X {what}, so no groups can be made of it: pass "
+                "X is traced, so no groups can be made of it: pass "
                 "npgp.conditionals.Grouped(npgp.sparse.median_split(X, size))."
             )
         return replace(self, groups=median_split(X, default_size(num_features)))

@@ -83,5 +83,5 @@ def within_groups(kernel: Kernel, rows: Rows, groups: Any) -> jax.Array:
     if not isinstance(rows, Functionals):
         return jax.vmap(kernel)(groups.gather_rows(rows))
     require_differentiable(kernel, rows)
-    own = rows.take(jnp.asarray(groups.rows))
+    own = rows.take(groups.rows)
     return precisely(lambda kernel, own: jax.vmap(lambda a: plain_covariance(kernel, a, a))(own), kernel, own)

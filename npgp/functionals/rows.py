@@ -154,7 +154,7 @@ class Functionals:
 
     def take(self, rows: Any) -> Functionals:
         """Those with some numbers, (...); arrays have these axes in front."""
-        return jax.tree.map(lambda x: x[rows], self.apart())
+        return some(self.apart(), rows)
 
     @property
     def size(self) -> int:
@@ -240,6 +240,32 @@ def as_functionals(X: Rows) -> Functionals:
     if isinstance(X, Functionals):
         return X
     return Functionals((Piece(X[:, None], jnp.ones(1, X.dtype)),))
+
+
+def mean_points(rows: Rows) -> jax.Array:
+    """
+    Where rows are, (N, D), as groups of neighboring rows have it: the mean of a functional's points by the sizes of
+    their weights. Inputs (N, D) as they are.
+    """
+    if not isinstance(rows, Functionals):
+        return rows
+    sums, sizes = [], []
+    for piece in rows.pieces:
+        w = jnp.abs(piece.weights)
+        sums.append(matmul(w, piece.points) if piece.shared else jnp.sum(w[..., None] * piece.points, axis=-2))
+        sizes.append(jnp.sum(w, axis=-1))
+    size = sum(sizes)
+    return sum(sums) / jnp.where(size > 0.0, size, 1.0)[..., None]  # type: ignore[no-any-return]
+
+
+def apart(rows: Rows) -> Rows:
+    """Rows whose arrays all have rows as their first axis."""
+    return rows.apart() if isinstance(rows, Functionals) else rows
+
+
+def some(rows: Any, which: Any) -> Any:
+    """Some of rows that are :func:`apart`, by an index of arrays."""
+    return jax.tree.map(lambda x: x[which], rows)
 
 
 def points_of(rows: Rows, most: int) -> jax.Array:

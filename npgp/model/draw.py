@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from npgp import checks, functionals, linalg
 from npgp.features import InducingBlock
 from npgp.functionals.covariances import covariance, variance
-from npgp.functionals.rows import Functionals, Rows, RowsLike
+from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, some
 from npgp.kernels import Kernel
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.protocol import Given, Moments
@@ -24,7 +24,7 @@ from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projection, Projector
-from npgp.sparse.ragged import MemberRows, some
+from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
@@ -359,7 +359,7 @@ class ChosenFunction(Function):
         """The residual's covariance between rows, (n, N): none between different functions."""
         assert before.group is not None
         # Row by row with its function's kernel; what is another function's is dropped below.
-        X = before.X.apart() if isinstance(before.X, Functionals) else before.X
+        X = apart(before.X)
         D = self._members(before.group).each(lambda p, x: covariance(p.kernel, some(x, None), after.X)[0], X)
         for A, B, use in zip(before.A, after.A, blocks, strict=True):
             D = D - linalg.transposed_matmul(A, B) if use else D

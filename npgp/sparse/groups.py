@@ -20,6 +20,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks, products
+from npgp.functionals.rows import RowsLike, as_rows, mean_points
 from npgp.keys import host_generator
 from npgp.pytrees import pytree
 from npgp.sparse.kmeans import kmeans_centers
@@ -198,7 +199,7 @@ class Groups:
             return jnp.take(jnp.asarray(array), jnp.ravel(self.rows), axis=0, mode="clip")
         return np.asarray(array)[np.ravel(self.rows)]
 
-    def assign(self, X_new: ArrayLike) -> jax.Array:
+    def assign(self, X_new: RowsLike) -> jax.Array:
         """
         The groups that inputs belong to, by the splits that made the groups.
 
@@ -206,11 +207,11 @@ class Groups:
         them, that is the group of one of them; and a row that two centers of k-means are equally far from, to
         rounding, may be given the other's.
 
-        :param X_new: (N*, D), in the units of the inputs that were split.
+        :param X_new: inputs (N*, D), in the units of those that were split, or functionals.
         :return: group numbers, (N*,) int32.
         :raises ValueError: for inputs of the wrong shape, and for groups that were not made from inputs.
         """
-        X_new = checks.inputs(X_new, "X_new")
+        X_new = mean_points(as_rows(X_new, "X_new"))
         if self.tree is None:
             if self.count > 1:
                 raise ValueError("these groups were made without inputs, so new inputs belong to none of them.")
@@ -265,7 +266,7 @@ def consecutive(num_rows: int, size: int) -> Groups:
     return _partition(np.arange(checks.whole_number(num_rows, "num_rows")) // checks.whole_number(size, "size"))
 
 
-def median_split(X: ArrayLike, size: int) -> Groups:
+def median_split(X: RowsLike, size: int) -> Groups:
     """
     Groups of at most ``size`` rows, by halving at medians.
 
@@ -279,7 +280,7 @@ def median_split(X: ArrayLike, size: int) -> Groups:
         # For conditional=npgp.conditionals.Grouped(groups).
         groups = npgp.sparse.median_split(X, 8)
 
-    :param X: inputs, (N, D).
+    :param X: inputs, (N, D), or functionals, which are where their points are on average.
     :param size: the largest number of rows in a group. 1 gives one row to each group, N or more a single group.
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
@@ -288,7 +289,7 @@ def median_split(X: ArrayLike, size: int) -> Groups:
     return _split_cells(X, np.zeros(len(X), int), None, checks.whole_number(size, "size"))
 
 
-def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
+def kmeans_groups(rng_key: jax.Array, X: RowsLike, size: int) -> Groups:
     """
     Groups of at most ``size`` rows: the cells of k-means, and median splits of cells that are larger.
 
@@ -301,7 +302,7 @@ def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
         groups = npgp.sparse.kmeans_groups(key, X, 8)
 
     :param rng_key: a JAX random key, for the start of k-means.
-    :param X: inputs, (N, D).
+    :param X: inputs, (N, D), or functionals, which are where their points are on average.
     :param size: the largest number of rows in a group.
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size below 1.
@@ -314,12 +315,12 @@ def kmeans_groups(rng_key: jax.Array, X: ArrayLike, size: int) -> Groups:
     return _split_cells(X, cells, centers[used], size)
 
 
-def _concrete_inputs(X: ArrayLike) -> NDArray[Any]:
+def _concrete_inputs(X: RowsLike) -> NDArray[Any]:
     # As JAX will hold them: float64 values rounded to float32 only later might change sides.
-    if checks.is_traced(X):
+    if any(map(checks.is_traced, jax.tree.leaves(X))):
         raise TypeError("X is traced; groups are made outside jit, once, from concrete inputs.")
     with jax.ensure_compile_time_eval():  # inside jit, where X may be concrete
-        return np.asarray(checks.inputs(X))
+        return np.asarray(mean_points(as_rows(X)))
 
 
 def _split_cells(X: NDArray[Any], cells: NDArray[Any], centers: NDArray[Any] | None, size: int) -> Groups:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +18,11 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks
-from npgp.functionals.rows import Functionals, Rows
+from npgp.functionals.rows import Rows, apart, some
 from npgp.programs.tracing import is_traced
 from npgp.sparse.groups import Groups
 
-__all__ = ["MemberRows", "Places", "some"]
+__all__ = ["MemberRows", "Places"]
 
 #: To look up a member's matrix once for a part costs as much as to multiply it by so many of the part's rows.
 LOOKUP = 16
@@ -113,11 +112,6 @@ class Places:
         return Groups(rows, mask, inverse, N), self.group[rows[:, 0]]
 
 
-def some(rows: Rows, which: Any) -> Any:
-    """Some rows, by their numbers or another index; of functionals whose arrays all have the rows' axes."""
-    return jax.tree.map(lambda x: x[which], rows)
-
-
 class MemberRows:
     """
     Rows of inputs, or functionals, each for one of the functions of a plate.
@@ -137,6 +131,5 @@ class MemberRows:
     @cached_property
     def inputs(self) -> Rows:
         """Each row's inputs, (N, D), or functionals, whose arrays all have N rows."""
-        if isinstance(self.X, Functionals):
-            return self.X.take(self.places.row)
-        return self.X[self.places.row] if self.X.ndim == 2 else self.X[self.places.group, self.places.row]
+        places = self.places
+        return some(apart(self.X), places.row if self.X.ndim == 2 else (places.group, places.row))

@@ -23,9 +23,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from npgp import checks, linalg
+from npgp import linalg
 from npgp.conditionals import ObservedRows
 from npgp.conditionals.precision import best_precision, certified_precision
+from npgp.functionals import covariances
+from npgp.functionals.rows import RowsLike, apart, as_rows, some
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
@@ -51,7 +53,7 @@ class CorrectedPosterior(FunctionPosterior):
 
     :param posterior: the posterior of f from ε alone.
     :param groups: which training rows are together.
-    :param inputs: of the training rows, (G, g, D).
+    :param rows: the training rows: inputs (G, g, D), or functionals.
     :param A: their projections, for each block (M_i, G, g), or batch + that.
     :param root: ``λ_n^½``, (..., G, g).
     :param factor: Cholesky factors of ``I + Λ^½ D Λ^½``, (..., G, g, g).
@@ -60,7 +62,7 @@ class CorrectedPosterior(FunctionPosterior):
 
     posterior: Posterior
     groups: Groups
-    inputs: jax.Array
+    rows: Any
     A: tuple[jax.Array, ...]
     root: jax.Array
     factor: jax.Array
@@ -71,10 +73,10 @@ class CorrectedPosterior(FunctionPosterior):
         """Shape of the batch of functions."""
         return self.posterior.batch_shape
 
-    def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> jax.Array:
-        return super()._rows(X, neighbors, ())  # the groups are of inputs that all functions have
+    def _rows(self, X: Any, neighbors: ArrayLike | None, batch_shape: tuple[int, ...]) -> Any:
+        return self.posterior._rows(X, neighbors, ())  # the groups are of inputs that all functions have
 
-    def _moments(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _moments(self, rows: Any) -> tuple[jax.Array, jax.Array]:
         X = rows
         mean, variance = self.posterior._moments(X)
         projector = self.posterior.projector
@@ -83,8 +85,8 @@ class CorrectedPosterior(FunctionPosterior):
 
         def correct(x, A_x, group):
             """Corrections for rows x (n, D) of one group: each (..., n)."""
-            near = self.inputs[group]
-            covariance = projector.each(lambda p: p.kernel(x, near))  # (..., n, g)
+            near = some(self.rows, group)
+            covariance = projector.each(lambda p: covariances.covariance(p.kernel, x, near))  # (..., n, g)
             explained = [
                 linalg.matmul(linalg.transposed(a), A[..., group, :]) for a, A in zip(A_x, self.A, strict=True)
             ]
@@ -104,7 +106,7 @@ class CorrectedPosterior(FunctionPosterior):
 
             def one(row):
                 x, A_x, group = row
-                return jax.tree.map(lambda v: v[..., 0], correct(x[None], [a[..., None] for a in A_x], group))
+                return jax.tree.map(lambda v: v[..., 0], correct(some(x, None), [a[..., None] for a in A_x], group))
 
             each = (X, [jnp.moveaxis(A, -1, 0) for A in A_new], self.groups.assign(X))
             more, less = (jnp.moveaxis(v, 0, -1) for v in lax.map(one, each, batch_size=BATCH))
@@ -113,7 +115,7 @@ class CorrectedPosterior(FunctionPosterior):
 
 def exact_variance(
     posterior: Posterior,
-    X: ArrayLike,
+    X: RowsLike,
     y: ArrayLike,
     likelihood: Likelihood,
     *,
@@ -132,19 +134,19 @@ def exact_variance(
         mean, variance = exact.mean_and_variance(X)
 
     :param posterior: of f, trained with the ``tight``, ``grouped`` or ``full`` conditional.
-    :param X: training inputs, (N, D).
+    :param X: training inputs, (N, D), or functionals.
     :param y: training observations, (..., N).
     :param likelihood: p(y_n | f_n).
     :param offset: what was added to f at the training rows, a scalar or (N,).
     :param mask: True where an observation is present, of y's shape. Or ``"nan"``:
         those that are NaN are missing.
     """
-    return _correct(posterior, X, y, likelihood, single(jnp.shape(X)[0]), offset, mask, shift=False)
+    return _correct(posterior, X, y, likelihood, single(as_rows(X).shape[0]), offset, mask, shift=False)
 
 
 def local_correction(
     posterior: Posterior,
-    X: ArrayLike,
+    X: RowsLike,
     y: ArrayLike,
     likelihood: Likelihood,
     groups: Groups,
@@ -165,7 +167,7 @@ def local_correction(
         assert np.mean((corrected.mean(X) - y) ** 2) < np.mean((posterior.mean(X) - y) ** 2)
 
     :param posterior: of f, trained with any conditional.
-    :param X: training inputs, (N, D).
+    :param X: training inputs, (N, D), or functionals.
     :param y: training observations, (..., N).
     :param likelihood: p(y_n | f_n).
     :param groups: a partition of the training rows that assigns new inputs (:func:`npgp.sparse.median_split`).
@@ -177,7 +179,7 @@ def local_correction(
 
 
 def _correct(posterior, X, y, likelihood, groups, offset, mask, shift) -> CorrectedPosterior:
-    X, likelihood = checks.inputs(X), as_likelihood(likelihood)
+    X, likelihood = as_rows(X), as_likelihood(likelihood)
     if likelihood.num_latents != 1:
         raise ValueError(
             f"likelihood is {type(likelihood).__name__}, of {likelihood.num_latents} latent values; corrections are of "
@@ -219,9 +221,8 @@ def _corrected(posterior, X, rows: Observations, groups, shift) -> CorrectedPost
         else:
             factor_of_mean = factor
         weights = _weights(D, root, factor_of_mean, jnp.where(groups.mask, groups.gather(slope), 0.0))
-    inputs = groups.gather_rows(X)
     A = tuple(groups.gather(A) for A in projection.A)
-    return CorrectedPosterior(posterior, groups, inputs, A, root, factor, weights)
+    return CorrectedPosterior(posterior, groups, some(apart(X), groups.rows), A, root, factor, weights)
 
 
 def _weights(D, root, factor, slope):

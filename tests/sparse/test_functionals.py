@@ -276,10 +276,6 @@ def test_no_array_of_all_pairs_of_points_is_made(float64):
             lambda: covariances.variance(npgp.kernels.Coregion(npgp.RBF(1.0), np.eye(2)), derivative(X, 1)),
             "column 1 holds levels",
         ),
-        (
-            lambda: npgp.CollapsedGP(KERNEL, at(X) - at(X2), Z, noise_variance=NOISE, conditional="grouped"),
-            "X has functionals, so no groups can be made of it",
-        ),
     ],
 )
 def test_what_is_refused(make, error):
@@ -296,8 +292,6 @@ def test_classical_approximations_take_functionals(float64):
     assert gp.log_prob(y) == pytest.approx(oracles.log_normal(y, K), abs=1e-5)
     fitted = npgp.ApproximateGP(KERNEL, make(), Z[0], noise_variance=NOISE, method="dtc").condition(y).mean(make())
     np.testing.assert_allclose(fitted, Q @ np.linalg.solve(Q + NOISE * np.eye(6), y), atol=1e-5)
-    with pytest.raises(ValueError, match="X has functionals, so it gives no blocks"):
-        npgp.ApproximateGP(KERNEL, make(), Z[0], noise_variance=NOISE, method="pitc")
 
 
 def test_a_certificate_of_functionals_is_dense_algebra(float64):
@@ -307,13 +301,11 @@ def test_a_certificate_of_functionals_is_dense_algebra(float64):
     dense = joint(matrix, Z[:1])
     assert found.exact == pytest.approx(oracles.log_normal(y, dense.K_ff + NOISE * np.eye(4)))
     assert found.bounds["tight"] == pytest.approx(dense.bound(y, NOISE, [True], "tight"), abs=1e-6)
-    assert list(found.bounds) == ["prior", "shared", "tight", "full"]
+    assert list(found.bounds) == ["prior", "shared", "tight", "grouped", "full"]
     assert found.bounds["tight"] < found.bounds["full"] < found.exact < found.upper
     # Points that are tried are among those that rows are made of: with all of these nothing is left but for slopes.
     assert found.advice.points_tried > 0 and found.advice.points_penalty < found.advice.penalty
-    grouped = npgp.conditionals.Grouped(2)
-    within = npgp.certificate(KERNEL, rows, y, Z[0], noise_variance=NOISE, grouped=grouped)
-    assert within.bounds["tight"] < within.bounds["grouped"] < within.bounds["full"]
+    assert found.bounds["tight"] < found.bounds["grouped"] <= found.bounds["full"]
 
 
 def test_whether_points_are_enough_for_functionals(float64):
@@ -333,12 +325,27 @@ def test_whether_points_are_enough_for_functionals(float64):
     assert again.gain < 0.1 * few.gain
 
 
-def test_where_inputs_alone_are_taken_functionals_are_refused(float64):
-    rows, error = at(X) - at(X2), "X is <6 functionals of a function of 2 columns>, of which no array can be made"
-    posterior = npgp.CollapsedGP(KERNEL, rows, Z, noise_variance=NOISE).condition(np.zeros(6))
-    given = np.zeros(6), npgp.Gaussian(variance=NOISE), npgp.sparse.single(6)
-    with pytest.raises(TypeError, match=error):
-        npgp.local_correction(posterior, rows, *given)
-    exact = npgp.local_correction(posterior, X, *given)
-    with pytest.raises(TypeError, match="X has functionals; .* has predictions at inputs"):
-        exact.mean(rows)
+def test_predictions_are_corrected_by_functionals_near_by(float64):
+    """Given the inducing values it is the exact GP of the group's functionals; groups are of mean points."""
+    (make, matrix), (new, new_matrix) = ROWS["averages"], ROWS["means, and values"]
+    groups = npgp.sparse.median_split(make(), 3)
+    mean_points = np.sum(np.abs(WEIGHTS)[..., None] * POINTS, 1) / np.sum(np.abs(WEIGHTS), 1)[:, None]
+    np.testing.assert_array_equal(groups.rows, npgp.sparse.median_split(mean_points, 3).rows)
+    dense, m = joint(np.concatenate([matrix, new_matrix]), Z[:1]), np.linspace(-1.0, 1.0, 5)
+    u, y = np.linalg.cholesky(dense.K_uu) @ m, np.random.default_rng(1).normal(size=6)
+
+    @jax.jit
+    def predict(y):
+        q = (npgp.variational.DenseNormal(jnp.asarray(m), 1e-9 * jnp.eye(5)),)
+        posterior = npgp.variational.Posterior(npgp.sparse.factorize(KERNEL, [npgp.features.Points(Z[0])], 1e-8), q)
+        corrected = npgp.local_correction(posterior, make(), y, npgp.Gaussian(variance=NOISE), groups)
+        return *corrected.mean_and_variance(new()), groups.assign(new())
+
+    K = np.block([[dense.K_uu, dense.K_uf], [dense.K_uf.T, dense.K_ff]])
+    for i, (mean, variance, group) in enumerate(zip(*predict(y), strict=True)):
+        rows = groups.rows[group][groups.mask[group]]
+        seen, row = np.concatenate([np.arange(5), 5 + rows]), [11 + i]
+        noise = np.concatenate([np.full(5, 1e-14), np.full(len(rows), NOISE)])
+        values = np.concatenate([u, y[rows]])
+        expected = oracles.gp_posterior(K[np.ix_(seen, seen)], K[np.ix_(row, seen)], K[np.ix_(row, row)], values, noise)
+        np.testing.assert_allclose([mean, variance], [expected[0][0], expected[1][0, 0]], atol=1e-6)
