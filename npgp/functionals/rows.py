@@ -203,6 +203,7 @@ class Functionals:
 
     def __rmatmul__(self, B: ArrayLike) -> Functionals:
         B = jnp.asarray(checks.array(B, "the matrix before functionals"), self.dtype)
+        checks.require_finite(B, "the matrix before functionals")
         if B.ndim != 2 or B.shape[1] != len(self):
             raise ValueError(f"the matrix has shape {B.shape}; it must have a column for each of {len(self)} rows.")
         return Functionals(tuple(_summed(B, piece) for piece in self.pieces))

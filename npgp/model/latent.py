@@ -276,6 +276,12 @@ class Latent(NoArray):
         if isinstance(other, Latent):
             raise TypeError("a product of GP values is not Gaussian: npgp.sample one of the factors first.")
         other = self._operand(other)
+        try:
+            np.broadcast_shapes(self.shape, other.shape)
+        except ValueError:
+            raise ValueError(
+                f"GP values of shape {self.shape} are multiplied by an array of shape {other.shape}."
+            ) from None
         return Latent(tuple(term * other for term in self.terms), self.offset * other if self._shifted else self.offset)
 
     def __rmatmul__(self, W):

@@ -111,7 +111,7 @@ def test_values_sampled_later_agree_with_sampled_functionals(float64):
         s = npgp.sample("s", f.derivative(X[:2]))
         return d, s, npgp.sample("a", f(X)), npgp.sample("b", f(X2)), npgp.sample("t", f.derivative(X[:2]))
 
-    d, s, a, b, t = handlers.seed(program, 0)()
+    d, s, a, b, t = jax.jit(lambda: handlers.seed(program, 0)())()
     np.testing.assert_allclose(a - WEIGHT * b, d, atol=1e-3)  # to the jitter's noise
     np.testing.assert_allclose(t, s, atol=3e-3)
     assert np.std(d) > 0.1 and np.min(np.abs(s)) > 0.1  # neither is 0
@@ -196,17 +196,21 @@ def test_latent_inputs_have_differences_and_averages(float64):
     y, x = [0.3, -0.2, 0.5, 0.1], X[:4]
     params = {"f.u.loc": jnp.linspace(-1.0, 1.0, 6), "f.u.scale_tril": 0.5 * jnp.eye(6)}
 
+    plain = lambda y=None: rows(jnp.asarray(x), y)  # noqa: E731
+    guide = npgp.AutoSparseGP(plain)
+
+    @jax.jit
+    @jax.value_and_grad
     def loss(x):
         bare = handlers.substitute(latent, {"x": x})
         return TraceMeanField_ELBO().loss(keys(1)[0], params, handlers.block(bare, hide=["x"]), guide, y=y)
 
-    plain = lambda y=None: rows(jnp.asarray(x), y)  # noqa: E731
-    guide = npgp.AutoSparseGP(plain)
-    expected = TraceMeanField_ELBO().loss(keys(1)[0], params, plain, guide, y=y)
-    np.testing.assert_allclose(loss(x), expected, rtol=1e-10)
+    expected = jax.jit(lambda: TraceMeanField_ELBO().loss(keys(1)[0], params, plain, guide, y=y))()
+    value, gradient = loss(x)
+    np.testing.assert_allclose(value, expected, rtol=1e-10)
     step, direction = 1e-5, np.array([[1.0], [-0.5], [0.3], [0.8]])
-    slope = (loss(x + step * direction) - loss(x - step * direction)) / (2 * step)
-    np.testing.assert_allclose(jnp.sum(jax.grad(loss)(jnp.asarray(x)) * direction), slope, rtol=1e-6)
+    slope = (loss(x + step * direction)[0] - loss(x - step * direction)[0]) / (2 * step)
+    np.testing.assert_allclose(np.sum(gradient * direction), slope, rtol=1e-6)
     # The guide of the whole model trains with latent inputs.
     svi = SVI(latent, npgp.AutoSparseGP(latent), npgp.adam(0.05), TraceMeanField_ELBO())
     losses = npgp.fit(svi, jax.random.key(0), 100, y=y, progress=False).losses
@@ -246,8 +250,13 @@ def test_preferences_by_rows_and_by_items_are_one_model(float64):
         npgp.observe("wins", pairs @ f(X), npgp.Bernoulli(), obs=wins)
 
     params = {"f.u.loc": jnp.linspace(-1.0, 1.0, 6), "f.u.scale_tril": 0.5 * jnp.eye(6)}
-    loss = TraceMeanField_ELBO()
-    a, b = (loss.loss(keys(1)[0], params, model, npgp.AutoSparseGP(model), wins=wins) for model in (by_rows, by_matrix))
+
+    @jax.jit
+    def losses():
+        both = [(model, npgp.AutoSparseGP(model)) for model in (by_rows, by_matrix)]
+        return [TraceMeanField_ELBO().loss(keys(1)[0], params, *each, wins=wins) for each in both]
+
+    a, b = losses()
     np.testing.assert_allclose(a, b, rtol=1e-10)
 
 
@@ -261,6 +270,8 @@ def refused(statement, error, kind=ValueError):
         refused(lambda f: f(X) * f(X2), "a product of GP values is not Gaussian", TypeError),
         refused(lambda f: np.ones((3, 5)) @ f(X), r"the matrix has shape \(3, 5\) and the GP values \(8,\)"),
         refused(lambda f: f(X) - f(X2[:3]), "cannot add functionals of shapes"),
+        refused(lambda f: f(X) - np.ones(4) * f(X2), r"GP values of shape \(8,\) are multiplied by an array of shape"),
+        refused(lambda f: np.full((3, 8), np.nan) @ f(X), "the matrix before functionals has NaN"),
         refused(lambda f: f.derivative(X, 1), "dim is 1; it must be the number of one of the 1 columns"),
         refused(lambda f: f.average(X), "points has shape"),
         refused(lambda f: (f(X) - f(X2))[np.array([0]), np.array([0])], "is indexed by|chooses among functions"),

@@ -114,7 +114,7 @@ def test_density_without_a_guide_is_that_of_a_rectangle(own, float64):
     np.testing.assert_allclose(ragged, rectangle, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("own", "functionals"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("own", "functionals"), [(False, True), (True, False)])
 def test_residuals_covary_within_functions_alone(own, functionals, float64):
     groups = npgp.sparse.consecutive(len(PLACES), 4)
 
