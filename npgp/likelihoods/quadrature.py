@@ -48,11 +48,11 @@ SMOOTH_REACH = {"float32": 7.0, "float64": 8.0}
 LEAST_TRAPEZOID = 48
 #: Values at nodes of so small weight count if they are more than so many nats, all the same.
 FELT = 1e-5
-#: Change of an expectation with fewer nodes from which on it is computed anew, about the bends of log p; nodes of the
-#: grid on which these are looked for, and halvings of the distance to them.
-ROUGH, BEND_NODES, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, 64, {"float32": 14, "float64": 26}
-#: Standard deviations between a bend and the next point that nodes are close to.
-BESIDE = 0.5
+#: Change of an expectation with fewer nodes from which on it is computed anew, beside the bends of log p; and halvings
+#: of the distance to these.
+ROUGH, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, {"float32": 14, "float64": 26}
+#: Nodes each way of a bend in whose place there are closer ones; and next ones whose weights change for it.
+PANEL, STENCIL = {"float32": 4, "float64": 10}, {"float32": 8, "float64": 14}
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
 MAX_HERMITE = 300
 #: Nodes of the grid on which peaks are looked for; of a log-concave integrand, which has one.
@@ -207,7 +207,7 @@ def expectation(
     num_nodes: int,
 ) -> jax.Array:
     """
-    ``E[log p(y | f)]`` by the trapezoid rule, where fewer of its nodes would do; else by :func:`rule_at_bends`.
+    ``E[log p(y | f)]`` by the trapezoid rule, where fewer of its nodes would do; else by :func:`beside_bends`.
 
     Row by row it is compared with the rules of every second node and of every third, which are wrong by other amounts,
     wherever log p has a kink. If no row needs them, other nodes are not looked at.
@@ -216,29 +216,23 @@ def expectation(
     :param fixed: the same, without gradients to be taken.
     :param mean: mean of f.
     :param variance: its variance.
-    :param num_nodes: number of nodes; half as many more at bends, and three times as many in float64.
+    :param num_nodes: number of nodes; five eighths as many at each bend, and twice as many in float64.
     """
     f, weights = normal_rule(log_prob, mean, variance, num_nodes)
     values = log_prob(f)
     smooth = linalg.weighted_sum(weights, values)
     if num_nodes < LEAST_TRAPEZOID:
         return smooth
+    at = lax.stop_gradient(values)
     fewer = jnp.asarray(_changes(num_nodes, smooth.dtype.name), smooth.dtype)
-    changes = jnp.abs(linalg.matmul(fewer, lax.stop_gradient(values).reshape(len(fewer[0]), -1)))
+    changes = jnp.abs(linalg.matmul(fewer, at.reshape(len(fewer[0]), -1)))
     limit = ROUGH[smooth.dtype.name] * jnp.maximum(1.0, jnp.abs(lax.stop_gradient(smooth)))
     rough = jnp.max(changes, axis=0).reshape(smooth.shape) > limit  # not where there is no number
 
     def at_bends() -> jax.Array:
         m, v = (jnp.broadcast_to(array, smooth.shape).astype(smooth.dtype) for array in (mean, variance))
-        sd = deviation(v)
-        z, weights = rule_at_bends(fixed, *lax.stop_gradient((m, sd)), num_nodes)
-        # Not where it would reach less far, for want of slopes at nodes that count: they are missed, not left out.
-        at = lax.stop_gradient(f)
-        slopes = jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1]
-        looked = rough & jnp.all(jnp.isfinite(slopes), axis=0)
-        # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
-        terms = jax.checkpoint(log_prob)(m + sd * jnp.where(looked, z, 0.0))
-        return jnp.where(looked, jnp.sum(weights * terms, axis=0), smooth)
+        moved = lax.stop_gradient(f) == lax.stop_gradient(m)
+        return beside_bends(log_prob, fixed, m, deviation(v), values, moved, rough, limit, num_nodes)
 
     return if_any(rough, at_bends, lambda: smooth)
 
@@ -259,67 +253,109 @@ def _changes(num_nodes: int, dtype: str) -> np.ndarray:
     return np.stack(fewer)
 
 
-def rule_at_bends(
-    log_prob: Callable[[jax.Array], jax.Array], mean: jax.Array, sd: jax.Array, num_nodes: int
-) -> tuple[jax.Array, jax.Array]:
+@functools.lru_cache(maxsize=8)
+def _below(num_nodes: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """
-    Nodes in ``z = (f − mean)/sd`` and weights of a standard normal expectation, (K, ...), close at bends of log p.
+    Nodes of the trapezoid rule, ascending, (K,), and weights of expectations over what is below each, (K, K).
 
-    Bends are where the slope changes within little of f, or at once. Two are looked for on a grid, by differences of
-    second differences, and refined by halving, without derivatives. Gauss-Legendre nodes, in arsinh of the distance in
-    units of a bend's width, are on both sides of each and of the mean, half way to the next.
+    Those of the rule, changed at the :data:`STENCIL` last nodes so that powers of f are integrated exactly. In float64.
+    """
+    (z,), w, _ = _sorted_nodes(num_nodes, 1, dtype)
+    z, w = z[np.argsort(z)], w[np.argsort(z)]
+    t, (fractions, gauss) = np.arcsinh(z), _legendre(MAX_HERMITE)
+    below = np.zeros((len(z), len(z)))
+    for last, row in enumerate(below[1:], 1):
+        row[:last], row[last] = w[:last], 0.5 * w[last]
+        at = t[0] + (t[last] - t[0]) * fractions
+        density = (t[last] - t[0]) * gauss * np.cosh(at) * np.exp(-0.5 * np.sinh(at) ** 2) / math.sqrt(2.0 * math.pi)
+        near = np.arange(max(last + 1 - STENCIL[dtype], 0), last + 1)
+        scale, powers = z[last] - z[near[0]], np.arange(len(near))[:, None]
+        missed = ((np.sinh(at) - z[last]) / scale) ** powers @ density - ((z - z[last]) / scale) ** powers @ row
+        row[near] += np.linalg.solve(((z[near] - z[last]) / scale) ** powers, missed)
+    return z, below
 
-    :param log_prob: log p(y | f) as a function of f, without gradients to be taken.
+
+def beside_bends(
+    log_prob: Callable[[jax.Array], jax.Array],
+    fixed: Callable[[jax.Array], jax.Array],
+    mean: jax.Array,
+    sd: jax.Array,
+    values: jax.Array,
+    moved: jax.Array,
+    rough: jax.Array,
+    limit: jax.Array,
+    num_nodes: int,
+) -> jax.Array:
+    """
+    ``E[log p(y | f)]`` by the trapezoid rule, but for nodes near bends of log p, in whose place there are closer ones.
+
+    Bends are where the slope changes within little of f, or at once. Two are looked for by differences of second
+    differences of the values at the rule's nodes, and refined by halving, without derivatives. Gauss-Legendre nodes, in
+    arsinh of the distance in units of a bend's width, are on both its sides, :data:`PANEL` of the rule's nodes each
+    way; beyond them log p is as smooth as the rule supposes, but ends. Where there are none, or more than two, as
+    of what turns up and down, the rule has four times as many nodes.
+
+    :param log_prob: log p(y | f) as a function of f.
+    :param fixed: the same, without gradients to be taken.
     :param mean: mean of f, in the shape of the result.
     :param sd: its standard deviation, likewise.
-    :param num_nodes: number of nodes, of which each of the six sides has 7/16; all in float64.
+    :param values: log p at the nodes of :func:`normal_rule`, on a leading axis.
+    :param moved: whether these were moved to the mean, likewise.
+    :param rough: where bends are looked for; elsewhere the result is the rule's own.
+    :param limit: nats that may be left.
+    :param num_nodes: number of the rule's nodes.
     """
-    dtype, double, most = mean.dtype, mean.dtype == jnp.float64, MOST_REACH[mean.dtype.name]
-    axes = (1,) * mean.ndim
-
-    def at(array: jax.Array, index: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(jnp.broadcast_to(array, (array.shape[0], *mean.shape)), index, axis=0)
+    dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
+    panel, axes = PANEL[dtype.name], (1,) * mean.ndim
+    (at,), all_weights, _ = _sorted_nodes(num_nodes, 1, dtype.name)
+    z, below = _below(num_nodes, dtype.name)
+    order, steps = np.argsort(at), np.diff(z)
 
     def column(array: Any) -> jax.Array:
         return jnp.asarray(array, dtype).reshape((-1,) + axes)
 
-    z = np.sinh(np.linspace(-1.0, 1.0, BEND_NODES) * np.arcsinh(most))
-    grid = jnp.broadcast_to(column(z), (len(z), *mean.shape))
-    values, slopes = jax.jvp(lambda z: log_prob(mean + sd * z), (grid,), (jnp.ones_like(grid),))
-    # No further than there are numbers.
-    wrong = ~(jnp.isfinite(values) & jnp.isfinite(slopes))
-    low = jnp.max(jnp.where(wrong[:-1] & (grid[:-1] < 0.0), column(z[1:]), -most), axis=0)
-    high = jnp.min(jnp.where(wrong[1:] & (grid[1:] > 0.0), column(z[:-1]), most), axis=0)
+    seen = jnp.where(moved, jnp.nan, lax.stop_gradient(values))[order]
+    curvature = jnp.diff(jnp.diff(seen, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
+    # Of a kink between two nodes both have half.
+    unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3] ** 3)
+    index = np.arange(3, len(z) - 3)
+    inside = (index > panel) & (index < len(z) - 1 - panel)
+    unlike = jnp.where(jnp.isfinite(unlike), unlike, 0.0)
+    around = jnp.pad(unlike, [(3, 3)] + [(0, 0)] * mean.ndim)
+    largest = functools.reduce(jnp.maximum, [around[i : i + len(index)] for i in range(7)])
+    score = jnp.where(unlike == largest, unlike * column(inside * np.exp(-0.5 * z[3:-3] ** 2)), 0.0)
+    most, first = jnp.max(score, axis=0), jnp.argmax(score, axis=0) + 3
+    first = jnp.where(most > limit, first, len(z) // 2)
+    others = jnp.where(jnp.abs(index.reshape((-1,) + axes) - first) > 3, score, 0.0)
+    least = jnp.maximum(0.01 * most, limit)
+    two = jnp.max(others, axis=0) > least
+    many = rough & ~jnp.any(moved, axis=0) & ((most <= limit) | (jnp.sum(others > least, axis=0) > 1))
+    second = jnp.where(two, jnp.argmax(others, axis=0) + 3, first)
 
-    steps = np.diff(z)
-    curvature = jnp.diff(jnp.diff(values, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
-    unlike = jnp.abs(
-        2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]
-    )  # of a kink between two nodes both have half
-    inner = z[3:-3]
-    unlike = unlike * column(steps[2:-3] ** 3)
-    unlike = jnp.pad(jnp.where(jnp.isfinite(unlike), unlike, 0.0), [(1, 1)] + [(0, 0)] * mean.ndim)
-    local = (unlike[1:-1] >= unlike[:-2]) & (unlike[1:-1] >= unlike[2:])
-    score = jnp.where(local, unlike[1:-1] * column(np.exp(-0.5 * inner**2)), -1.0)
-    first = jnp.argmax(score, axis=0)
-    found = jnp.arange(len(inner)).reshape((-1,) + axes) == first
-    others = jnp.where(found, -1.0, score)
-    index = jnp.stack([first, jnp.argmax(others, axis=0)])
-    single = jnp.max(others, axis=0) < 0.01 * jnp.max(score, axis=0)
-    center, step = at(column(inner), index), at(column(np.maximum(steps[3:-2], steps[2:-3])), index)
+    # Between two that are close by there are no nodes of the rule.
+    low, high = jnp.minimum(first, second), jnp.maximum(first, second)
+    margin, column_of = panel + STENCIL[dtype.name], np.arange(len(z)).reshape((-1,) + axes)
+    apart = high - low >= 2 * panel + STENCIL[dtype.name] - 1
+    used = (column_of >= low - margin) & (column_of <= high + margin)
+    looked = rough & ~jnp.any(moved[order] & used, axis=0)
+    lower, upper = (jnp.asarray(array[:, order.argsort()].T, dtype) for array in (below, below[::-1, ::-1]))
+
+    def beyond(left: jax.Array, right: jax.Array) -> jax.Array:
+        """Weights for what is below the one node and above the other."""
+        return lower[:, left - panel] + upper[:, right + panel]
 
     def value(z: jax.Array) -> jax.Array:
-        return log_prob(mean + sd * z)
+        return fixed(m + s * z)
 
     def change(before: jax.Array, middle: jax.Array, after: jax.Array) -> jax.Array:
-        second = jnp.abs(before - 2.0 * middle + after)
-        return jnp.where(jnp.isfinite(second), second, 0.0)
+        difference = jnp.abs(before - 2.0 * middle + after)
+        return jnp.where(jnp.isfinite(difference), difference, 0.0)
 
     def halve(_: Any, state: Any) -> Any:
         center, step, three, last, width, least = state
         between = value(jnp.stack([center - 0.5 * step, center + 0.5 * step]))
         five = jnp.stack([three[0], between[0], three[1], between[1], three[2]])
-        changes = change(five[:-2], five[1:-1], five[2:]) * column([1.0, 1.001, 1.0])[..., None]
+        changes = change(five[:-2], five[1:-1], five[2:]) * column([1.0, 1.001, 1.0])
         best = jnp.argmax(changes, axis=0)
         step, largest = 0.5 * step, jnp.max(changes, axis=0)
         three = jnp.stack([jnp.take_along_axis(five, (best + i)[None], axis=0)[0] for i in range(3)])
@@ -328,31 +364,42 @@ def rule_at_bends(
         width = jnp.where(certain & (largest / step > 0.7 * last), step, width)
         return center + (best - 1) * step, step, three, largest / step, width, jnp.where(certain, step, least)
 
-    three = value(jnp.stack([center - step, center, center + step]))
-    state = center, step, three, change(*three) / step, step, step
-    center, _, _, _, width, least = lax.fori_loop(0, BEND_HALVINGS[dtype.name], halve, state)
-    width = jnp.where(width > 2.0 * least, 0.5 * width, 1.0)  # beside a kink log p is smooth
+    def beside(this: jax.Array, other: jax.Array) -> jax.Array:
+        """The share of what is next to one of the bends, less than half way to the other."""
+        ends = jnp.stack([this - panel, this + panel])
+        side = jnp.stack([other < this, other > this])
+        left, right = jnp.asarray(z, dtype)[jnp.where(side & ~apart, (this + other) // 2, ends)]
+        center, step = (jnp.asarray(array, dtype)[this] for array in (z, np.maximum(steps, np.roll(steps, 1))))
+        three = value(jnp.stack([center - step, center, center + step]))
+        state = center, step, three, change(*three) / step, step, step
+        center, _, _, _, width, least = lax.fori_loop(0, BEND_HALVINGS[dtype.name], halve, state)
+        width = jnp.where(width > 2.0 * least, 0.5 * width, 1.0)  # beside a kink log p is smooth
+        center = jnp.clip(center, left, right)
+        reach = jnp.arcsinh(jnp.stack([center - left, right - center]) / width)
+        u, gauss = (
+            column(array)[:, None] for array in _legendre(num_nodes * (10 if dtype == jnp.float64 else 5) // 16)
+        )
+        nodes = center + width * jnp.sinh(reach * u) * column([-1.0, 1.0])
+        density = width * reach * jnp.cosh(reach * u) * gauss * jnp.exp(-0.5 * (nodes**2 + LOG_2PI))
+        nodes, density = (lax.stop_gradient(array.reshape((-1, *mean.shape))) for array in (nodes, density))
+        # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
+        terms = jax.checkpoint(log_prob)(mean + sd * jnp.where(looked, nodes, 0.0))
+        return jnp.sum(density * terms, axis=0)
 
-    # The mean, or a point beside a bend there; and one on its other side, if that is the only one.
-    bend, other = center
-    near = jnp.abs(bend) < BESIDE
-    center = jnp.stack([bend, jnp.where(single, bend - BESIDE, other), jnp.where(near, bend + BESIDE, 0.0)])
-    center = jnp.clip(center, low, high)
-    width = jnp.stack([width[0], jnp.where(single, 1.0, width[1]), jnp.ones_like(width[0])])
-    order = jnp.argsort(center, axis=0)
-    center, width = (jnp.take_along_axis(array, order, axis=0) for array in (center, width))
-    width = jnp.min(jnp.hypot(width, center[:, None] - center), axis=1)  # others may be close by
-    half = 0.5 * (center[1:] - center[:-1])
-    lengths = jnp.concatenate([(center[:1] - low), half, half, (high - center[-1:])])
-    centers = jnp.concatenate([center[:1], center[:-1], center[1:], center[-1:]])
-    widths = jnp.concatenate([width[:1], width[:-1], width[1:], width[-1:]])
-    sign = column([-1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
-    reach = jnp.arcsinh(lengths / widths)
-    u, weights = (column(array)[:, None] for array in _legendre(num_nodes * (16 if double else 12) // 16))
-    z = centers + sign * widths * jnp.sinh(reach * u)
-    weights = widths * reach * jnp.cosh(reach * u) * weights * jnp.exp(-0.5 * z**2)
-    z, weights = (array.reshape((-1, *mean.shape)) for array in (z, weights))
-    return lax.stop_gradient((z, weights / jnp.sum(weights, axis=0)))
+    def of_two() -> jax.Array:
+        between = jnp.where(two & apart, beyond(high, low) - column(all_weights), 0.0)
+        return jnp.sum(between * values, axis=0) + jnp.where(two, beside(second, first), 0.0)
+
+    rule = jnp.sum(beyond(low, high) * values, axis=0) + beside(first, second)
+    rule = rule + if_any(looked & two, of_two, lambda: jnp.zeros_like(rule))
+    rule = jnp.where(looked, rule, linalg.weighted_sum(column(all_weights), values))
+
+    def of_many() -> jax.Array:
+        f, weights = normal_rule(fixed, mean, sd**2, 4 * num_nodes)
+        terms = jax.checkpoint(log_prob)(jnp.where(many, f, mean))
+        return jnp.where(many, linalg.weighted_sum(weights, terms), rule)
+
+    return if_any(many, of_many, lambda: rule)
 
 
 def expectations(
