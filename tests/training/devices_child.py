@@ -57,7 +57,9 @@ X0 = X[:M].copy()
 
 
 def train(model, y, sharding=None, data=None, **kwargs):
-    svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.02, 100), TraceMeanField_ELBO())
+    # Rows whose pseudo-observations give q(ε) are on all devices.
+    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
+    svi = SVI(model, guide, npgp.adam(0.02, 100), TraceMeanField_ELBO())
     result = npgp.fit(
         svi, KEY, 12, X if data is None else data, y=y, progress=False, sharding=sharding, steps_per_call=5, **kwargs
     )
