@@ -450,6 +450,11 @@ class AutoSparseGP:
                 "trained on, which params has not: take params of npgp.fit's result, or guide.with_rows(params, X, y) "
                 "with the rows trained on."
             )
+        if stored.arguments is None and (batches := in_parts(seen) & said_of_rows(seen).keys()):
+            raise ValueError(
+                f"{min(batches)!r} has a part of its rows here, and q(ε) is the posterior given all, as the guide's "
+                "first call had: train by npgp.fit, or take a new guide whose first call has a part of the rows, too."
+            )
         return seen
 
     @property

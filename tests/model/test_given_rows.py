@@ -410,6 +410,21 @@ def test_minibatches_have_pseudo_observations_of_the_rows_of_the_first_call(plat
     assert "f.u.pseudo_loc" in started(model, few, INPUTS[:2], y[:2])[0]
 
 
+def test_all_rows_first_and_a_part_of_them_later_is_an_error():
+    def model(X, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(0.8), jnp.asarray(Z)).draw()
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with npgp.plate("data", N, rows=len(X)):
+            npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+    y = np.sin(INPUTS[:, 0])
+    guide = npgp.AutoSparseGP(model)
+    params, _ = started(model, guide, INPUTS, y)
+    some = handlers.seed(handlers.substitute(guide, data=params), 0)
+    with pytest.raises(ValueError, match="'y' has a part of its rows here.*train by npgp.fit"):
+        some(INPUTS[:4], y[:4])
+
+
 def test_a_sum_in_minibatches_has_the_posterior_of_dense_algebra(float64):
     """All forty rows fit among those that are chosen, so that nothing of q(ε) is learned."""
     X = np.linspace(0.0, 4.0, 40)[:, None]
