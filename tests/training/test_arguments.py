@@ -112,13 +112,15 @@ class Table:
         return self.values.astype(dtype or self.values.dtype)
 
 
-def in_batches(X, y, batch_size=4, **options):
+def in_batches(X, y, batch_size=4, by_hand=False, **options):
     def batches(X, y):
         f = sparse_gp().draw()
         with npgp.plate("rows", len(INPUTS), rows=np.shape(X)[0]):
             npgp.observe("y", f(X), npgp.Gaussian(variance=NOISE), obs=y)
 
-    return npgp.fit(svi_of(batches), KEY, 1, X, y, batch_size=batch_size, progress=False, **options)
+    guide = (lambda X, y: sparse_gp().guide()) if by_hand else npgp.AutoSparseGP(batches)
+    svi = SVI(batches, guide, npgp.adam(0.01), TraceMeanField_ELBO())
+    return npgp.fit(svi, KEY, 1, X, y, batch_size=batch_size, progress=False, **options)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +144,12 @@ def test_lists_of_other_lengths_are_no_data():
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-@pytest.mark.parametrize("length", [4, 7])
-def test_observations_are_as_long_as_inputs(length, on_host):
+@pytest.mark.parametrize(("length", "by_hand"), [(4, True), (4, False), (7, False)])
+def test_observations_are_as_long_as_inputs(length, by_hand, on_host):
     """As long as a batch, they would go with whichever rows of X a step takes."""
     sentence = rf"args\[1\] has {length} rows, and args\[0\] has 8: batches are cut from arrays that are as long as the"
-    start = "y would have the same 4 values at each step: " if length == 4 else "y: obs has shape"
+    # npgp's guide looks at more rows than a step's first.
+    start = "y would have the same 4 values at each step: " if by_hand else "y: obs has shape"
     with pytest.raises(ValueError, match=start) as caught:
-        in_batches(INPUTS, TARGETS[:length], on_host=on_host)
+        in_batches(INPUTS, TARGETS[:length], by_hand=by_hand, on_host=on_host)
     assert caught.match(sentence)

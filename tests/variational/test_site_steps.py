@@ -233,7 +233,7 @@ def test_values_that_the_prior_has_nearly_equal_have_a_direction_in_float32(leng
     q |= {"f.u.pseudo_lower": np.tril(R * scale[:, None], -1)}
     q = {name: jnp.asarray(value, jnp.float32) for name, value in q.items()}
     grads = {name: jnp.full_like(value, 1e-3) for name, value in q.items()}
-    direction = site_steps.Direction(["f.u"], q, grads, jnp.asarray(G, jnp.float32), jnp.asarray(K, jnp.float32))
+    direction = site_steps.Direction("f.u", q, grads, jnp.asarray(G, jnp.float32), jnp.asarray(K, jnp.float32))
     assert direction.finite
     damping = site_steps.DAMPING + np.finfo(np.float32).eps * np.sum(np.abs(R).sum(0) ** 2)
     Q = np.eye(20) + np.linalg.inv(R.T @ K @ R + damping * np.eye(20))
