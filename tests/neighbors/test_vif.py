@@ -309,7 +309,7 @@ def rows(which):
 
 def test_batches_add_up_to_the_whole(float64):
     """The ELBO at one q, and its average over the batches of a partition."""
-    guide = npgp.AutoSparseGP(model)
+    guide = npgp.AutoSparseGP(model, joint=False)
     svi = SVI(model, guide, npgp.adam(0.01), TraceMeanField_ELBO())
     batches = np.arange(N).reshape(5, -1)
     state = svi.init(jax.random.key(0), **rows(batches[0]))
