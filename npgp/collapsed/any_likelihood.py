@@ -61,8 +61,11 @@ def estimate(
     """
     fixed, observed = lax.stop_gradient((arrays, rows))
 
+    def observations(sites: Sites) -> tuple[jax.Array, jax.Array]:
+        return sites.shift / sites.precision, 1.0 / sites.precision
+
     def solve(sites: Sites) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
-        y, noise = sites.shift / sites.precision, 1.0 / sites.precision
+        y, noise = observations(sites)
         log_density, moments = gaussian(fixed, y, noise)
         mean, variance = moments()
         square = jnp.square(y - mean) + variance
@@ -78,7 +81,7 @@ def estimate(
     least = MIN_CURVATURE / prior
     search = search_sites(solve, expected_log_prob, start, MAX_STEPS, TOLERANCE, slack=SLACK, least=least)
     found, kl_gap = lax.stop_gradient(search)
-    y, noise = found.sites.shift / found.sites.precision, 1.0 / found.sites.precision
+    y, noise = observations(found.sites)
     log_density, _ = gaussian(arrays, y, noise)
     value = log_density + expected_log_prob(found.mean, found.variance, rows) - found.solved
     return Estimate(value, y, noise, kl_gap)

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -35,6 +34,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.any_likelihood import Estimate, estimate
+from npgp.collapsed.searched import warn_unless_arrived
 from npgp.collapsed.vif import VecchiaNoise, VIFPosterior
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
@@ -43,7 +43,7 @@ from npgp.functionals.rows import Functionals, RowsLike, as_rows
 from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
 from npgp.likelihoods import Gaussian, Likelihood
-from npgp.likelihoods.continuous import likelihood_or_noise
+from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.neighbors.search import Neighbors, neighbors_of
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
@@ -59,8 +59,6 @@ from npgp.variational.posterior import Posterior
 __all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
 
 Method = Literal["sor", "dtc", "fitc", "pitc", "vif", "pep", "structured-pep"]
-#: Warn if a further step of a search would move the posterior by more nats than this.
-WARN_KL_GAP = 1e-2
 #: Methods that have a power, and those that may have groups.
 POWERS, GROUPED = ("pep", "structured-pep"), ("pitc", "pep", "structured-pep")
 
@@ -117,10 +115,9 @@ class ApproximateGP(JointDensity, Stackable):
         best with ``kernel=`` and ``inducing=``; or their number, 10 to 30 for most data, to be found here by distance.
     :param jitter: relative jitter tried first.
     :raises TypeError: for another likelihood than Gaussian noise and another method than ``"vif"``.
-    :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, a likelihood of
-        several latent values, for blocks of
-        features other than points in a list, for a power outside (0, 1], missing or with a method that has none, and
-        for groups of other rows or with a method that has none.
+    :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for a likelihood
+        of several latent values, for blocks of features other than points in a list, for a power outside (0, 1],
+        missing or with a method that has none, and for groups of other rows or with a method that has none.
     """
 
     support = constraints.real_vector
@@ -188,9 +185,7 @@ class ApproximateGP(JointDensity, Stackable):
     @property
     def noise_variance(self) -> ArrayLike:
         """σ² of Gaussian noise."""
-        if not isinstance(self.likelihood, Gaussian):
-            raise AttributeError(f"noise_variance: the likelihood is {type(self.likelihood).__name__}, not Gaussian.")
-        return self.likelihood.variance
+        return noise_variance_of(self.likelihood)
 
     @per_stacked
     def log_prob(self, value):
@@ -279,13 +274,8 @@ class ApproximateGP(JointDensity, Stackable):
         if not isinstance(self.likelihood, Gaussian) and rows.y.ndim > 1:
             raise ValueError(f"y has shape {rows.y.shape}; condition takes one of {self.event_shape} of these.")
         posterior, kl_gap = one_program(lambda: self._conditioned(rows), options=STEPS)
-        if not checks.is_traced(kl_gap) and not float(kl_gap) < WARN_KL_GAP:
-            warnings.warn(
-                f"ApproximateGP: where the search ended another step would move the posterior by {float(kl_gap):.2g} "
-                "nats; use float64.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        words = "where the search ended another step would move the posterior by {gap}; use float64"
+        warn_unless_arrived(kl_gap, f"ApproximateGP: {words}.")
         return posterior
 
     def _conditioned(self, rows: Observations) -> tuple[Any, jax.Array]:

@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
-from npgp.collapsed.searched import MAX_STEPS, Searched, searched_bound
+from npgp.collapsed.searched import MAX_STEPS, Searched, searched_bound, warn_unless_arrived
 from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
@@ -26,7 +26,7 @@ from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
-from npgp.likelihoods.continuous import likelihood_or_noise
+from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.observations import Observations
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
@@ -40,9 +40,6 @@ from npgp.variational.row_sites import Sites
 from npgp.variational.structure import check_covariances
 
 __all__ = ["CollapsedGP"]
-
-#: Warn if a further step of the search would move q(ε) by more nats than this.
-WARN_KL_GAP = 1e-2
 
 
 class CollapsedGP(JointDensity, Stackable):
@@ -221,9 +218,7 @@ class CollapsedGP(JointDensity, Stackable):
     @property
     def noise_variance(self) -> ArrayLike:
         """σ² of Gaussian noise."""
-        if not isinstance(self.likelihood, Gaussian):
-            raise AttributeError(f"noise_variance: the likelihood is {type(self.likelihood).__name__}, not Gaussian.")
-        return self.likelihood.variance
+        return noise_variance_of(self.likelihood)
 
     @per_stacked
     def log_prob(self, value):
@@ -262,13 +257,8 @@ class CollapsedGP(JointDensity, Stackable):
         if self.outputs and len(rows.y.shape) > 2:
             raise ValueError(f"y has shape {rows.y.shape}; condition takes one of {rows.y.shape[-2:]}.")
         posterior, kl_gap, share = one_program(lambda: self._conditioned(rows), options=STEPS)
-        if not checks.is_traced(kl_gap) and not float(kl_gap) < WARN_KL_GAP:
-            warnings.warn(
-                f"CollapsedGP: after {self.max_steps} steps another would move q(ε) by {float(kl_gap):.2g} nats; "
-                "raise max_steps, or use float64.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        words = f"after {self.max_steps} steps another would move q(ε) by {{gap}}; raise max_steps, or use float64"
+        warn_unless_arrived(kl_gap, f"CollapsedGP: {words}.")
         sentence = None if checks.is_traced(share) else linalg.jitter_beside_noise(float(share), self.X.dtype)
         if sentence:
             warnings.warn(f"CollapsedGP: {sentence}", RuntimeWarning, stacklevel=2)

@@ -8,6 +8,7 @@ differentiated through the search (the envelope theorem). What the search leaves
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from npgp import checks
 from npgp.conditionals import Conditional
 from npgp.observations import Observations
 from npgp.sparse.projection import Projection
@@ -29,6 +31,21 @@ MAX_STEPS = 50
 #: that much less is left; the bound is off by that, but its gradient by as much as the root of it.
 #: In float32 the bound itself is off by about 1e-7 of its own size, and its gradient by as much of its terms.
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
+
+
+#: Warn if a further step of the search would move the posterior by more nats than this.
+WARN_KL_GAP = 1e-2
+
+
+def warn_unless_arrived(kl_gap: jax.Array, sentence: str) -> None:
+    """
+    Warn, of the caller's caller, where a search has not arrived, and that can be seen.
+
+    :param kl_gap: nats by which a further step would move the posterior.
+    :param sentence: what to say, with ``{gap}`` for these.
+    """
+    if not checks.is_traced(kl_gap) and not float(kl_gap) < WARN_KL_GAP:
+        warnings.warn(sentence.format(gap=f"{float(kl_gap):.2g} nats"), RuntimeWarning, stacklevel=3)
 
 
 class Searched(NamedTuple):

@@ -207,13 +207,6 @@ def infer(
 
     .. code-block:: python
 
-        def curve(X, y=None):
-            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
-            f = npgp.SparseGP("f", npgp.RBF(1.0), inducing=25).draw()
-            with numpyro.plate("rows", len(X)):
-                npgp.observe("y", f(X) + effect, npgp.Gaussian(scale=0.3), obs=y)
-
-
         quick = npgp.training.Arrival(tolerance=0.3, window=100)
         fitted = npgp.infer(
             curve, key, X, y=y, options={"callbacks": [quick], "progress": False}

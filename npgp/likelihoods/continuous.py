@@ -125,6 +125,17 @@ def likelihood_or_noise(likelihood: Any, noise_variance: Any, *, only_gaussian: 
     return likelihood
 
 
+def noise_variance_of(likelihood: Likelihood) -> ArrayLike:
+    """
+    σ² of Gaussian noise.
+
+    :raises AttributeError: for another likelihood.
+    """
+    if not isinstance(likelihood, Gaussian):
+        raise AttributeError(f"noise_variance: the likelihood is {type(likelihood).__name__}, not Gaussian.")
+    return likelihood.variance
+
+
 @pytree
 @dataclass(frozen=True, eq=False)
 class StudentT(Likelihood):

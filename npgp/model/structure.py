@@ -33,7 +33,7 @@ class Structure:
     :param without_bijection: sites that no autoguide can have, each with an error.
     :param beside: what a guide has to know of the other sites, where it is npgp's own.
     :param chosen: the parameters that are inducing points chosen from rows.
-    :param by_rows: those whose q(ε) is the posterior given pseudo-observations of rows, likewise.
+    :param by_rows: the components whose q(ε) is given by rows, in groups that share one.
     """
 
     whitened: Mapping[str, bool]
@@ -53,7 +53,7 @@ class Structure:
         The structure of a model.
 
         :param sites: its trace.
-            :param by_rows: those whose q(ε) is given by rows.
+        :param by_rows: the components whose q(ε) is given by rows.
         :param own: whether the guide of the other sites is npgp's own.
         """
         latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}

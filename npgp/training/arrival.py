@@ -79,13 +79,6 @@ class Convergence:
 
     .. code-block:: python
 
-        def curve(X, y=None):
-            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
-            f = npgp.SparseGP("f", npgp.RBF(1.0), inducing=25).draw()
-            with numpyro.plate("rows", len(X)):
-                npgp.observe("y", f(X) + effect, npgp.Gaussian(scale=0.3), obs=y)
-
-
         svi = SVI(curve, npgp.AutoSparseGP(curve), npgp.adam(0.05), TraceMeanField_ELBO())
         roughly = [npgp.training.Arrival(tolerance=0.3, window=100)]
         convergence = npgp.fit(
@@ -136,13 +129,6 @@ class Arrival(Callback):
     Ends a training when the guide's posterior has arrived; ``npgp.fit(svi, rng_key, None, …)`` has one by itself:
 
     .. code-block:: python
-
-        def curve(X, y=None):
-            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
-            f = npgp.SparseGP("f", npgp.RBF(1.0), inducing=25).draw()
-            with numpyro.plate("rows", len(X)):
-                npgp.observe("y", f(X) + effect, npgp.Gaussian(scale=0.3), obs=y)
-
 
         svi = SVI(curve, npgp.AutoSparseGP(curve), npgp.adam(0.05), TraceMeanField_ELBO())
         # If .1 is more than is needed.
