@@ -45,6 +45,7 @@ from npgp.keys import known_key
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.neighbors.search import Neighbors, neighbors_of
+from npgp.neighbors.vecchia import of_sites
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import STEPS, one_program
@@ -113,6 +114,7 @@ class ApproximateGP(JointDensity, Stackable):
         of X by k-means, with at most M rows each.
     :param neighbors: for ``"vif"`` at inputs, and it needs them: made of X by :func:`npgp.neighbors.nearest_before`,
         best with ``kernel=`` and ``inducing=``; or their number, 10 to 30 for most data, to be found here by distance.
+        Several measurements of one site count as their mean, by precision: with a number, or ``merge=True`` there.
     :param jitter: relative jitter tried first.
     :raises TypeError: for another likelihood than Gaussian noise and another method than ``"vif"``.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for a likelihood
@@ -177,7 +179,7 @@ class ApproximateGP(JointDensity, Stackable):
         if neighbors is not None:
             if isinstance(X, Functionals):
                 raise ValueError("X has functionals; method 'vif' is for values of f at inputs (N, D), with neighbors.")
-            self.neighbors = neighbors_of(X, neighbors)
+            self.neighbors = neighbors_of(X, neighbors, merge=True)
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
         self.count_axes()
@@ -229,7 +231,7 @@ class ApproximateGP(JointDensity, Stackable):
         def gaussian(arrays: tuple[Projector, Projection], y: jax.Array, variance: jax.Array) -> Any:
             noise, _ = self._noise(*arrays, variance)
             posterior = self._vif_posterior(*arrays, noise, y, variance)
-            return _log_density(arrays[1], noise, y), posterior.at_points
+            return _log_density(arrays[1], noise, y), lambda: self._of_rows(posterior.at_points())
 
         return estimate(gaussian, (projector, projection), rows, projection.prior_variance)
 
@@ -237,8 +239,15 @@ class ApproximateGP(JointDensity, Stackable):
         self, projector: Projector, projection: Projection, noise: Noise, y: jax.Array, variance: jax.Array
     ) -> VIFPosterior:
         (q,) = gaussian_optimum(_whitened(projection, noise), noise.whiten(y), 1.0, ("dense",))
-        assert self.neighbors is not None and isinstance(self.X, jax.Array)
-        return VIFPosterior(projector, q, self.X, projection.A[0], y, self.neighbors, variance)
+        assert self.neighbors is not None
+        (X, A), y, merged, neighbors = of_sites((self.X, projection.A[0].T), y, variance, self.neighbors)
+        return VIFPosterior(projector, q, X, A.T, y, neighbors, merged)
+
+    def _of_rows(self, values: Any) -> Any:
+        """Values of sites, (S,), at the rows."""
+        assert self.neighbors is not None
+        repeats = self.neighbors.repeats
+        return values if repeats is None else jax.tree.map(lambda v: v[repeats.site], values)
 
     def sample(self, key, sample_shape=()):
         """
@@ -305,9 +314,9 @@ class ApproximateGP(JointDensity, Stackable):
 def _log_density(projection: Projection, noise: Noise, y: jax.Array) -> jax.Array:
     """``log N(y; 0, Q + Λ)``."""
     scaled = ScaledProjection.of(_whitened(projection, noise), 1.0)
-    y = noise.whiten(y)
+    white = noise.whiten(y)
     log_det = noise.log_determinant() + linalg.log_determinant(scaled.factor(0))
-    square = jnp.sum(jnp.square(y), -1) - scaled.explained(y)
+    square = jnp.sum(jnp.square(white), -1) - scaled.explained(white)
     return -0.5 * (square + log_det + y.shape[-1] * math.log(2.0 * math.pi))
 
 

@@ -28,7 +28,7 @@ from npgp import checks, linalg
 from npgp.neighbors.correlated import most_correlated
 from npgp.neighbors.posterior import NearPosterior, with_neighbors
 from npgp.neighbors.search import AMONG, Neighbors, nearest
-from npgp.neighbors.vecchia import VecchiaFactor, new_site_weights, what_is_left
+from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor, factor_of_rows, new_site_weights, what_is_left
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal
@@ -45,7 +45,7 @@ class VecchiaNoise:
     :param factor: of Λ's precision.
     """
 
-    factor: VecchiaFactor
+    factor: VecchiaFactor | MergedFactor
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class VecchiaNoise:
         :param variance: σ², (N,).
         """
         sites, covariance = (X, projection.A[0].T), what_is_left(projector.kernel)
-        return cls(VecchiaFactor.of(covariance, sites, neighbors, variance, jitter=0.0))
+        return cls(factor_of_rows(covariance, sites, neighbors, variance, jitter=0.0))
 
     def whiten(self, v: jax.Array) -> jax.Array:
         """``Λ^−½ v`` over the last axis, (..., N)."""

@@ -9,7 +9,6 @@ k = N − 1 it is the GP.
 from __future__ import annotations
 
 import math
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -26,18 +25,14 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.neighbors.posterior import NeighborPosterior
-from npgp.neighbors.search import Neighbors, neighbors_of, repeated_sites
-from npgp.neighbors.vecchia import VecchiaFactor
+from npgp.neighbors.search import Neighbors, neighbors_of
+from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor, factor_of_rows, of_sites
 
 __all__ = ["NNGP", "ResponseNNGP", "WhitenNNGP"]
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # The distributions
-
-
-#: Where a larger share of rows repeats a site, neighbors are few other sites.
-MANY_REPEATED = 0.1
 
 
 class NNGP(JointDensity, Stackable):
@@ -74,6 +69,8 @@ class NNGP(JointDensity, Stackable):
     pytree_aux_fields = ("jitter",)
 
     noise_variance: ArrayLike
+    #: Whether values at one site differ, so that rows may be merged.
+    noisy = False
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class NNGP(JointDensity, Stackable):
         self.kernel = as_kernel(kernel)
         self.X = checks.concrete_inputs(X)
         rows = self.X.shape[0]
-        self.neighbors = neighbors_of(X, neighbors)
+        self.neighbors = neighbors_of(X, neighbors, merge=self.noisy)
         checks.require_per_row(offset, "offset", rows)
         checks.require_finite(offset, "offset")
         self.offset = offset
@@ -138,10 +135,9 @@ class NNGP(JointDensity, Stackable):
         value = jnp.asarray(value, self.X.dtype)
         if value.shape[-1:] != self.event_shape:
             raise ValueError(f"value has shape {value.shape}; its last axis must be the {self.event_shape[0]} sites.")
-        noise = jnp.asarray(self.noise_variance, self.X.dtype)
-        return NeighborPosterior(
-            self.kernel, self.X, self.neighbors, value - self.offset, jitter=self.jitter, noise_variance=noise
-        )
+        X, values, noise, neighbors = of_sites(self.X, value - self.offset, self.noise_variance, self.neighbors)
+        noise = jnp.asarray(noise, self.X.dtype)
+        return NeighborPosterior(self.kernel, X, neighbors, values, jitter=self.jitter, noise_variance=noise)
 
 
 class ResponseNNGP(NNGP):
@@ -159,15 +155,9 @@ class ResponseNNGP(NNGP):
         )
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
-    it. A site that was measured several times, in rows of its own, has its other measurements for neighbors, in the
-    place of other sites, which a warning says. Merge them, exactly but for a factor that f has no part in: sites once
-    each, the mean of their measurements, and σ² divided by their number::
-
-        S, site, count = np.unique(X, axis=0, return_inverse=True, return_counts=True)
-        means = np.bincount(site.ravel(), y) / count
-        merged = npgp.neighbors.ResponseNNGP(
-            kernel, S, 5, noise_variance=noise_variance / count
-        )
+    it. A site that was measured several times, in rows of its own, is one site with the mean of its measurements, by
+    their precision, and the density is that of all: where ``neighbors`` is a number, or
+    ``npgp.neighbors.nearest_before(X, k, merge=True)``.
 
     ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
 
@@ -180,6 +170,8 @@ class ResponseNNGP(NNGP):
     :param jitter: relative jitter tried first; 0 if omitted, as the noise makes it needless.
     :raises ValueError: as for :class:`NNGP`, and for a noise variance known not to be positive.
     """
+
+    noisy = True
 
     def __init__(
         self,
@@ -197,14 +189,10 @@ class ResponseNNGP(NNGP):
         super().__init__(kernel, X, neighbors, offset=offset, jitter=jitter, validate_args=validate_args)
         checks.require_per_row(noise_variance, "noise_variance", self.event_shape[0])
         self.noise_variance = noise_variance
-        repeated = repeated_sites(self.X, self.neighbors)
-        if repeated > MANY_REPEATED * self.event_shape[0]:
-            warnings.warn(
-                f"{repeated} of {self.event_shape[0]} rows of X repeat a site, and stand for other sites among the "
-                "neighbors. Give each site once, with the mean of its measurements and σ² over their number.",
-                UserWarning,
-                stacklevel=2,
-            )
+
+    def factor(self) -> VecchiaFactor | MergedFactor:  # type: ignore[override]
+        """A factor of the precision, with more rows than columns where measurements were merged."""
+        return factor_of_rows(self.kernel, self.X, self.neighbors, self.noise_variance, self.jitter)
 
 
 class WhitenNNGP(Reparam):

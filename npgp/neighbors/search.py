@@ -9,6 +9,7 @@ O(N k). Among more than are wanted, found so, a kernel chooses those that are mo
 from __future__ import annotations
 
 import heapq
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -39,6 +40,8 @@ LONGEST = 1024
 ENTRIES = 2**20
 #: Sites, as a multiple of the neighbors, among which a kernel chooses them.
 AMONG = 10
+#: Where a larger share of rows repeats a site, neighbors are few other sites.
+MANY_REPEATED = 0.1
 
 Array = np.ndarray | jax.Array
 
@@ -61,6 +64,33 @@ class Waves:
 
 @pytree
 @dataclass(frozen=True)
+class Repeats:
+    """
+    Rows of which several are at one site.
+
+    :param site: the site of each row, (N,) int32.
+    :param first: the first row of each site, (S,) int32.
+    :param several: the rows of sites that have several, (R,) int32.
+    """
+
+    site: Array
+    first: Array
+    several: Array
+
+    def variance(self, noise_variance: jax.Array) -> jax.Array:
+        """Noise variances of the sites' means, (S,), for those of rows, (N,): each row counts by its precision."""
+        return 1.0 / self._sums(1.0 / noise_variance)
+
+    def means(self, v: jax.Array, noise_variance: jax.Array) -> jax.Array:
+        """Means of the sites' rows by precision, (..., S), of values (..., N)."""
+        return self._sums(v / noise_variance) * self.variance(noise_variance)
+
+    def _sums(self, v: jax.Array) -> jax.Array:
+        return jnp.zeros((*v.shape[:-1], len(self.first)), v.dtype).at[..., self.site].add(v)
+
+
+@pytree
+@dataclass(frozen=True)
 class Neighbors:
     """
     An order of N sites, and for each site its neighbors: the nearest k of the sites before it, fewer for the first
@@ -78,6 +108,7 @@ class Neighbors:
     :param size: k, as it was given.
     :param scale: the units of distances, () or (D,).
     :param around: of each site the nearest of all, itself among them, (N, K + 1) int32; of all sites but new ones.
+    :param repeats: where rows of X that repeat a site were merged, which these are: all other numbers are of the sites.
     """
 
     order: Array
@@ -87,11 +118,17 @@ class Neighbors:
     size: int = field(metadata={"static": True})
     scale: ArrayLike = 1.0
     around: Array | None = None
+    repeats: Repeats | None = None
 
     @property
     def num_sites(self) -> int:
         """N."""
         return self.order.shape[0]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows X has: N, or more where several are at one site."""
+        return self.num_sites if self.repeats is None else self.repeats.site.shape[0]
 
     @property
     def size_at_new(self) -> int:
@@ -107,6 +144,7 @@ def nearest_before(
     scale: ArrayLike | None = None,
     kernel: Kernel | None = None,
     inducing: ArrayLike | None = None,
+    merge: bool = False,
     rng_key: jax.Array | None = None,
 ) -> Neighbors:
     """
@@ -132,6 +170,8 @@ def nearest_before(
         nearest ten times as many by distance. Its hyperparameters must be numbers, such as those trained so far.
     :param inducing: with a kernel, Z of shape (M, D): what counts is the correlation that these inducing inputs leave,
         for ``npgp.ApproximateGP(method="vif")``.
+    :param merge: whether rows that repeat a site are one site, for :class:`ResponseNNGP` and ``"vif"``, which take the
+        mean of their measurements then. Otherwise they are neighbors of each other, in the place of other sites.
     :param rng_key: a JAX random key, for the order ``"random"``, which needs one.
     :raises TypeError: for inputs that are not floating, or traced, and for a size that is no whole number.
     :raises ValueError: for inputs of another shape, without rows or with NaN, for a size below 1, an order unknown, and
@@ -140,6 +180,9 @@ def nearest_before(
     size = checks.whole_number(size, "size")
     scale = _units(kernel, inducing, np.shape(X)) if scale is None else scale
     points = _scaled(X, "X", scale)
+    repeats = _repeats(points) if merge else None
+    if repeats is not None:
+        X, points = np.asarray(X)[repeats.first], points[repeats.first]
     order = _order(points, ordering, rng_key)
     N, K = len(points), min(size, len(points) - 1)
     positions, number = _earlier(points[order], K if kernel is None else min(AMONG * K, N - 1)), np.arange(N)
@@ -152,7 +195,20 @@ def nearest_before(
     itself = np.arange(N, dtype=np.int32)
     absent = ~np.any(around == itself[:, None], axis=1)  # where more sites than that are the same
     around[absent, -1] = itself[absent]
-    return replace(neighbors, around=around)
+    return replace(neighbors, around=around, repeats=repeats)
+
+
+def _repeats(points: NDArray[Any]) -> Repeats | None:
+    """Which rows are at one site, sites by their first rows; ``None`` if none are."""
+    _, first, site, count = np.unique(points, axis=0, return_index=True, return_inverse=True, return_counts=True)
+    if len(first) == len(points):
+        return None
+    order = np.argsort(first)
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    site = site.ravel()
+    rows = number[site], first[order], np.flatnonzero(count[site] > 1)
+    return Repeats(*(x.astype(np.int32) for x in rows))
 
 
 def _in_order(
@@ -213,21 +269,35 @@ def nearest_jointly(
     return near, mask, neighbors
 
 
-def neighbors_of(X: ArrayLike, neighbors: Neighbors | int) -> Neighbors:
+def neighbors_of(X: ArrayLike, neighbors: Neighbors | int, *, merge: bool = False) -> Neighbors:
     """
     Neighbors of X as they are given, or found if their number is.
 
-    :raises ValueError: for those of another number of sites, and for a number where X is traced.
+    :param merge: whether rows that repeat a site may be merged.
+    :raises ValueError: for those of another number of rows, for merged ones that may not be, and for a number where X
+        is traced.
     """
     if not isinstance(neighbors, Neighbors):
         if checks.is_traced(X):
             raise ValueError(
                 "X is traced, so its neighbors cannot be found: pass neighbors=npgp.neighbors.nearest_before(X, k)."
             )
-        neighbors = nearest_before(X, neighbors)
+        return nearest_before(X, neighbors, merge=merge)
     rows = jnp.shape(X)[0]
-    if neighbors.num_sites != rows:
-        raise ValueError(f"neighbors are those of {neighbors.num_sites} sites, but X has {rows} rows.")
+    if neighbors.num_rows != rows:
+        raise ValueError(f"neighbors are those of {neighbors.num_rows} sites, but X has {rows} rows.")
+    if neighbors.repeats is not None and not merge:
+        raise ValueError(
+            f"neighbors are of {neighbors.num_sites} sites, merged from {rows} rows, which is for noisy measurements; "
+            "values of f need each site once: X, site = numpy.unique(X, axis=0, return_inverse=True), and f[site]."
+        )
+    if merge and (repeated := repeated_sites(X, neighbors)) > MANY_REPEATED * rows:
+        warnings.warn(
+            f"{repeated} of {rows} rows of X repeat a site, and stand for other sites among the neighbors. Give the "
+            "number of neighbors, or find them by npgp.neighbors.nearest_before(X, k, merge=True).",
+            UserWarning,
+            stacklevel=4,
+        )
     return neighbors
 
 
@@ -243,7 +313,7 @@ def _units(kernel: Kernel | None, inducing: ArrayLike | None, shape: tuple[int, 
 
 def repeated_sites(X: ArrayLike, neighbors: Neighbors) -> int:
     """Count sites that repeat an earlier one, which is then among their neighbors; 0 for traced sites."""
-    if any(map(checks.is_traced, (X, neighbors.rows, neighbors.mask))):
+    if neighbors.repeats is not None or any(map(checks.is_traced, (X, neighbors.rows, neighbors.mask))):
         return 0
     sites, rows, mask = np.asarray(X), np.asarray(neighbors.rows), np.asarray(neighbors.mask)
     repeated = np.zeros(len(sites), bool)

@@ -13,7 +13,7 @@ The covariance is a kernel's, of sites X; or that of what inducing features leav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -25,13 +25,23 @@ from jax.typing import ArrayLike
 from npgp import checks, linalg
 from npgp.chunks import entries_at_once, map_chunks, num_rows, rows_within
 from npgp.kernels import Kernel
-from npgp.neighbors.search import Neighbors
+from npgp.neighbors.search import Neighbors, Repeats
 from npgp.pytrees import pytree
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["VecchiaFactor", "at_rows", "conditional_weights", "new_site_weights", "site_weights", "what_is_left"]
+__all__ = [
+    "MergedFactor",
+    "VecchiaFactor",
+    "at_rows",
+    "conditional_weights",
+    "factor_of_rows",
+    "new_site_weights",
+    "of_sites",
+    "site_weights",
+    "what_is_left",
+]
 
 #: A covariance of n sites, (n, n): a kernel's, of inputs (n, D); or of several arrays with sites first.
 Covariance: TypeAlias = Callable[[Any], jax.Array]
@@ -336,3 +346,84 @@ class VecchiaFactor:
         j = np.concatenate([sites, rows[mask]])
         values = np.concatenate([scale, (-scale[:, None] * np.asarray(self.weights))[mask]])
         return csr_array((values, (i, j)), shape=(len(scale), len(scale)))
+
+
+@pytree
+@dataclass(frozen=True)
+class MergedFactor:
+    """
+    A factor R of the precision of noisy measurements, of which several may be at one site, ``Rᵀ R`` the precision:
+    exact for the sites' means, weighted by precision, and for what measurements differ from them by, which the noise
+    alone decides of. R has more rows than columns; it is a factor of quadratic forms.
+
+    :param factor: of the means.
+    :param repeats: which rows are at which sites.
+    :param noise_variance: of the rows, (N,).
+    """
+
+    factor: VecchiaFactor
+    repeats: Repeats
+    noise_variance: jax.Array
+
+    def _split(self, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The sites' means of values (..., N), and what the rows of sites that have several differ from them by."""
+        v, site, several = jnp.asarray(v), jnp.asarray(self.repeats.site), jnp.asarray(self.repeats.several)
+        means = self.repeats.means(v, self.noise_variance)
+        return means, v[..., several] - means[..., site[several]]
+
+    def whiten(self, v: jax.Array) -> jax.Array:
+        """``R v`` over the last axis, (..., N) to (..., S + R)."""
+        means, differences = self._split(v)
+        scale = jnp.sqrt(self.noise_variance[jnp.asarray(self.repeats.several)])
+        return jnp.concatenate([self.factor.whiten(means), differences / scale], axis=-1)
+
+    def color(self, z: jax.Array) -> jax.Array:
+        """A draw of measurements, (..., N), if z is standard normal."""
+        means, differences = self._split(z * jnp.sqrt(self.noise_variance))
+        # A mean of noise alone is independent of the differences.
+        means = self.factor.color(means / jnp.sqrt(self.repeats.variance(self.noise_variance)))
+        several = jnp.asarray(self.repeats.several)
+        return means[..., jnp.asarray(self.repeats.site)].at[..., several].add(differences)
+
+    def log_determinant(self) -> jax.Array:
+        """``log |Rᵀ R|``, of the precision."""
+        merged, own = self.repeats.variance(self.noise_variance), self.noise_variance
+        return self.factor.log_determinant() + jnp.sum(jnp.log(merged)) - jnp.sum(jnp.log(own))
+
+
+def factor_of_rows(
+    kernel: Covariance, X: Any, neighbors: Neighbors, noise_variance: ArrayLike, jitter: float | None
+) -> VecchiaFactor | MergedFactor:
+    """
+    The factor of the precision of noisy measurements.
+
+    :param kernel: the kernel, or another covariance.
+    :param X: inputs of the rows, (N, D), or what the covariance is of.
+    :param neighbors: the order and neighbors of the rows, or of their sites.
+    :param noise_variance: a scalar or (N,).
+    :param jitter: relative jitter tried first.
+    """
+    X, _, variance, sites = of_sites(X, None, noise_variance, neighbors)
+    factor = VecchiaFactor.of(kernel, X, sites, variance, jitter)
+    if neighbors.repeats is None:
+        return factor
+    rows = jnp.broadcast_to(jnp.asarray(noise_variance, factor.variance.dtype), (neighbors.num_rows,))
+    return MergedFactor(factor, neighbors.repeats, rows)
+
+
+def of_sites(
+    X: Any, y: jax.Array | None, noise_variance: ArrayLike, neighbors: Neighbors
+) -> tuple[Any, Any, ArrayLike, Neighbors]:
+    """
+    Noisy measurements with each site once: inputs (S, D), or several arrays with sites first; the sites' means (..., S)
+    of measurements (..., N); the noise variances of these means; and the sites' neighbors. Where no site repeats,
+    all as it was.
+    """
+    repeats = neighbors.repeats
+    if repeats is None:
+        return X, y, noise_variance, neighbors
+    first, dtype = jnp.asarray(repeats.first), jax.tree.leaves(X)[0].dtype
+    variance = jnp.broadcast_to(jnp.asarray(noise_variance, dtype), (neighbors.num_rows,))
+    means = None if y is None else repeats.means(y, variance)
+    X = jax.tree.map(lambda x: jnp.asarray(x)[first], X)
+    return X, means, repeats.variance(variance), replace(neighbors, repeats=None)

@@ -496,27 +496,76 @@ def test_what_cannot_be_a_model_is_refused():
     refused("site 'f' is a Normal; WhitenNNGP is for NNGP sites", handlers.seed(model, 0))
 
 
-def test_repeated_sites_are_merged_as_a_warning_says(float64):
-    """Five measurements a site: merged, and with all others for neighbors, it is the exact GP of all rows."""
+@pytest.mark.parametrize("Z", [None, 4])
+def test_measurements_of_one_site_are_merged(float64, Z):
+    """Of 56 rows at 12 sites, with all others for neighbors, it is the exact GP of all rows, noise row by row."""
     rng = np.random.default_rng(5)
     sites, new = rng.uniform(0.0, 1.0, (12, 2)), rng.uniform(0.0, 1.0, (7, 2))
-    rows, y = np.repeat(sites, 5, axis=0), rng.normal(size=60)
-    kernel, noise = Matern32(0.3), 0.5
-    with pytest.warns(UserWarning, match="48 of 60 rows of X repeat a site"):
-        ResponseNNGP(kernel, rows, 5, noise_variance=noise)
-    S, site, count = np.unique(rows, axis=0, return_inverse=True, return_counts=True)
-    means = np.bincount(site.ravel(), y) / count
-    merged = ResponseNNGP(kernel, S, 11, noise_variance=noise / count)
+    rows, y = np.concatenate([np.repeat(sites[:11], 4, axis=0), sites]), rng.normal(size=56)
+    order = rng.permutation(56)
+    rows, kernel, noise = rows[order], Matern32(0.3), rng.uniform(0.2, 0.9, 56)
 
     def k(A, B):
         r = np.sqrt(3.0) * np.linalg.norm(A[:, None] - B, axis=-1) / 0.3
         return (1.0 + r) * np.exp(-r)
 
-    weights = np.linalg.solve(k(rows, rows) + noise * np.eye(60), k(rows, new)).T
-    mean, variance = merged.condition(means).mean_and_variance(new, neighbors=np.tile(np.arange(12), (7, 1)))
+    def gp(noise_variance):
+        if Z is None:
+            return ResponseNNGP(kernel, rows, 11, noise_variance=noise_variance)
+        return npgp.ApproximateGP(
+            kernel, rows, sites[:Z], noise_variance=noise_variance, method="vif", neighbors=11, jitter=0.0
+        )
+
+    assert gp(noise).neighbors.rows.shape == (12, 11)
+
+    @jax.jit
+    def computed(scale):
+        made = gp(scale * noise)
+        return made.log_prob(y), jax.grad(lambda scale: gp(scale * noise).log_prob(y))(scale), made.condition(y)
+
+    def evidence(scale):
+        return stats.multivariate_normal(np.zeros(56), k(rows, rows) + np.diag(scale * noise)).logpdf(y)
+
+    density, slope, posterior = computed(1.0)
+    np.testing.assert_allclose(density, evidence(1.0), rtol=1e-9)
+    np.testing.assert_allclose(slope, (evidence(1.0 + 1e-5) - evidence(1.0 - 1e-5)) / 2e-5, rtol=1e-6)
+    weights = np.linalg.solve(k(rows, rows) + np.diag(noise), k(rows, new)).T
+    mean, variance = posterior.mean_and_variance(new, neighbors=np.tile(np.arange(12), (7, 1)))
     np.testing.assert_allclose(mean, weights @ y, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(variance, 1.0 - np.sum(weights * k(new, rows), axis=1), rtol=1e-7)
+    if Z is None:  # draws are of the same covariance: colored, the identity is its root
+        root = jax.jit(lambda: gp(noise).factor().color(jnp.eye(56)))()
+        np.testing.assert_allclose(root.T @ root, k(rows, rows) + np.diag(noise), atol=1e-10)
+
+
+def test_counts_at_one_site_are_merged(float64):
+    """With all others for neighbors, merged or not, the estimate is that of one GP."""
+    rng = np.random.default_rng(6)
+    sites = rng.uniform(0.0, 1.0, (8, 2))
+    rows, y = sites[np.arange(20) % 8], rng.poisson(2.0, 20).astype(float)
+
+    def estimate(before):
+        gp = npgp.ApproximateGP(Matern32(0.3), rows, sites[:3], npgp.Poisson(), method="vif", neighbors=before)
+        return gp.log_prob(y)
+
+    every = npgp.neighbors.nearest_before(rows, 19)
+    with pytest.warns(UserWarning, match="merge=True"):
+        merged, apart = jax.jit(lambda: (estimate(7), estimate(every)))()
+    np.testing.assert_allclose(merged, apart, rtol=1e-6)
+
+
+def test_measurements_that_are_not_merged_are_said(float64):
+    rng = np.random.default_rng(5)
+    sites = rng.uniform(0.0, 1.0, (12, 2))
+    rows, kernel = np.repeat(sites, 5, axis=0), Matern32(0.3)
+    with pytest.warns(UserWarning, match=r"48 of 60 rows of X repeat a site.*merge=True"):
+        ResponseNNGP(kernel, rows, npgp.neighbors.nearest_before(rows, 5), noise_variance=0.5)
+    merged = npgp.neighbors.nearest_before(rows, 5, merge=True)
+    assert merged.num_rows == 60 and merged.num_sites == 12
+    assert np.array_equal(rows[merged.repeats.first][merged.repeats.site], rows)
+    with pytest.raises(ValueError, match="neighbors are of 12 sites, merged from 60 rows.*f.site."):
+        NNGP(kernel, rows, merged)
     few = np.concatenate([sites, sites[:1]])  # one of 13 is no harm
-    ResponseNNGP(kernel, few, 3, noise_variance=noise)
+    ResponseNNGP(kernel, few, npgp.neighbors.nearest_before(few, 3), noise_variance=0.5)
     with pytest.raises(ValueError, match="inducing has 1 rows that repeat another"):
         npgp.VNNGP("f", kernel, few, 3)
