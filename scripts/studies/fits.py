@@ -74,6 +74,26 @@ def learned(start: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def beside_neighbors(start: dict[str, Any], component: Callable[[dict[str, Any]], npgp.SparseGP]) -> Callable:
+    """A model of rows that :func:`with_neighbors` makes: Gaussian noise, inducing points and neighbors (VIF)."""
+
+    def model(X, y, X_near, y_near, there, *, size):
+        params = learned(start)
+        f = component(params).draw()
+        values = f(X_near.reshape(-1, X.shape[1])), jnp.where(there, y_near, jnp.nan)
+        with npgp.plate("data", size, rows=X.shape[0]):
+            likelihood = npgp.Gaussian(variance=params["noise_variance"])
+            npgp.observe("y", f(X), likelihood, obs=y, neighbors=values)
+
+    return model
+
+
+def with_neighbors(X: np.ndarray, y: np.ndarray, neighbors: npgp.neighbors.Neighbors) -> tuple[np.ndarray, ...]:
+    """Rows, those of their neighbors, (N, k, D) and (N, k), and which of these there are."""
+    near, there = np.asarray(neighbors.rows), np.asarray(neighbors.mask)
+    return X, y, X[near], y[near], there
+
+
 def mcmc_draws(kernel: Any, key: jax.Array, warmup: int, draws: int, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Draws of one chain, by one program; the model's arguments last."""
 

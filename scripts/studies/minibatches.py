@@ -20,7 +20,7 @@ import npgp.inducing
 from common import moments, plus_minus, table
 from npgp.neighbors import nearest_before
 from regression_sets import uci
-from studies.fits import Rows, learned, scores, simulated
+from studies.fits import Rows, beside_neighbors, learned, scores, simulated, with_neighbors
 from studies.runner import Records, Study
 
 SETS = ("kin40k", "protein", "keggdirected")
@@ -140,20 +140,6 @@ def four_methods(args: argparse.Namespace, set: str, split: int, M: int, method:
     }
 
 
-def vif_model(start: dict[str, Any]) -> Callable:
-    """As :func:`model_of`, of rows beside their neighbors: inputs (B, k, D), targets (B, k), and which there are."""
-
-    def model(X, y, X_near, y_near, there, *, size):
-        params = learned(start)
-        f = component(params, 1).draw()
-        values = f(X_near.reshape(-1, X.shape[1])), jnp.where(there, y_near, jnp.nan)
-        with npgp.plate("data", size, rows=X.shape[0]):
-            likelihood = npgp.Gaussian(variance=params["noise_variance"])
-            npgp.observe("y", f(X), likelihood, obs=y, neighbors=values)
-
-    return model
-
-
 def vif(args: argparse.Namespace, set: str, split: int, M: int) -> dict[str, Any]:
     data, seed, began = random_split(set, args.seed + split, args.rows), args.seed + split, time.process_time()
     X, y, params = data.X, data.y, start_of(data, M, 1, seed)
@@ -164,12 +150,12 @@ def vif(args: argparse.Namespace, set: str, split: int, M: int) -> dict[str, Any
 
     for round in range(args.rounds):
         neighbors = nearest_before(X, args.neighbors, **which())
-        near, there = np.asarray(neighbors.rows), np.asarray(neighbors.mask)
-        model = vif_model({name: params[name] for name in params if not name.startswith("f.")})
+        start = {name: params[name] for name in params if not name.startswith("f.")}
+        model = beside_neighbors(start, partial(component, blocks=1))
         optimizer = npgp.natural_gradient(args.natural, npgp.adam(args.learning_rate / 2**round, args.steps))
         svi = SVI(model, npgp.AutoSparseGP(model), optimizer, TraceMeanField_ELBO(), size=len(y))
         q = {name: value for name, value in params.items() if name.startswith("f.")} or None
-        rows = X, y, X[near], y[near], there
+        rows = with_neighbors(X, y, neighbors)
         fit = npgp.fit(svi, key, args.steps, *rows, batch_size=batch, init_params=q, progress=False)
         params = fit.params
     known = nearest_before(X, args.neighbors, **which())

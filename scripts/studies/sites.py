@@ -17,7 +17,7 @@ from scipy.stats import norm
 import npgp
 from npgp.neighbors import nearest_before
 from studies.approximations import matern_draw
-from studies.fits import Rows, learned
+from studies.fits import Rows, beside_neighbors, learned, with_neighbors
 from studies.runner import Study
 
 TREND, NOISE_VARIANCE = 0.5, 0.1
@@ -61,21 +61,30 @@ def fitted(args: argparse.Namespace, rows: Rows, method: str, counts: bool) -> t
     def likelihood(params: dict[str, Any]) -> npgp.likelihoods.Likelihood:
         return npgp.Poisson() if counts else npgp.Gaussian(variance=params["noise_variance"])
 
-    if method in ("nngp", "vif"):
-        inducing = Z if method == "vif" else np.float32([[1e3, 1e3]])
-        before = nearest_before(rows.X, args.neighbors, kernel=kernel_of(start), inducing=inducing)
+    size, batch = len(rows.y), min(args.batch_size, len(rows.y))
+    inducing = np.float32([[1e3, 1e3]]) if method == "nngp" else Z
 
-        def gp(params: dict[str, Any], near: npgp.neighbors.Neighbors) -> npgp.ApproximateGP:
-            kernel, noise = kernel_of(params), likelihood(params)
-            return npgp.ApproximateGP(kernel, rows.X, inducing, noise, method="vif", neighbors=near, offset=level)
+    def gp(params: dict[str, Any], near: npgp.neighbors.Neighbors) -> npgp.ApproximateGP:
+        kernel, noise = kernel_of(params), likelihood(params)
+        return npgp.ApproximateGP(kernel, rows.X, inducing, noise, method="vif", neighbors=near, offset=level)
+
+    if method in ("nngp", "vif", "minibatches"):
+        before = nearest_before(rows.X, args.neighbors, kernel=kernel_of(start), inducing=inducing)
 
         def collapsed(near, y):
             numpyro.sample("y", gp(learned(start), near), obs=y)
 
-        fit = npgp.fit_collapsed(key, collapsed, before, rows.y, max_steps=args.searches, progress=False)
-        return fit.params, gp(fit.params, before).condition(rows.y).mean_and_variance
+        if method == "minibatches":
+            beside = beside_neighbors(start, lambda params: npgp.SparseGP("f", kernel_of(params), Z))
+            optimizer = npgp.natural_gradient(0.1, npgp.adam(0.02, args.steps))
+            svi = SVI(beside, npgp.AutoSparseGP(beside), optimizer, TraceMeanField_ELBO(), size=size)
+            data = with_neighbors(rows.X, rows.y, before)
+            params = npgp.fit(svi, key, args.steps, *data, batch_size=batch, progress=False).params
+        else:
+            fit = npgp.fit_collapsed(key, collapsed, before, rows.y, max_steps=args.searches, progress=False)
+            params = fit.params
+        return params, gp(params, before).condition(rows.y).mean_and_variance
 
-    size, batch = len(rows.y), min(args.batch_size, len(rows.y))
     before = nearest_before(rows.X, args.neighbors)
 
     def parts(params: dict[str, Any]) -> list[Any]:
@@ -135,10 +144,10 @@ STUDIES = {
 
 f is the sum of two random functions of variance 1 (of counts half of that is the log-rate), Matérn-3/2 of lengthscale
 .5 and of ``--lengthscale``; both kernels' hyperparameters are learned. ``nngp`` and ``vif`` by L-BFGS on the density of
-all rows (of counts the estimate of ``ApproximateGP``), ``svgp``, ``vnngp`` and ``split``, a ``VNNGP`` of what inducing
-points leave, in minibatches. Inducing points are on a grid.""",
+all rows (of counts the estimate of ``ApproximateGP``); ``minibatches`` is ``vif`` of numbers in minibatches, as are
+``svgp``, ``vnngp`` and ``split``, a ``VNNGP`` of what inducing points leave. Inducing points are on a grid.""",
         of_sites,
-        {"noise": ("gaussian", "poisson"), "method": ("svgp", "nngp", "vif", "vnngp", "split")},
+        {"noise": ("gaussian", "poisson"), "method": ("svgp", "nngp", "vif", "minibatches", "vnngp", "split")},
         {"rmse": ("RMSE of f", 4), "nlpd": ("NLPD of y", 4), "inside": ("f inside 90%", 3)}
         | {"noise_variance": ("noise variance", 4), "detail": ("lengthscale", 4), "seconds": ("seconds", 0)},
         {"rows": 20_000, "lengthscale": 0.02, "inducing": 64, "neighbors": 15, "batch_size": 512, "steps": 3000}
