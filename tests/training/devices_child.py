@@ -44,6 +44,17 @@ def model(X, y=None, size=N):
         npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
 
 
+def beside_neighbors(rows, y=None, size=N):
+    """Rows beside the three before them: inputs (B, 4, 2), observations (B, 3), NaN where there are fewer."""
+    lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
+    f = npgp.SparseGP("f", npgp.Matern32(lengthscale), X0).draw()
+    noise = numpyro.sample("noise", dist.LogNormal(-1, 1))
+    inputs, near = rows[..., :8].reshape(-1, 4, 2), rows[..., 8:]
+    with npgp.plate("data", size, rows=len(rows)):
+        beside = f(inputs[:, 1:].reshape(-1, 2)), near
+        npgp.observe("y", f(inputs[:, 0]), npgp.Gaussian(variance=noise), obs=y, neighbors=beside)
+
+
 def outputs_model(X, y=None, size=N):
     """One function per output, each with its own q; trained on all rows."""
     lengthscale = numpyro.param("lengthscale", jnp.ones(2), constraint=dist.constraints.positive)
@@ -126,9 +137,12 @@ def main():
         result, svi = train(model, Y[:, 0], npgp.training.Sharding(mesh(8)), batch_size=B)
         keep("batches/8", result)
         found["collectives"] = collectives(svi, result, npgp.training.Sharding(), Y[:, 0], B)
-        path = Path(out).with_name("X.npy")
-        np.save(path, X)
-        keep("file/8", train(model, Y[:, 0], npgp.training.Sharding(), np.load(path, mmap_mode="r"), batch_size=B)[0])
+        before, path = np.arange(N)[:, None] - np.arange(4), Path(out).with_name("rows.npy")
+        near = np.where(before[:, 1:] >= 0, Y[before[:, 1:], 0], np.nan)
+        np.save(path, np.concatenate([X[before].reshape(N, 8), near], axis=1))
+        file, how = np.load(path, mmap_mode="r"), {"batch_size": B, "allow_nan": True}
+        keep("neighbors/0", train(beside_neighbors, Y[:, 0], data=np.load(path), **how)[0])
+        keep("neighbors/8", train(beside_neighbors, Y[:, 0], npgp.training.Sharding(), file, **how)[0])
         spread = npgp.training.Sharding(mesh(2, 4), params={"f.u.scale_tril": P("outputs"), "f.u.loc": P("outputs")})
         result, svi = train(outputs_model, Y, spread)
         keep("outputs/8", result)

@@ -63,9 +63,9 @@ def test_batches_shared_among_devices(results):
 
 @pytest.mark.parametrize(
     "case, alone",
-    [("file/8", "batches/0"), ("outputs/8", "outputs/0"), ("gplvm/8", "gplvm/0")],
+    [("neighbors/8", "neighbors/0"), ("outputs/8", "outputs/0"), ("gplvm/8", "gplvm/0")],
 )
-def test_all_rows_and_files_and_outputs_and_latents(results, case, alone):
+def test_neighbors_from_a_file_and_all_rows_of_outputs_and_latents(results, case, alone):
     assert_close(of_case(results[0], case), of_case(results[0], alone))
 
 
