@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from npgp import linalg
 
@@ -53,15 +54,23 @@ class Pairs(NamedTuple):
         return form[self.one, self.other] * jnp.where(once, 1.0, 2.0)
 
 
-def negative_square(constant: jax.Array, precision: jax.Array, at: jax.Array) -> jax.Array:
-    """``constant − ½ Σ_q precision (at − z)²`` of each row as coefficients of :func:`powers`, (B, 2Q + 1)."""
-    constant = constant - 0.5 * jnp.sum(precision * jnp.square(at), axis=-1)
-    return jnp.concatenate([constant[:, None], precision * at, -0.5 * precision], axis=-1)
+def negative_square(constant: jax.Array, precision: jax.Array, at: jax.Array, tilt: ArrayLike = 0.0) -> jax.Array:
+    """
+    ``constant − ½ Σ_q precision (at − z)² − Σ_q tilt at (z − ½ at)`` of each row as coefficients of :func:`powers`,
+    (B, 2Q + 1).
+
+    Terms are added before they are columns of one array: jaxlib 0.10.1 computes sums of two arrays of 1, 6 and 6 columns
+    wrongly in float64 on CPUs.
+    """
+    shift = precision - tilt
+    constant = constant - 0.5 * jnp.sum(shift * jnp.square(at), axis=-1)
+    return jnp.concatenate([constant[:, None], shift * at, -0.5 * precision], axis=-1)
 
 
 def powers(z: jax.Array) -> jax.Array:
     """1, z and z² of points (P, Q): (2Q + 1, P)."""
-    return jnp.concatenate([jnp.ones_like(z[:, :1]), z, jnp.square(z)], axis=-1).T
+    z = z.T  # before they are one array, as in negative_square
+    return jnp.concatenate([jnp.ones_like(z[:1]), z, jnp.square(z)])
 
 
 def at_pairs(
@@ -90,10 +99,8 @@ def log_excess(alpha: jax.Array, beta: jax.Array, variance: jax.Array, m, one, o
     half = 0.25 * jnp.sum(jnp.log1p(share), axis=-1)
     # w (m − one)(m − other), of which each point has a half but for the product of both.
     w = t * beta / both
-    terms = [0.5 * jnp.sum(w * jnp.square(m), axis=-1, keepdims=True), -w * m, jnp.zeros_like(m)]
-    apart = jnp.concatenate(terms, axis=-1)
-    first = negative_square(half, share * alpha / (1.0 + t), m) + apart
-    second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m) + apart
+    first = negative_square(half, share * alpha / (1.0 + t), m, w)
+    second = first if alpha is beta else negative_square(half, share * beta / (1.0 + u), m, w)
     return at_pairs(first, second, one, other, w)
 
 
