@@ -59,8 +59,8 @@ def negative_square(constant: jax.Array, precision: jax.Array, at: jax.Array, ti
     ``constant − ½ Σ_q precision (at − z)² − Σ_q tilt at (z − ½ at)`` of each row as coefficients of :func:`powers`,
     (B, 2Q + 1).
 
-    Terms are added before they are columns of one array: jaxlib 0.10.1 computes sums of two arrays of 1, 6 and 6 columns
-    wrongly in float64 on CPUs.
+    Terms are added before they are columns of one array: of two arrays of 1, 6 and 6 columns jaxlib 0.10.1 computes the
+    sum wrongly in float64 on CPUs.
     """
     shift = precision - tilt
     constant = constant - 0.5 * jnp.sum(shift * jnp.square(at), axis=-1)
