@@ -210,7 +210,7 @@ def draw_gain(gains: np.ndarray, params: dict[str, Any], rows: int) -> Any:
     limits = right.get_xlim(), right.get_ylim()
     right.plot(*inducing[:, :2].T, "x", color="k", ms=5, mew=1.0, label="inducing input")
     right.set(xlim=limits[0], ylim=limits[1], xlabel="latent dimension 1, in lengthscales", ylabel="latent dimension 2")
-    right.set_title("where: most at the edges, far from inducing inputs", fontsize=10)
+    right.set_title("where: most at the edges of the data", fontsize=10)
     right.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     figure.colorbar(points, ax=right, label="gain (nats)")
     return figure
