@@ -52,7 +52,7 @@ with_other_libraries() { # ArviZ, matplotlib, Optax, Orbax, PyArrow, scikit-lear
   environment=.venv-newest
   . scripts/_pytest.sh
   XLA_FLAGS=$flags_in_use in_parallel tests/ground/test_compiler.py tests/ground/test_programs.py tests/likelihoods/test_large_averages.py
-  XLA_FLAGS=$quick_flags in_parallel tests/datasets tests/inducing tests/io/test_inference_data.py tests/plots \
+  XLA_FLAGS=$quick_flags in_parallel tests/datasets tests/inducing/test_inducing.py tests/io/test_inference_data.py tests/plots \
     tests/training/test_checkpoints.py tests/training/test_sources.py tests/training/test_trust.py \
     -k "not test_kills and (khat or not test_trust)" # of checking posteriors what ArviZ does
 }

@@ -155,13 +155,12 @@ def test_it_runs_inside_jit_and_vmap(float64):
         states = jax.vmap(lambda key: svi.init(key, X, Y))(keys)
         step = jax.vmap(lambda state, _: svi.update(state, X, Y), (0, None))
         states, losses = jax.lax.scan(step, states, length=2)
-        return states, losses[-1]
+        return svi.get_params(states), losses[-1]
 
-    states, losses = steps(keys)
+    params, losses = steps(keys)
     assert not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(vars(svi.guide)))
-    others, turned = steps(keys[::-1])
+    again, turned = steps(keys[::-1])
     np.testing.assert_allclose(turned[::-1], losses, rtol=1e-8)
-    params, again = svi.get_params(states), svi.get_params(others)
     for name, x in params.items():
         np.testing.assert_allclose(again[name][::-1], x, rtol=1e-7, atol=1e-9)
     assert np.ptp(np.asarray(losses)) > 0.1  # other keys, other starts
@@ -182,8 +181,14 @@ def test_bounds_that_the_model_computes_are_no_tracers_after_a_fit():
 
 def test_guides_that_keep_what_they_compute_are_set_up_first():
     """An object that notes an array at its first call and calls a function, which calls an autoguide."""
-    hidden = handlers.block(model, hide=["f.u", "y"])
-    inner = AutoNormal(hidden)
+
+    def model(X, y=None):
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+        f = npgp.SparseGP("f", npgp.RBF(1.0), jnp.linspace(0.0, 1.0, 4)[:, None]).draw()
+        with numpyro.plate("rows", len(X)):
+            npgp.observe("y", f(X) + slope, npgp.Gaussian(scale=0.1), obs=y)
+
+    inner = AutoNormal(handlers.block(model, hide=["f.u", "y"]))
 
     def by_hand(X, y=None):
         return inner(X, y)

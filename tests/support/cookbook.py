@@ -91,21 +91,6 @@ def trend_and_season(X, sd, weight, y=None, mask=None):
 # Several outputs
 
 
-def two_related_outputs(X, y=None, mask=None):
-    """Intrinsic coregionalization. X: (N, 2), the second column the number of the output, 0 or 1."""
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(1.5), 0.4))
-    W = numpyro.sample("W", dist.Normal(1.0, 1.0).expand([2, 1]).to_event(2))  # the sign is not identified
-    kappa = numpyro.sample("kappa", dist.HalfNormal(0.2).expand([2]).to_event(1))
-    level = numpyro.sample("level", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
-    noise = numpyro.sample("noise", dist.HalfNormal(0.5).expand([2]).to_event(1))
-    f = npgp.SparseGP(
-        "f", npgp.kernels.Coregion(npgp.RBF(lengthscale), W, kappa=kappa), npgp.kernels.at_outputs(Z, [0, 1])
-    ).draw()
-    output = X[:, 1].astype(int)
-    with numpyro.plate("data", len(X)):
-        npgp.observe("y", f(X) + level[output], npgp.Gaussian(scale=noise[output]), obs=y, mask=mask)
-
-
 def mixed_outputs(X, Y=None, mask=None, *, outputs, functions):
     """Linear model of coregionalization, its mixing matrix learned. Y: (outputs, N)."""
     W = numpyro.param("W", lambda key: jax.random.normal(key, (outputs, functions)))

@@ -68,14 +68,6 @@ def test_the_posterior_in_one_call(tmp_path):
         npgp.inference.Inference.load(tmp_path / "other.npz", model, X, y=Y)
 
 
-def test_options_and_guides_are_those_of_fit():
-    arrival = npgp.training.Arrival(window=10, max_steps=20)
-    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
-    with pytest.warns(npgp.training.TrainingWarning, match="20 steps"):
-        fitted = npgp.infer(model, KEY, X, Y, guide=guide, options={"callbacks": [arrival], "progress": False})
-    assert fitted.guide is guide and len(fitted.result.losses) == 20 and fitted.args[1] is Y
-
-
 def test_whether_points_are_enough(float64):
     """In a model whose offset is sampled, with a row missing and rows drawn in parts: as of the arrays themselves."""
     rows, seen = jnp.asarray(X), jnp.arange(15) != 4
@@ -86,9 +78,11 @@ def test_whether_points_are_enough(float64):
         with numpyro.plate("data", len(rows), subsample_size=5) as index, numpyro.handlers.mask(mask=seen[index]):
             npgp.observe("y", f(rows[index]) + level, npgp.Gaussian(variance=NOISE), obs=y[index])
 
-    quick = npgp.training.Arrival(tolerance=0.3, window=50, max_steps=100)
-    with pytest.warns(npgp.training.TrainingWarning):
-        fitted = npgp.infer(subsampled, KEY, rows, y=jnp.asarray(Y), options={"callbacks": [quick], "progress": False})
+    options = {"callbacks": [npgp.training.Arrival(tolerance=0.3, window=50, max_steps=100)], "progress": False}
+    guide = npgp.AutoSparseGP(subsampled)
+    with pytest.warns(npgp.training.TrainingWarning, match="100 steps"):
+        fitted = npgp.infer(subsampled, KEY, rows, y=jnp.asarray(Y), guide=guide, options=options)
+    assert fitted.guide is guide and len(fitted.result.losses) == 100 and fitted.args[0] is rows
     found = fitted.enough_points("f", KEY)
     draw = fitted.posterior("f", draws=1)
     level = draw.sites["level"][0]
@@ -145,10 +139,6 @@ def test_a_training_with_too_few_points_says_so():
     assert cost(Z) > 0.1
     with pytest.warns(npgp.training.TrainingWarning, match=rf"leave of f costs {cost(Z):.2g} nats a row"):
         npgp.infer(with_points(Z), KEY, X, y=Y, options=QUICK)
-    # With more there is no warning, which would be an error here.
-    Z = np.linspace(0.0, 4.0, 9)[:, None]
-    assert 0.0 < cost(Z) < 0.03
-    npgp.infer(with_points(Z), KEY, X, y=Y, options=QUICK)
 
 
 def test_points_grow_until_they_are_enough(tmp_path):
@@ -157,7 +147,7 @@ def test_points_grow_until_they_are_enough(tmp_path):
     first = npgp.inducing.chosen.choose(npgp.RBF(0.5), jnp.asarray(X), 4)
     np.testing.assert_array_equal(points[:4], first)
     assert len(points) == 8 and np.isin(points[4:], X.astype(points.dtype)).all()
-    assert fitted.enough_points("f", tolerance=0.02).enough
+    assert 0.0 < cost(points) < 0.03  # of which training says nothing: its warning would be an error here
 
     C = rbf(X, X, 0.5, 1.0) + NOISE * np.eye(15)
     ones = np.linalg.solve(C + 4.0, Y)
@@ -166,8 +156,7 @@ def test_points_grow_until_they_are_enough(tmp_path):
 
     fitted.save(tmp_path / "grown.npz")
     again = npgp.inference.Inference.load(tmp_path / "grown.npz", with_points(4), X, y=Y)
-    np.testing.assert_array_equal(again.predict(KEY, X_NEW)["y"], fitted.predict(KEY, X_NEW)["y"])
-    np.testing.assert_array_equal(again.posterior("f", draws=3).mean(X_NEW), fitted.posterior("f", draws=3).mean(X_NEW))
+    np.testing.assert_array_equal(again.posterior("f", draws=200).mean(X_NEW), f.mean(X_NEW))
 
 
 def test_points_that_cannot_grow():
