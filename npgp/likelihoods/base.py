@@ -153,15 +153,9 @@ class Likelihood(ByName):
         check_quadrature(self)
         if self.smooth:
             return self._smooth_expectation(y, mean, variance)
-        if self.num_latents == 1:
-            fixed = jax.tree.map(lax.stop_gradient, self)
-            return quadrature.expectation(
-                lambda f: self.log_prob(f, y), lambda f: fixed.log_prob(f, y), mean, variance, self.num_nodes
-            )
-        f, weights = quadrature.normal_rule(
-            lambda f: self.log_prob(f, y), mean, variance, self.num_nodes, self.num_latents
-        )
-        return linalg.weighted_sum(weights, self.log_prob(f, y))
+        fixed = jax.tree.map(lax.stop_gradient, self)
+        rule = quadrature.expectation if self.num_latents == 1 else quadrature.expectation_over_several
+        return rule(lambda f: self.log_prob(f, y), lambda f: fixed.log_prob(f, y), mean, variance, self.num_nodes)
 
     def _smooth_expectation(self, y: ArrayLike, mean: ArrayLike, variance: ArrayLike) -> jax.Array:
         """:meth:`expected_log_prob` where log p is :attr:`smooth`, of half the nodes, without a second look."""

@@ -118,11 +118,10 @@ class Factorized(Likelihood):
     The function is called with an extra leading axis on f, for the quadrature's nodes. It is compared by identity: make
     it once, or jitted functions that take this object compile again. Integrals over one latent value look at the
     integrand: the log-density may be narrow beside f's distribution, have kinks, or two peaks. What has more peaks,
-    such as a von Mises distribution beside a wide f, may need more nodes. Expectations over several latent values
-    suppose the log-density to be smooth, and no narrower than f's distribution. :func:`quadrature_error` measures what
-    is left. A distribution that npgp has too, such as ``dist.Laplace(f, 0.5)``, has its integrals, if its latent value
-    is linear in f and no other parameter depends on f, without pieces such as ``jnp.maximum`` and traced whole
-    numbers.
+    such as a von Mises distribution beside a wide f, may need more nodes. Over several latent values it may be narrow,
+    or have a kink, in the first alone. :func:`quadrature_error` measures what is left. A distribution that npgp has
+    too, such as ``dist.Laplace(f, 0.5)``, has its integrals, if its latent value is linear in f and no other parameter
+    depends on f, without pieces such as ``jnp.maximum`` and traced whole numbers.
 
     Of two parametrizations choose that in logits and logarithms. NumPyro's censored distributions have
     log-probabilities that stop at the log of machine epsilon, and are not log-concave for that reason:
@@ -139,7 +138,7 @@ class Factorized(Likelihood):
         cost, and averages are of one peak; False is always safe. Of two latent values, True means jointly in both, and
         ``(0,)`` or ``(1,)`` in that one whatever the other is.
     :param num_nodes: nodes of the quadrature, for each latent value; by default 64, 24 for each of two and
-        10 of three. Of several latent values the first has two or four times as many: let it be the location, beside
+        10 of three. Of several latent values the first has two to six times as many: let it be the location, beside
         which the density is narrowest.
     :param num_latents: number of latent values, 1 to 3.
     :raises ValueError: if ``fn`` is not a function, for no nodes, for more than three latent values, if ``log_concave``

@@ -26,7 +26,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
-from numpy.polynomial.hermite_e import hermegauss
+from numpy.polynomial.hermite_e import hermegauss, hermevander
 from numpy.polynomial.legendre import leggauss
 
 from npgp import linalg
@@ -42,7 +42,7 @@ NUM_NODES_EACH, FIRST = {1: NUM_NODES, 2: 24, 3: 10}, {2: 2, 3: 4}
 REACH = 7.0
 #: And that of expectations, whose integrands may grow with f like eᶠ, and in float64 without overflow.
 MOST_REACH = {"float32": 12.0, "float64": 18.0}
-#: What is known to be smooth grows like f at most.
+#: What is known to be smooth grows like f at most, and what is in several latent values exponentially at most.
 SMOOTH_REACH = {"float32": 7.0, "float64": 8.0}
 #: Fewer nodes are Gauss-Hermite's.
 LEAST_TRAPEZOID = 48
@@ -62,9 +62,15 @@ PROFILE_NODES, LEAST_DISTANCE = 16, 1e-6
 #: Nodes of each latent value, of C, on the grids on which a box is looked for; how many times; and arsinh of the most
 #: standard deviations it may reach.
 BOX_NODES, BOX_ROUNDS, BOX_END = {2: 20, 3: 10}, 4, 7.0
-#: Change of a log-average over several latent values with half of the nodes of one from which on it is computed anew:
-#: the error, of integrands without kinks about the change's square, is then about 1e-4.
-UNLIKE = 0.01
+#: Change of a log-average over C latent values with half of the nodes of one from which on it is computed anew. The
+#: error is about the change's square, but beside a kink a third of it.
+UNLIKE = {2: 3e-4, 3: 0.01}
+#: Standard deviations within which a bend of log p is looked for in the first of several latent values, and the
+#: distance from it within which nodes are equidistant.
+BEND_REACH, BEND_WIDTH = 5.0, 0.1
+#: Change of an expectation over several latent values with half of the nodes of one, relative or absolute, from which
+#: on there are twice as many. The error is far less than it: at most 1e-4, also of gradients.
+UNLIKE_EXPECTATION = 0.005
 #: The share of an interval that golden section cuts off.
 GOLDEN = 0.5 * (3.0 - math.sqrt(5.0))
 
@@ -231,8 +237,8 @@ def expectation(
 
     def at_bends() -> jax.Array:
         m, v = (jnp.broadcast_to(array, smooth.shape).astype(smooth.dtype) for array in (mean, variance))
-        moved = lax.stop_gradient(f) == lax.stop_gradient(m)
-        return beside_bends(log_prob, fixed, m, deviation(v), values, moved, rough, limit, num_nodes)
+        most = jnp.where(rough, limit, jnp.inf)
+        return beside_bends(log_prob, fixed, m, deviation(v), f, values, most, num_nodes)
 
     return if_any(rough, at_bends, lambda: smooth)
 
@@ -275,77 +281,134 @@ def _below(num_nodes: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     return z, below
 
 
-def beside_bends(
+def expectation_over_several(
     log_prob: Callable[[jax.Array], jax.Array],
     fixed: Callable[[jax.Array], jax.Array],
     mean: jax.Array,
-    sd: jax.Array,
-    values: jax.Array,
-    moved: jax.Array,
-    rough: jax.Array,
-    limit: jax.Array,
+    variance: jax.Array,
     num_nodes: int,
 ) -> jax.Array:
     """
-    ``E[log p(y | f)]`` by the trapezoid rule, but for nodes near bends of log p, in whose place there are closer ones.
+    ``E[log p(y | f)]`` over C ≥ 2 latent values, of which the first is a location, beside which log p may be narrow.
 
-    Bends are where the slope changes within little of f, or at once. Two are looked for by differences of second
-    differences of the values at the rule's nodes, and refined by halving, without derivatives. Gauss-Legendre nodes, in
-    arsinh of the distance in units of a bend's width, are on both its sides, :data:`PANEL` of the rule's nodes each
-    way; beyond them log p is as smooth as the rule supposes, but ends. Where there are none, or more than two, as
-    of what turns up and down, the rule has four times as many nodes.
+    Along the first by Gauss-Legendre's rule on both sides of the peak of p at the means of the others, along these by
+    Gauss-Hermite's. If the change with half of the nodes is large in any row, there are twice as many of the latter.
 
-    :param log_prob: log p(y | f) as a function of f.
+    :param log_prob: log p(y | f) as a function of f, (C, ...).
     :param fixed: the same, without gradients to be taken.
-    :param mean: mean of f, in the shape of the result.
-    :param sd: its standard deviation, likewise.
-    :param values: log p at the nodes of :func:`normal_rule`, on a leading axis.
-    :param moved: whether these were moved to the mean, likewise.
-    :param rough: where bends are looked for; elsewhere the result is the rule's own.
-    :param limit: nats that may be left.
+    :param mean: mean of f, (C, ...).
+    :param variance: its variance, likewise.
+    :param num_nodes: number of nodes of each latent value but the first, which has at least :data:`NUM_NODES`.
+    """
+    C, of = len(mean), jax.eval_shape(lambda m, v: log_prob(m + v), mean, variance)
+    mean, variance = (jnp.broadcast_to(array, (C, *of.shape)).astype(of.dtype) for array in (mean, variance))
+    sd, axes = deviation(variance), (1,) * len(of.shape)
+    m, s = lax.stop_gradient((mean, sd))
+
+    def along_first(z: jax.Array) -> jax.Array:
+        f = jnp.broadcast_to(m[:, None], (C, *z.shape)).at[0].add(s[0] * z)
+        return jnp.nan_to_num(fixed(f), nan=-jnp.inf, posinf=-jnp.inf, neginf=-jnp.inf)
+
+    grid = jnp.linspace(-BEND_REACH, BEND_REACH, GRID_NODES_CONCAVE + 1, dtype=of.dtype)
+    grid = jnp.broadcast_to(grid.reshape((-1, *axes)), (len(grid), *of.shape))
+    values = along_first(grid)
+    best = jnp.argmax(values, axis=0)[None]
+    around = [jnp.take_along_axis(grid, best + i, axis=0, mode="clip") for i in (-1, 0, 1)]
+    peak = golden_section(along_first, *around, jnp.max(values, axis=0)[None])[0]
+    peak = jnp.where((best > 0) & (best < len(grid) - 1), peak, 0.0)
+    signs = jnp.asarray([-1.0, 1.0], of.dtype).reshape((-1, *axes))
+    count = num_nodes * NUM_NODES // NUM_NODES_EACH.get(C, num_nodes) * (3 if of.dtype == jnp.float64 else 2) // 4
+    ends = SMOOTH_REACH[of.dtype.name] - signs * peak
+    z, log_weights = on_sides(peak, signs, BEND_WIDTH, ends, max(count, 1))
+    z, weights = lax.stop_gradient((z, jax.nn.softmax(log_weights - 0.5 * z**2, axis=0)))
+
+    def product(count: int) -> tuple[jax.Array, jax.Array]:
+        """The expectation, and the largest change with half of the nodes."""
+        nodes, other_weights, fewer = _others(count, C - 1)
+
+        def inner(node: tuple[jax.Array, jax.Array]) -> jax.Array:
+            at, weight = node
+            at = jnp.broadcast_to(at.reshape((-1, 1, *axes)), (C - 1, *z.shape))
+            f = mean[:, None] + sd[:, None] * jnp.concatenate([z[None], at])
+            # Far out, where it may be no number, a node counts for nothing.
+            unused = ~jnp.isfinite(fixed(lax.stop_gradient(f))) & (weight * weights < jnp.finfo(of.dtype).eps)
+            f = if_any(unused, lambda: jnp.where(unused, mean[:, None], f), lambda: f)
+            return jnp.sum(weights * log_prob(f), axis=0)
+
+        table = jnp.asarray(nodes, of.dtype), jnp.asarray(other_weights, of.dtype)
+        averages = lax.map(jax.checkpoint(inner), table, batch_size=num_nodes)
+        changes = linalg.matmul(jnp.asarray(fewer, of.dtype), lax.stop_gradient(averages).reshape(len(nodes), -1))
+        value = linalg.weighted_sum(table[1].reshape((-1, *axes)), averages)
+        return value, jnp.max(jnp.abs(changes), axis=0).reshape(value.shape)
+
+    value, change = product(num_nodes)
+    rough = change > UNLIKE_EXPECTATION * jnp.maximum(1.0, jnp.abs(lax.stop_gradient(value)))
+    return if_any(rough, lambda: jnp.where(rough, product(2 * num_nodes)[0], value), lambda: value)
+
+
+@functools.lru_cache(maxsize=32)
+def _others(num_nodes: int, num_latents: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    Gauss-Hermite nodes of several latent values, (K, C), weights, (K,), and those with half of the nodes of each less
+    these, (C, K), in float64.
+    """
+    nodes, weights = hermite(num_nodes)
+    index = np.arange(len(nodes))
+    half = np.flatnonzero(np.minimum(index, index[::-1]) % 2 == 0)
+    fewer = -weights
+    # Interpolatory: the means of Hermite polynomials are 0 but for the first.
+    fewer[half] += np.linalg.solve(hermevander(nodes[half], len(half) - 1).T, np.eye(len(half))[0])
+    each = np.stack(np.meshgrid(*[nodes] * num_latents, indexing="ij"), axis=-1).reshape(-1, num_latents)
+    factors = [[fewer if axis == changed else weights for axis in range(num_latents)] for changed in range(num_latents)]
+    products = [functools.reduce(np.multiply.outer, each).ravel() for each in ([weights] * num_latents, *factors)]
+    return each, products[0], np.stack(products[1:])
+
+
+def find_bends(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """
+    The ascending rule's nodes nearest the two sharpest bends of log p, whether there are two, and whether it has more.
+
+    Bends are where second differences of log p change within little of f. Where there is one, both nodes are the same.
+
+    :param log_p: at the ascending nodes, on a leading axis; NaN is looked over.
+    :param limit: nats that may be left, in the shape of the result.
     :param num_nodes: number of the rule's nodes.
     """
-    dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
-    panel, axes = PANEL[dtype.name], (1,) * mean.ndim
-    (at,), all_weights, _ = _sorted_nodes(num_nodes, 1, dtype.name)
-    z, below = _below(num_nodes, dtype.name)
-    order, steps = np.argsort(at), np.diff(z)
+    dtype, axes = log_p.dtype, (1,) * limit.ndim
+    z, _ = _below(num_nodes, dtype.name)
+    panel, steps, index = PANEL[dtype.name], np.diff(z), np.arange(3, len(z) - 3)
 
     def column(array: Any) -> jax.Array:
-        return jnp.asarray(array, dtype).reshape((-1,) + axes)
+        return jnp.asarray(array, dtype).reshape((-1, *axes))
 
-    seen = jnp.where(moved, jnp.nan, lax.stop_gradient(values))[order]
-    curvature = jnp.diff(jnp.diff(seen, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
+    curvature = jnp.diff(jnp.diff(log_p, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
     # Of a kink between two nodes both have half.
     unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3] ** 3)
-    index = np.arange(3, len(z) - 3)
-    inside = (index > panel) & (index < len(z) - 1 - panel)
     unlike = jnp.where(jnp.isfinite(unlike), unlike, 0.0)
-    around = jnp.pad(unlike, [(3, 3)] + [(0, 0)] * mean.ndim)
+    around = jnp.pad(unlike, [(3, 3)] + [(0, 0)] * limit.ndim)
     largest = functools.reduce(jnp.maximum, [around[i : i + len(index)] for i in range(7)])
+    inside = (index > panel) & (index < len(z) - 1 - panel)
     score = jnp.where(unlike == largest, unlike * column(inside * np.exp(-0.5 * z[3:-3] ** 2)), 0.0)
     most, first = jnp.max(score, axis=0), jnp.argmax(score, axis=0) + 3
     first = jnp.where(most > limit, first, len(z) // 2)
-    others = jnp.where(jnp.abs(index.reshape((-1,) + axes) - first) > 3, score, 0.0)
+    others = jnp.where(jnp.abs(index.reshape((-1, *axes)) - first) > 3, score, 0.0)
     least = jnp.maximum(0.01 * most, limit)
     two = jnp.max(others, axis=0) > least
-    many = rough & ~jnp.any(moved, axis=0) & ((most <= limit) | (jnp.sum(others > least, axis=0) > 1))
     second = jnp.where(two, jnp.argmax(others, axis=0) + 3, first)
+    return first, second, two, (most <= limit) | (jnp.sum(others > least, axis=0) > 1)
 
-    # Between two that are close by there are no nodes of the rule.
-    low, high = jnp.minimum(first, second), jnp.maximum(first, second)
-    margin, column_of = panel + STENCIL[dtype.name], np.arange(len(z)).reshape((-1,) + axes)
-    apart = high - low >= 2 * panel + STENCIL[dtype.name] - 1
-    used = (column_of >= low - margin) & (column_of <= high + margin)
-    looked = rough & ~jnp.any(moved[order] & used, axis=0)
-    lower, upper = (jnp.asarray(array[:, order.argsort()].T, dtype) for array in (below, below[::-1, ::-1]))
 
-    def beyond(left: jax.Array, right: jax.Array) -> jax.Array:
-        """Weights for what is below the one node and above the other."""
-        return lower[:, left - panel] + upper[:, right + panel]
+def refine_bend(
+    value: Callable[[jax.Array], jax.Array], center: jax.Array, step: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """
+    Where a bend is, and its width, by halving; 1 for the width of a kink, beside which log p is smooth.
 
-    def value(z: jax.Array) -> jax.Array:
-        return fixed(m + s * z)
+    :param value: log p as a function of z, without gradients to be taken.
+    :param center: a node near the bend, in z.
+    :param step: distance within which it is.
+    """
+    dtype = center.dtype
 
     def change(before: jax.Array, middle: jax.Array, after: jax.Array) -> jax.Array:
         difference = jnp.abs(before - 2.0 * middle + after)
@@ -355,7 +418,8 @@ def beside_bends(
         center, step, three, last, width, least = state
         between = value(jnp.stack([center - 0.5 * step, center + 0.5 * step]))
         five = jnp.stack([three[0], between[0], three[1], between[1], three[2]])
-        changes = change(five[:-2], five[1:-1], five[2:]) * column([1.0, 1.001, 1.0])
+        middle_first = jnp.asarray([1.0, 1.001, 1.0], dtype).reshape((-1,) + (1,) * center.ndim)
+        changes = change(five[:-2], five[1:-1], five[2:]) * middle_first
         best = jnp.argmax(changes, axis=0)
         step, largest = 0.5 * step, jnp.max(changes, axis=0)
         three = jnp.stack([jnp.take_along_axis(five, (best + i)[None], axis=0)[0] for i in range(3)])
@@ -364,24 +428,79 @@ def beside_bends(
         width = jnp.where(certain & (largest / step > 0.7 * last), step, width)
         return center + (best - 1) * step, step, three, largest / step, width, jnp.where(certain, step, least)
 
+    three = value(jnp.stack([center - step, center, center + step]))
+    state = center, step, three, change(*three) / step, step, step
+    center, _, _, _, width, least = lax.fori_loop(0, BEND_HALVINGS[dtype.name], halve, state)
+    return center, jnp.where(width > 2.0 * least, 0.5 * width, 1.0)
+
+
+def beside_bends(
+    log_prob: Callable[[jax.Array], jax.Array],
+    fixed: Callable[[jax.Array], jax.Array],
+    mean: jax.Array,
+    sd: jax.Array,
+    f: jax.Array,
+    values: jax.Array,
+    limit: jax.Array,
+    num_nodes: int,
+) -> jax.Array:
+    """
+    ``E[log p(y | f)]`` by the trapezoid rule, but for nodes near bends of log p, in whose place there are closer ones.
+
+    Two bends are looked for, without derivatives. Gauss-Legendre nodes, in arsinh of the distance in units of a bend's
+    width, are on both its sides, :data:`PANEL` of the rule's nodes each way; beyond them log p is as smooth as the rule
+    supposes, but ends. Where there are none, or more than two, as of what turns up and down, the rule has four times as
+    many nodes.
+
+    :param log_prob: log p(y | f) as a function of f.
+    :param fixed: the same, without gradients to be taken.
+    :param mean: mean of f, in the shape of the result.
+    :param sd: its standard deviation, likewise.
+    :param f: nodes of :func:`normal_rule`, on a leading axis.
+    :param values: log p there.
+    :param limit: nats that may be left; infinite where the rule itself does.
+    :param num_nodes: number of the rule's nodes.
+    """
+    dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
+    panel, axes = PANEL[dtype.name], (1,) * mean.ndim
+    (at,), all_weights, _ = _sorted_nodes(num_nodes, 1, dtype.name)
+    z, below = _below(num_nodes, dtype.name)
+    order, steps, rough = np.argsort(at), np.diff(z), jnp.isfinite(limit)
+    moved = lax.stop_gradient(f) == m
+    log_p = jnp.where(moved, jnp.nan, lax.stop_gradient(values))[order]
+    first, second, two, many = find_bends(log_p, limit, num_nodes)
+    many = many & rough & ~jnp.any(moved, axis=0)
+
+    def column(array: Any) -> jax.Array:
+        return jnp.asarray(array, dtype).reshape((-1, *axes))
+
+    # Between two that are close by there are no nodes of the rule.
+    low, high = jnp.minimum(first, second), jnp.maximum(first, second)
+    margin, column_of = panel + STENCIL[dtype.name], np.arange(len(z)).reshape((-1, *axes))
+    apart = high - low >= 2 * panel + STENCIL[dtype.name] - 1
+    used = (column_of >= low - margin) & (column_of <= high + margin)
+    looked = rough & ~jnp.any(moved[order] & used, axis=0)
+    lower, upper = (jnp.asarray(array[:, order.argsort()].T, dtype) for array in (below, below[::-1, ::-1]))
+
+    def beyond(left: jax.Array, right: jax.Array) -> jax.Array:
+        """Weights for what is below the one node and above the other."""
+        return lower[:, left - panel] + upper[:, right + panel]
+
     def beside(this: jax.Array, other: jax.Array) -> jax.Array:
         """The share of what is next to one of the bends, less than half way to the other."""
         ends = jnp.stack([this - panel, this + panel])
         side = jnp.stack([other < this, other > this])
         left, right = jnp.asarray(z, dtype)[jnp.where(side & ~apart, (this + other) // 2, ends)]
         center, step = (jnp.asarray(array, dtype)[this] for array in (z, np.maximum(steps, np.roll(steps, 1))))
-        three = value(jnp.stack([center - step, center, center + step]))
-        state = center, step, three, change(*three) / step, step, step
-        center, _, _, _, width, least = lax.fori_loop(0, BEND_HALVINGS[dtype.name], halve, state)
-        width = jnp.where(width > 2.0 * least, 0.5 * width, 1.0)  # beside a kink log p is smooth
+        center, width = refine_bend(lambda z: fixed(m + s * z), center, step)
         center = jnp.clip(center, left, right)
-        reach = jnp.arcsinh(jnp.stack([center - left, right - center]) / width)
-        u, gauss = (
-            column(array)[:, None] for array in _legendre(num_nodes * (10 if dtype == jnp.float64 else 5) // 16)
+        lengths, count = (
+            jnp.stack([center - left, right - center]),
+            num_nodes * (10 if dtype == jnp.float64 else 5) // 16,
         )
-        nodes = center + width * jnp.sinh(reach * u) * column([-1.0, 1.0])
-        density = width * reach * jnp.cosh(reach * u) * gauss * jnp.exp(-0.5 * (nodes**2 + LOG_2PI))
-        nodes, density = (lax.stop_gradient(array.reshape((-1, *mean.shape))) for array in (nodes, density))
+        nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, lengths, count)
+        density = jnp.exp(log_weights - 0.5 * (nodes**2 + LOG_2PI))
+        nodes, density = lax.stop_gradient((nodes, density))
         # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
         terms = jax.checkpoint(log_prob)(mean + sd * jnp.where(looked, nodes, 0.0))
         return jnp.sum(density * terms, axis=0)
@@ -546,8 +665,11 @@ def log_average(
         return average
     axes = tuple(range(num_latents))
     grid = lax.stop_gradient(values).reshape(*box_counts(num_latents, num_nodes), *average.shape)
-    halves = [logsumexp(grid[(slice(None),) * axis + (slice(None, None, 2),)], axis=axes) for axis in axes]
-    rough = jnp.max(jnp.abs(jnp.stack(halves) + math.log(2.0) - average), axis=0) > UNLIKE
+    # Thirds where nodes are many enough, of two latent values: a kink may be where halving changes nothing.
+    shares = [*((axis, 2) for axis in axes), (0, 3)][:3]
+    parts = [(slice(None),) * axis + (slice(None, None, every),) for axis, every in shares]
+    fewer = [logsumexp(grid[part], axis=axes) + math.log(part[-1].step) for part in parts]
+    rough = jnp.max(jnp.abs(jnp.stack(fewer) - average), axis=0) > UNLIKE[num_latents]
     return if_any(rough, lambda: jnp.where(rough, finer(), average), lambda: average)
 
 
@@ -641,18 +763,9 @@ def rule_at_peaks(
         priors += [1.0, 0.0]
     start, prior = jnp.stack(starts), jnp.asarray(priors, dtype).reshape((-1,) + axes)
 
-    def shorten(_: Any, state: Any) -> Any:
-        low, high, best, most = state
-        left = best - low > high - best
-        new = jnp.where(left, best - GOLDEN * (best - low), best + GOLDEN * (high - best))
-        there = value(new, prior)
-        better = there > most
-        best, end = jnp.where(better, new, best), jnp.where(better, best, new)
-        return jnp.where(end < best, end, low), jnp.where(end < best, high, end), best, jnp.maximum(there, most)
-
     low, middle, high = (jnp.take_along_axis(grid, start + i, axis=0) for i in (-1, 0, 1))
-    state = low, high, middle, jnp.take_along_axis(log_p, start, axis=0) - prior * 0.5 * middle**2
-    _, _, found, heights = lax.fori_loop(0, 42 if double else 30, shorten, state)
+    most = jnp.take_along_axis(log_p, start, axis=0) - prior * 0.5 * middle**2
+    found, heights = golden_section(lambda z: value(z, prior), low, middle, high, most)
     if concave:
         centers, top, signs = jnp.stack([found[0]] * 2), heights[0], [-1.0, 1.0]
         lengths = jnp.full_like(centers, REACH + 2.0)
@@ -695,11 +808,7 @@ def rule_at_peaks(
     end = lengths * shares.reshape(-1)[jnp.minimum(last + 1, PROFILE_NODES - 1)]
 
     count = num_nodes * ((14 if double else 8) if concave else (16 if double else 6)) // 16
-    u, weights = (jnp.asarray(array, dtype).reshape((-1, 1) + axes) for array in _legendre(max(count, 1)))
-    reach = jnp.arcsinh(end / width)
-    z = centers + sign * width * jnp.sinh(reach * u)
-    log_weights = jnp.log(width * reach * jnp.cosh(reach * u) * weights)
-    z, log_weights = (array.reshape((-1, *mean.shape)) for array in (z, log_weights))
+    z, log_weights = on_sides(centers, sign, width, end, max(count, 1))
     if not concave:  # where there are more peaks than two: equidistant ones
         many = jnp.sum(peaks > top - 10.0, axis=0) > 2
         wide = inner > top - (34.0 if double else 16.0)
@@ -708,6 +817,43 @@ def rule_at_peaks(
         equidistant, step = trapezoid(lower, upper, len(z))
         z, log_weights = jnp.where(many, equidistant, z), jnp.where(many, jnp.log(step), log_weights)
     return lax.stop_gradient((z, log_weights))
+
+
+def golden_section(
+    value: Callable[[jax.Array], jax.Array], low: jax.Array, middle: jax.Array, high: jax.Array, most: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The maximum between low and high, and the value there, from a larger value ``most`` at a point between them."""
+
+    def shorten(_: Any, state: Any) -> Any:
+        low, high, best, most = state
+        left = best - low > high - best
+        new = jnp.where(left, best - GOLDEN * (best - low), best + GOLDEN * (high - best))
+        there = value(new)
+        better = there > most
+        best, end = jnp.where(better, new, best), jnp.where(better, best, new)
+        return jnp.where(end < best, end, low), jnp.where(end < best, high, end), best, jnp.maximum(there, most)
+
+    steps = 42 if low.dtype == jnp.float64 else 30
+    return lax.fori_loop(0, steps, shorten, (low, high, middle, most))[2:]
+
+
+def on_sides(
+    centers: jax.Array, signs: jax.Array, width: ArrayLike, ends: jax.Array, num_nodes: int
+) -> tuple[jax.Array, jax.Array]:
+    """
+    Gauss-Legendre nodes in arsinh of the distance from centers, on a leading axis, and logarithms of their weights.
+
+    :param centers: (S, ...), or the same for all sides.
+    :param signs: 1 for what is above a center, and −1 below, (S, ...).
+    :param width: distance within which nodes are equidistant, likewise.
+    :param ends: distance that the nodes reach, likewise.
+    :param num_nodes: number of nodes of each side.
+    """
+    u, weights = (jnp.asarray(array, ends.dtype).reshape((-1,) + (1,) * ends.ndim) for array in _legendre(num_nodes))
+    reach = jnp.arcsinh(ends / width)
+    z = centers + signs * width * jnp.sinh(reach * u)
+    log_weights = jnp.log(width * reach * jnp.cosh(reach * u) * weights)
+    return z.reshape((-1, *ends.shape[1:])), log_weights.reshape((-1, *ends.shape[1:]))
 
 
 @functools.lru_cache(maxsize=32)
