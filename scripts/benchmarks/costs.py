@@ -322,11 +322,11 @@ def vnngp_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
 
 
 def neighbors(args: argparse.Namespace) -> Groups:
-    """A step of rows beside their neighbors (VIF), and SVGP's with as many inducing points and rows in a batch."""
+    """A step of rows beside their neighbors (VIF), and SVGP's with as many inducing points and rows, and its memory."""
     X, y = data(np.random.default_rng(0), 8 * args.batch_size)
     rows = npgp.neighbors.nearest_before(X, NEIGHBORS).rows
 
-    def loop(inducing: int, beside: bool) -> Loop:
+    def loop(inducing: int, beside: bool) -> tuple[Loop, float]:
         Z = X[:inducing] + 0.01
 
         def model(X, y, X_near, y_near):
@@ -338,11 +338,16 @@ def neighbors(args: argparse.Namespace) -> Groups:
                 npgp.observe("y", f(X), noise, obs=y, neighbors=near)
 
         svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
-        return Loop(svi, (X, y, X[rows], y[rows]), args.batch_size)
+        arrays = X, y, X[rows], y[rows]
+        batch = [x[: args.batch_size] for x in arrays]
+        step = jax.jit(svi.update).lower(svi.init(jax.random.key(0), *batch), *batch).compile()
+        return Loop(svi, arrays, args.batch_size), step.memory_analysis().temp_size_in_bytes / 2**20
 
-    for inducing in (args.inducing, 2 * args.inducing):
-        calls = {name: loop(inducing, name == "VIF").advance for name in ("SVGP", "VIF")}
-        yield f"{inducing} inducing points, {NEIGHBORS} neighbors, batches of {args.batch_size}", calls
+    for inducing in (args.inducing, 2 * args.inducing, 4 * args.inducing):
+        (svgp, small), (vif, large) = loop(inducing, False), loop(inducing, True)
+        memory = f"temporary arrays of {small:.0f} and {large:.0f} MiB"
+        title = f"{inducing} inducing points, {NEIGHBORS} neighbors, batches of {args.batch_size}, {memory}"
+        yield title, {"SVGP": svgp.advance, "VIF": vif.advance}
 
 
 def tables(make: Callable[..., Loop], args: argparse.Namespace) -> Groups:
