@@ -22,6 +22,8 @@ class JointDensity:
 
     batch_shape: tuple[int, ...]
     event_shape: tuple[int, ...]
+    #: Whether its ``neighbors`` were found when it was made, as their number was given.
+    searched = False
 
     def expand(self, batch_shape):
         """As ``Distribution.expand``."""

@@ -44,7 +44,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.keys import known_key
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
-from npgp.neighbors.search import Neighbors, neighbors_of
+from npgp.neighbors.search import Neighbors, needed, neighbors_of
 from npgp.neighbors.vecchia import of_sites
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
@@ -113,8 +113,8 @@ class ApproximateGP(JointDensity, Stackable):
         :func:`npgp.sparse.kmeans_groups`). If they are left out power EP goes row by row, and those of PITC are made
         of X by k-means, with at most M rows each.
     :param neighbors: for ``"vif"`` at inputs, and it needs them: made of X by :func:`npgp.neighbors.nearest_before`,
-        best with ``kernel=`` and ``inducing=``; or their number, 10 to 30 for most data, to be found here by distance.
-        Several measurements of one site count as their mean, by precision: with a number, or ``merge=True`` there.
+        best with ``kernel=`` and ``inducing=``; or their number, 10 to 30 for most data, to be found as for
+        :class:`npgp.neighbors.ResponseNNGP`, several measurements of one site being its mean.
     :param jitter: relative jitter tried first.
     :raises TypeError: for another likelihood than Gaussian noise and another method than ``"vif"``.
     :raises ValueError: for inputs of the wrong shape, for a noise variance known not to be positive, for a likelihood
@@ -179,7 +179,9 @@ class ApproximateGP(JointDensity, Stackable):
         if neighbors is not None:
             if isinstance(X, Functionals):
                 raise ValueError("X has functionals; method 'vif' is for values of f at inputs (N, D), with neighbors.")
-            self.neighbors = neighbors_of(X, neighbors, merge=True)
+            self.searched = not isinstance(neighbors, Neighbors)
+            if not (self.searched and checks.is_traced(X)):
+                self.neighbors = neighbors_of(X, neighbors, kernel=self.kernel, inducing=self.block, merge=True)
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
         self.count_axes()
@@ -217,9 +219,9 @@ class ApproximateGP(JointDensity, Stackable):
         none = jnp.zeros((), variance.dtype)
         if self.method in ("sor", "dtc"):
             return RowNoise(jnp.sqrt(variance)), none
-        if self.neighbors is not None:
+        if self.method == "vif":
             assert isinstance(self.X, jax.Array)
-            return VecchiaNoise.of(projector, self.X, projection, self.neighbors, variance), none
+            return VecchiaNoise.of(projector, self.X, projection, needed(self.neighbors), variance), none
         residual = residual_of(projector, self.X, projection, (True,), self.groups)
         # FITC and PITC are power EP with the power 1, structured or not.
         power = jnp.asarray(1.0 if self.power is None else self.power, variance.dtype)
@@ -239,14 +241,12 @@ class ApproximateGP(JointDensity, Stackable):
         self, projector: Projector, projection: Projection, noise: Noise, y: jax.Array, variance: jax.Array
     ) -> VIFPosterior:
         (q,) = gaussian_optimum(_whitened(projection, noise), noise.whiten(y), 1.0, ("dense",))
-        assert self.neighbors is not None
-        (X, A), y, merged, neighbors = of_sites((self.X, projection.A[0].T), y, variance, self.neighbors)
+        (X, A), y, merged, neighbors = of_sites((self.X, projection.A[0].T), y, variance, needed(self.neighbors))
         return VIFPosterior(projector, q, X, A.T, y, neighbors, merged)
 
     def _of_rows(self, values: Any) -> Any:
         """Values of sites, (S,), at the rows."""
-        assert self.neighbors is not None
-        repeats = self.neighbors.repeats
+        repeats = needed(self.neighbors).repeats
         return values if repeats is None else jax.tree.map(lambda v: v[repeats.site], values)
 
     def sample(self, key, sample_shape=()):

@@ -9,6 +9,7 @@ k = N − 1 it is the GP.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.neighbors.posterior import NeighborPosterior
-from npgp.neighbors.search import Neighbors, neighbors_of
+from npgp.neighbors.search import Neighbors, needed, neighbors_of
 from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor, factor_of_rows, of_sites
 
 __all__ = ["NNGP", "ResponseNNGP", "WhitenNNGP"]
@@ -85,7 +86,11 @@ class NNGP(JointDensity, Stackable):
         self.kernel = as_kernel(kernel)
         self.X = checks.concrete_inputs(X)
         rows = self.X.shape[0]
-        self.neighbors = neighbors_of(X, neighbors, merge=self.noisy)
+        self.searched = self.noisy and not isinstance(neighbors, Neighbors)
+        self.neighbors: Any = None
+        if not (self.searched and checks.is_traced(X)):
+            scales = self.kernel if self.noisy else None
+            self.neighbors = neighbors_of(X, neighbors, kernel=scales, merge=self.noisy)
         checks.require_per_row(offset, "offset", rows)
         checks.require_finite(offset, "offset")
         self.offset = offset
@@ -96,7 +101,7 @@ class NNGP(JointDensity, Stackable):
 
     def factor(self) -> VecchiaFactor:
         """The sparse Cholesky factor of the precision."""
-        return VecchiaFactor.of(self.kernel, self.X, self.neighbors, self.noise_variance, self.jitter)
+        return VecchiaFactor.of(self.kernel, self.X, needed(self.neighbors), self.noise_variance, self.jitter)
 
     @property
     def mean(self):
@@ -135,7 +140,7 @@ class NNGP(JointDensity, Stackable):
         value = jnp.asarray(value, self.X.dtype)
         if value.shape[-1:] != self.event_shape:
             raise ValueError(f"value has shape {value.shape}; its last axis must be the {self.event_shape[0]} sites.")
-        X, values, noise, neighbors = of_sites(self.X, value - self.offset, self.noise_variance, self.neighbors)
+        X, values, noise, neighbors = of_sites(self.X, value - self.offset, self.noise_variance, needed(self.neighbors))
         noise = jnp.asarray(noise, self.X.dtype)
         return NeighborPosterior(self.kernel, X, neighbors, values, jitter=self.jitter, noise_variance=noise)
 
@@ -155,15 +160,19 @@ class ResponseNNGP(NNGP):
         )
 
     Not the model in which f is an :class:`NNGP`: noise in the neighbors' values costs accuracy, more neighbors regain
-    it. A site that was measured several times, in rows of its own, is one site with the mean of its measurements, by
-    their precision, and the density is that of all: where ``neighbors`` is a number, or
-    ``npgp.neighbors.nearest_before(X, k, merge=True)``.
+    it.
+
+    Where ``neighbors`` is a number, they are the most correlated, found anew by :func:`npgp.fit_collapsed` at the
+    hyperparameters that it comes to; and a site that was measured several times, in rows of its own, is one site with
+    the mean of its measurements, by precision. The density is still that of all rows. By
+    ``npgp.neighbors.nearest_before(X, k, kernel=kernel, merge=True)`` both are so for fixed neighbors.
 
     ``condition(y)`` predicts f, without the offset; add σ² to its variance for observations.
 
     :param kernel: the kernel.
     :param X: sites, shape (N, D).
-    :param neighbors: as for :class:`NNGP`.
+    :param neighbors: made of X by :func:`npgp.neighbors.nearest_before`; or their number k, to be found here: by
+        correlation where the kernel's hyperparameters are numbers, by distance where they are traced.
     :param likelihood: Gaussian noise, as ``npgp.Gaussian(scale=0.3)``.
     :param noise_variance: in its stead σ², a scalar or one for each site (N,).
     :param offset: what is added to f, such as a mean function's values at X; a scalar or (N,).
@@ -192,7 +201,7 @@ class ResponseNNGP(NNGP):
 
     def factor(self) -> VecchiaFactor | MergedFactor:  # type: ignore[override]
         """A factor of the precision, with more rows than columns where measurements were merged."""
-        return factor_of_rows(self.kernel, self.X, self.neighbors, self.noise_variance, self.jitter)
+        return factor_of_rows(self.kernel, self.X, needed(self.neighbors), self.noise_variance, self.jitter)
 
 
 class WhitenNNGP(Reparam):

@@ -43,6 +43,8 @@ AMONG = 10
 #: Where a larger share of rows repeats a site, neighbors are few other sites.
 MANY_REPEATED = 0.1
 
+TRACED = "X is traced, so its neighbors cannot be found: pass neighbors=npgp.neighbors.nearest_before(X, k)."
+
 Array = np.ndarray | jax.Array
 
 
@@ -269,20 +271,43 @@ def nearest_jointly(
     return near, mask, neighbors
 
 
-def neighbors_of(X: ArrayLike, neighbors: Neighbors | int, *, merge: bool = False) -> Neighbors:
+def needed(neighbors: Neighbors | None) -> Neighbors:
+    """
+    Neighbors that a distribution has.
+
+    :raises ValueError: if it could not find them when it was made.
+    """
+    if neighbors is None:
+        raise ValueError(TRACED)
+    return neighbors
+
+
+def neighbors_of(
+    X: ArrayLike,
+    neighbors: Neighbors | int,
+    *,
+    kernel: Kernel | None = None,
+    inducing: Any = None,
+    merge: bool = False,
+) -> Neighbors:
     """
     Neighbors of X as they are given, or found if their number is.
 
+    :param kernel: found are those that are most correlated under it, where its hyperparameters are numbers.
+    :param inducing: features; what counts is the correlation that they leave then.
     :param merge: whether rows that repeat a site may be merged.
     :raises ValueError: for those of another number of rows, for merged ones that may not be, and for a number where X
         is traced.
     """
     if not isinstance(neighbors, Neighbors):
         if checks.is_traced(X):
-            raise ValueError(
-                "X is traced, so its neighbors cannot be found: pass neighbors=npgp.neighbors.nearest_before(X, k)."
-            )
-        return nearest_before(X, neighbors, merge=merge)
+            raise ValueError(TRACED)
+        if any(map(checks.is_traced, jax.tree.leaves((kernel, inducing)))):
+            kernel = inducing = None
+        scale = getattr(kernel, "lengthscale", None)
+        if inducing is None and scale is not None:
+            kernel = None  # whose correlations fall with distances in these units
+        return nearest_before(X, neighbors, scale=scale, kernel=kernel, inducing=inducing, merge=merge)
     rows = jnp.shape(X)[0]
     if neighbors.num_rows != rows:
         raise ValueError(f"neighbors are those of {neighbors.num_rows} sites, but X has {rows} rows.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,14 +10,16 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import optax
+from numpyro import handlers
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
 from npgp import checks
-from npgp.contract import constrained, unconstrained
+from npgp.contract import Handler, Message, constrained, unconstrained
 from npgp.keys import host_generator
 from npgp.model.gaussians import Points
 from npgp.model.guides import AutoSparseGP
+from npgp.neighbors.search import Neighbors
 from npgp.programs.compiled import QUICK, Program, one_program
 from npgp.training.convergence import TrainingWarning
 from npgp.training.data import Data, refuse_traced
@@ -26,6 +29,8 @@ from npgp.training.step import Step
 
 __all__ = ["CollapsedFit", "fit_collapsed"]
 
+#: Neighbors are found anew where an unconstrained parameter, such as the logarithm of a lengthscale, has moved by more.
+MOVED = 0.1
 #: Standard deviation of what random starts add to the logarithms of positive parameters, and the like.
 SPREAD = 1.0
 
@@ -86,6 +91,9 @@ def fit_collapsed(
     (``AutoDelta``). All rows take part in each step: it is for data that fit in memory. In float64, please, as in all
     searches that go by small differences.
 
+    Neighbors of distributions that were given their number are found at the start's hyperparameters. After 4, 8, 16 and
+    so many steps and at the end they are found anew, and the search goes on, if these have moved by a tenth.
+
     A bound has several optima, above all in inducing inputs. Of searches from several starts the best is returned;
     ``ends`` tells what each came to. A keyboard interrupt ends the search that runs, with a warning.
 
@@ -138,20 +146,43 @@ def fit_collapsed(
         raise ValueError("the model has no parameters and no latent sites: there is nothing to fit.")
     starts += _random_starts(rng_key, svi, starts[0], restarts)
 
-    def loss(params: dict[str, Any], key: jax.Array, arrays: Any) -> jax.Array:
+    def loss(params: dict[str, Any], key: jax.Array, inputs: Any) -> jax.Array:
+        arrays, known = inputs
         at, keywords = call(arrays, None)
-        return svi.evaluate(SVIState(svi.optim.init(params), None, key), *at, **keywords)
+        with KnownNeighbors(known):
+            return svi.evaluate(SVIState(svi.optim.init(params), None, key), *at, **keywords)
 
-    keys = jax.random.split(rng_key)
+    def neighbors(params: dict[str, Any]) -> dict[str, Neighbors]:
+        """What was found where numbers of neighbors are given, at these parameters."""
+        state = SVIState(svi.optim.init(params), None, rng_key)
+        at = handlers.substitute(handlers.seed(model, rng_key), one_program(lambda: svi.get_params(state)))
+        sites = handlers.trace(at).get_trace(*first_args, **first_kwargs).values()
+        return {site["name"]: site["fn"].neighbors for site in sites if _searched_neighbors(site)}
+
+    keys, known = jax.random.split(rng_key), neighbors(starts[0])
     evaluate = Program(loss, options=QUICK)
-    once, again = (evaluate(starts[0], key, arrays) for key in keys)
+    once, again = (evaluate(starts[0], key, (arrays, known)) for key in keys)
     if np.isfinite(once) and np.isfinite(again) and not np.isclose(once, again, rtol=1e-4, atol=0.0):
         raise ValueError(
             f"the bound has noise, {-float(once):.6g} and {-float(again):.6g} with two random keys: L-BFGS cannot "
             "follow it. Use npgp.fit, or state the model without what it draws."
         )
     options = dict(max_steps=max_steps, tolerance=tolerance, progress=progress, describe=lambda x: f"bound {-x:.6g}")
-    found = [_searched(loss, x, keys[0], arrays, options, must=i == 0) for i, x in enumerate(starts)]
+
+    def search(start: dict[str, Any]) -> LBFGSResult:
+        found_at = start
+
+        def renew(params: dict[str, Any]) -> tuple[Any, ...] | None:
+            nonlocal found_at
+            if all(np.max(np.abs(params[name] - x), initial=0.0) <= MOVED for name, x in found_at.items()):
+                return None
+            found_at = params
+            return keys[0], (arrays, neighbors(params))
+
+        there = known if start is starts[0] else neighbors(start)
+        return minimize(loss, start, keys[0], (arrays, there), renew=renew if known else None, **options)  # type: ignore[arg-type]
+
+    found = [_searched(search, x, must=i == 0) for i, x in enumerate(starts)]
     ends = np.array([np.inf if one is None else one.losses[-1] for one in found])
     best: Any = found[int(np.argmin(ends))]
     # A search that finds no lower point along the gradient either is at the optimum as far as the precision tells.
@@ -168,6 +199,28 @@ def fit_collapsed(
     return CollapsedFit(params, best.losses, converged, best.message, ends)
 
 
+class KnownNeighbors(Handler):
+    """
+    Gives distributions that found their neighbors by number those found before.
+
+    :param neighbors: by site name.
+    """
+
+    def __init__(self, neighbors: dict[str, Neighbors]):
+        super().__init__(None)
+        self.neighbors = neighbors
+
+    def process_message(self, msg: Message) -> None:
+        """Replace the neighbors of the site's distribution."""
+        if msg.get("name") in self.neighbors and _searched_neighbors(msg):
+            msg["fn"] = copy.copy(msg["fn"])
+            msg["fn"].neighbors = self.neighbors[msg["name"]]
+
+
+def _searched_neighbors(site: Message) -> bool:
+    return site["type"] == "sample" and getattr(site["fn"], "searched", False)
+
+
 def _random_starts(rng_key: jax.Array, svi: SVI, first: dict[str, Any], number: int) -> list[dict[str, Any]]:
     """Starts with noise in what has a constraint: where the unconstrained value is another than the value."""
     values = one_program(lambda: constrained(svi, first))
@@ -182,11 +235,9 @@ def _random_starts(rng_key: jax.Array, svi: SVI, first: dict[str, Any], number: 
     ]
 
 
-def _searched(
-    loss: Callable, params: dict[str, Any], key: jax.Array, arrays: Any, options: dict[str, Any], must: bool
-) -> LBFGSResult | None:
+def _searched(search: Callable[[dict[str, Any]], LBFGSResult], start: dict[str, Any], must: bool) -> LBFGSResult | None:
     try:
-        return minimize(loss, params, key, arrays, **options)
+        return search(start)
     except FloatingPointError:
         if must:
             raise

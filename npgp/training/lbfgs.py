@@ -42,8 +42,11 @@ MAX_TRIALS = 25
 MEMORY = 10
 #: The most steps that are to gain little together before a search has converged.
 MOST_WINDOW = 50
-#: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most.
-FIRST_SCALING, SCALING_GROWTH, LAST_SCALING = 50, 1.4, 300
+#: Steps until the coordinates are first scaled anew, their growth from one time to the next, and the most; likewise of
+#: what the loss depends on.
+FIRST_SCALING, FIRST_RENEWAL = (50, 1.4, 300), (4, 2.0, 1024)
+#: How often it is renewed at most: it may go back and forth.
+RENEWALS = 20
 #: Searches of at most so many steps share a compiled program.
 SHARED_STEPS = 2000
 #: Aimed-for seconds per device call: how often the progress bar moves.
@@ -99,6 +102,7 @@ def minimize(
     window: int | None = None,
     memory: int = MEMORY,
     scales: Callable[[Any], Any] | None = None,
+    renew: Callable[[Any], tuple[Any, ...] | None] | None = None,
     options: dict[str, Any] = STEPS,
     progress: bool = True,
     describe: Callable[[float], str] = "loss {:.6g}".format,
@@ -118,6 +122,8 @@ def minimize(
     :param memory: how many differences of gradients directions are made of.
     :param scales: from params to the scale of each, of the same structure with shapes that broadcast: about what the
         loss still changes with by 1. The search begins anew with them after 50 steps, and later ever less often.
+    :param renew: from params to other ``args``, or to ``None`` if they stay: asked after 4, 8, 16 and so many steps and
+        at the end, from where the search begins anew.
     :param options: compiler options, on a CPU.
     :param progress: show a progress bar.
     :param describe: what the bar says of a loss.
@@ -146,8 +152,9 @@ def minimize(
         options=options,
     )
     search = _before(flat, scale_at(flat), memory, max_steps)
-    size, interrupted = 1, False
-    stretch, until = FIRST_SCALING, max_steps if scales is None else min(FIRST_SCALING, max_steps)
+    size, interrupted, renewals, earlier = 1, False, RENEWALS, np.zeros(0)
+    stretch, growth, last = FIRST_RENEWAL if renew is not None else FIRST_SCALING
+    until = max_steps if scales is None and renew is None else min(stretch, max_steps)
     shown = dict(total=max_steps, disable=not progress, unit="step", desc="compiling")
     with threadpool_limits(limits=1, user_api="blas"), tqdm(**shown) as bar:
         try:
@@ -167,9 +174,16 @@ def minimize(
                     size = int(np.clip(speed * SECONDS_PER_CALL, 1, 10 * size))
                 else:
                     size = 2
-                if until <= int(search.steps) < max_steps and int(search.status) == RUNNING:
-                    stretch = min(int(SCALING_GROWTH * stretch), LAST_SCALING)
-                    until = min(until + stretch, max_steps)
+                if int(search.status) == RUNNING and not until <= int(search.steps) < max_steps:
+                    continue
+                stretch = min(int(growth * stretch), last)
+                until = min(until + stretch, max_steps)
+                others = renew(restore(search.x * search.scale)) if renew is not None and renewals else None
+                if others is not None:
+                    args, renewals = others, renewals - 1
+                    earlier = np.concatenate([earlier, np.asarray(search.values)[len(earlier) : int(search.steps)]])
+                    search = _renewed(search)
+                elif int(search.status) == RUNNING and scales is not None:
                     search = _rescaled(search, scale_at(search.x * search.scale))
         except KeyboardInterrupt:
             if int(search.steps) < 0:
@@ -177,7 +191,7 @@ def minimize(
             interrupted = True
             warnings.warn(f"Interrupted: {int(search.steps)} of {max_steps} steps were taken.", stacklevel=2)
     status = int(search.status)
-    losses = np.asarray(search.values)[: int(search.steps) + 1]
+    losses = np.concatenate([earlier, np.asarray(search.values)[len(earlier) : int(search.steps) + 1]])
     return LBFGSResult(
         restore(search.x * search.scale),
         losses,
@@ -204,6 +218,22 @@ def _before(x: jax.Array, scale: jax.Array, memory: int, max_steps: int) -> _Sea
         steps=number - 1,
         values=jnp.zeros(max(max_steps, SHARED_STEPS) + 1, x.dtype),
         status=number,
+    )
+
+
+@jax.jit
+def _renewed(search: _Search) -> _Search:
+    """To begin from where it is: earlier losses are of another function."""
+    return search._replace(
+        value=jnp.full_like(search.value, jnp.inf),
+        gradient=jnp.zeros_like(search.x),
+        direction=jnp.zeros_like(search.x),
+        memory=_directions(search).init(search.x),
+        step=jnp.zeros_like(search.step),
+        steps=search.steps - 1,
+        values=jnp.full_like(search.values, jnp.inf),
+        trials=jnp.zeros_like(search.trials),
+        status=jnp.full_like(search.status, RUNNING),
     )
 
 
@@ -243,7 +273,7 @@ def _rounds(
         level &= (search.trials >= DOUBTFUL_TRIALS) & (slope <= (2.0 * DECREASE - 1.0) * search.slope)
         curved = slope >= CURVATURE * search.slope
         # The start is taken in any case; its loss is reported if it is not finite.
-        first = search.steps < 0
+        first = jnp.isinf(search.value)
         take = first | ((lower | level) & curved) | (lower & (search.trials >= MAX_TRIALS))
         value = jnp.where(first & ~finite, jnp.nan, value)
         given_up = ~take & (search.trials >= MAX_TRIALS)

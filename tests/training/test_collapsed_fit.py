@@ -10,6 +10,7 @@ from numpyro.distributions import constraints
 from numpyro.infer.util import log_density
 from programs import compilations
 from scipy.optimize import minimize
+from scipy.stats import multivariate_normal
 
 import npgp
 from npgp.training import TrainingWarning
@@ -110,6 +111,37 @@ def test_other_likelihoods(float64):
     best = result.params["lengthscale"]
     np.testing.assert_allclose(-result.losses[-1], bound(best), rtol=1e-8)
     assert bound(best) >= max(bound(0.9 * best), bound(1.1 * best))
+
+
+@pytest.mark.parametrize("method", ["nngp", "vif"])
+def test_neighbors_by_number_are_found_at_the_scales_that_are_learned(float64, method):
+    """A function 30 times as rough along one column: by plain distance its neighbors are the wrong ones."""
+    rng, true = np.random.default_rng(0), npgp.Matern32(np.array([0.03, 1.0]))
+    S = rng.uniform(size=(400, 2))
+    K = np.asarray(true(S)) + 0.09 * np.eye(400)
+    y = np.linalg.cholesky(K) @ rng.normal(size=400)
+    evidence = multivariate_normal(np.zeros(400), K).logpdf(y)
+
+    def density(kernel, S, noise, near):
+        if method == "nngp":
+            return npgp.neighbors.ResponseNNGP(kernel, S, near, noise_variance=noise)
+        return npgp.ApproximateGP(kernel, S, S0, noise_variance=noise, method="vif", neighbors=near)
+
+    S0 = S[:5]
+
+    def model(S, y, near=6):
+        lengthscale = numpyro.param("lengthscale", jnp.full(2, 0.3), constraint=constraints.positive)
+        noise = numpyro.param("noise", 0.2, constraint=constraints.positive)
+        numpyro.sample("y", density(npgp.Matern32(lengthscale), S, noise, near), obs=y)
+
+    found = fit(model, S, y)
+    assert found.converged and -found.losses[-1] > evidence - 5.0
+    assert 0.6 < found.params["lengthscale"][1] < 4.0
+    at_end = density(npgp.Matern32(found.params["lengthscale"]), S, found.params["noise"], 6).log_prob(y)
+    np.testing.assert_allclose(at_end, -found.losses[-1], atol=3.0)  # neighbors there, and a tenth before
+    if method == "nngp":
+        fixed = fit(model, S, y, npgp.neighbors.nearest_before(S, 6))
+        assert -fixed.losses[-1] < -found.losses[-1] - 20.0
 
 
 def test_what_does_not_converge_says_so(float64):

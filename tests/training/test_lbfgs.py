@@ -110,6 +110,27 @@ def test_how_it_ends(float64):
     assert not result.converged and result.message == "interrupted" and result.losses.tolist() == [2.0]
 
 
+def test_what_the_loss_depends_on_is_renewed(float64):
+    """The second function is higher all over: what was lower under the first counts for nothing."""
+    others = iter([(jnp.asarray([3.0, -1.0]), jnp.asarray(50.0)), None, None])
+    asked = []
+
+    def renew(x):
+        asked.append(np.asarray(x))
+        return next(others)
+
+    def loss(x, target, level):
+        return level + jnp.sum(jnp.cosh(x - target))
+
+    args = jnp.ones(2), jnp.asarray(0.0)
+    result = lbfgs.minimize(loss, jnp.zeros(2), *args, max_steps=60, tolerance=1e-12, renew=renew, progress=False)
+    np.testing.assert_allclose(asked[0], 1.0, atol=0.05)  # after 4 steps
+    np.testing.assert_allclose(result.params, [3.0, -1.0], atol=1e-5)
+    assert len(asked) >= 2 and not isinstance(next(others, None), tuple)
+    assert result.converged or "precision" in result.message
+    assert result.losses[0] < 5 < 50 < result.losses[-1] < 52.001
+
+
 def test_refusals():
     for start in (-1.0, jnp.inf):
         with pytest.raises(FloatingPointError, match="the loss is nan at the start"):
