@@ -155,8 +155,10 @@ def fit_collapsed(
     def neighbors(params: dict[str, Any]) -> dict[str, Neighbors]:
         """What was found where numbers of neighbors are given, at these parameters."""
         state = SVIState(svi.optim.init(params), None, rng_key)
-        at = handlers.substitute(handlers.seed(model, rng_key), one_program(lambda: svi.get_params(state)))
-        sites = handlers.trace(at).get_trace(*first_args, **first_kwargs).values()
+        values = one_program(lambda: svi.get_params(state))
+        at = [handlers.substitute(handlers.seed(program, rng_key), values) for program in (guide, model)]
+        drawn = handlers.trace(at[0]).get_trace(*first_args, **first_kwargs)
+        sites = handlers.trace(handlers.replay(at[1], drawn)).get_trace(*first_args, **first_kwargs).values()
         return {site["name"]: site["fn"].neighbors for site in sites if _searched_neighbors(site)}
 
     keys, known = jax.random.split(rng_key), neighbors(starts[0])
