@@ -1357,8 +1357,12 @@ def test_claims_of_concavity_that_are_wrong_are_refused():
             lambda f: dist.Uniform(0.0, jnp.exp(f)),
             lambda f, y: np.where(np.abs(y) <= np.exp(f), -f, -np.inf),
         ),
+        (
+            lambda f: dist.Kumaraswamy(jnp.exp(f), 2.0),
+            lambda f, y: np.log(2) + f + np.expm1(f) * np.log(y) + np.log(-np.expm1(np.exp(f) * np.log(y))),
+        ),
     ],
-    ids=["narrow", "heavy", "kink", "two peaks", "jump"],
+    ids=["narrow", "heavy", "kink", "two peaks", "jump", "exponential"],
 )
 def test_integrals_of_functions_look_at_the_integrand(fn, log_density, float64):
     mean, variance = (a.ravel() for a in np.meshgrid([-1.0, 0.2, 0.5], [0.01, 1.0, 25.0]))
