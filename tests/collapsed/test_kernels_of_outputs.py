@@ -28,8 +28,7 @@ def of(q: int) -> npgp.Matern32:
     return npgp.Matern32(LENGTHSCALE[q, 0], variance=VARIANCE[q, 0])
 
 
-@pytest.mark.parametrize("conditional", ["shared", "grouped"])
-def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
+def test_gaussian_outputs_are_as_many_collapsed_gps(float64):
     groups = npgp.sparse.median_split(X, 4)
 
     def found(gp, y):
@@ -39,10 +38,9 @@ def test_gaussian_outputs_are_as_many_collapsed_gps(conditional, float64):
 
     @compiled
     def all_of_them():
-        gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], noise_variance=NOISE, outputs=Q, conditional=conditional)
+        gp = npgp.CollapsedGP(KERNEL, X, [Z, OWN], noise_variance=NOISE, outputs=Q, conditional="grouped")
         alone = [
-            npgp.CollapsedGP(of(q), X, [Z, OWN[q]], noise_variance=NOISE[q, 0], conditional=conditional)
-            for q in range(Q)
+            npgp.CollapsedGP(of(q), X, [Z, OWN[q]], noise_variance=NOISE[q, 0], conditional="grouped") for q in range(Q)
         ]
         return found(gp, Y), [found(one, Y[q]) for q, one in enumerate(alone)], gp.sample(jax.random.key(0), (3,))
 

@@ -175,11 +175,18 @@ def test_classes_and_a_model_without_a_guide():
     assert whole.batch_shape == (3,) and whole.components(X[:4])[0].shape == (100, 3, 4)
     density = whole.log_density(X[:4], labels, npgp.likelihoods.Softmax(3))
     assert density.shape == (4,) and np.all(density < 0)
-    with handlers.trace() as sites, handlers.seed(rng_seed=0):
-        classes(X[:4], labels)
-    assert sites["deep.1.residual"]["value"].shape == (2, 4)  # latent, as all that NUTS would draw
-    assert np.isfinite(sites["y"]["fn"].log_prob(labels)).all()
-    draws = {name: sites[name]["value"][None] for name in ("deep.1.u", "deep.1.residual", "deep.2.u")}
+
+    @jax.jit
+    def unguided():
+        with handlers.trace() as sites, handlers.seed(rng_seed=0):
+            classes(X[:4], labels)
+        latent = {name: sites[name]["value"] for name in ("deep.1.u", "deep.1.residual", "deep.2.u")}
+        return latent, sites["y"]["fn"].log_prob(labels)
+
+    latent, density = unguided()
+    assert latent["deep.1.residual"].shape == (2, 4)  # latent, as all that NUTS would draw
+    assert np.isfinite(density).all()
+    draws = {name: value[None] for name, value in latent.items()}
     given = npgp.posterior("deep", classes, draws, {}, X[:4])
     assert given.mean_and_variance(X[:4])[0].shape == (3, 4)
 

@@ -104,12 +104,11 @@ def test_the_density_in_a_scan(case):
     np.testing.assert_allclose(scanned, looped, rtol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["Student-t", "two latent values"])
-def test_the_bound_in_a_scan(case):
-    statement, y = CASES[case]
+def test_the_bound_in_a_scan():
+    statement, y = CASES["two latent values"]
 
     def bound(scanned):
-        options = {"scanned": scanned, "two": case == "two latent values"}
+        options = {"scanned": scanned, "two": True}
         guide = npgp.AutoSparseGP(model, dependence="pseudo-data")  # a loop's rows give none
         svi = SVI(model, guide, npgp.adam(), TraceMeanField_ELBO(), **options)
         params = svi.get_params(svi.init(jax.random.key(0), statement, y))

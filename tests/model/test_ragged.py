@@ -67,7 +67,7 @@ def model(own=False, covariances="dense", shared=False, conditional="tight", rag
     ("own", "covariances", "shared", "conditional", "functionals"),
     [
         (False, "dense", True, "tight", False),
-        (True, "blocks", False, "tight", True),
+        (True, "blocks", False, "prior", True),
         (True, "diagonal", False, "prior", False),
         (True, "dense", True, "prior", False),
     ],

@@ -395,7 +395,7 @@ def test_three_functions_are_trained_and_predict(float64):
     guide = npgp.AutoSparseGP(model)
     svi = SVI(model, guide, npgp.adam(0.05, 40), TraceMeanField_ELBO())
     result = npgp.fit(svi, jax.random.key(0), 40, X, y, progress=False)
-    loss = svi.evaluate(result.state, X, y)
+    loss = jax.jit(svi.evaluate)(result.state, X, y)
     assert loss < result.losses[0]
     posteriors = [npgp.posterior(name, model, guide, result.params, X, y) for name in "fgh"]
     moments = np.array([p.mean_and_variance(X) for p in posteriors])  # (3, 2, N)

@@ -325,8 +325,7 @@ def test_images_that_cannot_be_drawn_are_refused(images, deviations, words):
         plots.plot_images(images, (3, 2), deviations=deviations)
 
 
-@pytest.mark.parametrize("kind", ["png", "svg"])
-def test_pictures_can_be_saved(kind, tmp_path):
+def test_pictures_can_be_saved(tmp_path):
     table, present = RNG.normal(size=(8, 3)), np.arange(24).reshape(8, 3) % 3 > 0
     figures = {
         "latents": plots.plot_latents(table, abs(table), [1, 2, 3], background=lambda p: p[:, 0] ** 2),
@@ -334,8 +333,8 @@ def test_pictures_can_be_saved(kind, tmp_path):
         "images": plots.plot_imputed_images(table, table, abs(table), present, (3, 1)),
     }
     for name, figure in figures.items():
-        figure.savefig(path := tmp_path / f"{name}.{kind}")
-        assert path.read_bytes()[:5] == {"png": b"\x89PNG\r", "svg": b"<?xml"}[kind]
+        figure.savefig(path := tmp_path / f"{name}.png")
+        assert path.read_bytes()[:5] == b"\x89PNG\r"
 
 
 @pytest.mark.parametrize("exact", [None, (np.zeros(11), np.ones(11))], ids=["alone", "with exact"])

@@ -47,7 +47,7 @@ def test_npgp_and_jax_by_hand_take_the_same_steps(tmp_path):
             np.testing.assert_allclose(other, moments[0], rtol=1e-8)
 
 
-@pytest.mark.parametrize("inducing, most", [(64, 1.55), (512, 1.75)])  # 1.33, 1.54; JAX 0.12: 1.47, 1.68
+@pytest.mark.parametrize("inducing, most", [(64, 1.55)])  # 1.33; JAX 0.12: 1.47
 def test_a_step_is_hardly_a_larger_program_than_by_hand(inducing, most, tmp_path):
     p = problem(tmp_path, inducing, 1024, "float32")
     own, by_hand = npgp_programs.SVGP(p), bare_programs.SVGP(p)

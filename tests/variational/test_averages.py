@@ -109,10 +109,9 @@ def test_draws_have_the_mixtures_moments(both):
 def test_few_draws_come_from_different_parts(both):
     """Fewer draws than parts, and a number that is no multiple: each part serves as many, or one more."""
     average, _ = both
-    for count in (1, 3, DRAWS + 2):
-        values = average.sample(jax.random.key(7), X_NEW, (count,))
-        assert values.shape == (count, len(X_NEW))
-    assert average.sample(jax.random.key(7), X_NEW).shape == (len(X_NEW),)
+    shapes = [(), (1,), (3,), (DRAWS + 2,)]
+    draws = compiled(lambda average: [average.sample(jax.random.key(7), X_NEW, shape) for shape in shapes])(average)
+    assert [values.shape for values in draws] == [(*shape, len(X_NEW)) for shape in shapes]
     allocated = jax.jit(jax.vmap(lambda key: average._allocate(key, 3)[0]))(jax.random.split(jax.random.key(0), 300))
     served = [np.bincount(parts, minlength=DRAWS) for parts in np.asarray(allocated)]
     assert np.max(served) == 1
@@ -171,16 +170,22 @@ def test_outputs_in_a_plate(float64):
     params = jax.tree.map(jnp.asarray, params)
     average = npgp.posterior("f", outputs, guide, params, X, draws=4, rng_key=KEY)
     assert average.batch_shape == (3,)
-    means, variances = map(np.array, zip(*(p.mean_and_variance(X_NEW) for p in average), strict=True))
+
+    @compiled
+    def everything(average, x):
+        draws = average.sample(KEY, x, (5,)), average.draw_functions(KEY, 5, 16)(x)
+        slopes = jax.grad(lambda x: jnp.sum(average.mean(x)[0]))(x)[:, 0], average.derivative(x)[0][0]
+        alone = [part.mean_and_variance(x) for part in average]
+        return alone, average.mean_and_variance(x), average.covariance(x), draws, slopes
+
+    alone, found, covariance, draws, slopes = everything(average, jnp.asarray(X_NEW))
+    means, variances = map(np.array, zip(*alone, strict=True))
     expected = means.mean(0), variances.mean(0) + means.var(0)
-    np.testing.assert_allclose(average.mean_and_variance(X_NEW), expected, rtol=1e-10)
-    covariance = average.covariance(X_NEW)
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
     assert covariance.shape == (3, 8, 8)
     np.testing.assert_allclose(np.diagonal(covariance, axis1=1, axis2=2), expected[1], rtol=1e-9)
-    assert average.sample(KEY, X_NEW, (5,)).shape == (5, 3, 8)
-    assert average.draw_functions(KEY, 5, 16)(X_NEW).shape == (5, 3, 8)
-    slope = compiled(jax.grad(lambda x: jnp.sum(average.mean(x)[0])))(jnp.asarray(X_NEW))
-    np.testing.assert_allclose(slope[:, 0], average.derivative(X_NEW)[0][0], rtol=1e-7)
+    assert [values.shape for values in draws] == [(5, 3, 8)] * 2
+    np.testing.assert_allclose(*slopes, rtol=1e-7)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -266,11 +271,17 @@ def test_a_collapsed_gp_under_a_guide_for_the_rest(float64):
     params = {"lengthscale_auto_loc": jnp.zeros(()), "lengthscale_auto_scale": jnp.full((), 0.3)}
     guide = npgp.AutoSparseGP(collapsed, AutoNormal)  # new: its first call is inside
     average = npgp.posterior("y", collapsed, guide, params, inputs, y, draws=4, rng_key=KEY)
-    alone = [gp(float(lengthscale)).condition(y) for lengthscale in average.sites["lengthscale"]]
-    assert np.std(average.sites["lengthscale"]) > 0.01
-    for part, expected in zip(average, alone, strict=True):
-        np.testing.assert_allclose(part.mean_and_variance(X_NEW), expected.mean_and_variance(X_NEW), rtol=1e-8)
-    np.testing.assert_allclose(average.mean(X_NEW), np.mean([p.mean(X_NEW) for p in alone], 0), rtol=1e-8)
+    lengthscales = average.sites["lengthscale"]
+    assert np.std(lengthscales) > 0.01
+
+    @compiled
+    def both(average, lengthscales):
+        alone = jax.lax.map(lambda one: gp(one).condition(y).mean_and_variance(X_NEW), lengthscales)
+        return [part.mean_and_variance(X_NEW) for part in average], average.mean(X_NEW), alone
+
+    parts, mean, alone = both(average, lengthscales)
+    np.testing.assert_allclose(np.swapaxes(parts, 0, 1), alone, rtol=1e-8)
+    np.testing.assert_allclose(mean, np.mean(alone[0], 0), rtol=1e-8)
 
 
 def test_saved_and_loaded(tmp_path, both):

@@ -352,8 +352,9 @@ def one_step(fn, rate=1.0, params=None, others=None, method="eval_and_update", *
     return output, optim.get_params(new), new
 
 
-@pytest.mark.parametrize("forward", [False, True])
-@pytest.mark.parametrize("others", [optax.sgd(0.25), numpyro.optim.SGD(0.25)], ids=["optax", "numpyro"])
+@pytest.mark.parametrize(
+    ("others", "forward"), [(optax.sgd(0.25), True), (numpyro.optim.SGD(0.25), False)], ids=["optax", "numpyro"]
+)
 def test_a_step(others, forward, x64):
     (loss, aux), params, state = one_step(quadratic, others=others, forward_mode_differentiation=forward)
     np.testing.assert_allclose(loss, 5.0 + 2.0 + 1.0, rtol=1e-6)
