@@ -313,8 +313,8 @@ def expectation_over_several(
     grid = jnp.broadcast_to(grid.reshape((-1, *axes)), (len(grid), *of.shape))
     values = along_first(grid)
     best = jnp.argmax(values, axis=0)[None]
-    around = [jnp.take_along_axis(grid, best + i, axis=0, mode="clip") for i in (-1, 0, 1)]
-    peak = golden_section(along_first, *around, jnp.max(values, axis=0)[None])[0]
+    low, middle, high = (jnp.take_along_axis(grid, best + i, axis=0, mode="clip") for i in (-1, 0, 1))
+    peak, _ = golden_section(along_first, low, middle, high, jnp.max(values, axis=0)[None])
     peak = jnp.where((best > 0) & (best < len(grid) - 1), peak, 0.0)
     signs = jnp.asarray([-1.0, 1.0], of.dtype).reshape((-1, *axes))
     count = num_nodes * NUM_NODES // NUM_NODES_EACH.get(C, num_nodes) * (3 if of.dtype == jnp.float64 else 2) // 4
