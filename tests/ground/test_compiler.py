@@ -64,6 +64,12 @@ with jax.enable_x64(True):
     gp = npgp.CollapsedGP(npgp.kernels.Linear(variance=np.ones(3)), X, X[:3], noise_variance=0.1, jitter=1e-12)
     exact = 0.1 * ((X @ np.linalg.inv(X.T @ X + 0.1 * np.eye(3))) * X).sum(1)
     errors["linear"] = float(np.max(np.abs(gp.condition(np.sin(X[:, 0])).variance(X) / exact - 1)))
+    # Sums of arrays made of 1, 6 and 6 columns.
+    Z, x, s2 = rng.normal(size=(25, 6)), rng.normal(size=(40, 6)), 0.1
+    half, apart = (Z[:, None] + Z) / 2, np.exp(-np.sum((Z[:, None] - Z) ** 2, -1) / 4)
+    near = np.exp(-np.sum((x[:, None, None] - half) ** 2, -1) / (1 + 2 * s2)).sum(0) / (1 + 2 * s2) ** 3
+    psi = lambda Z: npgp.collapsed.psi_statistics(npgp.RBF(np.ones(6)), Z, x, np.full((40, 6), s2**0.5)).psi2
+    compare("psi", psi, lambda Z: apart * near, Z)
 print(json.dumps(errors), flush=True)
 
 u = rng.normal(size=(3, 1, 2, 2, 8, 8, 8)).astype("float32")
