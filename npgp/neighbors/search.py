@@ -302,6 +302,7 @@ def neighbors_of(
     if not isinstance(neighbors, Neighbors):
         if checks.is_traced(X):
             raise ValueError(TRACED)
+        neighbors = checks.whole_number(neighbors, "neighbors")
         if any(map(checks.is_traced, jax.tree.leaves((kernel, inducing)))):
             kernel = inducing = None
         scale = getattr(kernel, "lengthscale", None)

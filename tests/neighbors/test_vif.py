@@ -360,7 +360,7 @@ def test_predictions_at_new_rows(float64):
     [
         (dict(method="vif"), "neighbors is missing, but method is 'vif'"),
         (dict(neighbors=3), "neighbors is given, but method is 'fitc'"),
-        (dict(method="vif", neighbors=0), "size"),
+        (dict(method="vif", neighbors=0), "neighbors is 0; it must be at least 1"),
         (dict(method="vif", neighbors=nearest_before(X[:9], 2)), "neighbors are those of 9 sites, but X has 40 rows"),
     ],
 )
