@@ -3,15 +3,17 @@
 from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP, ResponseNNGP, WhitenNNGP
 from npgp.neighbors.posterior import NearPosterior, NeighborPosterior
-from npgp.neighbors.search import Neighbors, Waves, nearest, nearest_before, order_sites
-from npgp.neighbors.vecchia import VecchiaFactor
+from npgp.neighbors.search import Neighbors, Repeats, Waves, nearest, nearest_before, order_sites
+from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor
 
 __all__ = [
     "NNGP",
     "MeanFieldNormal",
+    "MergedFactor",
     "NearPosterior",
     "NeighborPosterior",
     "Neighbors",
+    "Repeats",
     "ResponseNNGP",
     "VecchiaFactor",
     "Waves",

@@ -96,7 +96,7 @@ RETURNED = {
     "npgp.functionals": "Piece",
     "npgp.gplvm": "CanonicalLatents RowNormal",
     "npgp.inducing": "LevelChoice",
-    "npgp.neighbors": "MeanFieldNormal NearPosterior NeighborPosterior VecchiaFactor Waves",
+    "npgp.neighbors": "MeanFieldNormal MergedFactor NearPosterior NeighborPosterior Repeats VecchiaFactor Waves",
     "npgp.sparse": "GroupResidual LowRankKernel ResidualKernel RowResidual Tree",
     "npgp.training": "Best CollapsedFit Info LBFGSResult PosteriorCheck",
     "npgp.variational": """BlockNormal CorrectedPosterior Decomposition FunctionPosterior JointBlock MixedPaths
