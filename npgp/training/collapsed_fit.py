@@ -129,8 +129,10 @@ def fit_collapsed(
     svi = SVI(model, guide, optax.sgd(1.0), Trace_ELBO())  # whose steps are not taken
 
     first_args, first_kwargs = data.first_call()
+    at_start = KnownNeighbors({})
     try:
-        states = [Step(svi).init(rng_key, *first_args, init_params=values, **first_kwargs) for values in starts]
+        with at_start:
+            states = [Step(svi).init(rng_key, *first_args, init_params=values, **first_kwargs) for values in starts]
     except Exception:
         data.refuse_nan()  # which says where they came from
         raise
@@ -161,7 +163,7 @@ def fit_collapsed(
         sites = handlers.trace(handlers.replay(at[1], drawn)).get_trace(*first_args, **first_kwargs).values()
         return {site["name"]: site["fn"].neighbors for site in sites if _searched_neighbors(site)}
 
-    keys, known = jax.random.split(rng_key), neighbors(starts[0])
+    keys, known = jax.random.split(rng_key), neighbors(starts[0]) if at_start.searched else {}
     evaluate = Program(loss, options=QUICK)
     once, again = (evaluate(starts[0], key, (arrays, known)) for key in keys)
     if np.isfinite(once) and np.isfinite(again) and not np.isclose(once, again, rtol=1e-4, atol=0.0):
@@ -181,7 +183,7 @@ def fit_collapsed(
             found_at = params
             return keys[0], (arrays, neighbors(params))
 
-        there = known if start is starts[0] else neighbors(start)
+        there = known if start is starts[0] or not known else neighbors(start)
         return minimize(loss, start, keys[0], (arrays, there), renew=renew if known else None, **options)  # type: ignore[arg-type]
 
     found = [_searched(search, x, must=i == 0) for i, x in enumerate(starts)]
@@ -211,12 +213,16 @@ class KnownNeighbors(Handler):
     def __init__(self, neighbors: dict[str, Neighbors]):
         super().__init__(None)
         self.neighbors = neighbors
+        #: Whether there are such distributions.
+        self.searched = False
 
     def process_message(self, msg: Message) -> None:
         """Replace the neighbors of the site's distribution."""
-        if msg.get("name") in self.neighbors and _searched_neighbors(msg):
-            msg["fn"] = copy.copy(msg["fn"])
-            msg["fn"].neighbors = self.neighbors[msg["name"]]
+        if _searched_neighbors(msg):
+            self.searched = True
+            if msg["name"] in self.neighbors:
+                msg["fn"] = copy.copy(msg["fn"])
+                msg["fn"].neighbors = self.neighbors[msg["name"]]
 
 
 def _searched_neighbors(site: Message) -> bool:

@@ -182,7 +182,7 @@ def minimize(
                 if others is not None:
                     args, renewals = others, renewals - 1
                     earlier = np.concatenate([earlier, np.asarray(search.values)[len(earlier) : int(search.steps)]])
-                    search = _renewed(search)
+                    search = _before(search.x * search.scale, search.scale, memory, max_steps, search.steps)
                 elif int(search.status) == RUNNING and scales is not None:
                     search = _rescaled(search, scale_at(search.x * search.scale))
         except KeyboardInterrupt:
@@ -200,7 +200,7 @@ def minimize(
     )
 
 
-def _before(x: jax.Array, scale: jax.Array, memory: int, max_steps: int) -> _Search:
+def _before(x: jax.Array, scale: jax.Array, memory: int, max_steps: int, steps: ArrayLike = 0) -> _Search:
     """Nothing evaluated yet: the first trial point is the start itself, which beats an infinite loss."""
     zero, number = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
     return _Search(
@@ -215,25 +215,9 @@ def _before(x: jax.Array, scale: jax.Array, memory: int, max_steps: int) -> _Sea
         low=zero,
         high=jnp.full((), jnp.inf, x.dtype),
         trials=number,
-        steps=number - 1,
-        values=jnp.zeros(max(max_steps, SHARED_STEPS) + 1, x.dtype),
+        steps=number + steps - 1,
+        values=jnp.full(max(max_steps, SHARED_STEPS) + 1, jnp.inf, x.dtype),  # nothing is compared with what was before
         status=number,
-    )
-
-
-@jax.jit
-def _renewed(search: _Search) -> _Search:
-    """To begin from where it is: earlier losses are of another function."""
-    return search._replace(
-        value=jnp.full_like(search.value, jnp.inf),
-        gradient=jnp.zeros_like(search.x),
-        direction=jnp.zeros_like(search.x),
-        memory=_directions(search).init(search.x),
-        step=jnp.zeros_like(search.step),
-        steps=search.steps - 1,
-        values=jnp.full_like(search.values, jnp.inf),
-        trials=jnp.zeros_like(search.trials),
-        status=jnp.full_like(search.status, RUNNING),
     )
 
 
