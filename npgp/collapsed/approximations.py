@@ -180,8 +180,7 @@ class ApproximateGP(JointDensity, Stackable):
             if isinstance(X, Functionals):
                 raise ValueError("X has functionals; method 'vif' is for values of f at inputs (N, D), with neighbors.")
             self.searched = not isinstance(neighbors, Neighbors)
-            if not (self.searched and checks.is_traced(X)):
-                self.neighbors = neighbors_of(X, neighbors, kernel=self.kernel, inducing=self.block, merge=True)
+            self.neighbors = neighbors_of(X, neighbors, kernel=self.kernel, inducing=self.block, merge=True)
         self.jitter = jitter
         super().__init__((), (rows,), validate_args=validate_args)
         self.count_axes()

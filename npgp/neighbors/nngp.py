@@ -87,10 +87,8 @@ class NNGP(JointDensity, Stackable):
         self.X = checks.concrete_inputs(X)
         rows = self.X.shape[0]
         self.searched = self.noisy and not isinstance(neighbors, Neighbors)
-        self.neighbors: Any = None
-        if not (self.searched and checks.is_traced(X)):
-            scales = self.kernel if self.noisy else None
-            self.neighbors = neighbors_of(X, neighbors, kernel=scales, merge=self.noisy)
+        scales = self.kernel if self.noisy else None
+        self.neighbors: Any = neighbors_of(X, neighbors, kernel=scales, merge=self.noisy)
         checks.require_per_row(offset, "offset", rows)
         checks.require_finite(offset, "offset")
         self.offset = offset

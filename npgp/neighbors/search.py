@@ -289,19 +289,19 @@ def neighbors_of(
     kernel: Kernel | None = None,
     inducing: Any = None,
     merge: bool = False,
-) -> Neighbors:
+) -> Neighbors | None:
     """
     Neighbors of X as they are given, or found if their number is.
 
     :param kernel: found are those that are most correlated under it, where its hyperparameters are numbers.
     :param inducing: features; what counts is the correlation that they leave then.
-    :param merge: whether rows that repeat a site may be merged.
+    :param merge: whether rows that repeat a site may be merged, and a number wait where X is traced: ``None`` then.
     :raises ValueError: for those of another number of rows, for merged ones that may not be, and for a number where X
         is traced.
     """
     if not isinstance(neighbors, Neighbors):
         if checks.is_traced(X):
-            raise ValueError(TRACED)
+            return None if merge else needed(None)
         neighbors = checks.whole_number(neighbors, "neighbors")
         if any(map(checks.is_traced, jax.tree.leaves((kernel, inducing)))):
             kernel = inducing = None
