@@ -25,9 +25,9 @@ from numpyro.infer import MCMC
 from npgp import checks
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.contract import Handler, Message, base_of, frames, mask_of, plate_size, was_observed
+from npgp.model.draw import Moments
 from npgp.model.observation import LatentObservation
 from npgp.model.posteriors import function_in
-from npgp.model.protocol import Moments
 from npgp.model.rerun import Hidden
 from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
 from npgp.programs.compiled import STEPS, one_program

@@ -1,7 +1,7 @@
 """GPs in NumPyro models: components, their draws, the statements that use them, and guides."""
 
 from npgp.model.deep import DeepFunction, DeepGP, Layer, linear_mean
-from npgp.model.draw import Function
+from npgp.model.function import Function
 from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
 from npgp.model.observation import LatentObservation, joint, observe

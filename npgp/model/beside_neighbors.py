@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from npgp import checks
 from npgp.kernels import Kernel
 from npgp.likelihoods import Gaussian, Likelihood, as_likelihood
-from npgp.model.draw import Function
+from npgp.model.function import Function
 from npgp.model.latent import Latent, Term, as_latent
 from npgp.neighbors.vecchia import conditional_weights, what_is_left
 from npgp.sparse.projection import Projection
@@ -38,14 +38,8 @@ class FunctionBesideNeighbors(Function):
     """
 
     def __init__(self, source: Function, projection: Projection):
-        super().__init__(source.name, source.values, source.q, source.guided, source.cache)
-        self.fixed, self.substituted, self.component = source.fixed, source.substituted, source.component
+        vars(self).update(vars(source))
         self._source, self._projection = source, projection
-
-    @property
-    def source(self) -> Function:
-        """The function."""
-        return self._source
 
     def project(self, X: Any) -> Projection:
         """That of the rows."""

@@ -10,7 +10,7 @@ from numpyro import handlers
 
 from npgp.context import under
 from npgp.contract import Message
-from npgp.model.draw import Function
+from npgp.model.function import Function
 from npgp.model.latents import Latents
 from npgp.model.rerun import Hidden, is_no_parameter
 from npgp.model.sites import FUNCTION, LATENTS, WHITENED, is_gp_site, is_observation

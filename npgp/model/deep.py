@@ -17,7 +17,7 @@ from npgp import checks
 from npgp.conditionals import Conditional
 from npgp.features import Points
 from npgp.kernels import Kernel
-from npgp.model.draw import Function
+from npgp.model.function import Function
 from npgp.model.latent import Latent, NoArray
 from npgp.model.sampling import sample
 from npgp.model.sparse_gp import SparseGP

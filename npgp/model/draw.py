@@ -1,396 +1,293 @@
-"""f, the draw of a :class:`~npgp.SparseGP`, and what it computes once for all its uses."""
+"""
+A draw of f: what statements about its values at rows use of it, and what sampled values tell about its others.
+
+Statements of one draw are of one function. One that samples f at rows makes its residual there ``r = L z`` of whitened
+noise z. That is one inducing block more, whose whitened values are z: at other rows it explains ``A_sᵀ z`` of the
+residual, with ``A_s = L⁻¹ D(X_s, X)``, and leaves the covariance ``D(X, X) − A_sᵀ A_s``. The factor grows by a block
+with each statement.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
-from npgp import checks, functionals, linalg
-from npgp.features import InducingBlock
-from npgp.functionals.covariances import covariance, variance
-from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, some
-from npgp.kernels import Kernel
-from npgp.model.latent import Latent, NoArray, Term
-from npgp.model.protocol import Given, Moments
-from npgp.model.sampled import Points, Sampled, Sampling
+from npgp import linalg
+from npgp.functionals.rows import Functionals, Rows, as_functionals, as_rows
+from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace
-from npgp.sparse.groups import Groups, single
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projection, Projector
+from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows
-from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
-from npgp.variational.joint import JointBlock
-from npgp.variational.posterior import Posterior
 
-__all__ = ["Function"]
+Self = TypeVar("Self", bound="Draw")
 
 
-class Cache:
+class Moments(NamedTuple):
     """
-    Factorization and projections of one draw, each computed when first wanted.
-
-    :param kernel: the kernel.
-    :param inducing: the blocks of inducing features.
-    :param plates: shape of the plates that f is drawn in, with that of rows.
-    :param jitter: relative jitter tried first.
+    Row by row: mean, variance that comes from ε, and the residual's prior variance; (..., N), or (N,) for what is the
+    same for all functions.
     """
 
-    def __init__(
-        self, kernel: Kernel, inducing: Sequence[InducingBlock], plates: tuple[int, ...], jitter: float | None
-    ):
-        self.kernel, self.inducing, self.plates, self.jitter = kernel, inducing, plates, jitter
-        self._here = current_trace()
-        self._projector: Projector | Members | None = None
-        self._projections: list[tuple[Rows, Projection]] = []
-
-    @property
-    def projector(self) -> Projector | Members:
-        """The factorized covariance of the inducing features."""
-        if self._projector is not None:
-            return self._projector
-        projector = factorize_members(self.kernel, self.inducing, self.plates, self.jitter)
-        if current_trace() is self._here:  # nothing may be kept from inside a scan
-            self._projector = projector
-        return projector
-
-    def prepare(self) -> None:
-        """Factorize now, and not where the projector is first used."""
-        _ = self.projector
-
-    def project(self, X: Rows) -> Projection:
-        """The projection of rows; that of the very same ones is computed once."""
-        for seen, projection in self._projections:
-            if seen is X:
-                return projection
-        self._projections.append((X, self.projector(X)))
-        return self._projections[-1][1]
+    mean: jax.Array
+    variance: jax.Array
+    residual: jax.Array
 
 
-class Function(Sampling, NoArray):
+class Given(NamedTuple):
     """
-    A draw of a sparse GP: a function of inputs. Made by :meth:`SparseGP.draw`.
+    f at rows, given its drawn inducing values.
 
-    ``f(X)`` is a :class:`~npgp.model.latent.Latent`, which :func:`~npgp.observe` and
-    :func:`~npgp.sample` take.
-
-    .. code-block:: python
-
-        with numpyro.handlers.seed(rng_seed=0):
-            f = npgp.SparseGP("f", kernel, Z).draw()
-        assert isinstance(f, npgp.model.Function)
+    :param mean: the mean, (..., N).
+    :param residual: what is left: variances (N,), or the covariance (N, N) if it is wanted jointly over rows; batch +
+        that for functions with a kernel each.
+    :param prior: f's own variance, (N,), likewise.
+    :param weights: the rows' projections on values that were sampled before, (..., n, N), which mean and residual are
+        given; ``None`` if there were none.
     """
 
-    meant = "a function, whose values at rows are f(X)"
+    mean: jax.Array
+    residual: jax.Array
+    prior: jax.Array
+    weights: jax.Array | None = None
 
-    def __init__(
-        self,
-        name: str,
-        values: Sequence[jax.Array],
-        q: tuple[BlockNormal, ...] | None,
-        guided: bool,
-        cache: Cache,
-    ):
-        self.name, self.values, self.q, self.guided, self.cache = name, values, q, guided, cache
-        self.fixed = False
+
+class Points(NamedTuple):
+    """
+    Rows, with what the residual's covariances between them and others need.
+
+    :param X: inputs, (..., n, D), or functionals.
+    :param A: their projections on each block, (..., M_i, n).
+    :param group: the function of a plate that each row is of, (n,); ``None`` for rows of all functions.
+    """
+
+    X: Rows
+    A: tuple[jax.Array, ...] = ()
+    group: jax.Array | None = None
+
+    def and_then(self, other: Points) -> Points:
+        """These rows, and others after them."""
+        A = tuple(_side_by_side([a, b], -1) for a, b in zip(self.A, other.A, strict=True))
+        group = None if self.group is None or other.group is None else jnp.concatenate([self.group, other.group])
+        if isinstance(self.X, Functionals) or isinstance(other.X, Functionals):
+            before, after = (as_functionals(as_rows(points.X)) for points in (self, other))
+            return Points(before.followed_by(after), A, group)
+        return Points(_side_by_side([self.X, other.X], -2), A, group)
+
+
+class Sampled(NamedTuple):
+    """
+    The residual at rows where it has been sampled, ``L z``.
+
+    :param points: the rows.
+    :param factor: L, (..., n, n).
+    :param z: whitened noise, (..., n).
+    :param blocks: the blocks of inducing features that the residual does not contain.
+    :param present: rows that have a value, (..., n); all if ``None``.
+    """
+
+    points: Points
+    factor: jax.Array
+    z: jax.Array
+    blocks: tuple[bool, ...]
+    present: jax.Array | None = None
+
+
+class Draw:
+    """
+    A draw of f, whose values at rows are conditioned on those that :func:`npgp.sample` has sampled before.
+
+    Rows are whatever the component makes of inputs X (N, D), something whose ``shape`` is that of X.
+
+    :param name: what messages call f.
+    :param q: of its inducing values, where a guide gave it.
+    :param guided: whether this is a guide.
+    """
+
+    #: Shape of the plates that f was drawn in, less the dimension of rows.
+    batch_shape: Any = ()
+    #: Whether ``do`` or ``condition`` gave inducing values.
+    fixed = False
+    #: The site of inducing values that ``substitute`` gave, if it did.
+    substituted: str | None = None
+    #: Whether the inputs of rows are draws from their marginals, row by row.
+    marginal_inputs = False
+    #: Values sampled so far; those of the source where a draw is chosen from functions in a plate.
+    sampled: Sampled | None = None
+    _source: Any = None
+
+    def __init__(self, name: str, q: Any, guided: bool):
+        self.name, self.q, self.guided = name, q, guided
         #: Where it was drawn: values sampled inside a loop of JAX, beyond that, are unknown to later ones.
         self.here = current_trace()
-        #: The component; not of its draws in guides written by hand.
-        self.component: Any = None
-        self.substituted: str | None = None
-        #: Chooses its inducing points from the first rows, where only their number is known.
-        self.choose: Callable[[Function, RowsLike], None] | None = None
-        #: The deep GP whose last layer this is.
-        self.whole: Any = None
-        #: Whether its inputs are draws from their marginals, row by row.
-        self.marginal_inputs = False
-
-    def __repr__(self):
-        return f"<draw of SparseGP {self.name!r}>"
-
-    def __call__(self, X: RowsLike) -> Latent:
-        """
-        f at inputs X of shape (N, D): shape (N,), or (outputs, N) if f was drawn in a plate at dim −2. Functions of a
-        plate may have inputs each, X of shape (outputs, N, D). Or f under linear functionals
-        (:class:`npgp.functionals.Functionals`).
-
-        :raises TypeError: for inputs that are not floating.
-        :raises ValueError: for inputs of another shape, without rows or with NaN.
-        """
-        if not isinstance(X, Functionals):
-            X = checks.inputs_of(self.name, X, self.batch_shape)
-        if self.choose is not None:
-            choose, self.choose = self.choose, None
-            choose(self, X)
-        return Latent((Term(jnp.ones((), X.dtype), self, X),), np.zeros((), X.dtype))
-
-    def average(self, points: ArrayLike, weights: ArrayLike | None = None) -> Latent:
-        """
-        Averages of f over points, or other weighted sums: areas, bins, integrals by the caller's quadrature.
-
-        .. code-block:: python
-
-            bins = jnp.linspace(0.0, 1.0, 12).reshape(3, 4, 1)  # three bins, four points each
-            with numpyro.handlers.seed(rng_seed=0):
-                f = npgp.SparseGP("f", kernel, bins[:, 0]).draw()
-                means = npgp.sample("means", f.average(bins))  # (3,)
-
-        :param points: as for :func:`npgp.functionals.average`.
-        :param weights: likewise.
-        """
-        return self(functionals.average(points, weights))
-
-    def derivative(self, X: ArrayLike, dim: int = 0) -> Latent:
-        """
-        Slopes of f, ``∂f/∂x_dim``, at inputs.
-
-        .. code-block:: python
-
-            with numpyro.handlers.seed(rng_seed=0):
-                f = npgp.SparseGP("f", kernel, Z).draw()
-                slopes = npgp.sample("slopes", f.derivative(X))  # (30,)
-
-        :param X: inputs, (N, D).
-        :param dim: the input column.
-        :raises ValueError: for a column that X does not have; where slopes are used, for a kernel whose functions have
-            none.
-        """
-        return self(functionals.derivative(X, dim))
 
     @property
-    def source(self) -> Function:
-        """The draw itself."""
-        return self
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """Shape of the plates that f was drawn in, less the dimension of rows."""
-        return jnp.shape(self.values[0])[:-2]
+    def source(self) -> Any:
+        """The draw itself; of chosen rows of functions in a plate, the draw of these functions."""
+        return self if self._source is None else self._source
 
     @property
     def variational(self) -> bool:
         """Whether a guide gave q."""
         return self.q is not None
 
-    @property
-    def projector(self) -> Projector | Members:
-        """The factorized covariance of the inducing features."""
-        return self.cache.projector
+    def chosen(self, rows: MemberRows) -> Draw:
+        """Of functions in a plate, one function for each row: a draw with values (N,)."""
+        return self
 
-    @property
-    def _values(self) -> list[jax.Array]:
-        """ε of each block; batch + (M_i,), without the dimension of size 1 where rows go."""
-        return [jnp.reshape(value, (*self.batch_shape, jnp.shape(value)[-1])) for value in self.values]
+    def shared(self, rows: Any) -> jax.Array | None:
+        """
+        A root of f's covariance with others whose q is the same one, (K, N): products of its columns with those of
+        another draw's are covariances. ``None`` if q is f's own.
+        """
+        return None
 
-    @property
-    def _q(self) -> tuple[BlockNormal, ...] | None:
-        """q(ε), likewise."""
-        return None if self.q is None else tuple(without_row_dim(block) for block in self.q)
+    def _moments(self, rows: Any, shared: bool) -> Moments:
+        raise NotImplementedError
 
-    def chosen(self, rows: MemberRows) -> Function:
-        """See :meth:`npgp.model.protocol.Draw.chosen`."""
-        return ChosenFunction(self, rows) if self.batch_shape else self
+    def _given(self, rows: Any, joint: bool, mean_only_in_residual: bool) -> Given:
+        raise NotImplementedError
 
-    def project(self, X: Any) -> Projection:
-        """The projection of rows on the inducing features."""
-        return self.cache.project(X)
-
-    def shared(self, X: Any) -> jax.Array | None:
-        """See :meth:`npgp.model.protocol.Draw.shared`."""
-        q = self._q
-        block = None if q is None else q[0]
-        return block.factor_times(self.project(X).A[0]) if isinstance(block, JointBlock) else None
-
-    def moments(self, X: Any, shared: bool = True) -> Moments:
-        """Mean, variance from ε, and residual variance at each row, given values sampled before."""
-        return self.conditioned_moments(X, self._moments(X, shared))
-
-    def _moments(self, X: Any, shared: bool) -> Moments:
-        projection, q = self.project(X), self._q
-        if q is None:
-            mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
-            return Moments(mean, none, projection.residual_variance())
-        mean = whitened_mean(projection, [block.loc for block in q])
-        own = [i for i, block in enumerate(q) if shared or not isinstance(block, JointBlock)]
-        parts = Projection(tuple(projection.A[i] for i in own), projection.prior_variance)
-        variance = whitened_variance(parts, [q[i] for i in own])
-        return Moments(mean, variance, projection.residual_variance(learned_blocks(q)))
-
-    def group_covariance(self, X: Any, groups: Groups) -> jax.Array:
-        """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
-        return self.conditioned_groups(X, self._group_covariance(X, groups), groups)
-
-    def _group_covariance(self, X: Any, groups: Groups) -> jax.Array:
-        assert self.q is not None
-        return self.projector.group_covariance(X, self.cache.project(X).A, groups, learned_blocks(self.q))
+    def _group_covariance(self, rows: Any, groups: Groups) -> jax.Array:
+        raise NotImplementedError
 
     def residual_blocks(self, mean_only_in_residual: bool) -> tuple[bool, ...]:
         """The blocks that the residual does not contain."""
-        if mean_only_in_residual and self.q is not None:
-            return tuple(learned_blocks(self.q))
-        return (True,) * len(self.values)
+        raise NotImplementedError
 
-    def points(self, X: Any) -> Points:
-        """See :meth:`npgp.model.sampled.Sampling.points`."""
-        return Points(X, tuple(self.project(X).A))
+    def points(self, rows: Any) -> Points:
+        """Rows as :meth:`residual_between` takes them."""
+        raise NotImplementedError
 
     def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
-        """The residual's covariance between rows, (n, N) or batch + that."""
-        return self.projector.residual_covariance(before.X, before.A, blocks, (after.X, after.A))
+        """The residual's covariance between rows, (..., n, N)."""
+        raise NotImplementedError
 
-    def given(self, X: Any, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
-        """``Σ_i A_iᵀ ε_i`` with the drawn ε, and what blocks, and values sampled before, leave of the prior."""
-        given = self._given(X, joint, mean_only_in_residual)
-        return self.conditioned(X, given, joint, self.residual_blocks(mean_only_in_residual))
-
-    def _given(self, X: Any, joint: bool, mean_only_in_residual: bool) -> Given:
-        projection, values = self.project(X), self._values
-        blocks = self.residual_blocks(mean_only_in_residual)
-        if mean_only_in_residual and (q := self._q) is not None:
-            values = [value if use else block.loc for value, use, block in zip(values, blocks, q, strict=True)]
-        mean = whitened_mean(projection, values)
-        if joint:
-            residual = self._residual_covariance(X, projection, blocks)
-        else:
-            residual = projection.residual_variance(blocks)
-        return Given(mean, residual, projection.prior_variance)
-
-    def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
-        return self.projector.residual_covariance(X, projection.A, blocks)
-
-    def posterior(self) -> Posterior:
-        """The posterior object of this draw; only where a guide gave q."""
-        if self.q is None:
-            raise ValueError(f"{self.name} has no approximate posterior here: the model was run without a guide.")
-        return Posterior(self.projector, tuple(block.marginal() for block in self._q or ()))
-
-    def posterior_given_values(self) -> Posterior:
-        """That of f given the drawn inducing values: q is at them."""
-        return Posterior(self.projector, tuple(DiagonalNormal(value, jnp.zeros_like(value)) for value in self._values))
-
-
-class ChosenFunction(Function):
-    """
-    Of functions in a plate, one for each row: what ``f(X)[group, row]`` is of. Means, variances and what else is
-    computed with a member's own matrices, is computed by parts of the rows (:class:`~npgp.sparse.ragged.MemberRows`).
-
-    :param source: the functions.
-    :param rows: the only rows that it has values at.
-    """
-
-    def __init__(self, source: Function, rows: MemberRows):
-        super().__init__(source.name, source.values, source.q, source.guided, source.cache)
-        self.fixed, self.substituted, self.component = source.fixed, source.substituted, source.component
-        self.marginal_inputs = source.marginal_inputs
-        self._source, self._rows = source, rows
-
-    @property
-    def source(self) -> Function:
-        """The functions."""
-        return self._source
-
-    @property
-    def batch_shape(self) -> tuple[int, ...]:
-        """That of one function."""
-        return ()
-
-    @property
-    def _values(self) -> list[jax.Array]:
-        """ε of each block, of each part's function; (C, M_i)."""
-        return [value[self._rows.places.members] for value in self._source._values]
-
-    @property
-    def _q(self) -> tuple[BlockNormal, ...] | None:
-        q = self._source._q
-        return None if q is None else tuple(block.take(self._rows.places.members) for block in q)
-
-    def project(self, X: Any) -> Projection:
-        """By parts: A_i is (C, M_i, B)."""
-        return self._projection
-
-    @cached_property
-    def _projection(self) -> Projection:
-        rows, projector = self._rows, self.projector
-        if projector.batch_shape:
-            return self._members(rows.places.members).each(lambda p, X: p(X), some(rows.inputs, rows.places.parts.rows))
-        # One kernel for all: at the rows of X, or at those that are chosen, if these are fewer.
-        few = rows.X.ndim == 2 and rows.X.shape[0] <= rows.shape[0]
-        projection = self.cache.project(rows.X) if few else projector(rows.inputs)
-
-        def by_part(x):
-            return rows.places.parts.gather(x[..., rows.places.row] if few else x)
-
-        A = tuple(jnp.moveaxis(by_part(A_i), 0, -2) for A_i in projection.A)
-        return Projection(A, *jax.tree.map(by_part, (projection.prior_variance, projection.left)))
-
-    def _members(self, members: jax.Array) -> Members:
-        """The functions of rows, by their numbers."""
-        return self.projector.expand(self._source.batch_shape).take(members)
-
-    def _by_row(self, values: jax.Array) -> jax.Array:
-        """(…, N), from (C, …, B)."""
-        return self._rows.places.parts.scatter(jnp.moveaxis(values, 0, -2))
-
-    def shared(self, X: Any) -> jax.Array | None:
-        """See :meth:`npgp.model.protocol.Draw.shared`."""
-        root = super().shared(X)
-        return None if root is None else self._by_row(root)
-
-    def _moments(self, X: Any, shared: bool) -> Moments:
-        return Moments(*map(self._by_row, super()._moments(X, shared)))
-
-    def apart(self, sampled: Sampled | None = None) -> ChosenFunction:
-        """See :meth:`npgp.model.sampled.Sampling.apart`."""
+    def apart(self: Self, sampled: Sampled | None = None) -> Self:
+        """The same function, conditioned on other values of it, or on none."""
         other = copy.copy(self)
-        other._source = self._source.apart(sampled)
+        other.sampled = sampled
         return other
 
-    def points(self, X: Any) -> Points:
-        """See :meth:`npgp.model.sampled.Sampling.points`."""
-        return Points(self._rows.inputs, tuple(map(self._by_row, self._projection.A)), self._rows.places.group)
+    def weights(self, rows: Any, blocks: tuple[bool, ...] | None = None) -> jax.Array | None:
+        """
+        ``A_s``, (..., n, N): the rows' projections on sampled values; ``None`` where there are none.
 
-    def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
-        """The residual's covariance between rows, (n, N): none between different functions."""
-        assert before.group is not None
-        # Row by row with its function's kernel; what is another function's is dropped below.
-        X = apart(before.X)
-        D = self._members(before.group).each(lambda p, x: covariance(p.kernel, some(x, None), after.X)[0], X)
-        for A, B, use in zip(before.A, after.A, blocks, strict=True):
-            D = D - linalg.transposed_matmul(A, B) if use else D
-        return jnp.where(before.group[:, None] == after.group, D, 0.0)
+        :param blocks: the blocks that are not in the residual that is to be sampled.
+        :raises ValueError: for another residual than the sampled one, or another choice of functions.
+        """
+        source = self.source
+        sampled = source.sampled
+        if sampled is None:
+            return None
+        if blocks is not None and blocks != sampled.blocks:
+            raise ValueError(
+                f"{source.name} has mean-only blocks and is sampled with different conditionals, of which one counts "
+                "these blocks to the residual: give all npgp.sample statements of it the same conditional."
+            )
+        points = self.points(rows)
+        if (points.group is None) != (sampled.points.group is None):
+            raise ValueError(
+                f"{source.name} is sampled at rows of all its functions, and used at chosen ones, f(X)[group, row], or "
+                "the other way round: npgp.sample f(X) once and index that array, or write earlier=False."
+            )
+        D = self.residual_between(sampled.points, points, sampled.blocks)
+        if sampled.present is not None:
+            D = jnp.where(sampled.present[..., :, None], D, 0.0)
+        L = sampled.factor
+        return linalg.solve_lower(L, jnp.broadcast_to(D, (*L.shape[: max(L.ndim - D.ndim, 0)], *D.shape)))
 
-    def _given(self, X: Any, joint: bool, mean_only_in_residual: bool) -> Given:
-        mean, residual, prior, _ = super()._given(X, joint, mean_only_in_residual)
-        return Given(self._by_row(mean), residual if joint else self._by_row(residual), self._by_row(prior))
+    def _explained(self, weights: jax.Array) -> jax.Array:
+        """What sampled values say of the residual at rows, (..., N)."""
+        return linalg.matmul(self.source.sampled.z[..., None, :], weights)[..., 0, :]
 
-    def _residual_covariance(self, X: Any, projection: Projection, blocks: Sequence[bool]) -> jax.Array:
-        return self._within(single(X.shape[0]), blocks)[0]
+    def moments(self, rows: Any, shared: bool = True) -> Moments:
+        """
+        Mean, variance from the inducing values, and residual variance at each row.
 
-    def _group_covariance(self, X: Any, groups: Groups) -> jax.Array:
-        assert self.q is not None
-        return self._within(groups, learned_blocks(self.q))
+        :param shared: whether the variance includes that of :meth:`shared`.
+        """
+        moments, weights = self._moments(rows, shared), self.weights(rows)
+        if weights is None:
+            return moments
+        left = maximum(moments.residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
+        return Moments(moments.mean + self._explained(weights), moments.variance, left)
 
-    def _within(self, groups: Groups, blocks: Sequence[bool]) -> jax.Array:
-        X, member = some(self._rows.inputs, groups.rows), groups.gather(self._rows.places.group)
-        # Row by row with its function's kernel; what is another function's is dropped below.
-        members, number = self._members(member), jnp.broadcast_to(jnp.arange(groups.count)[:, None], member.shape)
+    def given(self, rows: Any, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
+        """
+        f given the drawn inducing values.
 
-        def with_group(p: Projector, x: Rows, group: jax.Array) -> jax.Array:
-            return covariance(p.kernel, some(x, None), some(X, 0 if groups.count == 1 else group))[0]
+        :param joint: whether the residual is wanted jointly over rows.
+        :param mean_only_in_residual: take inducing features whose variance q leaves at the prior's at q's mean, and
+            leave their variance to the residual.
+        """
+        given = self._given(rows, joint, mean_only_in_residual)
+        weights = self.weights(rows, self.residual_blocks(mean_only_in_residual))
+        if weights is None:
+            return given
+        mean, residual, prior, _ = given
+        if joint:
+            residual = residual - linalg.transposed_matmul(weights, weights)
+        else:
+            residual = maximum(residual - jnp.sum(jnp.square(weights), axis=-2), 0.0)
+        return Given(mean + self._explained(weights), residual, prior, weights)
 
-        own = members.each(lambda p, x: variance(p.kernel, some(x, None)), X)
-        D = jnp.where(jnp.eye(groups.size, dtype=bool), own, members.each(with_group, X, number))
-        for A, use in zip(self._projection.A, blocks, strict=True):
-            D = D - groups.gram(self._by_row(A)) if use else D
-        return jnp.where(member[:, :, None] == member[:, None, :], D, 0.0)
+    def group_covariance(self, rows: Any, groups: Groups) -> jax.Array:
+        """The residual's prior covariance within groups of rows, (G, g, g) or batch + that; where a guide gave q."""
+        covariance, weights = self._group_covariance(rows, groups), self.weights(rows)
+        if weights is None:
+            return covariance
+        gram = groups.gram
+        for _ in weights.shape[:-2]:
+            gram = jax.vmap(gram)
+        return covariance - gram(weights)
+
+    def remember(
+        self, rows: Any, root: jax.Array, weights: jax.Array | None, z: jax.Array, blocks: tuple[bool, ...]
+    ) -> None:
+        """
+        Condition later values on those sampled at rows.
+
+        :param root: of the residual's covariance given what was sampled before, (..., N, N).
+        :param weights: :meth:`weights` of the rows.
+        :param z: whitened noise, (..., N).
+        :param blocks: as of :class:`Sampled`.
+        """
+        before, points = self.source.sampled, self.points(rows)
+        if before is None or weights is None:
+            self.source.sampled = Sampled(points, root, z, blocks)
+            return
+        above = jnp.zeros((*before.factor.shape[:-1], root.shape[-1]), root.dtype)
+        upper = _side_by_side([before.factor, above], -1)
+        factor = _side_by_side([upper, _side_by_side([linalg.transposed(weights), root], -1)], -2)
+        z = _side_by_side([before.z, z], -1, own=1)
+        self.source.sampled = Sampled(before.points.and_then(points), factor, z, blocks)
 
 
-def without_row_dim(block: BlockNormal) -> BlockNormal:
-    """Drop the dimension of size 1 that holds the place of rows in a batch of functions."""
-    return block.without_last_batch_dim() if block.batch_shape else block
+def window(function: Draw, rows: Any, values: jax.Array, mean_only_in_residual: bool) -> Sampled:
+    """
+    The residual at rows from values of f there; where they are NaN there is none yet.
+
+    :param function: the draw.
+    :param rows: the rows, as it takes them.
+    :param values: (..., W).
+    :param mean_only_in_residual: as of :meth:`Draw.given`.
+    """
+    present = ~jnp.isnan(values)
+    f = function.apart().given(rows, joint=True, mean_only_in_residual=mean_only_in_residual)
+    both = present[..., :, None] & present[..., None, :]
+    scale = jnp.broadcast_to(f.prior, both.shape[:-1])
+    D = jnp.where(both, f.residual, scale[..., None] * jnp.eye(values.shape[-1], dtype=f.residual.dtype))
+    L = linalg.cholesky(D, scale=scale)[0]
+    r = jnp.where(present, jnp.where(present, values, 0.0) - f.mean, 0.0)
+    z = linalg.solve_lower(L, r[..., None])[..., 0]
+    return Sampled(function.points(rows), L, z, function.residual_blocks(mean_only_in_residual), present)
+
+
+def _side_by_side(arrays: list[jax.Array], axis: int, own: int = 2) -> jax.Array:
+    """Concatenate matrices, or vectors with ``own=1``, whose leading axes broadcast."""
+    batch = np.broadcast_shapes(*(x.shape[: x.ndim - own] for x in arrays))
+    return jnp.concatenate([jnp.broadcast_to(x, (*batch, *x.shape[x.ndim - own :])) for x in arrays], axis)

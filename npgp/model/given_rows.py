@@ -36,7 +36,7 @@ from npgp.contract import (
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.base import without_missing
 from npgp.model.components import statements, that_meet
-from npgp.model.draw import Cache, Function
+from npgp.model.function import Cache, Function
 from npgp.model.latent import Latent, Term
 from npgp.model.latents import Latents
 from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation, is_scaled

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.functionals.rows import Functionals, as_functionals
-from npgp.model.protocol import Draw, Given, Moments
+from npgp.model.draw import Draw, Given, Moments
 from npgp.programs.backend import maximum
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows, Places

@@ -11,8 +11,8 @@ import numpy as np
 
 from npgp.functionals.rows import ADVICE_EACH
 from npgp.likelihoods import Likelihood
+from npgp.model.draw import Draw, Moments
 from npgp.model.latent import Latent, as_latent
-from npgp.model.protocol import Draw, Moments
 from npgp.model.sites import lost
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups

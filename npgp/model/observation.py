@@ -23,10 +23,10 @@ from npgp.context import context, under
 from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
 from npgp.likelihoods import Likelihood, as_likelihood, quadrature
 from npgp.model.beside_neighbors import beside_neighbors
+from npgp.model.draw import Moments
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
-from npgp.model.protocol import Moments
 from npgp.model.sites import LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
 from npgp.observations import Observations, require_possible
 from npgp.sparse.residuals import Residual

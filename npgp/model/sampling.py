@@ -14,10 +14,10 @@ from jax.typing import ArrayLike
 from npgp import checks
 from npgp.conditionals import Conditional, Prior, as_conditional
 from npgp.contract import random_key, under_predictive
+from npgp.model.draw import window
 from npgp.model.latent import Latent, Term, as_latent, square_root, times_root
 from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
-from npgp.model.sampled import window
 from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
 from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace

@@ -22,7 +22,7 @@ from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.model.coupling import checked_values, coupled_mean
-from npgp.model.draw import Cache, Function, without_row_dim
+from npgp.model.function import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
 from npgp.model.pseudo_data import (
     PSEUDO_DATA,

@@ -33,10 +33,9 @@ from npgp import checks, linalg
 from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
 from npgp.model.coupling import checked_values, coupled_mean
+from npgp.model.draw import Draw, Given, Moments, Points
 from npgp.model.latent import Latent, NoArray, Term
-from npgp.model.protocol import Given, Moments
 from npgp.model.row_params import row_param
-from npgp.model.sampled import Points, Sampling
 from npgp.model.sites import (
     FUNCTION,
     SCALE,
@@ -53,9 +52,7 @@ from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
 from npgp.neighbors.search import Neighbors, repeated_sites
-from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
-from npgp.sparse.ragged import MemberRows
 
 __all__ = ["VNNGP", "NeighborFunction"]
 
@@ -309,7 +306,7 @@ def _approximate(gp: VNNGP, t: jax.Array | None) -> Approximation:
 # The function
 
 
-class NeighborFunction(Sampling, NoArray):
+class NeighborFunction(Draw, NoArray):
     """
     A draw of a :class:`VNNGP`: a function of inputs. Made by :meth:`VNNGP.draw`.
 
@@ -318,42 +315,12 @@ class NeighborFunction(Sampling, NoArray):
     """
 
     meant = "a function, whose values at rows are f(X)"
-    #: Rows are drawn one by one given the inducing values.
-    batch_shape: tuple[int, ...] = ()
 
     def __init__(self, gp: VNNGP, values: jax.Array, q: Approximation | None, guided: bool):
-        self.gp, self.values, self.q, self.guided = gp, values, q, guided
-        self.substituted: str | None = None
-        self.marginal_inputs = False
-        self.here = current_trace()
+        super().__init__(gp.name, q, guided)
+        self.gp, self.values = gp, values
+        self.fixed = q is None  # or drawn without a guide
         self._regressions: list[tuple[NeighborRows, tuple[jax.Array, jax.Array]]] = []
-
-    @property
-    def name(self) -> str:
-        """The component's name."""
-        return self.gp.name
-
-    @property
-    def source(self) -> NeighborFunction:
-        """The draw itself."""
-        return self
-
-    @property
-    def variational(self) -> bool:
-        """Whether a guide gave q."""
-        return self.q is not None
-
-    def chosen(self, rows: MemberRows) -> NeighborFunction:
-        """One function has no members to choose from."""
-        return self
-
-    def shared(self, rows: NeighborRows) -> None:
-        """q is f's own."""
-
-    @property
-    def fixed(self) -> bool:
-        """Whether inducing values are fixed, or drawn without a guide."""
-        return self.q is None
 
     def __repr__(self):
         return f"<draw of VNNGP {self.gp.name!r}>"
@@ -382,26 +349,21 @@ class NeighborFunction(Sampling, NoArray):
         self._regressions.append((rows, rows.regression(self.gp.kernel, self.gp.inducing, self.gp.jitter)))
         return self._regressions[-1][1]
 
-    def moments(self, rows: NeighborRows, shared: bool = True) -> Moments:
-        """Mean, variance from the inducing values, and residual variance at each row, given values sampled before."""
-        return self.conditioned_moments(rows, self._moments(rows))
-
-    def _moments(self, rows: NeighborRows) -> Moments:
+    def _moments(self, rows: NeighborRows, shared: bool) -> Moments:
         b, F = self._regression(rows)
         if self.q is None:
             return Moments(jnp.sum(b * self.values[rows.neighbors], axis=-1), jnp.zeros_like(F), F)
         loc, scale = self.q.at(rows.neighbors)
         return Moments(jnp.sum(b * loc, axis=-1), jnp.sum(jnp.square(b * scale), axis=-1), F)
 
-    def group_covariance(self, rows: NeighborRows, groups: Groups) -> jax.Array:
-        """Residuals are independent, so this is an error."""
+    def _group_covariance(self, rows: NeighborRows, groups: Groups) -> jax.Array:
         raise ValueError(
             f"{self.name} is a VNNGP, whose residuals are independent of each other: groups have nothing to add to "
             "conditional='tight'."
         )
 
-    def given(self, rows: NeighborRows, *, joint: bool, mean_only_in_residual: bool = False) -> Given:
-        """``b_iᵀ u_n(i)`` with the drawn inducing values, and F, a diagonal if it is wanted jointly over rows."""
+    def _given(self, rows: NeighborRows, joint: bool, mean_only_in_residual: bool) -> Given:
+        # ``b_iᵀ u_n(i)`` with the drawn inducing values, and F, a diagonal if it is wanted jointly over rows.
         b, F = self._regression(rows)
         if self.q is None or self.q.key is None:
             u = self.values[rows.neighbors]
@@ -414,19 +376,17 @@ class NeighborFunction(Sampling, NoArray):
         # Residuals at different inputs are independent; at the same input it is one residual.
         points = self.points(rows)
         D = self.residual_between(points, points, ()) if joint else F
-        given = Given(jnp.sum(b * u, axis=-1), D, self.gp.kernel.diag(rows.X))
-        return self.conditioned(rows, given, joint, self.residual_blocks(mean_only_in_residual))
+        return Given(jnp.sum(b * u, axis=-1), D, self.gp.kernel.diag(rows.X))
 
     def residual_blocks(self, mean_only_in_residual: bool) -> tuple[bool, ...]:
-        """The one block of inducing values."""
         return (True,)
 
     def points(self, rows: NeighborRows) -> Points:
-        """See :meth:`npgp.model.sampled.Sampling.points`: F^½ is what rows at the same input have in common."""
+        # F^½ is what rows at the same input have in common.
         return Points(rows.X, (linalg.safe_sqrt(self._regression(rows)[1])[None],))
 
     def residual_between(self, before: Points, after: Points, blocks: tuple[bool, ...]) -> jax.Array:
-        """The residual's covariance between rows, (n, N): none between different inputs."""
+        # None between different inputs.
         same = jnp.all(cast(jax.Array, before.X)[:, None] == after.X, axis=-1)
         return jnp.where(same, before.A[0].T * after.A[0], 0.0)
 

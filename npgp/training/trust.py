@@ -19,7 +19,7 @@ from npgp.conditionals import Tight
 from npgp.contract import Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, Likelihood, quadrature_error
 from npgp.model.components import meetings, sampled_into
-from npgp.model.draw import Function
+from npgp.model.function import Function
 from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent

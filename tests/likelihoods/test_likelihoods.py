@@ -23,8 +23,8 @@ from npgp.io import load, save
 from npgp.likelihoods import numerics
 from npgp.likelihoods.numerics import bernoulli_deviance, hazard, log_normal_cdf, sigmoids, stirling
 from npgp.likelihoods.quadrature import _changes, _sorted_nodes, smooth_rule
+from npgp.model.draw import Moments
 from npgp.model.observation import LatentObservation
-from npgp.model.protocol import Moments
 from npgp.programs import one_program
 from npgp.pytrees import pytree
 
