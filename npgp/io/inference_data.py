@@ -29,12 +29,14 @@ from npgp.model.draw import Moments
 from npgp.model.observation import LatentObservation
 from npgp.model.posteriors import function_in
 from npgp.model.rerun import Hidden
-from npgp.model.sites import ROWS_OF_EVENT, is_gp_site
+from npgp.model.sites import is_gp_site
 from npgp.programs.compiled import STEPS, one_program
 from npgp.variational.blocks import whitened_mean
 
 __all__ = ["to_arviz"]
 
+#: In ``infer`` of an observed site: its rows were one event, and are a dimension of the batch that no plate counts.
+ROWS_OF_EVENT = "rows_of_event"
 #: ArviZ's names of NumPyro's extra fields.
 STATISTICS = {
     "potential_energy": "lp",

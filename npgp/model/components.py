@@ -13,7 +13,7 @@ from npgp.contract import Message
 from npgp.model.function import Function
 from npgp.model.latents import Latents
 from npgp.model.rerun import Hidden, is_no_parameter
-from npgp.model.sites import FUNCTION, LATENTS, WHITENED, is_gp_site, is_observation
+from npgp.model.sites import info_of, is_inducing, is_observation
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import current_trace, trace_of
 
@@ -53,9 +53,7 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
     stated = statements(sites)
     if all(is_observation(sites[name]) for name in stated):
         return {}
-    inducing = {
-        n: m["value"] for n, m in sites.items() if is_gp_site(m) and FUNCTION in m["infer"] and WHITENED in m["infer"]
-    }
+    inducing = {n: m["value"] for n, m in sites.items() if is_inducing(m)}
     drawn = {n: m for n, m in sites.items() if m["type"] == "sample"}
     fixed = {n: m["value"] for n, m in drawn.items() if not m["is_observed"] and n not in inducing}
     observed = [n for n, m in drawn.items() if m["is_observed"] and n not in stated]
@@ -83,7 +81,7 @@ def sampled_into(model: Callable, sites: dict[str, Message], args: tuple, kwargs
         return found
 
     operations = Operations(numbers, *inducing.values())
-    draws = [id(sites[name]["infer"][FUNCTION]) for name in inducing]
+    draws = [id(info_of(sites[name]).function) for name in inducing]
 
     def needed(key: tuple[str, int]) -> set[int]:
         return {draws[i] for i in operations.part(key)[0]}
@@ -121,11 +119,11 @@ def meetings(
     :param shared: sites of the first blocks of components that share one.
     :param sampled: of :func:`sampled_into`.
     """
-    drawn = {name: msg for name, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
-    fixed = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name not in latent}
-    together = {id(msg["infer"][FUNCTION]) for name, msg in drawn.items() if name in shared}
+    drawn = {name: info_of(msg).function for name, msg in sites.items() if is_inducing(msg)}
+    fixed = {id(function) for name, function in drawn.items() if name not in latent}
+    together = {id(function) for name, function in drawn.items() if name in shared}
     found = []
-    functions = {id(msg["infer"][FUNCTION]): msg["infer"][FUNCTION] for msg in drawn.values()}
+    functions = {id(function): function for function in drawn.values()}
     stated = statements(sites)
     for name, latents in stated.items():
         for i, part in enumerate(latents.parts):
@@ -147,7 +145,7 @@ def meetings(
 
 def statements(sites: Mapping[str, Message]) -> dict[str, Latents]:
     """What statements about GP values are about, by their names."""
-    return {name: msg["infer"][LATENTS] for name, msg in sites.items() if LATENTS in (msg.get("infer") or {})}
+    return {name: info_of(msg).latents for name, msg in sites.items() if info_of(msg).latents is not None}
 
 
 def that_meet(stated: Iterable[Latents], names: Mapping[int, T]) -> list[set[T]]:
@@ -170,7 +168,7 @@ def dependent(model: Callable, functions: dict[str, Function], args: tuple, kwar
 
     def priors(*values):
         sites = survey(model, dict(zip(functions, values, strict=True)), args, kwargs)
-        return {name: list(sites[name]["infer"][FUNCTION].cache.projector.cholesky) for name in functions}
+        return {name: list(info_of(sites[name]).function.cache.projector.cholesky) for name in functions}
 
     operations = Operations(priors, *(f.values[0] for f in functions.values()))
     return {name for name in functions if operations.part(name)[0]}

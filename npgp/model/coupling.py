@@ -38,7 +38,7 @@ from npgp.context import under
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
 from npgp.model.gaussians import Gaussians, bijection
 from npgp.model.rerun import Hidden, is_latent, name_of
-from npgp.model.sites import WHITENED, is_gp_site, is_observation
+from npgp.model.sites import is_gp_site, is_inducing, is_observation, is_residual
 from npgp.programs.operations import Operations
 
 #: Where t would have more entries than this,
@@ -372,7 +372,7 @@ def _row_plates(sites: dict[str, Message], members: dict[str, int]) -> tuple[set
     sizes: set[int] = set()
     for msg in sites.values():
         # Residuals are npgp's latent sites, too, and no inducing values.
-        if is_observation(msg) or (is_gp_site(msg) and WHITENED not in msg["infer"]):
+        if is_observation(msg) or is_residual(msg):
             around = [frame.name for frame in frames(msg) if frame.dim == -1]
             names |= set(around)
             sizes |= {members[name] for name in around} or set(jnp.shape(msg["value"])[-1:])
@@ -388,7 +388,7 @@ def _with_gp_priors(
     If q(ε) followed such a site, the divergence of the site's guide from its prior would not be one given ε, as which
     ``TraceMeanField_ELBO`` takes it: the ELBO would be wrong without a word.
     """
-    inducing = {name: msg["value"] for name, msg in sites.items() if is_gp_site(msg) and WHITENED in msg["infer"]}
+    inducing = {name: msg["value"] for name, msg in sites.items() if is_inducing(msg)}
     order = list(sites)
     if not inducing or not any(order.index(name) > order.index(next(iter(inducing))) for name in names):
         return {}

@@ -39,9 +39,9 @@ from npgp.model.components import statements, that_meet
 from npgp.model.function import Cache, Function
 from npgp.model.latent import Latent, Term
 from npgp.model.latents import Latents
-from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, SCALE, WHITENED, is_gp_site, is_observation, is_scaled
+from npgp.model.sites import info_of, is_inducing, is_observation, is_scaled
 from npgp.sparse.ragged import MemberRows, Places
-from npgp.variational.blocks import SCALE_NAMES, BlockNormal, block_normal
+from npgp.variational.blocks import BlockNormal, block_normal
 from npgp.variational.joint import JointBlock
 from npgp.variational.row_posterior import Independent, Rows, posterior_given
 from npgp.variational.row_sites import expected_sites, working_sites
@@ -54,8 +54,8 @@ def blocks_of(sites: Mapping[str, Message]) -> dict[int, list[str]]:
     """Of each draw, by its ``id``, the sites of its blocks."""
     found: dict[int, list[str]] = {}
     for name, msg in sites.items():
-        if is_gp_site(msg) and isinstance(msg["infer"].get(FUNCTION), Function) and WHITENED in msg["infer"]:
-            found.setdefault(id(msg["infer"][FUNCTION]), []).append(name)
+        if is_inducing(msg) and isinstance(info_of(msg).function, Function):
+            found.setdefault(id(info_of(msg).function), []).append(name)
     return found
 
 
@@ -63,7 +63,7 @@ def said_of_rows(sites: Mapping[str, Message]) -> dict[str, Latents]:
     """The statements that say something of rows: not those of what groups gain, which are of rows stated before."""
 
     def is_gain(msg: Message) -> bool:
-        return is_observation(msg) and isinstance(msg["infer"][OBSERVATION][2], Gain)
+        return is_observation(msg) and isinstance(info_of(msg).conditional, Gain)
 
     return {name: latents for name, latents in statements(sites).items() if not is_gain(sites[name])}
 
@@ -132,7 +132,7 @@ def by_rows(
 
 def meet_in(group: Group, sites: Mapping[str, Message]) -> bool:
     """Whether a group is of several components, or of functions that are mixed."""
-    functions = [sites[names[0]]["infer"][FUNCTION] for names in group.shared]
+    functions = [info_of(sites[names[0]]).function for names in group.shared]
     return len(group.shared) + len(group.own) > 1 or any(math.prod(f.batch_shape) > 1 for f in functions)
 
 
@@ -147,16 +147,11 @@ def _makes_dependent(group: Group, latents: Latents, blocks: Mapping[int, list[s
 
 def _may_be(sites: Mapping[str, Message], names: Sequence[str]) -> bool:
     messages = [sites[name] for name in names]
-    function = messages[0]["infer"][FUNCTION]
-    one = len(names) == 1 and _kind(messages[0]) == "dense"
+    function = info_of(messages[0]).function
+    one = len(names) == 1 and info_of(messages[0]).kind == "dense"
     # In a loop, the draw has values that are traced there.
     drawn = [not msg["is_observed"] and any(msg["value"] is value for value in function.values) for msg in messages]
     return all(drawn) and len(names) == len(function.values) and (one or math.prod(function.batch_shape) == 1)
-
-
-def _kind(msg: Message) -> str:
-    """The word for a block's covariance."""
-    return next((kind for kind, name in SCALE_NAMES.items() if name == msg["infer"][SCALE]), "mean-only")
 
 
 def in_parts(sites: Mapping[str, Message]) -> set[str]:
@@ -171,7 +166,7 @@ def in_parts(sites: Mapping[str, Message]) -> set[str]:
 
 def _has_rows(group: Group, sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> bool:
     """Whether rows are all that there are, or as many as features, so that q can have any mean."""
-    functions = [sites[names[0]]["infer"][FUNCTION] for names in (*group.shared, *group.own)]
+    functions = [info_of(sites[names[0]]).function for names in (*group.shared, *group.own)]
     draws = {id(function) for function in functions}
     about = {n: latents for n, latents in stated.items() if draws & {id(f.source) for f in latents.functions}}
     features = sum(jnp.size(value) for function in functions for value in function.values)
@@ -180,8 +175,8 @@ def _has_rows(group: Group, sites: Mapping[str, Message], stated: Mapping[str, L
 
 def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> Group:
     """A group, with those of its components apart that are of one plate: the plate with the most features."""
-    draws = {id(sites[names[0]]["infer"][FUNCTION]): tuple(names) for names in components}
-    functions = {draw: sites[names[0]]["infer"][FUNCTION] for draw, names in draws.items()}
+    draws = {id(info_of(sites[names[0]]).function): tuple(names) for names in components}
+    functions = {draw: info_of(sites[names[0]]).function for draw, names in draws.items()}
     sums = [[t for t in part.terms if id(t.function.source) in draws] for s in stated.values() for part in s.parts]
     mixed = {id(term.function.source) for terms in sums for term in terms if term.mixing is not None}
     sizes: dict[tuple[int, ...], int] = {}
@@ -243,17 +238,17 @@ class GivenRows:
         end = 0
         for names in group.shared:
             for i, (site, value) in enumerate(zip(names, self._function(names).values, strict=True)):
-                start, end, kind = end, end + jnp.size(value), _kind(sites[site])
+                start, end, kind = end, end + jnp.size(value), info_of(sites[site]).kind
                 if i or kind != "dense":
                     self._independent[site] = Independent(start, end, kind)
         self._q = posterior_given(rows, self._members, list(self._independent.values()))
 
     def _function(self, names: Sequence[str]) -> Function:
-        return self._sites[names[0]]["infer"][FUNCTION]
+        return info_of(self._sites[names[0]]).function
 
     def _rows(self, name: str) -> list[Rows]:
         """What a statement's rows see of the components, and their pseudo-observations."""
-        latents = self._sites[name]["infer"][LATENTS]
+        latents = info_of(self._sites[name]).latents
         draws = {*self._shared, *self._own}
         known = [[t for t in part.terms if id(t.function.source) in draws] for part in latents.parts]
         if not any(known):
@@ -437,11 +432,11 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
     :param msg: its message.
     :param exact: whether the data themselves are these where the likelihood is Gaussian.
     """
-    latents = msg["infer"][LATENTS]
+    latents = info_of(msg).latents
     shape = latents.shape if latents.num_latents == 1 else (latents.num_latents, *latents.shape)
     if not is_observation(msg):
         return _trained(name, shape, lambda: _nothing_yet(latents, shape))
-    likelihood, present, y = msg["infer"][OBSERVATION][0], present_rows(msg), msg["value"]
+    likelihood, present, y = info_of(msg).likelihood, present_rows(msg), msg["value"]
     # What one row of a part stands for.
     share = 1.0 if msg["scale"] is None else msg["scale"]
     if exact and isinstance(likelihood, Gaussian):
@@ -467,7 +462,7 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
 
 def present_rows(msg: Message) -> jax.Array | None:
     """Where the observations of a statement about GP values are present; ``None`` if all are."""
-    _, present, _ = msg["infer"][OBSERVATION]
+    present = info_of(msg).mask
     for mask in (mask_of(msg["fn"]), *getattr(base_of(msg["fn"]), "masks", ())):
         if mask is not True:
             present = mask if present is None else present & mask

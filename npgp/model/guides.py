@@ -56,13 +56,13 @@ from npgp.model.rerun import (
 )
 from npgp.model.sites import (
     CHOSEN,
-    FUNCTION,
     NOTHING,
     ROWS_TRAINED_ON,
-    WHITENED,
     Followed,
     Trained,
+    info_of,
     is_gp_site,
+    is_inducing,
     is_observation,
     traced_inside,
     trained,
@@ -296,7 +296,7 @@ class AutoSparseGP:
         self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any], sampled: dict[str, Numbers]
     ) -> list[Group]:
         """The components whose q is given by the rows of their statements."""
-        draws = {names[0]: sites[names[0]]["infer"][FUNCTION] for names in blocks_of(sites).values()}
+        draws = {names[0]: info_of(sites[names[0]]).function for names in blocks_of(sites).values()}
         after_gp = dependent(self.model, draws, args, kwargs) if len(draws) > 1 else set()
         numbers = {name: numbers.all for name, numbers in sampled.items()}
         parts = self._in_parts | in_parts(sites)
@@ -502,7 +502,7 @@ class AutoSparseGP:
 
         def look():
             sites = survey(self.model, {}, *call(1))
-            size = sum(jnp.size(msg["value"]) for msg in sites.values() if is_gp_site(msg) and WHITENED in msg["infer"])
+            size = sum(jnp.size(msg["value"]) for msg in sites.values() if is_inducing(msg))
             self._in_parts = in_parts(sites)
             found.append((size, any(plate_draws(msg) for msg in sites.values() if msg["type"] == "plate")))
 

@@ -27,7 +27,7 @@ from npgp.model.draw import Moments
 from npgp.model.latent import Latent
 from npgp.model.latents import Latents, as_latents
 from npgp.model.plates import check_plates
-from npgp.model.sites import LATENTS, OBSERVATION, Catch, check_loss, conditional_parameter
+from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, conditional_parameter
 from npgp.observations import Observations, require_possible
 from npgp.sparse.residuals import Residual
 
@@ -289,7 +289,7 @@ def observe(
     if latents.guided and obs is not None:
         return obs  # a guide has no observed sites, and need not compute anything here
     latents.check_drawn()
-    infer = {OBSERVATION: (likelihood, mask, conditional), LATENTS: latents}
+    infer = {INFO: SiteInfo(latents=latents, likelihood=likelihood, mask=mask, conditional=conditional)}
     if obs is not None and context().unseen:
         return numpyro.sample(name, _NoDensity(jnp.zeros(latents.shape)), obs=obs, infer=infer)
     if latents.variational:

@@ -21,7 +21,7 @@ from npgp.likelihoods import Likelihood
 from npgp.model.given_rows import present_rows
 from npgp.model.guides import set_up
 from npgp.model.rerun import AllRows, Hidden
-from npgp.model.sites import FUNCTION, LATENTS, OBSERVATION, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import Trained, info_of, is_gp_site, is_inducing, is_observation, traced_inside, trained
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.operations import Operations
 from npgp.variational.averages import PosteriorMixture
@@ -128,7 +128,7 @@ def function_in(name: str, sites: dict[str, Message], with_q: bool) -> Any:
     :param sites: the model's trace.
     :param with_q: whether a guide gave q; if not, f is taken given the drawn inducing values.
     """
-    components = {s: msg["infer"][FUNCTION] for s, msg in sites.items() if is_gp_site(msg) and FUNCTION in msg["infer"]}
+    components = {s: info_of(msg).function for s, msg in sites.items() if is_inducing(msg)}
     # The prefix of the site's name is the component's, with its scope.
     functions = {site.rsplit(".", 1)[0]: function for site, function in components.items()}
     # Likewise that of its last layer's name is a deep GP's.
@@ -249,11 +249,9 @@ def statement_about(name: str, model: Callable, guide: Callable, params, rng_key
     posterior = function_in(name, sites, with_q=True)
     found = []
     for msg in sites.values():
-        if not (is_observation(msg) and LATENTS in msg["infer"]):
-            continue
-        for part in msg["infer"][LATENTS].parts:
+        for part in info_of(msg).latents.parts if is_observation(msg) else ():
             found += [(msg, part, term) for term in part.terms if term.function.name == name]
-    if len(found) != 1 or found[0][0]["infer"][LATENTS].num_latents != 1 or not found[0][0]["is_observed"]:
+    if len(found) != 1 or info_of(found[0][0]).latents.num_latents != 1 or not found[0][0]["is_observed"]:
         raise ValueError(
             f"{name} is a term of {len(found)} observed latent values; it must be of one, the only one of its rows."
         )
@@ -263,4 +261,4 @@ def statement_about(name: str, model: Callable, guide: Callable, params, rng_key
             f"{name} has a factor, or is several functions, in {msg['name']!r}; it must be one, f(X) alone."
         )
     offset = part.moments().mean - posterior.mean(term.X)
-    return Stated(posterior, term.X, msg["value"], msg["infer"][OBSERVATION][0], offset, present_rows(msg))
+    return Stated(posterior, term.X, msg["value"], info_of(msg).likelihood, offset, present_rows(msg))

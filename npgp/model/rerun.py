@@ -21,7 +21,7 @@ from npgp.contract import (
     random_key,
     take_all,
 )
-from npgp.model.sites import WHITENED, is_gp_site, is_observation
+from npgp.model.sites import is_gp_site, is_observation, is_residual
 
 
 class SameRows(Handler):
@@ -156,7 +156,7 @@ def data_plates(sites: Mapping[str, Message]) -> set[str]:
     names: set[str] = set()
     sizes: set[int] = set()
     for msg in sites.values():
-        if is_observation(msg) or (is_gp_site(msg) and WHITENED not in msg["infer"]):  # or a residual
+        if is_observation(msg) or is_residual(msg):
             names |= {frame.name for frame in frames(msg) if frame.dim == -1}
             sizes |= set(jnp.shape(msg["value"])[-1:])
     for msg in sites.values():

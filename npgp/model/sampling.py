@@ -13,12 +13,12 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.conditionals import Conditional, Prior, as_conditional
-from npgp.contract import random_key, under_predictive
+from npgp.contract import Message, random_key, under_predictive
 from npgp.model.draw import window
 from npgp.model.latent import Latent, Term, as_latent, square_root, times_root
 from npgp.model.latents import Latents
 from npgp.model.plates import check_plates
-from npgp.model.sites import LATENTS, VALUE, Catch, Q, check_loss, conditional_parameter, in_automatic_guide
+from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, conditional_parameter, in_automatic_guide, info_of
 from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace
 
@@ -164,10 +164,8 @@ def _of(latent: Latent, functions: list[Any]) -> Latent:
     return Latent(tuple(terms), latent.offset)
 
 
-def _noise(
-    site: str, latents: Latents, shape: tuple[int, ...], scale: ArrayLike
-) -> tuple[jax.Array, dict[str, Any] | None]:
-    """The residual's noise, which has standard deviation ``scale`` under q; and the site's ``infer``, if it is one."""
+def _noise(site: str, latents: Latents, shape: tuple[int, ...], scale: ArrayLike) -> tuple[jax.Array, Message | None]:
+    """The residual's noise, which has standard deviation ``scale`` under q; and the site's message, if it is one."""
     if not latents.variational and under_predictive(site):
         # Under Predictive: a residual sampled at the training rows must not be taken for one at these.
         key = random_key(site)
@@ -176,8 +174,8 @@ def _noise(
         return jax.random.normal(key, shape), None
     fn = dist.Normal(jnp.zeros(shape), scale if latents.guided else 1.0)
     with (catch := Catch("sample")):
-        z = numpyro.sample(site, fn, infer={Q: None, LATENTS: latents})
-    return z, catch.message["infer"]
+        z = numpyro.sample(site, fn, infer={INFO: SiteInfo(latents=latents)})
+    return z, catch.message
 
 
 def _joint_values(
@@ -185,8 +183,8 @@ def _joint_values(
 ) -> jax.Array:
     """f at rows from the drawn ε, values sampled before, and the residual's noise; later values are to know of them."""
     f: Any = term.function
-    z, infer = _noise(site, latents, shape, scale)
-    known = None if infer is None or latents.fixed else infer.get(VALUE)
+    z, msg = _noise(site, latents, shape, scale)
+    known = None if msg is None or latents.fixed else info_of(msg).value
     if known is not None:
         value, f.source.sampled = known
         return value
@@ -195,6 +193,7 @@ def _joint_values(
     z = jnp.reshape(z, given.mean.shape)
     value = given.mean + times_root(root, z, True)
     f.remember(term.X, root, given.weights, z, f.residual_blocks(mean_only))
-    if infer is not None and in_automatic_guide():
-        infer[VALUE] = value, f.source.sampled  # the model takes them from here, with no second projection
+    if msg is not None and in_automatic_guide():
+        # The model takes them from here, with no second projection.
+        msg["infer"][INFO] = replace(info_of(msg), value=(value, f.source.sampled))
     return value

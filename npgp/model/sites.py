@@ -11,6 +11,7 @@ model, which is complete by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -35,26 +36,42 @@ from npgp.contract import (
     replayed,
 )
 
-# Keys of a site's ``infer`` dict.
+#: The key of a site's ``infer`` dict, the only one of this library's, whose value is a :class:`SiteInfo`.
+INFO = "npgp"
 
-#: Marks the latent sites of this library; holds q in a guide, and in the model under SVI.
-Q = "npgp"
-#: The draw that a site belongs to, for the model to share with the automatic guide, and for :func:`npgp.posterior`.
-FUNCTION = "npgp.function"
-#: Suffix of the parameter that is q's scale; ``None`` if it has none.
-SCALE = "npgp.scale"
-#: Of a site: ``substitute`` gave its value in guide or model.
-SUBSTITUTED = "npgp.substituted"
-#: Marks observations of GP values; their likelihood, mask and conditional.
-OBSERVATION = "npgp.observation"
-#: The GP values that a statement is about, for the automatic guide to see which components meet.
-LATENTS = "npgp.latents"
-#: Whether the parameters of q are those of whitened values.
-WHITENED = "npgp.whitened"
-#: Of a residual's site: the GP values that the automatic guide has computed from it.
-VALUE = "npgp.value"
-#: Of an observed site: its rows were one event, and are a dimension of the batch that no plate counts.
-ROWS_OF_EVENT = "npgp.rows_of_event"
+
+@dataclass(frozen=True, eq=False)
+class SiteInfo:
+    """
+    What a site is: inducing values, the noise that a residual is sampled with, or observations of GP values.
+
+    :param kind: of inducing values, the covariance that q has; ``None`` for other sites.
+    :param q: of inducing values, in a guide, and in the model under SVI.
+    :param whitened: whether the parameters of q are those of whitened values.
+    :param function: the draw that inducing values belong to, for the model to share with the automatic guide, and for
+        :func:`npgp.posterior`; ``None`` in guides by hand.
+    :param substituted: whether ``substitute`` gave the value in guide or model.
+    :param latents: the GP values that a statement is about, for the automatic guide to see which components meet.
+    :param value: of a residual's noise, the GP values that the automatic guide has computed from it.
+    :param likelihood: of observations.
+    :param mask: likewise.
+    :param conditional: likewise; ``None`` for other sites.
+    """
+
+    kind: Any = None
+    q: Any = None
+    whitened: bool = True
+    function: Any = None
+    substituted: bool = False
+    latents: Any = None
+    value: Any = None
+    likelihood: Any = None
+    mask: Any = None
+    conditional: Conditional | None = None
+
+
+#: What every other site is.
+NO_INFO = SiteInfo()
 
 #: The entry of trained parameters that has the rows trained on, where q(ε) is the posterior given these.
 ROWS_TRAINED_ON = "auto_rows"
@@ -78,14 +95,29 @@ def conditional_parameter(name: str, conditional: Conditional) -> jax.Array | No
     return numpyro.param(f"{name}.{suffix}", start, constraint=constraint)
 
 
+def info_of(msg: Message) -> SiteInfo:
+    """What a message says of its site."""
+    return (msg.get("infer") or {}).get(INFO, NO_INFO)
+
+
 def is_gp_site(msg: Message) -> bool:
     """Whether a message is one of this library's latent sites, which a guide for the rest of the model leaves out."""
-    return msg["type"] == "sample" and Q in (msg.get("infer") or {})
+    return msg["type"] == "sample" and (info := info_of(msg)) is not NO_INFO and info.conditional is None
+
+
+def is_inducing(msg: Message) -> bool:
+    """Whether a site has the inducing values of a draw, or a block of them."""
+    return msg["type"] == "sample" and info_of(msg).kind is not None
+
+
+def is_residual(msg: Message) -> bool:
+    """Whether a site has the noise that a residual is sampled with."""
+    return is_gp_site(msg) and not is_inducing(msg)
 
 
 def is_observation(msg: Message) -> bool:
     """Whether a message is an observation of GP values, which is no latent site even where no data are given."""
-    return msg["type"] == "sample" and OBSERVATION in (msg.get("infer") or {})
+    return msg["type"] == "sample" and info_of(msg).conditional is not None
 
 
 class Catch(Handler):
@@ -151,15 +183,15 @@ def approximation(site: str, msg: Message) -> Any:
     """
     if msg["is_observed"]:
         return None
-    q, source, value = msg["infer"].get(Q), replayed(site), given_by(handlers.substitute, site)
+    q, source, value = info_of(msg).q, replayed(site), given_by(handlers.substitute, site)
     if source == {} and value is None and losses_around():
         raise ValueError(
             f"{msg['name']} is not drawn by the guide; it must draw what the model draws: call the component's "
             "guide() in it, or take npgp.AutoSparseGP(model)."
         )
     if value is not None:
-        msg["infer"][SUBSTITUTED] = True
-    if source is not None and (source.get("infer") or {}).get(Q) is not None:
+        msg["infer"][INFO] = replace(info_of(msg), substituted=True)
+    if source is not None and info_of(source).q is not None:
         if value is not None and msg["value"] is not value:
             raise ValueError(lost(msg["name"]))
         if q is None:
@@ -182,7 +214,7 @@ def lost(name: str) -> str:
 def fixed_beside(site: str, msg: Message) -> bool:
     """Whether a site has a fixed value, by ``do`` or ``condition``, in a model for which the guide has q of it."""
     source = replayed(site) if msg["is_observed"] else None
-    return source is not None and (source.get("infer") or {}).get(Q) is not None
+    return source is not None and info_of(source).q is not None
 
 
 #: Losses that are minus an expectation of log densities.

@@ -32,19 +32,17 @@ from npgp.model.pseudo_data import (
 )
 from npgp.model.sites import (
     CHOSEN,
-    FUNCTION,
+    INFO,
     NOTHING,
-    SCALE,
-    SUBSTITUTED,
-    WHITENED,
     Catch,
     Followed,
-    Q,
+    SiteInfo,
     approximation,
     check_draw_context,
     fixed_beside,
     followed,
     in_automatic_guide,
+    info_of,
     shared_part,
     trained,
 )
@@ -290,8 +288,8 @@ class SparseGP:
             with (catch := Catch("sample")):
                 priors.append(_Prior(block.size))
                 fn = priors[-1] if q_block is None else q_block
-                infer = {Q: q_block, WHITENED: self.whitened, SCALE: SCALE_NAMES.get(kind)}
-                value = _stated(site, fn, infer)
+                info = SiteInfo(kind=kind, q=q_block, whitened=self.whitened)
+                value = _stated(site, fn, {INFO: info})
             check_draw_context(site, catch.message)
             messages.append(catch.message)
             values.append(_check_block_shape(site, value, block))
@@ -304,7 +302,7 @@ class SparseGP:
                 for value, block in zip(values, q, strict=True)
             ]
             fixed = any(message["is_observed"] for message in messages)
-        from_guide = messages[0]["infer"].get(FUNCTION)
+        from_guide = info_of(messages[0]).function
         if from_guide is not None:
             cache = from_guide.cache
         if shared and not (self._chosen or context().unseen):
@@ -312,12 +310,12 @@ class SparseGP:
             cache.prepare()
         function = Function(self.name, tuple(values), None if q[0] is None else tuple(q), guided, cache)
         function.fixed, function.component = fixed, self
-        function.substituted = next((m["name"] for m in messages if m["infer"].get(SUBSTITUTED)), None)
+        function.substituted = next((m["name"] for m in messages if info_of(m).substituted), None)
         if self._chosen:
             function.choose = partial(self._choose, own=priors[0].drawn or function.q is not None)
         for message in messages:
             # A hand-written guide may hold another kernel: only the automatic one shares its factorization.
-            message["infer"][FUNCTION] = function if shared else None
+            message["infer"][INFO] = replace(info_of(message), function=function if shared else None)
         return function
 
     def _choose(self, function: Function, X: RowsLike, own: bool) -> None:

@@ -14,7 +14,8 @@ from npgp.model.coupling import like_rows, plate_members
 from npgp.model.gaussians import Site, bijection, sites_beside
 from npgp.model.given_rows import Group
 from npgp.model.rerun import data_plates, observed_sites
-from npgp.model.sites import CHOSEN, SCALE, WHITENED, is_gp_site, is_observation
+from npgp.model.sites import CHOSEN, info_of, is_gp_site, is_inducing, is_observation
+from npgp.variational.blocks import SCALE_NAMES
 
 __all__ = ["Structure"]
 
@@ -57,7 +58,7 @@ class Structure:
         :param own: whether the guide of the other sites is npgp's own.
         """
         latent = {n: msg for n, msg in sites.items() if msg["type"] == "sample" and not msg["is_observed"]}
-        whitened = {n: msg["infer"][WHITENED] for n, msg in latent.items() if WHITENED in msg["infer"]}
+        whitened = {n: info_of(msg).whitened for n, msg in latent.items() if is_inducing(msg)}
         others = tuple(n for n, msg in latent.items() if not (is_gp_site(msg) or is_observation(msg)))
         without_bijection = {}
         for name in others:
@@ -69,7 +70,7 @@ class Structure:
         plates, observed = data_plates(sites), observed_sites(sites)
         return cls(
             whitened,
-            {name: latent[name]["infer"][SCALE] for name in whitened},
+            {name: SCALE_NAMES.get(info_of(latent[name]).kind) for name in whitened},
             others,
             {name: frame.name for name in others for frame in frames(latent[name]) if frame.name in plates},
             observed,

@@ -19,7 +19,7 @@ likelihood. That evidence itself may lie above or below the GP's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, cast
 
 import jax
@@ -37,16 +37,14 @@ from npgp.model.draw import Draw, Given, Moments, Points
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.row_params import row_param
 from npgp.model.sites import (
-    FUNCTION,
-    SCALE,
-    SUBSTITUTED,
-    WHITENED,
+    INFO,
     Catch,
-    Q,
+    SiteInfo,
     approximation,
     check_draw_context,
     followed,
     in_automatic_guide,
+    info_of,
 )
 from npgp.neighbors.mean_field import MeanFieldNormal
 from npgp.neighbors.nngp import NNGP
@@ -209,7 +207,7 @@ class VNNGP:
         q = _approximate(self, t) if guided else None
         with (catch := Catch("sample")):
             fn = self.prior() if q is None else q.q
-            value = numpyro.sample(self.site, fn, infer={Q: q, WHITENED: True, SCALE: "scale"})
+            value = numpyro.sample(self.site, fn, infer={INFO: SiteInfo(kind="diagonal", q=q)})
         check_draw_context(self.site, catch.message)
         if around := frames(catch.message):
             plate = around[0].name
@@ -223,8 +221,9 @@ class VNNGP:
                 "guide, or the posterior samples, were made with others."
             )
         function = NeighborFunction(self, value, q, guided)
-        function.substituted = self.site if catch.message["infer"].get(SUBSTITUTED) else None
-        catch.message["infer"][FUNCTION] = function if shared else None
+        info = info_of(catch.message)
+        function.substituted = self.site if info.substituted else None
+        catch.message["infer"][INFO] = replace(info, function=function if shared else None)
         return function
 
 

@@ -23,7 +23,7 @@ from npgp.model.function import Function
 from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.rerun import is_latent
-from npgp.model.sites import FUNCTION, Q, Trained, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import Trained, info_of, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.sparse.projection import Projector
 from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
@@ -211,7 +211,7 @@ def check_posterior(
         values = traced_inside(given)
         guide_key, model_key = jax.random.split(key)
         log_q, drawn = log_density(Trained(handlers.seed(guide, guide_key), values), args, kwargs, {})
-        approximate = {name: site["infer"].get(Q) for name, site in drawn.items() if is_gp_site(site)}
+        approximate = {name: info_of(site).q for name, site in drawn.items() if is_gp_site(site)}
         for name, q in approximate.items():
             if not (q is None or isinstance(q, BlockNormal)):
                 raise NotImplementedError(
@@ -268,7 +268,7 @@ def too_few_points(svi: SVI, params: Mapping[str, Any], args: tuple, kwargs: dic
     def cost() -> jax.Array:
         values = traced_inside(params)
         drawn = handlers.trace(Trained(handlers.seed(svi.guide, 0), values)).get_trace(*args, **kwargs)
-        if not any(isinstance(site["infer"].get(Q), BlockNormal) for site in drawn.values() if is_gp_site(site)):
+        if not any(isinstance(info_of(site).q, BlockNormal) for site in drawn.values() if is_gp_site(site)):
             return jnp.zeros(())
         model = handlers.seed(handlers.replay(svi.model, drawn), 1)
         return _residual_cost(handlers.trace(Trained(model, values)).get_trace(*args, **kwargs))
@@ -287,7 +287,7 @@ def _jitter_share(sites: dict[str, Message]) -> jax.Array:
     """The most that jitter added to an inducing value's variance, over the least noise variance; 0 without noise."""
     likelihoods = [fn.likelihood for fn, _ in _observations(sites)]
     noise = [jnp.min(jnp.asarray(p.variance)) for p in likelihoods if isinstance(p, Gaussian)]
-    drawn = {id(f): f for f in (site["infer"].get(FUNCTION) for site in sites.values() if is_gp_site(site))}
+    drawn = {id(f): f for f in (info_of(site).function for site in sites.values() if is_gp_site(site))}
     projectors = [f.cache.projector for f in drawn.values() if isinstance(f, Function)]
     added = [jnp.max(projector.each(Projector.most_jitter)) for projector in projectors]
     if not (noise and added):
