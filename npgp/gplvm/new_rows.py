@@ -179,7 +179,7 @@ def infer_latents(
     start: ArrayLike | None = None,
     num_starts: int = 32,
     num_modes: int = 8,
-    full: bool = False,
+    full: bool = True,
     num_nodes: int = 32,
     num_steps: int = 500,
     tolerance: float = 1e-4,
@@ -213,7 +213,8 @@ def infer_latents(
     :param start: a further place to start from, (Q,) or one for each row (B, Q).
     :param num_starts: number of candidates to start from, for each row.
     :param num_modes: most optima of q(x*) that are looked for, for each row.
-    :param full: whether q(x*) has a full covariance; independent coordinates if not.
+    :param full: whether q(x*) has a full covariance; independent coordinates if not. These are too narrow where entries
+        are missing: what is present then determines some directions of x* far better than others.
     :param num_nodes: nodes for the expectation under q(x*), at least: pairs of opposite nodes along random axes, exact
         for cubics.
     :param num_steps: most evaluations of the bound, and of ``p(y*, x*)`` before.

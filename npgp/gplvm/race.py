@@ -424,6 +424,7 @@ def _all_rows(start: Start, params, posterior: Posterior, Y: np.ndarray, present
         candidates=params["x.loc"],
         num_starts=4,
         num_modes=1,
+        full=False,
     )
     whole = dict(params)
     for name, values in (("x.loc", found.loc), ("x.scale", found.scale)):

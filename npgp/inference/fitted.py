@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -28,6 +29,8 @@ from npgp.variational.averages import PosteriorMixture
 
 __all__ = ["Inference", "infer"]
 
+#: Arguments of ``fit`` that are none of the model's.
+FIT_OPTIONS = frozenset(inspect.signature(fit).parameters) - {"svi", "rng_key", "args", "kwargs"}
 #: So many draws of a model are simulated at once.
 AT_ONCE = 50
 
@@ -233,7 +236,11 @@ def infer(
         for the number that the model says.
     :param kwargs: keyword arguments of the model, observations among them.
     :raises ValueError: as :func:`npgp.fit` does.
+    :raises TypeError: for an option of :func:`npgp.fit` among the model's arguments.
     """
+    for name in kwargs:
+        if name in FIT_OPTIONS:
+            raise TypeError(f"{name} is an option of npgp.fit, and cannot be an argument of the model: {_where(name)}.")
     guide = AutoSparseGP(model) if guide is None else guide
     svi = SVI(model, guide, adam(0.05), TraceMeanField_ELBO(num_particles=4))
     options = dict(options or {})
@@ -256,6 +263,13 @@ def infer(
         if start is None:
             return fitted
         options["init_params"] = start
+
+
+def _where(option: str) -> str:
+    """Where to give an option of :func:`npgp.fit` that was given to :func:`infer` by its name."""
+    if option in ("steps", "num_steps"):
+        return "infer trains until the posterior has arrived, and npgp.fit for a number of steps"
+    return f"write options={{{option!r}: ...}}"
 
 
 def _with_more_points(

@@ -134,6 +134,8 @@ class Data:
         self.source = args[0] if args and isinstance(args[0], Source) else None
         args = args[0 if self.source is None else 1 :]
         for option, name in (("indices", indices), ("steps", steps)):
+            if not isinstance(name, str | None):
+                raise TypeError(f"{option} is {checks.shown(name)}; it must be the name of an argument of the model.")
             if name in kwargs or (name is not None and option == "steps" and name == indices):
                 raise ValueError(f"{option}={name!r} names an argument that is given as well.")
         for x in jax.tree.leaves((args, kwargs)):

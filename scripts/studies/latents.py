@@ -274,7 +274,8 @@ def reconstruction(args: argparse.Namespace, missing: float, guide: str, seed: i
     prior = None
     if guide == "point":
         prior = dist.Normal(jnp.mean(loc, 0), FLAT * jnp.std(loc, 0) + 1e-6).to_event(1)
-    how = {"mask": masks[1], "offset": offset, "prior": prior, "candidates": loc}
+    # Independent coordinates, as in the guides.
+    how = {"mask": masks[1], "offset": offset, "prior": prior, "candidates": loc, "full": False}
     ways = {
         guide if guide != "amortized" else "amortized, inferred": infer_latents(posterior, likelihood, parts[1], **how)
     }

@@ -159,6 +159,15 @@ def test_points_grow_until_they_are_enough(tmp_path):
     np.testing.assert_array_equal(again.posterior("f", draws=200).mean(X_NEW), f.mean(X_NEW))
 
 
+def test_options_of_fit_are_no_arguments_of_the_model():
+    with pytest.raises(TypeError, match="^num_steps is an option of npgp.fit.* npgp.fit for a number of steps"):
+        npgp.infer(model, KEY, X, y=Y, num_steps=100)
+    with pytest.raises(TypeError, match="^progress is an option of npgp.fit.* options={'progress': "):
+        npgp.infer(model, KEY, X, y=Y, progress=False)
+    with pytest.raises(TypeError, match="^steps is 100; it must be the name of an argument"):
+        npgp.infer(model, KEY, X, y=Y, options={"steps": 100})
+
+
 def test_points_that_cannot_grow():
     with pytest.raises(ValueError, match="grow is 0"):
         npgp.infer(with_points(2), KEY, X, y=Y, options=QUICK, grow=0.0)
