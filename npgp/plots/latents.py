@@ -52,7 +52,7 @@ def plot_latents(
     :param scale: of means, their standard deviations, (N, Q); ``None`` for no bars.
     :param relevance: of means, that of each dimension, (Q,); the two largest are shown, the largest across.
     :param labels: classes 0, 1, …, (N,), and negative numbers for rows without one; one color if omitted.
-    :param class_names: what to call them.
+    :param class_names: names of the classes 0, 1, ….
     :param title: of the figure.
     :param background: what is drawn in gray behind the points, the darker the larger (by its square root if nowhere
         negative): a function from points (G, 2) of the plane that is shown to values (G,), or increasing coordinates
@@ -77,6 +77,10 @@ def plot_latents(
     scale = None if scale is None else shaped("scale", scale, mean.shape)
     relevance = shaped("relevance", relevance, mean.shape[1:])
     labels = None if labels is None else shaped("labels", labels, mean.shape[:1])
+    if class_names is not None and labels is not None and np.max(labels) >= len(class_names):
+        raise ValueError(
+            f"class_names has {len(class_names)} names, and labels the class {np.max(labels)}; classes count from 0."
+        )
     across, up = np.argsort(-relevance, kind="stable")[:2]
     figure, ax = subplots(figsize=(6.4, 5.4))
     for name, rows, color, marker in _classes(labels, class_names, len(mean)):

@@ -150,6 +150,11 @@ def test_latents_of_other_shapes_are_refused(arguments, words):
         plots.plot_latents(*arguments)
 
 
+def test_each_class_of_latents_has_a_name():
+    with pytest.raises(ValueError, match="class_names has 1 names, and labels the class 1"):
+        plots.plot_latents(np.zeros((2, 2)), None, [1.0, 1.0], [0, 1], class_names=["one"])
+
+
 def test_relevance_is_sorted():
     fits = {"prior": [0.2, 1.0, 0.5], "tight": [1.0, 0.0, 0.1]}
     (ax,) = check(plots.plot_relevance(fits, threshold=0.1))
