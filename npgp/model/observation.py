@@ -121,6 +121,11 @@ class LatentObservation(KeepsIntermediates, Stackable):
         C, sd = self.likelihood.num_latents, jnp.sqrt(jnp.maximum(variance + residual, 0.0))
         y, *_ = self.observations(value).filled(mean, variance)
         present = True if self.mask_ is None else np.asarray(self.mask_)
+        if not np.all(np.isfinite(np.where(present, mean + sd, 0.0))):
+            return (
+                "f itself is NaN or infinite there: a term beside it, such as the logarithm of an exposure of 0, or a "
+                "hyperparameter is not finite."
+            )
         reach = np.arcsinh(quadrature.MOST_REACH[mean.dtype.name])
         each = np.sinh(np.linspace(-reach, reach, {1: 97, 2: 17}.get(C, 7)))
         steps = sorted(itertools.product(each, repeat=C), key=np.linalg.norm) if C < 4 else []

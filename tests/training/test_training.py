@@ -301,6 +301,17 @@ def test_the_likelihood_that_is_not_finite_is_named(fn, words):
         fit(svi, KEY, 3, rows, np.full(12, 0.2), progress=False)
 
 
+def test_an_offset_that_is_not_finite_is_named():
+    def model(X, exposure, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(1.0), X[::3]).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X) + jnp.log(exposure), npgp.Poisson(), obs=y)
+
+    svi = SVI(model, npgp.AutoSparseGP(model), adam(0.05, 3), TraceMeanField_ELBO())
+    with pytest.raises(NonFiniteLossError, match="y: f itself is NaN or infinite there: .* an exposure of 0"):
+        fit(svi, KEY, 3, np.linspace(0.0, 6.0, 12)[:, None], np.arange(12.0), np.ones(12), progress=False)
+
+
 def test_non_finite_inputs_are_refused():
     bad = Y.copy()
     bad[[3, 7]] = np.nan, -np.inf
