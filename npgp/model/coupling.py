@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer.autoguide import (
@@ -33,7 +32,6 @@ from numpyro.infer.autoguide import (
     AutoMultivariateNormal,
 )
 
-from npgp import checks, linalg
 from npgp.context import under
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
 from npgp.model.gaussians import Gaussians, bijection
@@ -45,30 +43,6 @@ from npgp.programs.operations import Operations
 MANY = 200
 #: sites of at most so many entries are taken, if nothing else is said.
 FEW = 50
-
-# ---------------------------------------------------------------------------------------------------------------
-# The mean
-
-
-def checked_values(t: ArrayLike) -> jax.Array:
-    """t as a user gives it."""
-    values = checks.to_device(t, "t", jnp.result_type(float))
-    if values.ndim != 1:
-        raise ValueError(f"t has shape {values.shape}; it must be a vector (T,) of the values that q(ε) follows.")
-    return values
-
-
-def coupled_mean(name: str, loc: jax.Array, C: jax.Array, t: jax.Array) -> jax.Array:
-    """``m + C t``; the name is that of C."""
-    return loc + linear(name, C, t)
-
-
-def linear(name: str, C: jax.Array, t: jax.Array) -> jax.Array:
-    """``C t`` of C (..., T), whose name is that of the parameter."""
-    if jnp.shape(C)[-1] != t.shape[0]:
-        raise ValueError(f"{name} has shape {jnp.shape(C)}, but t has {t.shape[0]} values.")
-    return linalg.matmul(C, t)
-
 
 # ---------------------------------------------------------------------------------------------------------------
 # What a guide says of a site

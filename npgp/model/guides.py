@@ -42,7 +42,6 @@ from npgp.model.given_rows import (
     said_of_rows,
 )
 from npgp.model.latent import NoArray
-from npgp.model.pseudo_data import PSEUDO_DATA, has_pseudo_data
 from npgp.model.rerun import (
     AllRows,
     Hidden,
@@ -71,6 +70,7 @@ from npgp.model.structure import Structure, UnknownRows
 from npgp.model.trained_rows import TrainedRows
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
+from npgp.variational.parameterizations import COUPLING, LOC, PSEUDO_DATA, has_pseudo_data
 
 __all__ = ["AutoSparseGP"]
 
@@ -605,7 +605,7 @@ class AutoSparseGP:
         structure = self._known_by_now("median")
         found = self._of_parts("median", "median(params, ...)", (params,), args, kwargs)
         blocks = self._blocks("median", params)
-        found |= {site: params[f"{site}.loc"] for site in blocks if not self._of_kernel(params, site)}
+        found |= {site: params[f"{site}.{LOC}"] for site in blocks if not self._of_kernel(params, site)}
         given_data = [site for site in blocks if self._of_kernel(params, site)]
         if not given_data:
             return found
@@ -644,12 +644,12 @@ class AutoSparseGP:
         sizes = {} if self._coupling is None else self._coupling.sizes
         R = correlations(self._all_parts(), params, sizes)
         for site in self._blocks("quantiles", params):
-            loc, suffix = params[f"{site}.loc"], structure.scales[site]
+            loc, suffix = params[f"{site}.{LOC}"], structure.scales[site]
             scale = 1.0 if suffix is None else params[f"{site}.{suffix}"]
             if suffix == "scale_tril":
                 scale = jnp.linalg.norm(scale, axis=-1)
             if sizes:
-                C = params[f"{site}.coupling"]
+                C = params[f"{site}.{COUPLING}"]
                 scale = jnp.sqrt(jnp.square(scale) + jnp.sum(linalg.matmul(C, R) * C, axis=-1))
             found[site] = normal_quantiles(loc, scale, levels)
         return found
@@ -709,7 +709,7 @@ class AutoSparseGP:
                     f"{method}: the parameters of {site} are unwhitened, so the {method} of its values depends on the "
                     "kernel; use npgp.posterior(...).q."
                 )
-            suffixes: list[Any] = ["loc", structure.scales[site], coupled and "coupling"]
+            suffixes: list[Any] = [LOC, structure.scales[site], coupled and COUPLING]
             if self._of_kernel(params, site):
                 suffixes = list(PSEUDO_DATA) if has_pseudo_data(params, site) else []
             for name in (f"{site}.{suffix}" for suffix in suffixes if suffix):

@@ -21,15 +21,8 @@ from npgp.functionals.rows import RowsLike
 from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
-from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.function import Cache, Function, without_row_dim
 from npgp.model.plates import plate_shape
-from npgp.model.pseudo_data import (
-    PSEUDO_DATA,
-    declare_pseudo_data,
-    given_pseudo_data,
-    has_pseudo_data,
-)
 from npgp.model.sites import (
     CHOSEN,
     INFO,
@@ -48,13 +41,15 @@ from npgp.model.sites import (
 )
 from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projector
-from npgp.variational.blocks import (
-    SCALE_CONSTRAINTS,
-    SCALE_NAMES,
-    BlockNormal,
-    DiagonalNormal,
-    WhitenedPrior,
-    block_normal,
+from npgp.variational.blocks import SCALE_NAMES, BlockNormal, DiagonalNormal, WhitenedPrior
+from npgp.variational.parameterizations import (
+    LOC,
+    PSEUDO_DATA,
+    Block,
+    checked_values,
+    has_pseudo_data,
+    site_names,
+    trained_values,
 )
 from npgp.variational.posterior import Posterior
 from npgp.variational.structure import check_covariances
@@ -135,9 +130,7 @@ class SparseGP:
     @property
     def sites(self) -> tuple[str, ...]:
         """Names of the whitened sites: ``name.u``, ``name.v`` for a second block, ``name.u1`` … for more."""
-        count = len(self.inducing)
-        suffixes = ("u", "v")[:count] if count <= 2 else tuple(f"u{i + 1}" for i in range(count))
-        return tuple(f"{self.name}.{suffix}" for suffix in suffixes)
+        return site_names(self.name, len(self.inducing))
 
     def _layout(self) -> list[tuple[str, InducingBlock, str]]:
         """Site, inducing block and covariance structure of each block."""
@@ -193,29 +186,26 @@ class SparseGP:
         plates = self._plates(params, prefix)
         projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
         q = []
-        for i, (site, _, kind) in enumerate(self._layout()):
-            if has_pseudo_data(params, f"{prefix}{site}"):
-                factor, diagonal = _in_plates(projector, i, plates)
-                q.append(without_row_dim(given_pseudo_data(f"{prefix}{site}", kind, factor, t, params, diagonal)))
-                continue
-            names = [f"{prefix}{site}.loc"] + ([f"{prefix}{site}.{SCALE_NAMES[kind]}"] if kind in SCALE_NAMES else [])
-            names += [] if t is None else [f"{prefix}{site}.coupling"]
-            missing = [name for name in names if name not in params]
-            if missing:
-                raise KeyError(f"params has no {missing[0]!r}, which the approximate posterior of {self.name} needs.")
-            arrays = [params[name] for name in names]
-            loc, scale = arrays[0], arrays[1] if kind in SCALE_NAMES else None
-            if t is not None:
-                loc = coupled_mean(names[-1], loc, arrays[-1], t)
-            L = None if self.whitened else _matrix_in_plates(projector, i, plates)
-            q.append(without_row_dim(_whitened_block(kind, loc, scale, L)))
+        for block in self._blocks(plates, lambda: projector):
+            site = f"{prefix}{block.site}"
+            read = trained_values(params, site, self.name)
+            q.append(without_row_dim(block.q(read, t, has_pseudo_data(params, site))))
         return Posterior(projector, tuple(q))
 
     def _plates(self, params: dict[str, jax.Array], prefix: str) -> tuple[int, ...]:
         """Shape of the plates that f is drawn in, from its parameters."""
         first = f"{prefix}{self.sites[0]}"
-        values = params.get(f"{first}.{PSEUDO_DATA[0]}", params.get(f"{first}.loc"))
+        values = params.get(f"{first}.{PSEUDO_DATA[0]}", params.get(f"{first}.{LOC}"))
         return () if values is None else jnp.shape(values)[:-1]
+
+    def _blocks(self, plates: tuple[int, ...], projector: Callable[[], Projector | Members]) -> list[Block]:
+        """What the parameters of each block are of, with the factors that a projector has."""
+        return [
+            Block(
+                site, block.size, kind, self.init_scale, self.whitened, plates, partial(_factor, projector, i, plates)
+            )
+            for i, (site, block, kind) in enumerate(self._layout())
+        ]
 
     def params(self, q: Sequence[BlockNormal], prefix: str = "") -> dict[str, jax.Array]:
         """
@@ -236,7 +226,7 @@ class SparseGP:
         factors: Sequence[jax.Array | None] = [None] * len(self.inducing)
         if not self.whitened:
             projector = factorize_members(self.kernel, self.inducing, plates, self.jitter)
-            factors = [_matrix_in_plates(projector, i, plates) for i in range(len(self.inducing))]
+            factors = [block.matrix() for block in self._blocks(plates, lambda: projector)]
         kinds = [block.kind for block in q]
         sizes = [block.event_shape[0] for block in q]
         if kinds != list(self.covariances or ()) or sizes != [block.size for block in self.inducing]:
@@ -248,7 +238,7 @@ class SparseGP:
             # Rows have a dimension of size 1 in the batch.
             batch = (*q_block.batch_shape, 1) if q_block.batch_shape else ()
             loc = jnp.reshape(q_block.loc, (*batch, block.size))
-            params[f"{prefix}{site}.loc"] = loc if L is None else linalg.matmul(L, loc[..., None])[..., 0]
+            params[f"{prefix}{site}.{LOC}"] = loc if L is None else linalg.matmul(L, loc[..., None])[..., 0]
             if q_block.learned:
                 if q_block.kind == "diagonal" and L is not None:
                     raise ValueError(f"{self.name} has unwhitened diagonal blocks, which are another family than q's.")
@@ -274,21 +264,16 @@ class SparseGP:
         values, q, messages, fixed, priors = [], [], [], False, []
         plates, parts = plate_shape(), [shared_part(site) if guided and shared else None for site in self.sites]
         cache = Cache(self.kernel, self.inducing, plates, self.jitter) if parts[0] is None else parts[0].cache
-        for i, (site, block, kind) in enumerate(self._layout()):
-            q_block = None
-            part = parts[i]
+        for block, part in zip(self._blocks(plates, lambda: cache.projector), parts, strict=True):
+            site, q_block = block.site, None
             if part is not None:
                 q_block = part.block
-            elif guided and follows.pseudo_data and self.whitened and kind != "mean-only":
-                factor, diagonal = _in_plates(cache.projector, i, plates)
-                q_block = declare_pseudo_data(site, block, kind, self.init_scale, factor, follows.t, diagonal)
             elif guided:
-                L = None if self.whitened else _matrix_in_plates(cache.projector, i, plates)
-                q_block = _declare_block(site, block, kind, self.init_scale, L, follows.t)
+                q_block = block.q(partial(_declared, site), follows.t, follows.pseudo_data)
             with (catch := Catch("sample")):
                 priors.append(_Prior(block.size))
                 fn = priors[-1] if q_block is None else q_block
-                info = SiteInfo(kind=kind, q=q_block, whitened=self.whitened)
+                info = SiteInfo(kind=block.kind, q=q_block, whitened=self.whitened)
                 value = _stated(site, fn, {INFO: info})
             check_draw_context(site, catch.message)
             messages.append(catch.message)
@@ -365,60 +350,22 @@ def _stated_points(name: str, init: Callable[[jax.Array], jax.Array]) -> jax.Arr
     return lax.stop_gradient(numpyro.param(name, init, **{CHOSEN: True}))
 
 
-def _in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> tuple[jax.Array, bool]:
+def _factor(projector: Callable[[], Projector | Members], i: int, plates: tuple[int, ...]) -> tuple[jax.Array, bool]:
     """
     The factor of block i, and whether it is a diagonal. Where functions have one each, it has the plates' axes in
     front, with that of rows.
     """
-    L = projector.cholesky[i]
-    if not projector.batch_shape:
+    at_hand = projector()
+    L, batch = at_hand.cholesky[i], at_hand.batch_shape
+    if not batch:
         return L, L.ndim == 1
-    own = L.shape[len(projector.batch_shape) :]
-    return jnp.broadcast_to(L.reshape(*projector.batch_shape, 1, *own), (*plates, *own)), len(own) == 1
+    own = L.shape[len(batch) :]
+    return jnp.broadcast_to(L.reshape(*batch, 1, *own), (*plates, *own)), len(own) == 1
 
 
-def _matrix_in_plates(projector: Projector | Members, i: int, plates: tuple[int, ...]) -> jax.Array:
-    L, diagonal = _in_plates(projector, i, plates)
-    return linalg.diagonal_matrix(L) if diagonal else L
-
-
-def _whitened_block(kind: str, loc: jax.Array, scale: jax.Array | None, L: jax.Array | None) -> BlockNormal:
-    """q(ε) of one block; parameters are unwhitened if its Cholesky factor L is given."""
-    if L is not None:
-        loc = linalg.solve_lower(L, loc[..., None])[..., 0]
-        if kind == "diagonal":
-            assert scale is not None
-            kind, scale = "dense", linalg.diagonal_matrix(scale)
-        scale = None if scale is None else linalg.solve_lower(L, scale)
-    return block_normal(kind, loc, scale)
-
-
-def _declare_block(
-    site: str, block: InducingBlock, kind: str, init_scale: float, L: jax.Array | None, t: jax.Array | None
-) -> BlockNormal:
-    """q(ε) of one block, with its parameters declared; their batch is that of the enclosing plates."""
-    dtype = jnp.result_type(float)
-    loc = numpyro.param(f"{site}.loc", jnp.zeros((*plate_shape(), block.size), dtype))
-    if jnp.shape(loc)[-1:] != (block.size,):
-        raise ValueError(
-            f"{site}.loc has shape {jnp.shape(loc)}; its last axis must be the block's {block.size} inducing features: "
-            "parameters of other inducing features cannot be used."
-        )
-    shape = jnp.shape(loc)
-    if t is not None:
-        name = f"{site}.coupling"
-        loc = coupled_mean(name, loc, numpyro.param(name, jnp.zeros((*shape, t.shape[0]), dtype)), t)
-    if kind == "mean-only":
-        return _whitened_block(kind, loc, None, L)
-    prior = jnp.eye(block.size, dtype=dtype) if L is None else L.astype(dtype)
-    prior = prior if kind == "dense" else linalg.diagonal(prior)
-    own = prior.shape[-2:] if kind == "dense" else prior.shape[-1:]
-    scale = init_scale * jnp.broadcast_to(prior, (*shape[:-1], *own))
-    name = SCALE_NAMES[kind]
-    value = numpyro.param(f"{site}.{name}", scale, constraint=SCALE_CONSTRAINTS[name])
-    if jnp.shape(value)[-len(own) :] != own:
-        raise ValueError(f"{site}.{name} has shape {jnp.shape(value)}; it must be {own}, or a batch of these.")
-    return _whitened_block(kind, loc, value, L)
+def _declared(site: str, part: str, start: Callable[[], jax.Array], constraint: Any) -> jax.Array:
+    """A parameter of a site, declared in the enclosing plates."""
+    return numpyro.param(f"{site}.{part}", start(), constraint=constraint)
 
 
 def _stated(site: str, fn: Any, infer: dict[str, Any]) -> jax.Array:
@@ -434,7 +381,7 @@ def _stated(site: str, fn: Any, infer: dict[str, Any]) -> jax.Array:
         ) from None
 
 
-def _check_block_shape(site: str, value: jax.Array, block: InducingBlock) -> jax.Array:
+def _check_block_shape(site: str, value: jax.Array, block: Block) -> jax.Array:
     shape = jnp.shape(value)
     if shape[-1:] != (block.size,) or (len(shape) > 1 and shape[-2] != 1):
         raise ValueError(

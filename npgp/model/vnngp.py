@@ -32,7 +32,6 @@ from numpyro.distributions import constraints
 from npgp import checks, linalg
 from npgp.contract import frames, random_key, under_predictive
 from npgp.kernels import Kernel
-from npgp.model.coupling import checked_values, coupled_mean
 from npgp.model.draw import Draw, Given, Moments, Points
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.model.row_params import row_param
@@ -51,6 +50,7 @@ from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
 from npgp.neighbors.search import Neighbors, repeated_sites
 from npgp.sparse.groups import Groups
+from npgp.variational.parameterizations import COUPLING, LOC, checked_values, linear, trained_values
 
 __all__ = ["VNNGP", "NeighborFunction"]
 
@@ -190,13 +190,10 @@ class VNNGP:
         :param t: as for :meth:`npgp.SparseGP.posterior`.
         :raises KeyError: if the parameters of q(u) are not among them.
         """
-        names = [f"{prefix}{self.site}.{part}" for part in ("loc", "scale", *(["coupling"] if t is not None else []))]
-        for name in names:
-            if name not in params:
-                raise KeyError(f"params has no {name!r}, which the approximate posterior of {self.name} needs.")
-        loc, scale = (params[name] for name in names[:2])
+        read: Any = trained_values(params, f"{prefix}{self.site}", self.name)
+        loc, scale, *C = (read(part, None, None) for part in (LOC, "scale", *([] if t is None else [COUPLING])))
         if t is not None:
-            loc = coupled_mean(names[2], loc, params[names[2]], checked_values(t))
+            loc = loc + linear(f"{prefix}{self.site}.{COUPLING}", C[0], checked_values(t))
         return self._posterior(loc, scale)
 
     def _posterior(self, loc: jax.Array, scale: jax.Array) -> NeighborPosterior:
@@ -262,7 +259,7 @@ def _approximate(gp: VNNGP, t: jax.Array | None) -> Approximation:
             assert t is not None
             return jnp.zeros((gp.size, t.shape[0]), gp.inducing.dtype)
 
-        return {"loc": loc, "scale": scale, "coupling": coupling}[part]
+        return {LOC: loc, "scale": scale, COUPLING: coupling}[part]
 
     def table(part: str, rows: jax.Array | None) -> jax.Array:
         constraint = constraints.softplus_positive if part == "scale" else constraints.real
@@ -277,8 +274,8 @@ def _approximate(gp: VNNGP, t: jax.Array | None) -> Approximation:
         return values
 
     def mean(rows: jax.Array | None) -> jax.Array:
-        loc = table("loc", rows)
-        return loc if t is None else coupled_mean(f"{gp.site}.coupling", loc, table("coupling", rows), t)
+        loc = table(LOC, rows)
+        return loc if t is None else loc + linear(f"{gp.site}.{COUPLING}", table(COUPLING, rows), t)
 
     # Predictive, and functions that return the posterior, need all inducing values.
     if gp.batch_size is None or under_predictive(gp.site):

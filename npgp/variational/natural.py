@@ -22,7 +22,6 @@ Steps of a q(ε) given pseudo-data, whose m and S depend on a draw, are in site_
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -38,8 +37,9 @@ from numpyro.optim import Minimize, optax_to_numpyro
 from npgp import checks, linalg
 from npgp.contract import Optimizer
 from npgp.variational import site_steps
-from npgp.variational.blocks import SCALE_CONSTRAINTS
+from npgp.variational.blocks import SCALE_CONSTRAINTS, SCALE_NAMES
 from npgp.variational.losses import in_two, value_and_grads
+from npgp.variational.parameterizations import LOC, parts
 
 __all__ = ["natural_gradient"]
 
@@ -47,9 +47,6 @@ __all__ = ["natural_gradient"]
 MAX_HALVINGS = 12
 #: Rise of the loss that may be rounding, relative to the loss and the dtype's resolution.
 ROUNDING = 100.0
-
-#: Names of the sites of :class:`~npgp.SparseGP`.
-_SITE = re.compile(r"\.(u\d*|v)$")
 
 
 def natural_gradient(
@@ -172,7 +169,7 @@ class _NaturalGradient(Optimizer):
             finite = jnp.isfinite(output[0]) & _all_finite(self.others.get_params(rest) if rest else {})
             return output, (count + 1, (q, averages, rest)), finite
         given_data = site_steps.sites_of(q)
-        blocks = _find_blocks(q, _site_names(q), given_data)
+        blocks = _find_blocks(q, self.sites, given_data)
         if averages and forward_mode:
             raise ValueError(
                 f"natural_gradient steps {next(iter(averages))!r}, which is given by pseudo-data, by reverse-mode "
@@ -258,10 +255,6 @@ def _as_optimizer(others: Any) -> Any:
     )
 
 
-def _site_names(params: Collection[str]) -> list[str]:
-    return [name.removesuffix(".loc") for name in params if name.endswith(".loc")]
-
-
 def _find_blocks(
     params: dict[str, Any], sites: Collection[str] | None, given_data: Collection[str]
 ) -> dict[str, str | None]:
@@ -269,28 +262,29 @@ def _find_blocks(
     The name of each block's mean, and that of its scale: ``None`` for a block that moves the mean only. Sites given by
     pseudo-data have neither.
     """
-    found = [site for site in _site_names(params) if _SITE.search(site)] if sites is None else sites
-    found = [site for site in found if site not in given_data]
+    found = parts(params, sites)
     blocks: dict[str, str | None] = {}
-    for site in found:
-        loc = f"{site}.loc"
-        if loc not in params:
+    for site in found if sites is None else sites:
+        loc, own = f"{site}.{LOC}", found.get(site, {})
+        if site in given_data or (sites is None and LOC not in own):
+            continue
+        if LOC not in own:
             raise ValueError(f"sites has {site!r}, but there is no parameter {loc!r} among {sorted(params)}.")
-        shape = jnp.shape(params[loc])
-        scales = [f"{site}.{kind}" for kind in SCALE_CONSTRAINTS if f"{site}.{kind}" in params]
-        for name in scales:
-            expected = shape + shape[-1:] if name.endswith(".scale_tril") else shape
-            if len(scales) > 1 or not shape or jnp.shape(params[name]) != expected:
+        shape = jnp.shape(own[LOC])
+        scales = [part for part in SCALE_CONSTRAINTS if part in own]
+        for part in scales:
+            expected = shape + shape[-1:] if part == SCALE_NAMES["dense"] else shape
+            if len(scales) > 1 or not shape or jnp.shape(own[part]) != expected:
                 raise ValueError(
-                    f"{loc} has shape {shape} and {name} shape {jnp.shape(params[name])} (unconstrained); natural "
+                    f"{loc} has shape {shape} and {site}.{part} shape {jnp.shape(own[part])} (unconstrained); natural "
                     "gradients are for loc (..., M) with scale_tril (..., M, M) or scale (..., M) as SparseGP declares."
                 )
-        blocks[loc] = scales[0] if scales else None
+        blocks[loc] = f"{site}.{scales[0]}" if scales else None
     return blocks
 
 
 def _transform(name: str):
-    return biject_to(SCALE_CONSTRAINTS[name.rsplit(".", 1)[1]])
+    return biject_to(SCALE_CONSTRAINTS[name.rpartition(".")[2]])
 
 
 def _scale(name: str | None, params: dict[str, Any], loc: str) -> jax.Array:

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to, constraints
 
 from npgp import linalg
+from npgp.variational.parameterizations import parts
 from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES, precision_root
 from npgp.variational.reports import Slot
 
@@ -47,7 +48,7 @@ _positive = biject_to(constraints.positive)
 
 def sites_of(params: Mapping[str, Any]) -> list[str]:
     """The sites given by pseudo-data."""
-    return [name.removesuffix(f".{VALUES}") for name in params if name.endswith(f".{VALUES}")]
+    return [site for site, own in parts(params).items() if VALUES in own]
 
 
 def held(site: str, params: Mapping[str, Any]) -> list[str]:
@@ -55,8 +56,7 @@ def held(site: str, params: Mapping[str, Any]) -> list[str]:
     The parameters of a site that steps are about, by name. The unit stays as it is: were it to move, so would all
     values. What goes with t is not among them: a single draw of t says too little of it.
     """
-    names = (f"{site}.{suffix}" for suffix in (VALUES, SCALE, LOWER, UNIT))
-    return [name for name in names if name in params]
+    return [name for part in (VALUES, SCALE, LOWER, UNIT) if (name := f"{site}.{part}") in params]
 
 
 # ---------------------------------------------------------------------------------------------------------------
