@@ -220,8 +220,9 @@ def observed(
         if not broadcast or not broadcasts(present.shape, y.shape):
             raise ValueError(f"{mask_name} has shape {present.shape}; it must be that of {name}, {y.shape}.")
         present = (jnp if is_traced(present) else np).broadcast_to(present, y.shape)
-    if not is_traced(y) and not is_traced(present):
-        require_finite(np.asarray(y)[np.asarray(present)], name)
+    if not is_traced(y) and not is_traced(present) and not np.all(np.isfinite(np.asarray(y)[np.asarray(present)])):
+        where = "infinite entries" if isinstance(mask, str) else f"NaN or infinite entries where {mask_name} is True"
+        raise ValueError(f"{name} has {where}; only missing entries may be so.")
     return y, present
 
 

@@ -421,17 +421,27 @@ def _described(x: Any) -> str:
 
 
 def check_arrays(args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise for masked arrays of NumPy, whose mask would be lost; warn of numbers that merge in JAX's precision."""
+    """
+    Raise for arrays of text and objects, and for masked arrays of NumPy, whose mask would be lost; warn of numbers that
+    merge in JAX's precision.
+    """
     for name, value in _named(args, kwargs):
-        for x in filter(is_array, jax.tree.leaves(value)):
+        for x in jax.tree.leaves(value):
+            if isinstance(x, np.ndarray) and x.dtype.kind in "USOMm":
+                raise TypeError(
+                    f"{name} has dtype {x.dtype}; arrays must be of numbers (np.unique(x, return_inverse=True)[1] "
+                    "numbers the categories of x)."
+                )
+            if not is_array(x):
+                continue
             checks.require_unmasked(x, name)
             checks.warn_if_merged(x, name)
 
 
 def _require_arrays(args: tuple, kwargs: dict[str, Any], rows: int) -> None:
     """
-    Raise ``TypeError`` for tables, lists of numbers and arrays of objects as long as the data, or of any length without
-    arrays: batches cannot be cut from them.
+    Raise ``TypeError`` for tables and lists of numbers as long as the data, or of any length without arrays: batches
+    cannot be cut from them.
     """
     for name, value in _named(args, kwargs):
         for x in jax.tree.leaves(value, is_leaf=_is_list_of_numbers):

@@ -129,13 +129,19 @@ def in_batches(X, y, batch_size=4, by_hand=False, **options):
         (Table(INPUTS), Table(TARGETS), r"args\[0\] has a Table of 8 rows"),
         (INPUTS, Table(TARGETS), r"args\[1\] has a Table of 8 rows"),
         (np.asarray(INPUTS).tolist(), TARGETS, r"args\[0\] has a list of 8 rows"),
-        (INPUTS, np.asarray(TARGETS).astype(object), r"args\[1\] has a ndarray of 8 rows"),
     ],
-    ids=["tables", "y", "lists", "objects"],
+    ids=["tables", "y", "lists"],
 )
 def test_batches_are_cut_from_arrays(X, y, what):
     with pytest.raises(TypeError, match=what + "; it must be an array of numbers for batch_size to cut"):
         in_batches(X, y)
+
+
+@pytest.mark.parametrize("kind", [object, str])
+def test_arrays_are_of_numbers(kind):
+    for size in (4, None):
+        with pytest.raises(TypeError, match=r"^args\[1\] has dtype .*; arrays must be of numbers"):
+            in_batches(INPUTS, np.asarray(TARGETS).astype(kind), size)
 
 
 def test_lists_of_other_lengths_are_no_data():
