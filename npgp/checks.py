@@ -385,6 +385,26 @@ def random_key(key: Any, name: str = "rng_key", advice: str = "") -> jax.Array:
     return key
 
 
+def host_generator(rng_key: jax.Array) -> np.random.Generator:
+    """
+    A NumPy generator whose numbers a key decides.
+
+    ``jax.random.key(0)`` has the numbers of ``np.random.default_rng(0)``.
+
+    :param rng_key: a JAX random key.
+    :raises TypeError: for anything else, such as a seed.
+    """
+    random_key(rng_key)
+    with jax.ensure_compile_time_eval():
+        return np.random.default_rng(np.asarray(jax.random.key_data(rng_key)).ravel().tolist())
+
+
+def known_key() -> jax.Array:
+    """The key 0 with numbers that can be seen, inside ``jit`` too: for choices that are not the user's."""
+    with jax.ensure_compile_time_eval():
+        return jax.random.key(0)
+
+
 #: What to do where a distribution is drawn from without a key.
 WITHOUT_SEED = ", as handlers.seed(model, rng_seed=0) gives one to a model that runs by itself"
 

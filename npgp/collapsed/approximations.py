@@ -33,6 +33,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
+from npgp.checks import known_key
 from npgp.collapsed.any_likelihood import Estimate, estimate
 from npgp.collapsed.searched import warn_unless_arrived
 from npgp.collapsed.vif import VecchiaNoise, VIFPosterior
@@ -41,7 +42,6 @@ from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
 from npgp.functionals.rows import Functionals, RowsLike, as_rows
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import known_key
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.neighbors.search import Neighbors, needed, neighbors_of

@@ -27,12 +27,12 @@ from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
 from npgp import checks, linalg
+from npgp.checks import host_generator, known_key
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
 from npgp.conditionals import Conditional, Prior, Tight, as_conditional
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import host_generator, known_key
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
 from npgp.observations import Observations

@@ -16,8 +16,8 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks
+from npgp.checks import host_generator
 from npgp.datasets._oil import OilFlow
-from npgp.keys import host_generator
 
 HOMOGENEOUS, ANNULAR, STRATIFIED = 0, 1, 2
 

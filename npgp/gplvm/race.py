@@ -32,6 +32,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 from scipy.special import ndtri
 
 from npgp import checks, training
+from npgp.checks import host_generator
 from npgp.conditionals import Conditional
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
 from npgp.gplvm.layouts import FEW, MANY, Sheets, begin, checked
@@ -40,7 +41,6 @@ from npgp.gplvm.new_rows import infer_latents
 from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, relevance
 from npgp.gplvm.start import Start, pca_start
 from npgp.kernels import RBF, Kernel
-from npgp.keys import host_generator
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.base import impossible, without_missing
 from npgp.training import lbfgs

@@ -9,8 +9,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks
+from npgp.checks import host_generator
 from npgp.features import InducingBlock
-from npgp.keys import host_generator
 
 __all__ = ["Start", "pca_start", "random_start"]
 

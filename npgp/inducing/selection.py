@@ -18,10 +18,10 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
+from npgp.checks import host_generator
 from npgp.chunks import map_chunks
 from npgp.features import InducingBlock, as_block
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import host_generator, require_key
 from npgp.sparse.kmeans import kmeans_centers
 from npgp.sparse.projection import factorize
 
@@ -55,7 +55,7 @@ def random_subset(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
     :raises TypeError: for inputs that are not floating.
     :raises ValueError: for inputs of another shape, without rows or with NaN, and for a size above N.
     """
-    require_key(rng_key)
+    checks.random_key(rng_key)
     X = checks.inputs(X)
     return jax.random.choice(rng_key, X, (_check_size(size, X.shape[0]),), replace=False)
 
@@ -287,7 +287,7 @@ def greedy_fit(
         known not to be positive, for a size above N, for fewer than one candidate, and if X has fewer different rows.
         Where X is traced and that cannot be seen, the points that do not exist are NaN.
     """
-    require_key(rng_key)
+    checks.random_key(rng_key)
     X = checks.inputs(X)
     N = X.shape[0]
     size = _check_size(size, N)

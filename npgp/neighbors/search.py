@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from npgp import checks
+from npgp.checks import host_generator
 from npgp.kernels import Kernel, as_kernel
-from npgp.keys import host_generator
 from npgp.neighbors.correlated import most_correlated, with_projections
 from npgp.pytrees import pytree
 

@@ -20,8 +20,8 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks, products
+from npgp.checks import host_generator
 from npgp.functionals.rows import RowsLike, as_rows, mean_points
-from npgp.keys import host_generator
 from npgp.pytrees import pytree
 from npgp.sparse.kmeans import kmeans_centers
 

@@ -15,8 +15,8 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.svi import SVIState
 
 from npgp import checks
+from npgp.checks import host_generator
 from npgp.contract import Handler, Message, constrained, unconstrained
-from npgp.keys import host_generator
 from npgp.model.gaussians import Points
 from npgp.model.guides import AutoSparseGP
 from npgp.neighbors.search import Neighbors

@@ -19,7 +19,7 @@ ROOT = Path(npgp.__file__).parent
 FLOORS = [
     {"context", "contract", "optional", "pytrees"},
     {"programs"},
-    {"batches", "checks", "densities", "keys", "products"},
+    {"batches", "checks", "densities", "products"},
     {"triangular"},
     {"linalg", "chunks"},
     {"kernels"},

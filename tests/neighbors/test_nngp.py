@@ -468,7 +468,7 @@ def test_what_cannot_be_a_model_is_refused():
     neighbors = nearest_before(x, 3)
     refused("ordering is 'maximin'; it must be one of 'given', 'coordinate'", nearest_before, x, 3, ordering="maximin")
     refused("rng_key is missing: the order 'random' needs one", nearest_before, x, 3, ordering="random")
-    refused("rng_key is 0; it must be a JAX random key", order_sites, x, "random", rng_key=0, error=TypeError)
+    refused("rng_key is 0; it must be a random key", order_sites, x, "random", rng_key=0, error=TypeError)
     refused("size is 0; it must be at least 1", nearest_before, x, 0)
     refused("size is 2.5; it must be a whole number", nearest_before, x, 2.5, error=TypeError)
     refused("size is 25; it must be at most 24", nearest, x, x, 25)
