@@ -350,8 +350,7 @@ def _check_groups(method: str, groups: object, rows: int) -> None:
         raise ValueError(f"groups is given, but method is {method!r}; only 'pitc' and power EP have groups.")
     if not isinstance(groups, Groups):
         raise ValueError(f"groups is {groups!r}; it must be npgp Groups, such as npgp.sparse.median_split(X, size).")
-    if groups.num_rows != rows:
-        raise ValueError(f"groups is a partition of {groups.num_rows} rows, but X has {rows} rows.")
+    groups.of_rows(rows, "X has")
 
 
 @pytree

@@ -24,7 +24,7 @@ from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of
 from npgp.collapsed.words import count, nats
 from npgp.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.features import InducingBlock
-from npgp.functionals.rows import Functionals, Rows, RowsLike, as_rows
+from npgp.functionals.rows import Rows, RowsLike, as_rows
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
@@ -184,7 +184,7 @@ def certificate(
     ratio = np.asarray(found["ratio"])
     advice = advise(problem, structure, conditionals[best], best, scalable[best], ratio, upper - lower)
     lengthscales = None
-    if has_lengthscale(gp.kernel) and not isinstance(X, Functionals):  # which have no neighbors
+    if has_lengthscale(gp.kernel, X):
         precision = np.broadcast_to(1.0 / np.asarray(gp.noise_variance), (N,))
         lengthscales = of_observations(gp.kernel, gp.blocks, X, np.asarray(problem.y), precision, jitter=jitter)
     return Certificate(lower, upper, bounds, exact, N, float(found["rounding"]), advice, lengthscales)

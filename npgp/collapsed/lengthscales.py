@@ -9,6 +9,7 @@ here the evidence of neighboring rows is computed without inducing features, at 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ import numpy as np
 
 from npgp.collapsed.words import count, nats
 from npgp.features import InducingBlock
+from npgp.functionals.rows import Functionals, Rows
 from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
 from npgp.sparse.groups import median_split
@@ -96,7 +98,7 @@ class ShorterLengthscales:
 def of_observations(
     kernel: Kernel,
     blocks: tuple[InducingBlock, ...],
-    X: jax.Array,
+    X: Any,
     target: np.ndarray,
     precision: np.ndarray,
     *,
@@ -160,9 +162,10 @@ def _unexplained(kernel: Kernel, blocks: tuple[InducingBlock, ...], X: jax.Array
     return jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
 
 
-def has_lengthscale(kernel: Kernel) -> bool:
-    """Return whether some term or factor of a kernel has a lengthscale."""
-    return any(map(_is_lengthscale, (path for path, _ in jax.tree_util.tree_leaves_with_path(kernel))))
+def has_lengthscale(kernel: Kernel, X: Rows) -> bool:
+    """Whether shorter lengthscales can be looked at: of a kernel that has any, and of rows that have neighbors."""
+    leaves = jax.tree_util.tree_leaves_with_path(kernel)
+    return not isinstance(X, Functionals) and any(_is_lengthscale(path) for path, _ in leaves)
 
 
 def _is_lengthscale(path: tuple) -> bool:

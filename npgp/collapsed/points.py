@@ -26,7 +26,7 @@ from npgp.collapsed.lengthscales import MOST_POINTS, ShorterLengthscales, has_le
 from npgp.collapsed.words import count, nats
 from npgp.conditionals import Tight
 from npgp.features import InducingBlock, Points
-from npgp.functionals.rows import Functionals, Rows, RowsLike, as_rows, points_of
+from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, as_rows, points_of, some
 from npgp.inducing.selection import greedy_rows
 from npgp.kernels import Kernel
 from npgp.likelihoods import Likelihood, as_likelihood
@@ -192,7 +192,7 @@ def enough_points(
     target, precision = _gaussian_observations(observed, posterior, X)
     approximate, kernel = likelihood.proof != "gaussian", posterior.projector.kernel
     shorter = None
-    if has_lengthscale(kernel) and not isinstance(X, Functionals):  # which have no neighbors
+    if has_lengthscale(kernel, X):
         blocks = posterior.projector.blocks
         shorter = of_observations(kernel, blocks, X, target, precision, approximate=approximate)
     rows = _some_rows(X, target, precision)
@@ -222,8 +222,8 @@ def _some_rows(X: Rows, target: np.ndarray, precision: np.ndarray) -> _Rows:
     weight = max(1.0, len(rows) / MOST_ROWS)
     if len(rows) > MOST_ROWS:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST_ROWS, replace=False))
-    some = X.take(rows) if isinstance(X, Functionals) else X[rows]
-    return _Rows(some, jnp.asarray(target[rows]), jnp.asarray(weight * precision[rows]), jnp.asarray(weight, X.dtype))
+    chosen = some(apart(X), rows)
+    return _Rows(chosen, jnp.asarray(target[rows]), jnp.asarray(weight * precision[rows]), jnp.asarray(weight, X.dtype))
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -126,6 +126,8 @@ class Conditional:
 
     parameter: ClassVar[Parameter | None] = None
     needs_all_rows: ClassVar[bool] = False
+    #: Whether the residual under q is its prior, so that blocks which move the mean only are no part of it.
+    is_prior: ClassVar[bool] = False
 
     def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
         """

@@ -33,6 +33,15 @@ class Consecutive:
 
     size: int = static(1)
 
+    def __str__(self) -> str:
+        return str(self.size)
+
+    def of_rows(self, num_rows: int) -> Groups:
+        """The groups of so many rows."""
+        if num_rows % self.size:
+            raise ValueError(f"groups is {self.size}; it must divide the {num_rows} rows.")
+        return consecutive(num_rows, self.size)
+
 
 @pytree
 @dataclass(frozen=True, eq=False)
@@ -85,25 +94,16 @@ class Grouped(Tight):
         object.__setattr__(self, "groups", Consecutive(size))
 
     def __repr__(self) -> str:
-        if isinstance(self.groups, Groups):
-            return f"Grouped({self.groups.count} groups of {self.groups.num_rows} rows)"
-        return f"Grouped({self.groups.size if isinstance(self.groups, Consecutive) else ''})"
+        return f"Grouped({'' if self.groups is None else self.groups})"
 
     def partition(self, num_rows: int) -> Groups:
-        groups = self.groups
+        groups: Any = self.groups
         if groups is None:
             raise ValueError(
                 "conditional='grouped' needs groups: npgp.conditionals.Grouped(npgp.sparse.median_split(X, size)), or "
                 "npgp.conditionals.Grouped(g) where each g consecutive rows are a group."
             )
-        if isinstance(groups, Consecutive):
-            if num_rows % groups.size:
-                raise ValueError(f"groups is {groups.size}; it must divide the {num_rows} rows.")
-            return consecutive(num_rows, groups.size)
-        assert isinstance(groups, Groups)  # a number has become Consecutive
-        if groups.num_rows != num_rows:
-            raise ValueError(f"groups is a partition of {groups.num_rows} rows, but there are {num_rows} rows.")
-        return groups
+        return groups.of_rows(num_rows)  # type: ignore[no-any-return]
 
     def for_inputs(self, X: Any, num_features: int) -> Grouped:
         if self.groups is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,8 @@ class Prior(Conditional):
 
     Source: Titsias 2009; Hensman, Fusi & Lawrence 2013.
     """
+
+    is_prior: ClassVar[bool] = True
 
     def row_terms(self, rows: ObservedRows, parameter: ArrayLike | None = None) -> jax.Array:
         return rows.expected_log_prob(rows.residual.variance)

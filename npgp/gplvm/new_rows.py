@@ -37,7 +37,6 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.chunks import map_chunks
-from npgp.features import Points
 from npgp.gplvm.expectations import affordable, normal_rule, spread
 from npgp.gplvm.latent_search import Modes, Problem, find_modes
 from npgp.likelihoods import Likelihood, as_likelihood
@@ -291,7 +290,7 @@ def _check_origins(
 ) -> tuple[jax.Array, jax.Array | None, dist.Distribution]:
     """Candidates (C, Q), the row's own start (B, Q), and the prior."""
     first = posterior.projector.blocks[0]
-    inducing = first.inputs if isinstance(first, Points) else None
+    inducing = getattr(first, "inputs", None)
     if candidates is not None:
         candidates = checks.inputs(candidates, "candidates")
     if prior is not None and (not isinstance(prior, dist.Distribution) or len(prior.event_shape) != 1):

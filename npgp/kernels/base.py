@@ -80,6 +80,11 @@ class Kernel(ByName):
         """
         return any(kernel.wants_double for kernel in _inner(self))
 
+    @property
+    def has_white_noise(self) -> bool:
+        """Whether it is a :class:`~npgp.kernels.White`, or has one."""
+        return any(kernel.has_white_noise for kernel in _inner(self))
+
     def level_columns(self, columns: int) -> frozenset[int]:
         """Columns, among so many, that hold levels here: numbers of outputs, which are labels and no inputs."""
         return frozenset().union(*(kernel.level_columns(columns) for kernel in _inner(self)))

@@ -234,6 +234,10 @@ class White(Kernel):
     def differentiable(self) -> bool:
         return False
 
+    @property
+    def has_white_noise(self) -> bool:
+        return True
+
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         raise NotImplementedError("White has no random features: white noise has no continuous paths.")
 
@@ -244,7 +248,7 @@ def warn_of_white_noise(kernel: Kernel, gp: str) -> None:
 
     :param gp: what the message calls the GP.
     """
-    if any(isinstance(k, White) for k in jax.tree.leaves(kernel, is_leaf=lambda k: isinstance(k, White))):
+    if kernel.has_white_noise:
         warnings.warn(
             f"the kernel of {gp} has a White, which inducing features cannot learn: bounds and predictions are far "
             "off. Leave it out and add its variance to the likelihood's noise, as in npgp.Gaussian(variance=...).",

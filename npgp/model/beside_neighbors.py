@@ -11,7 +11,7 @@ the statement's values and likelihood; guides, conditionals and plates see nothi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -71,29 +71,27 @@ def beside_neighbors(
     for own, near in zip(latent.terms, values.terms, strict=True):
         here.append(_points(own, N))
         there.append(jax.tree.map(lambda x: x.reshape(N, k, x.shape[-1]), _points(near, N * k)))
-        assert isinstance(own.function, Function)
-        kernels.append(own.function.projector.kernel)
+        kernels.append(cast(Function, own.function).projector.kernel)
     weights, variance, _ = conditional_weights(_left(kernels), (here, noise), (there, noise_near), mask, 0.0)
     residual = jnp.where(mask, y, 0.0) - jnp.broadcast_to(values.offset, (N * k,)).reshape(N, k)
     offset = latent.offset + jnp.sum(weights * residual, axis=1)
     left = jnp.zeros_like(variance) if observed else variance - noise
     terms = []
     for own, (_, A, scale), (_, A_near, scale_near) in zip(latent.terms, here, there, strict=True):
-        assert isinstance(own.function, Function)
+        function = cast(Function, own.function)
         rows = scale * A - jnp.einsum("nk,nkm->nm", weights * scale_near[..., 0], A_near)
         prior = jnp.sum(jnp.square(rows), axis=1) + left
-        sizes = [block.size for block in own.function.projector.blocks]
+        sizes = [block.size for block in function.projector.blocks]
         blocks = tuple(jnp.split(rows.T, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]))
-        function = FunctionBesideNeighbors(own.function, Projection(blocks, prior))
-        terms.append(Term(jnp.ones((), rows.dtype), function, own.X))
+        beside = FunctionBesideNeighbors(function, Projection(blocks, prior))
+        terms.append(Term(jnp.ones((), rows.dtype), beside, own.X))
         left = jnp.zeros_like(left)
     return Latent(tuple(terms), offset), Gaussian(variance=variance) if observed else likelihood
 
 
 def _points(term: Term, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Inputs, projections on all blocks and the term's factor, each with rows first."""
-    assert isinstance(term.function, Function)
-    A = jnp.concatenate(term.function.project(term.X).A).T
+    A = jnp.concatenate(cast(Function, term.function).project(term.X).A).T
     return term.X, A, jnp.broadcast_to(term.scale, (rows,))[:, None]
 
 

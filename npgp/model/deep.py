@@ -15,7 +15,6 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.conditionals import Conditional
-from npgp.features import Points
 from npgp.kernels import Kernel
 from npgp.model.function import Function
 from npgp.model.latent import Latent, NoArray
@@ -212,7 +211,7 @@ class DeepGP:
 
 def _columns(blocks: Sequence[Any]) -> int | None:
     """Columns of the inducing inputs; ``None`` where all blocks are of other features."""
-    return next((block.inputs.shape[-1] for block in blocks if isinstance(block, Points)), None)
+    return next((block.inputs.shape[-1] for block in blocks if hasattr(block, "inputs")), None)
 
 
 class DeepFunction(NoArray):

@@ -25,7 +25,6 @@ from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projection, Projector
 from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
-from npgp.variational.joint import JointBlock
 from npgp.variational.posterior import Posterior
 
 __all__ = ["Function"]
@@ -186,7 +185,7 @@ class Function(Draw, NoArray):
     def shared(self, X: Any) -> jax.Array | None:
         q = self._q
         block = None if q is None else q[0]
-        return block.factor_times(self.project(X).A[0]) if isinstance(block, JointBlock) else None
+        return block.factor_times(self.project(X).A[0]) if block is not None and block.joint else None
 
     def _moments(self, X: Any, shared: bool) -> Moments:
         projection, q = self.project(X), self._q
@@ -194,7 +193,7 @@ class Function(Draw, NoArray):
             mean, none = whitened_mean(projection, self._values), jnp.zeros_like(projection.prior_variance)
             return Moments(mean, none, projection.residual_variance())
         mean = whitened_mean(projection, [block.loc for block in q])
-        own = [i for i, block in enumerate(q) if shared or not isinstance(block, JointBlock)]
+        own = [i for i, block in enumerate(q) if shared or not block.joint]
         parts = Projection(tuple(projection.A[i] for i in own), projection.prior_variance)
         variance = whitened_variance(parts, [q[i] for i in own])
         return Moments(mean, variance, projection.residual_variance(learned_blocks(q)))

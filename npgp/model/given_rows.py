@@ -40,7 +40,7 @@ from npgp.model.function import Cache, Function
 from npgp.model.latent import Latent, Term
 from npgp.model.latents import Latents
 from npgp.model.sites import info_of, is_inducing, is_observation, is_scaled
-from npgp.sparse.ragged import MemberRows, Places
+from npgp.sparse.ragged import Places
 from npgp.variational.blocks import BlockNormal, block_normal
 from npgp.variational.joint import JointBlock
 from npgp.variational.row_posterior import Independent, Rows, posterior_given
@@ -191,7 +191,7 @@ def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], state
             together = {*own, draw}
             # In long format the rows of two components may be of different members.
             chosen = [[t for t in terms if id(t.function.source) in together] for terms in sums]
-            places = [{id(t.X.places) for t in terms if isinstance(t.X, MemberRows)} for terms in chosen]
+            places = [{id(t.places) for t in terms if t.places is not None} for terms in chosen]
             if all(len(of_sum) < 2 for of_sum in places):
                 own.append(draw)
     shared = (names for draw, names in draws.items() if draw not in own)
@@ -366,7 +366,7 @@ def _scale(term: Term, shape: tuple[int, ...]) -> jax.Array:
 def _projections(term: Term) -> list[jax.Array]:
     """A_i of each block; batch + (M_i, N), or row by row (M_i, N) of chosen functions."""
     function = cast(Function, term.function)
-    return list(function.points(term.X).A if isinstance(term.X, MemberRows) else function.project(term.X).A)
+    return list(function.points(term.X).A if term.places is not None else function.project(term.X).A)
 
 
 def _members_of(function: Function, shape: tuple[int, ...]) -> np.ndarray:
@@ -387,8 +387,8 @@ def seen_by_rows(term: Term, shape: tuple[int, ...]) -> jax.Array:
     count = math.prod(function.batch_shape)
     found = []
     for A in _projections(term):
-        if isinstance(term.X, MemberRows):
-            which = jax.nn.one_hot(term.X.places.group, count, axis=0, dtype=A.dtype)[None, :, None]
+        if term.places is not None:
+            which = jax.nn.one_hot(term.places.group, count, axis=0, dtype=A.dtype)[None, :, None]
         elif term.mixing is not None:
             which = term.mixing[:, :, None, None]
         elif function.batch_shape:
@@ -409,8 +409,8 @@ def seen_of_members(term: Term, shape: tuple[int, ...]) -> tuple[jax.Array, jax.
     """
     function, scale = cast(Function, term.function.source), _scale(term, shape)[:, None]
     projections = _projections(term)
-    if isinstance(term.X, MemberRows):
-        return scale * jnp.concatenate(projections, axis=-2)[None], None, term.X.places
+    if term.places is not None:
+        return scale * jnp.concatenate(projections, axis=-2)[None], None, term.places
     members = _members_of(function, shape)
     count = math.prod(function.batch_shape)
     A = jnp.concatenate(projections, axis=-2)

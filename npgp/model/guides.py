@@ -730,7 +730,7 @@ def set_up(guide: Any, args: tuple, kwargs: dict[str, Any]) -> None:
     """
     if is_traced(jax.device_put(0.0)) or not any(map(_keeps, _made_of(guide))):
         return
-    call = guide.of_other_sites if isinstance(guide, AutoSparseGP) else guide
+    call = getattr(guide, "of_other_sites", guide)
     with one_model_at_a_time, Hidden(), handlers.mask(mask=False):  # no density is wanted
         handlers.seed(call, 0)(*args, **kwargs)
 

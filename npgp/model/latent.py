@@ -53,6 +53,11 @@ class Term:
             shape = (*shape[:-2], self.mixing.shape[0], shape[-1])
         return np.broadcast_shapes(jnp.shape(self.scale), shape)
 
+    @property
+    def places(self) -> Places | None:
+        """The functions and rows chosen from those of a plate, ``f(X)[group, row]``."""
+        return self.X.places if isinstance(self.X, MemberRows) else None
+
     def __mul__(self, factor: jax.Array) -> Term:
         return replace(self, scale=self.scale * factor)
 
@@ -150,8 +155,7 @@ def _sum(a: Term, b: Term) -> Term | None:
     """Two terms as one of functionals; ``None`` unless they are of one draw, and row by row of the same function."""
     if a.function.source is not b.function.source:
         return None
-    places = [term.X.places if isinstance(term.X, MemberRows) else None for term in (a, b)]
-    chosen, other = places
+    chosen, other = a.places, b.places
     if chosen is None or other is None:
         if chosen is not other:
             return None

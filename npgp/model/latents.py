@@ -16,7 +16,6 @@ from npgp.model.latent import Latent, as_latent
 from npgp.model.sites import lost
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
-from npgp.sparse.ragged import MemberRows
 from npgp.sparse.residuals import GroupResidual
 
 __all__ = ["Latents", "as_latents"]
@@ -82,7 +81,7 @@ class Latents:
         if len(set(map(id, functions))) < len(functions):
             name = next(f.name for f in functions if functions.count(f) > 1)
             where = "twice in one sum" if len(self.parts) == 1 else "twice in one observation"
-            if any(isinstance(term.X, MemberRows) for part in self.parts for term in part.terms):
+            if any(term.places is not None for part in self.parts for term in part.terms):
                 raise ValueError(
                     f"{name} occurs {where}, with [group, row] of different functions of its plate: draw one function "
                     "instead, of inputs with a last column for the function's number, and the kernel "

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
 from npgp import checks
-from npgp.conditionals import Conditional, Prior, as_conditional
+from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Message, random_key, under_predictive
 from npgp.model.draw import window
 from npgp.model.latent import Latent, Term, as_latent, square_root, times_root
@@ -94,7 +94,7 @@ def sample(
     latents.check_independent()
     latents.check_unshared()
     conditional = as_conditional(conditional)
-    if latents.variational and not latents.guided and not (joint and isinstance(conditional, Prior)):
+    if latents.variational and not latents.guided and not (joint and conditional.is_prior):
         check_loss(name, "values of f with less noise than draws of f have")
     check_plates(name, latent.shape)
     parameter = conditional_parameter(name, conditional) if latents.variational else 1.0
@@ -105,7 +105,7 @@ def sample(
         )
     scale = scale if latents.variational else 1.0
     # A mean-only block's variance is drawn with ε where q leaves the residual its prior; else it is part of that.
-    mean_only = not isinstance(conditional, Prior)
+    mean_only = not conditional.is_prior
     latent = _conditioned(name, latent, joint, earlier, mean_only)
     if not joint:
         z, _ = _noise(f"{name}.residual", latents, latent.shape, scale)

@@ -126,6 +126,15 @@ class Groups:
         """Places in each group g, the length of the longest."""
         return self.rows.shape[1]
 
+    def __str__(self) -> str:
+        return f"{self.count} groups of {self.num_rows} rows"
+
+    def of_rows(self, num_rows: int, what: str = "there are") -> Groups:
+        """The groups, if they are of so many rows."""
+        if self.num_rows != num_rows:
+            raise ValueError(f"groups is a partition of {self.num_rows} rows, but {what} {num_rows} rows.")
+        return self
+
     @property
     def _in_order(self) -> bool:
         """

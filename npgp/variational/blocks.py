@@ -65,6 +65,8 @@ class BlockNormal(dist.Distribution):
 
     support = constraints.real_vector
     learned = True
+    #: Whether it shares q with other blocks.
+    joint = False
     #: How S is held, as :class:`~npgp.SparseGP` and others name it.
     kind: str
 

@@ -43,6 +43,7 @@ class JointBlock(BlockNormal):
     pytree_data_fields = ("loc", "rows", "before")
     pytree_aux_fields = ("coupled",)
     kind = "dense"
+    joint = True
 
     def __init__(self, loc, rows, before, coupled=False, *, validate_args=None):
         self.loc, self.rows, self.before, self.coupled = loc, rows, before, coupled

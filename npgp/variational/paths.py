@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ from npgp.programs.grids import on_grid
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projector
 from npgp.variational.blocks import Arrays, BlockNormal, block_normal, whitened_mean
-from npgp.variational.joint import JointBlock
 
 __all__ = ["Paths", "draw_functions"]
 
@@ -86,7 +86,8 @@ def draw_functions(
     num_features: int,
 ) -> Paths:
     """Draw whole functions; :meth:`npgp.variational.Posterior.draw_functions` says what everything is."""
-    for block in projector.blocks:
+    blocks: Any = projector.blocks
+    for block in blocks:
         if not isinstance(block, Points):
             raise NotImplementedError(
                 "draw_functions needs the values of prior draws at inducing points, and "
@@ -94,7 +95,7 @@ def draw_functions(
             )
     if projector.batch_shape:
         return _of_members(projector.expand(batch_shape), q, rng_key, num_draws, num_features)
-    inputs = [block.inputs for block in projector.blocks if isinstance(block, Points)]
+    inputs = [block.inputs for block in blocks]
     phi_key, w_key, noise_key, q_key = jax.random.split(rng_key, 4)
     phi = projector.kernel.random_features(phi_key, inputs[0].shape[1], num_features)
     features = [phi(Z) for Z in inputs]
@@ -124,7 +125,7 @@ def _of_members(
 ) -> Paths:
     """Functions with a kernel each: with random features each."""
     batch = members.batch_shape
-    if any(isinstance(block, JointBlock) for block in q):
+    if any(block.joint for block in q):
         raise NotImplementedError(
             "draw_functions has no draws of functions with a kernel each that q makes dependent: use Posterior.sample."
         )

@@ -20,7 +20,7 @@ from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projection, Projector
 from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
-from npgp.variational.joint import JointBlock, sum_of_roots
+from npgp.variational.joint import sum_of_roots
 from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
@@ -122,7 +122,7 @@ class Posterior(FunctionPosterior):
 
     def _coupled(self, rows: jax.Array) -> jax.Array | None:
         """Of functions that q makes dependent, the root (Q, K, N) of their covariance by ε; else ``None``."""
-        if not any(isinstance(block, JointBlock) for block in self.q):
+        if not any(block.joint for block in self.q):
             return None
         return sum_of_roots([block.factor_times(A) for block, A in zip(self.q, self._project(rows).A, strict=True)])
 
