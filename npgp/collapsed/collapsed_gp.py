@@ -33,11 +33,10 @@ from npgp.programs.double import in_double_if
 from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projection, Projector, factorize
 from npgp.sparse.residuals import Residual, residual_of
-from npgp.variational.blocks import block_normal
+from npgp.variational.blocks import block_normal, check_covariances
 from npgp.variational.optimum import gaussian_optimum
 from npgp.variational.posterior import Posterior
 from npgp.variational.row_sites import Sites
-from npgp.variational.structure import check_covariances
 
 __all__ = ["CollapsedGP"]
 

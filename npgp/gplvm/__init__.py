@@ -3,7 +3,6 @@
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
 from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point, RowNormal
 from npgp.gplvm.latent_search import Modes
-from npgp.gplvm.metrics import nearest_neighbor_errors
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
@@ -12,6 +11,7 @@ from npgp.gplvm.relevance import (
     CanonicalLatents,
     canonical_latents,
     effective_dimensions,
+    nearest_neighbor_errors,
     predictive_variance,
     relevance,
     sensitivity,

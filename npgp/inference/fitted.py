@@ -22,10 +22,10 @@ from npgp.model import AutoSparseGP, posterior
 from npgp.model.guides import set_up
 from npgp.model.posteriors import statement_about
 from npgp.model.sites import ROWS_TRAINED_ON
-from npgp.model.sparse_gp import CHOSEN_POINTS
 from npgp.programs.compiled import STEPS, one_program
 from npgp.training import Convergence, FitResult, PosteriorCheck, TrainingWarning, adam, check_posterior, fit
 from npgp.variational.averages import PosteriorMixture
+from npgp.variational.parameterizations import POINTS, parts
 
 __all__ = ["Inference", "infer"]
 
@@ -280,13 +280,12 @@ def _with_more_points(
     sentence if there are no more points to be had.
     """
     params = {name: value for name, value in fitted.params.items() if name != ROWS_TRAINED_ON}
-    chosen = sorted(name for name in params if name.endswith(CHOSEN_POINTS))
+    chosen = {site: own for site, own in parts(params).items() if POINTS in own}
     if not chosen:
         return None, "no SparseGP of the model has a number for its inducing points: write inducing=20, say."
     start = None
-    for name in chosen:
-        site = name.removesuffix(".inducing")
-        component = site.removesuffix(".u")
+    for site, own in sorted(chosen.items()):
+        component = site.rpartition(".")[0]
         try:
             found = fitted.enough_points(component, rng_key, tolerance)
         except ValueError as error:
@@ -296,7 +295,6 @@ def _with_more_points(
         if found.features >= MOST_POINTS or not found.more:
             return None, f"the {found.features} inducing points of {component!r} are not enough: {found}"
         # Parameters of q(ε) are of the points at hand.
-        others = start or params
-        start = {n: v for n, v in others.items() if not n.startswith(f"{site}.")}
-        start[name] = jnp.concatenate([params[name], found.added])
+        start = {name: value for name, value in (start or params).items() if name.rpartition(".")[0] != site}
+        start[f"{site}.{POINTS}"] = jnp.concatenate([own[POINTS], found.added])
     return start, None

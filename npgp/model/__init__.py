@@ -4,13 +4,12 @@ from npgp.model.deep import DeepFunction, DeepGP, Layer, linear_mean
 from npgp.model.function import Function
 from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
-from npgp.model.observation import LatentObservation, joint, observe
+from npgp.model.observation import LatentObservation, joint, observe, tighten
 from npgp.model.plates import plate
 from npgp.model.posteriors import posterior
 from npgp.model.row_params import row_param
 from npgp.model.sampling import sample
 from npgp.model.sparse_gp import SparseGP
-from npgp.model.tightening import tighten
 from npgp.model.vnngp import VNNGP
 
 __all__ = [

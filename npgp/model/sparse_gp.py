@@ -41,9 +41,10 @@ from npgp.model.sites import (
 )
 from npgp.sparse.members import factorize_members
 from npgp.sparse.projection import Members, Projector
-from npgp.variational.blocks import SCALE_NAMES, BlockNormal, DiagonalNormal, WhitenedPrior
+from npgp.variational.blocks import SCALE_NAMES, BlockNormal, DiagonalNormal, WhitenedPrior, check_covariances
 from npgp.variational.parameterizations import (
     LOC,
+    POINTS,
     PSEUDO_DATA,
     Block,
     checked_values,
@@ -52,12 +53,8 @@ from npgp.variational.parameterizations import (
     trained_values,
 )
 from npgp.variational.posterior import Posterior
-from npgp.variational.structure import check_covariances
 
 __all__ = ["SparseGP"]
-
-#: What the names of parameters end with that have points chosen from rows.
-CHOSEN_POINTS = ".u.inducing"
 
 
 @dataclass(frozen=True)
@@ -255,7 +252,7 @@ class SparseGP:
     @property
     def _chosen(self) -> str | None:
         """The parameter that points are in, where only their number is given."""
-        return f"{self.name}{CHOSEN_POINTS}" if isinstance(self.inducing[0], Unchosen) else None
+        return f"{self.sites[0]}.{POINTS}" if isinstance(self.inducing[0], Unchosen) else None
 
     def _draw(self, guided: bool, shared: bool, follows: Followed = NOTHING) -> Function:
         if name := self._chosen:

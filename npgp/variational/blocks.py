@@ -7,6 +7,7 @@ are NumPyro distributions with closed-form KL divergences, so a guide samples fr
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -269,7 +270,7 @@ for _block in (DenseNormal, DiagonalNormal, MeanOnlyNormal):
 
 
 def block_normal(kind: str, loc: jax.Array, scale: jax.Array | None) -> BlockNormal:
-    """A block of one of the words in :data:`npgp.variational.structure.STRUCTURES`, whose scale is L, s or nothing."""
+    """A block of one of the words in :data:`STRUCTURES`, whose scale is L, s or nothing."""
     if kind == "mean-only":
         return MeanOnlyNormal(loc)
     return DenseNormal(loc, scale) if kind == "dense" else DiagonalNormal(loc, scale)
@@ -337,6 +338,30 @@ SCALE_CONSTRAINTS = {"scale_tril": square_tril, "scale": constraints.softplus_po
 
 # ---------------------------------------------------------------------------------------------------------------
 # What q(ε) says about f
+
+
+#: Learned in full, learned as mean field, or left at the prior: such a block moves the mean only.
+STRUCTURES = ("dense", "diagonal", "mean-only")
+
+
+def check_covariances(covariances: Sequence[str] | str | None, blocks: int) -> tuple[str, ...]:
+    """
+    One word for each block, mean-only blocks last; dense throughout if omitted.
+
+    :raises ValueError: for other words, or not one for each block.
+    """
+    if covariances is None:
+        return ("dense",) * blocks
+    kinds = (covariances,) * blocks if isinstance(covariances, str) else tuple(covariances)
+    if len(kinds) != blocks or any(kind not in STRUCTURES for kind in kinds):
+        raise ValueError(
+            f"covariances is {covariances!r}; it must give one of {STRUCTURES} for each of {blocks} blocks."
+        )
+    if any(kind == "mean-only" and later != "mean-only" for kind, later in itertools.pairwise(kinds)):
+        raise ValueError(
+            f"covariances is {covariances!r}; blocks that move the mean only ('mean-only') must come last."
+        )
+    return kinds
 
 
 def learned_blocks(q: Sequence[BlockNormal]) -> tuple[bool, ...]:

@@ -35,10 +35,11 @@ from numpyro.distributions import biject_to
 from numpyro.optim import Minimize, optax_to_numpyro
 
 from npgp import checks, linalg
+from npgp.context import under
 from npgp.contract import Optimizer
+from npgp.programs import Operations
 from npgp.variational import site_steps
 from npgp.variational.blocks import SCALE_CONSTRAINTS, SCALE_NAMES
-from npgp.variational.losses import in_two, value_and_grads
 from npgp.variational.parameterizations import LOC, parts
 
 __all__ = ["natural_gradient"]
@@ -176,8 +177,8 @@ class _NaturalGradient(Optimizer):
                 "gradients: leave out forward_mode_differentiation, or name other sites."
             )
         slots = {site: site_steps.slot_for(site, q, averages[site]) for site in given_data}
-        told, again = in_two(fn, q, slots, {name: value for name, value in params.items() if name not in q})
-        value_and_grad = value_and_grads(told, forward_mode)
+        told, again = _in_two(fn, q, slots, {name: value for name, value in params.items() if name not in q})
+        value_and_grad = _value_and_grads(told, forward_mode)
 
         def mean_gradient(means):
             output, grads, reports = value_and_grad({**params, **means}, slots)
@@ -239,6 +240,63 @@ class _NaturalGradient(Optimizer):
             rest_grads = {name: value for name, value in grads.items() if name not in q}
             rest = self.others.update(rest_grads, rest, value=loss)
         return (loss, aux), (count + 1, (new, new_averages, rest)), jnp.isfinite(loss) & _all_finite(grads)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# The loss: in two parts, with its gradients and the reports that blocks make
+
+
+def _in_two(fn: Callable, q: dict[str, Any], slots: Any, others: dict[str, Any]) -> tuple[Callable, Callable]:
+    """
+    The loss in two, so that the loss of another q(ε) takes no more than q(ε) has a part in: the kernel's factors and
+    the projections are at hand.
+
+    :param fn: from parameters to the loss and its auxiliary output.
+    :param q: parameters of q(ε) by name.
+    :param slots: for reports, by site.
+    :param others: all other parameters.
+    :return: a function of parameters and slots, to the loss and (auxiliary output, what is kept); and one of what was
+        kept and another q(ε), to its loss.
+    """
+    moving = len(jax.tree.leaves((q, slots)))
+    leaves, structure = jax.tree.flatten((q, slots, others))
+
+    def results(*leaves):
+        q, slots, others = jax.tree.unflatten(structure, leaves)
+        with under(slots=slots):
+            loss, aux = fn({**others, **q})
+        return {"loss": loss, "aux": aux}
+
+    before, after = Operations(results, *leaves).divided(range(moving))
+
+    def told(params, slots):
+        leaves = jax.tree.leaves(({name: params[name] for name in q}, slots, {name: params[name] for name in others}))
+        kept = before(*leaves)
+        found = after(kept, *leaves)
+        return found["loss"], (found["aux"], kept)
+
+    def again(kept, new):
+        return after(kept, *jax.tree.leaves((new, slots, others)))["loss"]
+
+    return told, again
+
+
+def _value_and_grads(fn: Callable, forward_mode: bool) -> Callable:
+    """A function of parameters and slots: the loss and its auxiliary output, gradients, and what slots are told."""
+
+    def reverse(params, slots):
+        output, (grads, reports) = jax.value_and_grad(fn, (0, 1), has_aux=True)(params, slots)
+        return output, grads, reports
+
+    def forward(params, slots):
+        def repeated(params):
+            output = fn(params, slots)
+            return output[0], output
+
+        grads, output = jax.jacfwd(repeated, has_aux=True)(params)
+        return output, grads, slots
+
+    return forward if forward_mode else reverse
 
 
 # ---------------------------------------------------------------------------------------------------------------

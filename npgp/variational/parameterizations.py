@@ -26,6 +26,8 @@ from npgp.variational.reports import reported
 LOC = "loc"
 #: What of q follows other sites: its mean or the pseudo-data's values, and the pseudo-data's noise.
 COUPLING, NOISE_COUPLING = "coupling", "noise_coupling"
+#: Inducing points that were chosen from rows, where only their number is stated.
+POINTS = "inducing"
 #: Parts that all q by pseudo-data have.
 PSEUDO_DATA = (VALUES, SCALE, UNIT)
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from npgp.gplvm.metrics import nearest_neighbor_errors
+from npgp.gplvm.relevance import nearest_neighbor_errors
 
 
 def brute_force(points, labels):
