@@ -19,8 +19,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-__all__ = ["one_by_one"]
-
 
 def one_by_one(function: Callable[..., jax.Array], *, by_columns: bool = False) -> Callable[..., jax.Array]:
     """

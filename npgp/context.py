@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["Context", "context", "under"]
-
 
 @dataclass(frozen=True)
 class Context:

@@ -10,8 +10,6 @@ import numpyro.distributions as dist
 
 from npgp.contract import base_of, plates_around
 
-__all__ = ["JointDensity"]
-
 
 class JointDensity:
     """

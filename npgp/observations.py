@@ -20,8 +20,6 @@ from npgp.programs.compiled import one_program
 from npgp.pytrees import pytree
 from npgp.sparse.residuals import Residual
 
-__all__ = ["Observations"]
-
 
 @pytree
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.programs.grids import on_grid
 
-__all__ = ["FunctionPosterior", "Mixture", "mixture_moments"]
-
 
 class FunctionPosterior:
     """

@@ -21,8 +21,6 @@ from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.projection import factorize
 
-__all__ = ["Advice", "advise"]
-
 #: More points are tried up to this many, or as many as there are inducing features if that is more.
 MORE_POINTS = 64
 #: Of more points that functionals are made of, a random part is tried.

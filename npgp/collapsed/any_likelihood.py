@@ -24,8 +24,6 @@ from jax import lax
 from npgp.observations import Observations
 from npgp.variational.row_sites import MIN_CURVATURE, Sites, search_sites, working_sites
 
-__all__ = ["Estimate", "estimate"]
-
 #: Most steps of the search; it ends when a step has moved q(f) by no more nats than the tolerance.
 MAX_STEPS, TOLERANCE = 30, 1e-4
 #: Density and moments are not of one Gaussian, so a step of the search may lower the estimate by this share of it.

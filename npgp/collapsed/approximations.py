@@ -57,8 +57,6 @@ from npgp.variational.blocks import BlockNormal, whitened_mean, whitened_varianc
 from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.posterior import Posterior
 
-__all__ = ["ApproximateGP", "DegeneratePosterior", "Method"]
-
 Method = Literal["sor", "dtc", "fitc", "pitc", "vif", "pep", "structured-pep"]
 #: Methods that have a power, and those that may have groups.
 POWERS, GROUPED = ("pep", "structured-pep"), ("pitc", "pep", "structured-pep")

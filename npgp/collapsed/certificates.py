@@ -32,8 +32,6 @@ from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
 from npgp.variational.optimum import ScaledProjection
 
-__all__ = ["Certificate", "certificate", "evidence_bounds"]
-
 #: Up to this many rows what costs O(N³) is computed too.
 EXACT_ROWS = 2000
 #: Conditionals from the loosest to the tightest.

@@ -38,8 +38,6 @@ from npgp.variational.optimum import gaussian_optimum
 from npgp.variational.posterior import Posterior
 from npgp.variational.row_sites import Sites
 
-__all__ = ["CollapsedGP"]
-
 
 class CollapsedGP(JointDensity, Stackable):
     """

@@ -22,8 +22,6 @@ from npgp.sparse.projection import Projection, as_blocks, factorize
 from npgp.sparse.residuals import Residual
 from npgp.variational.optimum import ScaledProjection
 
-__all__ = ["collapsed_bound", "exact_log_evidence", "upper_bound"]
-
 
 def collapsed_bound(
     projection: Projection,

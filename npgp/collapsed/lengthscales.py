@@ -23,8 +23,6 @@ from npgp.kernels import Kernel
 from npgp.sparse.groups import median_split
 from npgp.sparse.projection import factorize
 
-__all__ = ["ShorterLengthscales", "has_lengthscale", "of_observations", "shortened"]
-
 #: Rows whose evidence is computed: as many of so many neighbors each.
 GROUPS, GROUP_ROWS = 4, 500
 #: What lengthscales are divided by; and what the prior variance and that of Gaussian noise, in which training has put

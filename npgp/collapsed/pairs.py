@@ -18,8 +18,6 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 
-__all__ = ["Pairs", "at_pairs", "exp_difference", "log_excess", "negative_square", "powers"]
-
 #: Below this, exp(x) − 1 is taken by its series, whose coefficients after the first of them, x, these are, over x.
 SERIES_LIMIT, SERIES = 0.25, [1.0 / math.factorial(k) for k in range(1, 12)]
 

@@ -36,8 +36,6 @@ from npgp.sparse.projection import Projection, factorize
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.posterior import Posterior
 
-__all__ = ["EnoughPoints", "enough_points"]
-
 #: Of more rows a random part is taken, each of which then counts for several.
 MOST_ROWS = 4000
 #: Steps of training anew, which starts where training ended.

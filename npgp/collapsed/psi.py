@@ -39,8 +39,6 @@ from npgp.programs.later import see_later
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projector, factorize
 
-__all__ = ["ExpectedProjection", "PsiStatistics", "expected_projection", "psi_statistics"]
-
 #: Entries of arrays with a number for each row and pair of inducing inputs: as many as are made and kept for all rows
 #: at once, and else those of a chunk of rows.
 KEPT_ENTRIES, CHUNK_ENTRIES = 2**21, 2**18

@@ -40,8 +40,6 @@ from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
 from npgp.variational.posterior import Posterior
 
-__all__ = ["UncertainInputGP", "penalty_nodes"]
-
 
 def penalty_nodes(rng_key: jax.Array, count: int, rows: int, columns: int) -> np.ndarray:
     """

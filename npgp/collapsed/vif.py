@@ -33,8 +33,6 @@ from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection, Projector
 from npgp.variational.blocks import BlockNormal
 
-__all__ = ["VIFPosterior", "VecchiaNoise"]
-
 
 @pytree
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from npgp.linalg import matmul, transposed
 from npgp.programs.double import in_double, is_worth_it
 from npgp.pytrees import pytree, static
 
-__all__ = ["Functionals", "Piece", "Rows", "RowsLike", "as_functionals", "as_rows", "at", "average", "derivative"]
-
 #: What to write where functions of a plate were given inputs each.
 ADVICE_EACH = "; for functions in a plate with rows each, state all rows of all functions and choose by [group, row]"
 

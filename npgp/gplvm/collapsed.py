@@ -35,8 +35,6 @@ from npgp.model.sparse_gp import SparseGP
 from npgp.training import lbfgs
 from npgp.variational.posterior import Posterior
 
-__all__ = ["CollapsedFit", "CollapsedGPLVM"]
-
 #: Differences of gradients that the directions of L-BFGS are made of.
 MEMORY = 20
 #: Compiler options of its steps: XLA's own. Fused loops over rows and pairs of inducing inputs take most of their time,

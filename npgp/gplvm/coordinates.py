@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 from numpyro.distributions import biject_to
 
-__all__ = ["Coordinates"]
-
 Params = dict[str, jax.Array]
 
 #: What is in units of the lengthscales.

@@ -10,8 +10,6 @@ from npgp import linalg
 from npgp.chunks import rows_within
 from npgp.variational.posterior import Posterior
 
-__all__ = ["affordable", "normal_rule", "spread"]
-
 #: Elements of the largest arrays, beyond which points are taken in parts.
 BUDGET = 2**24
 #: Most radii of the rule, in one dimension and in several.

@@ -12,8 +12,6 @@ from scipy.linalg import eigh
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components, shortest_path
 
-__all__ = ["geodesic_coordinates"]
-
 
 def geodesic_coordinates(Y: np.ndarray, dims: int, neighbors: int) -> np.ndarray:
     """

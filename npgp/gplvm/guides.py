@@ -25,8 +25,6 @@ from npgp.gplvm.start import Start
 from npgp.model.row_params import row_param
 from npgp.optional import optional
 
-__all__ = ["Encoder", "FreeNormal", "LatentGuide", "Point", "RowNormal"]
-
 LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
 
 

@@ -26,8 +26,6 @@ from npgp.gplvm.minimize import minimize
 from npgp.likelihoods import Likelihood
 from npgp.variational.posterior import Posterior
 
-__all__ = ["Modes", "Problem", "find_modes"]
-
 #: Candidates are one place to start from if their predicted data differ by less than this share of the data's variance.
 SEPARATION = 0.02
 #: Nats to which the maxima of p(y, x) are found, around which q(x) then starts.

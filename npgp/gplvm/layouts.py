@@ -18,8 +18,6 @@ from npgp.gplvm.start import Start
 from npgp.inducing.selection import greedy_variance, kmeans
 from npgp.kernels import RBF
 
-__all__ = ["COMPONENTS", "FEW", "GEODESIC", "MANY", "Sheets", "begin", "checked"]
-
 #: By principal components: the standard deviation of the first in lengthscales, and the power of the components' shares
 #: that gives those of the others.
 COMPONENTS = (0.4, 1.0)

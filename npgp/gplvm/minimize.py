@@ -13,8 +13,6 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 
-__all__ = ["minimize"]
-
 #: After so many evaluations without a decrease, a search ends: what is left is rounding.
 PATIENCE = 12
 

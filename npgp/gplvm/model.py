@@ -35,8 +35,6 @@ from npgp.model.rerun import Hidden
 from npgp.predictions import mixture_moments
 from npgp.variational.posterior import Posterior
 
-__all__ = ["BayesianGPLVM"]
-
 #: What else than a function an argument may be.
 _ALSO = {"likelihood": ", a likelihood or None", "kl_weight": " or None"}
 

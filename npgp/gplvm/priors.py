@@ -32,8 +32,6 @@ from npgp.kernels import RBF, Kernel
 from npgp.model import sampling as statements
 from npgp.model import sparse_gp as component
 
-__all__ = ["ClassNormal", "Dynamical", "LatentPrior", "NormalMixture", "standard_normal"]
-
 LatentPrior = Callable[[numpyro.plate, int], jax.Array]
 
 

@@ -47,8 +47,6 @@ from npgp.training import lbfgs
 from npgp.variational.natural import natural_gradient
 from npgp.variational.posterior import Posterior
 
-__all__ = ["GPLVMFit", "fit"]
-
 #: Of so few rows all starts are climbed to the end.
 FEW_ROWS = 300
 #: Steps after which the better three quarters of the starts go on, for more rows than these, and then so many of them.

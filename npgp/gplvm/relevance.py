@@ -31,16 +31,6 @@ from scipy.spatial import cKDTree
 
 from npgp.variational.posterior import Posterior
 
-__all__ = [
-    "RELEVANT",
-    "CanonicalLatents",
-    "canonical_latents",
-    "effective_dimensions",
-    "predictive_variance",
-    "relevance",
-    "sensitivity",
-]
-
 #: A latent dimension counts if its relevance is at least this share of the largest.
 RELEVANT = 0.1
 #: Lengthscales are the same if they differ by less, relative to the larger.

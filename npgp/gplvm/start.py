@@ -12,8 +12,6 @@ from npgp import checks
 from npgp.checks import host_generator
 from npgp.features import InducingBlock
 
-__all__ = ["Start", "pca_start", "random_start"]
-
 #: Rounds of filling in missing entries by the principal components found so far.
 IMPUTATION_ROUNDS = 20
 

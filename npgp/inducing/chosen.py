@@ -18,8 +18,6 @@ from npgp.kernels import Kernel
 from npgp.sparse.kmeans import kmeans_centers
 from npgp.sparse.projection import as_blocks
 
-__all__ = ["Unchosen", "blocks_or_number", "choose"]
-
 
 @dataclass(frozen=True)
 class Unchosen:

@@ -21,8 +21,6 @@ from npgp.kernels import Kernel
 from npgp.kernels.zonal import as_zonal
 from npgp.sparse.projection import factorize
 
-__all__ = ["LevelChoice", "choose_levels", "left_out"]
-
 
 @dataclasses.dataclass(frozen=True)
 class LevelChoice:

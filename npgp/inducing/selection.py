@@ -25,8 +25,6 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.sparse.kmeans import kmeans_centers
 from npgp.sparse.projection import factorize
 
-__all__ = ["greedy_fit", "greedy_variance", "kmeans", "random_subset"]
-
 #: Candidates of the greedy fit that are looked at together, which holds as many rows of the covariance.
 CHUNK = 64
 

@@ -27,8 +27,6 @@ from npgp.training import Convergence, FitResult, PosteriorCheck, TrainingWarnin
 from npgp.variational.averages import PosteriorMixture
 from npgp.variational.parameterizations import POINTS, parts
 
-__all__ = ["Inference", "infer"]
-
 #: Arguments of ``fit`` that are none of the model's.
 FIT_OPTIONS = frozenset(inspect.signature(fit).parameters) - {"svi", "rng_key", "args", "kwargs"}
 #: So many draws of a model are simulated at once.

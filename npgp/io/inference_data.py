@@ -33,8 +33,6 @@ from npgp.model.sites import is_gp_site
 from npgp.programs.compiled import STEPS, one_program
 from npgp.variational.blocks import whitened_mean
 
-__all__ = ["to_arviz"]
-
 #: In ``infer`` of an observed site: its rows were one event, and are a dimension of the batch that no plate counts.
 ROWS_OF_EVENT = "rows_of_event"
 #: ArviZ's names of NumPyro's extra fields.

@@ -31,8 +31,6 @@ from numpyro.distributions import Distribution
 from npgp import checks
 from npgp.programs.tracing import is_weakly_typed
 
-__all__ = ["load", "save"]
-
 #: Changes with the format of files; only files of this version are read.
 VERSION = 1
 _PACKAGE = __name__.partition(".")[0]

@@ -13,8 +13,6 @@ import numpy as np
 from npgp.checks import is_traced
 from npgp.pytrees import pytree
 
-__all__ = ["Standardizer"]
-
 #: How many values are looked at together.
 _VALUES_PER_BLOCK = 2**16
 

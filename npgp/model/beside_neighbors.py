@@ -24,8 +24,6 @@ from npgp.model.latent import Latent, Term, as_latent
 from npgp.neighbors.vecchia import conditional_weights, what_is_left
 from npgp.sparse.projection import Projection
 
-__all__ = ["FunctionBesideNeighbors", "beside_neighbors"]
-
 WHAT = "neighbors=(values of the neighbors, their observations of shape (N, k))"
 
 

@@ -23,8 +23,6 @@ from npgp.model.sparse_gp import SparseGP
 from npgp.pytrees import ByName
 from npgp.variational.deep import DeepPosterior, layer_inputs, mean_values
 
-__all__ = ["DeepFunction", "DeepGP", "Layer", "linear_mean"]
-
 #: Initial standard deviation of q(ε) of inner layers, as a share of the prior's: they start as their mean functions.
 _INNER_SCALE = 0.01
 

@@ -27,8 +27,6 @@ from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
 
-__all__ = ["Function"]
-
 
 class Cache:
     """

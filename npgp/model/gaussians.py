@@ -37,8 +37,6 @@ from npgp.model.sites import is_gp_site, is_observation
 from npgp.programs.compiled import one_program
 from npgp.programs.tracing import is_traced
 
-__all__ = ["Beside", "Gaussians", "Points", "Site", "bijection", "sites_beside"]
-
 #: The standard deviation that training starts from, in unconstrained space.
 INIT_SCALE = 0.1
 #: Iterations to where sites with measurements start. They need not arrive.

@@ -72,8 +72,6 @@ from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
 from npgp.variational.parameterizations import COUPLING, LOC, PSEUDO_DATA, has_pseudo_data
 
-__all__ = ["AutoSparseGP"]
-
 #: In minibatches the rows whose pseudo-observations give q(ε): at least so many, and so many for each inducing feature.
 MIN_ROWS, ROWS_PER_FEATURE = 500, 2
 

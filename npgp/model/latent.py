@@ -20,9 +20,6 @@ from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.variational.joint import sum_of_roots
 
-__all__ = ["Latent", "Term", "as_latent", "square_root", "times_root"]
-
-
 #: What to write where an array is wanted.
 NO_ARRAY = (
     "npgp.sample the values first, npgp.sample('f', f(X)), or let the likelihood transform them, "

@@ -18,8 +18,6 @@ from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
 from npgp.sparse.residuals import GroupResidual
 
-__all__ = ["Latents", "as_latents"]
-
 
 class Latents:
     """

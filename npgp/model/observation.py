@@ -31,8 +31,6 @@ from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, conditional_para
 from npgp.observations import Observations, require_possible
 from npgp.sparse.residuals import Residual
 
-__all__ = ["joint", "observe", "tighten"]
-
 
 class LatentObservation(KeepsIntermediates, Stackable):
     """

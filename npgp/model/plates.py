@@ -10,8 +10,6 @@ from jax.typing import ArrayLike
 from npgp import checks
 from npgp.contract import plate_of_rows, plates_around
 
-__all__ = ["plate"]
-
 
 def plate(name: str, size: int, rows: ArrayLike | int | None = None, dim: int | None = None) -> numpyro.plate:
     """

@@ -27,8 +27,6 @@ from npgp.programs.operations import Operations
 from npgp.variational.averages import PosteriorMixture
 from npgp.variational.posterior import Posterior
 
-__all__ = ["Stated", "function_in", "posterior", "statement_about"]
-
 
 @overload
 def posterior(

@@ -24,9 +24,6 @@ from npgp.contract import Handler, bounds_of
 from npgp.model.sites import GATHERED, ROWS, Catch
 from npgp.programs.later import see_later
 
-__all__ = ["row_param"]
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The statement
 

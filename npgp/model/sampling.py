@@ -22,8 +22,6 @@ from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, conditional_para
 from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace
 
-__all__ = ["sample"]
-
 
 def sample(
     name: str,

@@ -54,8 +54,6 @@ from npgp.variational.parameterizations import (
 )
 from npgp.variational.posterior import Posterior
 
-__all__ = ["SparseGP"]
-
 
 @dataclass(frozen=True)
 class SparseGP:

@@ -17,8 +17,6 @@ from npgp.model.rerun import data_plates, observed_sites
 from npgp.model.sites import CHOSEN, info_of, is_gp_site, is_inducing, is_observation
 from npgp.variational.blocks import SCALE_NAMES
 
-__all__ = ["Structure"]
-
 
 @dataclass(frozen=True)
 class Structure:

@@ -14,8 +14,6 @@ from npgp.contract import given_by
 from npgp.model.sites import ROWS_TRAINED_ON
 from npgp.programs.tracing import is_traced
 
-__all__ = ["TrainedRows"]
-
 
 class TrainedRows:
     """

@@ -52,8 +52,6 @@ from npgp.neighbors.search import Neighbors, repeated_sites
 from npgp.sparse.groups import Groups
 from npgp.variational.parameterizations import COUPLING, LOC, checked_values, linear, trained_values
 
-__all__ = ["VNNGP", "NeighborFunction"]
-
 
 @dataclass(frozen=True)
 class VNNGP:

@@ -15,8 +15,6 @@ from npgp.chunks import entries_at_once, map_chunks, rows_within
 from npgp.kernels import Kernel
 from npgp.sparse.projection import as_blocks, factorize
 
-__all__ = ["Sites", "most_correlated", "with_projections"]
-
 #: Inputs (N, D), and their projections on inducing features, (N, M).
 Sites: TypeAlias = tuple[jax.Array, jax.Array]
 

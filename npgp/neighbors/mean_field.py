@@ -12,8 +12,6 @@ from npgp import checks
 from npgp.neighbors.nngp import NNGP
 from npgp.neighbors.vecchia import at_rows, site_weights
 
-__all__ = ["MeanFieldNormal"]
-
 
 class MeanFieldNormal(dist.Distribution):
     """

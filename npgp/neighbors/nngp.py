@@ -29,9 +29,6 @@ from npgp.neighbors.posterior import NeighborPosterior
 from npgp.neighbors.search import Neighbors, needed, neighbors_of
 from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor, factor_of_rows, of_sites
 
-__all__ = ["NNGP", "ResponseNNGP", "WhitenNNGP"]
-
-
 # ---------------------------------------------------------------------------------------------------------------
 # The distributions
 

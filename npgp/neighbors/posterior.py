@@ -20,8 +20,6 @@ from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import one_program
 from npgp.pytrees import pytree
 
-__all__ = ["NearPosterior", "NeighborPosterior", "NeighborRows", "with_neighbors"]
-
 #: Inputs (N, D), and numbers of their neighbors (N, k).
 Rows = tuple[jax.Array, jax.Array]
 

@@ -26,8 +26,6 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.neighbors.correlated import most_correlated, with_projections
 from npgp.pytrees import pytree
 
-__all__ = ["Neighbors", "Ordering", "nearest", "nearest_before", "order_sites"]
-
 Ordering = Literal["given", "coordinate", "random", "maxmin"]
 
 #: Sites of the first tree for :func:`nearest_before`, and found neighbors in memory at a time.

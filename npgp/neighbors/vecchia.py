@@ -31,18 +31,6 @@ from npgp.pytrees import pytree
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = [
-    "MergedFactor",
-    "VecchiaFactor",
-    "at_rows",
-    "conditional_weights",
-    "factor_of_rows",
-    "new_site_weights",
-    "of_sites",
-    "site_weights",
-    "what_is_left",
-]
-
 #: A covariance of n sites, (n, n): a kernel's, of inputs (n, D); or of several arrays with sites first.
 Covariance: TypeAlias = Callable[[Any], jax.Array]
 

@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-__all__ = ["maximum", "on_cpu", "wrong_sums"]
-
 
 def on_cpu() -> bool:
     """Whether programs are made for a CPU, unless another device is named."""

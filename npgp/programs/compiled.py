@@ -21,8 +21,6 @@ from npgp.programs.later import SeesLater
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import calls_python, current_trace, default_device, is_traced, out_avals, trace_of
 
-__all__ = ["QUICK", "STEPS", "Program", "one_model_at_a_time", "one_program"]
-
 T = TypeVar("T")
 
 #: Held wherever a model is run or traced: NumPyro's handlers are in one list for all threads.

@@ -13,8 +13,6 @@ from jax.interpreters import ad, batching, mlir
 
 from npgp.programs.backend import on_cpu
 
-__all__ = ["in_double", "in_double_if", "is_worth_it"]
-
 _double = Primitive("in_double")
 _double.multiple_results = True
 

@@ -17,8 +17,6 @@ from npgp.programs.backend import on_cpu
 from npgp.programs.compiled import STEPS, Program, one_program
 from npgp.programs.tracing import is_traced
 
-__all__ = ["on_grid"]
-
 #: Fewest rows of a program; then twice as many, and so on, up to …
 _LEAST = 16
 #: … so many; then whole multiples of it, for what is computed in vain costs time.

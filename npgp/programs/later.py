@@ -8,8 +8,6 @@ from typing import Any
 from npgp.context import context, under
 from npgp.programs.tracing import current_trace, trace_of
 
-__all__ = ["SeesLater", "see_later"]
-
 
 def see_later(check: Callable[[Any], object], value: Any) -> None:
     """

@@ -25,8 +25,6 @@ from npgp.functionals.rows import RowsLike, as_rows, mean_points
 from npgp.pytrees import pytree
 from npgp.sparse.kmeans import kmeans_centers
 
-__all__ = ["Groups", "consecutive", "default_size", "kmeans_groups", "median_split", "single"]
-
 #: Sizes that :func:`default_size` chooses from, and the number of inducing features for which the largest is chosen.
 SIZES, LARGE = range(4, 65, 4), 512
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from scipy.cluster import vq
 from scipy.spatial.distance import cdist
 
-__all__ = ["kmeans_centers"]
-
 #: Of more rows than this, and than :data:`ROWS_PER_CENTER` for each center, that many random ones are clustered.
 FULL_KMEANS_ROWS, ROWS_PER_CENTER = 20_000, 64
 #: Most distances between those rows and the centers, all of which SciPy holds at a time (8 bytes each).

@@ -22,8 +22,6 @@ from npgp.functionals.rows import Rows, apart, some
 from npgp.programs.tracing import is_traced
 from npgp.sparse.groups import Groups
 
-__all__ = ["MemberRows", "Places"]
-
 #: To look up a member's matrix once for a part costs as much as to multiply it by so many of the part's rows.
 LOOKUP = 16
 

@@ -14,8 +14,6 @@ from npgp.programs.backend import maximum
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projector, as_blocks, factorize
 
-__all__ = ["LowRankKernel", "ResidualKernel", "split_kernel"]
-
 
 @pytree
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from npgp.pytrees import pytree
 from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths
 
-__all__ = ["PathMixture", "PosteriorMixture"]
-
 
 @pytree
 @dataclass(frozen=True)

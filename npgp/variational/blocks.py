@@ -416,13 +416,3 @@ def whitened_variance(projection: Projection, q: Sequence[BlockNormal]) -> jax.A
         if block.learned
     ]
     return sum(parts, jnp.zeros_like(projection.prior_variance))
-
-
-__all__ = [
-    "BlockNormal",
-    "DenseNormal",
-    "DiagonalNormal",
-    "MeanOnlyNormal",
-    "WhitenedPrior",
-    "square_tril",
-]

@@ -38,8 +38,6 @@ from npgp.sparse.residuals import GroupResidual
 from npgp.variational.blocks import along_rows, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
 
-__all__ = ["CorrectedPosterior", "exact_variance", "local_correction"]
-
 #: New inputs corrected at a time: each needs its group's projections, (M, g).
 BATCH = 128
 

@@ -22,8 +22,6 @@ from npgp.pytrees import pytree, static
 from npgp.variational.paths import Paths
 from npgp.variational.posterior import Posterior
 
-__all__ = ["DeepPosterior", "layer_inputs", "mean_values"]
-
 #: Draws times rows that are taken at a time.
 _ROWS_AT_ONCE = 2**17
 

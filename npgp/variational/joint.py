@@ -19,8 +19,6 @@ from numpyro.distributions.kl import kl_divergence
 from npgp import checks, linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, WhitenedPrior
 
-__all__ = ["JointBlock", "sum_of_roots"]
-
 
 class JointBlock(BlockNormal):
     """

@@ -19,8 +19,6 @@ from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.variational.paths import Paths
 
-__all__ = ["MixedPaths", "MixedPosterior"]
-
 
 @pytree
 @dataclass(frozen=True)

@@ -42,8 +42,6 @@ from npgp.variational import site_steps
 from npgp.variational.blocks import SCALE_CONSTRAINTS, SCALE_NAMES
 from npgp.variational.parameterizations import LOC, parts
 
-__all__ = ["natural_gradient"]
-
 #: Times that a rate is halved, within one step, before q(ε) is left as it is.
 MAX_HALVINGS = 12
 #: Rise of the loss that may be rounding, relative to the loss and the dtype's resolution.

@@ -14,8 +14,6 @@ from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal, MeanOnlyNormal
 
-__all__ = ["ScaledProjection", "gaussian_optimum"]
-
 
 def gaussian_optimum(
     projection: Projection, y: jax.Array, noise_variance: ArrayLike, covariances: Sequence[str]

@@ -20,8 +20,6 @@ from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projector
 from npgp.variational.blocks import Arrays, BlockNormal, block_normal, whitened_mean
 
-__all__ = ["Paths", "draw_functions"]
-
 
 @pytree
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
 
-__all__ = ["Decomposition", "Posterior"]
-
 T = TypeVar("T")
 
 

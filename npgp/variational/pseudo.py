@@ -21,16 +21,6 @@ import jax.numpy as jnp
 from npgp import linalg
 from npgp.variational.blocks import BlockNormal, DenseNormal, DiagonalNormal
 
-__all__ = [
-    "LOWER",
-    "SCALE",
-    "UNIT",
-    "VALUES",
-    "covariance_factor",
-    "precision_root",
-    "pseudo_posterior",
-]
-
 #: Suffixes of the parameters of a block given by pseudo-data: of the values, which every such block has,
 VALUES = "pseudo_loc"
 #: of their noise's standard deviations, what the values are in units of,

@@ -19,8 +19,6 @@ from npgp.context import context
 from npgp.contract import name_here
 from npgp.variational.blocks import BlockNormal, block_normal
 
-__all__ = ["Slot", "reported"]
-
 
 class Slot(NamedTuple):
     """

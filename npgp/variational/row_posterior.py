@@ -35,8 +35,6 @@ import numpy as np
 from npgp import linalg
 from npgp.variational.pseudo import covariance_factor
 
-__all__ = ["Independent", "Rows", "StackedNormal", "posterior_given"]
-
 
 class Rows(NamedTuple):
     """

@@ -36,8 +36,6 @@ from npgp.variational.parameterizations import parts
 from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES, precision_root
 from npgp.variational.reports import Slot
 
-__all__ = ["Direction", "average", "held", "sites_of", "slot_for", "start_average"]
-
 #: What is added to T, the prior covariance in units of the pseudo-data's noise.
 DAMPING = 1e-3
 #: The number of steps that K̄ is the average of.

@@ -39,8 +39,6 @@ from npgp.variational.blocks import (
 from npgp.variational.optimum import gaussian_optimum
 from npgp.variational.row_sites import Scaled, search, working_sites
 
-__all__ = ["update"]
-
 
 def update(
     projector: Projector | Members,
