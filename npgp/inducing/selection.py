@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -94,26 +94,6 @@ def kmeans(rng_key: jax.Array, X: ArrayLike, size: int) -> jax.Array:
 # Greedy conditional variance
 
 
-@overload
-def greedy_variance(
-    kernel: Kernel,
-    X: ArrayLike,
-    size: int,
-    *,
-    given: object = (),
-    jitter: float | None = None,
-    return_trace: Literal[False] = False,
-) -> jax.Array: ...
-@overload
-def greedy_variance(
-    kernel: Kernel,
-    X: ArrayLike,
-    size: int,
-    *,
-    given: object = (),
-    jitter: float | None = None,
-    return_trace: Literal[True],
-) -> tuple[jax.Array, jax.Array]: ...
 def greedy_variance(
     kernel: Kernel,
     X: ArrayLike,
@@ -122,7 +102,7 @@ def greedy_variance(
     given: object = (),
     jitter: float | None = None,
     return_trace: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> Any:
     """
     Rows of X chosen one by one, each where f's variance given the points before it is largest.
 
@@ -215,32 +195,6 @@ def greedy_rows(
 # Greedy fit
 
 
-@overload
-def greedy_fit(
-    rng_key: jax.Array,
-    kernel: Kernel,
-    X: ArrayLike,
-    y: ArrayLike,
-    size: int,
-    *,
-    noise_variance: ArrayLike,
-    candidates: int | None = 59,
-    jitter: float | None = None,
-    return_trace: Literal[False] = False,
-) -> jax.Array: ...
-@overload
-def greedy_fit(
-    rng_key: jax.Array,
-    kernel: Kernel,
-    X: ArrayLike,
-    y: ArrayLike,
-    size: int,
-    *,
-    noise_variance: ArrayLike,
-    candidates: int | None = 59,
-    jitter: float | None = None,
-    return_trace: Literal[True],
-) -> tuple[jax.Array, jax.Array]: ...
 def greedy_fit(
     rng_key: jax.Array,
     kernel: Kernel,
@@ -252,7 +206,7 @@ def greedy_fit(
     candidates: int | None = 59,
     jitter: float | None = None,
     return_trace: bool = False,
-) -> jax.Array | tuple[jax.Array, jax.Array]:
+) -> Any:
     """
     Rows of X chosen one by one, each the one of some random candidates with which SoR fits y best (Smola & Bartlett
     2001, "Sparse greedy Gaussian process regression").
