@@ -274,7 +274,7 @@ def whole_number(value: Any, name: str, *, least: int | None = 1, most: int | No
     except TypeError:
         number = None
     if number is None:
-        raise TypeError(f"{name} is {value!r}; it must be a whole number.")
+        raise TypeError(f"{name} is {shown(value)}; it must be a whole number.")
     if least is not None and number < least:
         raise ValueError(f"{name} is {value}; it must be {must_be or f'at least {least}'}.")
     if most is not None and number > most:

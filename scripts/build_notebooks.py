@@ -46,7 +46,7 @@ def build(source: Path) -> Path:
         "language_info": {"name": "python"},
     }
     folder = {"metadata": {"path": str(FOLDER)}}
-    NotebookClient(notebook, timeout=600, resources=folder, record_timing=False, coalesce_streams=True).execute()
+    NotebookClient(notebook, timeout=3600, resources=folder, record_timing=False, coalesce_streams=True).execute()
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     notebook.metadata["language_info"] = {"name": "python"}
     for i, cell in enumerate(notebook.cells):

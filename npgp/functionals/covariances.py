@@ -35,7 +35,13 @@ def cross(block: InducingBlock, kernel: Kernel, rows: Rows) -> jax.Array:
 def variance(kernel: Kernel, rows: Rows) -> jax.Array:
     """Prior variance of each row, (N,), without the square matrix."""
     if not isinstance(rows, Functionals):
-        return kernel.diag(rows)
+        found = kernel.diag(rows)
+        if jnp.shape(found)[-1:] != jnp.shape(rows)[-2:-1]:
+            raise ValueError(
+                f"{type(kernel).__name__}.diag(X) has shape {jnp.shape(found)}; it must be ({jnp.shape(rows)[-2]},), "
+                "the prior variance of each row."
+            )
+        return found
     require_differentiable(kernel, rows)
     return precisely(_variance, kernel, rows)
 

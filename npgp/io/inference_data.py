@@ -116,6 +116,7 @@ def to_arviz(
     """
     import arviz  # takes a second, and few programs need it
 
+    checks.random_key(rng_key)
     draws, statistics = _draws(samples, batch_ndims)
     chains, length = next(iter(draws.values())).shape[:2]
     flat = {name: value.reshape(chains * length, *value.shape[2:]) for name, value in draws.items()}

@@ -56,11 +56,11 @@ class Kernel(ByName):
         :param X2: inputs, shape (M, D); ``X`` itself if omitted.
         :return: shape (N, M), or (N, N).
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no __call__(X, X2), the covariance matrix (N, M).")
 
     def diag(self, X: jax.Array) -> jax.Array:
         """Prior variance k(x_n, x_n), shape (N,), without the square matrix."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no diag(X), the prior variances (N,).")
 
     @property
     def differentiable(self) -> bool:

@@ -50,7 +50,7 @@ class Callback:
 
     def __call__(self, training: Training) -> bool | None:
         """
-        Look at a training after a device call.
+        Look at a training where it is due, and at the state from which one goes on.
 
         :param training: with its ``step``, ``losses``, ``params`` and ``state``; where the latter is set, training goes
             on from that.

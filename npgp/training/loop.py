@@ -168,6 +168,8 @@ def fit(
     ):
         if not (value is None or isinstance(value, wanted)):
             raise TypeError(f"{name} is {value!r}; it must be an npgp.training.{wanted.__name__}.")
+    if isinstance(callbacks, Callback):
+        raise TypeError(f"callbacks is {checks.shown(callbacks)}; it must be a list, also of one.")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise TypeError(f"callbacks has {callback!r}; each must be an npgp.training.Callback.")
@@ -200,6 +202,9 @@ def fit(
             data.refuse_nan()  # which says where they came from
             if isinstance(error, (TypeError, ValueError)) and (uncut := data.uncut()):
                 raise ValueError(" ".join([str(error), *uncut.values()])) from error
+            if init_params:
+                shapes = {name: jnp.shape(value) for name, value in init_params.items()}
+                error.add_note(f"init_params has the shapes {shapes}; they must be those of the model's parameters.")
             raise
         names = jax.eval_shape(lambda: step.get_params(state))
         _check_names(names, init_params, "init_params")
@@ -263,20 +268,24 @@ def fit(
 def _train(training: Training, interrupts: Interrupts, steps_per_call: int | None, max_steps: int) -> None:
     """Take steps, and do what is due between device calls, to the end."""
 
+    def next_due(done: int) -> list[int | None]:
+        """Number of steps after ``done`` at which each callback is due; ``None`` for one that always is."""
+        due = (callback.until(training.first + done) for callback in training.callbacks)
+        return [None if steps is None else max(1, steps) for steps in due]
+
     def length(done: int, size: int) -> int:
         """Number of steps of the device call after ``done`` steps; it ends where a callback is due."""
-        due = (callback.until(training.first + done) for callback in training.callbacks)
-        return min([size, training.left(done), *(max(1, steps) for steps in due if steps is not None)])
+        return min([size, training.left(done), *(steps for steps in next_due(done) if steps is not None)])
 
-    def due() -> bool:
+    def call(callbacks: Sequence[Callback]) -> bool:
         with one_model_at_a_time:
-            wishes = [callback(training) for callback in training.callbacks]
+            wishes = [callback(training) for callback in callbacks]
         return any(wishes)
 
     size, calls, ahead = steps_per_call or 1, 0, None
     with ThreadPoolExecutor(1, "npgp-batches") as reader:
         # After a resumption: an evaluation that an interrupt broke off, of the state that was saved then.
-        stop = training.done > 0 and due()
+        stop = training.done > 0 and call(training.callbacks)
         while training.left(training.done) > 0 and not stop:
             began = time.perf_counter()
             with training.data_errors():
@@ -288,13 +297,14 @@ def _train(training: Training, interrupts: Interrupts, steps_per_call: int | Non
             if calls == 0:
                 training.prepare(chunk, n)
                 began = time.perf_counter()
+            waits = next_due(training.done)
             training.advance(chunk, n)
             calls += 1
             # A program's first call is no measure of speed.
             if steps_per_call is None and calls > 1:
                 speed = n / (time.perf_counter() - began)
                 size = max(1, min(int(speed * SECONDS_PER_CALL), 10 * size, max_steps))
-            stop = due()
+            stop = call([c for c, wait in zip(training.callbacks, waits, strict=True) if wait is None or wait <= n])
             size = interrupts.agree(size)
 
 

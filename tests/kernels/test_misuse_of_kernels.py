@@ -29,3 +29,25 @@ def test_variances_are_scalars():
 def test_kernels_and_numbers(combine):
     with pytest.raises(TypeError, match=r"a kernel (plus 0\.1: .*Constant|to the power of 2: .*products)"):
         combine(npgp.RBF())
+
+
+class Half(kernels.Kernel):
+    """A kernel of a user's, without its diagonal."""
+
+    def __call__(self, X, X2=None):
+        return jnp.exp(-jnp.square(X - (X if X2 is None else X2).T))
+
+
+class Wide(Half):
+    """Its diagonal is a column."""
+
+    def diag(self, X):
+        return jnp.ones_like(X)
+
+
+def test_what_a_kernel_of_ones_own_lacks():
+    X = jnp.linspace(0.0, 1.0, 3)[:, None]
+    with pytest.raises(NotImplementedError, match=r"^Half has no diag\(X\)"):
+        npgp.CollapsedGP(Half(), X, X[:1], npgp.Gaussian(scale=0.1)).log_prob(X[:, 0])
+    with pytest.raises(ValueError, match=r"^Wide.diag\(X\) has shape \(3, 1\); it must be \(3,\)"):
+        npgp.CollapsedGP(Wide(), X, X[:1], npgp.Gaussian(scale=0.1)).log_prob(X[:, 0])

@@ -26,7 +26,7 @@ class Noted(Callback):
     """Keeps what it saw; called after multiples of ``every``; ends the training, or fails, where it is told to."""
 
     def __init__(self, every=None, stop=None, fail=None):
-        self.every, self.stop, self.fail, self.seen = every, stop, fail, []
+        self.every, self.stop, self.fail, self.seen, self.calls = every, stop, fail, [], []
 
     def begin(self, training):
         self.seen.append(("begin", training.step))
@@ -35,6 +35,7 @@ class Noted(Callback):
         return None if self.every is None else self.every - step % self.every
 
     def __call__(self, training):
+        self.calls.append(training.step)
         if self.every is None or training.step % self.every == 0:
             self.seen.append((training.step, len(training.losses), float(training.params["a"])))
         if training.step == self.fail:
@@ -56,8 +57,9 @@ def fit(num_steps=10, **options):
 
 
 def test_they_are_called_when_they_want_to_be():
-    noted = Noted(every=4)
-    result = fit(callbacks=[noted])
+    noted, other = Noted(every=4), Noted(every=3)
+    result = fit(callbacks=[noted, other])
+    assert noted.calls == [4, 8] and other.calls == [3, 6, 9]
     assert noted.seen == [("begin", 0), (4, 4, 4.0), (8, 8, 8.0), ("end", 10, type(None))]
     noted = Noted(every=4)  # over continuations
     fit(3, callbacks=[noted], init_state=result.state)
@@ -74,6 +76,8 @@ def test_one_ends_the_training_and_all_hear_of_it():
     with pytest.raises(KeyError):
         fit(callbacks=[noted, Noted(every=4, fail=8)])
     assert noted.seen[-2:] == [(8, 8, 8.0), ("end", 8, KeyError)]
+    with pytest.raises(TypeError, match="callbacks is .*; it must be a list"):
+        fit(callbacks=noted)
     with pytest.raises(TypeError, match=r"callbacks has <built-in function print>; each must be an npgp.training.Ca"):
         fit(callbacks=[print])
 

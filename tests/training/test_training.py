@@ -312,6 +312,19 @@ def test_an_offset_that_is_not_finite_is_named():
         fit(svi, KEY, 3, np.linspace(0.0, 6.0, 12)[:, None], np.arange(12.0), np.ones(12), progress=False)
 
 
+def test_initial_values_of_another_shape_are_named():
+    def model(X, y=None):
+        f = npgp.SparseGP("f", npgp.RBF(numpyro.param("scale", 1.0)), X[::3]).draw()
+        with numpyro.plate("data", len(X)):
+            npgp.observe("y", f(X), npgp.Gaussian(scale=0.1), obs=y)
+
+    svi = SVI(model, npgp.AutoSparseGP(model), adam(0.05, 3), TraceMeanField_ELBO())
+    with pytest.raises(ValueError, match="RBF lengthscale has shape") as caught:
+        fit(svi, KEY, 3, np.ones((6, 1)), np.ones(6), init_params={"scale": np.ones(3)}, progress=False)
+    words = "init_params has the shapes {'scale': (3,)}; they must be those of the model's parameters."
+    assert words in caught.value.__notes__
+
+
 def test_non_finite_inputs_are_refused():
     bad = Y.copy()
     bad[[3, 7]] = np.nan, -np.inf
