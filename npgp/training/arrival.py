@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -51,12 +51,24 @@ STALLED = 0.7
 MOST_WINDOWS = 60
 #: Of what has one value and no standard deviation, such as a ``numpyro.param``, the share that counts as one.
 OF_VALUE = 0.05
+#: Looks that a trend is estimated from, at least, and the slowest and fastest in steps that is believed: the noise of
+#: averages falls like the root of the steps.
+LEAST_LOOKS, SLOWEST, FASTEST = 4, 0.5, 2.0
+#: Arrival is far where, after so many steps, it is more than so many ahead.
+FAR_AFTER, FAR = 2000, 20_000
 #: Trainings of fewer steps than this are trials, of which nothing is said.
 LEAST_STEPS = 400
 #: Number of evaluations of the loss at each look at such a training.
 DRAWS = 64
 #: What the ELBO may rise by in the second half of the steps, in nats, in nats for each row, and in standard errors.
 NATS, NATS_PER_ROW, ERRORS = 0.3, 0.005, 3.0
+
+
+#: What is said where steps are many.
+FEWER_STEPS = (
+    "Larger batches and several draws a step (num_particles=4) take fewer; where the GP is all that is to be learned, "
+    "npgp.CollapsedGP with npgp.fit_collapsed takes some dozens, with all rows at each."
+)
 
 
 #: By site, by how many standard deviations means moved, and by how much their logarithms changed.
@@ -138,7 +150,9 @@ class Arrival(Callback):
 
     The optimizer is :func:`npgp.adam` without a number of steps, whose rate it lowers; so it does not matter much where
     that begins. ``result.params`` are averages of iterates, with less noise than any. Several draws a step,
-    ``TraceMeanField_ELBO(num_particles=8)``, often take fewer steps.
+    ``TraceMeanField_ELBO(num_particles=8)``, often take fewer steps. The progress bar says about how
+    many are to come, by the trend of the looks; where after 2000 steps it is 20,000 more, a :class:`TrainingWarning`
+    says so, once.
 
     :param tolerance: by how many of its standard deviations, and by what in their logarithm, a latent value may move.
     :param window: number of steps at the first rate between two looks.
@@ -169,7 +183,7 @@ class Arrival(Callback):
             self._before: Summary | None = None
             self._drifts: list[float] = []
             self._history = []
-        self._ended, self._last = False, training.first + self.max_steps
+        self._ended, self._warned, self._last = False, False, training.first + self.max_steps
         self._program = Program(self._summary_of(training), options=STEPS)
 
     @property
@@ -203,6 +217,9 @@ class Arrival(Callback):
             stalled = len(self._drifts) > 1 and largest > STALLED * float(np.median(self._drifts[:-1])) and gain < error
             finished = largest < self.tolerance or stalled or len(self._drifts) >= MOST_WINDOWS
             training.moving = f"{_slowest(*drift)} moves by {largest:.2g} sd"
+            if ahead := steps_ahead(self._history, self.tolerance):
+                training.moving += f", about {ahead} steps more"
+                self._warn_if_far(training, drift, ahead)
         self._previous = now, loss, variance
         self._count(float(averaging.rate), window)
         factor = averaging.factor
@@ -227,14 +244,20 @@ class Arrival(Callback):
         found = training.convergence
         if error is None and self._ended and found is not None and not found.arrived:
             what = f"npgp.fit: {training.step} steps are too few to see whether the posterior still moves"
-            if found.moved:
-                name = found.slowest
-                what = (
-                    f"npgp.fit: after {training.step} steps {name!r} still moves, by {found.moved[name]:.2g} of its "
-                    f"standard deviations, which change by {100 * found.widened[name]:.0f}%"
-                )
             advice = "give Arrival more max_steps, or look whether the data say what it is."
+            if found.moved:
+                what = f"npgp.fit: {_still_moves(training.step, found.moved, found.widened)}"
+                if ahead := steps_ahead(self._history, self.tolerance):
+                    advice = f"about {ahead} more are to come. {advice.capitalize()} {FEWER_STEPS}"
             warnings.warn(f"{what}: {advice}", TrainingWarning, stacklevel=4)
+
+    def _warn_if_far(self, training: Training, drift: Drift, ahead: int) -> None:
+        """Once, and early."""
+        if self._warned or training.done < FAR_AFTER or ahead < FAR:
+            return
+        self._warned = True
+        what = f"{_still_moves(training.step, *drift)}, so that it takes about {ahead} steps more"
+        warnings.warn(f"npgp.fit: {what}. {FEWER_STEPS}", TrainingWarning, stacklevel=6)
 
     def _count(self, rate: float, steps: int) -> None:
         if self._rates and self._rates[-1][0] == rate:
@@ -406,6 +429,20 @@ class Fifths(Callback):
             self._third = snapshot.get("third")
 
 
+def steps_ahead(history: Sequence[tuple[int, dict[str, float]]], tolerance: float) -> int | None:
+    """
+    About how many steps it takes until what moves most moves by less than the tolerance, if that goes on to fall with
+    a power of the steps as in the later half of the looks; ``None`` where these are too few, or none is to come.
+    """
+    largest = [max(moved.values(), default=0.0) for _, moved in history]
+    if len(history) < LEAST_LOOKS or min(largest) <= 0.0 or largest[-1] <= tolerance:
+        return None
+    first, step = (len(history) - 1) // 2, history[-1][0]
+    fall = -np.polyfit(np.log([number for number, _ in history[first:]]), np.log(largest[first:]), 1)[0]
+    ahead = step * ((largest[-1] / tolerance) ** (1.0 / np.clip(fall, SLOWEST, FASTEST)) - 1.0)
+    return int(float(f"{ahead:.1g}"))
+
+
 def sentence(convergence: Convergence | None) -> str | None:
     """What is said at the end of a given number of steps that did not suffice."""
     if convergence is None or convergence.gain is None or convergence.arrived:
@@ -433,6 +470,12 @@ def _summarized(drawn: dict[str, Any], params: dict[str, Any], stated: set[str])
     deviations = {name: jnp.std(value, axis=0) for name, value in drawn.items()}
     points = {name: value for name, value in params.items() if name not in stated and hasattr(value, "dtype")}
     return means | points, deviations | {name: jnp.zeros_like(value) for name, value in points.items()}
+
+
+def _still_moves(step: int, moved: dict[str, float], widened: dict[str, float]) -> str:
+    name = _slowest(moved, widened)
+    by = f"by {moved[name]:.2g} of its standard deviations, which change by {100 * widened[name]:.0f}%"
+    return f"after {step} steps {name!r} still moves, {by}"
 
 
 def _note(step: int, drift: Drift) -> tuple[int, dict[str, float]]:

@@ -85,7 +85,34 @@ def of_panel(rows: int):
     return model, (X, y_seen), "level"
 
 
-MODELS = {"regression": regression, "counts": counts, "panel": of_panel, "classes": classes}
+def areas(rows: int):
+    """The hierarchy of notebooks/03-gp-in-a-hierarchical-model.py, on fewer areas of a unit square."""
+    rng = np.random.default_rng(4)
+    S, x = rng.uniform(size=(rows, 2)), rng.normal(size=(rows, 2))
+    region = np.argmin(np.linalg.norm(S[:, None] - rng.uniform(size=(8, 2)), axis=-1), axis=1)
+    exposure = np.exp(rng.normal(np.log(10.0), 0.6, rows))
+    smooth = 0.6 * np.sin(7.0 * S[:, 0]) * np.cos(5.0 * S[:, 1])
+    y = rng.poisson(exposure * np.exp(0.2 + x @ [0.25, -0.2] + 0.3 * rng.normal(size=8)[region] + smooth))
+    Z = npgp.inducing.greedy_variance(npgp.Matern32(0.2), S, 60)
+
+    def model(S, region, x, exposure, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        with numpyro.plate("covariate", 2):
+            beta = numpyro.sample("beta", dist.Normal(0.0, 0.5))
+        spread = numpyro.sample("spread", dist.HalfNormal(0.5))
+        with numpyro.plate("region", 8):
+            effect = numpyro.sample("effect", dist.Normal(0.0, spread))
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(0.2), 0.5))
+        amplitude = numpyro.sample("amplitude", dist.HalfNormal(1.0))
+        f = npgp.SparseGP("f", npgp.Matern32(lengthscale, variance=amplitude**2), Z).draw()
+        with numpyro.plate("area", rows):
+            log_risk = f(S) + level + x @ beta + effect[region]
+            npgp.observe("y", log_risk, npgp.Poisson(exposure=exposure), obs=y)
+
+    return model, (S, region, x, exposure, y), "level"
+
+
+MODELS = {"regression": regression, "counts": counts, "panel": of_panel, "classes": classes, "areas": areas}
 GUIDES: dict[str, dict[str, Any]] = {"default": {}, "pseudo-data": {"dependence": "pseudo-data"}}
 
 
@@ -117,8 +144,9 @@ STUDIES = {
     "arrival": Study(
         """Training that ends by itself: where it ends from several rates and keys, and how long it takes.
 
-Four simulated models, trained with num_steps=None: a regression with a covariate, counts with covariates and groups, a
-panel of functions and levels, and two classes with two covariates. The best ELBO is that of the best row of each.""",
+Five simulated models, trained with num_steps=None: a regression with a covariate, counts with covariates and groups, a
+panel of functions and levels, two classes with two covariates, and a hierarchy of areas. The best ELBO is that of the
+best row of each.""",
         arrive,
         {"of": tuple(MODELS), "guide": tuple(GUIDES), "rate": (0.1, 0.03, 0.005), "seed": (0, 1, 2)},
         {

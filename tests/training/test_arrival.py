@@ -13,7 +13,7 @@ from models import rbf
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
-from npgp.training import Arrival
+from npgp.training import Arrival, arrival
 
 NOISE = 0.1
 RNG = np.random.default_rng(0)
@@ -59,17 +59,31 @@ def test_it_arrives_from_any_rate(rate, dependence):
     assert "the posterior stands still" in str(convergence)
 
 
-def test_what_has_not_arrived_is_said():
-    svi = svi_of(0.001)
-    with pytest.warns(npgp.training.TrainingWarning, match=r"after 200 steps '(level|f.u)' still moves, by .* of its"):
+def test_what_has_not_arrived_is_said(monkeypatch):
+    monkeypatch.setattr(arrival, "FAR_AFTER", 150)
+    monkeypatch.setattr(arrival, "FAR", 1)
+    svi, moves = svi_of(0.001), "steps '(level|f.u)' still moves, by .* of its"
+    with (
+        pytest.warns(npgp.training.TrainingWarning, match=rf"after 150 {moves} .* takes about \d+ steps more. Larger"),
+        pytest.warns(npgp.training.TrainingWarning, match=rf"after 200 {moves} .* about \d+ more are to come. Give"),
+    ):
         result = npgp.fit(
-            svi, jax.random.key(0), None, X, Y, callbacks=[Arrival(window=50, max_steps=200)], progress=False
+            svi, jax.random.key(0), None, X, Y, callbacks=[Arrival(window=25, max_steps=200)], progress=False
         )
     assert not result.convergence.arrived
     assert len(result.losses) == 200
     with pytest.warns(npgp.training.TrainingWarning, match="50 steps are too few to see whether the posterior still"):
         npgp.fit(svi, jax.random.key(0), None, X, Y, callbacks=[Arrival(max_steps=50)], progress=False)
     assert "the posterior still moves" in str(result.convergence)
+
+
+@pytest.mark.parametrize(("power", "ahead"), [(1.0, 800), (0.0, 4800), (3.0, 200)])
+def test_steps_ahead_are_those_of_a_power_law(power, ahead):
+    """By which .5 at 200 steps falls to .1: at 1000 by the power 1. Slower than noise, and faster, is not believed."""
+    history = [(step, {"f": 0.5 * (200 / step) ** power, "level": 0.01}) for step in range(20, 201, 20)]
+    assert arrival.steps_ahead(history, 0.1) == float(f"{ahead:.1g}")
+    assert arrival.steps_ahead(history[:3], 0.1) is None
+    assert arrival.steps_ahead(history, 0.6) is None
 
 
 def test_only_npgps_adam_has_a_rate_to_lower():
@@ -106,7 +120,7 @@ def test_adam_without_steps_is_adam_and_averages():
 def test_it_goes_on_from_a_checkpoint(tmp_path):
     def trained(num_steps, folder):
         checkpoints = npgp.training.Checkpoints(tmp_path / folder, every=10)
-        arrival = Arrival(window=20, max_steps=150, draws=16)
+        until = Arrival(window=20, max_steps=150, draws=16)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", npgp.training.TrainingWarning)
             return npgp.fit(
@@ -115,7 +129,7 @@ def test_it_goes_on_from_a_checkpoint(tmp_path):
                 num_steps,
                 X,
                 Y,
-                callbacks=[arrival],
+                callbacks=[until],
                 checkpoints=checkpoints,
                 progress=False,
             )
