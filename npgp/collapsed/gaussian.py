@@ -12,8 +12,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.conditionals import Conditional
-from npgp.functionals.covariances import covariance
-from npgp.functionals.rows import RowsLike, as_rows
+from npgp.functionals.rows import RowsLike, as_rows, covariance
 from npgp.kernels import Kernel, as_kernel
 from npgp.programs.backend import maximum
 from npgp.programs.compiled import STEPS, one_program

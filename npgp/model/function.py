@@ -14,8 +14,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks, functionals, linalg
 from npgp.features import InducingBlock
-from npgp.functionals.covariances import covariance, variance
-from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, some
+from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, covariance, some, variance
 from npgp.kernels import Kernel
 from npgp.model.draw import Draw, Given, Moments, Points, Sampled
 from npgp.model.latent import Latent, NoArray, Term

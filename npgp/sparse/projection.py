@@ -23,7 +23,7 @@ import numpy as np
 
 from npgp import linalg
 from npgp.features import InducingBlock, as_block, covariance
-from npgp.functionals import covariances
+from npgp.functionals import rows as functionals
 from npgp.functionals.rows import Functionals, Rows
 from npgp.kernels import Kernel
 from npgp.programs.backend import maximum
@@ -161,8 +161,8 @@ class Projector:
         return self._exactly(lambda projector, X: projector._projection(X).with_variances_left(), X)
 
     def _projection(self, X: Rows) -> Projection:
-        crosses = [covariances.cross(block, self.kernel, X) for block in self.blocks]
-        return Projection(self.whiten(crosses), covariances.variance(self.kernel, X))
+        crosses = [functionals.cross(block, self.kernel, X) for block in self.blocks]
+        return Projection(self.whiten(crosses), functionals.variance(self.kernel, X))
 
     def whiten(self, covariances: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         """
@@ -193,11 +193,11 @@ class Projector:
         if self.rest is not None:  # rounded projections do not tell a small covariance from a large one's rounding
             return self._exactly(lambda p, X, other: p._residual_covariance(X, blocks, other), X, other and other[0])
         if other is not None:
-            D = covariances.covariance(self.kernel, X, other[0])
+            D = functionals.covariance(self.kernel, X, other[0])
             for A_i, B_i in zip(_projected_out(A, blocks), _projected_out(other[1], blocks), strict=True):
                 D = D - linalg.transposed_matmul(A_i, B_i)
             return D
-        D = covariances.covariance(self.kernel, X)
+        D = functionals.covariance(self.kernel, X)
         for A_i in _projected_out(A, blocks):
             D = D - linalg.gram(jnp.swapaxes(A_i, -1, -2))
         return D
@@ -218,7 +218,7 @@ class Projector:
             return self.expand(X.shape[:-2]).group_covariance(X, A, groups, blocks)
         if self.rest is not None:
             return self._exactly(lambda p, X, groups: p.group_covariance(X, p(X).A, groups, blocks), X, groups)
-        D = covariances.within_groups(self.kernel, X, groups)
+        D = functionals.within_groups(self.kernel, X, groups)
         for A_i in _projected_out(A, blocks):
             D = D - groups.gram(A_i)
         return D

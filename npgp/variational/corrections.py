@@ -26,8 +26,8 @@ from jax.typing import ArrayLike
 from npgp import linalg
 from npgp.conditionals import ObservedRows
 from npgp.conditionals.precision import best_precision, certified_precision
-from npgp.functionals import covariances
 from npgp.functionals.rows import RowsLike, apart, as_rows, some
+from npgp.functionals.rows import covariance as covariance_of
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
@@ -84,7 +84,7 @@ class CorrectedPosterior(FunctionPosterior):
         def correct(x, A_x, group):
             """Corrections for rows x (n, D) of one group: each (..., n)."""
             near = some(self.rows, group)
-            covariance = projector.each(lambda p: covariances.covariance(p.kernel, x, near))  # (..., n, g)
+            covariance = projector.each(lambda p: covariance_of(p.kernel, x, near))  # (..., n, g)
             explained = [
                 linalg.matmul(linalg.transposed(a), A[..., group, :]) for a, A in zip(A_x, self.A, strict=True)
             ]
