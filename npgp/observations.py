@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,6 @@ from npgp.sparse.residuals import Residual
 
 
 @pytree
-@dataclass(frozen=True)
 class Observations:
     """
     Observed values of rows, and how they come from f. :meth:`of` checks them, and fills in what is missing.

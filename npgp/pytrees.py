@@ -1,19 +1,21 @@
-"""Registration of dataclasses as JAX pytrees."""
+"""Dataclasses that are JAX pytrees."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 
 T = TypeVar("T", bound=type)
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
 def pytree(cls: T) -> T:
     """
-    Register a dataclass as a pytree; fields with ``static`` in their metadata (:func:`static`) are not leaves.
+    Make a class a frozen dataclass, unless it is a dataclass, and register it as a pytree; fields with ``static`` in
+    their metadata (:func:`static`) are not leaves.
 
     Fields with ``init=False`` are constants of the class, and no part of the pytree.
 
@@ -22,11 +24,7 @@ def pytree(cls: T) -> T:
 
     .. code-block:: python
 
-        from dataclasses import dataclass
-
-
         @npgp.pytree
-        @dataclass(frozen=True)
         class Pair:
             first: jax.Array
             second: jax.Array
@@ -36,6 +34,8 @@ def pytree(cls: T) -> T:
 
     :raises TypeError: for a field with ``init=False`` and no default, which rebuilding would lose.
     """
+    if "__dataclass_fields__" not in vars(cls):
+        dataclasses.dataclass(frozen=True)(cls)
     for field in dataclasses.fields(cls):
         if not field.init and field.default is dataclasses.MISSING:
             raise TypeError(f"{cls.__name__}.{field.name} has init=False; in a pytree it must have a default.")

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol, get_args
 
 import jax
@@ -352,7 +352,6 @@ def _check_groups(method: str, groups: object, rows: int) -> None:
 
 
 @pytree
-@dataclass(frozen=True)
 class DegeneratePosterior(FunctionPosterior):
     """
     The posterior under SoR: of functions ``f(x) = A(x)ᵀ ε``, which the whitened inducing values ε determine.
@@ -406,7 +405,6 @@ class Noise(Protocol):
 
 
 @pytree
-@dataclass(frozen=True)
 class RowNoise:
     """
     Rows one by one.
@@ -427,7 +425,6 @@ class RowNoise:
 
 
 @pytree
-@dataclass(frozen=True)
 class GroupNoise:
     """
     Rows in blocks: ``R = σ F``, ``F Fᵀ = I + D / σ²`` within each block.

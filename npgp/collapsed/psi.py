@@ -20,7 +20,6 @@ for each pair once: for all rows at once where these are few, and else for some 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -45,7 +44,6 @@ KEPT_ENTRIES, CHUNK_ENTRIES = 2**21, 2**18
 
 
 @pytree
-@dataclass(frozen=True)
 class PsiStatistics:
     """
     A kernel's expectations over N Gaussian inputs.
@@ -99,7 +97,6 @@ def psi_statistics(
 
 
 @pytree
-@dataclass(frozen=True)
 class ExpectedProjection:
     """
     Moments of the whitened projections ``A(x_n) = L⁻¹ k(Z, x_n)`` of N Gaussian inputs, and of what they leave.
@@ -228,7 +225,6 @@ def _checked(
 
 
 @pytree
-@dataclass(frozen=True)
 class _Terms:
     """
     A kernel as ``Σ_i σ_i² exp(−½ Σ_q α_iq (x_q − x'_q)²) + Σ_q v_q x_q x'_q + c``.

@@ -17,7 +17,6 @@ Without inducing features it is the response NNGP, without neighbors FITC, with 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -35,7 +34,6 @@ from npgp.variational.blocks import BlockNormal
 
 
 @pytree
-@dataclass(frozen=True)
 class VecchiaNoise:
     """
     What the inducing features leave and the noise together, by Vecchia's approximation: the Λ of the method.
@@ -73,7 +71,6 @@ class VecchiaNoise:
 
 
 @pytree
-@dataclass(frozen=True)
 class VIFPosterior(NearPosterior):
     """
     The posterior of f by inducing points and neighbors, of :meth:`npgp.ApproximateGP.condition`: at new inputs f is

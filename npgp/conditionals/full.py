@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -17,7 +16,6 @@ from npgp.sparse.groups import Groups, single
 
 
 @pytree
-@dataclass(frozen=True)
 class Full(Tight):
     """
     One group of all rows, at O(N³): the ELBO of a q, so a bound for whatever likelihood. All rows at once::

@@ -18,7 +18,6 @@ from npgp.sparse.residuals import Residual, RowResidual
 
 
 @pytree
-@dataclass(frozen=True)
 class Consecutive:
     """
     Groups of consecutive rows, of however many rows.

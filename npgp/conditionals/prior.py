@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -16,7 +15,6 @@ from npgp.sparse.residuals import Residual
 
 
 @pytree
-@dataclass(frozen=True)
 class Prior(Conditional):
     """
     λ = 0: the residual keeps its prior. Always a bound, for whatever likelihood, and the loosest::

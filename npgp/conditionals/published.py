@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -18,7 +17,6 @@ from npgp.pytrees import pytree
 
 
 @pytree
-@dataclass(frozen=True)
 class Published(Tight):
     """
     λ_n = 1/β with one learned β, as Bui, Ashman & Turner (2025) ran, for comparison: a bound for log-concave

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
@@ -17,7 +16,6 @@ from npgp.sparse.residuals import Residual
 
 
 @pytree
-@dataclass(frozen=True)
 class Shared(Conditional):
     """
     ``ĉ_n = m d_n`` with one learned m at the cost ½ (m − 1 − log m) a row. Always a bound, whatever the likelihood, so

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -16,7 +14,6 @@ from npgp.sparse.residuals import Residual
 
 
 @pytree
-@dataclass(frozen=True)
 class Tight(Conditional):
     """
     A site precision for each row by itself. Always a bound, at no cost beyond that of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -27,7 +26,6 @@ Shape = Callable[[jax.Array], ArrayLike]
 
 
 @pytree
-@dataclass(frozen=True)
 class LeakyReLU:
     """
     ``t`` for positive t, else ``slope · t``.
@@ -54,7 +52,6 @@ class LeakyReLU:
 
 
 @pytree
-@dataclass(frozen=True)
 class ReLU:
     """
     The rectified linear unit, ``max(t, 0)``.
@@ -74,7 +71,6 @@ class ReLU:
 
 
 @pytree
-@dataclass(frozen=True)
 class Softplus:
     """
     ``log(1 + exp(βt)) / β``, a smooth ReLU.
@@ -97,7 +93,6 @@ class Softplus:
 
 
 @pytree
-@dataclass(frozen=True)
 class Probit:
     """
     ``Φ(βt)``, the normal distribution function: ``½ + ½ erf(βt/√2)``, a smooth step.
@@ -120,7 +115,6 @@ class Probit:
 
 
 @pytree
-@dataclass(frozen=True)
 class Activations:
     """
     Units of a neural network, ``φ_m(x) = ‖x̃‖ σ(z_m·x̃ / (‖z_m‖ ‖x̃‖))``, as inducing features of a zonal kernel.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,7 +22,6 @@ MAX_HARMONICS = 4000
 
 
 @pytree
-@dataclass(frozen=True)
 class SphericalHarmonics:
     """
     All spherical harmonics of some levels, as inducing features of a zonal kernel (:class:`npgp.kernels.Zonal`).

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,6 @@ from npgp.pytrees import pytree, static
 
 
 @pytree
-@dataclass(frozen=True)
 class Points:
     """
     The values of f at inducing inputs.

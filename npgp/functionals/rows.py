@@ -28,7 +28,6 @@ ADVICE_EACH = "; for functions in a plate with rows each, state all rows of all 
 
 
 @pytree
-@dataclass(frozen=True)
 class Piece:
     """
     ``Σ_j w_nj f(x_nj)``, or the same sum of derivatives.

@@ -26,7 +26,6 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -54,7 +53,6 @@ __all__ = ["Modes", "NewRows", "infer_latents"]
 
 
 @pytree
-@dataclass(frozen=True)
 class NewRows:
     """
     ``q(x*)`` of some rows, and what it says of their data; made by :func:`infer_latents`, or of an encoder's output::

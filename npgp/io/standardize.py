@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,7 +17,6 @@ _VALUES_PER_BLOCK = 2**16
 
 
 @pytree
-@dataclass(frozen=True)
 class Standardizer:
     """
     The map x ↦ (x − mean) / scale, for inputs or targets; made from data by :meth:`of`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ from npgp.pytrees import pytree
 
 
 @pytree
-@dataclass(frozen=True)
 class Tinygp(Kernel):
     """
     A kernel of tinygp (https://tinygp.readthedocs.io), whose ``k(X, X2)`` is a matrix and ``k(X)`` its diagonal.

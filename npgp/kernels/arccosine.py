@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Any
 
 import jax
@@ -29,7 +29,6 @@ from npgp.pytrees import pytree, static
 
 
 @pytree
-@dataclass(frozen=True)
 class ArcCosine(Kernel):
     """
     Arc-cosine kernel, ``σ² ‖x̃‖ⁿ ‖x̃'‖ⁿ J_n(θ)/π``, with θ the angle of the weighted inputs ``x̃ = (√w_d x_d, √b)``.

@@ -186,7 +186,6 @@ class _Several(Kernel):
 
 
 @pytree
-@dataclass(frozen=True)
 class Sum(_Several):
     """
     Sum of kernels: the covariance of a sum of independent functions. Written ``k1 + k2``.
@@ -216,7 +215,6 @@ class Sum(_Several):
 
 
 @pytree
-@dataclass(frozen=True)
 class Product(_Several):
     """
     Product of kernels. Written ``k1 * k2``.
@@ -242,7 +240,6 @@ def _draws_of_each(kernels: Sequence[Kernel], rng_key: jax.Array, columns: int, 
 
 
 @pytree
-@dataclass(frozen=True)
 class Scaled(Kernel):
     """
     A kernel times a non-negative number. Written ``scale * k``.
@@ -282,7 +279,6 @@ class Scaled(Kernel):
 
 
 @pytree
-@dataclass(frozen=True)
 class _OtherColumns(Kernel):
     """A kernel without ``active_dims``, of the columns that hold no levels."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from functools import partial
 
 import jax
@@ -22,7 +22,6 @@ from npgp.pytrees import pytree, static
 
 
 @pytree
-@dataclass(frozen=True)
 class Coregion(Kernel):
     """
     Intrinsic coregionalization: ``k((x, p), (x', p')) = k(x, x') B[p, p']`` with ``B = W Wᵀ + diag(κ)``:

@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections import Counter
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,6 @@ from npgp.pytrees import pytree, static
 
 
 @pytree
-@dataclass(frozen=True)
 class Linear(Kernel):
     """
     Linear kernel, ``Σ_d σ_d² x_d x'_d``: the prior of a regression line through the origin.
@@ -83,7 +82,6 @@ def _signed_sums(kernel: Linear, signs: jax.Array, X: jax.Array) -> jax.Array:
 
 
 @pytree
-@dataclass(frozen=True)
 class Polynomial(Kernel):
     """
     Polynomial kernel, ``(Σ_d σ_d² x_d x'_d + c)^p``: the prior of a polynomial of degree p.
@@ -161,7 +159,6 @@ def _signed_products(kernel: Polynomial, signs: jax.Array, X: jax.Array) -> jax.
 
 
 @pytree
-@dataclass(frozen=True)
 class Constant(Kernel):
     """
     Constant kernel: an unknown offset with this prior variance.
@@ -198,7 +195,6 @@ def _constant(kernel: Constant, X: jax.Array) -> jax.Array:
 
 
 @pytree
-@dataclass(frozen=True)
 class White(Kernel):
     """
     White noise: variance at every row, no covariance between rows, of two calls' inputs neither.

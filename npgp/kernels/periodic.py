@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,6 @@ from npgp.pytrees import pytree, static
 
 
 @pytree
-@dataclass(frozen=True)
 class Periodic(Kernel):
     """
     Periodic kernel, ``σ_f² exp(−2 Σ_d sin²(π (x_d − x'_d)/p_d)/ℓ_d²)`` (MacKay 1998).
@@ -86,7 +85,6 @@ def _circle_waves(kernel: Periodic, frequencies: jax.Array, X: jax.Array) -> jax
 
 
 @pytree
-@dataclass(frozen=True)
 class Cosine(Kernel):
     """
     Cosine kernel, ``σ_f² cos(2π Σ_d (x_d − x'_d)/p_d)``: one plane wave of unknown amplitude and phase.

@@ -97,7 +97,6 @@ def _fourier(kernel: Stationary, frequencies: jax.Array, X: jax.Array) -> jax.Ar
 
 
 @pytree
-@dataclass(frozen=True)
 class RBF(Stationary):
     """
     Squared-exponential kernel, ``σ_f² exp(−r²/2)``; parameters as :class:`Stationary`.
@@ -116,7 +115,6 @@ class RBF(Stationary):
 
 
 @pytree
-@dataclass(frozen=True)
 class RationalQuadratic(Stationary):
     """
     Rational-quadratic kernel, ``σ_f² (1 + r²/(2α))^−α``: a gamma mixture of RBF kernels of many lengthscales.
@@ -200,7 +198,6 @@ def _inverse_gamma_scale(rng_key: jax.Array, nu: float, count: int) -> jax.Array
 
 
 @pytree
-@dataclass(frozen=True)
 class Matern12(Stationary):
     """
     Matérn-1/2 (exponential) kernel, ``σ_f² exp(−r)``; parameters as :class:`Stationary`.
@@ -222,7 +219,6 @@ class Matern12(Stationary):
 
 
 @pytree
-@dataclass(frozen=True)
 class Matern32(Stationary):
     """
     Matérn-3/2 kernel, ``σ_f² (1 + √3 r) exp(−√3 r)``; parameters as :class:`Stationary`.
@@ -241,7 +237,6 @@ class Matern32(Stationary):
 
 
 @pytree
-@dataclass(frozen=True)
 class Matern52(Stationary):
     """
     Matérn-5/2 kernel, ``σ_f² (1 + √5 r + 5r²/3) exp(−√5 r)``; parameters as :class:`Stationary`.

@@ -152,7 +152,6 @@ def as_zonal(kernel: Kernel, what: str) -> tuple[Zonal, ArrayLike]:
 
 
 @pytree
-@dataclass(frozen=True)
 class ZonalArcCosine(Zonal):
     """
     Arc-cosine kernel with the norms of degree 1: ``σ² ‖x̃‖ ‖x̃'‖ J_n(θ)/π``.
@@ -265,7 +264,6 @@ class ZonalStationary(Zonal):
 
 
 @pytree
-@dataclass(frozen=True)
 class ZonalRBF(ZonalStationary):
     """
     Squared-exponential kernel of the chord, ``exp(−‖u − u'‖²/(2ℓ²))``; parameters as :class:`ZonalStationary`.
@@ -323,7 +321,6 @@ class _ZonalMatern(ZonalStationary):
 
 
 @pytree
-@dataclass(frozen=True)
 class ZonalMatern12(_ZonalMatern):
     """
     Matérn-1/2 kernel of the chord, ``κ = exp(−‖u − u'‖/ℓ)``; parameters as :class:`ZonalStationary`.
@@ -340,7 +337,6 @@ class ZonalMatern12(_ZonalMatern):
 
 
 @pytree
-@dataclass(frozen=True)
 class ZonalMatern32(_ZonalMatern):
     """
     Matérn-3/2 kernel of the chord; parameters as :class:`ZonalStationary`.
@@ -357,7 +353,6 @@ class ZonalMatern32(_ZonalMatern):
 
 
 @pytree
-@dataclass(frozen=True)
 class ZonalMatern52(_ZonalMatern):
     """
     Matérn-5/2 kernel of the chord; parameters as :class:`ZonalStationary`.

@@ -173,7 +173,6 @@ class NearPosterior(FunctionPosterior):
 
 
 @pytree
-@dataclass(frozen=True)
 class NeighborPosterior(NearPosterior):
     """
     The posterior of f given its values at some points, or an approximate posterior of these: each value of f depends on

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, get_args
 
 import jax
@@ -47,7 +47,6 @@ Array = np.ndarray | jax.Array
 
 
 @pytree
-@dataclass(frozen=True)
 class Waves:
     """
     Sites in waves: those of a wave have neighbors in earlier waves alone, and can be computed together.
@@ -63,7 +62,6 @@ class Waves:
 
 
 @pytree
-@dataclass(frozen=True)
 class Repeats:
     """
     Rows of which several are at one site.
@@ -90,7 +88,6 @@ class Repeats:
 
 
 @pytree
-@dataclass(frozen=True)
 class Neighbors:
     """
     An order of N sites, and for each site its neighbors: the nearest k of the sites before it, fewer for the first

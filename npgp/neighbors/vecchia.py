@@ -13,7 +13,7 @@ The covariance is a kernel's, of sites X; or that of what inducing features leav
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
@@ -221,7 +221,6 @@ def _padded(v: jax.Array, rows: int) -> jax.Array:
 
 
 @pytree
-@dataclass(frozen=True)
 class VecchiaFactor:
     """
     The sparse Cholesky factor of an NNGP's precision: ``R = F^−½ (I − B)``, with ``Rᵀ R`` the precision. Its rows and
@@ -337,7 +336,6 @@ class VecchiaFactor:
 
 
 @pytree
-@dataclass(frozen=True)
 class MergedFactor:
     """
     A factor R of the precision of noisy measurements, of which several may be at one site, ``Rᵀ R`` the precision:

@@ -9,7 +9,7 @@ k-d tree's: halve the rows at the median of the column in which they spread most
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -61,7 +61,6 @@ def default_size(num_inducing: int) -> int:
 
 
 @pytree
-@dataclass(frozen=True)
 class Tree:
     """
     The splits by which inputs find their group: nearest center first, then a binary tree for each center.
@@ -86,7 +85,6 @@ class Tree:
 
 
 @pytree
-@dataclass(frozen=True)
 class Groups:
     """
     A partition of N rows in G groups of at most g; made by :func:`median_split`, :func:`kmeans_groups`,

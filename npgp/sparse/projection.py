@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -43,7 +43,6 @@ def _projected_out(A: Sequence[jax.Array], blocks: Sequence[bool] | None) -> lis
 
 
 @pytree
-@dataclass(frozen=True)
 class Projection:
     """
     Whitened projections of N inputs.
@@ -84,7 +83,6 @@ class Projection:
 
 
 @pytree
-@dataclass(frozen=True)
 class Projector:
     """
     The factorized inducing blocks of one kernel; made by :func:`factorize`.
@@ -225,7 +223,6 @@ class Projector:
 
 
 @pytree
-@dataclass(frozen=True)
 class Members:
     """
     The factorized inducing blocks of several functions, each with a kernel, or inducing inputs, of its own; made by

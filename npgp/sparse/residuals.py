@@ -9,7 +9,6 @@ Rows are groups of one, of neighbors, or all together; nothing else of the libra
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -104,7 +103,6 @@ def residual_of(
 
 
 @pytree
-@dataclass(frozen=True)
 class RowResidual:
     """
     Rows one by one: ``ĉ_n = d_n / (1 + λ_n d_n)``.
@@ -128,7 +126,6 @@ class RowResidual:
 
 
 @pytree
-@dataclass(frozen=True)
 class GroupResidual:
     """
     Rows in groups of neighbors.

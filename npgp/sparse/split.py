@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -16,7 +15,6 @@ from npgp.sparse.projection import Projector, as_blocks, factorize
 
 
 @pytree
-@dataclass(frozen=True)
 class LowRankKernel(Kernel):
     """
     The covariance of what inducing features explain, ``Σ_i A_i(x)ᵀ A_i(x')``; made by :func:`split_kernel`.
@@ -51,7 +49,6 @@ class LowRankKernel(Kernel):
 
 
 @pytree
-@dataclass(frozen=True)
 class ResidualKernel(LowRankKernel):
     """
     The covariance of what inducing features leave, ``k(x, x') − Σ_i A_i(x)ᵀ A_i(x')``; made by :func:`split_kernel`.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -26,7 +26,6 @@ from npgp.variational.paths import Paths
 
 
 @pytree
-@dataclass(frozen=True)
 class PosteriorMixture(Mixture):
     """
     The posterior of f averaged over draws of all other latent sites, hyperparameters among them: a mixture, in equal
@@ -196,7 +195,6 @@ class PosteriorMixture(Mixture):
 
 
 @pytree
-@dataclass(frozen=True)
 class PathMixture:
     """
     Functions drawn from a mixture of posteriors; made by :meth:`PosteriorMixture.draw_functions`.

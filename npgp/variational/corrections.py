@@ -14,7 +14,6 @@ in, and both: an approximation, in the spirit of PIC (Snelson & Ghahramani 2007)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,7 +42,6 @@ BATCH = 128
 
 
 @pytree
-@dataclass(frozen=True)
 class CorrectedPosterior(FunctionPosterior):
     """
     A posterior of f with what the training rows say about the residual; made by :func:`exact_variance` and

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -64,7 +64,6 @@ def mean_values(mean: Any, H: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 @pytree
-@dataclass(frozen=True)
 class DeepPosterior(Mixture):
     """
     The approximate posterior of a deep GP's function: a mixture, in equal parts, over draws of what is between its

@@ -6,7 +6,6 @@ coregionalization. What the posterior of g says about h, with the covariance bet
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -21,7 +20,6 @@ from npgp.variational.paths import Paths
 
 
 @pytree
-@dataclass(frozen=True)
 class MixedPosterior(FunctionPosterior):
     """
     The posterior of ``h = W g``: P outputs that mix Q functions.
@@ -148,7 +146,6 @@ class MixedPosterior(FunctionPosterior):
 
 
 @pytree
-@dataclass(frozen=True)
 class MixedPaths:
     """
     Draws of several outputs as functions; made by :meth:`MixedPosterior.draw_functions`.

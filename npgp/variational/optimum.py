@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,6 @@ def gaussian_optimum(
 
 
 @pytree
-@dataclass(frozen=True)
 class ScaledProjection:
     """
     ``Ã_i = A_i / σ`` and the Cholesky factor of ``B = I + Ã Ãᵀ`` for all blocks stacked, by blocks.

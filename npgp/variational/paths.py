@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -22,7 +22,6 @@ from npgp.variational.blocks import Arrays, BlockNormal, block_normal, whitened_
 
 
 @pytree
-@dataclass(frozen=True)
 class Paths:
     """
     Functions drawn from a posterior; made by :meth:`Posterior.draw_functions`.

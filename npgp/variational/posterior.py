@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 import jax
@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 
 @pytree
-@dataclass(frozen=True)
 class Posterior(FunctionPosterior):
     """
     The approximate posterior of f: everything q(ε) says about the function, at any inputs.
@@ -271,7 +270,6 @@ def _inputs(rows: Any) -> Rows:
 
 
 @pytree
-@dataclass(frozen=True)
 class Decomposition:
     """
     A posterior of f in independent parts, whose means and variances sum to those of f.
