@@ -97,7 +97,10 @@ def _shown(message: Message) -> Iterator[Handler]:
     The handlers that a message is shown to, the innermost first, each before it has seen the message.
 
     Relied on: handlers are in a list, and a message goes outwards until one sets its ``stop``. NumPyro's leave types
-    that they do not know alone, but ``scope`` changes the name; and ``trace`` keeps what it post-processes.
+    that they do not know alone, but ``scope`` changes the name; and ``trace`` keeps what it post-processes. That is why
+    ``numpyro.primitives.apply_stack`` does not do: it post-processes, so traces would have sites for the questions, and
+    shows a message to handlers without saying which of them it has come to. Nor do plates show in
+    ``cond_indep_stack`` of a message that is neither a statement nor recorded.
     """
     for handler in reversed(_PYRO_STACK):
         yield handler
