@@ -10,7 +10,7 @@ Minibatches, missing entries, other likelihoods, kernels, priors and guides of x
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,14 +20,13 @@ import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 from numpyro import handlers
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 from numpyro.infer.util import log_density
 
 from npgp import checks
 from npgp.collapsed.uncertain import UncertainInputGP
 from npgp.conditionals import Conditional
 from npgp.features import InducingBlock
-from npgp.gplvm.coordinates import Coordinates
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.model.rerun import Hidden
@@ -192,7 +191,7 @@ class CollapsedGPLVM:
     ) -> CollapsedFit:
         """
         Maximize the bound over all parameters, by L-BFGS in units of the lengthscales, in which a lengthscale changes
-        the prior of x alone, and of the posteriors' widths (:mod:`npgp.gplvm.coordinates`).
+        the prior of x alone, and of the posteriors' widths (:class:`Coordinates`).
 
         :param Y: all rows, (N, D).
         :param max_steps: most steps.
@@ -334,3 +333,52 @@ class CollapsedGPLVM:
         names = sorted(self._sites())
         if missing := [name for name in names if name not in params]:
             raise KeyError(f"params has no {missing[0]!r}; the parameters are {names}.")
+
+
+#: What is in units of the lengthscales.
+IN_LENGTHSCALES = ("x.loc", "x.scale", "inducing")
+#: An inducing input's scale in standard deviations of q(x): all rows around hold it.
+INDUCING_SCALE = 0.5
+#: Scales of logarithms of the noise variance, the lengthscales, and of all else. All rows hold them, and first steps
+#: that go far in them end where all data are noise.
+NOISE_SCALE, LENGTHSCALE_SCALE, SCALE = 0.05, 0.02, 0.15
+
+
+class Coordinates:
+    """
+    From parameters of a collapsed GPLVM to free coordinates and back, in which its bound is climbed in few steps.
+
+    A latent space in units of its lengthscales: ``μ/ℓ``, ``log(s/ℓ)`` and ``Z/ℓ`` are free, so that ``log ℓ`` changes
+    only the divergence from the prior, and pruning a dimension is one short way. Then each coordinate is scaled by
+    about what the bound changes with by 1: means and inducing inputs by the standard deviations of q(x), which differ
+    by orders of magnitude between dimensions and change as training goes, and so are taken anew now and then.
+
+    :param constraints: of each parameter, by name.
+    """
+
+    def __init__(self, constraints: Mapping[str, Any]):
+        self.transforms = {name: biject_to(constraint) for name, constraint in constraints.items()}
+
+    def free(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Coordinates of parameters, of the same names."""
+        ell = params["lengthscale"]
+        scaled = {name: value / ell if name in IN_LENGTHSCALES else value for name, value in params.items()}
+        return {name: self.transforms[name].inv(value) for name, value in scaled.items()}
+
+    def constrained(self, free: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Parameters at coordinates."""
+        scaled = {name: self.transforms[name](value) for name, value in free.items()}
+        ell = scaled["lengthscale"]
+        return {name: value * ell if name in IN_LENGTHSCALES else value for name, value in scaled.items()}
+
+    def scales(self, free: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """About how far each coordinate is to go for the bound to change by 1."""
+        logs = free["x.scale"]
+        known = {
+            "x.loc": jnp.exp(logs),
+            "x.scale": jnp.ones(()),
+            "inducing": INDUCING_SCALE * jnp.exp(jnp.mean(logs, axis=0)),
+            "noise_variance": jnp.asarray(NOISE_SCALE),
+            "lengthscale": jnp.asarray(LENGTHSCALE_SCALE),
+        }
+        return {name: known.get(name, jnp.asarray(SCALE)) for name in free}

@@ -36,8 +36,7 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.chunks import map_chunks
-from npgp.gplvm.expectations import affordable, normal_rule, spread
-from npgp.gplvm.latent_search import Modes, Problem, find_modes
+from npgp.gplvm.latent_search import Modes, Problem, affordable, find_modes, normal_rule, spread
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.likelihoods.base import without_missing
 from npgp.observations import require_possible

@@ -166,7 +166,7 @@ def fit(
     :param starts: of each start two or three numbers. Two are for principal components: the standard deviation of the
         first in lengthscales, and the power of the components' standard deviations that the others are proportional to.
         Three are for two dimensions by distances along a graph of nearest neighbors
-        (:func:`~npgp.gplvm.geodesics.geodesic_coordinates`) and principal components in the others: the standard
+        (:func:`~npgp.gplvm.layouts.geodesic_coordinates`) and principal components in the others: the standard
         deviation of the first in lengthscales, the share of it that principal components have, and how many neighbors
         there are. If omitted one of the first kind and three of the second; for at most 300 rows, where all starts are
         climbed to the end, three and one.

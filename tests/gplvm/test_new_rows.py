@@ -11,7 +11,7 @@ from scipy import stats
 
 import npgp
 from npgp.gplvm import expectations
-from npgp.gplvm.expectations import normal_rule
+from npgp.gplvm.latent_search import normal_rule
 from npgp.gplvm.minimize import minimize
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.likelihoods import Columns

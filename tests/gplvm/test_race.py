@@ -11,8 +11,7 @@ from test_collapsed_gplvm import simulated
 
 import npgp
 from npgp.gplvm import BayesianGPLVM, GPLVMFit, fit
-from npgp.gplvm.collapsed import CollapsedFit
-from npgp.gplvm.coordinates import Coordinates
+from npgp.gplvm.collapsed import CollapsedFit, Coordinates
 from npgp.gplvm.race import (
     BEFORE_NARROWING,
     FEW_ROWS,
