@@ -121,7 +121,6 @@ class ApproximateGP(JointDensity, Stackable):
     """
 
     support = constraints.real_vector
-    reparametrized_params: list[str] = []
     counted = "X"
     pytree_data_fields = ("kernel", "X", "block", "likelihood", "offset", "groups", "neighbors", "power")
     pytree_aux_fields = ("method", "jitter")

@@ -29,8 +29,7 @@ from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.observations import Observations
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projection, Projector, factorize
+from npgp.sparse.projection import Members, Projection, Projector, factorize, factorize_members
 from npgp.sparse.residuals import Residual, residual_of
 from npgp.variational.blocks import block_normal, check_covariances
 from npgp.variational.optimum import gaussian_optimum
@@ -106,7 +105,6 @@ class CollapsedGP(JointDensity, Stackable):
     """
 
     support = constraints.real_vector
-    reparametrized_params: list[str] = []
     counted = "X"
     pytree_data_fields = ("kernel", "X", "blocks", "likelihood", "offset", "conditional", "present", "weights", "start")
     pytree_aux_fields = ("covariances", "jitter", "max_steps", "tolerance", "outputs", "nan_is_missing")

@@ -114,7 +114,6 @@ class UncertainInputGP(JointDensity, Stackable):
     """
 
     support = constraints.real_vector
-    reparametrized_params: list[str] = []
     counted = "loc"
     pytree_data_fields = (
         "kernel",

@@ -20,8 +20,7 @@ from npgp.model.draw import Draw, Given, Moments, Points, Sampled
 from npgp.model.latent import Latent, NoArray, Term
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups, single
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projection, Projector
+from npgp.sparse.projection import Members, Projection, Projector, factorize_members
 from npgp.sparse.ragged import MemberRows
 from npgp.variational.blocks import BlockNormal, DiagonalNormal, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior

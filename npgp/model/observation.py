@@ -57,7 +57,6 @@ class LatentObservation(KeepsIntermediates, Stackable):
     """
 
     support = constraints.real
-    reparametrized_params: list[str] = []
     counted = "moments.mean"
     pytree_data_fields = ("likelihood", "moments", "conditional", "parameter", "mask_", "residual")
     #: Draws the latent values; ``None`` where they would be drawn row by row from the moments.

@@ -39,8 +39,7 @@ from npgp.model.sites import (
     shared_part,
     trained,
 )
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projector
+from npgp.sparse.projection import Members, Projector, factorize_members
 from npgp.variational.blocks import SCALE_NAMES, BlockNormal, DiagonalNormal, WhitenedPrior, check_covariances
 from npgp.variational.parameterizations import (
     LOC,

@@ -27,7 +27,6 @@ class MeanFieldNormal(dist.Distribution):
     """
 
     support = constraints.real_vector
-    reparametrized_params: list[str] = []
     pytree_data_fields = ("loc", "scale", "neighbor_loc", "neighbor_scale", "sites", "counts")
     pytree_aux_fields = ("size",)
 

@@ -61,7 +61,6 @@ class NNGP(JointDensity, Stackable):
     """
 
     support = constraints.real_vector
-    reparametrized_params: list[str] = []
     counted = "X"
     pytree_data_fields = ("kernel", "X", "neighbors", "offset", "noise_variance")
     pytree_aux_fields = ("jitter",)

@@ -141,9 +141,8 @@ def _all_before(
     """:func:`site_weights` given all sites before: with ``C = L Lᵀ`` in the order, ``F^−½ (I − B) = L⁻¹``."""
     order, rows, mask = (jnp.asarray(x) for x in (neighbors.order, neighbors.rows, neighbors.mask))
     sites, noise = _at(X, order, noise_variance)
-    jitter = linalg.default_jitter(noise.dtype) if jitter is None else checks.require_not_negative(jitter, "jitter")
     C = kernel(sites) + linalg.diagonal_matrix(noise)
-    L, used = linalg.cholesky(C, jnp.asarray(jitter, noise.dtype))  # type: ignore[arg-type]
+    L, used = linalg.cholesky(C, jitter)  # type: ignore[arg-type]
     scale = linalg.diagonal(L)
     B = -scale[:, None] * linalg.solve_lower(L, jnp.eye(len(order), dtype=noise.dtype))
     position = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))

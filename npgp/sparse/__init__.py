@@ -1,8 +1,7 @@
 """The heart: inducing blocks projected out of f, and the residual they leave."""
 
 from npgp.sparse.groups import Groups, Tree, consecutive, default_size, kmeans_groups, median_split, single
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import Members, Projection, Projector, factorize
+from npgp.sparse.projection import Members, Projection, Projector, factorize, factorize_members
 from npgp.sparse.residuals import GroupResidual, Residual, RowResidual, residual_of
 from npgp.sparse.split import LowRankKernel, ResidualKernel, split_kernel
 

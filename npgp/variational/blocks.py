@@ -40,7 +40,6 @@ class WhitenedPrior(dist.Distribution):
     """
 
     support = constraints.real_vector
-    reparametrized_params: list[str] = []
     pytree_aux_fields = ("size",)
 
     def __init__(self, size: int, *, validate_args=None):

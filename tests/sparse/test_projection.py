@@ -15,8 +15,7 @@ from numpyro.infer import SVI, TraceMeanField_ELBO
 import npgp
 from npgp.features import Points, as_block, covariance
 from npgp.kernels import RBF, Matern32
-from npgp.sparse.members import factorize_members
-from npgp.sparse.projection import factorize
+from npgp.sparse.projection import factorize, factorize_members
 
 TOLERANCE = {jnp.float32: 2e-4, jnp.float64: 1e-6}
 #: Eight features and eight inputs throughout, as every other shape is compiled anew.
