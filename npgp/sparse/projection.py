@@ -431,12 +431,14 @@ def as_blocks(inducing: object) -> tuple[InducingBlock, ...]:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Functions of a plate with a kernel each: the hyperparameters of all in one kernel, and one projector for each function.
+# Functions of a plate with a kernel each: the hyperparameters of all in one kernel, and one projector for each
+# function.
 #
-# The convention is that of NumPyro's plates. A function drawn in plates of shape ``(…, Q, 1)``, the last axis being that
-# of rows, may have hyperparameters that begin with these axes, as they have if they are sampled in the same plates: a
-# variance (Q, 1), a lengthscale (Q, 1) or, for D input columns, (Q, 1, D). Axes may be 1 where all members have the same,
-# and an array without these axes is everybody's. Inducing inputs of each function's own are (…, Q, M, D).
+# The convention is that of NumPyro's plates. A function drawn in plates of shape ``(…, Q, 1)``, the last axis being
+# that of rows, may have hyperparameters that begin with these axes, as they have if they are sampled in the same
+# plates: a variance (Q, 1), a lengthscale (Q, 1) or, for D input columns, (Q, 1, D). Axes may be 1 where all members
+# have the same, and an array without these axes is everybody's. Inducing inputs of each function's own are (…, Q, M,
+# D).
 #
 # A kernel computes one function's covariances, whoever wrote it: it is mapped over the functions (``jax.vmap``), with
 # what they share computed once.

@@ -10,7 +10,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy import stats
 
 import npgp
-from npgp.gplvm import expectations
+from npgp.gplvm import latent_search
 from npgp.gplvm.latent_search import normal_rule
 from npgp.gplvm.minimize import minimize
 from npgp.gplvm.new_rows import NewRows, infer_latents
@@ -350,7 +350,7 @@ def test_results_do_not_depend_on_how_many_points_are_taken_at_a_time(float64, m
     posterior, likelihood, rows = infer_factors(float64)
     mean, variance = rows.predict(posterior, likelihood, num_nodes=6)
     points = 64 * FACTORS.columns  # memory that one takes
-    monkeypatch.setattr(expectations, "BUDGET", 7 * points)
+    monkeypatch.setattr(latent_search, "BUDGET", 7 * points)
     # With another number that is part of the compiled program.
     posterior, likelihood, parts = infer_factors(float64, num_steps=501)
     for name, atol in END.items():

@@ -7,7 +7,7 @@ import oracles
 import pytest
 
 import npgp
-from npgp.functionals import at, average, covariances, derivative
+from npgp.functionals import at, average, derivative
 from npgp.functionals import rows as functional_rows
 
 LENGTHSCALE = np.array([0.8, 1.3])
@@ -84,11 +84,11 @@ def test_covariances_are_those_of_the_sums_written_out(float64, kind):
     other, other_matrix = ROWS["slopes"][0](), SLOPE
     found = jax.jit(
         lambda rows: (
-            covariances.variance(KERNEL, rows),
-            covariances.covariance(KERNEL, rows),
-            covariances.covariance(KERNEL, rows, other),
-            covariances.covariance(KERNEL, jnp.asarray(X2), rows),
-            covariances.within_groups(KERNEL, rows, npgp.sparse.consecutive(len(rows), 2))[0],
+            functional_rows.variance(KERNEL, rows),
+            functional_rows.covariance(KERNEL, rows),
+            functional_rows.covariance(KERNEL, rows, other),
+            functional_rows.covariance(KERNEL, jnp.asarray(X2), rows),
+            functional_rows.within_groups(KERNEL, rows, npgp.sparse.consecutive(len(rows), 2))[0],
         )
     )(rows)
     everything = (
@@ -108,14 +108,13 @@ def test_chunks_change_nothing_and_gradients_are_those_of_finite_differences(flo
     def value(arrays, some=slice(None)):
         kernel = npgp.RBF(arrays["lengthscale"])
         rows = average(arrays["points"][some], arrays["weights"]) + at(arrays["X"][some])
-        variance, cross = covariances.variance(kernel, rows), covariances.cross(block, kernel, rows)
+        variance, cross = functional_rows.variance(kernel, rows), functional_rows.cross(block, kernel, rows)
         return jnp.sum(jnp.log(variance)) + jnp.sum(jnp.sin(cross))
 
     arrays = {"lengthscale": 1.3, "points": POINTS, "weights": np.abs(WEIGHTS[0]), "X": X}
     whole = jax.jit(lambda arrays: value(jax.tree.map(jnp.asarray, arrays)))(arrays)
     for budget in (1, 20):  # one row at a time, and some
         monkeypatch.setattr(functional_rows, "entries_at_once", lambda budget=budget: budget)
-        monkeypatch.setattr(covariances, "entries_at_once", lambda budget=budget: budget)
         compiled = jax.jit(lambda arrays: jax.value_and_grad(value)(jax.tree.map(jnp.asarray, arrays)))
         found, slopes = compiled(arrays)
         np.testing.assert_allclose(found, whole, rtol=1e-12)
@@ -158,7 +157,7 @@ def test_bounds_of_random_functionals_are_in_order_and_below_the_evidence(float6
         groups = npgp.conditionals.Grouped(npgp.sparse.consecutive(6, 3))
         given = [groups if name == "grouped" else name for name in names]
         found = [npgp.CollapsedGP(KERNEL, rows, Z[0], noise_variance=NOISE, conditional=c).log_prob(y) for c in given]
-        K = covariances.covariance(KERNEL, rows) + NOISE * jnp.eye(6)
+        K = functional_rows.covariance(KERNEL, rows) + NOISE * jnp.eye(6)
         half = jax.scipy.linalg.solve_triangular(jnp.linalg.cholesky(K), y, lower=True)
         log_det = jnp.linalg.slogdet(K)[1]
         return jnp.stack([*found, -0.5 * (half @ half + log_det + 6 * jnp.log(2 * jnp.pi))])
@@ -222,9 +221,9 @@ def test_differences_at_close_points_keep_their_digits(x64):
     contrasts = average(np.stack([X, close], 1).astype(np.float32), np.array([1.0, -1.0]))
     slopes = derivative(X.astype(np.float32)) - derivative(close.astype(np.float32))
     for found, right in ((rows, exact), (contrasts, exact), (slopes, 3.0 * exact)):
-        variance = covariances.variance(npgp.RBF(1.0), found)
+        variance = functional_rows.variance(npgp.RBF(1.0), found)
         np.testing.assert_allclose(variance, right, rtol=1e-4)  # 1e-6; .06 is rounding's
-        np.testing.assert_allclose(jnp.diagonal(covariances.covariance(npgp.RBF(1.0), found)), right, rtol=1e-4)
+        np.testing.assert_allclose(jnp.diagonal(functional_rows.covariance(npgp.RBF(1.0), found)), right, rtol=1e-4)
 
 
 @pytest.mark.parametrize("x64", [False], ids=["float32"], indirect=True)
@@ -234,10 +233,10 @@ def test_averages_are_computed_in_float32(x64):
     weights = np.random.default_rng(1).uniform(size=40).astype(np.float32)
 
     def variance(weights):
-        return covariances.variance(npgp.RBF(1.0), average(points, weights))
+        return functional_rows.variance(npgp.RBF(1.0), average(points, weights))
 
     with jax.enable_x64(True):
-        exact = covariances.variance(npgp.RBF(1.0), average(np.float64(points), np.float64(weights)))
+        exact = functional_rows.variance(npgp.RBF(1.0), average(np.float64(points), np.float64(weights)))
     np.testing.assert_allclose(jax.jit(variance)(weights), exact, rtol=1e-5)
     assert not functional_rows.weights_cancel(average(points, weights))
     assert functional_rows.weights_cancel(average(points, weights - weights.mean()))
@@ -257,7 +256,7 @@ def test_no_array_of_all_rows_points_and_features_is_made(float64):
 
 def test_no_array_of_all_pairs_of_points_is_made(float64):
     points = jax.ShapeDtypeStruct((400, 196, 9), jnp.float64)
-    gradient = jax.grad(lambda points: jnp.sum(covariances.variance(npgp.RBF(1.0), average(points))))
+    gradient = jax.grad(lambda points: jnp.sum(functional_rows.variance(npgp.RBF(1.0), average(points))))
     memory = jax.jit(gradient).lower(points).compile().memory_analysis().temp_size_in_bytes
     pairs, own = 8 * 400 * 196**2, 8 * 400 * 196 * 9
     assert memory < 16 * 8 * functional_rows.entries_at_once() + 4 * own < pairs
@@ -273,11 +272,11 @@ def test_no_array_of_all_pairs_of_points_is_made(float64):
         (lambda: at(X) * np.ones(4), r"6 functionals are multiplied by an array of shape \(4,\); it must be a number"),
         (lambda: np.ones((2, 4)) @ at(X), r"the matrix has shape \(2, 4\); it must have a column for each of 6 rows"),
         (
-            lambda: covariances.variance(npgp.kernels.Matern12(1.0), derivative(X)),
+            lambda: functional_rows.variance(npgp.kernels.Matern12(1.0), derivative(X)),
             "functions drawn from Matern12 have no derivative; those from Matern32",
         ),
         (
-            lambda: covariances.variance(npgp.kernels.Coregion(npgp.RBF(1.0), np.eye(2)), derivative(X, 1)),
+            lambda: functional_rows.variance(npgp.kernels.Coregion(npgp.RBF(1.0), np.eye(2)), derivative(X, 1)),
             "column 1 holds levels",
         ),
     ],
