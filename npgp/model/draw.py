@@ -10,7 +10,7 @@ with each statement.
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +22,6 @@ from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows
-
-Self = TypeVar("Self", bound="Draw")
 
 
 class Moments(NamedTuple):
@@ -166,7 +164,7 @@ class Draw:
         """The residual's covariance between rows, (..., n, N)."""
         raise NotImplementedError
 
-    def apart(self: Self, sampled: Sampled | None = None) -> Self:
+    def apart(self, sampled: Sampled | None = None) -> Self:
         """The same function, conditioned on other values of it, or on none."""
         other = copy.copy(self)
         other.sampled = sampled
