@@ -147,8 +147,7 @@ figure = plots.plot_imputation(Y, mean, scale, present, units="pipe radii")
 # New rows can be partial too. At fixed parameters `infer_latents` finds q(x) of each from what was measured, starting
 # from several places in latent space, and `predict` says what the rest should be. Here the last six measurements, those
 # of the horizontal beams, are missing in rows that the model has not seen. Half a row leaves several places possible;
-# predictions mix those that were found, and are far too sure of themselves: with as little noise as this model has, it
-# hardly doubts any place, and not all are found.
+# predictions mix those that were found. Their intervals are somewhat too narrow, as not all places are found.
 
 # %%
 Y_new = unseen.Y[:200]
