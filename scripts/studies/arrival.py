@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import warnings
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
-from common import clock
+from common import clock, table
 from studies import panel
-from studies.runner import Study
+from studies.runner import Records, Study
 
 
 def regression(rows: int):
@@ -140,6 +141,133 @@ def arrive(args: argparse.Namespace, of: str, guide: str, rate: float, seed: int
     }
 
 
+KERNELS = (npgp.RBF, npgp.Matern32, npgp.Matern52)
+LIKELIHOODS = {
+    "Gaussian": lambda scale: npgp.Gaussian(scale=scale),
+    "Student-t": lambda scale: npgp.StudentT(4.0, scale),
+    "Poisson": lambda scale: npgp.Poisson(),
+    "Bernoulli": lambda scale: npgp.Bernoulli(),
+}
+
+
+def random_model(number: int):
+    """
+    A model of 50 to 500 rows, its data, drawn from its prior, its likelihood and a description: one to three functions
+    with hyperparameters, of one column or two, shared or one for each of five groups, some times a covariate; and none
+    to three of a level, a slope and effects of groups.
+    """
+    rng = np.random.default_rng(number)
+    rows, likelihood = int(np.exp(rng.uniform(np.log(50), np.log(500)))), list(LIKELIHOODS)[rng.integers(4)]
+    X, x, group = rng.uniform(0.0, 5.0, (rows, 2)), rng.normal(size=rows), rng.integers(0, 5, rows)
+    effects = set(rng.permutation(["level", "slope", "of_group"])[: rng.integers(4)])
+    functions = {
+        f"f{i}": (KERNELS[rng.integers(3)], int(rng.integers(3)), rng.choice(["", " by group", " times x"]))
+        for i in range(rng.integers(1, 4))
+    }
+    grid = np.stack(np.meshgrid(*2 * [np.linspace(0.0, 5.0, 6)]), -1).reshape(-1, 2)
+
+    def model(X, x, group, y=None):
+        total = numpyro.sample("level", dist.Normal(0.0, 1.0)) if "level" in effects else 0.0
+        if "slope" in effects:
+            total += numpyro.sample("slope", dist.Normal(0.0, 0.5)) * x
+        if "of_group" in effects:
+            spread = numpyro.sample("spread", dist.HalfNormal(0.5))
+            with numpyro.plate("groups", 5):
+                total += numpyro.sample("of_group", dist.Normal(0.0, spread))[group]
+        for name, (kernel, column, form) in functions.items():
+            lengthscale = numpyro.sample(f"{name}.lengthscale", dist.LogNormal(0.3, 0.4))
+            scale = numpyro.sample(f"{name}.scale", dist.HalfNormal(1.0))
+            columns, Z = ([0, 1], grid) if column == 2 else ([column], np.linspace(0.0, 5.0, 15)[:, None])
+            gp = npgp.SparseGP(name, kernel(lengthscale, variance=scale**2), Z)
+            if form == " by group":
+                with numpyro.plate("groups_of_functions", 5, dim=-2):
+                    total += gp.draw()(X[:, columns])[group, np.arange(rows)]
+            else:
+                total += gp.draw()(X[:, columns]) * (x if form else 1.0)
+        noise = numpyro.sample("noise", dist.HalfNormal(0.5)) if likelihood in ("Gaussian", "Student-t") else 1.0
+        with numpyro.plate("data", rows):
+            npgp.observe("y", total, LIKELIHOODS[likelihood](noise), obs=y)
+
+    prior = jax.jit(lambda key: Predictive(model, num_samples=1)(key, X, x, group)["y"][0])
+    of = [f"{kernel.__name__}{' of both' if column == 2 else ''}{form}" for kernel, column, form in functions.values()]
+    description = f"{rows} rows; {', '.join([*of, *sorted(effects)])}"
+    return model, (X, x, group, np.asarray(prior(jax.random.key(number)))), likelihood, description
+
+
+def arrive_at_random(args: argparse.Namespace, model: int) -> dict[str, Any]:
+    """
+    ELBO and standard deviations of all latent values where ``npgp.infer`` ends, against averages over the second half
+    of further steps at three tenths of the last rate, by the same random numbers.
+    """
+    program, data, likelihood, description = random_model(model)
+    key, now, guide = jax.random.key(model), clock(args.cpu_time), npgp.AutoSparseGP(program)
+    svi = SVI(program, guide, npgp.adam(0.05), TraceMeanField_ELBO(num_particles=4))  # as in npgp.infer
+    fit = partial(npgp.fit, svi, key, None, *data, progress=False)
+    began = now()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = fit(callbacks=[npgp.training.Arrival(window=args.window, max_steps=args.most)])
+    seconds = now() - began
+    messages = [str(w.message) for w in caught if issubclass(w.category, npgp.training.TrainingWarning)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", npgp.training.TrainingWarning)
+        further = npgp.training.Arrival(tolerance=1e-3, window=args.steps // 2, max_steps=args.steps)
+        best = fit(callbacks=[further], init_state=_slower(result.state)).params
+
+    @jax.jit
+    def gains(found, best):
+        loss = lambda key, params: svi.loss.loss(key, params, program, guide, *data)  # noqa: E731
+        keys = jax.random.split(jax.random.key(9), args.draws // 8)
+        return jax.lax.map(lambda key: loss(key, found) - loss(key, best), keys, batch_size=min(16, len(keys)))
+
+    gain = np.asarray(gains(result.params, best))
+    found, at_best = (
+        guide.sample_posterior(key, params, *data, sample_shape=(args.draws,)) for params in (result.params, best)
+    )
+    off = {name: np.max(np.abs(np.std(found[name], 0) / np.std(at_best[name], 0) - 1.0)) for name in found}
+    moved = {
+        name: np.max(np.abs(np.mean(found[name], 0) - np.mean(at_best[name], 0)) / np.std(at_best[name], 0))
+        for name in found
+    }
+    site = max(off, key=lambda name: off[name])
+    return {
+        "likelihood": likelihood,
+        "description": description,
+        "gain": float(np.mean(gain)),
+        "gain_error": float(np.std(gain) / np.sqrt(len(gain))),
+        "off": float(off[site]),
+        "site": site,
+        "off_all": {name: float(value) for name, value in off.items()},
+        "moved": {name: float(value) for name, value in moved.items()},
+        "within": int(np.mean(gain) <= max(0.5, 0.005 * len(data[0])) and off[site] <= 0.1),
+        "warned": int(bool(messages)),
+        "warnings": messages,
+        "rates": result.convergence.rates,
+        "steps": result.convergence.steps,
+        "seconds": seconds,
+    }
+
+
+def _slower(state: Any) -> Any:
+    """The state of a training, at a lower rate."""
+    is_leaf = lambda x: hasattr(x, "factor")  # noqa: E731
+    return jax.tree.map(lambda x: x._replace(factor=0.3 * x.factor) if is_leaf(x) else x, state, is_leaf=is_leaf)
+
+
+def outside(records: Records, markdown: bool) -> str:
+    """The models that ended outside the limits, or with a warning."""
+    lines = [
+        [r["model"], f"{r['likelihood']}, {r['description']}", f"{r['gain']:.2f}", f"{100 * r['off']:.0f}%", r["site"]]
+        + ["yes" if r["within"] else "no", "yes" if r["warned"] else "no"]
+        for r in records
+        if r["warned"] or not r["within"]
+    ]
+    heads = ["model", "", "ELBO below, nats", "sd off by", "of site", "within", "warned"]
+    unwarned = sum(not (r["within"] or r["warned"]) for r in records)
+    title = f"{sum(r['within'] for r in records)} of {len(records)} are within the limits; {unwarned} are outside"
+    return f"{title} without a warning.\n\n{table(heads, lines, left=(0, 1, 4, 5, 6), markdown=markdown)}"
+
+
 STUDIES = {
     "arrival": Study(
         """Training that ends by itself: where it ends from several rates and keys, and how long it takes.
@@ -160,5 +288,27 @@ best row of each.""",
         quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]},
         note="The sd is of the effect of the dose in the regression, and of the level in the others.",
         x64=False,
-    )
+    ),
+    "random-models": Study(
+        """How often training that ends by itself ends at the optimum: random models.
+
+Within the limits is an ELBO at most half a nat, or .005 nats a row, below that after further steps, and standard
+deviations of all latent values within a tenth of those. A better optimum elsewhere is not searched for.""",
+        arrive_at_random,
+        {"model": tuple(range(100))},
+        {
+            "within": ("within", 2),
+            "warned": ("warned", 2),
+            "gain": ("ELBO below, nats", 2),
+            "off": ("sd off by", 3),
+            "steps": ("steps", 0),
+            "seconds": ("seconds", 0),
+        },
+        {"draws": 2000, "window": 500, "most": 200_000, "steps": 6000},
+        rows=("likelihood",),
+        quick={"draws": 16, "window": 2, "most": 4, "steps": 4, "model": [2]},
+        show=outside,
+        note="The standard deviation is that of a latent value that is off by most.",
+        x64=False,
+    ),
 }
