@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+
 from npgp.conditionals.base import Conditional, ObservedRows, Parameter
 from npgp.conditionals.full import Full
 from npgp.conditionals.grouped import Consecutive, Gain, Grouped
@@ -53,6 +55,8 @@ def as_conditional(conditional: Any) -> Conditional:
     :raises ValueError: for a word that is unknown.
     """
     if isinstance(conditional, Conditional):
+        if jax.tree_util.all_leaves([conditional]):
+            raise TypeError(f"conditional is of class {type(conditional).__name__}, which must be under @npgp.pytree.")
         return conditional
     accepted = ", ".join(map(repr, _BY_WORD))
     if not isinstance(conditional, str):

@@ -102,17 +102,15 @@ class Conditional:
     What q does to the residual, as an object for ``conditional=``: :class:`~npgp.conditionals.Tight`,
     :class:`~npgp.conditionals.Grouped`, ….
 
-    One of one's own is a frozen dataclass decorated with :func:`npgp.pytree` that subclasses this and gives
+    One of one's own is decorated with :func:`npgp.pytree` (a frozen dataclass), subclasses this and gives
     :meth:`row_terms`, and :meth:`penalty` if it is for collapsed bounds too; the other methods have defaults:
 
     .. code-block:: python
 
         import math
-        from dataclasses import dataclass
 
 
         @npgp.pytree
-        @dataclass(frozen=True)
         class Halved(npgp.conditionals.Conditional):
             '''Half of the residual's variance, in every row.'''
 
@@ -137,7 +135,7 @@ class Conditional:
         :param parameter: the value of :attr:`parameter`.
         :return: shape (..., N). Rows of one group share its terms, so that only sums over whole groups are bounds.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no row_terms(rows, parameter), the terms of rows (N,).")
 
     def penalty(self, residual: Residual, noise_variance: ArrayLike) -> jax.Array:
         """

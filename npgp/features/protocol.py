@@ -20,7 +20,6 @@ class InducingBlock(Protocol):
     A set of inducing features. Any object with these three members is one, wherever inducing inputs are accepted::
 
         @npgp.pytrees.pytree
-        @dataclass(frozen=True)
         class Means:
             \"\"\"The means of f over M sets of K points each, (M, K, D).\"\"\"
 
@@ -39,8 +38,9 @@ class InducingBlock(Protocol):
             def cross_features(self, kernel, other):
                 return jnp.mean(jax.vmap(lambda Z: other.cross(kernel, Z))(self.points), axis=-1)
 
-    It should be a frozen dataclass registered with :func:`npgp.pytrees.pytree`: then its arrays may be parameters or
-    sampled values, and it crosses ``jit``. Covariances that it does not have for a kernel are an error of its own.
+    It should be registered with :func:`npgp.pytrees.pytree`, which makes it a frozen dataclass: then its arrays may be
+    parameters or sampled values, and it crosses ``jit``. Covariances that it does not have for a kernel are an error of
+    its own.
 
     Two more methods are looked for, by their names:
 

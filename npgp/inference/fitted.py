@@ -62,6 +62,10 @@ class Inference:
     convergence: Convergence | None = None
     result: FitResult | None = None
 
+    def __repr__(self) -> str:
+        """The guide and how training ended, without parameters and data."""
+        return "\n".join(map(str, filter(None, [self.guide, self.convergence])))
+
     def posterior(self, name: str, draws: int = 100, rng_key: jax.Array | None = None) -> PosteriorMixture:
         """
         The posterior of a function of the model, averaged over the other sites: :func:`npgp.posterior`.

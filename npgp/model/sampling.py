@@ -99,7 +99,8 @@ def sample(
     scale = conditional.residual_scale(parameter)
     if scale is None:
         raise ValueError(
-            f"conditional is {conditional!r}; npgp.sample takes 'prior' and 'shared': bounds whatever follows."
+            f"conditional is {conditional!r}; npgp.sample takes 'prior' and 'shared': bounds whatever follows. One of "
+            "your own has a residual_scale(parameter) for it."
         )
     scale = scale if latents.variational else 1.0
     # A mean-only block's variance is drawn with ε where q leaves the residual its prior; else it is part of that.

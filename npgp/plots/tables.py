@@ -13,6 +13,9 @@ from npgp.plots.figures import COLORS, shaped, subplots
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+#: Share of the bars that may be cut at either end, so that a few long ones do not set the axis.
+LONGEST = 0.05
+
 
 def plot_reconstruction(
     measured: ArrayLike,
@@ -23,7 +26,8 @@ def plot_reconstruction(
     units: str | None = None,
 ) -> Figure:
     """
-    Measured against reconstructed values, one panel per column, with bars of two standard deviations.
+    Measured against reconstructed values, one panel per column, with bars of two standard deviations. Where fewer than
+    one in twenty are much longer than all others, these end in a triangle at the edge.
 
     .. code-block:: python
 
@@ -58,7 +62,9 @@ def plot_imputation(
 ) -> Figure:
     """
     True against imputed values of the missing entries, one panel per column that has any, with bars of two standard
-    deviations, and the mean of the column's present values for comparison.
+    deviations, and the mean of the column's present values for comparison. Where fewer than one in twenty bars are much
+    longer than all others, as of rows whose latent input may be in either of two places, these end in a triangle at the
+    edge.
 
     .. code-block:: python
 
@@ -127,9 +133,19 @@ def _scatter_panels(
         ax.tick_params(labelbottom=True)  # also above a place without a panel
     shown = np.concatenate([values[rows, d] for d, rows in panels for values in (x, y)])
     ends = [np.min(shown), np.max(shown)]
+    bars = np.concatenate([y[rows, d] + 2 * sign * scale[rows, d] for sign in (-1, 1) for d, rows in panels])
+    below, above = np.split(bars, 2)
+    low = min(ends[0], np.nanquantile(below, LONGEST, method="lower"))
+    high = max(ends[1], np.nanquantile(above, 1 - LONGEST, method="higher"))
     for ax, (d, rows) in zip(axes.flat, panels, strict=False):
         a, b, spread = x[rows, d], y[rows, d], scale[rows, d]
-        ax.errorbar(a, b, yerr=2 * spread, fmt="none", ecolor=COLORS[0], alpha=0.25, lw=0.8, rasterized=len(a) > 500)
+        bar = np.clip([b - 2 * spread, b + 2 * spread], low, high)
+        style: dict[str, Any] = dict(fmt="none", ecolor=COLORS[0], alpha=0.25, lw=0.8, rasterized=len(a) > 500)
+        ax.errorbar(a, b, yerr=np.abs(bar - b), **style)
+        for marker, end, cut in (("v", low, b - 2 * spread < low), ("^", high, b + 2 * spread > high)):
+            if np.any(cut):
+                at = np.full(np.sum(cut), end)
+                ax.plot(a[cut], at, marker, ms=5, color=COLORS[0], alpha=0.6, label="the bar is longer")
         ax.scatter(a, b, s=4, color=COLORS[0], label="entry, ± 2 standard deviations", zorder=3)
         ax.plot(ends, ends, color="0.3", lw=0.8, label="equal")
         error = f"RMSE {np.sqrt(np.mean((a - b) ** 2)):.3f}"

@@ -136,6 +136,21 @@ def test_a_likelihood_of_ones_own_among_columns():
     np.testing.assert_allclose(together[1], alone, rtol=1e-6)
 
 
+def test_what_a_conditional_lacks_is_named():
+    class Bare(npgp.conditionals.Conditional):
+        pass
+
+    def model(conditional):
+        f = npgp.SparseGP("f", npgp.RBF(), X[:3]).draw()
+        npgp.observe("y", f(X), npgp.Gaussian(scale=0.1), obs=Y, conditional=conditional)
+
+    with pytest.raises(TypeError, match="conditional is of class Bare, which must be under @npgp.pytree"):
+        handlers.seed(model, 0)(Bare())
+    npgp.pytree(Bare)
+    with pytest.raises(NotImplementedError, match=r"Bare has no row_terms\(rows, parameter\)"):
+        npgp.conditionals.Conditional.row_terms(Bare(), None)
+
+
 def test_sample_takes_a_conditional_that_is_a_scale():
     def downstream(X, y=None):
         f = npgp.SparseGP("f", Wendland(2.0), inducing=blocks()).draw()

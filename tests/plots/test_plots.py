@@ -269,6 +269,21 @@ def test_imputation_shows_missing_entries_alone():
     )
 
 
+def test_a_few_long_bars_do_not_set_the_axis():
+    truth = np.linspace(0.0, 1.0, 60)[:, None]
+    scale = np.full((60, 1), 0.1)
+    scale[[7, 30]] = 5.0
+    (ax,) = check(plots.plot_imputation(truth, truth, scale, np.zeros((60, 1), bool)))
+    (bars,) = [c for c in ax.collections if isinstance(c, LineCollection)]
+    lengths = np.array([segment[1, 1] - segment[0, 1] for segment in bars.get_segments()])
+    usual = np.setdiff1d(np.arange(60), [7, 30])
+    np.testing.assert_allclose(lengths[usual], 0.4)
+    np.testing.assert_allclose(lengths[[7, 30]], 1.4)  # from -.2 to 1.2, as far as the others
+    marks = [np.stack(line.get_data(), -1) for line in ax.lines if line.get_marker() in "v^"]
+    np.testing.assert_allclose(marks, [[[x, end] for x in truth[[7, 30], 0]] for end in (-0.2, 1.2)])
+    assert "100% inside" in ax.get_title()  # by their full length
+
+
 def test_imputation_of_nothing_or_of_other_shapes_is_refused():
     table = np.zeros((3, 2))
     with pytest.raises(ValueError, match="no missing entry"):

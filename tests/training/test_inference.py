@@ -37,6 +37,7 @@ def exact(A, B, level):
 def test_the_posterior_in_one_call(tmp_path):
     fitted = npgp.infer(model, KEY, X, y=Y, options={"progress": False})
     assert fitted.convergence.arrived and fitted.result.params is fitted.params
+    assert str(fitted) == f"{fitted.guide}\n{fitted.convergence}"
 
     # Observations at new rows, and the function alone.
     new = fitted.predict(KEY, X_NEW, num_draws=2020)
