@@ -27,7 +27,7 @@ from jax.custom_batching import custom_vmap
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from numpy.polynomial.hermite_e import hermegauss, hermevander
-from numpy.polynomial.legendre import leggauss
+from numpy.polynomial.legendre import leggauss, legvander
 
 from npgp import linalg
 from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
@@ -52,7 +52,12 @@ FELT = 1e-5
 #: of the distance to these.
 ROUGH, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, {"float32": 14, "float64": 26}
 #: Nodes each way of a bend in whose place there are closer ones; and next ones whose weights change for it.
-PANEL, STENCIL = {"float32": 4, "float64": 10}, {"float32": 8, "float64": 14}
+PANEL, STENCIL = {"float32": 8, "float64": 10}, {"float32": 8, "float64": 14}
+#: Change of a slope with half of the nodes beside a bend from which on it has panels: how many of these there are, how
+#: often one is cut in two at most, and the nodes of each.
+UNLIKE_SLOPE = {"float32": 1e-3, "float64": 1e-5}
+EDGE = {"float32": 1e-3, "float64": 1e-6}
+PANELS, PANEL_NODES = {"float32": (16, 24), "float64": (24, 48)}, 8
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
 MAX_HERMITE = 300
 #: Nodes of the grid on which peaks are looked for; of a log-concave integrand, which has one.
@@ -213,7 +218,7 @@ def expectation(
     num_nodes: int,
 ) -> jax.Array:
     """
-    ``E[log p(y | f)]`` by the trapezoid rule, where fewer of its nodes would do; else by :func:`beside_bends`.
+    ``E[log p(y | f)]`` by the trapezoid rule, where fewer of its nodes would do; else by :func:`beside_bend`.
 
     Row by row it is compared with the rules of every second node and of every third, which are wrong by other amounts,
     wherever log p has a kink. If no row needs them, other nodes are not looked at.
@@ -238,7 +243,7 @@ def expectation(
     def at_bends() -> jax.Array:
         m, v = (jnp.broadcast_to(array, smooth.shape).astype(smooth.dtype) for array in (mean, variance))
         most = jnp.where(rough, limit, jnp.inf)
-        return beside_bends(log_prob, fixed, m, deviation(v), f, values, most, num_nodes)
+        return beside_bend(log_prob, fixed, m, deviation(v), f, values, most, num_nodes)
 
     return if_any(rough, at_bends, lambda: smooth)
 
@@ -364,11 +369,11 @@ def _others(num_nodes: int, num_latents: int) -> tuple[np.ndarray, np.ndarray, n
     return each, products[0], np.stack(products[1:])
 
 
-def find_bends(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+def find_bend(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array]:
     """
-    The ascending rule's nodes nearest the two sharpest bends of log p, whether there are two, and whether it has more.
+    The ascending rule's node nearest the sharpest bend of log p, and whether there is none, or others too.
 
-    Bends are where second differences of log p change within little of f. Where there is one, both nodes are the same.
+    Bends are where second differences of log p change within little of f.
 
     :param log_p: at the ascending nodes, on a leading axis; NaN is looked over.
     :param limit: nats that may be left, in the shape of the result.
@@ -383,19 +388,17 @@ def find_bends(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.
 
     curvature = jnp.diff(jnp.diff(log_p, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
     # Of a kink between two nodes both have half.
-    unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3] ** 3)
+    unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3])
     unlike = jnp.where(jnp.isfinite(unlike), unlike, 0.0)
     around = jnp.pad(unlike, [(3, 3)] + [(0, 0)] * limit.ndim)
     largest = functools.reduce(jnp.maximum, [around[i : i + len(index)] for i in range(7)])
     inside = (index > panel) & (index < len(z) - 1 - panel)
-    score = jnp.where(unlike == largest, unlike * column(inside * np.exp(-0.5 * z[3:-3] ** 2)), 0.0)
+    felt = column(inside * steps[2:-3] ** 2 * np.exp(-0.5 * z[3:-3] ** 2))
+    score = jnp.where(unlike == largest, unlike * felt, 0.0)
     most, first = jnp.max(score, axis=0), jnp.argmax(score, axis=0) + 3
-    first = jnp.where(most > limit, first, len(z) // 2)
     others = jnp.where(jnp.abs(index.reshape((-1, *axes)) - first) > 3, score, 0.0)
-    least = jnp.maximum(0.01 * most, limit)
-    two = jnp.max(others, axis=0) > least
-    second = jnp.where(two, jnp.argmax(others, axis=0) + 3, first)
-    return first, second, two, (most <= limit) | (jnp.sum(others > least, axis=0) > 1)
+    found = most > limit
+    return jnp.where(found, first, len(z) // 2), ~found | (jnp.max(others, axis=0) > jnp.maximum(0.01 * most, limit))
 
 
 def refine_bend(
@@ -434,7 +437,7 @@ def refine_bend(
     return center, jnp.where(width > 2.0 * least, 0.5 * width, 1.0)
 
 
-def beside_bends(
+def beside_bend(
     log_prob: Callable[[jax.Array], jax.Array],
     fixed: Callable[[jax.Array], jax.Array],
     mean: jax.Array,
@@ -445,12 +448,12 @@ def beside_bends(
     num_nodes: int,
 ) -> jax.Array:
     """
-    ``E[log p(y | f)]`` by the trapezoid rule, but for nodes near bends of log p, in whose place there are closer ones.
+    ``E[log p(y | f)]`` by the trapezoid rule, but for nodes near a bend of log p, in whose place there are closer ones.
 
-    Two bends are looked for, without derivatives. Gauss-Legendre nodes, in arsinh of the distance in units of a bend's
-    width, are on both its sides, :data:`PANEL` of the rule's nodes each way; beyond them log p is as smooth as the rule
-    supposes, but ends. Where there are none, or more than two, as of what turns up and down, the rule has four times as
-    many nodes.
+    The bend is looked for without derivatives. Gauss-Legendre nodes, in arsinh of the distance in units of its width,
+    are on both its sides, :data:`PANEL` of the rule's nodes each way; beyond them log p is as smooth as the rule
+    supposes, but ends. Where half of these nodes do not do, log p jumps, or there are other bends or none, the rule is
+    that of :func:`expectation_by_panels`.
 
     :param log_prob: log p(y | f) as a function of f.
     :param fixed: the same, without gradients to be taken.
@@ -465,60 +468,133 @@ def beside_bends(
     panel, axes = PANEL[dtype.name], (1,) * mean.ndim
     (at,), all_weights, _ = _sorted_nodes(num_nodes, 1, dtype.name)
     z, below = _below(num_nodes, dtype.name)
-    order, steps, rough = np.argsort(at), np.diff(z), jnp.isfinite(limit)
+    order, rough = np.argsort(at), jnp.isfinite(limit)
     moved = lax.stop_gradient(f) == m
     log_p = jnp.where(moved, jnp.nan, lax.stop_gradient(values))[order]
-    first, second, two, many = find_bends(log_p, limit, num_nodes)
-    many = many & rough & ~jnp.any(moved, axis=0)
+    bend, several = find_bend(log_p, limit, num_nodes)
 
     def column(array: Any) -> jax.Array:
         return jnp.asarray(array, dtype).reshape((-1, *axes))
 
-    # Between two that are close by there are no nodes of the rule.
-    low, high = jnp.minimum(first, second), jnp.maximum(first, second)
-    margin, column_of = panel + STENCIL[dtype.name], np.arange(len(z)).reshape((-1, *axes))
-    apart = high - low >= 2 * panel + STENCIL[dtype.name] - 1
-    used = (column_of >= low - margin) & (column_of <= high + margin)
+    used = jnp.abs(np.arange(len(z)).reshape((-1, *axes)) - bend) <= panel + STENCIL[dtype.name]
     looked = rough & ~jnp.any(moved[order] & used, axis=0)
     lower, upper = (jnp.asarray(array[:, order.argsort()].T, dtype) for array in (below, below[::-1, ::-1]))
+    weights = jnp.where(looked, lower[:, bend - panel] + upper[:, bend + panel], column(all_weights))
 
-    def beyond(left: jax.Array, right: jax.Array) -> jax.Array:
-        """Weights for what is below the one node and above the other."""
-        return lower[:, left - panel] + upper[:, right + panel]
+    steps = np.diff(z)
+    start, step = (jnp.asarray(array, dtype)[bend] for array in (z, np.maximum(steps, np.roll(steps, 1))))
+    center, width = refine_bend(lambda z: fixed(m + s * z), start, step)
+    left, right = (jnp.asarray(z, dtype)[bend + to] for to in (-panel, panel))
+    center = jnp.clip(center, left, right)
+    count = num_nodes * (10 if dtype == jnp.float64 else 5) // 16
+    nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, jnp.stack([center - left, right - center]), count)
+    density = jnp.where(looked, jnp.exp(log_weights - 0.5 * (nodes**2 + LOG_2PI)), 0.0)
+    nodes, density = lax.stop_gradient((jnp.where(looked, nodes, 0.0), density))
+    # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
+    terms = jax.checkpoint(log_prob)(mean + sd * nodes)
+    rule = jnp.sum(weights * values, axis=0) + jnp.sum(density * terms, axis=0)
 
-    def beside(this: jax.Array, other: jax.Array) -> jax.Array:
-        """The share of what is next to one of the bends, less than half way to the other."""
-        ends = jnp.stack([this - panel, this + panel])
-        side = jnp.stack([other < this, other > this])
-        left, right = jnp.asarray(z, dtype)[jnp.where(side & ~apart, (this + other) // 2, ends)]
-        center, step = (jnp.asarray(array, dtype)[this] for array in (z, np.maximum(steps, np.roll(steps, 1))))
-        center, width = refine_bend(lambda z: fixed(m + s * z), center, step)
-        center = jnp.clip(center, left, right)
-        lengths, count = (
-            jnp.stack([center - left, right - center]),
-            num_nodes * (10 if dtype == jnp.float64 else 5) // 16,
-        )
-        nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, lengths, count)
-        density = jnp.exp(log_weights - 0.5 * (nodes**2 + LOG_2PI))
-        nodes, density = lax.stop_gradient((nodes, density))
-        # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
-        terms = jax.checkpoint(log_prob)(mean + sd * jnp.where(looked, nodes, 0.0))
-        return jnp.sum(density * terms, axis=0)
+    # Another bend between these nodes shows in slopes: log p's has jumps there.
+    at, fewer = m + s * nodes, column(np.repeat(_every_second(count)[1][0] / _legendre(count)[1], 2))
+    slopes = density * jnp.nan_to_num(jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1])
+    change, slope = jnp.abs(jnp.sum(fewer * slopes, axis=0)), jnp.abs(jnp.sum(slopes, axis=0))
+    # A jump is as large between the nearest nodes as beyond.
+    left, right = lax.stop_gradient((terms[:4:2], terms[1:4:2]))
+    near, far = jnp.abs(right[0] - left[0]), jnp.maximum(jnp.abs(right[1] - right[0]), jnp.abs(left[1] - left[0]))
+    jumps = (near > 0.5 * far) & (near > limit)
+    several = several | jumps | (change > UNLIKE_SLOPE[dtype.name] * jnp.maximum(1.0, slope))
+    several = several & rough & ~jnp.any(moved, axis=0)
 
-    def of_two() -> jax.Array:
-        between = jnp.where(two & apart, beyond(high, low) - column(all_weights), 0.0)
-        return jnp.sum(between * values, axis=0) + jnp.where(two, beside(second, first), 0.0)
+    def by_panels() -> jax.Array:
+        most = jnp.where(several, limit, jnp.inf)
+        return jnp.where(several, expectation_by_panels(log_prob, fixed, mean, sd, most), rule)
 
-    rule = jnp.sum(beyond(low, high) * values, axis=0) + beside(first, second)
-    rule = rule + if_any(looked & two, of_two, lambda: jnp.zeros_like(rule))
-    rule = jnp.where(looked, rule, linalg.weighted_sum(column(all_weights), values))
+    return if_any(several, by_panels, lambda: rule)
 
-    def of_many() -> jax.Array:
-        f, weights = normal_rule(fixed, mean, sd**2, 4 * num_nodes)
-        terms = jax.checkpoint(log_prob)(jnp.where(many, f, mean))
-        return jnp.where(many, linalg.weighted_sum(weights, terms), rule)
 
-    return if_any(many, of_many, lambda: rule)
+def expectation_by_panels(
+    log_prob: Callable[[jax.Array], jax.Array],
+    fixed: Callable[[jax.Array], jax.Array],
+    mean: jax.Array,
+    sd: jax.Array,
+    limit: jax.Array,
+) -> jax.Array:
+    """
+    ``E[log p(y | f)]`` of any log p, which may have several bends or jumps, or turn up and down.
+
+    By Gauss-Legendre's rule on panels in t, ``f = mean + sd sinh t``. Row by row the panel that changes most with half
+    of its nodes is cut in two, at its sharpest bend or jump if it has one, until the changes add up to less than the
+    limit, but :data:`PANELS` times at most. Gradients are of the weights (:func:`at_fixed_nodes`): slopes of log p,
+    which jump at bends, are integrated for parameters of its own alone.
+
+    :param log_prob: log p(y | f) as a function of f.
+    :param fixed: the same, without gradients to be taken.
+    :param mean: mean of f, in the shape of the result.
+    :param sd: its standard deviation, likewise.
+    :param limit: nats that may be left; infinite for rows of which nothing is wanted.
+    """
+    dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
+    axes, (panels, cuts) = (1,) * mean.ndim, PANELS[dtype.name]
+
+    def column(array: Any) -> jax.Array:
+        return jnp.asarray(array, dtype).reshape((-1, *axes))
+
+    unit, weights = map(column, _legendre(PANEL_NODES))
+    points, fewer = _every_second(PANEL_NODES, EDGE[dtype.name])
+    points, even, odd = map(column, (points, *fewer))
+    slots = jnp.arange(panels + cuts).reshape((-1, *axes))
+    center = jnp.nan_to_num(fixed(m), neginf=0.0, posinf=0.0)
+
+    def value(t: jax.Array) -> jax.Array:
+        return fixed(m + s * jnp.sinh(t))
+
+    def unused(z: jax.Array, weight: jax.Array, log_p: jax.Array) -> jax.Array:
+        """Where it does not matter what log p is."""
+        return jnp.isinf(limit) | (~jnp.isfinite(log_p) & (weight * jnp.exp(-0.5 * z**2) < jnp.finfo(dtype).eps))
+
+    def change(panel: tuple[jax.Array, jax.Array]) -> jax.Array:
+        t = panel[0] + panel[1] * points
+        z, weight, log_p = jnp.sinh(t), panel[1] * jnp.cosh(t), value(t)
+        terms = weight * jnp.exp(-0.5 * (z**2 + LOG_2PI)) * (log_p - center)
+        terms = jnp.where(unused(z, weight, log_p), 0.0, terms)
+        return jnp.maximum(jnp.abs(jnp.sum(even * terms, axis=0)), jnp.abs(jnp.sum(odd * terms, axis=0)))
+
+    def cut(state: Any) -> Any:
+        i, left, width, changes = state
+        worst = jnp.argmax(changes, axis=0)
+        begin, length = (jnp.take_along_axis(x, worst[None], axis=0)[0] for x in (left, width))
+        bend, sharp = refine_bend(value, begin + 0.5 * length, 0.5 * length)
+        share = (bend - begin) / length
+        share = jnp.where((sharp == 1.0) & (share > 0.02) & (share < 0.98), share, 0.5)
+        own, new, first = slots == worst, slots == panels + i, share * length
+        two = jnp.stack([begin, begin + first]), jnp.stack([first, length - first])
+        left, width = jnp.where(new, two[0][1], left), jnp.where(own, two[1][0], jnp.where(new, two[1][1], width))
+        both = jax.vmap(change)(two)
+        return i + 1, left, width, jnp.where(own, both[0], jnp.where(new, both[1], changes))
+
+    def rough(state: Any) -> jax.Array:
+        i, _, _, changes = state
+        return (i < cuts) & jnp.any(jnp.sum(changes, axis=0) > limit)
+
+    end = math.asinh(MOST_REACH[dtype.name])
+    left, width = (jnp.full((panels + cuts, *m.shape), x, dtype) for x in (-end, 2.0 * end / panels))
+    left, width = left + slots * width, jnp.where(slots < panels, width, 0.0)
+    changes = lax.map(change, (left[:panels], width[:panels]))
+    changes = jnp.concatenate([changes, jnp.zeros_like(left[panels:])])
+    _, left, width, _ = lax.while_loop(rough, cut, (0, left, width, changes))
+
+    def term(panel: tuple[jax.Array, jax.Array]) -> jax.Array:
+        t = panel[0] + panel[1] * unit
+        z, weight = jnp.sinh(t), panel[1] * weights * jnp.cosh(t)
+        none = unused(z, weight, value(t))
+        z, weight = lax.stop_gradient((jnp.where(none, 0.0, z), jnp.where(none, 0.0, weight)))
+        f, log_normal = at_fixed_nodes(mean, sd, z, jnp.finfo(dtype).eps)
+        return jnp.sum(weight * jnp.exp(log_normal) * (log_prob(f) - center), axis=0)
+
+    def there(panel: tuple[jax.Array, jax.Array]) -> jax.Array:
+        return lax.cond(jnp.any(panel[1] > 0.0), jax.checkpoint(term), lambda _: jnp.zeros_like(mean), panel)
+
+    return center + jnp.sum(lax.map(there, (left, width)), axis=0)
 
 
 def expectations(
@@ -627,9 +703,7 @@ def log_average(
     """
     ``log ∫ p(y | f) N(f; mean, variance) df``.
 
-    Nodes stay where they are as mean and variance change, which change the weights: so that derivatives are right of
-    any order where log p has kinks or jumps. A variance as small as the square root of machine epsilon would be divided
-    by; there the nodes move along.
+    Derivatives are right of any order where log p has kinks or jumps (:func:`at_fixed_nodes`).
 
     :param log_prob: log p(y | f) as a function of f.
     :param fixed: the same, without gradients to be taken.
@@ -646,11 +720,8 @@ def log_average(
         z, log_weights = rule_at_peaks(fixed, m, s, num_nodes, concave)
     else:
         z, log_weights = rule_in_box(fixed, m, s, num_nodes)
-        mean, sd, m, s = (array[:, None] for array in (mean, sd, m, s))  # nodes stand behind the latent values
-    along = jnp.square(s) < jnp.sqrt(jnp.finfo(s.dtype).eps)
-    to_mean, to_sd = jnp.where(along, mean, m), jnp.where(along, sd, s)
-    f, z = to_mean + to_sd * z, ((to_mean - mean) + to_sd * z) / sd
-    log_normal = jnp.log(to_sd / sd) - 0.5 * (z**2 + LOG_2PI)
+        mean, sd = mean[:, None], sd[:, None]  # nodes stand behind the latent values
+    f, log_normal = at_fixed_nodes(mean, sd, z, jnp.sqrt(jnp.finfo(sd.dtype).eps))
     terms = log_weights + (log_normal if num_latents == 1 else jnp.sum(log_normal, axis=0))
     if concave and num_latents == 1:
         return logsumexp(terms + log_prob(f), axis=0)
@@ -671,6 +742,20 @@ def log_average(
     fewer = [logsumexp(grid[part], axis=axes) + math.log(part[-1].step) for part in parts]
     rough = jnp.max(jnp.abs(jnp.stack(fewer) - average), axis=0) > UNLIKE[num_latents]
     return if_any(rough, lambda: jnp.where(rough, finer(), average), lambda: average)
+
+
+def at_fixed_nodes(mean: jax.Array, sd: jax.Array, z: jax.Array, least: ArrayLike) -> tuple[jax.Array, jax.Array]:
+    """
+    ``f = mean + sd z``, which stays where it is as mean and sd change, and its log normal density, which changes.
+
+    So derivatives of an integral are right of any order where log p has kinks or jumps.
+
+    :param least: variance below which it would be divided by too small a number; there the nodes move along.
+    """
+    along = jnp.square(lax.stop_gradient(sd)) < least
+    to_mean, to_sd = (jnp.where(along, x, lax.stop_gradient(x)) for x in (mean, sd))
+    f, z = to_mean + to_sd * z, ((to_mean - mean) + to_sd * z) / sd
+    return f, jnp.log(to_sd / sd) - 0.5 * (z**2 + LOG_2PI)
 
 
 def box_counts(num_latents: int, num_nodes: int) -> tuple[int, ...]:
@@ -861,3 +946,22 @@ def _legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Gauss-Legendre nodes and weights on [0, 1], in float64."""
     nodes, weights = leggauss(num_nodes)
     return 0.5 * (nodes + 1.0), 0.5 * weights
+
+
+@functools.lru_cache(maxsize=32)
+def _every_second(num_nodes: int, edge: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """
+    Gauss-Legendre nodes on [0, 1], and weights of the rules with every second of them less the rule's, (2, K).
+
+    With nodes of weight 0 at so small a distance from the ends, if one is stated, of which each rule has one: what is
+    between an end and the first node would not be seen. In float64.
+    """
+    nodes, weights = _legendre(num_nodes)
+    if edge:
+        nodes, weights = np.concatenate([[edge], nodes, [1.0 - edge]]), np.pad(weights, 1)
+    fewer = np.stack([-weights, -weights])
+    for first, row in enumerate(fewer):
+        some = slice(first, None, 2)
+        powers = legvander(2.0 * nodes[some] - 1.0, len(nodes[some]) - 1).T
+        row[some] += np.linalg.solve(powers, np.eye(len(powers))[0])
+    return nodes, fewer
