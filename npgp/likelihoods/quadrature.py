@@ -499,8 +499,8 @@ def beside_bend(
     slopes = density * jnp.nan_to_num(jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1])
     change, slope = jnp.abs(jnp.sum(fewer * slopes, axis=0)), jnp.abs(jnp.sum(slopes, axis=0))
     # A jump is as large between the nearest nodes as beyond.
-    left, right = lax.stop_gradient((terms[:4:2], terms[1:4:2]))
-    near, far = jnp.abs(right[0] - left[0]), jnp.maximum(jnp.abs(right[1] - right[0]), jnp.abs(left[1] - left[0]))
+    under, over = lax.stop_gradient((terms[:4:2], terms[1:4:2]))
+    near, far = jnp.abs(over[0] - under[0]), jnp.maximum(jnp.abs(over[1] - over[0]), jnp.abs(under[1] - under[0]))
     jumps = (near > 0.5 * far) & (near > limit)
     several = several | jumps | (change > UNLIKE_SLOPE[dtype.name] * jnp.maximum(1.0, slope))
     several = several & rough & ~jnp.any(moved, axis=0)

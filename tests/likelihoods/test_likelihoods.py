@@ -1426,7 +1426,7 @@ def test_expected_slopes_of_narrow_peaks_in_float32():
     pair = jnp.asarray(PAIR)
     weights = dist.Categorical(probs=jnp.asarray(PAIR_WEIGHTS))
     narrow = likelihoods.Factorized(lambda f: dist.MixtureSameFamily(weights, dist.Normal(f[..., None] + pair, 0.0625)))
-    mean = np.float32([0.5, 0.5001, 0.45, *np.linspace(-2.0, 2.0, 25)])
+    mean = np.float32([0.5, 0.5001, 0.45])
     slopes = jax.jit(jax.grad(lambda m, s: jnp.sum(narrow.expected_log_prob(0.5, m, s**2)), (0, 1)))
     got = slopes(mean, np.ones_like(mean))
     z = np.linspace(-9, 9, 1_000_001)
@@ -1437,25 +1437,25 @@ def test_expected_slopes_of_narrow_peaks_in_float32():
         assert got[1][i] == pytest.approx((log_p * (z**2 - 1)) @ normal, rel=1e-5)
 
 
-#: Two close bends, a jump, and bends beside each other that log p turns at, by row.
+#: Two close bends, a jump, two bends that log p turns beside, and three narrow peaks: locations of three normals, and
+#: their standard deviation.
 BENT = (
-    (lambda f, np=np: np.clip(f, -0.1, 0.1), 0.1),
-    (lambda f, np=np: np.where(f > 0.3, 1.0, 0.0), 1.0),
-    (lambda f, np=np: np.maximum(f, 0.0) + np.maximum(f - 0.05, 0.0), 0.2),
+    (lambda f, np=np: np.clip(f, -0.1, 0.1) + 0 * np.asarray(POINTS), 0.1),
+    (lambda f, np=np: np.where(f > 0.3, 1.0, 0.0) + 0 * np.asarray(POINTS), 1.0),
+    (lambda f, np=np: np.maximum(f, 0.0) + np.maximum(f - 0.05, 0.0) + 0 * np.asarray(POINTS), 0.2),
+    (lambda f, np=np: f + np.asarray(POINTS), 0.02),
 )
 
 
-@pytest.mark.parametrize("peaks", [False, True])
-def test_expectations_of_log_p_with_several_bends_jumps_or_peaks(peaks, x64):
-    """Values, and slopes in mean and standard deviation, wherever the mean is; peaks are three, of width .02."""
+def test_expectations_of_log_p_with_several_bends_jumps_or_peaks(x64):
+    """Values, and slopes in mean and standard deviation, wherever the mean is."""
     mean, row = (a.ravel() for a in np.meshgrid(np.linspace(-1.9, 2.0, 14), range(len(BENT))))
-    scale = np.array([scale for _, scale in BENT])[row]
+    scale = np.array([scale for _, scale in BENT])[row, None]
 
     def fn(f):
-        if peaks:
-            of = dist.Categorical(probs=jnp.full(3, 1 / 3, f.dtype)), dist.Normal(f[..., None] + jnp.asarray(POINTS, f.dtype), 0.02)
-            return dist.MixtureSameFamily(*of)
-        return dist.Normal(jnp.select([row == i for i in range(3)], [of(f, jnp) for of, _ in BENT]), x64(scale))
+        points = jnp.select([row[:, None] == i for i in range(len(BENT))], [of(f[..., None], jnp) for of, _ in BENT])
+        normals = dist.Normal(points.astype(f.dtype), x64(scale))
+        return dist.MixtureSameFamily(dist.Categorical(probs=jnp.full(3, 1 / 3, f.dtype)), normals)
 
     @jax.jit
     def values_and_slopes(mean, sd):
@@ -1469,9 +1469,7 @@ def test_expectations_of_log_p_with_several_bends_jumps_or_peaks(peaks, x64):
     nodes, weights = np.polynomial.legendre.leggauss(5)
     half = 0.5 * np.diff(edges)[:, None]
     f, area = (edges[:-1, None] + half * (1.0 + nodes)).ravel(), (half * weights).ravel()
-    log_ps = [stats.norm.logpdf(0.3, of(f), scale) for of, scale in BENT]
-    if peaks:
-        log_ps = 3 * [special.logsumexp([stats.norm.logpdf(0.3, f + a, 0.02) for a in POINTS], axis=0) - np.log(3)]
+    log_ps = [special.logsumexp(stats.norm.logpdf(0.3, of(f[:, None]), sd), axis=1) - np.log(3) for of, sd in BENT]
     z = f - mean[:, None]
     terms = stats.norm.pdf(z) * area * np.array(log_ps)[row]
     truth = np.stack([(terms * of).sum(1) for of in (1.0, z, z**2 - 1.0)])
