@@ -52,10 +52,10 @@ FELT = 1e-5
 #: of the distance to these.
 ROUGH, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, {"float32": 14, "float64": 26}
 #: Nodes each way of a bend in whose place there are closer ones; and next ones whose weights change for it.
-PANEL, STENCIL = {"float32": 8, "float64": 10}, {"float32": 8, "float64": 14}
-#: Change of a slope with half of the nodes beside a bend from which on it has panels: how many of these there are, how
-#: often one is cut in two at most, and the nodes of each.
-UNLIKE_SLOPE = {"float32": 1e-3, "float64": 1e-5}
+PANEL, STENCIL = {"float32": 5, "float64": 10}, {"float32": 8, "float64": 14}
+#: Change of a slope with half of the nodes beside a bend, as a share of the slopes there, from which on it has panels;
+#: how many of these there are, how often one is cut in two at most, and the nodes of each, two more near its ends.
+UNLIKE_SLOPE = {"float32": 6e-4, "float64": 1e-5}
 EDGE = {"float32": 1e-3, "float64": 1e-6}
 PANELS, PANEL_NODES = {"float32": (16, 24), "float64": (24, 48)}, 8
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
@@ -227,7 +227,7 @@ def expectation(
     :param fixed: the same, without gradients to be taken.
     :param mean: mean of f.
     :param variance: its variance.
-    :param num_nodes: number of nodes; five eighths as many at each bend, and twice as many in float64.
+    :param num_nodes: number of nodes; seven eighths as many at a bend, and twice as many in float64.
     """
     f, weights = normal_rule(log_prob, mean, variance, num_nodes)
     values = log_prob(f)
@@ -390,8 +390,8 @@ def find_bend(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.A
     # Of a kink between two nodes both have half.
     unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3])
     unlike = jnp.where(jnp.isfinite(unlike), unlike, 0.0)
-    around = jnp.pad(unlike, [(3, 3)] + [(0, 0)] * limit.ndim)
-    largest = functools.reduce(jnp.maximum, [around[i : i + len(index)] for i in range(7)])
+    around = jnp.pad(unlike, [(2, 2)] + [(0, 0)] * limit.ndim)
+    largest = functools.reduce(jnp.maximum, [around[i : i + len(index)] for i in range(5)])
     inside = (index > panel) & (index < len(z) - 1 - panel)
     felt = column(inside * steps[2:-3] ** 2 * np.exp(-0.5 * z[3:-3] ** 2))
     score = jnp.where(unlike == largest, unlike * felt, 0.0)
@@ -486,7 +486,7 @@ def beside_bend(
     center, width = refine_bend(lambda z: fixed(m + s * z), start, step)
     left, right = (jnp.asarray(z, dtype)[bend + to] for to in (-panel, panel))
     center = jnp.clip(center, left, right)
-    count = num_nodes * (10 if dtype == jnp.float64 else 5) // 16
+    count = num_nodes * (10 if dtype == jnp.float64 else 7) // 16
     nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, jnp.stack([center - left, right - center]), count)
     density = jnp.where(looked, jnp.exp(log_weights - 0.5 * (nodes**2 + LOG_2PI)), 0.0)
     nodes, density = lax.stop_gradient((jnp.where(looked, nodes, 0.0), density))
@@ -497,7 +497,7 @@ def beside_bend(
     # Another bend between these nodes shows in slopes: log p's has jumps there.
     at, fewer = m + s * nodes, column(np.repeat(_every_second(count)[1][0] / _legendre(count)[1], 2))
     slopes = density * jnp.nan_to_num(jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1])
-    change, slope = jnp.abs(jnp.sum(fewer * slopes, axis=0)), jnp.abs(jnp.sum(slopes, axis=0))
+    change, slope = jnp.abs(jnp.sum(fewer * slopes, axis=0)), jnp.sum(jnp.abs(slopes), axis=0)
     # A jump is as large between the nearest nodes as beyond.
     under, over = lax.stop_gradient((terms[:4:2], terms[1:4:2]))
     near, far = jnp.abs(over[0] - under[0]), jnp.maximum(jnp.abs(over[1] - over[0]), jnp.abs(under[1] - under[0]))
