@@ -55,7 +55,7 @@ OF_VALUE = 0.05
 #: averages falls like the root of the steps.
 LEAST_LOOKS, SLOWEST, FASTEST = 4, 0.5, 2.0
 #: Arrival is far where, after so many steps, it is more than so many ahead.
-FAR_AFTER, FAR = 2000, 20_000
+FAR_AFTER, FAR = 5000, 20_000
 #: Trainings of fewer steps than this are trials, of which nothing is said.
 LEAST_STEPS = 400
 #: Number of evaluations of the loss at each look at such a training.
@@ -151,7 +151,7 @@ class Arrival(Callback):
     The optimizer is :func:`npgp.adam` without a number of steps, whose rate it lowers; so it does not matter much where
     that begins. ``result.params`` are averages of iterates, with less noise than any. Several draws a step,
     ``TraceMeanField_ELBO(num_particles=8)``, often take fewer steps. The progress bar says about how
-    many are to come, by the trend of the looks; where after 2000 steps it is 20,000 more, a :class:`TrainingWarning`
+    many are to come, by the trend of the looks; where after 5000 steps it is 20,000 more, a :class:`TrainingWarning`
     says so, once.
 
     :param tolerance: by how many of its standard deviations, and by what in their logarithm, a latent value may move.
