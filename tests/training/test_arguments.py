@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "shapes": (
         ValueError,
-        r"f\.u\.loc has shape \(9,\); its last axis must be the block's 3 inducing features",
+        r"f\.u\.loc has shape \(9,\); it must be \(3,\)",
         lambda: fit(init_params={"f.u.loc": jnp.zeros(9)}),
     ),
     "a state": (
