@@ -120,6 +120,11 @@ def _sorted_nodes(num_nodes: int, num_latents: int, dtype: str) -> tuple[np.ndar
     return nodes[:, order], weights[order], order
 
 
+def column_of(array: Any, like: jax.Array) -> jax.Array:
+    """A vector on a new leading axis of an array, of its type."""
+    return jnp.asarray(array, like.dtype).reshape((-1,) + (1,) * like.ndim)
+
+
 def smooth_rule(mean: ArrayLike, variance: ArrayLike, num_nodes: int) -> tuple[jax.Array, jax.Array]:
     """
     Nodes of f on a new leading axis, and weights, for functions that are smooth on a scale of 1, and finite everywhere.
@@ -134,7 +139,7 @@ def smooth_rule(mean: ArrayLike, variance: ArrayLike, num_nodes: int) -> tuple[j
     else:
         rule = standard_normal(num_nodes if dtype == "float64" else num_nodes // 2, SMOOTH_REACH[dtype])
     f = _scaled(mean[None], deviation(variance)[None], rule[0][None])[0]
-    return f, jnp.asarray(rule[1], dtype).reshape((-1,) + (1,) * mean.ndim)
+    return f, column_of(rule[1], mean)
 
 
 def _scaled(mean: jax.Array, sd: jax.Array, z: np.ndarray) -> jax.Array:
@@ -379,13 +384,9 @@ def find_bend(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.A
     :param limit: nats that may be left, in the shape of the result.
     :param num_nodes: number of the rule's nodes.
     """
-    dtype, axes = log_p.dtype, (1,) * limit.ndim
+    dtype, column = log_p.dtype, functools.partial(column_of, like=limit)
     z, _ = _below(num_nodes, dtype.name)
     panel, steps, index = PANEL[dtype.name], np.diff(z), np.arange(3, len(z) - 3)
-
-    def column(array: Any) -> jax.Array:
-        return jnp.asarray(array, dtype).reshape((-1, *axes))
-
     curvature = jnp.diff(jnp.diff(log_p, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
     # Of a kink between two nodes both have half.
     unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3])
@@ -396,7 +397,7 @@ def find_bend(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.A
     felt = column(inside * steps[2:-3] ** 2 * np.exp(-0.5 * z[3:-3] ** 2))
     score = jnp.where(unlike == largest, unlike * felt, 0.0)
     most, first = jnp.max(score, axis=0), jnp.argmax(score, axis=0) + 3
-    others = jnp.where(jnp.abs(index.reshape((-1, *axes)) - first) > 3, score, 0.0)
+    others = jnp.where(jnp.abs(column(index) - first) > 3, score, 0.0)
     found = most > limit
     return jnp.where(found, first, len(z) // 2), ~found | (jnp.max(others, axis=0) > jnp.maximum(0.01 * most, limit))
 
@@ -421,7 +422,7 @@ def refine_bend(
         center, step, three, last, width, least = state
         between = value(jnp.stack([center - 0.5 * step, center + 0.5 * step]))
         five = jnp.stack([three[0], between[0], three[1], between[1], three[2]])
-        middle_first = jnp.asarray([1.0, 1.001, 1.0], dtype).reshape((-1,) + (1,) * center.ndim)
+        middle_first = column_of([1.0, 1.001, 1.0], center)
         changes = change(five[:-2], five[1:-1], five[2:]) * middle_first
         best = jnp.argmax(changes, axis=0)
         step, largest = 0.5 * step, jnp.max(changes, axis=0)
@@ -465,7 +466,7 @@ def beside_bend(
     :param num_nodes: number of the rule's nodes.
     """
     dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
-    panel, axes = PANEL[dtype.name], (1,) * mean.ndim
+    panel, column = PANEL[dtype.name], functools.partial(column_of, like=mean)
     (at,), all_weights, _ = _sorted_nodes(num_nodes, 1, dtype.name)
     z, below = _below(num_nodes, dtype.name)
     order, rough = np.argsort(at), jnp.isfinite(limit)
@@ -473,10 +474,7 @@ def beside_bend(
     log_p = jnp.where(moved, jnp.nan, lax.stop_gradient(values))[order]
     bend, several = find_bend(log_p, limit, num_nodes)
 
-    def column(array: Any) -> jax.Array:
-        return jnp.asarray(array, dtype).reshape((-1, *axes))
-
-    used = jnp.abs(np.arange(len(z)).reshape((-1, *axes)) - bend) <= panel + STENCIL[dtype.name]
+    used = jnp.abs(column(np.arange(len(z))) - bend) <= panel + STENCIL[dtype.name]
     looked = rough & ~jnp.any(moved[order] & used, axis=0)
     lower, upper = (jnp.asarray(array[:, order.argsort()].T, dtype) for array in (below, below[::-1, ::-1]))
     weights = jnp.where(looked, lower[:, bend - panel] + upper[:, bend + panel], column(all_weights))
@@ -534,15 +532,12 @@ def expectation_by_panels(
     :param limit: nats that may be left; infinite for rows of which nothing is wanted.
     """
     dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
-    axes, (panels, cuts) = (1,) * mean.ndim, PANELS[dtype.name]
-
-    def column(array: Any) -> jax.Array:
-        return jnp.asarray(array, dtype).reshape((-1, *axes))
+    column, (panels, cuts) = functools.partial(column_of, like=mean), PANELS[dtype.name]
 
     unit, weights = map(column, _legendre(PANEL_NODES))
-    points, fewer = _every_second(PANEL_NODES, EDGE[dtype.name])
-    points, even, odd = map(column, (points, *fewer))
-    slots = jnp.arange(panels + cuts).reshape((-1, *axes))
+    nodes, fewer = _every_second(PANEL_NODES, EDGE[dtype.name])
+    points, even, odd = map(column, (nodes, *fewer))
+    slots = column(np.arange(panels + cuts))
     center = jnp.nan_to_num(fixed(m), neginf=0.0, posinf=0.0)
 
     def value(t: jax.Array) -> jax.Array:
@@ -833,9 +828,7 @@ def rule_at_peaks(
 
     # Far out there may be a peak too, such as that of 10⁴ counts, or of little noise and a prior of less variance.
     t = np.linspace(-1.0, 1.0, (GRID_NODES_CONCAVE if concave else GRID_NODES) + 1)
-    grid = jnp.broadcast_to(
-        jnp.asarray(np.sinh(6.0 * t + 13.0 * t**3), dtype).reshape((-1,) + axes), (len(t), *mean.shape)
-    )
+    grid = jnp.broadcast_to(column_of(np.sinh(6.0 * t + 13.0 * t**3), mean), (len(t), *mean.shape))
     log_p = value(grid, 0.0)
     on_grid = log_p - 0.5 * grid**2
     inner = on_grid[1:-1]
@@ -846,7 +839,7 @@ def rule_at_peaks(
         others = jnp.where(jnp.arange(len(t) - 2).reshape((-1,) + axes) == best, -jnp.inf, peaks)
         starts += [jnp.argmax(others, axis=0) + 1, jnp.argmax(log_p[1:-1], axis=0) + 1]
         priors += [1.0, 0.0]
-    start, prior = jnp.stack(starts), jnp.asarray(priors, dtype).reshape((-1,) + axes)
+    start, prior = jnp.stack(starts), column_of(priors, mean)
 
     low, middle, high = (jnp.take_along_axis(grid, start + i, axis=0) for i in (-1, 0, 1))
     most = jnp.take_along_axis(log_p, start, axis=0) - prior * 0.5 * middle**2
@@ -861,7 +854,7 @@ def rule_at_peaks(
         least, most = jnp.minimum(first, 0.0) - REACH - 2.0, jnp.maximum(first, 0.0) + REACH + 2.0
         # The peak of p, where it is another and is felt; else the shoulder, where g bends most on the grid.
         own, index = start[2], jnp.where(higher, start[1], start[0])
-        beside = jnp.asarray([-1e-3, -5e-4, 0.0, 5e-4, 1e-3], dtype).reshape((-1,) + axes)
+        beside = column_of([-1e-3, -5e-4, 0.0, 5e-4, 1e-3], mean)
         five = value(found[2] + beside, 0.0)
         wide, close = jnp.abs(five[0] - 2.0 * five[2] + five[4]), jnp.abs(five[1] - 2.0 * five[2] + five[3])
         sharp = (close > 0.35 * wide) & (wide > 64.0 * jnp.finfo(dtype).eps * jnp.abs(five[2])) | ~jnp.isfinite(wide)
@@ -877,7 +870,7 @@ def rule_at_peaks(
         centers, signs = jnp.stack([left, left, right, right]), [-1.0, 1.0, -1.0, 1.0]
         ends = jnp.minimum(least, left - REACH), jnp.maximum(most, right + REACH)
         lengths = jnp.stack([left - ends[0], half, half, ends[1] - right])
-    sign = jnp.asarray(signs, dtype).reshape((-1,) + axes)
+    sign = column_of(signs, mean)
     lengths = jnp.maximum(lengths, jnp.finfo(dtype).tiny ** 0.5)
 
     # How g falls with the distance from a peak: its width is where it has changed by half a nat.
@@ -934,7 +927,7 @@ def on_sides(
     :param ends: distance that the nodes reach, likewise.
     :param num_nodes: number of nodes of each side.
     """
-    u, weights = (jnp.asarray(array, ends.dtype).reshape((-1,) + (1,) * ends.ndim) for array in _legendre(num_nodes))
+    u, weights = (column_of(array, ends) for array in _legendre(num_nodes))
     reach = jnp.arcsinh(ends / width)
     z = centers + signs * width * jnp.sinh(reach * u)
     log_weights = jnp.log(width * reach * jnp.cosh(reach * u) * weights)

@@ -150,9 +150,8 @@ class Arrival(Callback):
 
     The optimizer is :func:`npgp.adam` without a number of steps, whose rate it lowers; so it does not matter much where
     that begins. ``result.params`` are averages of iterates, with less noise than any. Several draws a step,
-    ``TraceMeanField_ELBO(num_particles=8)``, often take fewer steps. The progress bar says about how
-    many are to come, by the trend of the looks; where after 5000 steps it is 20,000 more, a :class:`TrainingWarning`
-    says so, once.
+    ``TraceMeanField_ELBO(num_particles=8)``, often take fewer steps. The progress bar says about how many are to
+    come, by the trend of the looks; where after 5000 steps it is 20,000 more, a :class:`TrainingWarning` says so, once.
 
     :param tolerance: by how many of its standard deviations, and by what in their logarithm, a latent value may move.
     :param window: number of steps at the first rate between two looks.
