@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from jax.custom_batching import custom_vmap
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 from numpy.polynomial.hermite_e import hermegauss, hermevander
-from numpy.polynomial.legendre import leggauss, legvander
+from numpy.polynomial.legendre import leggauss, legroots, legvander
 
 from npgp import linalg
 from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
@@ -53,9 +53,10 @@ FELT = 1e-5
 ROUGH, BEND_HALVINGS = {"float32": 4e-6, "float64": 1e-10}, {"float32": 14, "float64": 26}
 #: Nodes each way of a bend in whose place there are closer ones; and next ones whose weights change for it.
 PANEL, STENCIL = {"float32": 5, "float64": 10}, {"float32": 8, "float64": 14}
-#: Change of a slope with half of the nodes beside a bend, as a share of the slopes there, from which on it has panels;
-#: how many of these there are, how often one is cut in two at most, and the nodes of each, two more near its ends.
-UNLIKE_SLOPE = {"float32": 6e-4, "float64": 1e-5}
+#: Change of a slope with Gauss-Legendre's nodes beside a bend, as a share of the slopes there, from which on it has
+#: panels; how many of these there are, how often one is cut in two at most, and the nodes of each, two more near its
+#: ends.
+UNLIKE_SLOPE = {"float32": 2e-4, "float64": 1e-7}
 EDGE = {"float32": 1e-3, "float64": 1e-6}
 PANELS, PANEL_NODES = {"float32": (16, 24), "float64": (24, 48)}, 8
 #: NumPy's Gauss-Hermite weights overflow beyond so many nodes.
@@ -232,7 +233,7 @@ def expectation(
     :param fixed: the same, without gradients to be taken.
     :param mean: mean of f.
     :param variance: its variance.
-    :param num_nodes: number of nodes; seven eighths as many at a bend, and twice as many in float64.
+    :param num_nodes: number of nodes, twice as many in float64; and half of it at a bend, five quarters in float64.
     """
     f, weights = normal_rule(log_prob, mean, variance, num_nodes)
     values = log_prob(f)
@@ -329,7 +330,7 @@ def expectation_over_several(
     signs = jnp.asarray([-1.0, 1.0], of.dtype).reshape((-1, *axes))
     count = num_nodes * NUM_NODES // NUM_NODES_EACH.get(C, num_nodes) * (3 if of.dtype == jnp.float64 else 2) // 4
     ends = SMOOTH_REACH[of.dtype.name] - signs * peak
-    z, log_weights = on_sides(peak, signs, BEND_WIDTH, ends, max(count, 1))
+    z, log_weights = on_sides(peak, signs, BEND_WIDTH, ends, _legendre(max(count, 1)))
     z, weights = lax.stop_gradient((z, jax.nn.softmax(log_weights - 0.5 * z**2, axis=0)))
 
     def product(count: int) -> tuple[jax.Array, jax.Array]:
@@ -386,20 +387,20 @@ def find_bend(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.A
     """
     dtype, column = log_p.dtype, functools.partial(column_of, like=limit)
     z, _ = _below(num_nodes, dtype.name)
-    panel, steps, index = PANEL[dtype.name], np.diff(z), np.arange(3, len(z) - 3)
+    panel, steps = PANEL[dtype.name], np.diff(z)
     curvature = jnp.diff(jnp.diff(log_p, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
     # Of a kink between two nodes both have half.
     unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3])
     unlike = jnp.where(jnp.isfinite(unlike), unlike, 0.0)
-    around = jnp.pad(unlike, [(2, 2)] + [(0, 0)] * limit.ndim)
-    largest = functools.reduce(jnp.maximum, [around[i : i + len(index)] for i in range(5)])
-    inside = (index > panel) & (index < len(z) - 1 - panel)
-    felt = column(inside * steps[2:-3] ** 2 * np.exp(-0.5 * z[3:-3] ** 2))
-    score = jnp.where(unlike == largest, unlike * felt, 0.0)
-    most, first = jnp.max(score, axis=0), jnp.argmax(score, axis=0) + 3
-    others = jnp.where(jnp.abs(column(index) - first) > 3, score, 0.0)
-    found = most > limit
-    return jnp.where(found, first, len(z) // 2), ~found | (jnp.max(others, axis=0) > jnp.maximum(0.01 * most, limit))
+    inside = np.arange(panel + 1, len(z) - 1 - panel)  # three nodes more than there are second differences
+    around = [unlike[inside[0] - 3 + i : inside[-1] - 2 + i] for i in range(-2, 3)]
+    felt, index = column(steps[inside - 1] ** 2 * np.exp(-0.5 * z[inside] ** 2)), column(inside)
+    score = jnp.where(around[2] == functools.reduce(jnp.maximum, around), around[2] * felt, 0.0)
+    most = jnp.max(score, axis=0)
+    first = jnp.max(jnp.where(score == most, index, 0.0), axis=0)  # XLA on a CPU takes twice as long over argmax
+    others = jnp.where(jnp.abs(index - first) > 3, score, 0.0)
+    several = jnp.max(others, axis=0) > jnp.maximum(0.01 * most, limit)
+    return jnp.where(most > limit, first.astype(int), len(z) // 2), (most <= limit) | several
 
 
 def refine_bend(
@@ -426,7 +427,7 @@ def refine_bend(
         changes = change(five[:-2], five[1:-1], five[2:]) * middle_first
         best = jnp.argmax(changes, axis=0)
         step, largest = 0.5 * step, jnp.max(changes, axis=0)
-        three = jnp.stack([jnp.take_along_axis(five, (best + i)[None], axis=0)[0] for i in range(3)])
+        three = jnp.where(best == 0, five[:3], jnp.where(best == 1, five[1:4], five[2:]))
         certain = largest > 64.0 * jnp.finfo(dtype).eps * jnp.max(jnp.abs(three), axis=0)
         # It is as much of a bend as before: it is no wider than this.
         width = jnp.where(certain & (largest / step > 0.7 * last), step, width)
@@ -451,10 +452,10 @@ def beside_bend(
     """
     ``E[log p(y | f)]`` by the trapezoid rule, but for nodes near a bend of log p, in whose place there are closer ones.
 
-    The bend is looked for without derivatives. Gauss-Legendre nodes, in arsinh of the distance in units of its width,
-    are on both its sides, :data:`PANEL` of the rule's nodes each way; beyond them log p is as smooth as the rule
-    supposes, but ends. Where half of these nodes do not do, log p jumps, or there are other bends or none, the rule is
-    that of :func:`expectation_by_panels`.
+    The bend is looked for without derivatives. Kronrod's nodes, in arsinh of the distance in units of its width, are on
+    both its sides, :data:`PANEL` of the rule's nodes each way; beyond them log p is as smooth as the rule supposes, but
+    ends. Where Gauss-Legendre's among them do not do, log p jumps, or there are other bends or none, the rule is that
+    of :func:`expectation_by_panels`.
 
     :param log_prob: log p(y | f) as a function of f.
     :param fixed: the same, without gradients to be taken.
@@ -476,16 +477,17 @@ def beside_bend(
 
     used = jnp.abs(column(np.arange(len(z))) - bend) <= panel + STENCIL[dtype.name]
     looked = rough & ~jnp.any(moved[order] & used, axis=0)
-    lower, upper = (jnp.asarray(array[:, order.argsort()].T, dtype) for array in (below, below[::-1, ::-1]))
-    weights = jnp.where(looked, lower[:, bend - panel] + upper[:, bend + panel], column(all_weights))
+    beyond = np.roll(below, panel, axis=0) + np.roll(below[::-1, ::-1], -panel, axis=0)  # for each node as the bend
+    weights = jnp.where(looked, jnp.asarray(beyond[:, order.argsort()].T, dtype)[:, bend], column(all_weights))
 
     steps = np.diff(z)
     start, step = (jnp.asarray(array, dtype)[bend] for array in (z, np.maximum(steps, np.roll(steps, 1))))
     center, width = refine_bend(lambda z: fixed(m + s * z), start, step)
     left, right = (jnp.asarray(z, dtype)[bend + to] for to in (-panel, panel))
     center = jnp.clip(center, left, right)
-    count = num_nodes * (10 if dtype == jnp.float64 else 7) // 16
-    nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, jnp.stack([center - left, right - center]), count)
+    *side, fewer = _kronrod(num_nodes * (5 if dtype == jnp.float64 else 2) // 16)
+    ends = jnp.stack([center - left, right - center])
+    nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, ends, side)
     density = jnp.where(looked, jnp.exp(log_weights - 0.5 * (nodes**2 + LOG_2PI)), 0.0)
     nodes, density = lax.stop_gradient((jnp.where(looked, nodes, 0.0), density))
     # Computed anew for gradients: else a branch that is not taken writes zeros for all that they need of this one.
@@ -493,7 +495,7 @@ def beside_bend(
     rule = jnp.sum(weights * values, axis=0) + jnp.sum(density * terms, axis=0)
 
     # Another bend between these nodes shows in slopes: log p's has jumps there.
-    at, fewer = m + s * nodes, column(np.repeat(_every_second(count)[1][0] / _legendre(count)[1], 2))
+    at, fewer = m + s * nodes, column(np.repeat(fewer / side[1], 2))
     slopes = density * jnp.nan_to_num(jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1])
     change, slope = jnp.abs(jnp.sum(fewer * slopes, axis=0)), jnp.sum(jnp.abs(slopes), axis=0)
     # A jump is as large between the nearest nodes as beyond.
@@ -886,7 +888,7 @@ def rule_at_peaks(
     end = lengths * shares.reshape(-1)[jnp.minimum(last + 1, PROFILE_NODES - 1)]
 
     count = num_nodes * ((14 if double else 8) if concave else (16 if double else 6)) // 16
-    z, log_weights = on_sides(centers, sign, width, end, max(count, 1))
+    z, log_weights = on_sides(centers, sign, width, end, _legendre(max(count, 1)))
     if not concave:  # where there are more peaks than two: equidistant ones
         many = jnp.sum(peaks > top - 10.0, axis=0) > 2
         wide = inner > top - (34.0 if double else 16.0)
@@ -916,18 +918,18 @@ def golden_section(
 
 
 def on_sides(
-    centers: jax.Array, signs: jax.Array, width: ArrayLike, ends: jax.Array, num_nodes: int
+    centers: jax.Array, signs: jax.Array, width: ArrayLike, ends: jax.Array, rule: Sequence[np.ndarray]
 ) -> tuple[jax.Array, jax.Array]:
     """
-    Gauss-Legendre nodes in arsinh of the distance from centers, on a leading axis, and logarithms of their weights.
+    Nodes in arsinh of the distance from centers, on a leading axis, and logarithms of their weights.
 
     :param centers: (S, ...), or the same for all sides.
     :param signs: 1 for what is above a center, and −1 below, (S, ...).
     :param width: distance within which nodes are equidistant, likewise.
     :param ends: distance that the nodes reach, likewise.
-    :param num_nodes: number of nodes of each side.
+    :param rule: nodes on [0, 1] and weights, of each side.
     """
-    u, weights = (column_of(array, ends) for array in _legendre(num_nodes))
+    u, weights = (column_of(array, ends) for array in rule)
     reach = jnp.arcsinh(ends / width)
     z = centers + signs * width * jnp.sinh(reach * u)
     log_weights = jnp.log(width * reach * jnp.cosh(reach * u) * weights)
@@ -942,16 +944,35 @@ def _legendre(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache(maxsize=32)
-def _every_second(num_nodes: int, edge: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def _kronrod(num_nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """
+    Kronrod's 2n + 1 nodes on [0, 1] and weights, and those of the n Gauss-Legendre nodes among them less these.
+
+    The n + 1 others are the roots of the polynomial whose product with Legendre's of degree n is orthogonal to all of
+    degree n. In float64.
+    """
+    at, weights = leggauss(2 * num_nodes + 2)
+    powers = legvander(at, num_nodes + 1)
+    products = powers[:, :-1].T @ ((weights * powers[:, -2])[:, None] * powers)
+    others = legroots(np.append(np.linalg.lstsq(products[:, :-1], -products[:, -1], rcond=None)[0], 1.0))
+    nodes, gauss = leggauss(num_nodes)
+    nodes = np.sort(np.concatenate([nodes, others]))
+    weights = np.linalg.solve(legvander(nodes, 2 * num_nodes).T, 2.0 * np.eye(2 * num_nodes + 1)[0])
+    fewer = -weights
+    fewer[1::2] += gauss
+    return 0.5 * (nodes + 1.0), 0.5 * weights, 0.5 * fewer
+
+
+@functools.lru_cache(maxsize=32)
+def _every_second(num_nodes: int, edge: float) -> tuple[np.ndarray, np.ndarray]:
     """
     Gauss-Legendre nodes on [0, 1], and weights of the rules with every second of them less the rule's, (2, K).
 
-    With nodes of weight 0 at so small a distance from the ends, if one is stated, of which each rule has one: what is
-    between an end and the first node would not be seen. In float64.
+    With nodes of weight 0 at so small a distance from the ends, of which each rule has one: what is between an end and
+    the first node would not be seen. In float64.
     """
     nodes, weights = _legendre(num_nodes)
-    if edge:
-        nodes, weights = np.concatenate([[edge], nodes, [1.0 - edge]]), np.pad(weights, 1)
+    nodes, weights = np.concatenate([[edge], nodes, [1.0 - edge]]), np.pad(weights, 1)
     fewer = np.stack([-weights, -weights])
     for first, row in enumerate(fewer):
         some = slice(first, None, 2)
