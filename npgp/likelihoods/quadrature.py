@@ -485,7 +485,7 @@ def beside_bend(
     center, width = refine_bend(lambda z: fixed(m + s * z), start, step)
     left, right = (jnp.asarray(z, dtype)[bend + to] for to in (-panel, panel))
     center = jnp.clip(center, left, right)
-    *side, fewer = _kronrod(num_nodes * (5 if dtype == jnp.float64 else 2) // 16)
+    *side, gauss = _kronrod(num_nodes * (5 if dtype == jnp.float64 else 2) // 16)
     ends = jnp.stack([center - left, right - center])
     nodes, log_weights = on_sides(center, column([-1.0, 1.0]), width, ends, side)
     density = jnp.where(looked, jnp.exp(log_weights - 0.5 * (nodes**2 + LOG_2PI)), 0.0)
@@ -495,7 +495,7 @@ def beside_bend(
     rule = jnp.sum(weights * values, axis=0) + jnp.sum(density * terms, axis=0)
 
     # Another bend between these nodes shows in slopes: log p's has jumps there.
-    at, fewer = m + s * nodes, column(np.repeat(fewer / side[1], 2))
+    at, fewer = m + s * nodes, column(np.repeat(gauss / side[1], 2))
     slopes = density * jnp.nan_to_num(jax.jvp(fixed, (at,), (jnp.ones_like(at),))[1])
     change, slope = jnp.abs(jnp.sum(fewer * slopes, axis=0)), jnp.sum(jnp.abs(slopes), axis=0)
     # A jump is as large between the nearest nodes as beyond.
