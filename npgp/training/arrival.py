@@ -51,9 +51,9 @@ STALLED = 0.7
 MOST_WINDOWS = 60
 #: Of what has one value and no standard deviation, such as a ``numpyro.param``, the share that counts as one.
 OF_VALUE = 0.05
-#: Looks that a trend is estimated from, at least, and the slowest and fastest in steps that is believed: the noise of
-#: averages falls like the root of the steps.
-LEAST_LOOKS, SLOWEST, FASTEST = 4, 0.5, 2.0
+#: Looks that a trend is estimated from, at least, and the slowest and fastest in steps that is believed: what falls
+#: more slowly is the noise of a rate, which is lowered then.
+LEAST_LOOKS, SLOWEST, FASTEST = 4, 1.0, 2.0
 #: Arrival is far where, after so many steps, it is more than so many ahead.
 FAR_AFTER, FAR = 5000, 20_000
 #: Trainings of fewer steps than this are trials, of which nothing is said.
@@ -431,15 +431,16 @@ class Fifths(Callback):
 def steps_ahead(history: Sequence[tuple[int, dict[str, float]]], tolerance: float) -> int | None:
     """
     About how many steps it takes until what moves most moves by less than the tolerance, if that goes on to fall with
-    a power of the steps as in the later half of the looks; ``None`` where these are too few, or none is to come.
+    a power of the steps as in the later half of the looks, and for two further looks; ``None`` where looks are too few,
+    or none is to come.
     """
     largest = [max(moved.values(), default=0.0) for _, moved in history]
     if len(history) < LEAST_LOOKS or min(largest) <= 0.0 or largest[-1] <= tolerance:
         return None
-    first, step = (len(history) - 1) // 2, history[-1][0]
+    first, (before, step) = (len(history) - 1) // 2, (number for number, _ in history[-2:])
     fall = -np.polyfit(np.log([number for number, _ in history[first:]]), np.log(largest[first:]), 1)[0]
-    ahead = step * ((largest[-1] / tolerance) ** (1.0 / np.clip(fall, SLOWEST, FASTEST)) - 1.0)
-    return int(float(f"{ahead:.1g}"))
+    times = (largest[-1] / tolerance) ** (1.0 / np.clip(fall, SLOWEST, FASTEST))
+    return int(float(f"{step * (times - 1.0) + 2 * (step - before):.1g}"))
 
 
 def sentence(convergence: Convergence | None) -> str | None:
