@@ -34,7 +34,7 @@ class RowNormal(dist.MultivariateNormal):
     """
 
     def log_prob(self, value):
-        # NumPyro's solves all rows' triangular systems in one call of LAPACK's (npgp/batches.py).
+        # NumPyro's solves all rows' triangular systems in one call of LAPACK's (npgp/linalg.py).
         L = jnp.broadcast_to(self.scale_tril, self.batch_shape + self.scale_tril.shape[-2:])
         z = linalg.solve_lower(L, (value - self.loc)[..., None])[..., 0]
         return jnp.sum(dist.Normal().log_prob(z), -1) - 0.5 * linalg.log_determinant(L)

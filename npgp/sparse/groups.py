@@ -19,7 +19,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
-from npgp import checks, products
+from npgp import checks, linalg
 from npgp.checks import host_generator
 from npgp.functionals.rows import RowsLike, as_rows, mean_points
 from npgp.pytrees import pytree
@@ -171,8 +171,8 @@ class Groups:
     def gram(self, A: jax.Array) -> jax.Array:
         """``A_gᵀ A_g`` for each group, of the columns A_g of its rows in A (M, N); (G, g, g), as of :meth:`gather`."""
         if self._in_order:
-            return products.gram_of_columns(A, self.size)
-        return products.gram(self.gather_rows(A.T))
+            return linalg.gram_of_columns(A, self.size)
+        return linalg.gram(self.gather_rows(A.T))
 
     def scatter(self, w: ArrayLike) -> jax.Array:
         """

@@ -19,8 +19,7 @@ ROOT = Path(npgp.__file__).parent
 FLOORS = [
     {"context", "contract", "optional", "pytrees"},
     {"programs"},
-    {"batches", "checks", "densities", "products"},
-    {"triangular"},
+    {"checks", "densities"},
     {"linalg", "chunks"},
     {"kernels"},
     {"likelihoods", "features"},

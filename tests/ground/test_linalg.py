@@ -10,7 +10,7 @@ import scipy.linalg
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
-from npgp import checks, linalg, triangular
+from npgp import checks, linalg
 from npgp.programs import QUICK, Program
 
 EPS = {jnp.float32: 1e-5, jnp.float64: 1e-13}
@@ -209,9 +209,9 @@ def test_the_jitter_used_has_no_derivative(x64):
 def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
     x64, monkeypatch, transpose, rows, columns, substituted
 ):
-    monkeypatch.setattr(triangular, "SUBSTITUTED", substituted)
-    monkeypatch.setattr(triangular, "LARGEST_BLOCK", 2)  # 7 rows are four blocks, the last of which is smaller
-    monkeypatch.setattr(triangular, "LOOPED", 4)  # 8 rows are a loop of two loops
+    monkeypatch.setattr(linalg, "SUBSTITUTED", substituted)
+    monkeypatch.setattr(linalg, "LARGEST_BLOCK", 2)  # 7 rows are four blocks, the last of which is smaller
+    monkeypatch.setattr(linalg, "LOOPED", 4)  # 8 rows are a loop of two loops
     rng = np.random.default_rng(0)
     K = np.stack([random_psd(seed, rows, x64) for seed in range(2)])
     B, weight = rng.normal(size=(2, 2, rows, columns)).astype(x64)
@@ -245,9 +245,9 @@ def test_systems_by_halves_and_their_derivatives_are_those_of_plain_autodiff(
 
 @pytest.mark.parametrize("rows", [8, 7])  # the last block of 7 is smaller
 def test_with_halves_as_on_a_gpu_systems_are_the_same(float64, monkeypatch, rows):
-    monkeypatch.setattr(triangular, "LARGEST_BLOCK", 2)
-    monkeypatch.setattr(triangular, "SUBSTITUTED", 0)
-    monkeypatch.setattr(triangular, "LOOPED", 4)
+    monkeypatch.setattr(linalg, "LARGEST_BLOCK", 2)
+    monkeypatch.setattr(linalg, "SUBSTITUTED", 0)
+    monkeypatch.setattr(linalg, "LOOPED", 4)
     K, B = random_psd(0, rows, float64), np.random.default_rng(0).normal(size=(rows, 11))
 
     def solved(K, B):
@@ -258,9 +258,8 @@ def test_with_halves_as_on_a_gpu_systems_are_the_same(float64, monkeypatch, rows
         return jax.vjp(solved, K, B)[1](B)  # both solves, and the derivative of the factor
 
     looped = jax.jit(of)(K, B)
-    for module in (triangular, linalg):
-        monkeypatch.setattr(module, "on_cpu", lambda: False)
-    monkeypatch.setattr(triangular, "_solve", None)  # is not called
+    monkeypatch.setattr(linalg, "on_cpu", lambda: False)
+    monkeypatch.setattr(linalg, "_solve", None)  # is not called
     jax.clear_caches()  # JAX would know the solves
     for a, b in zip(jax.jit(lambda K, B: of(K, B))(K, B), looped, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12 * np.max(np.abs(b)))
@@ -268,7 +267,7 @@ def test_with_halves_as_on_a_gpu_systems_are_the_same(float64, monkeypatch, rows
 
 def test_large_systems_take_matrix_products_and_no_large_solve(float64):
     # LAPACK inverts blocks of the diagonal, of at most LARGEST_BLOCK rows, in forward and reverse mode.
-    rows = triangular.LARGEST_BLOCK + 1
+    rows = linalg.LARGEST_BLOCK + 1
 
     def program(size):
         def loss(K, B):
@@ -284,14 +283,14 @@ def test_large_systems_take_matrix_products_and_no_large_solve(float64):
             for inner in jaxprs_in_params(equation.params):
                 yield from solves(inner)
 
-    assert 0 < max(solves(program(rows).jaxpr)) <= triangular.LARGEST_BLOCK < rows
+    assert 0 < max(solves(program(rows).jaxpr)) <= linalg.LARGEST_BLOCK < rows
 
 
 def test_few_columns_are_solved_by_substitution_on_a_cpu_and_by_halves_elsewhere(float64):
-    size = 2 * triangular.LARGEST_BLOCK
+    size = 2 * linalg.LARGEST_BLOCK
     L = np.linalg.cholesky(random_psd(0, size, float64))
     B = np.random.default_rng(0).normal(size=(size, 2))
-    blocks = f"tensor<2x{triangular.LARGEST_BLOCK}x{triangular.LARGEST_BLOCK}xf64>"  # the inverses
+    blocks = f"tensor<2x{linalg.LARGEST_BLOCK}x{linalg.LARGEST_BLOCK}xf64>"  # the inverses
 
     def inverts(function, B, platform):
         return blocks in jax.jit(function).trace(L, B).lower(lowering_platforms=(platform,)).as_text()
@@ -300,7 +299,7 @@ def test_few_columns_are_solved_by_substitution_on_a_cpu_and_by_halves_elsewhere
         solve = functools.partial(linalg.solve_lower, transpose=transpose)
         assert not inverts(solve, B, "cpu") and inverts(solve, B, "cuda")
         # As many as are mapped: each column by itself is few, together they are not.
-        many = np.random.default_rng(1).normal(size=(triangular.SUBSTITUTED, *B.shape))
+        many = np.random.default_rng(1).normal(size=(linalg.SUBSTITUTED, *B.shape))
         each = jax.vmap(solve, (None, 0))
         assert inverts(each, many, "cpu")
         expected = [scipy.linalg.solve_triangular(L, b, lower=True, trans=int(transpose)) for b in many]
