@@ -1,5 +1,5 @@
 """
-What the approximate posterior does to the residual that the inducing blocks leave: one conditional a file.
+What the approximate posterior does to the residual that the inducing blocks leave: one conditional a class.
 
 ==================  ===========================================================================================
 :class:`Prior`      the residual keeps its prior (Titsias 2009; Hensman, Fusi & Lawrence 2013)
@@ -16,17 +16,18 @@ A word, such as ``"tight"``, stands for the object where that needs no arguments
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
-
 from npgp.conditionals.base import Conditional, ObservedRows, Parameter
-from npgp.conditionals.full import Full
-from npgp.conditionals.grouped import Consecutive, Gain, Grouped
-from npgp.conditionals.prior import Prior
-from npgp.conditionals.published import Published
-from npgp.conditionals.shared import Shared
-from npgp.conditionals.tight import Tight
+from npgp.conditionals.standard import (
+    Consecutive,
+    Full,
+    Gain,
+    Grouped,
+    Prior,
+    Published,
+    Shared,
+    Tight,
+    as_conditional,
+)
 
 __all__ = [
     "Conditional",
@@ -40,32 +41,5 @@ __all__ = [
     "Published",
     "Shared",
     "Tight",
+    "as_conditional",
 ]
-
-_BY_WORD: dict[str, type[Conditional]] = {
-    cls.__name__.lower(): cls for cls in (Prior, Tight, Grouped, Full, Shared, Published)
-}
-
-
-def as_conditional(conditional: Any) -> Conditional:
-    """
-    A conditional from what a user may pass as one: an object, or the word for one that needs no arguments.
-
-    :raises TypeError: for what is neither.
-    :raises ValueError: for a word that is unknown.
-    """
-    if isinstance(conditional, Conditional):
-        if jax.tree_util.all_leaves([conditional]):
-            raise TypeError(f"conditional is of class {type(conditional).__name__}, which must be under @npgp.pytree.")
-        return conditional
-    accepted = ", ".join(map(repr, _BY_WORD))
-    if not isinstance(conditional, str):
-        raise TypeError(
-            f"conditional is {conditional!r:.80}; it must be an npgp.conditionals.Conditional such as "
-            f"npgp.conditionals.Tight(), or one of {accepted}."
-        )
-    if conditional not in _BY_WORD:
-        raise ValueError(
-            f"conditional is {conditional!r}; it must be one of {accepted}, or an npgp.conditionals.Conditional."
-        )
-    return _BY_WORD[conditional]()

@@ -1,7 +1,5 @@
 """A conditional of one's own, written with public names alone."""
 
-from dataclasses import dataclass
-
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
@@ -9,7 +7,6 @@ import npgp
 
 
 @npgp.pytree
-@dataclass(frozen=True)
 class FixedShare(npgp.conditionals.Conditional):
     """q leaves the residual a given share of its prior's covariance: the ELBO of that q, whatever the likelihood."""
 
