@@ -17,8 +17,7 @@ from npgp import checks
 from npgp.chunks import map_chunks
 from npgp.functionals.rows import Functionals, RowsLike
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.programs.compiled import QUICK, STEPS, one_program
-from npgp.programs.grids import on_grid
+from npgp.programs.compiled import QUICK, STEPS, on_grid, one_program
 
 
 class FunctionPosterior:

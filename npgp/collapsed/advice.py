@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ from jax import lax
 from numpy.typing import NDArray
 
 from npgp.collapsed.collapsed_gp import CollapsedGP
-from npgp.collapsed.words import change, count, nats
 from npgp.conditionals import Conditional
 from npgp.features import InducingBlock, Points
 from npgp.functionals.rows import Rows, points_of
@@ -20,6 +20,32 @@ from npgp.inducing.selection import greedy_variance
 from npgp.kernels import Kernel
 from npgp.programs.compiled import STEPS, one_program
 from npgp.sparse.projection import factorize
+
+# ---------------------------------------------------------------------------------------------------------------
+# Numbers in sentences
+
+
+def nats(value: float) -> str:
+    """Two or three digits."""
+    size = abs(value)
+    if size < 1e-4:
+        return "less than 0.0001 nats"
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 1 - math.floor(math.log10(size))
+    return f"{value:.{decimals}f} nats"
+
+
+def change(gain: float, conditional: str) -> str:
+    if abs(gain) < 0.01:
+        return f"leave the {conditional!r} bound as it is"
+    return f"{'raise' if gain > 0 else 'lower'} the {conditional!r} bound by {nats(abs(gain))}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Diagnosis
 
 #: More points are tried up to this many, or as many as there are inducing features if that is more.
 MORE_POINTS = 64

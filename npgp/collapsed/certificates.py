@@ -17,11 +17,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.collapsed.advice import Advice, Problem, advise
+from npgp.collapsed.advice import Advice, Problem, advise, count, nats
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, projected_upper_bound
 from npgp.collapsed.lengthscales import ShorterLengthscales, has_lengthscale, of_observations
-from npgp.collapsed.words import count, nats
 from npgp.conditionals import Conditional, Full, Grouped, Prior, Shared, Tight
 from npgp.features import InducingBlock
 from npgp.functionals.rows import Rows, RowsLike, as_rows

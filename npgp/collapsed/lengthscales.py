@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from npgp.collapsed.words import count, nats
+from npgp.collapsed.advice import count, nats
 from npgp.features import InducingBlock
 from npgp.functionals.rows import Functionals, Rows
 from npgp.inducing.selection import greedy_variance

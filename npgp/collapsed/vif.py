@@ -24,9 +24,8 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from npgp import checks, linalg
-from npgp.neighbors.correlated import most_correlated
 from npgp.neighbors.posterior import NearPosterior, with_neighbors
-from npgp.neighbors.search import AMONG, Neighbors, nearest
+from npgp.neighbors.search import AMONG, Neighbors, most_correlated, nearest
 from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor, factor_of_rows, new_site_weights, what_is_left
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Projection, Projector

@@ -1,7 +1,9 @@
-"""The multi-phase oil-flow measurements of Bishop & James (1993)."""
+"""Files of the folder named by ``NPGP_DATA``, and the oil-flow measurements of Bishop & James (1993)."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,83 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from npgp.datasets import _files
 from npgp.optional import optional
+
+ENV_VAR = "NPGP_DATA"
+
+
+def find(name: str) -> Path | None:
+    """Path of ``<name>.npz`` in the folder named by ``NPGP_DATA``, None when it is not there.
+
+    :param name: name of a data set: letters, digits and underscores.
+    :return: path of an existing file, or None.
+    :raises ValueError: if ``name`` is not a plain name.
+    :raises FileNotFoundError: if ``NPGP_DATA`` is set to something that is not a folder.
+    """
+    if not re.fullmatch(r"\w+", name):
+        raise ValueError(f"name must be of letters, digits and underscores, got {name!r}.")
+    value = os.environ.get(ENV_VAR)
+    if not value:
+        return None
+    folder = Path(value)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{ENV_VAR} is set to {value!r}, which is not a folder.")
+    path = folder / f"{name}.npz"
+    return path if path.is_file() else None
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of an npz file, floating-point ones as float64, others as stored.
+
+    :param path: file to read; pickled objects are refused.
+    :return: arrays by name.
+    """
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = {key: stored[key] for key in stored.files}
+    return {
+        key: array.astype(np.float64) if np.issubdtype(array.dtype, np.floating) else array
+        for key, array in arrays.items()
+    }
+
+
+def load(name: str) -> dict[str, NDArray[Any]]:
+    """All arrays of one file of the folder named by ``NPGP_DATA``.
+
+    Meant for the sets without a loader of their own, among them ``banana`` and ``banana_large``
+    (``X`` (N, 2), ``y`` (N,) in {0, 1}), ``coal`` (``event_dates`` in years, ``binned_year``,
+    ``binned_count``), ``mcycle`` (``t``, ``accel``), ``pines`` (``xy`` (126, 2) in the unit
+    square), ``mnist`` (uint8 images), ``frey_faces`` (``faces`` (1965, 28, 20), uint8),
+    ``olympic_marathon``, ``solar_irradiance``, ``aircraft_accidents``, ``hflights2011`` and
+    ``airline2008_subset``. The shapes and sources are in the manifest that comes with the folder.
+
+    :param name: file name without ``.npz``.
+    :return: arrays by name; floating-point arrays are float64 (large sets are stored as float32,
+        so their values carry float32 precision), integers and booleans keep their stored type.
+    :raises ValueError: if ``name`` is not a plain name.
+    :raises FileNotFoundError: if the file is not to be had.
+    """
+    path = find(name)
+    if path is None:
+        raise FileNotFoundError(
+            f"The data set {name!r} needs the file {name}.npz in the folder named by the "
+            f"environment variable {ENV_VAR}; it is not among those the extra npgp[data] downloads."
+        )
+    return read(path)
+
+
+def snelson() -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """One-dimensional toy regression of Snelson & Ghahramani (2006), float64.
+
+    Source: Snelson, E. & Ghahramani, Z. (2006). Sparse Gaussian processes using pseudo-inputs.
+    NIPS 18. Read from ``snelson1d.npz`` in the folder named by ``NPGP_DATA``.
+
+    :return: ``(x_train, y_train, x_test)`` of shapes (200, 1), (200,) and (301, 1). ``x_test`` is
+        a uniform grid on [-3, 10]; no test targets exist.
+    :raises FileNotFoundError: if the file is not to be had.
+    """
+    data = load("snelson1d")
+    return data["x_train"], data["y_train"].reshape(-1), data["x_test"]
+
 
 OilSplit = Literal["train", "valid", "test"]
 
@@ -71,10 +148,10 @@ def oil_flow(split: OilSplit = "train") -> OilFlow:
     """
     if split not in get_args(OilSplit):
         raise ValueError(f"split must be one of {get_args(OilSplit)}, got {split!r}.")
-    path = _files.find("oil_flow")
+    path = find("oil_flow")
     if path is None:
         return _parse(_download(split), split)
-    data = _files.read(path)
+    data = read(path)
     return OilFlow(
         Y=data[f"Y_{split}"],
         labels=data[f"labels_{split}"].astype(np.int64),
@@ -93,7 +170,7 @@ def _download(split: OilSplit) -> dict[str, Path]:
     pooch = optional(
         "pooch",
         extra="data",
-        what=f"oil_flow, without oil_flow.npz in the folder named by the environment variable {_files.ENV_VAR},",
+        what=f"oil_flow, without oil_flow.npz in the folder named by the environment variable {ENV_VAR},",
         otherwise="simulate_oil_flow needs neither.",
     )
     names = [f"{_STEMS[split]}.txt", f"{_STEMS[split]}Lbls.txt"]
@@ -113,7 +190,7 @@ def _download(split: OilSplit) -> dict[str, Path]:
     except OSError as error:
         raise FileNotFoundError(
             "The oil-flow text files could not be downloaded; set the environment variable "
-            f"{_files.ENV_VAR} to a folder that holds oil_flow.npz, or run once with a network "
+            f"{ENV_VAR} to a folder that holds oil_flow.npz, or run once with a network "
             "and the extra npgp[data]."
         ) from error
 

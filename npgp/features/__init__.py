@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from npgp.features.activations import Activations, LeakyReLU, Probit, ReLU, Softplus
 from npgp.features.harmonics import SphericalHarmonics
-from npgp.features.points import Points, as_block
-from npgp.features.protocol import InducingBlock, covariance
+from npgp.features.points import InducingBlock, Points, as_block, covariance
 
 __all__ = [
     "Activations",

@@ -13,16 +13,17 @@ from jax.typing import ArrayLike
 
 from npgp.checks import one_of, positive_fields
 from npgp.kernels.base import (
+    FeatureMap,
     Kernel,
     check_active_dims,
     check_ard,
     check_columns,
     columns_seen,
     filled,
+    project,
     select,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import FeatureMap, project
 from npgp.linalg import safe_sqrt
 from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static

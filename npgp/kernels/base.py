@@ -1,13 +1,22 @@
-"""The interface of kernels, and kernels made of kernels."""
+"""
+The interface of kernels, kernels made of kernels or of another library, and random feature maps: functions φ with
+E[φ(X) φ(X')ᵀ] = k(X, X').
+
+A kernel makes them from its *draws*, ψ: X (N, D) → (N, count, P): ``count`` independent groups of P features, such
+that ``Σ_p ψ_cp(x) ψ_cp(x')`` of each group alone has mean k(x, x'). Groups can be multiplied, which averages cannot.
+
+A map is a function with its arrays beside it (:class:`jax.tree_util.Partial`): a pytree, so it may cross ``jit``.
+"""
 
 from __future__ import annotations
 
 import copy
 import functools
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +25,65 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 
 from npgp.checks import require_positive, whole_number
-from npgp.kernels import random_features
-from npgp.kernels.random_features import FeatureMap
+from npgp.linalg import matmul
 from npgp.pytrees import ByName, pytree, static
+
+#: From inputs (N, D) to features (N, F) or, of groups, (N, count, P).
+FeatureMap: TypeAlias = Callable[[jax.Array], jax.Array]
+
+
+def average(draws: FeatureMap, X: jax.Array) -> jax.Array:
+    """Features (N, count · P) whose inner product is the mean over the groups."""
+    groups = draws(X)
+    return groups.reshape(groups.shape[0], -1) / math.sqrt(groups.shape[1])
+
+
+def repeated(exact: FeatureMap, ones: jax.Array, X: jax.Array) -> jax.Array:
+    """Groups of a kernel of finitely many features: all of them in each. ``ones`` is of shape (count, 1)."""
+    features = exact(X)
+    return features[:, None, :] * ones.astype(features.dtype)
+
+
+def side_by_side(maps: tuple[FeatureMap, ...], X: jax.Array) -> jax.Array:
+    """Features of a sum of kernels."""
+    return jnp.concatenate([draw(X) for draw in maps], axis=-1)
+
+
+def products(maps: tuple[FeatureMap, ...], X: jax.Array) -> jax.Array:
+    """Groups of a product of kernels: in each group, all products of one feature of every part."""
+    result, *others = (draw(X) for draw in maps)
+    for other in others:
+        result = (result[..., :, None] * other[..., None, :]).reshape(*result.shape[:2], -1)
+    return result
+
+
+def scaled(scale: jax.Array, draw: FeatureMap, X: jax.Array) -> jax.Array:
+    """Features of a kernel times a number."""
+    return jnp.sqrt(scale) * draw(X)
+
+
+def project(X: jax.Array, directions: jax.Array) -> jax.Array:
+    """
+    Inner products with random directions, in the inputs' dtype.
+
+    :param X: shape (N, D).
+    :param directions: shape (count, D).
+    :return: shape (N, count).
+    :raises ValueError: if the inputs have other columns than the features were drawn for.
+    """
+    X = jnp.asarray(X)
+    if X.shape[-1] != directions.shape[-1]:
+        raise ValueError(
+            f"the random features see {X.shape[-1]} columns but were drawn for {directions.shape[-1]}; columns must "
+            "be the number of columns of X."
+        )
+    return matmul(X, directions.T.astype(X.dtype))
+
+
+def waves(X: jax.Array, frequencies: jax.Array) -> jax.Array:
+    """Cosine and sine of each frequency's phase, (N, count, 2): E is the frequencies' characteristic function."""
+    phase = project(X, frequencies)
+    return jnp.stack([jnp.cos(phase), jnp.sin(phase)], axis=-1)
 
 
 class Kernel(ByName):
@@ -136,7 +201,7 @@ class Kernel(ByName):
 
         Source: Rahimi & Recht 2007.
         """
-        return Partial(random_features.average, self.feature_draws(rng_key, columns, whole_number(count, "count")))
+        return Partial(average, self.feature_draws(rng_key, columns, whole_number(count, "count")))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         """
@@ -208,10 +273,10 @@ class Sum(_Several):
     def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         keys = jax.random.split(rng_key, len(self.kernels))
         pairs = zip(self._apart(columns), keys, strict=True)
-        return Partial(random_features.side_by_side, tuple(k.random_features(key, columns, count) for k, key in pairs))
+        return Partial(side_by_side, tuple(k.random_features(key, columns, count) for k, key in pairs))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
-        return Partial(random_features.side_by_side, _draws_of_each(self._apart(columns), rng_key, columns, count))
+        return Partial(side_by_side, _draws_of_each(self._apart(columns), rng_key, columns, count))
 
 
 @pytree
@@ -231,7 +296,7 @@ class Product(_Several):
         return functools.reduce(operator.mul, (k.diag(X) for k in self._apart(X.shape[-1])))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
-        return Partial(random_features.products, _draws_of_each(self._apart(columns), rng_key, columns, count))
+        return Partial(products, _draws_of_each(self._apart(columns), rng_key, columns, count))
 
 
 def _draws_of_each(kernels: Sequence[Kernel], rng_key: jax.Array, columns: int, count: int) -> tuple[FeatureMap, ...]:
@@ -272,10 +337,10 @@ class Scaled(Kernel):
         return self.kernel.differentiable
 
     def random_features(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
-        return Partial(random_features.scaled, self.scale, self.kernel.random_features(rng_key, columns, count))
+        return Partial(scaled, self.scale, self.kernel.random_features(rng_key, columns, count))
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
-        return Partial(random_features.scaled, self.scale, self.kernel.feature_draws(rng_key, columns, count))
+        return Partial(scaled, self.scale, self.kernel.feature_draws(rng_key, columns, count))
 
 
 @pytree
@@ -363,3 +428,57 @@ def check_ard(value: ArrayLike, columns: int, name: str) -> None:
 def filled(variance: ArrayLike, X: jax.Array, *shape: int) -> jax.Array:
     """A constant array in the inputs' dtype."""
     return jnp.broadcast_to(jnp.asarray(variance, jnp.result_type(X)), shape)
+
+
+@pytree
+class Tinygp(Kernel):
+    """
+    A kernel of tinygp (https://tinygp.readthedocs.io), whose ``k(X, X2)`` is a matrix and ``k(X)`` its diagonal.
+
+    It counts as not differentiable whatever it is: JAX derivatives of tinygp's distances are not right at equal
+    inputs.
+
+    .. code-block:: python
+
+        import tinygp
+
+        assert npgp.kernels.Tinygp(tinygp.kernels.Matern32(2.0))(X, Z).shape == (30, 6)
+
+    :param kernel: the tinygp kernel, a pytree.
+    """
+
+    kernel: Callable[..., jax.Array]
+
+    def __call__(self, X: jax.Array, X2: jax.Array | None = None) -> jax.Array:
+        return self.kernel(X, X if X2 is None else X2)
+
+    def diag(self, X: jax.Array) -> jax.Array:
+        return self.kernel(X)
+
+    @property
+    def differentiable(self) -> bool:
+        return False
+
+
+def as_kernel(obj: Any, name: str = "kernel") -> Kernel:
+    """
+    A kernel of this library or of tinygp, as one of this library.
+
+    .. code-block:: python
+
+        assert npgp.kernels.as_kernel(kernel) is kernel
+
+    :param obj: a :class:`Kernel`, returned as it is, or a tinygp kernel, which is wrapped.
+    :param name: what the error calls it.
+    :raises TypeError: for anything else.
+    """
+    if isinstance(obj, Kernel):
+        return obj
+    if callable(obj) and not isinstance(obj, type) and _is_from("tinygp", obj):
+        return Tinygp(obj)
+    raise TypeError(f"{name} is {obj!r:.80}; it must be a kernel of npgp.kernels, such as RBF(), or one of tinygp.")
+
+
+def _is_from(library: str, obj: Any) -> bool:
+    """By the modules of its classes, so that nothing is imported."""
+    return any(cls.__module__.split(".")[0] == library for cls in type(obj).__mro__)

@@ -14,9 +14,7 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike, DTypeLike
 
 from npgp import checks, linalg
-from npgp.kernels.adapters import as_kernel
-from npgp.kernels.base import Kernel, check_columns
-from npgp.kernels.random_features import FeatureMap
+from npgp.kernels.base import FeatureMap, Kernel, as_kernel, check_columns
 from npgp.programs.later import see_later
 from npgp.pytrees import pytree, static
 

@@ -16,15 +16,17 @@ from jax.typing import ArrayLike
 
 from npgp.checks import positive_fields
 from npgp.kernels.base import (
+    FeatureMap,
     Kernel,
     check_active_dims,
     check_ard,
     check_columns,
     columns_seen,
     filled,
+    project,
+    repeated,
     select,
 )
-from npgp.kernels.random_features import FeatureMap, project, repeated
 from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 

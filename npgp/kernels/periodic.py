@@ -13,16 +13,18 @@ from jax.typing import ArrayLike
 
 from npgp.checks import positive_fields
 from npgp.kernels.base import (
+    FeatureMap,
     Kernel,
     check_active_dims,
     check_ard,
     check_columns,
     columns_seen,
     filled,
+    repeated,
     select,
+    waves,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import FeatureMap, repeated, waves
 from npgp.linalg import matmul
 from npgp.pytrees import pytree, static
 

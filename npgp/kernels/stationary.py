@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from npgp.checks import positive_fields
 from npgp.kernels.base import (
+    FeatureMap,
     Kernel,
     check_active_dims,
     check_ard,
@@ -20,9 +21,9 @@ from npgp.kernels.base import (
     columns_seen,
     filled,
     select,
+    waves,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import FeatureMap, waves
 from npgp.linalg import safe_sqrt
 from npgp.pytrees import pytree, static
 

@@ -27,9 +27,18 @@ from jax.typing import ArrayLike, DTypeLike
 from npgp.checks import one_of, positive_fields
 from npgp.kernels import gegenbauer
 from npgp.kernels.arccosine import ANGULAR, half_spaces
-from npgp.kernels.base import Kernel, Scaled, check_active_dims, check_ard, check_columns, columns_seen, filled, select
+from npgp.kernels.base import (
+    FeatureMap,
+    Kernel,
+    Scaled,
+    check_active_dims,
+    check_ard,
+    check_columns,
+    columns_seen,
+    filled,
+    select,
+)
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.random_features import FeatureMap
 from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary
 from npgp.pytrees import pytree, static
 

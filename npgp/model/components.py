@@ -11,7 +11,7 @@ from numpyro import handlers
 from npgp.context import under
 from npgp.contract import Message
 from npgp.model.function import Function
-from npgp.model.latents import Latents
+from npgp.model.latent import Latents
 from npgp.model.rerun import Hidden, is_no_parameter
 from npgp.model.sites import info_of, is_inducing, is_observation
 from npgp.programs.operations import Operations

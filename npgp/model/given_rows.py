@@ -37,8 +37,7 @@ from npgp.likelihoods import Gaussian
 from npgp.likelihoods.base import without_missing
 from npgp.model.components import statements, that_meet
 from npgp.model.function import Cache, Function
-from npgp.model.latent import Latent, Term
-from npgp.model.latents import Latents
+from npgp.model.latent import Latent, Latents, Term
 from npgp.model.sites import info_of, is_inducing, is_observation, is_scaled
 from npgp.sparse.ragged import Places
 from npgp.variational.blocks import BlockNormal, block_normal

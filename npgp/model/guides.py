@@ -66,8 +66,7 @@ from npgp.model.sites import (
     traced_inside,
     trained,
 )
-from npgp.model.structure import Structure, UnknownRows
-from npgp.model.trained_rows import TrainedRows
+from npgp.model.structure import Structure, TrainedRows, UnknownRows
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
 from npgp.variational.parameterizations import COUPLING, LOC, PSEUDO_DATA, has_pseudo_data

@@ -1,20 +1,28 @@
-"""What the automatic guide knows of a model from one abstract run: names, sizes and shapes, and no array."""
+"""
+What the automatic guide knows of a model from one abstract run: names, sizes and shapes, and no array; and the rows
+trained on, kept among the parameters where q(ε) is the posterior given these.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
 
 from npgp.context import context
-from npgp.contract import Message, frames
+from npgp.contract import Message, frames, given_by
 from npgp.model.coupling import like_rows, plate_members
 from npgp.model.gaussians import Site, bijection, sites_beside
 from npgp.model.given_rows import Group
 from npgp.model.rerun import data_plates, observed_sites
-from npgp.model.sites import CHOSEN, info_of, is_gp_site, is_inducing, is_observation
+from npgp.model.sites import CHOSEN, ROWS_TRAINED_ON, info_of, is_gp_site, is_inducing, is_observation
+from npgp.programs.tracing import is_traced
 from npgp.variational.blocks import SCALE_NAMES
 
 
@@ -140,3 +148,45 @@ def _like_rows(sites: dict[str, Message], observations: set[str], names: set[str
     around = {name: [members[frame.name] for frame in frames(sites[name])] for name in names}
     shapes = {name: jnp.shape(sites[name]["value"]) for name in names}
     return {name: shape for name, shape in shapes.items() if like_rows(shape, around[name], sizes, beyond=1)}
+
+
+class TrainedRows:
+    """
+    Arguments of a model that have arrays, by name, as they were in training.
+
+    :param model: the model.
+    :param arguments: these; ``None`` where parameters have none.
+    """
+
+    def __init__(self, model: Callable, arguments: Mapping[str, Any] | None):
+        self._signature, self.arguments = inspect.signature(model), arguments
+
+    @classmethod
+    def of_call(cls, model: Callable, args: tuple, kwargs: dict[str, Any]) -> TrainedRows:
+        """Those of a call."""
+        call = inspect.signature(model).bind(*args, **kwargs).arguments
+        return cls(model, {n: v for n, v in call.items() if any(hasattr(x, "shape") for x in jax.tree.leaves(v))})
+
+    @classmethod
+    def given(cls, model: Callable) -> TrainedRows:
+        """Those among the parameters that ``substitute`` gives here."""
+        return cls(model, given_by(handlers.substitute, ROWS_TRAINED_ON))
+
+    def in_call(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """A call's arguments with these in the place of its own."""
+        call = self._signature.bind_partial(*args, **kwargs)
+        call.arguments |= self.arguments or {}
+        return call.args, call.kwargs
+
+    def unlike(self, args: tuple, kwargs: dict[str, Any]) -> str | None:
+        """The name of an argument with observations, which may be ``None``, that are known to be others in a call."""
+        stored, call = self.arguments or {}, self._signature.bind(*args, **kwargs).arguments
+        for name in stored.keys() & call.keys():
+            before, now = stored[name], call[name]
+            arrays = all(hasattr(x, "shape") and not is_traced(x) for x in (before, now))
+            if not arrays or self._signature.parameters[name].default is not None or before.shape != now.shape:
+                continue
+            before, now = np.asarray(before), np.asarray(now)
+            if not np.array_equal(before, now.astype(before.dtype), equal_nan=before.dtype.kind == "f"):
+                return name
+        return None

@@ -45,8 +45,7 @@ from npgp.model.sites import (
     in_automatic_guide,
     info_of,
 )
-from npgp.neighbors.mean_field import MeanFieldNormal
-from npgp.neighbors.nngp import NNGP
+from npgp.neighbors.nngp import NNGP, MeanFieldNormal
 from npgp.neighbors.posterior import NeighborPosterior, NeighborRows, with_neighbors
 from npgp.neighbors.search import Neighbors, repeated_sites
 from npgp.sparse.groups import Groups

@@ -1,7 +1,7 @@
 """q(ε): its blocks, its optimum, how it is trained and updated, and what it says about f."""
 
 from npgp.predictions import FunctionPosterior, Mixture
-from npgp.variational.averages import PathMixture, PosteriorMixture
+from npgp.variational.averages import MixedPaths, MixedPosterior, PathMixture, PosteriorMixture
 from npgp.variational.blocks import (
     BlockNormal,
     DenseNormal,
@@ -16,7 +16,6 @@ from npgp.variational.blocks import (
 from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
 from npgp.variational.deep import DeepPosterior
 from npgp.variational.joint import JointBlock
-from npgp.variational.mixtures import MixedPaths, MixedPosterior
 from npgp.variational.natural import natural_gradient
 from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.paths import Paths

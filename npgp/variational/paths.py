@@ -14,8 +14,7 @@ from npgp import checks, linalg
 from npgp.chunks import map_chunks, rows_at_once
 from npgp.features import Points
 from npgp.functionals.rows import Functionals, RowsLike
-from npgp.programs.compiled import STEPS, one_program
-from npgp.programs.grids import on_grid
+from npgp.programs.compiled import STEPS, on_grid, one_program
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projector
 from npgp.variational.blocks import Arrays, BlockNormal, block_normal, whitened_mean

@@ -19,9 +19,9 @@ from npgp.likelihoods import Likelihood
 from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projection, Projector
+from npgp.variational.averages import MixedPosterior
 from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
 from npgp.variational.joint import sum_of_roots
-from npgp.variational.mixtures import MixedPosterior
 from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
 

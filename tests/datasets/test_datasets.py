@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npgp import datasets
-from npgp.datasets import _files, _oil, _simulate
+from npgp.datasets import _oil, _simulate
 
 KEY = jax.random.PRNGKey(3)
 OFFSETS = np.array(_simulate.VERTICAL + _simulate.HORIZONTAL)
@@ -323,4 +323,4 @@ def test_real_rows_fit_the_geometry(data_dir):
 def test_every_public_name_is_documented():
     for name in datasets.__all__:
         assert getattr(datasets, name).__doc__
-    assert _files.ENV_VAR == "NPGP_DATA"
+    assert _oil.ENV_VAR == "NPGP_DATA"

@@ -26,7 +26,7 @@ from npgp.features import (
     covariance,
 )
 from npgp.features.harmonics import fundamental_system
-from npgp.inducing.levels import choose_levels, left_out
+from npgp.inducing.selection import choose_levels, left_out
 from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern12, ZonalMatern32, ZonalMatern52, ZonalRBF
 from npgp.kernels.gegenbauer import multiplicity
 from npgp.pytrees import pytree

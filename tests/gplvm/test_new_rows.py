@@ -11,8 +11,7 @@ from scipy import stats
 
 import npgp
 from npgp.gplvm import latent_search
-from npgp.gplvm.latent_search import normal_rule
-from npgp.gplvm.minimize import minimize
+from npgp.gplvm.latent_search import minimize, normal_rule
 from npgp.gplvm.new_rows import NewRows, infer_latents
 from npgp.likelihoods import Columns
 

@@ -13,8 +13,7 @@ from programs import compilations
 
 from npgp import checks
 from npgp.programs import compiled
-from npgp.programs.compiled import QUICK, STEPS, Program, one_program
-from npgp.programs.grids import on_grid, padded_size
+from npgp.programs.compiled import QUICK, STEPS, Program, on_grid, one_program, padded_size
 from npgp.programs.later import SeesLater, see_later
 
 X = np.arange(6.0, dtype=np.float32).reshape(3, 2)

@@ -18,7 +18,7 @@ from numpyro.infer.autoguide import AutoNormal
 
 import npgp
 from npgp.context import under
-from npgp.variational import natural_gradient, site_steps
+from npgp.variational import natural, natural_gradient
 from npgp.variational.pseudo import pseudo_posterior
 from npgp.variational.reports import Slot, reported
 
@@ -66,7 +66,7 @@ def test_pseudo_data_start_with_noise_of_a_share_of_the_priors_deviation(float64
 
 @pytest.fixture
 def undamped(monkeypatch):
-    monkeypatch.setattr(site_steps, "DAMPING", 0.0)
+    monkeypatch.setattr(natural, "DAMPING", 0.0)
 
 
 def steps(num, *args, rate=1.0, particles=1, change=None, optim=None, **static):
@@ -233,9 +233,9 @@ def test_values_that_the_prior_has_nearly_equal_have_a_direction_in_float32(leng
     q |= {"f.u.pseudo_lower": np.tril(R * scale[:, None], -1)}
     q = {name: jnp.asarray(value, jnp.float32) for name, value in q.items()}
     grads = {name: jnp.full_like(value, 1e-3) for name, value in q.items()}
-    direction = site_steps.Direction("f.u", q, grads, jnp.asarray(G, jnp.float32), jnp.asarray(K, jnp.float32))
+    direction = natural.Direction("f.u", q, grads, jnp.asarray(G, jnp.float32), jnp.asarray(K, jnp.float32))
     assert direction.finite
-    damping = site_steps.DAMPING + np.finfo(np.float32).eps * np.sum(np.abs(R).sum(0) ** 2)
+    damping = natural.DAMPING + np.finfo(np.float32).eps * np.sum(np.abs(R).sum(0) ** 2)
     Q = np.eye(20) + np.linalg.inv(R.T @ K @ R + damping * np.eye(20))
     expected = -2.0 * Q @ G @ Q
     assert np.linalg.norm(direction.X - expected) < 0.1 * np.linalg.norm(expected)  # rounding is that of T, damped
@@ -243,7 +243,7 @@ def test_values_that_the_prior_has_nearly_equal_have_a_direction_in_float32(leng
 
 def test_a_direction_that_rounding_leaves_nothing_of_ends_training(monkeypatch):
     """The loss and its gradients are finite, and q(ε) would stay as it is."""
-    monkeypatch.setattr(site_steps, "start_average", lambda sites, q: jnp.full((4, 4), jnp.inf))
+    monkeypatch.setattr(natural, "start_average", lambda sites, q: jnp.full((4, 4), jnp.inf))
     svi = SVI(regression, point_guide, natural_gradient(0.5), TraceMeanField_ELBO())
     with pytest.raises(FloatingPointError, match="is bad at step 0: f.u.pseudo_loc"):
         npgp.fit(svi, jax.random.key(0), 3, X, Y, progress=False)
@@ -251,11 +251,11 @@ def test_a_direction_that_rounding_leaves_nothing_of_ends_training(monkeypatch):
 
 def test_averages():
     average, report = jnp.eye(2), Slot(jnp.zeros((2, 2)), 6.0 * jnp.eye(2), jnp.asarray(2.0))
-    np.testing.assert_allclose(site_steps.average(average, report, jnp.asarray(0)), 3.0 * np.eye(2))
-    np.testing.assert_allclose(site_steps.average(average, report, jnp.asarray(1)), 2.0 * np.eye(2))
-    np.testing.assert_allclose(site_steps.average(average, report, jnp.asarray(900)), 1.1 * np.eye(2), rtol=1e-6)
+    np.testing.assert_allclose(natural.average(average, report, jnp.asarray(0)), 3.0 * np.eye(2))
+    np.testing.assert_allclose(natural.average(average, report, jnp.asarray(1)), 2.0 * np.eye(2))
+    np.testing.assert_allclose(natural.average(average, report, jnp.asarray(900)), 1.1 * np.eye(2), rtol=1e-6)
     for bad in (report._replace(draws=jnp.asarray(0.0)), report._replace(covariance=jnp.full((2, 2), jnp.nan))):
-        np.testing.assert_array_equal(site_steps.average(average, bad, jnp.asarray(3)), average)
+        np.testing.assert_array_equal(natural.average(average, bad, jnp.asarray(3)), average)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -289,12 +289,12 @@ def test_a_step_takes_the_average_of_the_steps_before_it(monkeypatch, float64):
     """Its own draw moves slopes and average alike, and together they would be biased; the first has no other."""
     taken = []
 
-    class Noting(site_steps.Direction):
+    class Noting(natural.Direction):
         def __init__(self, sites, q, grads, in_precision, covariance):
             taken.append(covariance)
             super().__init__(sites, q, grads, in_precision, covariance)
 
-    monkeypatch.setattr(site_steps, "Direction", Noting)
+    monkeypatch.setattr(natural, "Direction", Noting)
     guide = npgp.AutoSparseGP(sampled, dependence="pseudo-data")
     svi = SVI(sampled, guide, natural_gradient(0.5, npgp.adam(0.01)), TraceMeanField_ELBO())
 
