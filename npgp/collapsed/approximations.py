@@ -20,7 +20,8 @@ section 5.6). All may lie above the exact GP's evidence, and their maximum over 
 furthest above. :class:`npgp.CollapsedGP` has the bounds.
 
 Under other likelihoods the evidence is by one Gaussian pseudo-observation for each row, found as those of the collapsed
-bounds are (npgp/variational/row_sites.py). With pseudo-observations ỹ_n of noise variance τ_n the posterior q(f) of a GP has, whatever the GP,
+bounds are (npgp/variational/row_sites.py). With pseudo-observations ỹ_n of noise variance τ_n the posterior q(f) of a
+GP has, whatever the GP,
 
     KL[q ‖ p] = Σ_n E_q[log N(ỹ_n; f_n, τ_n)] − log p(ỹ)
 

@@ -17,20 +17,21 @@ over all blocks of all components, by conjugate gradients preconditioned with bl
 ``S'⁻¹`` for every likelihood whose expectation is exact (Bonnet's and Price's theorems), one iteration solves it, and
 this is the natural gradient.
 
-Steps of a q(ε) given pseudo-data (pseudo.py), whose q(u) depends on a draw of the hyperparameters θ, come second. Given θ and t, q(u) has the precision ``Λ + K(θ)⁻¹`` and the natural mean ``Λ z(t)``. Its Fisher information depends on
-θ, the parameters do not. Natural steps at each draw, averaged, would take all draws for equally telling, though one
-with a K(θ) of nearly no rank says next to nothing of Λ. So gradients, as they come from the draws, are preconditioned
-by the Fisher information of one Gaussian that no draw decides on: ``N(m̄, S̄)``, ``S̄⁻¹ = Λ + K̄⁻¹``, ``S̄⁻¹ m̄ = Λ z``,
-with K̄ the average of K over draws of steps before. Where θ is a point the step is the natural one.
+Steps of a q(ε) given pseudo-data (pseudo.py), whose q(u) depends on a draw of the hyperparameters θ, come second. Given
+θ and t, q(u) has the precision ``Λ + K(θ)⁻¹`` and the natural mean ``Λ z(t)``. Its Fisher information depends on θ, the
+parameters do not. Natural steps at each draw, averaged, would take all draws for equally telling, though one with a
+K(θ) of nearly no rank says next to nothing of Λ. So gradients, as they come from the draws, are preconditioned by the
+Fisher information of one Gaussian that no draw decides on: ``N(m̄, S̄)``, ``S̄⁻¹ = Λ + K̄⁻¹``, ``S̄⁻¹ m̄ = Λ z``, with
+K̄ the average of K over draws of steps before. Where θ is a point the step is the natural one.
 
 The gradient in z is the ELBO's. That in Λ is its part through the covariance of q(u | θ). The other part, through the
 mean, is the average over draws of the gradient in the mean times how far the prior pulls the mean away from z. At the
 optimum it vanishes if K does not depend on θ, and is small if it does; far from there it is large, of either sign, and
 drives Λ to where the loss of one draw forgets z.
 
-All is done in ``v = Rᵀ u`` for the present root R of Λ, in which Λ is I. With ``T = Rᵀ K̄ R`` the reference's covariance
-is ``Q⁻¹`` there, ``Q = I + T⁻¹``, and its mean is less than ``Rᵀ z`` by ``n = (I + T)⁻¹ Rᵀ z``. Let g be the gradient
-in the natural mean, and G that in the precision. A step of rate ρ is
+All is done in ``v = Rᵀ u`` for the present root R of Λ, in which Λ is I. With ``T = Rᵀ K̄ R`` the reference's
+covariance is ``Q⁻¹`` there, ``Q = I + T⁻¹``, and its mean is less than ``Rᵀ z`` by ``n = (I + T)⁻¹ Rᵀ z``. Let g be the
+gradient in the natural mean, and G that in the precision. A step of rate ρ is
 
     W = I + ρ X,    X = −2 Q G Q,        R' R'ᵀ = R W Rᵀ,        z' = z − ρ R⁻ᵀ W⁻¹ (Q g + X n).
 
