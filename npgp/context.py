@@ -20,7 +20,7 @@ class Context:
     :param shared: in the automatic guide, of components that share one q(ε), their parts of it by site.
     :param unseen: nobody looks at densities of observed GP values: these and what they take need not be computed.
     :param joint: y is simulated with f drawn jointly over rows.
-    :param slots: where blocks report to an optimizer, by site (:class:`npgp.variational.reports.Slot`).
+    :param slots: where blocks report to an optimizer, by site (:class:`npgp.variational.parameterizations.Slot`).
     :param later: who makes checks of traced values later, the outermost first (:mod:`npgp.programs.later`).
     """
 

@@ -1,8 +1,7 @@
 """Bounds and approximations with q(ε) at its optimum, as distributions over all observations; certificates."""
 
-from npgp.collapsed.advice import Advice
 from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior, GroupNoise, RowNoise
-from npgp.collapsed.certificates import Certificate, certificate, evidence_bounds
+from npgp.collapsed.certificates import Advice, Certificate, certificate, evidence_bounds
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, upper_bound
 from npgp.collapsed.lengthscales import ShorterLengthscales

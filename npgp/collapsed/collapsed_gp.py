@@ -21,7 +21,7 @@ from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.features import Points
 from npgp.functionals.rows import RowsLike, as_rows, covariance
-from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
+from npgp.inducing.selection import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood

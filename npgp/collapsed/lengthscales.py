@@ -8,6 +8,7 @@ here the evidence of neighboring rows is computed without inducing features, at 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from npgp.collapsed.advice import count, nats
 from npgp.features import InducingBlock
 from npgp.functionals.rows import Functionals, Rows
 from npgp.inducing.selection import greedy_variance
@@ -177,3 +177,26 @@ def shortened(kernel: Kernel, divisor: float) -> Kernel:
         return leaf / divisor if _is_lengthscale(path) else leaf
 
     return jax.tree_util.tree_map_with_path(one, kernel)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Numbers in sentences
+
+
+def nats(value: float) -> str:
+    """Two or three digits."""
+    size = abs(value)
+    if size < 1e-4:
+        return "less than 0.0001 nats"
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 1 - math.floor(math.log10(size))
+    return f"{value:.{decimals}f} nats"
+
+
+def change(gain: float, conditional: str) -> str:
+    if abs(gain) < 0.01:
+        return f"leave the {conditional!r} bound as it is"
+    return f"{'raise' if gain > 0 else 'lower'} the {conditional!r} bound by {nats(abs(gain))}"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -21,9 +21,16 @@ from jax.typing import ArrayLike
 from scipy.optimize import minimize
 
 from npgp import checks, linalg
-from npgp.collapsed.advice import count, nats
 from npgp.collapsed.gaussian import collapsed_bound
-from npgp.collapsed.lengthscales import MOST_POINTS, ShorterLengthscales, has_lengthscale, of_observations, shortened
+from npgp.collapsed.lengthscales import (
+    MOST_POINTS,
+    ShorterLengthscales,
+    count,
+    has_lengthscale,
+    nats,
+    of_observations,
+    shortened,
+)
 from npgp.conditionals import Tight
 from npgp.features import InducingBlock, Points
 from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, as_rows, points_of, some

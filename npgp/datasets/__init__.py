@@ -8,8 +8,7 @@ Every loader returns NumPy arrays. Features and real-valued targets are float64,
 precision they are stored in; JAX casts them to its own default precision when they enter a model.
 """
 
-from npgp.datasets._oil import OilFlow, load, oil_flow, snelson
-from npgp.datasets._simulate import simulate_oil_flow
+from npgp.datasets._oil import OilFlow, load, oil_flow, simulate_oil_flow, snelson
 
 __all__ = [
     "OilFlow",

@@ -1,11 +1,21 @@
 """The Bayesian GPLVM: GPs whose inputs are latent."""
 
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
-from npgp.gplvm.guides import Encoder, FreeNormal, LatentGuide, Point, RowNormal
+from npgp.gplvm.guides import (
+    ClassNormal,
+    Dynamical,
+    Encoder,
+    FreeNormal,
+    LatentGuide,
+    LatentPrior,
+    NormalMixture,
+    Point,
+    RowNormal,
+    standard_normal,
+)
 from npgp.gplvm.latent_search import Modes
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import NewRows, infer_latents
-from npgp.gplvm.priors import ClassNormal, Dynamical, LatentPrior, NormalMixture, standard_normal
 from npgp.gplvm.race import GPLVMFit, fit
 from npgp.gplvm.relevance import (
     CanonicalLatents,

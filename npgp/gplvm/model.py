@@ -22,14 +22,13 @@ from numpyro.distributions import constraints
 
 from npgp import checks
 from npgp.conditionals import Conditional, as_conditional
-from npgp.gplvm.guides import FreeNormal, LatentGuide, Point
-from npgp.gplvm.priors import LatentPrior, standard_normal
+from npgp.gplvm.guides import FreeNormal, LatentGuide, LatentPrior, Point, standard_normal
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.model import guides as guide
 from npgp.model import observation as statements
-from npgp.model import plates, sites
+from npgp.model import sites
 from npgp.model import sparse_gp as component
 from npgp.model.rerun import Hidden
 from npgp.predictions import mixture_moments
@@ -65,7 +64,7 @@ class BayesianGPLVM:
     :param latents: the family of q(x): :class:`~npgp.gplvm.FreeNormal`, :class:`~npgp.gplvm.Encoder`,
         :class:`~npgp.gplvm.Point`, or a function as :mod:`npgp.gplvm.guides` says.
     :param prior: of the latents: :func:`~npgp.gplvm.standard_normal`, :class:`~npgp.gplvm.NormalMixture`,
-        :class:`~npgp.gplvm.Dynamical`, :class:`~npgp.gplvm.ClassNormal`, or a function as :mod:`npgp.gplvm.priors`
+        :class:`~npgp.gplvm.Dynamical`, :class:`~npgp.gplvm.ClassNormal`, or a function as :mod:`npgp.gplvm.guides`
         says.
     :param likelihood: a function without arguments that gives the likelihood of y, (D, B), and may declare parameters;
         or a likelihood. Gaussian noise with parameter ``noise_variance`` if omitted, one for all columns or one each as
@@ -160,7 +159,7 @@ class BayesianGPLVM:
             self.latents(self.start, self._rows(rows), Y, self._check(Y, rows, mask))
 
     def _rows(self, rows: ArrayLike | None) -> numpyro.plate:
-        return plates.plate("rows", self.start.latents.shape[0], rows, dim=-1)
+        return sites.plate("rows", self.start.latents.shape[0], rows, dim=-1)
 
     def _weight(self, step: ArrayLike | None):
         """The handler under which the latents are sampled, in model and guide."""
@@ -235,7 +234,7 @@ class BayesianGPLVM:
         """
         plate = self._rows(rows)
         if Y is not None and rows is None and jnp.shape(Y)[0] != plate.size:
-            plate = plates.plate("rows", jnp.shape(Y)[0], dim=-1)
+            plate = sites.plate("rows", jnp.shape(Y)[0], dim=-1)
         with Hidden(), sites.Trained(None, params), handlers.trace() as trace:
             with handlers.seed(rng_seed=0):
                 self.latents(self.start, plate, Y, mask)

@@ -35,11 +35,10 @@ from npgp import checks, training
 from npgp.checks import host_generator
 from npgp.conditionals import Conditional
 from npgp.gplvm.collapsed import CollapsedFit, CollapsedGPLVM
-from npgp.gplvm.layouts import FEW, MANY, Sheets, begin, checked
 from npgp.gplvm.model import BayesianGPLVM
 from npgp.gplvm.new_rows import infer_latents
 from npgp.gplvm.relevance import CanonicalLatents, canonical_latents, relevance
-from npgp.gplvm.start import Start, pca_start
+from npgp.gplvm.start import FEW, MANY, Sheets, Start, begin, checked, pca_start
 from npgp.kernels import RBF, Kernel
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.base import impossible, without_missing
@@ -166,7 +165,7 @@ def fit(
     :param starts: of each start two or three numbers. Two are for principal components: the standard deviation of the
         first in lengthscales, and the power of the components' standard deviations that the others are proportional to.
         Three are for two dimensions by distances along a graph of nearest neighbors
-        (:func:`~npgp.gplvm.layouts.geodesic_coordinates`) and principal components in the others: the standard
+        (:func:`~npgp.gplvm.start.geodesic_coordinates`) and principal components in the others: the standard
         deviation of the first in lengthscales, the share of it that principal components have, and how many neighbors
         there are. If omitted one of the first kind and three of the second; for at most 300 rows, where all starts are
         climbed to the end, three and one.

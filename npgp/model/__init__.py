@@ -5,10 +5,10 @@ from npgp.model.function import Function
 from npgp.model.guides import AutoSparseGP
 from npgp.model.latent import Latent
 from npgp.model.observation import LatentObservation, joint, observe, tighten
-from npgp.model.plates import plate
 from npgp.model.posteriors import posterior
 from npgp.model.row_params import row_param
 from npgp.model.sampling import sample
+from npgp.model.sites import plate
 from npgp.model.sparse_gp import SparseGP
 from npgp.model.vnngp import VNNGP
 

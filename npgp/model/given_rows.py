@@ -40,8 +40,7 @@ from npgp.model.function import Cache, Function
 from npgp.model.latent import Latent, Latents, Term
 from npgp.model.sites import info_of, is_inducing, is_observation, is_scaled
 from npgp.sparse.ragged import Places
-from npgp.variational.blocks import BlockNormal, block_normal
-from npgp.variational.joint import JointBlock
+from npgp.variational.blocks import BlockNormal, JointBlock, block_normal
 from npgp.variational.row_posterior import Independent, Rows, posterior_given
 from npgp.variational.row_sites import expected_sites, working_sites
 

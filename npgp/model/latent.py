@@ -26,7 +26,7 @@ from npgp.programs.tracing import current_trace
 from npgp.sparse.groups import Groups
 from npgp.sparse.ragged import MemberRows, Places
 from npgp.sparse.residuals import GroupResidual
-from npgp.variational.joint import sum_of_roots
+from npgp.variational.blocks import sum_of_roots
 
 #: What to write where an array is wanted.
 NO_ARRAY = (

@@ -25,8 +25,7 @@ from npgp.likelihoods import Likelihood, as_likelihood, quadrature
 from npgp.model.beside_neighbors import beside_neighbors
 from npgp.model.draw import Moments
 from npgp.model.latent import Latent, Latents, as_latents
-from npgp.model.plates import check_plates
-from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, conditional_parameter
+from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, check_plates, conditional_parameter
 from npgp.observations import Observations, require_possible
 from npgp.sparse.residuals import Residual
 

@@ -16,8 +16,16 @@ from npgp.conditionals import Conditional, as_conditional
 from npgp.contract import Message, random_key, under_predictive
 from npgp.model.draw import window
 from npgp.model.latent import Latent, Latents, Term, as_latent, square_root, times_root
-from npgp.model.plates import check_plates
-from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, conditional_parameter, in_automatic_guide, info_of
+from npgp.model.sites import (
+    INFO,
+    Catch,
+    SiteInfo,
+    check_loss,
+    check_plates,
+    conditional_parameter,
+    in_automatic_guide,
+    info_of,
+)
 from npgp.programs.backend import maximum
 from npgp.programs.tracing import current_trace
 

@@ -18,11 +18,10 @@ from npgp import checks, linalg
 from npgp.context import context
 from npgp.features import InducingBlock
 from npgp.functionals.rows import RowsLike
-from npgp.inducing.chosen import Unchosen, blocks_or_number, choose
+from npgp.inducing.selection import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.model.function import Cache, Function, without_row_dim
-from npgp.model.plates import plate_shape
 from npgp.model.sites import (
     CHOSEN,
     INFO,
@@ -36,6 +35,7 @@ from npgp.model.sites import (
     followed,
     in_automatic_guide,
     info_of,
+    plate_shape,
     shared_part,
     trained,
 )

@@ -26,8 +26,7 @@ from npgp.model.rerun import is_latent
 from npgp.model.sites import Trained, info_of, is_gp_site, is_observation, traced_inside, trained
 from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.sparse.projection import Projector
-from npgp.variational.blocks import BlockNormal, MeanOnlyNormal
-from npgp.variational.joint import JointBlock
+from npgp.variational.blocks import BlockNormal, JointBlock, MeanOnlyNormal
 
 __all__ = ["PosteriorCheck", "check_posterior", "too_few_points"]
 

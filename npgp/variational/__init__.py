@@ -6,6 +6,7 @@ from npgp.variational.blocks import (
     BlockNormal,
     DenseNormal,
     DiagonalNormal,
+    JointBlock,
     MeanOnlyNormal,
     WhitenedPrior,
     learned_blocks,
@@ -15,7 +16,6 @@ from npgp.variational.blocks import (
 )
 from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
 from npgp.variational.deep import DeepPosterior
-from npgp.variational.joint import JointBlock
 from npgp.variational.natural import natural_gradient
 from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.paths import Paths

@@ -17,12 +17,12 @@ over all blocks of all components, by conjugate gradients preconditioned with bl
 ``S'⁻¹`` for every likelihood whose expectation is exact (Bonnet's and Price's theorems), one iteration solves it, and
 this is the natural gradient.
 
-Steps of a q(ε) given pseudo-data (pseudo.py), whose q(u) depends on a draw of the hyperparameters θ, come second. Given
-θ and t, q(u) has the precision ``Λ + K(θ)⁻¹`` and the natural mean ``Λ z(t)``. Its Fisher information depends on θ, the
-parameters do not. Natural steps at each draw, averaged, would take all draws for equally telling, though one with a
-K(θ) of nearly no rank says next to nothing of Λ. So gradients, as they come from the draws, are preconditioned by the
-Fisher information of one Gaussian that no draw decides on: ``N(m̄, S̄)``, ``S̄⁻¹ = Λ + K̄⁻¹``, ``S̄⁻¹ m̄ = Λ z``, with
-K̄ the average of K over draws of steps before. Where θ is a point the step is the natural one.
+Steps of a q(ε) given pseudo-data (parameterizations.py), whose q(u) depends on a draw of the hyperparameters θ, come
+second. Given θ and t, q(u) has the precision ``Λ + K(θ)⁻¹`` and the natural mean ``Λ z(t)``. Its Fisher information
+depends on θ, the parameters do not. Natural steps at each draw, averaged, would take all draws for equally telling,
+though one with a K(θ) of nearly no rank says next to nothing of Λ. So gradients, as they come from the draws, are
+preconditioned by the Fisher information of one Gaussian that no draw decides on: ``N(m̄, S̄)``, ``S̄⁻¹ = Λ + K̄⁻¹``,
+``S̄⁻¹ m̄ = Λ z``, with K̄ the average of K over draws of steps before. Where θ is a point the step is the natural one.
 
 The gradient in z is the ELBO's. That in Λ is its part through the covariance of q(u | θ). The other part, through the
 mean, is the average over draws of the gradient in the mean times how far the prior pulls the mean away from z. At the
@@ -58,9 +58,7 @@ from npgp.context import under
 from npgp.contract import Optimizer
 from npgp.programs import Operations
 from npgp.variational.blocks import SCALE_CONSTRAINTS, SCALE_NAMES
-from npgp.variational.parameterizations import LOC, parts
-from npgp.variational.pseudo import LOWER, SCALE, UNIT, VALUES, precision_root
-from npgp.variational.reports import Slot
+from npgp.variational.parameterizations import LOC, LOWER, SCALE, UNIT, VALUES, Slot, parts, precision_root
 
 #: Times that a rate is halved, within one step, before q(ε) is left as it is.
 MAX_HALVINGS = 12

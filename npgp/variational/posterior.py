@@ -20,8 +20,14 @@ from npgp.predictions import FunctionPosterior
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projection, Projector
 from npgp.variational.averages import MixedPosterior
-from npgp.variational.blocks import BlockNormal, along_rows, learned_blocks, whitened_mean, whitened_variance
-from npgp.variational.joint import sum_of_roots
+from npgp.variational.blocks import (
+    BlockNormal,
+    along_rows,
+    learned_blocks,
+    sum_of_roots,
+    whitened_mean,
+    whitened_variance,
+)
 from npgp.variational.paths import Paths, draw_functions
 from npgp.variational.updates import update
 

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from npgp import linalg
-from npgp.variational.pseudo import covariance_factor
+from npgp.variational.parameterizations import covariance_factor
 
 
 class Rows(NamedTuple):

@@ -26,8 +26,8 @@ import numpy as np
 import npgp
 from npgp import datasets
 from npgp.gplvm import CollapsedGPLVM, NewRows
-from npgp.gplvm.layouts import GEODESIC, Sheets, begin
 from npgp.gplvm.relevance import RELEVANT
+from npgp.gplvm.start import GEODESIC, Sheets, begin
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import Arguments, table, whole, write_json, write_picture

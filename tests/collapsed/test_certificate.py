@@ -21,7 +21,7 @@ from npgp.sparse.groups import consecutive, median_split
 from npgp.sparse.projection import factorize
 from npgp.variational.optimum import ScaledProjection
 
-MODULE = importlib.import_module("npgp.collapsed.advice")
+MODULE = importlib.import_module("npgp.collapsed.certificates")
 N = 15
 SIZE = 4  # of consecutive groups; the last is shorter
 GROUPS = [np.arange(N)[i : i + SIZE] for i in range(0, N, SIZE)]

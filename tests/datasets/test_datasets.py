@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from npgp import datasets
-from npgp.datasets import _oil, _simulate
+from npgp.datasets import _oil
 
 KEY = jax.random.PRNGKey(3)
-OFFSETS = np.array(_simulate.VERTICAL + _simulate.HORIZONTAL)
+OFFSETS = np.array(_oil.VERTICAL + _oil.HORIZONTAL)
 CHORDS = 2 * np.sqrt(1 - OFFSETS**2)
 
 
@@ -198,7 +198,7 @@ def test_simulation_does_not_depend_on_precision():
         with jax.enable_x64(x64):
             data = datasets.simulate_oil_flow(KEY, 50, counts=None)
             shares = np.c_[data.fractions, 1 - data.fractions.sum(axis=1)]
-            lengths = np.asarray(_simulate._path_lengths(shares, data.labels))
+            lengths = np.asarray(_oil._path_lengths(shares, data.labels))
         assert lengths.dtype == (np.float64 if x64 else np.float32)
         # without counting noise, the measurements are the true path lengths
         np.testing.assert_allclose(data.Y, lengths[:, :, :2].reshape(50, 12), atol=1e-4)
@@ -216,7 +216,7 @@ def test_simulation_does_not_depend_on_precision():
 )
 def test_path_lengths_sum_to_the_chord(shares, label):
     shares = np.array([shares]) / sum(shares)
-    lengths = np.asarray(_simulate._path_lengths(shares, np.array([label])))[0]
+    lengths = np.asarray(_oil._path_lengths(shares, np.array([label])))[0]
     np.testing.assert_allclose(lengths.sum(axis=1), CHORDS, rtol=1e-5)
     assert (lengths > -1e-5).all()
 
@@ -225,12 +225,12 @@ def test_single_phase_fills_every_beam():
     for phase in range(3):
         expected = np.zeros((3, 6, 3))
         expected[:, :, phase] = CHORDS
-        lengths = _simulate._path_lengths(np.eye(3)[[phase] * 3], np.arange(3))
+        lengths = _oil._path_lengths(np.eye(3)[[phase] * 3], np.arange(3))
         np.testing.assert_allclose(lengths, expected, atol=1e-3)
 
 
 def test_segment_areas():
-    area_below, height_of = jax.jit(_simulate.segment_area), jax.jit(_simulate.segment_height)
+    area_below, height_of = jax.jit(_oil.segment_area), jax.jit(_oil.segment_height)
     heights = np.linspace(-1, 1, 41)
     theta = np.arccos(-heights)
     analytic = (theta - np.sin(2 * theta) / 2) / np.pi
@@ -242,7 +242,7 @@ def test_segment_areas():
 @pytest.mark.parametrize("label", [0, 1, 2])
 def test_path_lengths_agree_with_walking_along_the_beams(label):
     shares = random_shares(5, seed=label)
-    lengths = np.asarray(_simulate._path_lengths(shares, np.full(5, label)))
+    lengths = np.asarray(_oil._path_lengths(shares, np.full(5, label)))
     steps = (np.arange(40000) + 0.5) / 40000
     along = CHORDS[:, None] * (steps - 0.5)
     across = np.broadcast_to(OFFSETS[:, None], along.shape)
@@ -251,12 +251,12 @@ def test_path_lengths_agree_with_walking_along_the_beams(label):
     width = 2 * np.sqrt(1 - table**2)
     below = np.r_[0, np.cumsum((width[1:] + width[:-1]) / 2) * (table[1] - table[0])] / np.pi
     for share, length in zip(shares, lengths, strict=True):
-        if label == _simulate.HOMOGENEOUS:
+        if label == _oil.HOMOGENEOUS:
             expected = CHORDS[:, None] * share
         else:
             # share of the disc further out or further down than the point
             inner = np.interp(height, table, below)
-            outward = inner if label == _simulate.STRATIFIED else 1 - along**2 - across**2
+            outward = inner if label == _oil.STRATIFIED else 1 - along**2 - across**2
             phase = (outward > share[0]).astype(int) + (outward > share[0] + share[1])
             expected = CHORDS[:, None] * np.stack([(phase == p).mean(1) for p in range(3)], axis=1)
         np.testing.assert_allclose(length, expected, atol=3e-4)
@@ -264,14 +264,14 @@ def test_path_lengths_agree_with_walking_along_the_beams(label):
 
 def test_attenuation_and_inversion():
     shares = random_shares(50)
-    lengths = np.asarray(_simulate._path_lengths(shares, np.arange(50) % 3), dtype=np.float64)
-    attenuation = np.einsum("nbp,ep->nbe", lengths, _simulate.MU)
+    lengths = np.asarray(_oil._path_lengths(shares, np.arange(50) % 3), dtype=np.float64)
+    attenuation = np.einsum("nbp,ep->nbe", lengths, _oil.MU)
     assert 0.03 < attenuation.min() < attenuation.max() < 3
     # the same from the two linear equations written out, less the gas, for one beam
-    (a, b), (c, d) = _simulate.MU[:, :2] - _simulate.MU[:, 2:]
-    low, high = (attenuation[:, 2] - _simulate.MU[:, 2] * CHORDS[2]).T
+    (a, b), (c, d) = _oil.MU[:, :2] - _oil.MU[:, 2:]
+    low, high = (attenuation[:, 2] - _oil.MU[:, 2] * CHORDS[2]).T
     water, oil = (d * low - b * high) / (a * d - b * c), (a * high - c * low) / (a * d - b * c)
-    found = _simulate.invert(attenuation)
+    found = _oil.invert(attenuation)
     np.testing.assert_allclose(found[:, 2], np.stack([water, oil], axis=1), atol=1e-12)
     np.testing.assert_allclose(found, lengths[..., :2], atol=1e-4)
 
@@ -280,11 +280,11 @@ def test_attenuation_and_inversion():
 def test_counting_noise(counts):
     data = datasets.simulate_oil_flow(KEY, 1000, counts=counts)
     shares = np.c_[data.fractions, 1 - data.fractions.sum(axis=1)]
-    lengths = np.asarray(_simulate._path_lengths(shares, data.labels), dtype=np.float64)
+    lengths = np.asarray(_oil._path_lengths(shares, data.labels), dtype=np.float64)
     errors = data.Y.reshape(-1, 6, 2) - lengths[..., :2]
     # back to attenuations, whose variance is one over the expected number of photons
-    contrast = _simulate.MU[:, :2] - _simulate.MU[:, 2:]
-    expected_counts = counts * np.exp(-np.einsum("nbp,ep->nbe", lengths, _simulate.MU))
+    contrast = _oil.MU[:, :2] - _oil.MU[:, 2:]
+    expected_counts = counts * np.exp(-np.einsum("nbp,ep->nbe", lengths, _oil.MU))
     standard = np.einsum("nbp,ep->nbe", errors, contrast) * np.sqrt(expected_counts)
     # a stratified interface may fall on either side of a horizontal beam by rounding
     standard = standard[(abs(standard) < 8).all(axis=(1, 2))]
@@ -313,7 +313,7 @@ def test_real_rows_fit_the_geometry(data_dir):
     for split in ("train", "valid", "test"):
         real = datasets.oil_flow(split)
         shares = np.c_[real.fractions, 1 - real.fractions.sum(axis=1)]
-        lengths = np.asarray(_simulate._path_lengths(shares, real.labels))[..., :2]
+        lengths = np.asarray(_oil._path_lengths(shares, real.labels))[..., :2]
         errors.append(real.Y.reshape(-1, 6, 2) - lengths)
     # shares are stored with four digits, so an interface may cross a horizontal beam
     assert (abs(np.concatenate(errors)) < 0.35).all(axis=(1, 2)).sum() >= 2998

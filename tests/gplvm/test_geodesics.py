@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npgp.gplvm.layouts import geodesic_coordinates
+from npgp.gplvm.start import geodesic_coordinates
 
 
 def three_clusters() -> np.ndarray:

@@ -14,7 +14,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 import npgp
-from npgp.inducing.chosen import choose
+from npgp.inducing.selection import choose
 
 KEY, RNG = jax.random.key(0), np.random.default_rng(0)
 X = np.sort(RNG.uniform(0.0, 6.0, (40, 1)), axis=0).astype(np.float32)

@@ -13,7 +13,7 @@ import npgp
 from npgp.features import Points
 from npgp.inducing.selection import CHUNK, greedy_fit, greedy_variance, kmeans, random_subset
 from npgp.kernels import RBF, Linear, Matern32, White
-from npgp.sparse.kmeans import kmeans_centers
+from npgp.sparse.groups import kmeans_centers
 from npgp.sparse.projection import factorize
 
 JITTER = {jnp.float32: 1e-6, jnp.float64: 1e-12}
@@ -267,8 +267,8 @@ def distortion(Z, X):
 def test_kmeans_comes_nearer_than_random_rows(x64, part, monkeypatch):
     X = np.random.default_rng(0).normal(size=(500, 2)).astype(x64)
     if part:
-        monkeypatch.setattr("npgp.sparse.kmeans.FULL_KMEANS_ROWS", 100)
-        monkeypatch.setattr("npgp.sparse.kmeans.ROWS_PER_CENTER", 8)
+        monkeypatch.setattr("npgp.sparse.groups.FULL_KMEANS_ROWS", 100)
+        monkeypatch.setattr("npgp.sparse.groups.ROWS_PER_CENTER", 8)
     Z = kmeans(jax.random.key(0), X, 12)
     assert isinstance(Z, jax.Array) and Z.shape == (12, 2) and Z.dtype == x64
     random = [distortion(random_subset(key, X, 12), X) for key in jax.random.split(jax.random.key(0), 5)]

@@ -15,7 +15,7 @@ from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from oracles import log_normal
 
 import npgp
-from npgp.variational.joint import JointBlock
+from npgp.variational.blocks import JointBlock
 
 G, N, P = 3, 7, 4
 NOISE, LEVEL, EFFECT = 0.05, 1.5, 0.8

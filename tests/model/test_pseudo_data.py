@@ -33,7 +33,7 @@ from oracles import log_normal
 
 import npgp
 from npgp.sparse.projection import factorize
-from npgp.variational.pseudo import pseudo_posterior
+from npgp.variational.parameterizations import pseudo_posterior
 
 Z_LIMIT = 4.5
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from npgp.sparse import groups, kmeans
+from npgp.sparse import groups
 from npgp.sparse.groups import consecutive, default_size, kmeans_groups, median_split, single
 
 #: Few shapes, as each is compiled anew.
@@ -327,7 +327,7 @@ def test_wrong_numbers_and_shapes_are_refused():
 
 
 def test_of_many_rows_a_part_is_clustered_and_there_are_few_cells(monkeypatch):
-    monkeypatch.setattr(kmeans, "FULL_KMEANS_ROWS", 1000)
+    monkeypatch.setattr(groups, "FULL_KMEANS_ROWS", 1000)
     monkeypatch.setattr(groups, "MAX_CELLS", 7)
     X = plane().astype(np.float32)
     made = kmeans_groups(jax.random.key(0), X, 20)

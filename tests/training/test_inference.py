@@ -145,7 +145,7 @@ def test_a_training_with_too_few_points_says_so():
 def test_points_grow_until_they_are_enough(tmp_path):
     fitted = npgp.infer(with_points(4), KEY, X, y=Y, options=QUICK, grow=0.02)
     points = np.asarray(fitted.params["f.u.inducing"])
-    first = npgp.inducing.chosen.choose(npgp.RBF(0.5), jnp.asarray(X), 4)
+    first = npgp.inducing.selection.choose(npgp.RBF(0.5), jnp.asarray(X), 4)
     np.testing.assert_array_equal(points[:4], first)
     assert len(points) == 8 and np.isin(points[4:], X.astype(points.dtype)).all()
     assert 0.0 < cost(points) < 0.03  # of which training says nothing: its warning would be an error here

@@ -19,8 +19,7 @@ from numpyro.infer.autoguide import AutoNormal
 import npgp
 from npgp.context import under
 from npgp.variational import natural, natural_gradient
-from npgp.variational.pseudo import pseudo_posterior
-from npgp.variational.reports import Slot, reported
+from npgp.variational.parameterizations import Slot, pseudo_posterior, reported
 
 N, NOISE = 24, 0.2
 _rng = np.random.default_rng(5)
