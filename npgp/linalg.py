@@ -156,12 +156,8 @@ def safe_sqrt(x: ArrayLike) -> jax.Array:
     it above 0 once and below 0 once the root is 1.
     """
     x = jnp.asarray(x)
-    return jnp.sqrt(maximum(x, least_square(x.dtype)))
-
-
-def least_square(dtype) -> float:
-    """What :func:`safe_sqrt` takes for 0; its root is far below the resolution of 1."""
-    return 1e-30 if jnp.finfo(dtype).bits <= 32 else 1e-60
+    # The root of what counts as 0 is far below the resolution of 1.
+    return jnp.sqrt(maximum(x, 1e-30 if jnp.finfo(x.dtype).bits <= 32 else 1e-60))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -342,8 +338,8 @@ def _by_halves(N: jax.Array, W: jax.Array | None, B: jax.Array, block: int, upwa
     size = N.shape[-1]
     if size <= block:
         return B if W is None else matmul(W[..., :size, :size], B)
-    half = _half(size, block)
-    if W is not None and _is_looped(size, half):
+    half = -(-size // block) // 2 * block
+    if W is not None and 2 * half == size >= LOOPED and on_cpu():
         return _in_turn(N, W, B, block, upward)
     low, high = slice(half), slice(half, None)
     first, second = (high, low) if upward else (low, high)
@@ -392,16 +388,6 @@ def _few(transpose: bool, L: jax.Array, B: jax.Array) -> jax.Array:
 
 _solve_few = one_by_one(functools.partial(_few, False), by_columns=True)
 _solve_few_transposed = one_by_one(functools.partial(_few, True), by_columns=True)
-
-
-def _is_looped(size: int, half: int) -> bool:
-    """Whether both halves of a system are solved in a loop."""
-    return 2 * half == size >= LOOPED and on_cpu()
-
-
-def _half(size: int, block: int) -> int:
-    """Where a system of so many rows is halved: between blocks of so many."""
-    return -(-size // block) // 2 * block
 
 
 # ---------------------------------------------------------------------------------------------------------------

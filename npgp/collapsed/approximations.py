@@ -65,9 +65,9 @@ from npgp.sparse.groups import Groups, kmeans_groups
 from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import GroupResidual, Residual, residual_of
 from npgp.variational.blocks import BlockNormal, whitened_mean, whitened_variance
-from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.posterior import Posterior
 from npgp.variational.row_sites import MIN_CURVATURE, Sites, search_sites, working_sites
+from npgp.variational.updates import ScaledProjection, gaussian_optimum
 
 Method = Literal["sor", "dtc", "fitc", "pitc", "vif", "pep", "structured-pep"]
 #: Methods that have a power, and those that may have groups.

@@ -32,7 +32,7 @@ from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Projection, Projector, factorize
 from npgp.sparse.residuals import residual_of
-from npgp.variational.optimum import ScaledProjection
+from npgp.variational.updates import ScaledProjection
 
 # ---------------------------------------------------------------------------------------------------------------
 # Losses of the collapsed bound: would more inducing points help, or a more flexible q(ε)?

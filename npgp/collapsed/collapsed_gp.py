@@ -32,9 +32,9 @@ from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Members, Projection, Projector, factorize, factorize_members
 from npgp.sparse.residuals import Residual, residual_of
 from npgp.variational.blocks import block_normal, check_covariances
-from npgp.variational.optimum import gaussian_optimum
 from npgp.variational.posterior import Posterior
 from npgp.variational.row_sites import Sites
+from npgp.variational.updates import gaussian_optimum
 
 
 class CollapsedGP(JointDensity, Stackable):

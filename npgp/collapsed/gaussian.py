@@ -19,7 +19,7 @@ from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Projection, as_blocks, factorize
 from npgp.sparse.residuals import Residual
-from npgp.variational.optimum import ScaledProjection
+from npgp.variational.updates import ScaledProjection
 
 
 def collapsed_bound(

@@ -26,7 +26,9 @@ from npgp.conditionals.standard import (
     Published,
     Shared,
     Tight,
-    as_conditional,
+)
+from npgp.conditionals.standard import (
+    as_conditional as as_conditional,
 )
 
 __all__ = [
@@ -41,5 +43,4 @@ __all__ = [
     "Published",
     "Shared",
     "Tight",
-    "as_conditional",
 ]

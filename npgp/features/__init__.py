@@ -7,8 +7,7 @@ are.
 
 from __future__ import annotations
 
-from npgp.features.activations import Activations, LeakyReLU, Probit, ReLU, Softplus
-from npgp.features.harmonics import SphericalHarmonics
+from npgp.features.activations import Activations, LeakyReLU, Probit, ReLU, Softplus, SphericalHarmonics
 from npgp.features.points import InducingBlock, Points, as_block, covariance
 
 __all__ = [

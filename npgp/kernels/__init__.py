@@ -6,7 +6,6 @@ inside the model from whatever is at hand. ``k(X, X2)`` makes no (N, M, D) array
 Sources: Rasmussen & Williams 2006, chapter 4; Cho & Saul 2009 (arc-cosine); Rahimi & Recht 2007 (random features).
 """
 
-from npgp.kernels.arccosine import ArcCosine
 from npgp.kernels.base import Kernel, Product, Scaled, Sum, Tinygp, as_kernel
 from npgp.kernels.coregion import Coregion, at_outputs
 from npgp.kernels.distances import squared_distances
@@ -21,6 +20,7 @@ from npgp.kernels.stationary import (
     Stationary,
 )
 from npgp.kernels.zonal import (
+    ArcCosine,
     Zonal,
     ZonalArcCosine,
     ZonalMatern12,

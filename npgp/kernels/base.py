@@ -474,11 +474,8 @@ def as_kernel(obj: Any, name: str = "kernel") -> Kernel:
     """
     if isinstance(obj, Kernel):
         return obj
-    if callable(obj) and not isinstance(obj, type) and _is_from("tinygp", obj):
-        return Tinygp(obj)
+    if callable(obj) and not isinstance(obj, type):
+        # By the modules of its classes, so that nothing is imported.
+        if any(cls.__module__.split(".")[0] == "tinygp" for cls in type(obj).__mro__):
+            return Tinygp(obj)
     raise TypeError(f"{name} is {obj!r:.80}; it must be a kernel of npgp.kernels, such as RBF(), or one of tinygp.")
-
-
-def _is_from(library: str, obj: Any) -> bool:
-    """By the modules of its classes, so that nothing is imported."""
-    return any(cls.__module__.split(".")[0] == library for cls in type(obj).__mro__)

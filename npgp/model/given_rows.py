@@ -470,14 +470,10 @@ def present_rows(msg: Message) -> jax.Array | None:
 def expected(latents: Latents, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """What the prior given the other sites expects of the predictors: mean, which is the offset, and variance."""
     mean = [jnp.broadcast_to(part.offset, part.shape) for part in latents.parts]
-    variance = [sum(_prior_variance(term) for term in part.terms) for part in latents.parts]
+    variance = [sum(t.variance(t.function.given(t.X, joint=False).prior) for t in part.terms) for part in latents.parts]
     several = len(latents.parts) > 1
     found = [jnp.stack(jnp.broadcast_arrays(*x)) if several else x[0] for x in (mean, variance)]
     return jnp.broadcast_to(found[0], shape), jnp.broadcast_to(found[1], shape)
-
-
-def _prior_variance(term: Term) -> jax.Array:
-    return term.variance(term.function.given(term.X, joint=False).prior)
 
 
 def _nothing_yet(latents: Latents, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

@@ -29,7 +29,7 @@ from npgp import checks, linalg
 from npgp.context import under
 from npgp.contract import Handler, Message, base_of, is_auxiliary, plate_draws, under_predictive
 from npgp.model.components import Numbers, dependent, meetings, sampled_into, survey
-from npgp.model.coupling import Coupling, Spread, correlations, spreads
+from npgp.model.coupling import Coupling, Spread, Structure, TrainedRows, UnknownRows, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
 from npgp.model.given_rows import (
     GivenRows,
@@ -66,7 +66,6 @@ from npgp.model.sites import (
     traced_inside,
     trained,
 )
-from npgp.model.structure import Structure, TrainedRows, UnknownRows
 from npgp.programs.compiled import one_model_at_a_time, one_program
 from npgp.programs.tracing import is_traced
 from npgp.variational.parameterizations import COUPLING, LOC, PSEUDO_DATA, has_pseudo_data
@@ -572,7 +571,11 @@ class AutoSparseGP:
             checks.random_key(rng_key)
         size = math.prod(sample_shape)
         # Given rows, each draw has the projections of all of them.
-        together = max(n for n in range(1, 17) if size % n == 0) if self._is_given_rows(args, kwargs) else size
+        together = (
+            max(n for n in range(1, 17) if size % n == 0)
+            if (self._structure or self._setup(*args, **kwargs)).by_rows
+            else size
+        )
 
         def draws():
             if not sample_shape:
@@ -584,9 +587,6 @@ class AutoSparseGP:
 
         set_up(self, args, kwargs)
         return one_program(draws)
-
-    def _is_given_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        return bool((self._structure or self._setup(*args, **kwargs)).by_rows)
 
     def median(self, params, *args, **kwargs) -> dict[str, jax.Array]:
         """

@@ -2,8 +2,15 @@
 
 from npgp.sparse.groups import Groups, Tree, consecutive, default_size, kmeans_groups, median_split, single
 from npgp.sparse.projection import Members, Projection, Projector, factorize, factorize_members
-from npgp.sparse.residuals import GroupResidual, Residual, RowResidual, residual_of
-from npgp.sparse.split import LowRankKernel, ResidualKernel, split_kernel
+from npgp.sparse.residuals import (
+    GroupResidual,
+    LowRankKernel,
+    Residual,
+    ResidualKernel,
+    RowResidual,
+    residual_of,
+    split_kernel,
+)
 
 __all__ = [
     "GroupResidual",

@@ -17,10 +17,9 @@ from npgp.variational.blocks import (
 from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
 from npgp.variational.deep import DeepPosterior
 from npgp.variational.natural import natural_gradient
-from npgp.variational.optimum import ScaledProjection, gaussian_optimum
 from npgp.variational.paths import Paths
 from npgp.variational.posterior import Decomposition, Posterior
-from npgp.variational.updates import update
+from npgp.variational.updates import ScaledProjection, gaussian_optimum, update
 
 __all__ = [
     "BlockNormal",

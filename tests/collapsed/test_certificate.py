@@ -19,7 +19,7 @@ from npgp.features import Points
 from npgp.kernels import RBF, Matern32
 from npgp.sparse.groups import consecutive, median_split
 from npgp.sparse.projection import factorize
-from npgp.variational.optimum import ScaledProjection
+from npgp.variational.updates import ScaledProjection
 
 MODULE = importlib.import_module("npgp.collapsed.certificates")
 N = 15

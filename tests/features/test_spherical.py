@@ -25,7 +25,7 @@ from npgp.features import (
     as_block,
     covariance,
 )
-from npgp.features.harmonics import fundamental_system
+from npgp.features.activations import fundamental_system
 from npgp.inducing.selection import choose_levels, left_out
 from npgp.kernels import RBF, ZonalArcCosine, ZonalMatern12, ZonalMatern32, ZonalMatern52, ZonalRBF
 from npgp.kernels.gegenbauer import multiplicity
