@@ -1,6 +1,13 @@
 """Bounds and approximations with q(ε) at its optimum, as distributions over all observations; certificates."""
 
-from npgp.collapsed.approximations import ApproximateGP, DegeneratePosterior, GroupNoise, RowNoise
+from npgp.collapsed.approximations import (
+    ApproximateGP,
+    DegeneratePosterior,
+    GroupNoise,
+    RowNoise,
+    VecchiaNoise,
+    VIFPosterior,
+)
 from npgp.collapsed.certificates import Advice, Certificate, certificate, evidence_bounds
 from npgp.collapsed.collapsed_gp import CollapsedGP
 from npgp.collapsed.gaussian import collapsed_bound, exact_log_evidence, upper_bound
@@ -8,7 +15,6 @@ from npgp.collapsed.lengthscales import ShorterLengthscales
 from npgp.collapsed.points import EnoughPoints, enough_points
 from npgp.collapsed.psi import ExpectedProjection, PsiStatistics, expected_projection, psi_statistics
 from npgp.collapsed.uncertain import UncertainInputGP, penalty_nodes
-from npgp.collapsed.vif import VecchiaNoise, VIFPosterior
 from npgp.variational.row_sites import Sites
 
 __all__ = [

@@ -19,6 +19,7 @@ import numpy as np
 import numpyro.distributions as dist
 from jax import lax
 from jax.typing import ArrayLike
+from scipy.special import roots_genlaguerre
 
 from npgp import linalg
 from npgp.chunks import entries_at_once, map_chunks, rows_within
@@ -421,14 +422,11 @@ def normal_rule(latent_dim: int, num_nodes: int, dtype) -> tuple[jax.Array, jax.
     frames = -(-num_nodes // ends)
     radii = min(frames, RADII[latent_dim > 1])
     repeats = -(-frames // radii) if latent_dim > 1 else 1
-    # Golub & Welsch 1969: the eigenvalues of the polynomials' recurrence.
-    k, alpha = np.arange(radii), 0.5 * latent_dim - 1.0
-    beside = np.sqrt(k[1:] * (k[1:] + alpha))
-    halves, vectors = np.linalg.eigh(np.diag(2 * k + 1 + alpha) + np.diag(beside, 1) + np.diag(beside, -1))
+    halves, shares = roots_genlaguerre(radii, 0.5 * latent_dim - 1.0)
     axes = np.linalg.qr(np.random.default_rng(0).normal(size=(repeats, radii, latent_dim, latent_dim)))[0]
     rays = np.sqrt(2.0 * halves)[:, None, None] * axes
     nodes = np.stack([rays, -rays])
-    weights = np.broadcast_to(vectors[0][:, None] ** 2 / (repeats * ends), nodes.shape[:-1])
+    weights = np.broadcast_to(shares[:, None] / (shares.sum() * repeats * ends), nodes.shape[:-1])
     return jnp.asarray(nodes.reshape(-1, latent_dim), dtype), jnp.asarray(weights.ravel(), dtype)
 
 

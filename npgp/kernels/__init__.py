@@ -10,12 +10,13 @@ from npgp.kernels.base import Kernel, Product, Scaled, Sum, Tinygp, as_kernel
 from npgp.kernels.coregion import Coregion, at_outputs
 from npgp.kernels.distances import squared_distances
 from npgp.kernels.linear import Constant, Linear, Polynomial, White
-from npgp.kernels.periodic import Cosine, Periodic
 from npgp.kernels.stationary import (
     RBF,
+    Cosine,
     Matern12,
     Matern32,
     Matern52,
+    Periodic,
     RationalQuadratic,
     Stationary,
 )

@@ -427,9 +427,9 @@ def _checked(name, obs, mask, latents: Latents, likelihood: Likelihood) -> tuple
 # Observations beside their neighbors' observations, in ``npgp.observe(..., neighbors=(values, y))``: VIF (Gyger, Furrer
 # & Sigrist 2025) for minibatches and inside any model.
 # Given the whitened inducing values ε, a row's Gaussian observation is regressed on its neighbors'
-# (npgp/collapsed/vif.py has the formulas), so that its density is that of a row ``ã_n = a_n − Σ_j w_nj a_j`` with
-# offset ``Σ_j w_nj (y_j − offset_j)`` and noise variance F_n, and no residual. That is what ``beside_neighbors`` makes
-# of the statement's values and likelihood; guides, conditionals and plates see nothing else.
+# (npgp/collapsed/approximations.py has the formulas), so that its density is that of a row ``ã_n = a_n − Σ_j w_nj a_j``
+# with offset ``Σ_j w_nj (y_j − offset_j)`` and noise variance F_n, and no residual. That is what ``beside_neighbors``
+# makes of the statement's values and likelihood; guides, conditionals and plates see nothing else.
 
 WHAT = "neighbors=(values of the neighbors, their observations of shape (N, k))"
 

@@ -2,11 +2,10 @@
 
 from npgp.plots.figures import COLORS, subplots
 from npgp.plots.fits import plot_convergence, plot_decomposition, plot_elbo, plot_fit, plot_variance
-from npgp.plots.images import plot_images, plot_imputed_images
 from npgp.plots.latents import plot_latents, plot_relevance
 from npgp.plots.posteriors import compare_posteriors
 from npgp.plots.spectra import plot_spectra
-from npgp.plots.tables import plot_imputation, plot_reconstruction
+from npgp.plots.tables import plot_images, plot_imputation, plot_imputed_images, plot_reconstruction
 
 __all__ = [
     "COLORS",

@@ -259,7 +259,7 @@ def test_a_kernel_chooses_the_most_correlated_neighbors(float64, monkeypatch):
     best = np.argsort(-residual_correlation(NEW, X), axis=1)[:, :K]
     np.testing.assert_array_equal(nearest(NEW, X, K, kernel=matern(), inducing=Z), best)
     posterior = vif().condition(Y)
-    monkeypatch.setattr("npgp.collapsed.vif.AMONG", N)
+    monkeypatch.setattr("npgp.collapsed.approximations.AMONG", N)
     np.testing.assert_allclose(
         posterior.mean_and_variance(NEW), posterior.mean_and_variance(NEW, neighbors=best), atol=1e-12
     )
