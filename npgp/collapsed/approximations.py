@@ -60,7 +60,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.checks import known_key
-from npgp.collapsed.searched import warn_unless_arrived
+from npgp.conditionals.base import Observations
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.features import InducingBlock, Points
@@ -71,7 +71,6 @@ from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.neighbors.posterior import NearPosterior, with_neighbors
 from npgp.neighbors.search import AMONG, Neighbors, most_correlated, nearest, needed, neighbors_of
 from npgp.neighbors.vecchia import MergedFactor, VecchiaFactor, factor_of_rows, new_site_weights, of_sites, what_is_left
-from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
 from npgp.programs.compiled import STEPS, one_program
 from npgp.pytrees import pytree
@@ -80,7 +79,7 @@ from npgp.sparse.projection import Projection, Projector, as_blocks, factorize
 from npgp.sparse.residuals import GroupResidual, Residual, residual_of
 from npgp.variational.blocks import BlockNormal, whitened_mean, whitened_variance
 from npgp.variational.posterior import Posterior
-from npgp.variational.row_sites import MIN_CURVATURE, Sites, search_sites, working_sites
+from npgp.variational.row_sites import MIN_CURVATURE, Sites, search_sites, warn_unless_arrived, working_sites
 from npgp.variational.updates import ScaledProjection, gaussian_optimum
 
 Method = Literal["sor", "dtc", "fitc", "pitc", "vif", "pep", "structured-pep"]

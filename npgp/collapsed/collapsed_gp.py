@@ -15,8 +15,8 @@ from numpyro.distributions import constraints
 
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
-from npgp.collapsed.searched import MAX_STEPS, Searched, searched_bound, warn_unless_arrived
 from npgp.conditionals import Conditional, as_conditional
+from npgp.conditionals.base import Observations
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.features import Points
@@ -26,14 +26,13 @@ from npgp.kernels import Kernel, as_kernel
 from npgp.kernels.linear import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
-from npgp.observations import Observations
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Members, Projection, Projector, factorize, factorize_members
 from npgp.sparse.residuals import Residual, residual_of
 from npgp.variational.blocks import block_normal, check_covariances
 from npgp.variational.posterior import Posterior
-from npgp.variational.row_sites import Sites
+from npgp.variational.row_sites import MAX_STEPS, Searched, Sites, searched_bound, warn_unless_arrived
 from npgp.variational.updates import gaussian_optimum
 
 

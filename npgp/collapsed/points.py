@@ -32,12 +32,12 @@ from npgp.collapsed.lengthscales import (
     shortened,
 )
 from npgp.conditionals import Tight
+from npgp.conditionals.base import Observations
 from npgp.features import InducingBlock, Points
 from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, as_rows, points_of, some
 from npgp.inducing.selection import greedy_rows
 from npgp.kernels import Kernel
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.observations import Observations
 from npgp.programs.double import in_double_if
 from npgp.sparse.projection import Projection, factorize
 from npgp.sparse.residuals import RowResidual

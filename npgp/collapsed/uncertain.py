@@ -30,12 +30,12 @@ from npgp import checks, linalg
 from npgp.checks import host_generator, known_key
 from npgp.collapsed.psi import ExpectedProjection, expected_projection, gaussian_inputs, points
 from npgp.conditionals import Conditional, Prior, Tight, as_conditional
+from npgp.conditionals.base import Observations
 from npgp.contract import Stackable, per_stacked
 from npgp.densities import JointDensity
 from npgp.kernels import Kernel, as_kernel
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.continuous import likelihood_or_noise
-from npgp.observations import Observations
 from npgp.sparse.residuals import RowResidual
 from npgp.variational.blocks import DenseNormal
 from npgp.variational.posterior import Posterior

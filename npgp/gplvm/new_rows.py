@@ -36,10 +36,10 @@ from jax.typing import ArrayLike
 
 from npgp import checks
 from npgp.chunks import map_chunks
+from npgp.conditionals.base import require_possible
 from npgp.gplvm.latent_search import Modes, Problem, affordable, find_modes, normal_rule, spread
 from npgp.likelihoods import Likelihood, as_likelihood
 from npgp.likelihoods.base import without_missing
-from npgp.observations import require_possible
 from npgp.predictions import mixture_moments
 from npgp.pytrees import pytree
 from npgp.variational.posterior import Posterior

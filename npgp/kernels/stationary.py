@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -198,13 +198,18 @@ def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     return _matern52(a2), -_matern32(a2) * da2 / 6.0
 
 
-def _inverse_gamma_scale(rng_key: jax.Array, nu: float, count: int) -> jax.Array:
-    """√τ of the Matérn family: 1/τ ~ Gamma(ν, rate ν), so frequencies are Student-t with 2ν degrees of freedom."""
-    return jnp.exp(0.5 * (math.log(nu) - jax.random.loggamma(rng_key, nu, (count,))))
+class Matern(Stationary):
+    """The Matérn kernels of half-integer order."""
+
+    nu: ClassVar[float]
+
+    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
+        # 1/τ ~ Gamma(ν, rate ν), so frequencies are Student-t with 2ν degrees of freedom.
+        return jnp.exp(0.5 * (math.log(self.nu) - jax.random.loggamma(rng_key, self.nu, (count,))))
 
 
 @pytree
-class Matern12(Stationary):
+class Matern12(Matern):
     """
     Matérn-1/2 (exponential) kernel, ``σ_f² exp(−r)``; parameters as :class:`Stationary`.
 
@@ -213,6 +218,8 @@ class Matern12(Stationary):
         assert npgp.kernels.Matern12(1.0)(X).shape == (30, 30)
     """
 
+    nu: ClassVar[float] = 0.5
+
     def correlation(self, r2: jax.Array) -> jax.Array:
         return _matern12(r2)
 
@@ -220,12 +227,9 @@ class Matern12(Stationary):
     def differentiable(self) -> bool:
         return False
 
-    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
-        return _inverse_gamma_scale(rng_key, 0.5, count)
-
 
 @pytree
-class Matern32(Stationary):
+class Matern32(Matern):
     """
     Matérn-3/2 kernel, ``σ_f² (1 + √3 r) exp(−√3 r)``; parameters as :class:`Stationary`.
 
@@ -235,15 +239,14 @@ class Matern32(Stationary):
         assert rough(X, Z).shape == (30, 6)
     """
 
+    nu: ClassVar[float] = 1.5
+
     def correlation(self, r2: jax.Array) -> jax.Array:
         return _matern32(3.0 * r2)
 
-    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
-        return _inverse_gamma_scale(rng_key, 1.5, count)
-
 
 @pytree
-class Matern52(Stationary):
+class Matern52(Matern):
     """
     Matérn-5/2 kernel, ``σ_f² (1 + √5 r + 5r²/3) exp(−√5 r)``; parameters as :class:`Stationary`.
 
@@ -252,11 +255,10 @@ class Matern52(Stationary):
         np.testing.assert_allclose(npgp.Matern52(1.0, variance=2.0).diag(X), 2.0)
     """
 
+    nu: ClassVar[float] = 2.5
+
     def correlation(self, r2: jax.Array) -> jax.Array:
         return _matern52(5.0 * r2)
-
-    def spectral_scale(self, rng_key: jax.Array, count: int) -> ArrayLike:
-        return _inverse_gamma_scale(rng_key, 2.5, count)
 
 
 @pytree

@@ -12,11 +12,10 @@ Sources: Dutordoir, Durrande & Hensman 2020; Dutordoir et al. 2021; Cho & Saul 2
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,7 @@ from npgp.kernels.base import (
     select,
 )
 from npgp.kernels.distances import squared_distances
-from npgp.kernels.stationary import RBF, Matern12, Matern32, Matern52, Stationary
+from npgp.kernels.stationary import RBF, Matern, Matern12, Matern32, Matern52, Stationary
 from npgp.linalg import safe_sqrt
 from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static
@@ -389,22 +388,19 @@ class ZonalStationary(Zonal):
                 "zonal kernel's ARD is by weight_variance."
             )
 
-    def in_space(self) -> Stationary:
-        """The stationary kernel whose restriction to the sphere this is, at lengthscale and variance 1."""
-        raise NotImplementedError
+    #: The stationary kernel whose restriction to the sphere this is.
+    space: ClassVar[type[Stationary]]
 
     def correlation(self, chord2: jax.Array) -> jax.Array:
-        return self.in_space().correlation(chord2 / jnp.square(self.lengthscale))
+        return self.space().correlation(chord2 / jnp.square(self.lengthscale))
 
     @property
     def differentiable(self) -> bool:
-        return self.in_space().differentiable
+        return self.space().differentiable
 
     def angular_draws(self, rng_key: jax.Array, dimension: int, count: int) -> FeatureMap:
         """Implement :meth:`Zonal.angular_draws`: those of the stationary kernel in space, on the sphere."""
-        return dataclasses.replace(self.in_space(), lengthscale=self.lengthscale).feature_draws(
-            rng_key, dimension, count
-        )
+        return self.space(self.lengthscale).feature_draws(rng_key, dimension, count)
 
 
 # Coefficients by Rodrigues' formula. All derivatives of these kernels in t are positive, and so is every term below:
@@ -421,8 +417,7 @@ class ZonalRBF(ZonalStationary):
         assert npgp.kernels.ZonalRBF(0.5)(X, Z).shape == (30, 6)
     """
 
-    def in_space(self) -> RBF:
-        return RBF()
+    space: ClassVar[type[RBF]] = RBF
 
     def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
         """Implement :meth:`Zonal.level_variances`; ``λ_ℓ = Γ(α+1) (2/z)^α I_{ℓ+α}(z) e^{−z}``, z = 1/ℓ²."""
@@ -436,9 +431,11 @@ class ZonalRBF(ZonalStationary):
 class _ZonalMatern(ZonalStationary):
     """Half-integer Matérn kernels, whose derivatives are Matérn functions of lower, then of negative order."""
 
+    space: ClassVar[type[Matern]]
+
     def level_variances(self, levels: Sequence[int], dimension: int) -> jax.Array:
         """Implement :meth:`Zonal.level_variances`; positive quadrature of the kernel's ℓ-th derivative."""
-        dtype, nu = _dtype(self.lengthscale), self.nu
+        dtype, nu = _dtype(self.lengthscale), self.space.nu
         y = 2.0 * nu / jnp.square(jnp.asarray(self.lengthscale, dtype))
         a2 = 2.0 * y * _one_minus_cosine(dtype)
         a = jnp.sqrt(a2)
@@ -463,10 +460,6 @@ class _ZonalMatern(ZonalStationary):
         log_f = jnp.stack([jnp.log(bessel[n]) - a for n in orders])
         return _from_logs(levels, dimension, y, powers, np.stack(log_w), log_f, constants)
 
-    @property
-    def nu(self) -> float:
-        raise NotImplementedError
-
 
 @pytree
 class ZonalMatern12(_ZonalMatern):
@@ -478,10 +471,7 @@ class ZonalMatern12(_ZonalMatern):
         assert npgp.kernels.ZonalMatern12(0.5)(X, Z).shape == (30, 6)
     """
 
-    nu = 0.5
-
-    def in_space(self) -> Matern12:
-        return Matern12()
+    space: ClassVar[type[Matern12]] = Matern12
 
 
 @pytree
@@ -494,10 +484,7 @@ class ZonalMatern32(_ZonalMatern):
         assert npgp.kernels.ZonalMatern32(0.5)(X, Z).shape == (30, 6)
     """
 
-    nu = 1.5
-
-    def in_space(self) -> Matern32:
-        return Matern32()
+    space: ClassVar[type[Matern32]] = Matern32
 
 
 @pytree
@@ -511,10 +498,7 @@ class ZonalMatern52(_ZonalMatern):
         assert kernel(X).shape == (30, 30)
     """
 
-    nu = 2.5
-
-    def in_space(self) -> Matern52:
-        return Matern52()
+    space: ClassVar[type[Matern52]] = Matern52
 
 
 def _dtype(hyperparameter: ArrayLike) -> np.dtype:

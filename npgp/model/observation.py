@@ -19,6 +19,7 @@ from numpyro.distributions import constraints
 
 from npgp import checks
 from npgp.conditionals import Conditional, Gain, Grouped, as_conditional
+from npgp.conditionals.base import Observations, require_possible
 from npgp.context import context, under
 from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
 from npgp.kernels import Kernel
@@ -28,7 +29,6 @@ from npgp.model.function import Function
 from npgp.model.latent import Latent, Latents, Term, as_latent, as_latents
 from npgp.model.sites import INFO, Catch, SiteInfo, check_loss, check_plates, conditional_parameter
 from npgp.neighbors.vecchia import conditional_weights, what_is_left
-from npgp.observations import Observations, require_possible
 from npgp.sparse.projection import Projection
 from npgp.sparse.residuals import Residual
 
@@ -278,7 +278,11 @@ def observe(
     given = given_by(handlers.condition, name)
     obs = obs if given is None else given
     if neighbors is not None:
-        latents, likelihood = _beside_neighbors(name, latents, likelihood, neighbors, conditional, obs)
+        if conditional.partition(latents.shape[-1]) is not None:
+            raise ValueError(
+                f"{name}: {conditional!r} takes rows together, and neighbors do so: leave out one of the two."
+            )
+        latents, likelihood = beside_neighbors(name, latents, likelihood, neighbors, obs is not None)
     check_plates(name, latents.shape, repeated=obs is None)
     if obs is not None:
         obs, mask = _checked(name, obs, mask, latents, likelihood)
@@ -377,15 +381,6 @@ def tighten(
         observe(name, latent, likelihood, obs, conditional=Gain(conditional.groups), mask=mask)
 
 
-def _beside_neighbors(name, latents: Latents, likelihood: Likelihood, neighbors, conditional: Conditional, obs):
-    if latents.num_latents > 1:
-        raise ValueError(f"{name}: neighbors are for Gaussian noise, and the likelihood is {likelihood.described}.")
-    if conditional.partition(latents.shape[-1]) is not None:
-        raise ValueError(f"{name}: {conditional!r} takes rows together, and neighbors do so: leave out one of the two.")
-    latent, likelihood = beside_neighbors(name, latents.parts[0], likelihood, neighbors, obs is not None)
-    return as_latents(latent, likelihood), likelihood
-
-
 def _is_scaled(msg: Message) -> bool:
     scale = msg["scale"]
     return scale is not None and not checks.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
@@ -455,13 +450,13 @@ class FunctionBesideNeighbors(Function):
 
 
 def beside_neighbors(
-    name: str, latent: Latent, likelihood: Likelihood, neighbors: Any, observed: bool
-) -> tuple[Latent, Likelihood]:
+    name: str, latents: Latents, likelihood: Likelihood, neighbors: Any, observed: bool
+) -> tuple[Latents, Likelihood]:
     """
     The values and the likelihood of observations given their neighbors'.
 
     :param name: the statement.
-    :param latent: GP values at rows, (N,).
+    :param latents: GP values at rows, (N,).
     :param likelihood: Gaussian noise.
     :param neighbors: values of the neighbors of each row, (N k,), row by row; their observations (N, k), NaN where
         there are fewer; and perhaps a likelihood of theirs, else the rows' own of one noise variance.
@@ -469,6 +464,9 @@ def beside_neighbors(
     :raises TypeError: for neighbors that are no such pair.
     :raises ValueError: for another likelihood, values of other functions, in plates or sampled before, other shapes.
     """
+    if latents.num_latents > 1:
+        raise ValueError(f"{name}: neighbors are for Gaussian noise, and the likelihood is {likelihood.described}.")
+    latent = latents.parts[0]
     values, y, noise, noise_near = _checked_neighbors(name, latent, likelihood, neighbors)
     (N,), k = latent.shape, y.shape[1]
     mask = ~jnp.isnan(y)
@@ -491,7 +489,9 @@ def beside_neighbors(
         beside = FunctionBesideNeighbors(function, Projection(blocks, prior))
         terms.append(Term(jnp.ones((), rows.dtype), beside, own.X))
         left = jnp.zeros_like(left)
-    return Latent(tuple(terms), offset), Gaussian(variance=variance) if observed else likelihood
+    return as_latents(Latent(tuple(terms), offset), likelihood), (
+        Gaussian(variance=variance) if observed else likelihood
+    )
 
 
 def _points(term: Term, rows: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -24,11 +24,11 @@ from jax.typing import ArrayLike
 
 from npgp import linalg
 from npgp.conditionals import ObservedRows
+from npgp.conditionals.base import Observations
 from npgp.conditionals.precision import best_precision, certified_precision
 from npgp.functionals.rows import RowsLike, apart, as_rows, some
 from npgp.functionals.rows import covariance as covariance_of
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.observations import Observations
 from npgp.predictions import FunctionPosterior
 from npgp.programs.backend import maximum
 from npgp.pytrees import pytree

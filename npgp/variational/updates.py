@@ -26,9 +26,9 @@ from jax.typing import ArrayLike
 
 from npgp import checks, linalg
 from npgp.conditionals import Conditional, as_conditional
+from npgp.conditionals.base import Observations
 from npgp.functionals.rows import RowsLike, as_rows
 from npgp.likelihoods import Likelihood, as_likelihood
-from npgp.observations import Observations
 from npgp.pytrees import pytree
 from npgp.sparse.projection import Members, Projection, Projector
 from npgp.sparse.residuals import residual_of

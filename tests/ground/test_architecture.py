@@ -26,7 +26,6 @@ FLOORS = [
     {"functionals"},
     {"sparse", "predictions"},
     {"conditionals", "inducing", "neighbors"},
-    {"observations"},
     {"variational"},
     {"collapsed"},
     {"model"},

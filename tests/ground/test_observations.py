@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 import npgp
-from npgp.observations import Observations
+from npgp.conditionals.base import Observations
 
 Y = np.array([0.3, np.nan, -0.4, np.inf])
 PRESENT = np.array([True, False, True, False])
