@@ -5,6 +5,7 @@ at once they are there where that can be (``programs/later.py``).
 
 from __future__ import annotations
 
+import importlib
 import operator
 import warnings
 from collections.abc import Sequence
@@ -211,7 +212,11 @@ def observed(
         masked.
     """
     y = array(y, name)
-    require_shape(y, shape, name)
+    found = np.shape(y)
+    wanted = found[: 1 + len(found) - len(shape)] + shape[1:] if shape[:1] == (...,) else shape  # ... for further axes
+    if found != wanted:
+        must_be, turned = str(shape).replace("Ellipsis", "..."), ": transpose it" if found == shape[::-1] else ""
+        raise ValueError(f"{name} has shape {found}; it must be {must_be}{turned}.")
     if mask is None:
         require_finite(y, name)
         return y, None
@@ -224,15 +229,6 @@ def observed(
         where = "infinite entries" if isinstance(mask, str) else f"NaN or infinite entries where {mask_name} is True"
         raise ValueError(f"{name} has {where}; only missing entries may be so.")
     return y, present
-
-
-def require_shape(x: ArrayLike, shape: tuple[Any, ...], name: str) -> None:
-    """Raise ``ValueError`` unless an array has a shape, in which ``...`` in front stands for any further axes."""
-    found = np.shape(x)
-    wanted = found[: 1 + len(found) - len(shape)] + shape[1:] if shape[:1] == (...,) else shape
-    if found != wanted:
-        must_be, turned = str(shape).replace("Ellipsis", "..."), ": transpose it" if found == shape[::-1] else ""
-        raise ValueError(f"{name} has shape {found}; it must be {must_be}{turned}.")
 
 
 def broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
@@ -419,3 +415,23 @@ def positive_fields(owner: Any, *names: str) -> None:
     for name in names:
         value = require_positive(getattr(owner, name), f"{type(owner).__name__} {name}")
         object.__setattr__(owner, name, value)
+
+
+def optional(module: str, *, extra: str, what: str, otherwise: str = "") -> Any:
+    """
+    A module of a package that npgp can do without.
+
+    :param module: its full name, such as ``"pyarrow.dataset"``.
+    :param extra: the extra of npgp that installs it.
+    :param what: what needs it, with which the error begins: a noun in the singular, such as ``"to_arviz"``.
+    :param otherwise: a sentence at the error's end, of what can be done without the package.
+    :raises ModuleNotFoundError: if the package is not installed.
+    """
+    parts = module.split(".")
+    try:
+        for i in range(len(parts)):  # a package that is blocked blocks what is in it
+            found = importlib.import_module(".".join(parts[: i + 1]))
+    except ModuleNotFoundError as error:
+        message = f"{what} needs {parts[0]}: pip install npgp[{extra}]. {otherwise}"
+        raise ModuleNotFoundError(message.strip(), name=error.name) from error
+    return found

@@ -240,12 +240,12 @@ _Logs: TypeAlias = dict[str, jax.Array]
 
 def _start(kernel: Kernel, approximate: bool) -> _Logs:
     leaves = jax.tree_util.tree_leaves_with_path(kernel)
-    logs = {jax.tree_util.keystr(path): jnp.zeros_like(leaf) for path, leaf in leaves if _is_trained(path)}
+    logs = {
+        jax.tree_util.keystr(path): jnp.zeros_like(leaf)
+        for path, leaf in leaves
+        if getattr(path[-1], "name", None) in TRAINED
+    }
     return logs if approximate else logs | {NOISE: jnp.zeros(())}
-
-
-def _is_trained(path: tuple) -> bool:
-    return getattr(path[-1], "name", None) in TRAINED
 
 
 def _changed(kernel: Kernel, logs: _Logs) -> Kernel:

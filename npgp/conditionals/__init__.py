@@ -16,7 +16,7 @@ A word, such as ``"tight"``, stands for the object where that needs no arguments
 
 from __future__ import annotations
 
-from npgp.conditionals.base import Conditional, ObservedRows, Parameter
+from npgp.conditionals.base import Conditional, Observations, ObservedRows, Parameter
 from npgp.conditionals.standard import (
     Consecutive,
     Full,
@@ -37,6 +37,7 @@ __all__ = [
     "Full",
     "Gain",
     "Grouped",
+    "Observations",
     "ObservedRows",
     "Parameter",
     "Prior",

@@ -222,6 +222,10 @@ class Observations:
     """
     Observed values of rows, and how they come from f. :meth:`of` checks them, and fills in what is missing.
 
+    .. code-block:: python
+
+        rows = npgp.conditionals.Observations.of(y, npgp.Gaussian(scale=0.3), y.shape)
+
     :param y: observations, (..., N).
     :param likelihood: p(y_n | f_n); with C latent values, of C functions.
     :param offset: what is added to f; broadcasts to (..., N), or (C, ..., N).

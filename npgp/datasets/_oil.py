@@ -23,8 +23,7 @@ from jax.typing import ArrayLike
 from numpy.typing import NDArray
 
 from npgp import checks
-from npgp.checks import host_generator
-from npgp.optional import optional
+from npgp.checks import host_generator, optional
 
 ENV_VAR = "NPGP_DATA"
 

@@ -29,7 +29,7 @@ from npgp.conditionals import Conditional
 from npgp.features import InducingBlock
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
-from npgp.model.rerun import Hidden
+from npgp.model.sites import Hidden
 from npgp.model.sparse_gp import SparseGP
 from npgp.training import lbfgs
 from npgp.variational.posterior import Posterior

@@ -32,12 +32,12 @@ from numpyro.distributions import constraints
 from numpyro.distributions.kl import kl_divergence
 
 from npgp import checks, linalg
+from npgp.checks import optional
 from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.model import sampling as statements
 from npgp.model import sparse_gp as component
 from npgp.model.row_params import row_param
-from npgp.optional import optional
 
 LatentGuide = Callable[[Start, numpyro.plate, Any, Any], None]
 

@@ -30,7 +30,7 @@ from npgp.model import guides as guide
 from npgp.model import observation as statements
 from npgp.model import sites
 from npgp.model import sparse_gp as component
-from npgp.model.rerun import Hidden
+from npgp.model.sites import Hidden
 from npgp.predictions import mixture_moments
 from npgp.variational.posterior import Posterior
 

@@ -28,8 +28,7 @@ from npgp.contract import Handler, Message, base_of, frames, mask_of, plate_size
 from npgp.model.draw import Moments
 from npgp.model.observation import LatentObservation
 from npgp.model.posteriors import function_in
-from npgp.model.rerun import Hidden
-from npgp.model.sites import is_gp_site
+from npgp.model.sites import Hidden, is_gp_site
 from npgp.programs.compiled import STEPS, one_program
 from npgp.variational.blocks import whitened_mean
 

@@ -8,7 +8,6 @@ Sources: Rasmussen & Williams 2006, chapter 4; Cho & Saul 2009 (arc-cosine); Rah
 
 from npgp.kernels.base import Kernel, Product, Scaled, Sum, Tinygp, as_kernel
 from npgp.kernels.coregion import Coregion, at_outputs
-from npgp.kernels.distances import squared_distances
 from npgp.kernels.linear import Constant, Linear, Polynomial, White
 from npgp.kernels.stationary import (
     RBF,
@@ -19,6 +18,7 @@ from npgp.kernels.stationary import (
     Periodic,
     RationalQuadratic,
     Stationary,
+    squared_distances,
 )
 from npgp.kernels.zonal import (
     ArcCosine,

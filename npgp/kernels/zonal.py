@@ -38,8 +38,7 @@ from npgp.kernels.base import (
     project,
     select,
 )
-from npgp.kernels.distances import squared_distances
-from npgp.kernels.stationary import RBF, Matern, Matern12, Matern32, Matern52, Stationary
+from npgp.kernels.stationary import RBF, Matern, Matern12, Matern32, Matern52, Stationary, squared_distances
 from npgp.linalg import safe_sqrt
 from npgp.programs.backend import maximum
 from npgp.pytrees import pytree, static

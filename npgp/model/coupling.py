@@ -41,8 +41,20 @@ from npgp.context import context, under
 from npgp.contract import Message, base_of, frames, given_by, plate_size, plate_takes_all, unpacked
 from npgp.model.gaussians import Gaussians, Site, bijection, sites_beside
 from npgp.model.given_rows import Group
-from npgp.model.rerun import Hidden, data_plates, is_latent, name_of, observed_sites
-from npgp.model.sites import CHOSEN, ROWS_TRAINED_ON, info_of, is_gp_site, is_inducing, is_observation, is_residual
+from npgp.model.sites import (
+    CHOSEN,
+    ROWS_TRAINED_ON,
+    Hidden,
+    data_plates,
+    info_of,
+    is_gp_site,
+    is_inducing,
+    is_latent,
+    is_observation,
+    is_residual,
+    name_of,
+    observed_sites,
+)
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import is_traced
 from npgp.variational.blocks import SCALE_NAMES

@@ -32,8 +32,7 @@ from numpyro.infer.util import potential_energy
 
 from npgp.context import under
 from npgp.contract import Frame, Message, frames, is_auxiliary, is_enumerated, plate_size
-from npgp.model.rerun import Hidden
-from npgp.model.sites import is_gp_site, is_observation
+from npgp.model.sites import Hidden, is_gp_site, is_observation
 from npgp.programs.compiled import one_program
 from npgp.programs.tracing import is_traced
 

@@ -28,41 +28,43 @@ from numpyro.infer.initialization import init_to_median
 from npgp import checks, linalg
 from npgp.context import under
 from npgp.contract import Handler, Message, base_of, is_auxiliary, plate_draws, under_predictive
-from npgp.model.components import Numbers, dependent, meetings, sampled_into, survey
 from npgp.model.coupling import Coupling, Spread, Structure, TrainedRows, UnknownRows, correlations, spreads
 from npgp.model.gaussians import Beside, Gaussians, normal_quantiles
 from npgp.model.given_rows import (
     GivenRows,
     Group,
+    Numbers,
     Part,
     blocks_of,
     by_rows,
+    dependent,
     in_parts,
     meet_in,
+    meetings,
     said_of_rows,
+    sampled_into,
+    survey,
 )
 from npgp.model.latent import NoArray
-from npgp.model.rerun import (
-    AllRows,
-    Hidden,
-    Rerun,
-    SameRows,
-    check_cover,
-    is_latent,
-    is_no_parameter,
-    is_restated,
-    name_of,
-)
 from npgp.model.sites import (
     CHOSEN,
     NOTHING,
     ROWS_TRAINED_ON,
+    AllRows,
     Followed,
+    Hidden,
+    Rerun,
+    SameRows,
     Trained,
+    check_cover,
     info_of,
     is_gp_site,
     is_inducing,
+    is_latent,
+    is_no_parameter,
     is_observation,
+    is_restated,
+    name_of,
     traced_inside,
     trained,
 )

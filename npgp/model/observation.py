@@ -21,7 +21,7 @@ from npgp import checks
 from npgp.conditionals import Conditional, Gain, Grouped, as_conditional
 from npgp.conditionals.base import Observations, require_possible
 from npgp.context import context, under
-from npgp.contract import KeepsIntermediates, Message, Stackable, given_by, mask_of, per_stacked
+from npgp.contract import KeepsIntermediates, Stackable, given_by, mask_of, per_stacked
 from npgp.kernels import Kernel
 from npgp.likelihoods import Gaussian, Likelihood, as_likelihood, quadrature
 from npgp.model.draw import Moments
@@ -321,7 +321,9 @@ def observe(
     if groups is not None and isinstance(catch.message["fn"], dist.MaskedDistribution):
         if mask_of(catch.message["fn"]) is not False:
             raise ValueError(f"{name}: {conditional!r} does not see this handlers.mask: pass mask= to npgp.observe.")
-    if conditional.needs_all_rows and _is_scaled(catch.message):
+    scale = catch.message["scale"]
+    scaled = scale is not None and not checks.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
+    if conditional.needs_all_rows and scaled:
         raise ValueError(f"{name}: {conditional!r} needs all rows at once, but its plate has a subsample of them.")
     drawn = catch.message["intermediates"]
     if drawn and not latents.guided:
@@ -379,11 +381,6 @@ def tighten(
     likelihood = as_likelihood(likelihood, len(latent) if isinstance(latent, (tuple, list)) else 1)
     if as_latents(latent, likelihood).variational:
         observe(name, latent, likelihood, obs, conditional=Gain(conditional.groups), mask=mask)
-
-
-def _is_scaled(msg: Message) -> bool:
-    scale = msg["scale"]
-    return scale is not None and not checks.is_traced(scale) and bool(np.any(np.asarray(scale) != 1.0))
 
 
 def _check_shape(name: str, likelihood: Likelihood, latents: Latents, obs: jax.Array | None) -> None:

@@ -20,8 +20,17 @@ from npgp.contract import Message, base_of
 from npgp.likelihoods import Likelihood
 from npgp.model.given_rows import present_rows
 from npgp.model.guides import set_up
-from npgp.model.rerun import AllRows, Hidden
-from npgp.model.sites import Trained, info_of, is_gp_site, is_inducing, is_observation, traced_inside, trained
+from npgp.model.sites import (
+    AllRows,
+    Hidden,
+    Trained,
+    info_of,
+    is_gp_site,
+    is_inducing,
+    is_observation,
+    traced_inside,
+    trained,
+)
 from npgp.programs.compiled import STEPS, one_program
 from npgp.programs.operations import Operations
 from npgp.variational.averages import PosteriorMixture

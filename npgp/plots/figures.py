@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npgp.optional import optional
+from npgp.checks import optional
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from npgp.optional import optional
+from npgp.checks import optional
 from npgp.plots.figures import COLORS, shaped, subplots
 
 if TYPE_CHECKING:

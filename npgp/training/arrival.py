@@ -32,7 +32,7 @@ from numpyro import handlers
 
 from npgp import checks
 from npgp.contract import constrained, unconstrained
-from npgp.model.rerun import is_latent
+from npgp.model.sites import is_latent
 from npgp.programs.compiled import QUICK, STEPS, Program, one_model_at_a_time
 from npgp.training.callbacks import Callback
 from npgp.training.convergence import TrainingWarning

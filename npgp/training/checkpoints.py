@@ -30,7 +30,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from npgp import checks
-from npgp.optional import optional
+from npgp.checks import optional
 from npgp.programs.compiled import one_model_at_a_time
 from npgp.training.callbacks import Callback
 from npgp.training.interrupts import interrupts_held

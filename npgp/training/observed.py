@@ -16,7 +16,7 @@ from numpyro.infer import SVI
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.likelihoods.base import impossible
 from npgp.model.observation import LatentObservation
-from npgp.model.rerun import Hidden
+from npgp.model.sites import Hidden
 from npgp.programs.compiled import QUICK, Program
 from npgp.programs.operations import Operations
 from npgp.training.data import Data, Layout, is_array

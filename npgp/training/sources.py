@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from npgp import checks
-from npgp.optional import optional
+from npgp.checks import optional
 
 __all__ = ["Parquet", "Source", "Stream"]
 

@@ -18,12 +18,11 @@ from npgp import checks, linalg
 from npgp.conditionals import Tight
 from npgp.contract import Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, Likelihood, quadrature_error
-from npgp.model.components import meetings, sampled_into
 from npgp.model.function import Function
+from npgp.model.given_rows import meetings, sampled_into
 from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
-from npgp.model.rerun import is_latent
-from npgp.model.sites import Trained, info_of, is_gp_site, is_observation, traced_inside, trained
+from npgp.model.sites import Trained, info_of, is_gp_site, is_latent, is_observation, traced_inside, trained
 from npgp.programs.compiled import QUICK, STEPS, one_program
 from npgp.sparse.projection import Projector
 from npgp.variational.blocks import BlockNormal, JointBlock, MeanOnlyNormal

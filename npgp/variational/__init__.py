@@ -14,11 +14,10 @@ from npgp.variational.blocks import (
     whitened_mean,
     whitened_variance,
 )
-from npgp.variational.corrections import CorrectedPosterior, exact_variance, local_correction
 from npgp.variational.deep import DeepPosterior
 from npgp.variational.natural import natural_gradient
 from npgp.variational.paths import Paths
-from npgp.variational.posterior import Decomposition, Posterior
+from npgp.variational.posterior import CorrectedPosterior, Decomposition, Posterior, exact_variance, local_correction
 from npgp.variational.updates import ScaledProjection, gaussian_optimum, update
 
 __all__ = [

@@ -6,7 +6,7 @@ are NumPyro distributions with closed-form KL divergences, so a guide samples fr
 
 A joint q(ε) of several components, which an observation is the sum of, is one Gaussian, site by site.
 Data about ``y = f(x) + g(x)`` say little about how y is split, so that f and g are far from independent given y.
-Stacked over components, ε = (ε_1, …, ε_C) has the covariance T Tᵀ (row_posterior.py). With T lower triangular,
+Stacked over components, ε = (ε_1, …, ε_C) has the covariance T Tᵀ (row_sites.py). With T lower triangular,
 component k is drawn given those before: ``ε_k = m_k + Σ_{j<k} T_kj z_j + T_kk z_k``. Its rows of T alone are a root of
 its own marginal covariance.
 """

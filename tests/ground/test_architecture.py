@@ -17,7 +17,7 @@ ROOT = Path(npgp.__file__).parent
 #: Floors from the ground up: what is on one may import what is below it, not beside it and not above it. A folder's own
 #: files may import each other, without circles.
 FLOORS = [
-    {"context", "contract", "optional", "pytrees"},
+    {"context", "contract", "pytrees"},
     {"programs"},
     {"checks", "densities"},
     {"linalg", "chunks"},

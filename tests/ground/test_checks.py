@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from npgp import checks
-from npgp.checks import host_generator
+from npgp.checks import host_generator, optional
 from npgp.collapsed import CollapsedGP, exact_log_evidence, upper_bound
 from npgp.kernels import RBF, Coregion, Linear, Polynomial
-from npgp.optional import optional
 
 
 def test_whole_numbers():

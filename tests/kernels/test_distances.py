@@ -10,7 +10,7 @@ from hyperdual import STATIONARY
 
 from npgp import kernels
 from npgp.collapsed import exact_log_evidence
-from npgp.kernels.distances import MANY_COLUMNS, squared_distances
+from npgp.kernels.stationary import MANY_COLUMNS, squared_distances
 
 
 def inputs(dtype, columns, offset):

@@ -158,7 +158,7 @@ def given(x64, columns, offset, names):
 
 
 #: With a bias, points have a column more: 2, 3, 10 and 11, of which slopes are by differences, by differences of kinks
-#: only, or by products (npgp/kernels/distances.py).
+#: only, or by products (npgp/kernels/stationary.py).
 #: All kernels in single precision, of which rounding hides most; in double precision one of each kind.
 LOOKED_AT = {
     (1, False): ("ZonalRBF", "ZonalMatern12", "ZonalArcCosine 1", "ArcCosine 1"),

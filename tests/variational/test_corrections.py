@@ -14,8 +14,7 @@ from npgp.kernels import Matern32
 from npgp.sparse.groups import consecutive, median_split, single
 from npgp.sparse.projection import factorize
 from npgp.variational import DenseNormal, MeanOnlyNormal
-from npgp.variational.corrections import exact_variance, local_correction
-from npgp.variational.posterior import Posterior
+from npgp.variational.posterior import Posterior, exact_variance, local_correction
 
 FORMULA = functools.partial(oracles.stationary, "Matern32", lengthscale=0.8, variance=1.5)
 KERNEL = Matern32(0.8, variance=1.5)
