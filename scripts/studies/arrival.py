@@ -144,7 +144,7 @@ def arrive(args: argparse.Namespace, of: str, guide: str, rate: float, seed: int
 KERNELS = (npgp.RBF, npgp.Matern32, npgp.Matern52)
 LIKELIHOODS = {
     "Gaussian": lambda scale: npgp.Gaussian(scale=scale),
-    "Student-t": lambda scale: npgp.StudentT(4.0, scale),
+    "Student-t": lambda scale: npgp.StudentT(df=4.0, scale=scale),
     "Poisson": lambda scale: npgp.Poisson(),
     "Bernoulli": lambda scale: npgp.Bernoulli(),
 }

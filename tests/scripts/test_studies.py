@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 loading.path("study")  # puts the scripts on the path
-from studies import runner  # noqa: E402
+from studies import arrival, runner  # noqa: E402
 
 EVERY = runner.studies()
 COSTS = loading.script("costs", "benchmarks").COSTS
@@ -32,6 +32,12 @@ def test_a_study_runs_and_is_not_run_again(name, data_dir, tmp_path, monkeypatch
     assert (tmp_path / f"{name}.png").exists() == (study.picture is not None)
     monkeypatch.setattr(runner, "write_json", None)  # a cell more would be written
     assert run(name, *options) == report["records"]
+
+
+@pytest.mark.parametrize("name", arrival.LIKELIHOODS)
+def test_likelihoods_of_random_models_can_be_made(name):
+    """The short configuration has one of them."""
+    assert arrival.LIKELIHOODS[name](0.5) is not None
 
 
 ROOT = loading.SCRIPTS.parent
