@@ -8,7 +8,7 @@ Which components (:func:`by_rows`), and their q (:class:`GivenRows`). What a row
 says: sums, mixes and plates, in any order of drawing. The mathematics is in npgp/variational/row_sites.py.
 
 q depends on all statements, which come after the draws. So the automatic guide runs the model once before, with the
-other sites at their values (:func:`npgp.model.components.survey`).
+other sites at their values (:func:`survey`).
 """
 
 from __future__ import annotations
