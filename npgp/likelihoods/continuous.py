@@ -22,6 +22,7 @@ from npgp.likelihoods.numerics import (
     LOG_2PI,
     SQRT_HALF,
     at_least,
+    column_of,
     deviation,
     exp_excess,
     floats,
@@ -493,7 +494,7 @@ class VonMises(Likelihood):
         narrow = variance < 1.0
         by_nodes = super().log_marginal(y, mean, jnp.where(narrow, variance, 1.0))
         terms = _bessel_shares(k, 9)  # the next is below e⁻⁵⁰
-        n = jnp.arange(1, 10, dtype=mean.dtype).reshape((-1,) + (1,) * mean.ndim)
+        n = column_of(jnp.arange(1, 10, dtype=mean.dtype), mean)
         waves = jnp.exp(-0.5 * n**2 * jnp.where(narrow, 1.0, variance)) * jnp.cos(n * (y - mean))
         series = jnp.log1p(2.0 * jnp.sum(jnp.stack(terms) * waves, axis=0)) - LOG_2PI
         return jnp.where(narrow, by_nodes, series)

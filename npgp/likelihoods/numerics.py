@@ -29,6 +29,11 @@ def floats(*values: ArrayLike) -> list[jax.Array]:
     return [jnp.asarray(v, dtype) for v in values]
 
 
+def column_of(array: Any, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """A vector on a new leading axis of an array, of its type."""
+    return jnp.asarray(array, like.dtype).reshape((-1,) + (1,) * like.ndim)
+
+
 def horner(coefficients: Any, x: jax.Array) -> jax.Array:
     """The polynomial with these coefficients, that of the lowest power first."""
     total = jnp.full_like(x, coefficients[-1])

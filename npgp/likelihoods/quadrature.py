@@ -30,7 +30,7 @@ from numpy.polynomial.hermite_e import hermegauss, hermevander
 from numpy.polynomial.legendre import leggauss, legroots, legvander
 
 from npgp import linalg
-from npgp.likelihoods.numerics import LOG_2PI, deviation, floats
+from npgp.likelihoods.numerics import LOG_2PI, column_of, deviation, floats
 from npgp.programs.tracing import is_traced
 
 #: Default number of quadrature nodes.
@@ -121,11 +121,6 @@ def _sorted_nodes(num_nodes: int, num_latents: int, dtype: str) -> tuple[np.ndar
     return nodes[:, order], weights[order], order
 
 
-def column_of(array: Any, like: jax.Array) -> jax.Array:
-    """A vector on a new leading axis of an array, of its type."""
-    return jnp.asarray(array, like.dtype).reshape((-1,) + (1,) * like.ndim)
-
-
 def smooth_rule(mean: ArrayLike, variance: ArrayLike, num_nodes: int) -> tuple[jax.Array, jax.Array]:
     """
     Nodes of f on a new leading axis, and weights, for functions that are smooth on a scale of 1, and finite everywhere.
@@ -181,7 +176,7 @@ def normal_rule(
     def shaped(f: jax.Array) -> jax.Array:
         return f[0] if num_latents == 1 else f
 
-    w = jnp.asarray(weights.reshape((-1,) + (1,) * result.ndim), result.dtype)
+    w = column_of(weights, result)
     outer = int(np.sum(weights < jnp.finfo(result.dtype).eps))
     if outer:
         # A branch, which XLA does not merge with what follows: on a CPU that would cost several times as much.
@@ -271,9 +266,10 @@ def _changes(num_nodes: int, dtype: str) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=8)
-def _below(num_nodes: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+def _beyond(num_nodes: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
     """
-    Nodes of the trapezoid rule, ascending, (K,), and weights of expectations over what is below each, (K, K).
+    Nodes of the trapezoid rule, ascending, (K,), and weights of expectations over what is more than :data:`PANEL` nodes
+    from each, (K, K).
 
     Those of the rule, changed at the :data:`STENCIL` last nodes so that powers of f are integrated exactly. In float64.
     """
@@ -289,7 +285,8 @@ def _below(num_nodes: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
         scale, powers = z[last] - z[near[0]], np.arange(len(near))[:, None]
         missed = ((np.sinh(at) - z[last]) / scale) ** powers @ density - ((z - z[last]) / scale) ** powers @ row
         row[near] += np.linalg.solve(((z[near] - z[last]) / scale) ** powers, missed)
-    return z, below
+    panel = PANEL[dtype]  # nodes nearer to an end than that, whose weights mean nothing, are no bends
+    return z, np.roll(below, panel, axis=0) + np.roll(below[::-1, ::-1], -panel, axis=0)
 
 
 def expectation_over_several(
@@ -320,14 +317,14 @@ def expectation_over_several(
         f = jnp.broadcast_to(m[:, None], (C, *z.shape)).at[0].add(s[0] * z)
         return jnp.nan_to_num(fixed(f), nan=-jnp.inf, posinf=-jnp.inf, neginf=-jnp.inf)
 
-    grid = jnp.linspace(-BEND_REACH, BEND_REACH, GRID_NODES_CONCAVE + 1, dtype=of.dtype)
-    grid = jnp.broadcast_to(grid.reshape((-1, *axes)), (len(grid), *of.shape))
+    grid = column_of(jnp.linspace(-BEND_REACH, BEND_REACH, GRID_NODES_CONCAVE + 1, dtype=of.dtype), of)
+    grid = jnp.broadcast_to(grid, (len(grid), *of.shape))
     values = along_first(grid)
     best = jnp.argmax(values, axis=0)[None]
     low, middle, high = (jnp.take_along_axis(grid, best + i, axis=0, mode="clip") for i in (-1, 0, 1))
     peak, _ = golden_section(along_first, low, middle, high, jnp.max(values, axis=0)[None])
     peak = jnp.where((best > 0) & (best < len(grid) - 1), peak, 0.0)
-    signs = jnp.asarray([-1.0, 1.0], of.dtype).reshape((-1, *axes))
+    signs = column_of([-1.0, 1.0], of)
     count = num_nodes * NUM_NODES // NUM_NODES_EACH.get(C, num_nodes) * (3 if of.dtype == jnp.float64 else 2) // 4
     ends = SMOOTH_REACH[of.dtype.name] - signs * peak
     z, log_weights = on_sides(peak, signs, BEND_WIDTH, ends, _legendre(max(count, 1)))
@@ -349,7 +346,7 @@ def expectation_over_several(
         table = jnp.asarray(nodes, of.dtype), jnp.asarray(other_weights, of.dtype)
         averages = lax.map(jax.checkpoint(inner), table, batch_size=num_nodes)
         changes = linalg.matmul(jnp.asarray(fewer, of.dtype), lax.stop_gradient(averages).reshape(len(nodes), -1))
-        value = linalg.weighted_sum(table[1].reshape((-1, *axes)), averages)
+        value = linalg.weighted_sum(column_of(table[1], of), averages)
         return value, jnp.max(jnp.abs(changes), axis=0).reshape(value.shape)
 
     value, change = product(num_nodes)
@@ -386,13 +383,13 @@ def find_bend(log_p: jax.Array, limit: jax.Array, num_nodes: int) -> tuple[jax.A
     :param num_nodes: number of the rule's nodes.
     """
     dtype, column = log_p.dtype, functools.partial(column_of, like=limit)
-    z, _ = _below(num_nodes, dtype.name)
+    z, _ = _beyond(num_nodes, dtype.name)
     panel, steps = PANEL[dtype.name], np.diff(z)
     curvature = jnp.diff(jnp.diff(log_p, axis=0) / column(steps), axis=0) / column(steps[1:] + steps[:-1])
     # Of a kink between two nodes both have half.
     unlike = jnp.abs(2.0 * curvature[2:-2] - curvature[:-4] - curvature[4:]) * column(steps[2:-3])
     unlike = jnp.where(jnp.isfinite(unlike), unlike, 0.0)
-    inside = np.arange(panel + 1, len(z) - 1 - panel)  # three nodes more than there are second differences
+    inside = np.arange(panel + 1, len(z) - 1 - panel)  # where unlike[i] is of node i + 3
     around = [unlike[inside[0] - 3 + i : inside[-1] - 2 + i] for i in range(-2, 3)]
     felt, index = column(steps[inside - 1] ** 2 * np.exp(-0.5 * z[inside] ** 2)), column(inside)
     score = jnp.where(around[2] == functools.reduce(jnp.maximum, around), around[2] * felt, 0.0)
@@ -469,7 +466,7 @@ def beside_bend(
     dtype, m, s = mean.dtype, *lax.stop_gradient((mean, sd))
     panel, column = PANEL[dtype.name], functools.partial(column_of, like=mean)
     (at,), all_weights, _ = _sorted_nodes(num_nodes, 1, dtype.name)
-    z, below = _below(num_nodes, dtype.name)
+    z, beyond = _beyond(num_nodes, dtype.name)
     order, rough = np.argsort(at), jnp.isfinite(limit)
     moved = lax.stop_gradient(f) == m
     log_p = jnp.where(moved, jnp.nan, lax.stop_gradient(values))[order]
@@ -477,7 +474,6 @@ def beside_bend(
 
     used = jnp.abs(column(np.arange(len(z))) - bend) <= panel + STENCIL[dtype.name]
     looked = rough & ~jnp.any(moved[order] & used, axis=0)
-    beyond = np.roll(below, panel, axis=0) + np.roll(below[::-1, ::-1], -panel, axis=0)  # for each node as the bend
     weights = jnp.where(looked, jnp.asarray(beyond[:, order.argsort()].T, dtype)[:, bend], column(all_weights))
 
     steps = np.diff(z)
@@ -613,7 +609,7 @@ def expectations(
     scale = jnp.maximum(deviation(variance), 1e-3 * largest)
     half = max(num_nodes // 2, 1)
     step = jnp.arcsinh(MOST_REACH[scale.dtype.name] * largest / scale) / half
-    t = step * (0.5 + jnp.arange(half, dtype=mean.dtype)).reshape((-1,) + (1,) * mean.ndim)
+    t = step * column_of(0.5 + jnp.arange(half, dtype=mean.dtype), mean)
     z = scale * jnp.sinh(t)
     far = jnp.square(z / largest) > -2.0 * math.log(float(jnp.finfo(mean.dtype).eps))
 
@@ -678,8 +674,7 @@ def normal_moments(
 def trapezoid(lower: jax.Array, upper: jax.Array, num_nodes: int) -> tuple[jax.Array, jax.Array]:
     """Equidistant nodes on a new leading axis, and their distance; for integrands that vanish at the ends."""
     lower, upper = lax.stop_gradient(jnp.broadcast_arrays(lower, upper))
-    fractions = jnp.linspace(0.0, 1.0, num_nodes, dtype=lower.dtype)
-    nodes = lower + (upper - lower) * fractions.reshape((-1,) + (1,) * lower.ndim)
+    nodes = lower + (upper - lower) * column_of(jnp.linspace(0.0, 1.0, num_nodes, dtype=lower.dtype), lower)
     return nodes, (upper - lower) / (num_nodes - 1)
 
 

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from npgp.checks import is_traced, positive_fields
 from npgp.likelihoods.base import Likelihood, check_nodes
-from npgp.likelihoods.numerics import expected_excess, floats, log_gamma_density, log_poisson
+from npgp.likelihoods.numerics import column_of, expected_excess, floats, log_gamma_density, log_poisson
 from npgp.likelihoods.quadrature import NUM_NODES
 from npgp.pytrees import pytree, static
 
@@ -101,7 +101,7 @@ def _log_density_at_mean(log_y: jax.Array, dispersion: jax.Array, p: jax.Array) 
     log_number = (2 - p) * log_y - jnp.log((2 - p) * dispersion)
     number = lax.stop_gradient(jnp.exp(log_number))
     step = jnp.maximum(1, 2 * WIDTH * jnp.sqrt(number * lax.stop_gradient(p - 1)) / (TERMS - 1))
-    i = jnp.arange(TERMS, dtype=log_y.dtype).reshape((-1,) + (1,) * log_y.ndim)
+    i = column_of(jnp.arange(TERMS, dtype=log_y.dtype), log_y)
     first = jnp.maximum(1, jnp.floor(number - step * (TERMS - 1) / 2))
     j = first + step * i
     log_share = jnp.log(j) - log_number

@@ -573,11 +573,8 @@ class AutoSparseGP:
             checks.random_key(rng_key)
         size = math.prod(sample_shape)
         # Given rows, each draw has the projections of all of them.
-        together = (
-            max(n for n in range(1, 17) if size % n == 0)
-            if (self._structure or self._setup(*args, **kwargs)).by_rows
-            else size
-        )
+        by_rows = (self._structure or self._setup(*args, **kwargs)).by_rows
+        together = max(n for n in range(1, 17) if size % n == 0) if by_rows else size
 
         def draws():
             if not sample_shape:
