@@ -7,6 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+#: Versions of jaxlib that leave loops of programs for CPUs to a YNNPACK with faults: with the first it computes sums of
+#: few over many rows wrongly (jax-ml/jax#39103), with both it crashes for some arrays of seven axes (jax-ml/jax#39257).
+FAULTY_LOOPS = ("0.10.2", "0.11.0")
+
 
 def on_cpu() -> bool:
     """Whether programs are made for a CPU, unless another device is named."""

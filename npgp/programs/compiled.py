@@ -17,9 +17,10 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 import jax
+import jaxlib
 import numpy as np
 
-from npgp.programs.backend import on_cpu
+from npgp.programs.backend import FAULTY_LOOPS, on_cpu
 from npgp.programs.later import SeesLater
 from npgp.programs.operations import Operations
 from npgp.programs.tracing import calls_python, current_trace, default_device, is_traced, out_avals, trace_of
@@ -45,10 +46,10 @@ QUICK = {
 #: without them and 1.57 with.)
 STEPS = {"xla_cpu_use_fusion_emitters": False, "xla_gpu_enable_triton_gemm": False}
 
-#: Compiler options of all programs: on a CPU, without the loops that XLA leaves to the library YNNPACK. With jaxlib
-#: 0.10.2 they compute sums of few over many rows wrongly (jax-ml/jax#39103), and crash for arrays of seven axes
-#: (jax-ml/jax#39257); with versions that are right they are no faster.
-_ALWAYS = {"xla_cpu_experimental_ynn_fusion_type": ""}
+#: Compiler options of all programs: on a CPU, where jaxlib's loops of YNNPACK are faulty, without these. With other
+#: versions a step takes longer without them. (M = 64, 256, 512: 1.1, 1.1 and 1.04 with jaxlib 0.10.1; 1.5, 1.3 and 1.1
+#: with 0.12.)
+_ALWAYS = {"xla_cpu_experimental_ynn_fusion_type": ""} if jaxlib.__version__ in FAULTY_LOOPS else {}
 
 #: So many programs are kept, those last used.
 _MOST = 64
