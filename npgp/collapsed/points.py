@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # whose folders are imported where they are used
 from jax.flatten_util import ravel_pytree
 from jax.typing import ArrayLike
-from scipy.optimize import minimize
 
 from npgp import checks, linalg
 from npgp.collapsed.gaussian import collapsed_bound
@@ -307,7 +307,7 @@ def _maximum(
     at_hand = -loss(np.zeros(flat.size))[0]
     if not flat.size:
         return at_hand, at_hand, start
-    found = minimize(
+    found = scipy.optimize.minimize(
         loss,
         np.zeros(flat.size),
         jac=True,

@@ -25,9 +25,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # whose folders are imported where they are used
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from npgp.variational.posterior import Posterior
 
@@ -275,7 +275,8 @@ def nearest_neighbor_errors(points: ArrayLike, labels: ArrayLike) -> int:
     points, labels = np.asarray(points), np.asarray(labels)
     if len(points) < 2 or labels.shape != points.shape[:1]:
         raise ValueError(f"points of shape {points.shape} and labels of shape {labels.shape} do not match.")
-    two = cKDTree(points).query(points, 2)[1]  # the point itself is one of them, unless there are more at its place
+    # The point itself is one of the two, unless there are more at its place.
+    two = scipy.spatial.cKDTree(points).query(points, 2)[1]
     nearest = np.where(two[:, 0] == np.arange(len(points)), two[:, 1], two[:, 0])
     return int(np.sum(labels[nearest] != labels))
 

@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # whose folders are imported where they are used
 from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from npgp import checks
 from npgp.checks import host_generator
@@ -442,7 +442,7 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
     The heap's entries may be larger than the distances now; such a one goes back with what it is when it comes up. The
     tree is asked for the sites that come next together, at radii that can only shrink.
     """
-    tree = cKDTree(points)
+    tree = scipy.spatial.cKDTree(points)
 
     def from_site(i: int, rows: Any) -> NDArray[Any]:
         return np.asarray(np.sqrt(np.sum(np.square(points[rows] - points[i]), axis=1)))
@@ -478,9 +478,9 @@ def _maxmin(points: NDArray[Any]) -> NDArray[Any]:
 # Searches
 
 
-def _nearest(tree: cKDTree | NDArray[Any], new: NDArray[Any], size: int) -> NDArray[Any]:
+def _nearest(tree: scipy.spatial.cKDTree | NDArray[Any], new: NDArray[Any], size: int) -> NDArray[Any]:
     """Row numbers of the nearest points, nearest first, (len(new), size)."""
-    tree = tree if isinstance(tree, cKDTree) else cKDTree(tree)
+    tree = tree if isinstance(tree, scipy.spatial.cKDTree) else scipy.spatial.cKDTree(tree)
     return np.asarray(tree.query(new, range(1, size + 1))[1])
 
 
@@ -495,7 +495,7 @@ def _earlier(points: NDArray[Any], size: int) -> NDArray[Any]:
     nearest = np.zeros((N, size), np.int64)
     start, stop = 0, min(N, FIRST_TREE)
     while start < stop:
-        tree, rows, asked = cKDTree(points[:stop]), np.arange(start, stop), min(2 * size + 2, stop)
+        tree, rows, asked = scipy.spatial.cKDTree(points[:stop]), np.arange(start, stop), min(2 * size + 2, stop)
         while len(rows):
             short = []
             for some in np.array_split(rows, -(-len(rows) * asked // FOUND)):

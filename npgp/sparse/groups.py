@@ -15,11 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy  # whose folders are imported where they are used
 from jax import lax
 from jax.typing import ArrayLike
 from numpy.typing import NDArray
-from scipy.cluster import vq
-from scipy.spatial.distance import cdist
 
 from npgp import checks, linalg
 from npgp.checks import host_generator
@@ -481,7 +480,7 @@ def kmeans_centers(X: NDArray[Any], size: int, generator: np.random.Generator) -
     x = X.astype(np.float64) - middle  # around zero, where distances hardly round
     chosen, nearest = [int(generator.integers(len(x)))], np.full(len(x), np.inf)
     while len(chosen) < size:
-        nearest = np.minimum(nearest, cdist(x, x[chosen[-1:]], "sqeuclidean")[:, 0])
+        nearest = np.minimum(nearest, scipy.spatial.distance.cdist(x, x[chosen[-1:]], "sqeuclidean")[:, 0])
         if not nearest.any():
             break
         chosen.append(int(generator.choice(len(x), p=nearest / nearest.sum())))
@@ -489,8 +488,8 @@ def kmeans_centers(X: NDArray[Any], size: int, generator: np.random.Generator) -
     if wanted == 1:  # which SciPy takes for a number of centers
         return middle.astype(X.dtype)[None]
     while True:  # SciPy drops centers without rows: each goes on from the row farthest from those left
-        centers = vq.kmeans(x, centers, thresh=TOLERANCE * x.std(), check_finite=False)[0]
+        centers = scipy.cluster.vq.kmeans(x, centers, thresh=TOLERANCE * x.std(), check_finite=False)[0]
         if len(centers) == wanted:
             return np.unique((centers + middle).astype(X.dtype), axis=0)
-        distance = vq.vq(x, centers, check_finite=False)[1]
+        distance = scipy.cluster.vq.vq(x, centers, check_finite=False)[1]
         centers = np.concatenate([centers, x[np.argsort(-distance, kind="stable")[: wanted - len(centers)]]])
