@@ -253,40 +253,55 @@ def by_rows(
     dependent: set[str],
     numbers: Mapping[str, set[int]],
     observed: bool,
-    excluded: set[str],
-) -> list[Group]:
+    excluded: Mapping[str, str],
+) -> tuple[list[Group], dict[str, str]]:
     """
-    The groups of components whose q is given by the rows of their statements.
+    The groups of components whose q is given by the rows of their statements, and why others' is not.
 
     Members are :class:`~npgp.SparseGP` components drawn outside control flow, whose kernel and inducing features, and
-    the numbers of whose statements, do not depend on a GP; in plates those of one dense block. Components that meet in
-    a sum are one group, which is none if two of them are different latent values of one observation: likelihoods take
-    these to be independent. In minibatches there are at least as many rows as inducing features.
+    the numbers of whose statements, do not depend on a GP. Components that meet in a sum are one group, which is none
+    if two of them are different latent values of one observation: likelihoods take these to be independent. In
+    minibatches there are at least as many rows as inducing features.
 
     :param sites: the model's trace.
     :param dependent: first sites of components whose kernel or inducing features depend on a GP.
     :param numbers: of each statement, the ``id`` of draws on whose sampled values its numbers depend.
     :param observed: whether to leave out components whose values are sampled. What is known of these values is in
         statements of NumPyro's, so that two numbers for each would have to be learned from nothing.
-    :param excluded: statements whose rows cannot be stored.
+    :param excluded: statements whose rows cannot be stored, and why.
+    :return: the groups; and by first site, why a component is in none.
     """
-    if any(msg["type"] == "sample" and not msg["is_observed"] and is_enumerated(msg) for msg in sites.values()):
-        return []
     blocks, stated = blocks_of(sites), said_of_rows(sites)
-    usable = {draw for draw, names in blocks.items() if _may_be(sites, names) and names[0] not in dependent}
+    if any(msg["type"] == "sample" and not msg["is_observed"] and is_enumerated(msg) for msg in sites.values()):
+        return [], {names[0]: "the model has discrete sites" for names in blocks.values()}
+    why: dict[int, str] = {}
+    for draw, names in blocks.items():
+        if not _may_be(sites, names):
+            why[draw] = "it is drawn in a loop, or its inducing values are known"
+        elif names[0] in dependent:
+            why[draw] = "its kernel or its inducing features depend on a GP"
     for name, latents in stated.items():
-        in_loop = any(f.source.here is not latents.here for f in latents.functions if isinstance(f.source, Function))
-        unknown = observed and not is_observation(sites[name])
-        if numbers.get(name) or in_loop or unknown or name in excluded:
-            usable -= {id(f.source) for f in latents.functions}
-    found = that_meet(stated.values(), {draw: draw for draw in usable})
+        reason = excluded.get(name)
+        if any(f.source.here is not latents.here for f in latents.functions if isinstance(f.source, Function)):
+            reason = f"{name} is stated in a loop"
+        elif numbers.get(name):
+            reason = f"numbers in {name} depend on a GP"
+        elif observed and not is_observation(sites[name]):
+            reason = "its values are sampled, and the data alone do not say what they are"
+        for f in latents.functions if reason else ():
+            why.setdefault(id(f.source), str(reason))
     order = list(blocks)
-    groups = [_parted([blocks[draw] for draw in sorted(group, key=order.index)], sites, stated) for group in found]
-    return [
-        group
-        for group in groups
-        if _has_rows(group, sites, stated) and not any(_makes_dependent(group, one, blocks) for one in stated.values())
-    ]
+    groups = []
+    for met in that_meet(stated.values(), {draw: draw for draw in blocks.keys() - why.keys()}):
+        group = _parted([blocks[draw] for draw in sorted(met, key=order.index)], sites, stated)
+        both = [name for name, one in stated.items() if _makes_dependent(group, one, blocks)]
+        if both:
+            why |= dict.fromkeys(met, f"latent values of {both[0]}, which are independent in q, would not be")
+        elif not _has_rows(group, sites, stated):
+            why |= dict.fromkeys(met, "there are fewer rows at once than inducing features")
+        else:
+            groups.append(group)
+    return groups, {blocks[draw][0]: reason for draw, reason in why.items() if draw in blocks}
 
 
 def meet_in(group: Group, sites: Mapping[str, Message]) -> bool:
@@ -307,10 +322,9 @@ def _makes_dependent(group: Group, latents: Latents, blocks: Mapping[int, list[s
 def _may_be(sites: Mapping[str, Message], names: Sequence[str]) -> bool:
     messages = [sites[name] for name in names]
     function = info_of(messages[0]).function
-    one = len(names) == 1 and info_of(messages[0]).kind == "dense"
     # In a loop, the draw has values that are traced there.
     drawn = [not msg["is_observed"] and any(msg["value"] is value for value in function.values) for msg in messages]
-    return all(drawn) and len(names) == len(function.values) and (one or math.prod(function.batch_shape) == 1)
+    return all(drawn) and len(names) == len(function.values)
 
 
 def in_parts(sites: Mapping[str, Message]) -> set[str]:
@@ -324,7 +338,7 @@ def in_parts(sites: Mapping[str, Message]) -> set[str]:
 
 
 def _has_rows(group: Group, sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> bool:
-    """Whether rows are all that there are, or as many as features, so that q can have any mean."""
+    """Whether rows are all that there are, or as many as inducing features, so that q can have any mean."""
     functions = [info_of(sites[names[0]]).function for names in (*group.shared, *group.own)]
     draws = {id(function) for function in functions}
     about = {n: latents for n, latents in stated.items() if draws & {id(f.source) for f in latents.functions}}
@@ -392,15 +406,21 @@ class GivenRows:
         # A sum that is sampled jointly has several sites.
         stated = {id(latents): name for name, latents in said_of_rows(sites).items()}
         rows = [some for name in stated.values() for some in self._rows(name)]
-        #: Of each shared block that is independent of all others.
-        self._independent: dict[str, Independent] = {}
+        #: Of the shared ε, and of a member's, the blocks that are independent of all others.
+        self._independent = [self._blocks_alone(components) for components in (group.shared, group.own)]
+        self._q = posterior_given(rows, self._members, *(list(blocks.values()) for blocks in self._independent))
+
+    def _blocks_alone(self, components: Sequence[Sequence[str]]) -> dict[str, Independent]:
+        found: dict[str, Independent] = {}
         end = 0
-        for names in group.shared:
-            for i, (site, value) in enumerate(zip(names, self._function(names).values, strict=True)):
-                start, end, kind = end, end + jnp.size(value), info_of(sites[site]).kind
+        for names in components:
+            function = self._function(names)
+            count = 1 if id(function) in self._own else math.prod(function.batch_shape)
+            for i, (site, value) in enumerate(zip(names, function.values, strict=True)):
+                start, end, kind = end, end + count * jnp.shape(value)[-1], info_of(self._sites[site]).kind
                 if i or kind != "dense":
-                    self._independent[site] = Independent(start, end, kind)
-        self._q = posterior_given(rows, self._members, list(self._independent.values()))
+                    found[site] = Independent(start, end, kind, count)
+        return found
 
     def _function(self, names: Sequence[str]) -> Function:
         return info_of(self._sites[names[0]]).function
@@ -472,39 +492,49 @@ class GivenRows:
         q = self._q
         parts: dict[str, Part] = {}
         z, start = jnp.zeros(0, q.mean.dtype), 0
-        scales = dict(zip(self._independent, q.scales, strict=True))
+        alone = self._independent[0] | self._independent[1]
+        scales = dict(zip(alone, q.scales, strict=True))
+
+        def drawn_alone(site: str, cache: Cache, loc: jax.Array) -> Part:
+            scale, kind = scales[site], alone[site].kind
+            scale = None if scale is None else scale.reshape(*loc.shape, *loc.shape[-1:] * (kind == "dense"))
+            return _drawn(site, cache, block_normal(kind, loc, scale))
+
         for names in self._shared.values():
             function = self._function(names)
             batch = (*function.batch_shape, 1) if function.batch_shape else ()
             for site, value in zip(names, function.values, strict=True):
-                size, shape = jnp.size(value), (*batch, jnp.shape(value)[-1])
+                shape = (*batch, jnp.shape(value)[-1])
+                size = math.prod(shape)
                 loc = q.mean[start : start + size].reshape(shape)
                 start += size
-                if site in scales:
-                    scale, kind = scales[site], self._independent[site].kind
-                    scale = None if scale is None else scale.reshape(*batch, *scale.shape)
-                    parts[site] = _drawn(site, function.cache, block_normal(kind, loc, scale))
+                if site in alone:
+                    parts[site] = drawn_alone(site, function.cache, loc)
                     continue
                 rows = q.factor[len(z) : len(z) + size, : len(z) + size]
                 block = JointBlock(loc, rows.reshape(*shape, len(z) + size), z, coupled=bool(batch))
                 parts[site] = _drawn(site, function.cache, block)
                 z = jnp.concatenate([z, block.noise(parts[site].value).reshape(size)])
-        means, factors = q.of_members, q.factors
-        if means is not None and factors is not None:
-            of_members = jnp.broadcast_to(z, (self._members, len(z)))
-            first = 0
-            for (site,) in self._own.values():
-                function = self._function((site,))
-                batch, M = (*function.batch_shape, 1), jnp.shape(function.values[0])[-1]
-                end = of_members.shape[-1] + M
-                loc, rows = means[:, first : first + M], factors[:, first : first + M, :end]
-                first += M
+        means, factors = cast(tuple[jax.Array, jax.Array], (q.of_members, q.factors))
+        of_members = jnp.broadcast_to(z, (self._members, len(z)))
+        start = 0
+        for names in self._own.values():
+            function = self._function(names)
+            for site, value in zip(names, function.values, strict=True):
+                shape = (*function.batch_shape, 1, jnp.shape(value)[-1])
+                loc = means[:, start : start + shape[-1]].reshape(shape)
+                start += shape[-1]
+                if site in alone:
+                    parts[site] = drawn_alone(site, function.cache, loc)
+                    continue
+                first, end = of_members.shape[-1] - len(z), of_members.shape[-1] + shape[-1]
+                rows = factors[:, first : first + shape[-1], :end]
                 block = JointBlock(
-                    loc.reshape(*batch, M), rows.reshape(*batch, M, end), of_members.reshape(*batch, end - M)
+                    loc, rows.reshape(*shape, end), of_members.reshape(*shape[:-1], of_members.shape[-1])
                 )
                 parts[site] = _drawn(site, function.cache, block)
-                z_own = block.noise(parts[site].value)
-                of_members = jnp.concatenate([of_members, z_own.reshape(-1, M)], axis=-1)
+                noise = block.noise(parts[site].value)
+                of_members = jnp.concatenate([of_members, noise.reshape(self._members, -1)], axis=-1)
         return parts
 
 

@@ -128,8 +128,8 @@ class AutoSparseGP:
     - ``"pseudo-data"``, for components that do not have that: those in minibatches of fewer rows than inducing
       features, inside ``jit``, or with latent sites in the plate that is subsampled; those whose values
       :func:`npgp.sample` samples, of which the data alone do not say what they are (``dependence="sites"`` gives them
-      sites too); those whose kernel, or statement's numbers, depend on a GP; and those in plates that have several
-      blocks or one that is not dense (``print(guide)`` says which have what). q(ε) is the posterior given a value for
+      sites too); and those whose kernel, or statement's numbers, depend on a GP (``print(guide)`` says which, and
+      why). q(ε) is the posterior given a value for
       each inducing value, and these values' noise, under the prior that the hyperparameters drawn make. The values, and
       the logarithm of the noise's scale, are affine in t, the other sites' unconstrained values less their guide's
       mean, in the model's order. Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense
@@ -226,6 +226,8 @@ class AutoSparseGP:
         self._parts = parts
         #: What is known of the model, since the first call.
         self._structure: Structure | None = None
+        #: By first site, why a component has no q(ε) given rows.
+        self._why: dict[str, str] = {}
         #: In minibatches, the rows whose pseudo-observations give q(ε).
         self._rows: TrainedRows | None = None
         #: Sites of a part of their rows in each step of a training, though the guide's first call may have all.
@@ -272,11 +274,8 @@ class AutoSparseGP:
             sampled = sampled_into(self.model, sites, args, kwargs)
             if self._by_rows:
                 follows = self._always or (self._coupling is not None and self._coupling.any)
-                given_rows = [
-                    group
-                    for group in self._given_rows(sites, args, kwargs, sampled)
-                    if follows or meet_in(group, sites)
-                ]
+                groups = self._given_rows(sites, args, kwargs, sampled)
+                given_rows = [group for group in groups if follows or meet_in(group, sites)]
             members = {site for group in given_rows for site in group.sites}
             apart = self._independent(sites, sampled, members) if self._joint else []
             structure = Structure.of(sites, given_rows, self._own is not None)
@@ -293,14 +292,18 @@ class AutoSparseGP:
     def _given_rows(
         self, sites: dict[str, Message], args: tuple, kwargs: dict[str, Any], sampled: dict[str, Numbers]
     ) -> list[Group]:
-        """The components whose q is given by the rows of their statements."""
+        """The components whose q is given by the rows of their statements; :attr:`_why` says why others' is not."""
         draws = {names[0]: info_of(sites[names[0]]).function for names in blocks_of(sites).values()}
         after_gp = dependent(self.model, draws, args, kwargs) if len(draws) > 1 else set()
         numbers = {name: numbers.all for name, numbers in sampled.items()}
         parts = self._in_parts | in_parts(sites)
         # Of latent values in a subsample of a plate a later step has others.
-        unknown = bool(parts - said_of_rows(sites).keys()) or any(map(is_traced, jax.tree.leaves((args, kwargs))))
-        found = by_rows(sites, after_gp, numbers, observed=not self._always, excluded=parts if unknown else set())
+        latent = sorted(parts - said_of_rows(sites).keys())
+        unknown = f"{latent[0]} has a part of its entries in each step" if latent else ""
+        if any(map(is_traced, jax.tree.leaves((args, kwargs)))):
+            unknown = "the guide's first call, which has a part of the rows, is inside jit"
+        excluded = dict.fromkeys(parts, unknown) if unknown else {}
+        found, self._why = by_rows(sites, after_gp, numbers, observed=not self._always, excluded=excluded)
         if found and parts and not unknown:
             self._rows = TrainedRows.of_call(self.model, args, kwargs)
         return found
@@ -323,7 +326,8 @@ class AutoSparseGP:
         what = "the rows" if self._rows is None else "some rows"
         words += [f"{', '.join(names)}: one q(ε), the posterior given {what} of their statements" for names in shared]
         own = [name for name in self.components if not any(name in names for names in shared)]
-        words += [f"{name}: a q(ε) of its own" for name in own]
+        why = {site.rsplit(".", 1)[0]: f", because {reason}" for site, reason in self._why.items()}
+        words += [f"{name}: a q(ε) of its own{why.get(name, '')}" for name in own]
         if own and self._coupling is not None and self._coupling.sizes:
             words.append(f"q(ε) of its own follows {', '.join(self._coupling.sizes)}")
         if structure.others:

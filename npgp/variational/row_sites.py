@@ -84,16 +84,32 @@ class Rows(NamedTuple):
 
 class Independent(NamedTuple):
     """
-    A block of the shared ε whose q is independent of all else.
+    A block whose q is independent of all else.
 
-    :param start: its first entry.
+    :param start: its first entry among the shared ε, or among a member's.
     :param end: the entry after its last.
     :param kind: ``"dense"``, ``"diagonal"`` or ``"mean-only"``.
+    :param functions: how many it is of, among the shared ε, each with a q of its own.
     """
 
     start: int
     end: int
     kind: str
+    functions: int = 1
+
+    def scale(self, Omega: jax.Array) -> jax.Array | None:
+        """
+        The scale of each function's q, (C, M, M) or (C, M); ``None`` if it moves the mean only.
+
+        :param Omega: Λ − I, (K, K); or (C, M, M) of C members.
+        """
+        own = Omega[..., self.start : self.end, self.start : self.end]
+        if self.kind == "mean-only":
+            return None
+        if own.ndim == 2:
+            C, size = self.functions, own.shape[-1] // self.functions
+            own = own.reshape(C, size, C, size)[np.arange(C), :, np.arange(C)]
+        return covariance_factor(own) if self.kind == "dense" else 1.0 / jnp.sqrt(1.0 + linalg.diagonal(own))
 
 
 class StackedNormal(NamedTuple):
@@ -103,9 +119,9 @@ class StackedNormal(NamedTuple):
 
     :param mean: of the shared ε, (K,), independent blocks among them.
     :param factor: of the others, (J, J).
-    :param of_members: of the members, (G, M); ``None`` if there are none.
-    :param factors: (G, M, J + M).
-    :param scales: of each independent block, (M, M) or (M,); ``None`` of one that moves the mean only.
+    :param of_members: of the members, (G, M), independent blocks among them; ``None`` if there are none.
+    :param factors: (G, M', J + M') of their others; ``None`` if there are none.
+    :param scales: of each independent block, as :meth:`Independent.scale` has it.
     """
 
     mean: jax.Array
@@ -115,58 +131,80 @@ class StackedNormal(NamedTuple):
     scales: tuple[jax.Array | None, ...] = ()
 
 
-def posterior_given(rows: Sequence[Rows], members: int = 0, independent: Sequence[Independent] = ()) -> StackedNormal:
+def posterior_given(
+    rows: Sequence[Rows],
+    members: int = 0,
+    independent: Sequence[Independent] = (),
+    independent_own: Sequence[Independent] = (),
+) -> StackedNormal:
     """
     The posterior of ε, given pseudo-observations, or the best q(ε) of which some blocks are independent.
 
     :param rows: these, of which each has the same K and M.
     :param members: G, the number of members, 0 if there are no functions in a plate beside the shared ones.
-    :param independent: these blocks.
+    :param independent: blocks of the shared ε.
+    :param independent_own: blocks of each member's.
     """
     Lambda = _total(_products(r.shared, r.shared, r.precision) for r in rows)
     h = _total(_sums(r.shared, r.shift) for r in rows)
-    scales = tuple(_scale(Lambda[b.start : b.end, b.start : b.end], b.kind) for b in independent)
+    arrow: tuple[jax.Array, ...] = (Lambda, h)
+    if members:
+        seen = [(r.own, r) for r in rows if r.own is not None]
+        D = _total(_of_members(_weighted(own, r.precision), own, r.members, members) for own, r in seen)
+        B = _total(_of_members(_weighted(own, r.precision), r.shared, r.members, members) for own, r in seen)
+        h_own = _total(_of_members(_weighted(own, r.shift), None, r.members, members) for own, r in seen)
+        arrow = (Lambda, h, D, B, h_own)
+    found = _solved(*arrow)
+    if independent or independent_own:
+        i = _without(independent, h.shape[0])
+        rest: tuple[jax.Array, ...] = (Lambda[i[:, None], i], h[i])
+        if members:
+            j = _without(independent_own, D.shape[-1])
+            rest = (*rest, D[:, j[:, None], j], B[:, j[:, None], i], h_own[:, j])
+        of_others = _solved(*rest)
+        found = found._replace(factor=of_others.factor, factors=of_others.factors)
+    scales = [block.scale(Lambda) for block in independent] + [block.scale(D) for block in independent_own]
+    return found._replace(scales=tuple(scales))
+
+
+def _without(independent: Sequence[Independent], size: int) -> np.ndarray:
+    """The entries of no independent block."""
     alone = {i for block in independent for i in range(block.start, block.end)}
-    joint = np.array([i for i in range(h.shape[0]) if i not in alone], int) if independent else None
-    if not members:
-        return StackedNormal(*_mean_and_factor(Lambda, h, joint), scales=scales)
-    of_members = [(r.own, r) for r in rows if r.own is not None]
-    D = _total(_of_members(_weighted(own, r.precision), own, r.members, members) for own, r in of_members)
-    B = _total(_of_members(_weighted(own, r.precision), r.shared, r.members, members) for own, r in of_members)
-    h_own = _total(_of_members(_weighted(own, r.shift), None, r.members, members) for own, r in of_members)
+    return np.array([i for i in range(size) if i not in alone], int)
+
+
+def _solved(
+    Lambda: jax.Array,
+    h: jax.Array,
+    D: jax.Array | None = None,
+    B: jax.Array | None = None,
+    h_own: jax.Array | None = None,
+) -> StackedNormal:
+    """The posterior of the precision I + Λ and the natural mean h, with the arrow's branches D, B and h_j if given."""
+    if D is None or B is None or h_own is None or not D.shape[-1]:
+        return StackedNormal(*_mean_and_factor(Lambda, h))
     own = covariance_factor(D)
     transposed = jnp.swapaxes(own, -1, -2)
     V, v = linalg.matmul(transposed, B), linalg.matmul(transposed, h_own[..., None])[..., 0]
     said = V.reshape(v.size, V.shape[-1])
     h = h - linalg.matmul(v.reshape(1, -1), said)[0]
-    mean, factor = _mean_and_factor(Lambda - linalg.gram(said.T), h, joint)
+    mean, factor = _mean_and_factor(Lambda - linalg.gram(said.T), h)
     left = v - linalg.matmul(V, mean[:, None])[..., 0]
     means = linalg.matmul(own, left[..., None])[..., 0]
-    across = -linalg.matmul(own, linalg.matmul(V if joint is None else V[..., joint], factor))
-    return StackedNormal(mean, factor, means, jnp.concatenate([across, own], axis=-1), scales)
+    across = -linalg.matmul(own, linalg.matmul(V, factor))
+    return StackedNormal(mean, factor, means, jnp.concatenate([across, own], axis=-1))
 
 
 def _total(terms: Iterable[jax.Array]) -> jax.Array:
     return functools.reduce(jnp.add, terms)
 
 
-def _mean_and_factor(Omega: jax.Array, h: jax.Array, joint: np.ndarray | None) -> tuple[jax.Array, jax.Array]:
-    """The mean ``(I + Ω)⁻¹ h``, and the factor of ``(I + Ω)⁻¹``, of Ω's rows and columns ``joint`` if given."""
+def _mean_and_factor(Omega: jax.Array, h: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean ``(I + Ω)⁻¹ h``, and the factor of ``(I + Ω)⁻¹``."""
     if not h.shape[-1]:
         return h, Omega
     T = covariance_factor(Omega)
-    mean = linalg.matmul(T, linalg.matmul(T.T, h[:, None]))[:, 0]
-    if joint is None:
-        return mean, T
-    Omega = Omega[joint[:, None], joint]
-    return mean, covariance_factor(Omega) if joint.size else Omega
-
-
-def _scale(Omega: jax.Array, kind: str) -> jax.Array | None:
-    """The factor of ``(I + Ω)⁻¹``, or standard deviations by the diagonal of Ω."""
-    if kind == "mean-only":
-        return None
-    return covariance_factor(Omega) if kind == "dense" else 1.0 / jnp.sqrt(1.0 + linalg.diagonal(Omega))
+    return linalg.matmul(T, linalg.matmul(T.T, h[:, None]))[:, 0], T
 
 
 def _weighted(A: jax.Array, weights: jax.Array) -> jax.Array:

@@ -498,39 +498,70 @@ def test_a_structured_q_is_the_best_of_its_structure(structure, float64):
     }
 
 
-def test_a_structured_component_beside_one_that_is_dense(float64):
-    """First blocks are jointly Gaussian, the others by themselves: the ELBO at the best such q, by dense algebra."""
+@pytest.mark.parametrize("form", ["groups", "long", "mix"])
+def test_structured_components_beside_one_that_is_dense(form, float64):
+    """
+    First blocks are jointly Gaussian if they are dense, all others by themselves, those of each function in a plate by
+    themselves: the ELBO at the best such q, by dense algebra.
+    """
     Z, O = (np.asarray(x) for x in STRUCTURES["solve"][0])
-    x, y = models.X, models.Y
+    x, rng = models.X, np.random.default_rng(0)
+    W = rng.normal(size=(3, 2)) if form == "mix" else np.eye(3)
+    y = models.Y + rng.normal(size=(3, len(x)))
+    inducing = {"f": [Z], "g": [Z, O, O + 0.37], "h": [O]}
+    kinds = {"f": ("dense",), "g": ("dense", "dense", "diagonal"), "h": ("mean-only",)}
+    lengthscales = {"f": 1.5, "g": 0.7, "h": 0.4}
+
+    def gp(name):
+        points = [jnp.asarray(block) for block in inducing[name]]
+        return npgp.SparseGP(name, npgp.RBF(lengthscales[name]), points, kinds[name], jitter=1e-12)
 
     def model(X, y=None):
-        inducing = [jnp.asarray(Z), jnp.asarray(O)]
-        f = npgp.SparseGP("f", npgp.RBF(0.7), inducing, ("dense", "diagonal"), jitter=1e-12).draw()
-        g = npgp.SparseGP("g", npgp.RBF(1.5), jnp.asarray(Z), jitter=1e-12).draw()
-        with numpyro.plate("data", len(X)):
-            npgp.observe("y", f(X) + g(X), npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
+        f = gp("f").draw()
+        with numpyro.plate("functions", W.shape[1], dim=-2):
+            g, h = (gp(name).draw()(X) for name in "gh")
+        if form == "long":
+            group, row = np.divmod(np.arange(3 * len(x)), len(x))
+            total, y = g[group, row] + h[group, row] + f(X[row]), y if y is None else y.reshape(-1)
+        else:
+            total = W @ g + W @ h + f(X) if form == "mix" else g + h + f(X)
+        npgp.observe("y", total, npgp.Gaussian(variance=NOISE), obs=y, conditional="prior")
 
-    def factors(k, *blocks):
-        """What rows see of each block, given the blocks before; and what all leave of the prior's variance."""
-        points = np.concatenate(blocks)
-        A = np.linalg.solve(np.linalg.cholesky(k(points, points)), k(points, x))
-        return np.split(A, np.cumsum([len(block) for block in blocks])[:-1]), np.diag(k(x, x)) - np.sum(A**2, axis=0)
+    size, A, S, left, joint = 0, [], [], 0.0, []
+    for name in "fgh":
+        points, mixed = np.concatenate(inducing[name]), np.ones((3, 1)) if name == "f" else W
 
-    (A_u, A_v), left_f = factors(lambda a, b: rbf(a, b, 0.7, 1.0), Z, O)
-    (A_g,), left_g = factors(lambda a, b: rbf(a, b, 1.5, 1.0), Z)
-    A = np.concatenate([A_u, A_v, A_g])
-    Lambda = np.eye(len(A)) + A @ A.T / NOISE
-    mean = np.linalg.solve(Lambda, A @ y / NOISE)
-    joint = np.r_[0 : len(A_u), len(A_u) + len(A_v) : len(A)]
-    S = np.zeros_like(Lambda)
+        def k(a, b, name=name):
+            return rbf(a, b, lengthscales[name], 1.0)
+
+        seen = np.linalg.solve(np.linalg.cholesky(k(points, points)), k(points, x))
+        left = left + np.sum(mixed**2, axis=1)[:, None] * (1.0 - np.sum(seen**2, axis=0))
+        for i, block in enumerate(np.split(seen, np.cumsum([len(b) for b in inducing[name]])[:-1])):
+            for column in mixed.T:
+                own = slice(size, size := size + len(block))
+                A.append((column[:, None] * block[:, None, :]).reshape(len(block), -1))
+                if i == 0 and kinds[name][0] == "dense":
+                    joint += range(own.start, own.stop)
+                else:
+                    S.append((own, kinds[name][i]))
+    A, y_flat = np.concatenate(A), y.reshape(-1)
+    Lambda = np.eye(size) + A @ A.T / NOISE
+    mean = np.linalg.solve(Lambda, A @ y_flat / NOISE)
+    blocks, S = S, np.zeros_like(Lambda)
     S[np.ix_(joint, joint)] = np.linalg.inv(Lambda[np.ix_(joint, joint)])
-    alone = np.arange(len(A_u), len(A_u) + len(A_v))
-    S[alone, alone] = 1.0 / np.diag(Lambda)[alone]
+    for own, kind in blocks:
+        best = {
+            "dense": np.linalg.inv(Lambda[own, own]),
+            "diagonal": np.diag(1.0 / np.diag(Lambda)[own]),
+            "mean-only": np.eye(own.stop - own.start),
+        }
+        S[own, own] = best[kind]
     kl = 0.5 * (np.trace(S) + mean @ mean - len(A) - np.linalg.slogdet(S)[1])
-    rest = np.sum(A * (S @ A), axis=0) + left_f + left_g
-    expected = np.sum(models.log_normal(y, A.T @ mean, NOISE) - 0.5 * rest / NOISE) - kl
+    # Blocks that move the mean only leave their variance to the residual.
+    rest = np.sum(A * (S @ A), axis=0) + left.reshape(-1)
+    expected = np.sum(models.log_normal(y_flat, A.T @ mean, NOISE) - 0.5 * rest / NOISE) - kl
     elbos = models.over_keys(make_elbo(model, npgp.AutoSparseGP(model)), 3, {}, jnp.asarray(x), jnp.asarray(y))
-    # One value for each draw of u, of whose g's the divergence is taken: their mean is exact, and each is so here.
+    # One value for each draw of a u that others follow, of whose q's the divergence is taken: each is exact here.
     np.testing.assert_allclose(elbos, expected, rtol=1e-7)
 
 

@@ -3,6 +3,7 @@
 import functools
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
@@ -117,3 +118,36 @@ def test_a_statement_beside_sampled_values_of_its_own_component_is_refused(place
     for options in ({}, {"dependence": "independent"}):
         with pytest.raises(ValueError, match="y observes f beside values that npgp.sample has sampled of it"):
             said(model, **options)
+
+
+def test_the_guide_says_why_a_component_is_not_given_rows():
+    """One sentence for each component whose q(ε) is its own."""
+
+    def model(X, y, case=None, rows=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        if case == "discrete":
+            level += numpyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+        values = npgp.sample("values", component("d").draw()(X)) if case in ("kernel", "numbers", "sampled") else None
+        f = component("f", npgp.RBF(jnp.exp(values[0])) if case == "kernel" else None).draw()
+        factor = values if case == "numbers" else 1.0
+        with npgp.plate("data", len(X) if rows is None else 100, rows=len(X)):
+            if case == "local":
+                level += numpyro.sample("local", dist.Normal(0.0, 1.0))
+            npgp.observe("y", factor * f(X) + level, GAUSSIAN, obs=y)
+
+    def why(name, X=X, y=Y, traced=False, **options):
+        guide = npgp.AutoSparseGP(functools.partial(model, **options))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            jax.eval_shape(lambda *traced: guide._setup(*(traced or (X, y))) and None, *([X, y] if traced else []))
+        (line,) = [line for line in str(guide).splitlines() if line.strip().startswith(f"{name}:")]
+        return line.split(": ")[1].removeprefix("a q(ε) of its own, because ")
+
+    assert why("f").startswith("one q(ε), the posterior given the rows")
+    assert why("f", case="discrete") == "the model has discrete sites"
+    assert why("f", case="kernel") == "its kernel or its inducing features depend on a GP"
+    assert why("f", case="numbers") == "numbers in y depend on a GP"
+    assert why("d", case="sampled").startswith("its values are sampled, and the data alone do not")
+    assert why("f", case="local", rows=True) == "local has a part of its entries in each step"
+    assert why("f", rows=True, traced=True).endswith("is inside jit")
+    assert why("f", X[:2], Y[:2], rows=True) == "there are fewer rows at once than inducing features"
