@@ -639,6 +639,7 @@ def pseudo_observations(name: str, msg: Message, exact: bool) -> tuple[jax.Array
         def start():
             mean, variance = expected(latents, shape)
             filled, mean, variance = without_missing(likelihood, present, jnp.asarray(y), mean, variance)
+            variance = jnp.where(variance > 0.0, variance, 1.0)  # it is 0 where there is no observation
             if likelihood.num_latents == 1:
                 sites = working_sites(likelihood, filled, mean, variance, 0.0)
             else:
