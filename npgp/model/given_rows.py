@@ -1,11 +1,9 @@
 """
-Which components meet in one statement, such as ``observe("y", f(X) + g(X))``, from abstract runs of a model; and their
-joint q(ε).
-
 q(ε) of components as the posterior given pseudo-observations ("sites") of the rows of a program's own statements.
 
-Which components (:func:`by_rows`), and their q (:class:`GivenRows`). What a row sees of them is what its statement
-says: sums, mixes and plates, in any order of drawing. The mathematics is in npgp/variational/row_sites.py.
+Which components meet in one statement, such as ``observe("y", f(X) + g(X))``, from abstract runs of a model
+(:func:`by_rows`), and their q (:class:`GivenRows`). What a row sees of them is what its statement says: sums, mixes and
+plates, in any order of drawing. The mathematics is in npgp/variational/row_sites.py.
 
 q depends on all statements, which come after the draws. So the automatic guide runs the model once before, with the
 other sites at their values (:func:`survey`).

@@ -21,20 +21,17 @@ The cost grows linearly with the number of members.
 Blocks of a structured q are independent of all else: the best such q has the same mean, and for each of them the
 inverse of its own block of Λ, or of that block's diagonal, as its covariance (Opper & Archambeau 2009).
 
-The best q(ε) for given hyperparameters, by one Gaussian pseudo-observation ("site") per row.
-
-Let row n's terms of the ELBO have the derivatives α_n in the mean μ_n and −½ β_n in the variance s_n. Where the ELBO is
-stationary, q(ε) is the posterior given pseudo-observations of precisions β_n, whatever the likelihood and conditional
-(Opper & Archambeau 2009):
+**The best pseudo-observations** at some hyperparameters: let row n's terms of the ELBO have the derivatives α_n in the
+mean μ_n and −½ β_n in the variance s_n. Where the ELBO is stationary, q(ε) is the posterior given pseudo-observations
+("sites") of precisions β_n, whatever the likelihood and conditional (Opper & Archambeau 2009):
 
     S_i⁻¹ = I + A_i diag(β) A_iᵀ,        (I + A diag(β) Aᵀ) m = A (α + β μ),    A all blocks stacked.
 
 A step of rate ρ along the natural gradient is one of rate ρ in the sites, β_n and α_n + β_n μ_n (Khan & Lin 2017). So q
-has two numbers a row here, a step costs what the optimum for Gaussian noise costs, and the means of all blocks are
-found together.
+has two numbers a row, a step costs what the optimum for Gaussian noise costs, and the means of all blocks are found
+together.
 
-The collapsed bound for any likelihood: the ELBO at the best q(ε), which a search finds for each value of the rest.
-
+**The collapsed bound** for any likelihood is the ELBO at the best q(ε), found by a search for each value of the rest.
 The ELBO is stationary in q(ε) there, so that its gradient in all else is the partial derivative at that q: nothing is
 differentiated through the search (the envelope theorem). What the search leaves undone lowers the bound by about
 :attr:`Found.kl_gap`, which is of second order in how far q is off.
