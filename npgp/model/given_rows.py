@@ -487,52 +487,38 @@ class GivenRows:
 
     def draw(self) -> dict[str, Part]:
         """Draw ε, unless ``substitute`` gives it: of each site its part."""
-        q = self._q
-        parts: dict[str, Part] = {}
-        z, start = jnp.zeros(0, q.mean.dtype), 0
+        q, parts = self._q, dict[str, Part]()
         alone = self._independent[0] | self._independent[1]
         scales = dict(zip(alone, q.scales, strict=True))
 
-        def drawn_alone(site: str, cache: Cache, loc: jax.Array) -> Part:
-            scale, kind = scales[site], alone[site].kind
-            scale = None if scale is None else scale.reshape(*loc.shape, *loc.shape[-1:] * (kind == "dense"))
-            return _drawn(site, cache, block_normal(kind, loc, scale))
+        def draw_in_turn(components: Mapping[int, Sequence[str]], means: Any, factors: Any, z: jax.Array) -> jax.Array:
+            """Of G members, or of all as one member: means (G, M), rows of factors, and z of what is drawn before."""
+            before, start = z.shape[-1], 0
+            for draw, names in components.items():
+                function = self._function(names)
+                batch = (*function.batch_shape, 1) if function.batch_shape else ()
+                for site, value in zip(names, function.values, strict=True):
+                    shape = (*batch, jnp.shape(value)[-1])
+                    size = math.prod(shape) // len(z)
+                    loc = means[:, start : start + size].reshape(shape)
+                    start += size
+                    if site in alone:
+                        scale, kind = scales[site], alone[site].kind
+                        scale = None if scale is None else scale.reshape(*shape, *shape[-1:] * (kind == "dense"))
+                        parts[site] = _drawn(site, function.cache, block_normal(kind, loc, scale))
+                        continue
+                    first, end = z.shape[-1] - before, z.shape[-1] + size
+                    rows = factors[:, first : first + size, :end].reshape(*shape, end)
+                    of_each = draw in self._own
+                    earlier = z.reshape(*batch, -1) if of_each else z[0]
+                    block = JointBlock(loc, rows, earlier, coupled=bool(batch) and not of_each)
+                    parts[site] = _drawn(site, function.cache, block)
+                    z = jnp.concatenate([z, block.noise(parts[site].value).reshape(len(z), size)], axis=-1)
+            return z
 
-        for names in self._shared.values():
-            function = self._function(names)
-            batch = (*function.batch_shape, 1) if function.batch_shape else ()
-            for site, value in zip(names, function.values, strict=True):
-                shape = (*batch, jnp.shape(value)[-1])
-                size = math.prod(shape)
-                loc = q.mean[start : start + size].reshape(shape)
-                start += size
-                if site in alone:
-                    parts[site] = drawn_alone(site, function.cache, loc)
-                    continue
-                rows = q.factor[len(z) : len(z) + size, : len(z) + size]
-                block = JointBlock(loc, rows.reshape(*shape, len(z) + size), z, coupled=bool(batch))
-                parts[site] = _drawn(site, function.cache, block)
-                z = jnp.concatenate([z, block.noise(parts[site].value).reshape(size)])
-        means, factors = cast(tuple[jax.Array, jax.Array], (q.of_members, q.factors))
-        of_members = jnp.broadcast_to(z, (self._members, len(z)))
-        start = 0
-        for names in self._own.values():
-            function = self._function(names)
-            for site, value in zip(names, function.values, strict=True):
-                shape = (*function.batch_shape, 1, jnp.shape(value)[-1])
-                loc = means[:, start : start + shape[-1]].reshape(shape)
-                start += shape[-1]
-                if site in alone:
-                    parts[site] = drawn_alone(site, function.cache, loc)
-                    continue
-                first, end = of_members.shape[-1] - len(z), of_members.shape[-1] + shape[-1]
-                rows = factors[:, first : first + shape[-1], :end]
-                block = JointBlock(
-                    loc, rows.reshape(*shape, end), of_members.reshape(*shape[:-1], of_members.shape[-1])
-                )
-                parts[site] = _drawn(site, function.cache, block)
-                noise = block.noise(parts[site].value)
-                of_members = jnp.concatenate([of_members, noise.reshape(self._members, -1)], axis=-1)
+        z = draw_in_turn(self._shared, q.mean[None], q.factor[None], jnp.zeros((1, 0), q.mean.dtype))
+        if self._own:
+            draw_in_turn(self._own, q.of_members, q.factors, jnp.broadcast_to(z, (self._members, z.shape[-1])))
         return parts
 
 
