@@ -84,11 +84,6 @@ class LatentObservation(KeepsIntermediates, Stackable):
         """True if the ELBO is known to lie below the log evidence, as it is without a guide."""
         return self.conditional is None or self.conditional.is_bound(self.likelihood)
 
-    @property
-    def has_mask(self) -> bool:
-        """True if observations may be missing, and NaN there."""
-        return self.mask_ is not None
-
     def mask(self, mask):
         """Mask rows, as ``Distribution.mask`` does; masked rows do not inform others of their group."""
         if isinstance(mask, bool):

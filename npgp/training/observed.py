@@ -15,8 +15,10 @@ from numpyro.infer import SVI
 
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.likelihoods.base import impossible
+from npgp.model.gaussians import at_medians
+from npgp.model.given_rows import present_rows
 from npgp.model.observation import LatentObservation
-from npgp.model.sites import Hidden
+from npgp.model.sites import Hidden, info_of, is_observation
 from npgp.programs.compiled import QUICK, Program
 from npgp.programs.operations import Operations
 from npgp.training.data import Data, Layout, is_array
@@ -44,10 +46,10 @@ class Statement(NamedTuple):
 
 
 class Statements(Handler):
-    """Keeps the observed statements that are made inside."""
+    """Keeps the observed statements of a model."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, model: Callable) -> None:
+        super().__init__(model)
         self.found: dict[str, Statement] = {}
 
     def process_message(self, msg: Message) -> None:
@@ -130,22 +132,25 @@ class Observed:
         arrays = [leaf for leaf in leaves if is_array(leaf)]
         values, names = jax.tree.flatten(params)
         first = 1 + len(values)
-        statements = Statements()
+        statements = Statements(svi.model)
         self._words: dict[str, str] = {}
 
         def run(key: jax.Array, *operands: Any) -> dict[tuple[str, str], Any]:
             data, resident = jax.tree.unflatten(names, operands[: len(values)]), iter(operands[len(values) :])
             at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
-            with Hidden(), handlers.substitute(data=data):
-                _run(svi, key, at_step, keywords, statements)
+            model = handlers.substitute(statements, data=data)
+            at_medians(
+                model, key, at_step, keywords | svi.static_kwargs
+            )  # no other values have a part in what is asked
             results: dict[tuple[str, str], Any] = {}
             for name, (message, _) in statements.found.items():
                 fn, y = message["fn"], message["value"]
                 results[name, "scale"] = jnp.asarray(1.0 if message["scale"] is None else message["scale"])
                 results[name, "y"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(y)]
-                results[name, "given"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves((y, fn))]
-                if isinstance(base_of(fn), LatentObservation):
-                    results[name, "wrong"], self._words[name] = _first_impossible(base_of(fn), y)
+                inputs = [term.X for part in getattr(info_of(message).latents, "parts", ()) for term in part.terms]
+                results[name, "given"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves((y, fn, inputs))]
+                if is_observation(message):
+                    results[name, "wrong"], self._words[name] = _first_impossible(message)
             return results
 
         everything = [jax.random.key(0), *values, *arrays]
@@ -165,7 +170,12 @@ class Observed:
             from_arrays = {i - first for i in operations.part((name, "y"))[0] if i >= first}
             if from_arrays and from_arrays <= uncut.keys() and statement.shape[-1:] == (rows,):
                 raise ValueError(f"{name} would have the same {rows} values at each step: {uncut[min(from_arrays)]}")
-            if getattr(base_of(statement.message["fn"]), "has_mask", False):
+            message = statement.message
+            if is_observation(message):
+                masked = present_rows(message) is not None
+            else:
+                masked = getattr(base_of(message["fn"]), "has_mask", False)
+            if masked:
                 self.masked |= from_arrays
             if name in self._words:
                 needs, compute = operations.part((name, "wrong"))
@@ -249,28 +259,19 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
     return None
 
 
-def _run(svi: SVI, key: jax.Array, args: tuple, kwargs: dict, statements: Statements) -> None:
-    """Run guide and model as a loss does."""
-    guide_key, model_key = jax.random.split(key)
-    model = handlers.seed(svi.model, model_key)
-    # Guides of several draws at once have no values that a model can be replayed with.
-    if not getattr(svi.loss, "multi_sample_guide", False):
-        guide = handlers.trace(handlers.seed(svi.guide, guide_key))
-        model = handlers.replay(model, guide.get_trace(*args, **kwargs, **svi.static_kwargs))
-    with statements:
-        model(*args, **kwargs, **svi.static_kwargs)
-
-
 def likelihood_not_finite(svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict) -> str | None:
     """
     A sentence about the first likelihood whose share of the ELBO is not finite, or has no finite gradient, if any.
 
     :param params: parameters, constrained; with the arguments of a step.
     """
-    statements = Statements()
+    statements = Statements(svi.model)
     try:
-        with Hidden(), handlers.substitute(data=params):
-            _run(svi, jax.random.key(0), args, kwargs, statements)
+        with Hidden(), handlers.substitute(data=params), handlers.seed(rng_seed=0):
+            # Guides of several draws at once have no values that a model can be replayed with.
+            several = getattr(svi.loss, "multi_sample_guide", False)
+            guide = {} if several else handlers.trace(svi.guide).get_trace(*args, **kwargs, **svi.static_kwargs)
+            handlers.replay(statements, guide)(*args, **kwargs, **svi.static_kwargs)
         for name, (message, _) in statements.found.items():
             if isinstance(fn := base_of(message["fn"]), LatentObservation):
                 if sentence := fn.why_not_finite(message["value"]):
@@ -280,11 +281,11 @@ def likelihood_not_finite(svi: SVI, params: dict[str, Any], args: tuple, kwargs:
     return None
 
 
-def _first_impossible(fn: LatentObservation, y: jax.Array) -> tuple[tuple[jax.Array, jax.Array], str]:
+def _first_impossible(msg: Message) -> tuple[tuple[jax.Array, jax.Array], str]:
     """Place along the rows of the first value that cannot be observed, and the value; and what it must be."""
-    y = jnp.asarray(y, jnp.result_type(float))
-    wrong, words = impossible(fn.likelihood, y)
-    if fn.mask_ is not None:
-        wrong = wrong & fn.mask_
+    y = jnp.asarray(msg["value"], jnp.result_type(float))
+    wrong, words = impossible(info_of(msg).likelihood, y)
+    if (present := present_rows(msg)) is not None:
+        wrong = wrong & present
     position = jnp.argmax(wrong)
     return (jnp.where(jnp.any(wrong), position % y.shape[-1], -1), jnp.ravel(y)[position]), words
