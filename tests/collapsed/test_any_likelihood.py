@@ -53,7 +53,6 @@ CASES = [
     ("Poisson", "solve", npgp.conditionals.Grouped(GROUPS)),
     ("Poisson", "mean-field", "tight"),
     ("StudentT", "odvgp", "prior"),
-    ("Softmax", "svgp", "tight"),
     ("heteroscedastic", "svgp", "prior"),
 ]
 

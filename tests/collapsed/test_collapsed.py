@@ -9,7 +9,6 @@ import numpyro
 import numpyro.distributions as dist
 import oracles
 import pytest
-from models import nuts
 from numpyro import handlers
 from numpyro.infer.util import log_density
 from programs import equations
@@ -372,7 +371,7 @@ def test_posterior_with_inducing_points_at_all_inputs_is_exact(float64):
         np.testing.assert_allclose(covariance[i], exact[1], atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["Matern12", "RBF"])
+@pytest.mark.parametrize("name, x64", [("Matern12", True), ("RBF", False)], indirect=["x64"])
 def test_posteriors_of_any_lengthscale_are_finite_and_right_to_the_jitter(x64, name):
     # From a tenth of the inputs' spacing to a thousand times their range, where Gram matrices are of rank one.
     rng = np.random.default_rng(0)
@@ -507,8 +506,7 @@ def test_draws_are_from_the_model(x64):
 # ---------------------------------------------------------------- in a NumPyro program
 
 
-@pytest.mark.slow  # to compile
-def test_nuts_samples_hyperparameters_under_the_bound(float64):
+def test_it_is_the_density_of_an_observation(float64):
     X, y = one_problem(N=20)
     Z = X[::4]
 
@@ -523,10 +521,6 @@ def test_nuts_samples_hyperparameters_under_the_bound(float64):
     bound = oracles.Joint.of(formula, [Z], X, 1e-8).bound(y, 0.2, [True], "tight")
     prior = stats.lognorm.logpdf(0.8, 1.0) + stats.lognorm.logpdf(0.2, 1.0, scale=np.exp(-2))
     np.testing.assert_allclose(density, prior + bound, rtol=1e-6)
-
-    samples, diverging = nuts(model, y, num_warmup=50, num_samples=50)
-    assert np.mean(diverging) < 0.1
-    assert np.ptp(samples["lengthscale"]) > 0 and 0.01 < np.median(samples["noise"]) < 1.0
 
     drawn = handlers.seed(handlers.substitute(model, values), 0)()  # without observations: the model itself
     assert drawn.shape == (20,)

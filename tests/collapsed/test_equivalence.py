@@ -58,7 +58,7 @@ def collapsed_of(gp, conditional, noise=NOISE):
     )
 
 
-@pytest.mark.parametrize("structure", ["mean field", "SOLVE-GP", "three, last mean-only"])
+@pytest.mark.parametrize("structure", ["SOLVE-GP", "three, last mean-only"])
 def test_uncollapsed_at_the_optimum_is_collapsed_and_stationary(structure, float64):
     gp = gp_of(structure)
 

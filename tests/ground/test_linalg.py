@@ -378,12 +378,13 @@ def test_products_of_a_batch_of_factors_with_one_matrix(float64, size):
     def total(product, L, B):
         return jnp.sum(weights * product(jnp.tril(L), B))
 
+    @jax.jit
     def whole(L, B):
         return jnp.einsum("...ij,ik->...jk", L, B)
 
     product = functools.partial(linalg.lower_matmul, transpose=True)
-    np.testing.assert_allclose(product(L, B), whole(L, B), atol=1e-12)
-    found, expected = (jax.grad(total, (1, 2))(f, L, B) for f in (product, whole))
+    np.testing.assert_allclose(jax.jit(product)(L, B), whole(L, B), atol=1e-12)
+    found, expected = (jax.jit(jax.grad(functools.partial(total, f), (0, 1)))(L, B) for f in (product, whole))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-12)
 

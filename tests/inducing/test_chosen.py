@@ -71,7 +71,7 @@ def test_traced_rows_have_the_same_points():
 # The same as with these points given
 
 
-@pytest.mark.parametrize("dependence", ["sites", "independent", None])
+@pytest.mark.parametrize("dependence", ["sites", None])
 def test_as_with_these_points_given(dependence):
     guide = guide_of(dependence)
     svi, params = trained(guide)

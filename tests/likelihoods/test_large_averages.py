@@ -12,7 +12,6 @@ from npgp import likelihoods
 @pytest.mark.parametrize(
     "make, classes",
     [
-        (lambda: likelihoods.Ordinal(jnp.array([-1.0, 0.5], jnp.float32)), 3),
         (lambda: likelihoods.Softmax(10), 10),
         (lambda: likelihoods.Factorized(lambda f: dist.Laplace(f, 0.1)), 5),
     ],

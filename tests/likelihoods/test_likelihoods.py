@@ -284,6 +284,8 @@ def bernoulli_logits(f):
 
 
 every = pytest.mark.parametrize("name", CASES)
+#: Of two with the same rule or function of intervals, one; Ordinal by rows with cutpoints of their own, below.
+INTEGRATED = sorted(CASES.keys() - {"Censored, right", "Factorized, none", "Cauchy", "Ordinal", "Ordinal logit"})
 
 
 @jax.jit
@@ -428,7 +430,12 @@ LIMITS = {
 }
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize(
+    "name, x64",  # the last are dear, and in double precision what Beta's are
+    [(name, double) for name in LIMITS for double in (False, True) if name != "BetaBinomial" or not double],
+    ids=lambda value: {True: "float64", False: "float32"}.get(value, value),
+    indirect=["x64"],
+)
 def test_limits_of_parameters_and_of_counts(name, x64):
     """In float32 too, where differences of log-gammas would be off by hundreds; and gradients."""
     make, log_density, rows = LIMITS[name]
@@ -486,7 +493,7 @@ def test_limits_of_parameters_and_of_counts(name, x64):
         ]
 
 
-@every
+@pytest.mark.parametrize("name", INTEGRATED)
 @settings(max_examples=4, deadline=None)
 @given(
     mean=st.lists(st.floats(-3, 3), min_size=6, max_size=6),
@@ -526,7 +533,7 @@ def average_and_slopes(likelihood, y, mean, variance):
         (likelihoods.StudentT(df=4.0, scale=0.1), (-2.0, 7.0), narrow_student_t),
         (likelihoods.VonMises(concentration=40.0), (-2.0, 3.0), lambda f, y: stats.vonmises.logpdf(y - f, 40.0)),
         (likelihoods.VonMises(concentration=0.5), (-2.0, 3.0), lambda f, y: stats.vonmises.logpdf(y - f, 0.5)),
-        *[(CASES[name].make(), CASES[name].ys[:2], CASES[name].log_density) for name in ("Censored, right", "Weibull")],
+        (CASES["Weibull"].make(), CASES["Weibull"].ys[:2], CASES["Weibull"].log_density),
         *[(CASES[name].make(), CASES[name].ys[1:], CASES[name].log_density) for name in ("Beta", "BetaBinomial")],
         (CASES["TruncatedGaussian"].make(), (-0.9, 2.0), CASES["TruncatedGaussian"].log_density),
     ],
@@ -558,7 +565,7 @@ def test_float64_is_exact_to_eight_digits(likelihood, ys, log_density, float64):
 #: Of counts and shares the limits of parameters have values and gradients in float32, of all variances but the least;
 #: of two of the same function of intervals, one.
 IN_LIMITS = {"Beta", "BetaBinomial", "Binomial", "NegativeBinomial"}
-SINGLE_LIKE_ANOTHER = {"Cauchy", "Factorized, none", "Censored, right", "Ordinal"}
+SINGLE_LIKE_ANOTHER = {"Cauchy", "Factorized", "Factorized, none", "Censored, right", "Ordinal"}
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - SINGLE_LIKE_ANOTHER - IN_LIMITS))
@@ -597,7 +604,7 @@ def test_numbers_widen_nothing(name):
     assert all(leaf.dtype == jnp.float32 for leaf in mixed)
 
 
-@every
+@pytest.mark.parametrize("name", INTEGRATED)
 def test_limit_of_no_variance(name):
     case, h = CASES[name], 1e-3
     f, y = np.full(ROWS, 0.7), np.resize(np.array(case.ys, float), ROWS)
@@ -715,7 +722,6 @@ def test_certificates():
         (lambda: likelihoods.NegativeBinomial(concentration=500.0), 300.0, np.log(300.0)),
         (lambda: likelihoods.Laplace(scale=1e-2), 2.0, 2.0),
         (lambda: likelihoods.StudentT(df=4.0, scale=1e-3), 2.0, 2.0),
-        (lambda: likelihoods.StudentT(df=200.0, scale=1e-2), 2.0, 2.0),
     ],
 )
 def test_averaged_likelihood_far_narrower_than_the_gaussian(make, y, peak):
@@ -766,25 +772,12 @@ def test_quadrature_error_finds_what_is_wrong():
     assert np.all(error(fine, y, mean, variance) < 1e-5)
 
 
-@pytest.mark.parametrize("certified", [True, False])
-def test_factorized_repeats_bernoulli(certified):
-    mean, variance, y = (jnp.asarray(np.resize(a, ROWS), jnp.float32) for a in ([-1, 0.2, 3], [0.1, 1, 4], [0, 1]))
-    ours = likelihoods.Bernoulli()
-    theirs = likelihoods.Factorized(bernoulli_logits, log_concave=certified)
-    pairs = zip(*(values_and_gradients(lik, y, mean, variance) for lik in (ours, theirs)), strict=True)
-    for (a, (_, *da)), (b, (_, *db)) in pairs:
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(da, db, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     "make, y",
     [
         (lambda p: likelihoods.Gaussian(variance=p), 0.5),
         (lambda p: likelihoods.Laplace(scale=p), 0.5),
         (lambda p: likelihoods.StudentT(df=3 + p, scale=p), 0.5),
-        (lambda p: likelihoods.NegativeBinomial(concentration=p), 2),
-        (lambda p: likelihoods.Poisson("softplus", exposure=p), 2),
         (lambda p: likelihoods.Factorized(lambda f: dist.Gamma(p, p * jnp.exp(-f))), 0.5),
     ],
 )
@@ -805,7 +798,7 @@ def test_one_parameter_per_row(make, y):
 
 
 @pytest.mark.parametrize(  # each kind of integral
-    "name", ["Bernoulli logit", "Exponential", "Factorized", "Gaussian", "Laplace", "Ordinal", "StudentT", "Weibull"]
+    "name", ["Bernoulli logit", "Exponential", "Gaussian", "Laplace", "StudentT", "Weibull"]
 )
 def test_shapes(name):
     likelihood, y = CASES[name].make(), np.float32(CASES[name].ys[0])
@@ -903,14 +896,15 @@ def test_angles(x64):
     log_p = stats.vonmises.logpdf(np.asarray(y, float)[:, None], 6.0, loc=f)
     np.testing.assert_allclose(expected, log_p @ w, rtol=2e-5)
     np.testing.assert_allclose(marginal, np.log(np.exp(log_p) @ w), rtol=2e-4, atol=1e-4)
-    direction, spread = likelihood.moments(mean, variance)
+    direction, spread = jax.jit(likelihood.moments)(mean, variance)
     np.testing.assert_allclose(direction, mean)
     resultant = np.cos(f - np.asarray(mean)[:, None]) @ w * special.ive(1, 6.0) / special.ive(0, 6.0)
     np.testing.assert_allclose(spread, 1 - resultant, rtol=1e-5)
     draws = likelihood.sample(jax.random.key(0), jnp.full(20_000, 2.0, x64))
     assert abs(np.cos(np.asarray(draws) - 2.0).mean() - special.ive(1, 6.0) / special.ive(0, 6.0)) < 0.005
+    by_concentration = jax.jit(jax.grad(lambda k: likelihoods.VonMises(concentration=k).log_prob(0.0, 0.1)))
     for k in (1e-3, 29.0, 31.0, 1e6):  # both sides of the seam of its norm
-        slope = jax.grad(lambda k: likelihoods.VonMises(concentration=k).log_prob(0.0, 0.1))(jnp.asarray(k, x64))
+        slope = by_concentration(jnp.asarray(k, x64))
         truth = np.cos(0.1) - 1 - (np.longdouble(special.ive(1, k)) / special.ive(0, k) - 1)
         np.testing.assert_allclose(slope, float(truth), rtol=1e-4)
 
@@ -934,7 +928,7 @@ def test_tails_of_intervals_in_float32():
     y, f = np.array([60.0, -60.0, -60.0, 0.0, 49.0, 0.0]), np.array([0.0, 0.0, 0.0, 40.0, 0.0, -20.0])
     likelihood = likelihoods.CensoredGaussian(scale=jnp.float32(1.0), until=until)
     y_, f_ = (jnp.asarray(a, jnp.float32) for a in (y, f))
-    value, slope = jax.jvp(lambda f: likelihood.log_prob(f, y_), (f_,), (jnp.ones(6, jnp.float32),))
+    value, slope = jax.jit(lambda f: jax.jvp(lambda f: likelihood.log_prob(f, y_), (f,), (jnp.ones_like(f),)))(f_)
     lower, upper = np.minimum(y, until) - f, np.maximum(y, until) - f
     with np.errstate(all="ignore"):
         truth = np.where(np.isinf(upper), special.log_ndtr(-lower), special.log_ndtr(upper))
@@ -944,8 +938,8 @@ def test_tails_of_intervals_in_float32():
     hazards = np.exp(stats.norm.logpdf([60.0, -39.0, 49.0]) - special.log_ndtr([-60.0, -39.0, -49.0]))
     np.testing.assert_allclose(slope[np.array([0, 1, 3, 4])], [hazards[0], 0, -hazards[1], hazards[2]], rtol=1e-4)
     np.testing.assert_allclose(slope[5], 20.0005, rtol=1e-5)
-    by_scale = jax.grad(lambda s: jnp.sum(likelihoods.CensoredGaussian(scale=s, until=until).log_prob(f_, y_)))(1.0)
-    assert np.isfinite(by_scale)
+    by_scale = jax.grad(lambda s: jnp.sum(likelihoods.CensoredGaussian(scale=s, until=until).log_prob(f_, y_)))
+    assert np.isfinite(jax.jit(by_scale)(1.0))
     # Values that a truncated variable can hardly take are drawn where it lies.
     far = likelihoods.TruncatedGaussian(scale=1.0, lower=0.0).sample(jax.random.key(0), jnp.full(20_000, -30.0))
     assert np.all(far > 0) and np.mean(far) == pytest.approx(1 / 30.07, rel=0.03)
@@ -982,7 +976,7 @@ def test_expectations_of_intervals_beside_any_deviation(x64):
     z = np.linspace(-12, 12, 24_001)[:, None]
     truth = np.sum(stats.norm.pdf(z) * special.log_ndtr((1.0 + sd * z - 0.5) / 0.5), axis=0) * 1e-3
     tolerance = 1e-5 if x64 == jnp.float32 else 1e-10
-    for chosen in (slice(2), slice(4)):
+    for chosen in ([0, 1, 0, 1], [0, 1, 2, 3]):
         np.testing.assert_allclose(expected(x64(sd[chosen] ** 2)), truth[chosen], rtol=tolerance)
 
 
@@ -1401,7 +1395,6 @@ def test_integrals_of_functions_look_at_the_integrand(fn, log_density, float64):
     "fn, own",
     [
         (lambda f: dist.AsymmetricLaplace(f, 0.125, 1.0), likelihoods.Laplace(scale=0.125)),
-        (lambda f: dist.StudentT(4.0, f, 0.125), likelihoods.StudentT(df=4.0, scale=0.125)),
         (lambda f: dist.StudentT(4.0, f, 0.0125), likelihoods.StudentT(df=4.0, scale=0.0125)),
     ],
 )
@@ -1416,25 +1409,9 @@ def test_expectations_of_functions_in_float32(fn, own):
 
     got = jax.jit(value_and_gradients)(likelihoods.Factorized(fn), mean, variance)
     with jax.enable_x64(True):
-        truth = value_and_gradients(own, mean.astype(float), variance.astype(float))
+        truth = jax.jit(value_and_gradients)(own, mean.astype(float), variance.astype(float))
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, truth, rtol=1e-4, atol=3e-5)
-
-
-def test_expected_slopes_of_narrow_peaks_in_float32():
-    """Two normals of sd 1/16 at a distance of 2, whose log p turns between them within .01: slopes are up to 500."""
-    pair = jnp.asarray(PAIR)
-    weights = dist.Categorical(probs=jnp.asarray(PAIR_WEIGHTS))
-    narrow = likelihoods.Factorized(lambda f: dist.MixtureSameFamily(weights, dist.Normal(f[..., None] + pair, 0.0625)))
-    mean = np.float32([0.5, 0.5001, 0.45])
-    slopes = jax.jit(jax.grad(lambda m, s: jnp.sum(narrow.expected_log_prob(0.5, m, s**2)), (0, 1)))
-    got = slopes(mean, np.ones_like(mean))
-    z = np.linspace(-9, 9, 1_000_001)
-    normal = stats.norm.pdf(z) * (z[1] - z[0])
-    for i, m in enumerate(mean):
-        log_p = np.logaddexp(*(np.log(w) + stats.norm.logpdf(0.5, m + z + a, 0.0625) for w, a in PAIR_OF_NORMALS))
-        assert got[0][i] == pytest.approx((log_p * z) @ normal, abs=1e-4)
-        assert got[1][i] == pytest.approx((log_p * (z**2 - 1)) @ normal, rel=1e-5)
 
 
 #: Two close bends, a jump, two bends that log p turns beside, and three narrow peaks: locations of three normals, and
@@ -1447,6 +1424,7 @@ BENT = (
 )
 
 
+@pytest.mark.parametrize("x64", [False], ids=["float32"], indirect=True)  # in float64 one by one, above
 def test_expectations_of_log_p_with_several_bends_jumps_or_peaks(x64):
     """Values, and slopes in mean and standard deviation, wherever the mean is."""
     mean, row = (a.ravel() for a in np.meshgrid(np.linspace(-1.9, 2.0, 14), range(len(BENT))))
@@ -1475,7 +1453,7 @@ def test_expectations_of_log_p_with_several_bends_jumps_or_peaks(x64):
     truth = np.stack([(terms * of).sum(1) for of in (1.0, z, z**2 - 1.0)])
     error = np.abs(got - truth) / np.maximum(1.0, np.abs(truth))
     # In 32 bits a change of 4e-6 nats with fewer nodes is not looked at, nor the change of slopes that goes with it.
-    assert np.max(error) < (2e-4 if x64 is jnp.float32 else 2e-8)
+    assert np.max(error) < 2e-4
 
 
 @pytest.mark.parametrize(
@@ -1509,43 +1487,48 @@ def test_densities_that_npgp_has_are_taken_for_numpyros(fn, ys, float64):
 
 
 @pytest.mark.parametrize(
-    "fn, own, moved, y",
+    "fn, own, moved, y, x64",  # by turns in either precision; programs alone in one
     [
         (
             lambda f, c: dist.Laplace(2.0 - c * f, 0.3 * c),
             lambda c: likelihoods.Laplace(scale=0.3 * c),
             (2.0, -1.0),
             POINTS,
+            False,
         ),
         (
             lambda f, c: dist.AsymmetricLaplaceQuantile(c * f, c * np.array([0.3, 0.4, 0.5]), 0.75),
             lambda c: likelihoods.AsymmetricLaplace(scale=c * np.array([0.3, 0.4, 0.5]), quantile=0.75),
             (0.0, 1.0),
             POINTS,
+            True,
         ),
         (
             lambda f, c: dist.Poisson(3.0 * jnp.exp(0.5 * c * f - 1.0)),
             lambda c: npgp.Poisson(),
             (np.log(3.0) - 1.0, 0.5),
             [0, 2, 9],
+            False,
         ),
         (
             lambda f, c: dist.BetaProportion(jax.nn.sigmoid(c * f), 5.0 * c),
             lambda c: likelihoods.Beta(concentration=5.0 * c),
             (0.0, 1.0),
             POINTS,
+            True,
         ),
-        (lambda f, c: dist.Poisson(c * jnp.exp(jnp.clip(f, -20.0, 20.0))), None, (), [0, 2, 9]),
-        (lambda f, c: dist.Laplace(f, c * jnp.exp(f)), None, (), POINTS),
-        (lambda f, c: dist.Laplace(jnp.abs(f), 0.3 * c), None, (), POINTS),
+        (lambda f, c: dist.Poisson(c * jnp.exp(jnp.clip(f, -20.0, 20.0))), None, (), [0, 2, 9], False),
+        (lambda f, c: dist.Laplace(f, c * jnp.exp(f)), None, (), POINTS, False),
+        (lambda f, c: dist.Laplace(jnp.abs(f), 0.3 * c), None, (), POINTS, False),
         # Flat where none of the places is that are compared.
-        (lambda f, c: dist.Laplace(jnp.where(jnp.abs(f - 0.5) < 0.3, 0.5, f), 0.3 * c), None, (), POINTS),
+        (lambda f, c: dist.Laplace(jnp.where(jnp.abs(f - 0.5) < 0.3, 0.5, f), 0.3 * c), None, (), POINTS, False),
         # Linear at some parameters alone.
-        (lambda f, c: dist.Laplace(f + (c - 1.0) * f**2, 0.3), None, (), POINTS),
-        (lambda f, c: dist.Laplace(f + jnp.maximum(c - 1.1, 0.0) * f**2, 0.3), None, (), POINTS),
-        (lambda f, c: dist.Laplace(f + c.astype(int) * f**2, 0.3), None, (), POINTS),
-        (lambda f, c: dist.Normal(f, 0.3 * c), None, (), POINTS),
+        (lambda f, c: dist.Laplace(f + (c - 1.0) * f**2, 0.3), None, (), POINTS, False),
+        (lambda f, c: dist.Laplace(f + jnp.maximum(c - 1.1, 0.0) * f**2, 0.3), None, (), POINTS, False),
+        (lambda f, c: dist.Laplace(f + c.astype(int) * f**2, 0.3), None, (), POINTS, False),
+        (lambda f, c: dist.Normal(f, 0.3 * c), None, (), POINTS, False),
     ],
+    indirect=["x64"],
 )
 def test_functions_that_make_a_likelihood_of_npgp_have_its_integrals(fn, own, moved, y, x64):
     """Where the latent value is linear in f and nothing else depends on it; without the branch of other functions."""
@@ -1667,12 +1650,13 @@ def test_slopes_that_numpyro_clips_are_not_used(float64):
 def test_what_is_not_finite_far_out_counts_for_nothing():
     # In float32 the sigmoid is 1 there, and the density of a beta distribution no number.
     likelihood = likelihoods.Factorized(lambda f: dist.BetaProportion(jax.nn.sigmoid(f), 10.0))
-    value, pull = jax.vjp(lambda m, v: likelihood.expected_log_prob(0.3, m, v), jnp.float32(0.5), jnp.float32(9.0))
+    expected = jax.jit(jax.value_and_grad(lambda m, v: likelihood.expected_log_prob(0.3, m, v), (0, 1)))
+    value, slopes = expected(jnp.float32(0.5), jnp.float32(9.0))
     z = np.linspace(-9, 9, 20_001)
     mu = special.expit(0.5 + 3 * z)
     terms = stats.beta.logpdf(0.3, 10 * mu, 10 * special.expit(-0.5 - 3 * z))
     assert float(value) == pytest.approx((terms * stats.norm.pdf(z)).sum() * (z[1] - z[0]), rel=1e-4)
-    assert np.all(np.isfinite(pull(jnp.float32(1.0))))
+    assert np.all(np.isfinite(slopes))
 
 
 @pytest.mark.parametrize("fn, y", [(lambda f: dist.Gumbel(f, 0.5), 0.5), (lambda f: dist.HalfNormal(jnp.exp(f)), 2.0)])
@@ -1757,25 +1741,22 @@ def test_slopes_of_remainders_and_deviances(x64):
     """Of Stirling's formula by digamma, and of the divergence of Bernoulli variables by its formula."""
     eps = float(jnp.finfo(x64).eps)
     x = np.geomspace(1e-3, 50.0, 25).astype(x64)
-    slope = jax.vmap(jax.grad(stirling))(x)
+    slope = jax.jit(jax.vmap(jax.grad(stirling)))(x)
     x = x.astype(float)
     np.testing.assert_allclose(slope, special.digamma(x) - np.log(x) + 0.5 / x, rtol=50 * eps, atol=50 * eps)
     logit, x = (
         a.ravel().astype(x64) for a in np.meshgrid([-20.0, -1.0, 0.5, 3.0], [-40.0, -3.0, -0.5, 1e-3, 2.0, 50.0])
     )
-    slopes = jax.vmap(jax.grad(lambda a, x: bernoulli_deviance(*sigmoids(a), x), (0, 1)))(logit, x)
+    slopes = jax.jit(jax.vmap(jax.grad(lambda a, x: bernoulli_deviance(*sigmoids(a), x), (0, 1))))(logit, x)
     w, x = special.expit(logit.astype(float)), x.astype(float)
     steep = np.expm1(x) / (1 + w * np.expm1(x))
     truth = w * (1 - w) * (steep - x), w * (1 - w) * steep
     np.testing.assert_allclose(slopes, truth, rtol=50 * eps, atol=eps)
 
 
-@pytest.mark.parametrize(
-    "fn", [lambda f: dist.Laplace(f, 0.5), lambda f: dist.Beta(*(4.0 * jax.nn.sigmoid(s * f) for s in (1, -1)))]
-)
-def test_a_second_call_outside_programs_compiles_its_search_alone(fn):
+def test_a_second_call_outside_programs_compiles_its_search_alone():
     """Branches would be compiled anew by each call, as the loop that looks for the bends of log p is."""
-    likelihood, y = npgp.likelihoods.as_likelihood(fn), jnp.asarray([0.3, 0.6], jnp.float32)
+    likelihood, y = npgp.likelihoods.as_likelihood(lambda f: dist.Laplace(f, 0.5)), jnp.float32([0.3, 0.6])
 
     likelihood.expected_log_prob(y, jnp.zeros(2, jnp.float32), 4.0)
     with compilations() as count:

@@ -369,8 +369,7 @@ def test_latent_variable_models_need_all_parameters():
     data = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(KEY, data, latent_dim=1, num_inducing=2))
     svi = SVI(gplvm.model, gplvm.guide, npgp.adam(0.01), TraceMeanField_ELBO())
-    state = svi.init(KEY, data)
-    params = svi.get_params(state)
+    params = jax.jit(lambda key: svi.get_params(svi.init(key, data)))(KEY)
     uses = {
         "lengthscale": gplvm.posterior,
         "inducing": gplvm.posterior,

@@ -512,7 +512,7 @@ def test_numpyros_own_validation_passes(float64):
 # Numerics
 
 
-@pytest.mark.parametrize("statement", ["observe", "sample"])
+@pytest.mark.parametrize("statement, x64", [("observe", False), ("sample", True)], indirect=["x64"])
 def test_results_and_gradients_have_the_inputs_dtype(statement, x64):
     """pytest turns JAX's warning of a truncated float64 into an error."""
 

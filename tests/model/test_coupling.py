@@ -237,7 +237,7 @@ def test_without_coupling_it_is_the_independent_guide(float64):
     assert np.all(np.abs(other_elbo - both[0]) > 1e-3)
 
 
-@pytest.mark.parametrize("structure", ["mean-field", "odvgp"])
+@pytest.mark.parametrize("structure", ["odvgp"])
 def test_rows_and_divergence_are_those_of_the_moved_mean(structure, float64):
     """By dense algebra, at what the other guide has drawn."""
     structured = partial(model, structure=structure)

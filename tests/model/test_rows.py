@@ -265,7 +265,7 @@ def diverging(at, kind):
     return SVI(model, no_guide, optax.sgd(1.0), Trace_ELBO())
 
 
-@pytest.mark.parametrize("kind, good, steps_per_call", [("loss", 4, 5), ("loss", 4, 20), ("gradient", 5, 20)])
+@pytest.mark.parametrize("kind, good, steps_per_call", [("loss", 4, 5), ("gradient", 5, 20)])
 def test_a_bad_step_leaves_the_last_good_state(kind, good, steps_per_call):
     words = "The ELBO is nan at step 5" if kind == "loss" else "gradient .* is bad at step 5: x became NaN"
     with pytest.raises(NonFiniteLossError, match=words) as caught:

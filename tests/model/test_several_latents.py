@@ -515,7 +515,7 @@ def test_concave_where_claimed(likelihood, y, concave, float64):
         assert np.all(2 * middle >= low + high - 1e-9 * (1 + abs(middle))) == expected
 
 
-@pytest.mark.parametrize("likelihood", [Softmax(3), HeteroscedasticGaussian(), Factorized(normal, num_latents=2)])
+@pytest.mark.parametrize("likelihood", [Softmax(3), Factorized(normal, num_latents=2)])
 def test_shapes(likelihood):
     C = likelihood.num_latents
 

@@ -159,36 +159,6 @@ def test_counts_in_space_and_groups():
     check_function(fit.predicted["y.latent"], log_rate(S_new, group_new), 0.5)
 
 
-fit_interaction = fitter(cookbook.main_effects_and_interaction, steps=600, inducing=square(0, 10, 5))
-
-
-def test_main_effects_and_an_interaction():
-    """By the parts of the sum on a grid: the terms share out among themselves what several can express."""
-    rng = np.random.default_rng(SEED)
-    X = rng.uniform(0, 10, (150, 2))
-
-    def f(X):
-        interaction = np.sin(0.6 * X[:, 0]) * np.cos(0.5 * X[:, 1])
-        return 1.5 * np.sin(X[:, 0]) + 0.2 * (X[:, 1] - 5) + interaction
-
-    def parts(values):
-        values = values.reshape(-1, 8, 8)
-        values = values - values.mean((1, 2), keepdims=True)
-        first, second = values.mean(1, keepdims=True), values.mean(2, keepdims=True)
-        return first[:, 0], second[:, :, 0], (values - first - second).reshape(-1, 64)
-
-    X, y = float32(X, f(X) + 0.2 * rng.normal(size=150))
-    X_new = square(0.5, 9.5, 8)
-    fit = fit_interaction({"X": X, "y": y}, {"X": X_new})
-
-    check_sites(fit.posterior, noise=0.2)
-    check_function(fit.predicted["y.latent"], f(X_new), 0.25)
-    for name, draws, truth in zip(
-        ("x1", "x2", "x1 x2"), parts(fit.predicted["y.latent"]), parts(f(X_new)), strict=True
-    ):
-        check_function(draws, truth[0], 0.4, name)
-
-
 fit_trend = fitter(cookbook.trend_and_season)
 
 
@@ -231,86 +201,7 @@ def test_a_weight_is_a_number_of_rows(float64):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Several outputs
-
-GAP = np.linspace(3.3, 7.7, 40, dtype=np.float32)[:, None]
-
-
-def with_a_gap(rng, x, truth):
-    """Observations of outputs, of which the last has none in an interval."""
-    y = truth(x) + 0.15 * rng.normal(size=truth(x).shape)
-    mask = np.ones(y.shape, bool)
-    mask[-1, (x > 3) & (x < 8)] = False
-    y[~mask] = np.nan
-    return y, mask
-
-
-def check_gap(draws, truth, x, y, mask):
-    """Another output fills the gap, which spans three lengthscales; its own neighbors say little of it."""
-    check_function(draws, truth, 0.45)
-    own = np.interp(GAP[:, 0], x[mask], y[mask])
-    assert error(own, truth) > 0.8
-
-
-fit_mixed = fitter(cookbook.mixed_outputs, outputs=3, functions=2)
-
-
-def test_learned_mixing_imputes_what_one_output_lacks():
-    rng = np.random.default_rng(SEED)
-    x = np.sort(rng.uniform(0, 10, 60))
-
-    def h(x):
-        W = np.array([[1.0, 0.0], [0.5, 1.0], [-1.0, 0.8]])
-        return W @ np.stack([np.sin(x), np.cos(0.7 * x)])
-
-    y, mask = with_a_gap(rng, x, h)
-    X, y = float32(x[:, None], y)
-    fit = fit_mixed({"X": X, "Y": y, "mask": mask}, {"X": GAP})
-
-    check_sites(fit.posterior, noise=0.15)
-    check_gap(fit.predicted["Y.latent"][:, 2], h(GAP[:, 0])[2], x, y[2], mask[2])
-
-
-# ---------------------------------------------------------------------------------------------------------------
 # Likelihoods
-
-fit_noise = fitter(cookbook.changing_noise, steps=600)
-
-
-def test_noise_that_changes_with_x():
-    rng = np.random.default_rng(SEED)
-    x, log_sd = rng.uniform(0, 10, 150), lambda x: -1.2 + 0.8 * np.sin(0.6 * x)
-    X, y = float32(x[:, None], np.sin(x) + np.exp(log_sd(x)) * rng.normal(size=150))
-    latent = fit_noise({"X": X, "y": y}, {"X": GRID}).predicted["y.latent"]
-
-    check_function(latent[:, 0], np.sin(x_grid), 0.3)
-    check_function(latent[:, 1], log_sd(x_grid), 0.6, "log sd", coverage=0.6)
-
-
-fit_softmax = fitter(cookbook.several_classes, steps=120, rate=0.1, classes=3)
-
-
-def test_three_classes():
-    """Probabilities depend on differences of the functions alone."""
-    rng = np.random.default_rng(SEED)
-    x, f = rng.uniform(0, 10, 80), lambda x: np.stack([2 * np.sin(x), 2 * np.cos(x), 0 * x])
-    y = np.argmax(f(x) + rng.gumbel(size=(3, 80)), 0)
-    latent = fit_softmax({"X": np.float32(x[:, None]), "y": y}, {"X": GRID}).predicted["y.latent"]
-
-    check_function(centerd(latent, -2), centerd(f(x_grid), -2), 0.7)
-
-
-fit_ratings = fitter(cookbook.ratings, steps=300, categories=4)
-
-
-def test_ratings_with_unknown_cutpoints():
-    rng = np.random.default_rng(SEED)
-    x, f = rng.uniform(0, 10, 150), lambda x: 2 * np.sin(x) + 1.5
-    y = np.sum((f(x) + rng.logistic(size=150))[:, None] > [0.0, 1.5, 3.0], 1)
-    fit = fit_ratings({"X": np.float32(x[:, None]), "y": y}, {"X": GRID})
-
-    check_sites(fit.posterior, gap=1.5)
-    check_function(fit.predicted["y.latent"], f(x_grid), 0.6)
 
 
 fit_survival = fitter(cookbook.survival, steps=300)
@@ -337,23 +228,6 @@ def test_survival_with_censored_times():
 
 # ---------------------------------------------------------------------------------------------------------------
 # Time
-
-fit_drift = fitter(cookbook.drifting_sensor)
-
-
-def test_a_response_on_top_of_a_drift():
-    rng = np.random.default_rng(SEED)
-    x, level, steps = rng.uniform(0, 10, 120), np.zeros(121), 0.15 * rng.normal(size=120)
-    for t, step in enumerate(steps):
-        level[t + 1] = 0.97 * level[t] + step
-    level = level[1:]
-    X, y = float32(x[:, None], np.sin(x) + level + 0.15 * rng.normal(size=120))
-    fit = fit_drift({"X": X, "y": y}, {"X": X})
-
-    check_sites(fit.posterior, noise=0.15)
-    check_function(fit.predicted["y.latent"], np.sin(x) + level, 0.3, "f + level")
-    check_function(centerd(fit.predicted["y.latent"] - fit.posterior["level"]), centerd(np.sin(x)), 0.25)
-    check_function(centerd(fit.posterior["level"]), centerd(level), 0.6, "level")
 
 
 fit_dynamics = fitter(

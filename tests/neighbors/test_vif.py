@@ -67,21 +67,29 @@ def test_density_is_that_of_dense_algebra(float64, size):
     near = nearest_before(X, size)
     y = np.stack([Y, RNG.normal(size=N)])
     expected = [oracles.log_normal(each - 0.3 * T, covariance(near)) for each in y]
-    np.testing.assert_allclose(vif(near, offset=0.3 * T).log_prob(y), expected, rtol=1e-9)
+    found = jax.jit(lambda y: vif(near, offset=0.3 * T).log_prob(y))(y)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
 def test_limits_are_fitc_the_response_nngp_and_the_gp(float64):
-    none = dataclasses.replace(NEAR, mask=np.zeros_like(NEAR.mask))
-    fitc = npgp.ApproximateGP(matern(), X, Z, noise_variance=NOISE, jitter=0.0)
-    np.testing.assert_allclose(vif(none).log_prob(Y), fitc.log_prob(Y), rtol=1e-10)
-    far = npgp.ApproximateGP(matern(), X, Z + 1e4, noise_variance=NOISE, method="vif", neighbors=NEAR)
-    nngp = ResponseNNGP(matern(), X, NEAR, noise_variance=NOISE)
-    np.testing.assert_allclose(far.log_prob(Y), nngp.log_prob(Y), rtol=1e-10)
-    whole, C = nearest_before(X, N - 1), MATERN(X, X)
-    np.testing.assert_allclose(vif(whole).log_prob(Y), oracles.log_normal(Y, C + np.diag(NOISE)), rtol=1e-10)
+    none, whole = dataclasses.replace(NEAR, mask=np.zeros_like(NEAR.mask)), nearest_before(X, N - 1)
+
+    @jax.jit
+    def found(y):
+        fitc = npgp.ApproximateGP(matern(), X, Z, noise_variance=NOISE, jitter=0.0)
+        far = npgp.ApproximateGP(matern(), X, Z + 1e4, noise_variance=NOISE, method="vif", neighbors=NEAR)
+        nngp = ResponseNNGP(matern(), X, NEAR, noise_variance=NOISE)
+        densities = [gp.log_prob(y) for gp in (vif(none), fitc, far, nngp, vif(whole))]
+        every = np.tile(np.arange(N), (len(NEW), 1))
+        return densities, vif(whole).condition(y).mean_and_variance(NEW, neighbors=every)
+
+    (of_none, fitc, far, nngp, of_whole), moments = found(Y)
+    np.testing.assert_allclose(of_none, fitc, rtol=1e-10)
+    np.testing.assert_allclose(far, nngp, rtol=1e-10)
+    C = MATERN(X, X)
+    np.testing.assert_allclose(of_whole, oracles.log_normal(Y, C + np.diag(NOISE)), rtol=1e-10)
     mean, cov = oracles.gp_posterior(C, MATERN(NEW, X), MATERN(NEW, NEW), Y, NOISE)
-    found = vif(whole).condition(Y).mean_and_variance(NEW)
-    np.testing.assert_allclose(found, (mean, np.diag(cov)), atol=1e-9)
+    np.testing.assert_allclose(moments, (mean, np.diag(cov)), atol=1e-9)
 
 
 def test_draws_have_its_covariance(float64):
@@ -95,8 +103,13 @@ def test_draws_have_its_covariance(float64):
 
 
 def test_many_projections_are_whitened_neighbor_by_neighbor(float64, monkeypatch):
-    grad = jax.value_and_grad(lambda Z: npgp.ApproximateGP(
-        matern(), X, Z, noise_variance=NOISE, method="vif", neighbors=NEAR).log_prob(Y))  # fmt: skip
+    def grad(Z):
+        def density(Z):
+            gp = npgp.ApproximateGP(matern(), X, Z, noise_variance=NOISE, method="vif", neighbors=NEAR)
+            return gp.log_prob(Y)
+
+        return jax.jit(jax.value_and_grad(density))(Z)
+
     expected = grad(jnp.asarray(Z))
     monkeypatch.setattr(vecchia, "entries_at_once", lambda: 1)
     monkeypatch.setattr(vecchia, "ENTRIES", 64)
@@ -105,12 +118,14 @@ def test_many_projections_are_whitened_neighbor_by_neighbor(float64, monkeypatch
 
 
 def test_float32(float64):
-    expected = vif().log_prob(Y)
-    X32 = X.astype(np.float32)
-    found = npgp.ApproximateGP(
-        npgp.Matern32(np.float32(0.9), variance=np.float32(1.3)), X32, Z.astype(np.float32),
-        noise_variance=NOISE.astype(np.float32), method="vif", neighbors=NEAR,
-    ).log_prob(Y.astype(np.float32))  # fmt: skip
+    @jax.jit
+    def both():
+        X32, Z32, noise = (array.astype(np.float32) for array in (X, Z, NOISE))
+        kernel = npgp.Matern32(np.float32(0.9), variance=np.float32(1.3))
+        single = npgp.ApproximateGP(kernel, X32, Z32, noise_variance=noise, method="vif", neighbors=NEAR)
+        return vif().log_prob(Y), single.log_prob(Y.astype(np.float32))
+
+    expected, found = both()
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, expected, rtol=2e-5)
 
@@ -295,15 +310,16 @@ PARTS = ((MATERN, Z, 1.0), (RBF, Z[:3] + 1.0, 2.0))
 
 def test_elbo_at_its_optimum_is_the_evidence(float64):
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
-    elbo = -svi.evaluate(svi.init(jax.random.key(0)))
+    elbo = -jax.jit(lambda key: svi.evaluate(svi.init(key)))(jax.random.key(0))
     np.testing.assert_allclose(elbo, oracles.log_normal(Y - 0.5 * T, covariance(NEAR, PARTS)), rtol=1e-9)
 
 
 def rows(which):
+    x, y, t, noise, near, mask = (jnp.asarray(array) for array in (X, Y, T, NOISE, NEAR.rows, NEAR.mask))
+    near = near[which]
     return dict(
-        X=X[which], y=Y[which], X_near=X[NEAR.rows[which]],
-        y_near=np.where(NEAR.mask[which], Y[NEAR.rows[which]], np.nan), t=T[which], t_near=T[NEAR.rows[which]],
-        noise=NOISE[which], near_noise=NOISE[NEAR.rows[which]], size=N,
+        X=x[which], y=y[which], X_near=x[near], y_near=jnp.where(mask[which], y[near], jnp.nan), t=t[which],
+        t_near=t[near], noise=noise[which], near_noise=noise[near], size=N,
     )  # fmt: skip
 
 
@@ -312,9 +328,15 @@ def test_batches_add_up_to_the_whole(float64):
     guide = npgp.AutoSparseGP(model, joint=False)
     svi = SVI(model, guide, npgp.adam(0.01), TraceMeanField_ELBO())
     batches = np.arange(N).reshape(5, -1)
-    state = svi.init(jax.random.key(0), **rows(batches[0]))
-    each = [svi.evaluate(state, **rows(batch)) for batch in batches]
-    np.testing.assert_allclose(np.mean(each), svi.evaluate(state, **rows(np.arange(N))), rtol=1e-10)
+
+    @jax.jit
+    def found(key):
+        state = svi.init(key, **rows(batches[0]))
+        each = jax.lax.map(lambda batch: svi.evaluate(state, **rows(batch)), batches)
+        return each, svi.evaluate(state, **rows(np.arange(N)))
+
+    each, whole = found(jax.random.key(0))
+    np.testing.assert_allclose(np.mean(each), whole, rtol=1e-10)
     assert np.ptp(each) > 1.0
 
 

@@ -65,7 +65,7 @@ def test_bounds_and_gradients_side_by_side() -> Any:
     return finite(value), finite(slope)
 
 
-@attempt("answer", cases=("VNNGP", "NNGP", "pitc", "local correction"))
+@attempt("answer", cases=("VNNGP", "NNGP", "pitc"))
 def test_many_small_matrices(which: str) -> Any:
     rng = np.random.default_rng(0)
     X = rng.uniform(0, 10, (2000, 2)).astype(np.float32)
@@ -93,18 +93,14 @@ def test_many_small_matrices(which: str) -> Any:
         )
         return finite(of(jnp.linspace(0.5, 2.0, 4))[1])
     groups = npgp.sparse.median_split(X, 30)
-    if which == "pitc":
-        of = jax.jit(
-            jax.grad(
-                lambda l: npgp.ApproximateGP(
-                    npgp.RBF(l), X, X[:50], noise_variance=0.1, method="pitc", groups=groups
-                ).log_prob(y)
-            )
+    of = jax.jit(
+        jax.grad(
+            lambda l: npgp.ApproximateGP(
+                npgp.RBF(l), X, X[:50], noise_variance=0.1, method="pitc", groups=groups
+            ).log_prob(y)
         )
-        return finite(of(1.0))
-    posterior = npgp.CollapsedGP(npgp.RBF(), X, X[:50], noise_variance=0.1).condition(y)
-    local = npgp.local_correction(posterior, X, y, npgp.Gaussian(variance=0.1), groups)
-    return finite(local.mean_and_variance(X[:300])[1])
+    )
+    return finite(of(1.0))
 
 
 @attempt("answer")

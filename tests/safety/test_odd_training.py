@@ -211,7 +211,7 @@ def test_a_loss_that_is_not_done(which: str) -> Any:
     return losses[[0, -1]]
 
 
-@attempt("error", "ELBO, gradient, learning rate", cases={"1e3": 1e3, "1e30": 1e30})
+@attempt("error", "ELBO, gradient, learning rate", cases={"1e3": 1e3})
 def test_rates_that_are_far_too_large(rate: float) -> Any:
     def program(X, y):
         l = numpyro.param("l", 1.0, constraint=constraints.positive)

@@ -25,9 +25,10 @@ def gpu(monkeypatch, tmp_path):
 def test_all_parts_run_small_and_write_what_they_find(gpu, tmp_path):
     found = gpu.main(["--quick", "--minutes", "600", "--out", str(tmp_path / "out")])  # time for all, under any load
     assert json.loads((tmp_path / "out" / "gpu.json").read_text()) == found and not gpu.is_wrong(found)
-    assert {(row["case"], row["conditional"]) for row in found["right"]} == {
-        (case, name) for case in ("SVGP", "collapsed") for name in ("prior", "grouped")
-    }
+    assert [(row["case"], row["conditional"]) for row in found["right"]] == [
+        ("SVGP", "grouped"),
+        ("collapsed", "grouped"),
+    ]
     assert {row["program"] for row in found["steps"]} == {"npgp", "JAX by hand", "JAX by hand, plain", "limit"}
     assert [(row["bound"], row["steps"]) for row in found["oil"]] == [("tight", 20)]
     assert -200 < found["oil"][0]["elbo_per_row"] < 0

@@ -353,7 +353,7 @@ def best_bounds(name):
     return {(c, setting): found[c][:, part].max(axis=1) for setting, part in parts.items() for c in chosen}
 
 
-@pytest.mark.parametrize("name", ["logit", "probit", "poisson", "laplace", "student", "bimodal"])
+@pytest.mark.parametrize("name", ["probit", "poisson", "laplace", "student", "bimodal"])
 def test_certified_bounds_are_below_the_evidence(name):
     evidence, bounds = evidence_of(name), best_bounds(name)
     error = 2e-3 if name == "laplace" else 1e-4  # of the evidence and of expectations, by quadrature
@@ -365,7 +365,7 @@ def test_certified_bounds_are_below_the_evidence(name):
     mean_gap = {key: np.mean(evidence - bound) for key, bound in bounds.items()}
     # m = 1 is among the shares, so that this holds of every problem.
     assert np.all(bounds["shared", "no feature"] >= bounds["prior", "no feature"] - 1e-9)
-    if name in ("logit", "probit", "poisson", "laplace"):
+    if name in ("probit", "poisson", "laplace"):
         for setting in ("no feature", "one feature"):
             gaps = [mean_gap[c, setting] for c in ("prior", "shared", "tight", "grouped", "full")]
             assert np.all(np.diff(gaps) < 0), gaps
@@ -420,60 +420,6 @@ def test_a_learned_precision_is_no_bound_for_other_likelihoods(float64):
 
 
 # ---------------------------------------------------------------- how tight
-
-
-def test_probit_bounds_order_in_the_mean(float64):
-    # In the spirit of the six probit problems of docs/theory.md, section 2, where the gaps were 8.80, 6.37 and 5.62:
-    # bounds alone are compared, at their best q(ε), so that no evidence is needed.
-    rng = np.random.default_rng(0)
-    problems, rows = 3, 14
-    inputs = np.sort(rng.uniform(-3, 3, size=(problems, rows, 1)), axis=1)
-    A, D, y = [], [], []
-    for X in inputs:
-        kernel = functools.partial(oracles.stationary, "RBF", lengthscale=1.0, variance=4.0)
-        joint = oracles.Joint.of(kernel, [np.array([[-1.5], [1.5]])], X)
-        A.append(joint.A[0])
-        D.append(joint.residual())
-        f = np.linalg.cholesky(kernel(X, X) + 1e-8 * np.eye(rows)) @ rng.normal(size=rows)
-        y.append(rng.normal(size=rows) < f)
-    A, D, y = np.array(A), np.array(D), np.array(y).astype(int)
-    likelihood = LIKELIHOODS["probit"]
-
-    def elbo(theta, A, D, y, conditional, size):
-        m, L = theta[:2], jnp.array([[jnp.exp(theta[2]), 0.0], [theta[4], jnp.exp(theta[3])]])
-        variance = jnp.sum(jnp.square(L.T @ A), 0)
-        share = jax.nn.sigmoid(theta[5]) if conditional == "shared" else jnp.exp(theta[5])
-        residual = residual_in_groups(D, consecutive(rows, size)) if size else diagonal(D)
-        terms = row_elbo(conditional, likelihood, y, m @ A, variance, residual, share)
-        return jnp.sum(terms) - 0.5 * (jnp.sum(L**2) + m @ m - 2) + theta[2] + theta[3]
-
-    @functools.partial(jax.jit, static_argnums=(3, 4))
-    @functools.partial(jax.vmap, in_axes=(0, 0, 0, None, None))
-    def best(A, D, y, conditional, size):
-        slope = jax.grad(elbo)
-
-        def step(state, _):
-            theta, momentum, square = state
-            g = slope(theta, A, D, y, conditional, size)
-            momentum, square = 0.9 * momentum + 0.1 * g, 0.99 * square + 0.01 * g**2
-            return (theta + 0.03 * momentum / (jnp.sqrt(square) + 1e-6), momentum, square), None
-
-        (theta, *_), _ = jax.lax.scan(step, (jnp.zeros(6), jnp.zeros(6), jnp.ones(6)), None, length=200)
-        return elbo(theta, A, D, y, conditional, size)
-
-    cases = [
-        ("prior", 0),
-        ("shared", 0),
-        ("published", 0),
-        ("tight", 0),
-        ("grouped", 4),
-        ("full", rows),
-    ]
-    bounds = [np.asarray(best(A, D, y, *case)) for case in cases]
-    assert np.all(bounds[3] > bounds[0]) and np.all(bounds[1] > bounds[0])
-    gains = np.diff(np.mean(bounds, axis=1))
-    # One precision for all rows is nearly as good as each row's own.
-    assert gains[0] > 0.5 and np.all(gains[[1, 3, 4]] > 0.1) and gains[2] > 0.01, gains
 
 
 # ---------------------------------------------------------------- groups
@@ -560,7 +506,7 @@ def test_what_residuals_are_given_is_dense_algebra(x64):
     np.testing.assert_allclose(alone[0], np.diag(D) / (1 + precision * np.diag(D)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tight", "grouped"])
+@pytest.mark.parametrize("name, x64", [("tight", True), ("grouped", False)], indirect=["x64"])
 def test_a_log_scale_that_is_not_known_at_all_gives_a_finite_bound(x64, name):
     d = np.array([1.0, 40.0, 50.0, 100.0, 500.0, 2000.0] * 2)  # its residual variance, from which e^2d is no number
     y = np.repeat([0.7, 0.0], 6).astype(x64)  # and for y at the mean

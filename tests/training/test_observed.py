@@ -301,7 +301,7 @@ SEEN = np.arange(N) % 3 != 1
 HOLES = np.where(SEEN, Y, np.nan).astype(np.float32)
 
 
-@pytest.mark.parametrize("how", ["in memory", "on the host", "from a stream"])
+@pytest.mark.parametrize("how", ["on the host", "from a stream"])
 def test_nan_are_missing_observations(how):
     """No word to ``fit`` is needed, and the numbers are those of a mask; NaN elsewhere are refused all the same."""
     svi = SVI(missing, guide_of_missing, optax.sgd(0.001), TraceMeanField_ELBO())

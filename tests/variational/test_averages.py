@@ -76,6 +76,7 @@ def test_moments_are_those_of_a_loop(both):
     np.testing.assert_allclose(average.derivative(X_NEW), expected, rtol=1e-9)
 
 
+@independent_alone
 def test_the_parts_are_the_posteriors_of_single_draws(both):
     average, alone = both
     assert len(average) == DRAWS
@@ -143,6 +144,7 @@ def test_of_hyperparameters_that_are_fixed_it_is_the_posterior(float64):
     assert worst_z_of_moments(np.asarray(draws), dense.mean, dense.cov) < Z_LIMIT
 
 
+@independent_alone
 def test_what_does_not_differ_is_kept_once(both):
     average, alone = both
     one = alone[0]
@@ -284,6 +286,7 @@ def test_a_collapsed_gp_under_a_guide_for_the_rest(float64):
     np.testing.assert_allclose(mean, np.mean(alone[0], 0), rtol=1e-8)
 
 
+@independent_alone
 def test_saved_and_loaded(tmp_path, both):
     average, _ = both
     npgp.save(tmp_path / "average.npz", average)
