@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpyro.infer.util import log_density
 
 from npgp import checks, linalg
 from npgp.conditionals import Tight
-from npgp.contract import Message, base_of, is_enumerated, plate_size
+from npgp.contract import Handler, Message, base_of, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, Likelihood, quadrature_error
 from npgp.model.function import Function
 from npgp.model.given_rows import meetings, sampled_into
@@ -31,6 +31,8 @@ __all__ = ["PosteriorCheck", "check_posterior", "too_few_points"]
 
 #: Below GOOD estimates with q as a proposal converge fast, below USABLE they do in practice.
 GOOD, USABLE = 0.5, 0.7
+#: One in so many draws has a second one of the functions' values, with all else the same.
+AGAIN = 4
 #: Ratios (in nats) that differ by less are all the same, but for rounding: there is no tail to look at.
 SAME = 1e-2
 #: Errors of quadrature, in nats of all rows, that are worth a word.
@@ -49,6 +51,8 @@ class PosteriorCheck:
     :param draws: number of draws that it is estimated from.
     :param effective: effective number of these draws if they are weighted by their smoothed ratios.
     :param spread: standard deviation of the logarithms of the ratios, in nats; 0 for the exact posterior.
+    :param of_functions: of this what the values of functions make, ε, with all other sites the same: it is ``spread``
+        where ε alone is off, and 0 where q(ε) is right given the others.
     :param elbo: their mean, an estimate of the ELBO.
     :param independent: components that q(ε) takes for independent though they meet in one statement, in words: their
         intervals may be far too narrow, for which few draws have no eye.
@@ -68,6 +72,7 @@ class PosteriorCheck:
     effective: float
     spread: float
     elbo: float
+    of_functions: float | None = None
     independent: tuple[str, ...] = ()
     jitter: float = 0.0
     quadrature: float = 0.0
@@ -129,6 +134,12 @@ class PosteriorCheck:
             )
         khat = "−∞" if self.khat == -np.inf else f"{self.khat:.2f}"
         verdict = f"Pareto k̂ = {khat} (weighted, {self.draws} draws are worth {self.effective:.0f}): {advice}."
+        if self.of_functions is not None and self.khat >= GOOD:
+            others = np.sqrt(max(self.spread**2 - self.of_functions**2, 0.0))
+            verdict += (
+                f" Of what log ratios differ by, {others:.1f} nats are of the other sites, {self.of_functions:.1f} of "
+                "functions given these."
+            )
         if self.independent:
             verdict += (
                 f" But q(ε) takes for independent {'; '.join(self.independent)}: their intervals may be far too narrow "
@@ -178,7 +189,10 @@ def check_posterior(
     which NUTS samples. Parameters, and sites to which the guide gives one value (``AutoDelta``), are taken as known.
 
     k̂ speaks of all sites together: one that is wrong makes it large, and in hundreds of dimensions a little error in
-    each does too. A small k̂ is good news in any case, but for a mode of the posterior that no draw has met.
+    each does too. Where it is not small, pairs of draws that differ in ε alone say how much of the ratios' spread is of
+    q(ε) given the other sites, and how much of these. (There is no k̂ of either: a ratio of the others' marginal
+    densities is an integral over ε for each draw.) A small k̂ is good news in any case, but for a mode of the posterior
+    that no draw has met.
 
     It also says where model and guide agree about numbers that are wrong: integrals of a likelihood that change if
     nodes are doubled, jitter of inducing values that is not small beside the noise, and inducing points that leave so
@@ -203,12 +217,15 @@ def check_posterior(
     given = trained(params)
 
     independent: tuple[str, ...] = ()
+    functions: set[str] = set()  # names of their sites
+    others = False
 
-    def log_ratio(key: jax.Array) -> tuple:
-        nonlocal independent
+    def log_ratio(key: jax.Array, key_of_functions: jax.Array) -> tuple:
+        nonlocal independent, others
         values = traced_inside(given)
         guide_key, model_key = jax.random.split(key)
-        log_q, drawn = log_density(Trained(handlers.seed(guide, guide_key), values), args, kwargs, {})
+        seeded = handlers.seed(_FunctionsAnew(guide, key_of_functions, functions), guide_key)
+        log_q, drawn = log_density(Trained(seeded, values), args, kwargs, {})
         approximate = {name: info_of(site).q for name, site in drawn.items() if is_gp_site(site)}
         for name, q in approximate.items():
             if not (q is None or isinstance(q, BlockNormal)):
@@ -230,20 +247,28 @@ def check_posterior(
         independent = tuple(dict.fromkeys(meetings(sites, approximate, shared, sampled)))
         unknown = {name for name, q in approximate.items() if not (q is None or q.learned)}
         values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
+        functions.update(name for name in values if is_gp_site(drawn[name]))
+        others = not values.keys() <= functions
         return log_p - log_q, _jitter_share(sites), values, (_quadrature_error(sites), _residual_cost(sites))
 
     def compute() -> tuple:
-        *_, at_one = log_ratio(rng_key)
-        return *lax.map(lambda key: log_ratio(key)[:3], jax.random.split(rng_key, draws)), at_one
+        *_, at_one = log_ratio(rng_key, rng_key)  # which names the functions' sites
+        keys, again = jax.random.split(rng_key, draws), draws // AGAIN
+        every = jnp.concatenate([keys, keys[:again]]), jax.random.split(jax.random.fold_in(rng_key, 1), draws + again)
+        return *lax.map(lambda pair: log_ratio(*pair)[:3], every), at_one
 
     set_up(guide, args, kwargs)
     log_ratios, shares, values, (error, cost) = one_program(compute, options=STEPS)
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
-    judged = _judged(np.asarray(log_ratios, np.float64))
+    every = np.asarray(log_ratios, np.float64)
+    judged = _judged(every[:draws])
+    apart = every[draws:] - every[: draws // AGAIN]
+    values = jax.tree.map(lambda x: x[:draws], values)
     dtype = str(np.asarray(shares).dtype)
     follows = isinstance(guide, AutoSparseGP) and guide.dependence != "independent"
     return replace(
         judged,
+        of_functions=float(np.sqrt(np.mean(apart[np.isfinite(apart)] ** 2) / 2.0)) if functions and others else None,
         independent=independent,
         jitter=jitter,
         quadrature=float(error),
@@ -252,6 +277,19 @@ def check_posterior(
         follows=follows,
         sites=jax.tree.map(np.asarray, values),
     )
+
+
+class _FunctionsAnew(Handler):
+    """Draws functions' sites by a random key of their own, so that they can be others where all else is the same."""
+
+    def __init__(self, guide: Callable, key: jax.Array, sites: Collection[str]):
+        super().__init__(guide)
+        self.key, self.sites = key, sites
+
+    def process_message(self, msg: Message) -> None:
+        asked = is_gp_site(msg) or (msg["type"] == "prng_key" and msg.get("name") in self.sites)
+        if asked and msg["value"] is None and msg["kwargs"].get("rng_key") is None:
+            self.key, msg["kwargs"]["rng_key"] = jax.random.split(self.key)
 
 
 def too_few_points(svi: SVI, params: Mapping[str, Any], args: tuple, kwargs: dict[str, Any]) -> str | None:

@@ -127,6 +127,8 @@ def test_reweighted_draws_have_the_models_moments(float64):
     check = npgp.check_posterior(KEY, level_model, guide, wide, X, Y, draws=4000)
     assert check.khat < 0.5
     assert check.weights.sum() == pytest.approx(1.0)
+    assert check.of_functions < 1e-5
+    assert check.spread == pytest.approx((1.4**2 - 1) / np.sqrt(2), rel=0.1)
     draws = check.reweight(4000)
     assert draws["level"].shape == (4000,) and draws["f.u"].shape == (4000, 8)
     deviation, mean = float(exact["level_auto_scale"]), float(exact["level_auto_loc"])
@@ -139,6 +141,18 @@ def test_reweighted_draws_have_the_models_moments(float64):
     assert len(few) > 60  # systematic: copies of the heaviest alone
     with pytest.raises(ValueError, match="this check has no draws"):
         PosteriorCheck(0.1, 100, 90.0, 1.0, -3.0).reweight()
+
+
+def test_what_of_the_spread_is_of_functions(float64):
+    """Where q(ε) has ρ times the right deviations in 8 directions, its log ratios vary by √(8/2) (1 − ρ²) nats."""
+    (_, exact), _ = level_params()
+    narrow = exact | {"f.u.scale_tril": 0.6 * exact["f.u.scale_tril"]}
+    guide = npgp.AutoSparseGP(level_model, AutoNormal, dependence="coupled")
+    check = npgp.check_posterior(KEY, level_model, guide, narrow, X, Y, draws=4000)
+    assert check.of_functions == pytest.approx(2.0 * (1 - 0.6**2), rel=0.15)
+    assert check.spread == pytest.approx(2.0 * (1 - 0.6**2), rel=0.1)
+    words = str(PosteriorCheck(0.8, 2000, 100.0, 5.0, -5.0, of_functions=3.0))
+    assert "4.0 nats are of the other sites, 3.0 of functions given these" in words
 
 
 def test_advice_knows_the_guide():
