@@ -2,12 +2,11 @@
 A cookbook: complete Bayesian models with Gaussian processes in them, as a user of NumPyro would write them.
 
 Each is an ordinary NumPyro model. X has shape (N, 1) unless said otherwise; without y it simulates. The tests in
-test_whole_models.py fit each to data simulated from known parameters.
+test_whole_models.py fit most of them to data simulated from known parameters.
 """
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -88,20 +87,6 @@ def trend_and_season(X, sd, weight, y=None, mask=None):
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Several outputs
-
-
-def mixed_outputs(X, Y=None, mask=None, *, outputs, functions):
-    """Linear model of coregionalization, its mixing matrix learned. Y: (outputs, N)."""
-    W = numpyro.param("W", lambda key: jax.random.normal(key, (outputs, functions)))
-    lengthscale = numpyro.param("lengthscale", 1.5, constraint=dist.constraints.positive)
-    noise = numpyro.sample("noise", dist.HalfNormal(0.5).expand([outputs, 1]).to_event(2))
-    mixed = [W[:, q, None] * npgp.SparseGP(f"g{q}", npgp.RBF(lengthscale), Z).draw()(X) for q in range(functions)]
-    with numpyro.plate("outputs", outputs, dim=-2), numpyro.plate("data", len(X)):
-        npgp.observe("Y", sum(mixed), npgp.Gaussian(scale=noise), obs=Y, mask=mask)
-
-
-# ---------------------------------------------------------------------------------------------------------------
 # Likelihoods
 
 
@@ -119,17 +104,6 @@ def classification(X, dose, y=None):
     effect = numpyro.sample("effect", dist.Normal(0.0, 2.0))
     with numpyro.plate("data", len(X)):
         npgp.observe("y", f(X) + effect * dose, npgp.Bernoulli(), obs=y)
-
-
-def several_classes(X, y=None, *, classes):
-    """Softmax of one function for each class."""
-    lengthscale = numpyro.sample("lengthscale", dist.LogNormal(np.log(1.5), 0.4))
-    scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.5))
-    with numpyro.plate("classes", classes, dim=-2):
-        f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=scale**2), Z).draw()
-    with numpyro.plate("data", len(X)):
-        # The cheapest conditional: inducing points this dense leave next to nothing to the residual.
-        npgp.observe("y", f(X), npgp.likelihoods.Softmax(classes, num_nodes=8), obs=y, conditional="prior")
 
 
 def ratings(X, y=None, *, categories):
