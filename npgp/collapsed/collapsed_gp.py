@@ -23,7 +23,7 @@ from npgp.features import Points
 from npgp.functionals.rows import RowsLike, as_rows, covariance
 from npgp.inducing.selection import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
-from npgp.kernels.linear import warn_of_white_noise
+from npgp.kernels.base import warn_of_white_noise
 from npgp.likelihoods import Gaussian, Likelihood
 from npgp.likelihoods.continuous import likelihood_or_noise, noise_variance_of
 from npgp.programs.compiled import STEPS, one_program

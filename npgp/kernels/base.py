@@ -14,6 +14,7 @@ import copy
 import functools
 import math
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
@@ -479,3 +480,18 @@ def as_kernel(obj: Any, name: str = "kernel") -> Kernel:
         if any(cls.__module__.split(".")[0] == "tinygp" for cls in type(obj).__mro__):
             return Tinygp(obj)
     raise TypeError(f"{name} is {obj!r:.80}; it must be a kernel of npgp.kernels, such as RBF(), or one of tinygp.")
+
+
+def warn_of_white_noise(kernel: Kernel, gp: str) -> None:
+    """
+    Warn of white noise in the kernel of a GP with inducing features, which cannot learn it.
+
+    :param gp: what the message calls the GP.
+    """
+    if kernel.has_white_noise:
+        warnings.warn(
+            f"the kernel of {gp} has a White, which inducing features cannot learn: bounds and predictions are far "
+            "off. Leave it out and add its variance to the likelihood's noise, as in npgp.Gaussian(variance=...).",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections import Counter
 from dataclasses import KW_ONLY
 
@@ -238,18 +237,3 @@ class White(Kernel):
 
     def feature_draws(self, rng_key: jax.Array, columns: int, count: int) -> FeatureMap:
         raise NotImplementedError("White has no random features: white noise has no continuous paths.")
-
-
-def warn_of_white_noise(kernel: Kernel, gp: str) -> None:
-    """
-    Warn of white noise in the kernel of a GP with inducing features, which cannot learn it.
-
-    :param gp: what the message calls the GP.
-    """
-    if kernel.has_white_noise:
-        warnings.warn(
-            f"the kernel of {gp} has a White, which inducing features cannot learn: bounds and predictions are far "
-            "off. Leave it out and add its variance to the likelihood's noise, as in npgp.Gaussian(variance=...).",
-            UserWarning,
-            stacklevel=4,
-        )

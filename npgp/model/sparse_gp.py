@@ -20,7 +20,7 @@ from npgp.features import InducingBlock
 from npgp.functionals.rows import RowsLike
 from npgp.inducing.selection import Unchosen, blocks_or_number, choose
 from npgp.kernels import Kernel, as_kernel
-from npgp.kernels.linear import warn_of_white_noise
+from npgp.kernels.base import warn_of_white_noise
 from npgp.model.function import Cache, Function, without_row_dim
 from npgp.model.sites import (
     CHOSEN,
