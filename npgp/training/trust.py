@@ -16,10 +16,11 @@ from numpyro.infer.util import log_density
 
 from npgp import checks, linalg
 from npgp.conditionals import Tight
-from npgp.contract import Handler, Message, base_of, is_enumerated, plate_size
+from npgp.contract import Handler, Message, base_of, frames, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, Likelihood, quadrature_error
 from npgp.model.function import Function
-from npgp.model.given_rows import meetings, sampled_into
+from npgp.model.gaussians import Drawn
+from npgp.model.given_rows import meetings, sampled_into, statements
 from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
 from npgp.model.sites import Trained, info_of, is_gp_site, is_latent, is_observation, traced_inside, trained
@@ -54,8 +55,8 @@ class PosteriorCheck:
     :param of_functions: of this what the values of functions make, ε, with all other sites the same: it is ``spread``
         where ε alone is off, and 0 where q(ε) is right given the others.
     :param elbo: their mean, an estimate of the ELBO.
-    :param independent: components that q(ε) takes for independent though they meet in one statement, in words: their
-        intervals may be far too narrow, for which few draws have no eye.
+    :param independent: what q takes for independent though it meets in one statement, in words: components, and latent
+        inputs of rows. Their intervals may be far too narrow, for which few draws have no eye.
     :param jitter: the most that jitter added to an inducing value's variance, as a share of the least noise variance of
         Gaussian observations; 0 without these.
     :param quadrature: by how many nats expectations of all rows, or log marginals, change with twice as many nodes, at
@@ -142,7 +143,7 @@ class PosteriorCheck:
             )
         if self.independent:
             verdict += (
-                f" But q(ε) takes for independent {'; '.join(self.independent)}: their intervals may be far too narrow "
+                f" But q takes for independent {'; '.join(self.independent)}: their intervals may be far too narrow "
                 "whatever k̂ is."
             )
         if sentence := linalg.jitter_beside_noise(self.jitter, self.dtype):
@@ -244,7 +245,7 @@ def check_posterior(
                 ratio = (site[name]["fn"].log_prob(drawn[name]["value"]) for site in (sites, drawn))
                 log_p = log_p - jnp.sum(q.kl()) - jnp.sum(jnp.subtract(*ratio))
         sampled = sampled_into(Trained(model, values), sites, args, kwargs)
-        independent = tuple(dict.fromkeys(meetings(sites, approximate, shared, sampled)))
+        independent = tuple(dict.fromkeys([*meetings(sites, approximate, shared, sampled), *_inputs(sites, drawn)]))
         unknown = {name for name, q in approximate.items() if not (q is None or q.learned)}
         values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
         functions.update(name for name in values if is_gp_site(drawn[name]))
@@ -317,6 +318,20 @@ def too_few_points(svi: SVI, params: Mapping[str, Any], args: tuple, kwargs: dic
         "be those of the points, too large: take more (npgp.infer(..., grow=0.001) does), and see "
         "npgp.collapsed.enough_points."
     )
+
+
+def _inputs(sites: dict[str, Message], drawn: dict[str, Message]) -> list[str]:
+    """Latent inputs of functions, in words, of which the guide draws those of each row by themselves."""
+    parts = [part for latents in statements(sites).values() for part in latents.parts]
+    inputs = {id(term.X): term.function.name for part in parts for term in part.terms}
+    # A value made of a vector that was drawn before depends on all of this.
+    alone = [n for n, site in drawn.items() if is_latent(site) and frames(site) and not isinstance(site["fn"], Drawn)]
+    return [
+        f"the {name} of each row, inputs of {inputs[id(sites[name]['value'])]}, whose common shifts and warps the "
+        "function would follow"
+        for name in alone
+        if id(sites[name]["value"]) in inputs
+    ]
 
 
 def _jitter_share(sites: dict[str, Message]) -> jax.Array:

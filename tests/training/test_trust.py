@@ -183,10 +183,21 @@ def test_components_that_meet_and_share_no_posterior_are_said_whatever_the_tail_
     found = check(partial(model, mixed=True), joint=False)
     assert found.independent == ("the functions of h, which meet in 'y'",)
     assert found.khat < 0.7 and not found.trusted
-    assert "But q(ε) takes for independent the functions of h, which meet in 'y': " in str(found)
+    assert "But q takes for independent the functions of h, which meet in 'y': " in str(found)
     for known in (model, handlers.condition(model, data={"g.u": jnp.zeros(3)})):
         found = check(known)
         assert found.trusted and found.independent == () and "independent" not in str(found)
+
+
+def test_latent_inputs_that_are_drawn_row_by_row_are_said():
+    Y = np.random.default_rng(0).normal(size=(12, 3))
+    gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(KEY, Y, latent_dim=1, num_inducing=3))
+    svi = numpyro.infer.SVI(gplvm.model, gplvm.guide, npgp.adam(0.01), TraceMeanField_ELBO())
+    params = npgp.fit(svi, KEY, 1, Y, progress=False).params
+    found = npgp.check_posterior(KEY, gplvm.model, gplvm.guide, params, Y, draws=100)
+    assert found.independent == (
+        "the x of each row, inputs of f, whose common shifts and warps the function would follow",
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------
