@@ -48,6 +48,10 @@ from npgp.variational.row_sites import Independent, Rows, expected_sites, poster
 
 T = TypeVar("T")
 
+#: A step of a q(ε) for several components is dear from so many operations on, and where it has so many times those that
+#: it has with one for each.
+DEAR, DEARER = 10**9, 20
+
 
 def survey(model: Callable, values: Mapping[str, jax.Array], args: tuple, kwargs: dict[str, Any]) -> dict[str, Message]:
     """The trace of a model at values of its other sites, its GPs drawn from the prior; parameters as handlers say."""
@@ -342,6 +346,43 @@ def _has_rows(group: Group, sites: Mapping[str, Message], stated: Mapping[str, L
     about = {n: latents for n, latents in stated.items() if draws & {id(f.source) for f in latents.functions}}
     features = sum(jnp.size(value) for function in functions for value in function.values)
     return features <= sum(math.prod(x.shape) for x in about.values()) or not in_parts(sites) & about.keys()
+
+
+def dear(group: Group, sites: Mapping[str, Message]) -> str | None:
+    """
+    A sentence, if a step takes many times as long as with a q(ε) for each component, in operations with matrices.
+
+    :param group: of the model's trace.
+    :param sites: this.
+    """
+    functions = {id(f): f for f in (info_of(sites[name]).function for name in group.sites)}
+    own = {id(info_of(sites[names[0]]).function) for names in group.own}
+    latents = said_of_rows(sites).values()
+    rows = sum(math.prod(x.shape) for x in latents if functions.keys() & {id(f.source) for f in x.functions})
+
+    def operations(size: int, count: int = 1, at: int = rows) -> int:
+        return at * size**2 + count * size**3 // 3
+
+    def features(function: Function) -> int:
+        return sum(jnp.shape(value)[-1] for value in function.values)
+
+    counts = {draw: math.prod(function.batch_shape) for draw, function in functions.items()}
+    alone = sum(
+        operations(features(f), counts[draw], rows * (1 if draw in own else counts[draw]))
+        for draw, f in functions.items()
+    )
+    K = sum(counts[draw] * features(f) for draw, f in functions.items() if draw not in own)
+    M = sum(features(f) for draw, f in functions.items() if draw in own)
+    members = max((counts[draw] for draw in own), default=0)
+    together = operations(K) + operations(M, members) + M * K * (rows + members * (M + K))
+    if together < max(DEAR, DEARER * alone):
+        return None
+    names = ", ".join(function.name for function in functions.values())
+    return (
+        f"a step takes about {together / alone:.0f} times as long as with a q(ε) for each of {names}: their one q(ε) has "
+        f"{K + members * M} inducing values together. Fewer inducing points, or AutoSparseGP(model, joint=False), take "
+        "less."
+    )
 
 
 def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> Group:

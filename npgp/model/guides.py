@@ -37,6 +37,7 @@ from npgp.model.given_rows import (
     Part,
     blocks_of,
     by_rows,
+    dear,
     dependent,
     in_parts,
     meet_in,
@@ -278,6 +279,7 @@ class AutoSparseGP:
                 given_rows = [group for group in groups if follows or meet_in(group, sites)]
             members = {site for group in given_rows for site in group.sites}
             apart = self._independent(sites, sampled, members) if self._joint else []
+            apart += [sentence for group in given_rows if (sentence := dear(group, sites)) is not None]
             structure = Structure.of(sites, given_rows, self._own is not None)
 
         jax.eval_shape(look)

@@ -151,3 +151,20 @@ def test_the_guide_says_why_a_component_is_not_given_rows():
     assert why("f", case="local", rows=True) == "local has a part of its entries in each step"
     assert why("f", rows=True, traced=True).endswith("is inside jit")
     assert why("f", X[:2], Y[:2], rows=True) == "there are fewer rows at once than inducing features"
+
+
+def test_a_dear_step_is_said():
+    """By operations with matrices: N K² + K³/3 with K = 25 × 100 values stacked, N M² + M³/3 with M = 100 of each."""
+    inputs = jnp.linspace(0.0, 1.0, 1000)[:, None]
+
+    def many(X, y, count=25):
+        functions = [npgp.SparseGP(f"f{i}", npgp.RBF(1.0), inputs[::10]).draw() for i in range(count)]
+        with numpyro.plate("data", 1000):
+            npgp.observe("y", sum(f(inputs) for f in functions), GAUSSIAN, obs=jnp.zeros(1000))
+
+    N, K, M = 1000, 2500, 100
+    ((sentence,),) = said(many)
+    times = (N * K**2 + K**3 / 3) / (25 * (N * M**2 + M**3 / 3))
+    assert sentence.startswith(f"a step takes about {times:.0f} times as long as with a q(ε) for each of f0, f1, ")
+    assert "has 2500 inducing values together" in sentence and "joint=False" in sentence
+    assert said(functools.partial(many, count=4)) == []
