@@ -379,9 +379,9 @@ def dear(group: Group, sites: Mapping[str, Message]) -> str | None:
         return None
     names = ", ".join(function.name for function in functions.values())
     return (
-        f"a step takes about {together / alone:.0f} times as long as with a q(ε) for each of {names}: their one q(ε) has "
-        f"{K + members * M} inducing values together. Fewer inducing points, or AutoSparseGP(model, joint=False), take "
-        "less."
+        f"a step takes about {together / alone:.0f} times as long as with a q(ε) for each of {names}: their one q(ε) "
+        f"has {K + members * M} inducing values together. Fewer inducing points, or AutoSparseGP(model, joint=False), "
+        "take less."
     )
 
 
