@@ -42,7 +42,7 @@ class Statement(NamedTuple):
 
     @property
     def is_factor(self) -> bool:
-        return isinstance(base_of(self.message["fn"]), dist.Unit)
+        return isinstance(base_of(self.message["fn"]), dist.Unit) and not is_observation(self.message)
 
 
 class Statements(Handler):
@@ -148,7 +148,7 @@ class Observed:
                 results[name, "scale"] = jnp.asarray(1.0 if message["scale"] is None else message["scale"])
                 results[name, "y"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves(y)]
                 inputs = [term.X for part in getattr(info_of(message).latents, "parts", ()) for term in part.terms]
-                results[name, "given"] = [jnp.asarray(leaf) for leaf in jax.tree.leaves((y, fn, inputs))]
+                results[name, "given"] = [leaf for leaf in jax.tree.leaves((y, fn, inputs)) if is_array(leaf)]
                 if is_observation(message):
                     results[name, "wrong"], self._words[name] = _first_impossible(message)
             return results
