@@ -12,10 +12,11 @@ import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
 from numpyro.infer import SVI
+from numpyro.infer.initialization import init_to_uniform
 
+from npgp.context import under
 from npgp.contract import Handler, Message, base_of, plates_around
 from npgp.likelihoods.base import impossible
-from npgp.model.gaussians import at_medians
 from npgp.model.given_rows import present_rows
 from npgp.model.observation import LatentObservation
 from npgp.model.sites import Hidden, info_of, is_observation
@@ -138,10 +139,9 @@ class Observed:
         def run(key: jax.Array, *operands: Any) -> dict[tuple[str, str], Any]:
             data, resident = jax.tree.unflatten(names, operands[: len(values)]), iter(operands[len(values) :])
             at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
-            model = handlers.substitute(statements, data=data)
-            at_medians(
-                model, key, at_step, keywords | svi.static_kwargs
-            )  # no other values have a part in what is asked
+            model = handlers.seed(handlers.substitute(statements, data=data), key)
+            with Hidden(), under(unseen=True):  # no values have a part in what is asked, nor what guides say of them
+                handlers.substitute(model, substitute_fn=_without_draws)(*at_step, **keywords, **svi.static_kwargs)
             results: dict[tuple[str, str], Any] = {}
             for name, (message, _) in statements.found.items():
                 fn, y = message["fn"], message["value"]
@@ -257,6 +257,12 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
     chunk = data.all_rows()
     check(chunk, data.place(chunk), 1 if chunk is None else len(chunk[0]), step)
     return None
+
+
+def _without_draws(msg: Message) -> jax.Array | None:
+    """A value of a site that cannot be drawn, such as one that is ``ImproperUniform``."""
+    drawn = msg["type"] != "sample" or type(base_of(msg["fn"])).sample is not dist.Distribution.sample
+    return None if drawn or msg["is_observed"] else init_to_uniform(msg)
 
 
 def likelihood_not_finite(svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict) -> str | None:
