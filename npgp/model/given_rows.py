@@ -339,12 +339,20 @@ def in_parts(sites: Mapping[str, Message]) -> set[str]:
     return parts | {name for name in stated if is_scaled(sites[name])}
 
 
+def _about(
+    group: Group, sites: Mapping[str, Message], stated: Mapping[str, Latents]
+) -> tuple[dict[int, Function], dict[str, Latents]]:
+    """A group's functions, by ``id``, and the statements about them."""
+    functions = {id(f): f for f in (info_of(sites[name]).function for name in group.sites)}
+    return functions, {
+        n: latents for n, latents in stated.items() if functions.keys() & {id(f.source) for f in latents.functions}
+    }
+
+
 def _has_rows(group: Group, sites: Mapping[str, Message], stated: Mapping[str, Latents]) -> bool:
     """Whether rows are all that there are, or as many as inducing features, so that q can have any mean."""
-    functions = [info_of(sites[names[0]]).function for names in (*group.shared, *group.own)]
-    draws = {id(function) for function in functions}
-    about = {n: latents for n, latents in stated.items() if draws & {id(f.source) for f in latents.functions}}
-    features = sum(jnp.size(value) for function in functions for value in function.values)
+    functions, about = _about(group, sites, stated)
+    features = sum(jnp.size(value) for function in functions.values() for value in function.values)
     return features <= sum(math.prod(x.shape) for x in about.values()) or not in_parts(sites) & about.keys()
 
 
@@ -355,10 +363,9 @@ def dear(group: Group, sites: Mapping[str, Message]) -> str | None:
     :param group: of the model's trace.
     :param sites: this.
     """
-    functions = {id(f): f for f in (info_of(sites[name]).function for name in group.sites)}
+    functions, about = _about(group, sites, said_of_rows(sites))
     own = {id(info_of(sites[names[0]]).function) for names in group.own}
-    latents = said_of_rows(sites).values()
-    rows = sum(math.prod(x.shape) for x in latents if functions.keys() & {id(f.source) for f in x.functions})
+    rows = sum(math.prod(x.shape) for x in about.values())
 
     def operations(size: int, count: int = 1, at: int = rows) -> int:
         return at * size**2 + count * size**3 // 3

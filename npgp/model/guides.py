@@ -130,13 +130,12 @@ class AutoSparseGP:
       features, inside ``jit``, or with latent sites in the plate that is subsampled; those whose values
       :func:`npgp.sample` samples, of which the data alone do not say what they are (``dependence="sites"`` gives them
       sites too); and those whose kernel, or statement's numbers, depend on a GP (``print(guide)`` says which, and
-      why). q(ε) is the posterior given a value for
-      each inducing value, and these values' noise, under the prior that the hyperparameters drawn make. The values, and
-      the logarithm of the noise's scale, are affine in t, the other sites' unconstrained values less their guide's
-      mean, in the model's order. Parameters are ``name.u.pseudo_loc``, ``pseudo_scale``, ``pseudo_lower`` (of dense
-      blocks), ``unit``, ``coupling`` and ``noise_coupling``. Blocks that move the mean only, unwhitened components and
-      :class:`~npgp.VNNGP` have coupled means instead. Training takes ten thousand steps where it takes hundreds with
-      sites.
+      why). q(ε) is the posterior given a value for each inducing value, and these values' noise, under the prior that
+      the hyperparameters drawn make. The values, and the logarithm of the noise's scale, are affine in t, the other
+      sites' unconstrained values less their guide's mean, in the model's order. Parameters are ``name.u.pseudo_loc``,
+      ``pseudo_scale``, ``pseudo_lower`` (of dense blocks), ``unit``, ``coupling`` and ``noise_coupling``. Blocks that
+      move the mean only, unwhitened components and :class:`~npgp.VNNGP` have coupled means instead. Training takes ten
+      thousand steps where it takes hundreds with sites.
     - ``"coupled"``: the mean is ``m + C t``, with parameters C, ``name.u.coupling`` of shape (M, T), beside
       ``name.u.loc`` and ``name.u.scale_tril``; t are divided by their guide's standard deviation where that is
       Gaussian. For where a step may cost no more.

@@ -217,6 +217,7 @@ def check_posterior(
     checks.random_key(rng_key)
     given = trained(params)
 
+    again = draws // AGAIN
     independent: tuple[str, ...] = ()
     functions: set[str] = set()  # names of their sites
     others = False
@@ -254,7 +255,7 @@ def check_posterior(
 
     def compute() -> tuple:
         *_, at_one = log_ratio(rng_key, rng_key)  # which names the functions' sites
-        keys, again = jax.random.split(rng_key, draws), draws // AGAIN
+        keys = jax.random.split(rng_key, draws)
         every = jnp.concatenate([keys, keys[:again]]), jax.random.split(jax.random.fold_in(rng_key, 1), draws + again)
         return *lax.map(lambda pair: log_ratio(*pair)[:3], every), at_one
 
@@ -263,7 +264,7 @@ def check_posterior(
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
     every = np.asarray(log_ratios, np.float64)
     judged = _judged(every[:draws])
-    apart = every[draws:] - every[: draws // AGAIN]
+    apart = every[draws:] - every[:again]
     values = jax.tree.map(lambda x: x[:draws], values)
     dtype = str(np.asarray(shares).dtype)
     follows = isinstance(guide, AutoSparseGP) and guide.dependence != "independent"

@@ -419,9 +419,6 @@ def test_a_learned_precision_is_no_bound_for_other_likelihoods(float64):
     assert jax.jit(lambda: jnp.sum(row_elbo("tight", likelihood, y, zero, zero, d)))() < evidence
 
 
-# ---------------------------------------------------------------- how tight
-
-
 # ---------------------------------------------------------------- groups
 
 
