@@ -182,7 +182,7 @@ def _at_mode(
         return lax.fori_loop(0, MODE_ITERATIONS, step, (start, solver.init(start)))[0]
 
 
-class Drawn(dist.Delta):
+class _Drawn(dist.Delta):
     """
     A site's value, made of a latent vector that is drawn before.
 
@@ -196,7 +196,7 @@ class Drawn(dist.Delta):
         super().__init__(value, log_density=log_density, event_dim=event_dim, validate_args=False)
 
     @classmethod
-    def by(cls, transform: Transform, x: jax.Array, event_dim: int) -> Drawn:
+    def by(cls, transform: Transform, x: jax.Array, event_dim: int) -> _Drawn:
         """The value of which ``x`` is the unconstrained one, whose last dimensions are an event."""
         value = transform(x)
         event_dim += jnp.ndim(value) - jnp.ndim(x)
@@ -329,7 +329,7 @@ class Gaussians(Beside):
         gaussian = self.joint.posterior({"auto_loc": loc, "auto_scale_tril": scale})
         unpacked = self.joint.unpacked(numpyro.sample("_auto_latent", gaussian, infer={"is_auxiliary": True}))
         return {
-            site.name: numpyro.sample(site.name, Drawn.by(transforms[site.name], unpacked[site.name], site.event_dim))
+            site.name: numpyro.sample(site.name, _Drawn.by(transforms[site.name], unpacked[site.name], site.event_dim))
             for site in self.joint.sites
         }
 

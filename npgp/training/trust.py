@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from numpyro import handlers
+from numpyro.distributions import Delta
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
@@ -19,7 +20,6 @@ from npgp.conditionals import Tight
 from npgp.contract import Handler, Message, base_of, frames, is_enumerated, plate_size
 from npgp.likelihoods import Gaussian, Likelihood, quadrature_error
 from npgp.model.function import Function
-from npgp.model.gaussians import Drawn
 from npgp.model.given_rows import meetings, sampled_into, statements
 from npgp.model.guides import AutoSparseGP, set_up
 from npgp.model.observation import LatentObservation
@@ -325,8 +325,8 @@ def _inputs(sites: dict[str, Message], drawn: dict[str, Message]) -> list[str]:
     """Latent inputs of functions, in words, of which the guide draws those of each row by themselves."""
     parts = [part for latents in statements(sites).values() for part in latents.parts]
     inputs = {id(term.X): term.function.name for part in parts for term in part.terms}
-    # A value made of a vector that was drawn before depends on all of this.
-    alone = [n for n, site in drawn.items() if is_latent(site) and frames(site) and not isinstance(site["fn"], Drawn)]
+    # A Delta is a value made of a vector that was drawn before, on all of which it depends.
+    alone = [n for n, site in drawn.items() if is_latent(site) and frames(site) and not isinstance(site["fn"], Delta)]
     return [
         f"the {name} of each row, inputs of {inputs[id(sites[name]['value'])]}, whose common shifts and warps the "
         "function would follow"
