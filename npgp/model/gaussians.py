@@ -31,11 +31,13 @@ from numpyro.infer.initialization import init_to_median
 from numpyro.infer.util import potential_energy
 
 from npgp.context import under
-from npgp.contract import Frame, Message, frames, is_auxiliary, is_enumerated, plate_size
-from npgp.model.sites import Hidden, is_gp_site, is_observation
+from npgp.contract import Frame, Message, frames, is_auxiliary, is_enumerated, losses_around, plate_size
+from npgp.model.sites import Hidden, is_expectation, is_gp_site, is_observation
 from npgp.programs.compiled import one_program
 from npgp.programs.tracing import is_traced
 
+#: Parameters of the one Gaussian.
+LOC, SCALE_TRIL, SCALE_TRIL_CONSTRAINT = "joint_loc", "joint_scale_tril", constraints.scaled_unit_lower_cholesky
 #: The standard deviation that training starts from, in unconstrained space.
 INIT_SCALE = 0.1
 #: Iterations to where sites with measurements start. They need not arrive.
@@ -209,7 +211,7 @@ class _Drawn(dist.Delta):
 
 class Joint:
     """
-    One Gaussian of several sites, with parameters ``auto_loc`` and ``auto_scale_tril``.
+    One Gaussian of several sites, with parameters ``joint_loc`` and ``joint_scale_tril``.
 
     :param sites: in the order of its entries.
     """
@@ -228,7 +230,22 @@ class Joint:
     def posterior(params: Mapping[str, Any]) -> dist.MultivariateNormal:
         """The Gaussian."""
         # NumPyro would check the factor, each operation of that a program.
-        return dist.MultivariateNormal(params["auto_loc"], scale_tril=params["auto_scale_tril"], validate_args=False)
+        return _PathNormal(params[LOC], scale_tril=params[SCALE_TRIL], validate_args=False)
+
+
+class _PathNormal(dist.MultivariateNormal):
+    """
+    A Gaussian whose density, under a loss that is an expectation, has derivatives by the value alone. Those by the
+    parameters average to zero, but with much noise: without them gradients of an ELBO have none where the posterior is
+    this Gaussian (Roeder, Wu & Duvenaud 2017, arXiv 1703.09194).
+    """
+
+    def log_prob(self, value):
+        losses = losses_around()
+        if not losses or not is_expectation(losses):
+            return super().log_prob(value)
+        loc, scale_tril = map(lax.stop_gradient, (self.loc, self.scale_tril))
+        return dist.MultivariateNormal(loc, scale_tril=scale_tril, validate_args=False).log_prob(value)
 
 
 class Beside:
@@ -319,14 +336,14 @@ class Gaussians(Beside):
         if not self.joint.sites:
             return {}
         loc = numpyro.param(
-            "auto_loc", lambda key: jnp.concatenate([jnp.ravel(start(site, key)) for site in self.joint.sites])
+            LOC, lambda key: jnp.concatenate([jnp.ravel(start(site, key)) for site in self.joint.sites])
         )
         scale = numpyro.param(
-            "auto_scale_tril",
+            SCALE_TRIL,
             lambda _: INIT_SCALE * jnp.eye(self.joint.size),
-            constraint=constraints.scaled_unit_lower_cholesky,
+            constraint=SCALE_TRIL_CONSTRAINT,
         )
-        gaussian = self.joint.posterior({"auto_loc": loc, "auto_scale_tril": scale})
+        gaussian = self.joint.posterior({LOC: loc, SCALE_TRIL: scale})
         unpacked = self.joint.unpacked(numpyro.sample("_auto_latent", gaussian, infer={"is_auxiliary": True}))
         return {
             site.name: numpyro.sample(site.name, _Drawn.by(transforms[site.name], unpacked[site.name], site.event_dim))

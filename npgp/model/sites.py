@@ -12,7 +12,7 @@ And how the automatic guide runs a model as a guide, with sites that other guide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -233,6 +233,11 @@ def fixed_beside(site: str, msg: Message) -> bool:
 _EXPECTATIONS = (Trace_ELBO, TraceMeanField_ELBO, TraceGraph_ELBO, TraceEnum_ELBO)
 
 
+def is_expectation(losses: Sequence[Any]) -> bool:
+    """Whether losses are all minus an expectation of log densities."""
+    return all(isinstance(loss, _EXPECTATIONS) for loss in losses)
+
+
 def check_loss(name: str, states: str) -> None:
     """
     Raise ``ValueError`` under a loss of NumPyro that is no expectation of log densities, such as ``RenyiELBO``.
@@ -241,7 +246,7 @@ def check_loss(name: str, states: str) -> None:
     :param states: what it stands for instead of a density.
     """
     for loss in losses_around():
-        if not isinstance(loss, _EXPECTATIONS):
+        if not is_expectation([loss]):
             raise ValueError(
                 f"{name} stands for {states}, whose exponential is no density, as {type(loss).__name__} supposes: use "
                 "TraceMeanField_ELBO, Trace_ELBO or TraceGraph_ELBO, with several particles if wanted."

@@ -47,6 +47,8 @@ FALL = 0.3
 OF_RATE = 1.5
 #: What is no longer less than so much of its median has stopped falling.
 STALLED = 0.7
+#: The share of all steps before that a window at the first rate has, from its least number to that many times it.
+SHARE, LONGER = 1 / 3, 5.0
 #: Windows at one rate.
 MOST_WINDOWS = 60
 #: Of what has one value and no standard deviation, such as a ``numpyro.param``, the share that counts as one.
@@ -154,14 +156,15 @@ class Arrival(Callback):
     come, by the trend of the looks; where after 5000 steps it is 20,000 more, a :class:`TrainingWarning` says so, once.
 
     :param tolerance: by how many of its standard deviations, and by what in their logarithm, a latent value may move.
-    :param window: number of steps at the first rate between two looks.
+    :param window: number of steps between two looks, at first; later a third of all before, up to five times as many,
+        and more at lower rates.
     :param max_steps: number of steps after which it ends with a warning.
     :param draws: number of draws from the guide at each look.
     :raises TypeError: for arguments that are no numbers, and in :func:`npgp.fit` for another optimizer.
     :raises ValueError: for numbers below 1, and a tolerance that is not positive.
     """
 
-    def __init__(self, *, tolerance: float = 0.1, window: int = 500, max_steps: int = 200_000, draws: int = 128):
+    def __init__(self, *, tolerance: float = 0.1, window: int = 100, max_steps: int = 200_000, draws: int = 128):
         checks.require_positive(tolerance, "tolerance")
         self.tolerance, self.window = float(tolerance), checks.whole_number(window, "window")
         self.max_steps = checks.whole_number(max_steps, "max_steps")
@@ -182,12 +185,15 @@ class Arrival(Callback):
             self._before: Summary | None = None
             self._drifts: list[float] = []
             self._history = []
-        self._ended, self._warned, self._last = False, False, training.first + self.max_steps
+        self._ended, self._warned = False, False
+        self._first, self._last = training.first, training.first + self.max_steps
         self._program = Program(self._summary_of(training), options=STEPS)
 
     @property
     def _window(self) -> int:
-        return math.ceil(self.window * FALL ** (-self._phase / 2))
+        """Longer as steps go on, for what slows down to look as if it stood still no sooner; and at lower rates."""
+        longer = min(max(1.0, SHARE * (self._looked - self._first) / self.window), LONGER)
+        return math.ceil(longer * self.window * FALL ** (-self._phase / 2))
 
     def until(self, step: int) -> int | None:
         """As :meth:`Callback.until`."""

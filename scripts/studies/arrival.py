@@ -341,7 +341,7 @@ minibatches), a GPLVM and a deep GP of two layers. The best ELBO is that of the 
             "seconds": ("seconds", 0),
             "arrived": ("arrived", 2),
         },
-        {"rows": 120, "particles": 4, "draws": 2000, "window": 500, "most": 200_000},
+        {"rows": 120, "particles": 4, "draws": 2000, "window": 100, "most": 200_000},
         quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]},
         note="The sd is of the effect of the dose in the regression, of latents, of the outer layer's lengthscale, and "
         "of the level in the others.",
@@ -362,7 +362,7 @@ deviations of all latent values within a tenth of those. A better optimum elsewh
             "steps": ("steps", 0),
             "seconds": ("seconds", 0),
         },
-        {"draws": 2000, "window": 500, "most": 200_000, "steps": 6000},
+        {"draws": 2000, "window": 100, "most": 200_000, "steps": 6000},
         rows=("likelihood",),
         quick={"draws": 16, "window": 2, "most": 4, "steps": 4, "model": [2]},
         show=outside,

@@ -8,9 +8,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from models import compiled
+from models import compiled, rbf
 from numpyro import handlers
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import SVI, RenyiELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from numpyro.infer.util import log_density
 
@@ -64,7 +64,7 @@ def test_densities_are_those_of_numpyros_autoguides(together, float64):
         other(X, Y)
     rng = np.random.default_rng(1)
     if together:
-        size = len(params["auto_loc"])
+        size = len(params["joint_loc"])
         z = jnp.asarray(rng.normal(size=size))
         order = np.concatenate([np.ravel(v) for v in own._parts[0].joint.unpacked(jnp.arange(size)).values()])
         names = list(own._parts[0].joint.unpacked(jnp.arange(size)))
@@ -72,9 +72,9 @@ def test_densities_are_those_of_numpyros_autoguides(together, float64):
         to = np.concatenate([np.ravel(theirs[name]) for name in names]).astype(int)
         assert sorted(to) == sorted(order.astype(int)) == list(range(size))
         shuffled = jnp.zeros(size).at[to].set
-        L = params["auto_scale_tril"]
+        L = params["joint_scale_tril"]
         covariance = jnp.zeros((size, size)).at[np.ix_(to, to)].set(L @ L.T)
-        given = {"auto_loc": shuffled(params["auto_loc"]), "auto_scale_tril": jnp.linalg.cholesky(covariance)}
+        given = {"auto_loc": shuffled(params["joint_loc"]), "auto_scale_tril": jnp.linalg.cholesky(covariance)}
         values = [{"_auto_latent": z}, {"_auto_latent": shuffled(z)}]
     else:
         given = {name: params[name] for name in params if not name.startswith("f.")}
@@ -218,3 +218,65 @@ def test_what_has_no_distribution_is_said():
 
     with pytest.raises(ValueError, match="kind is a discrete latent site.*sum it out"):
         handlers.seed(npgp.AutoSparseGP(discrete), 0)(X, Y)
+
+
+def level_beside(X, y=None):
+    """A level beside a function at fixed hyperparameters: given the level, q(ε) is the exact posterior."""
+    level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+    f = npgp.SparseGP("f", npgp.RBF(0.3), jnp.linspace(0.0, 1.0, 4)[:, None]).draw()
+    with numpyro.plate("rows", len(X)):
+        npgp.observe("y", f(X) + level, npgp.Gaussian(scale=0.3), obs=y, conditional="prior")
+
+
+def test_gradients_have_no_noise_where_the_posterior_is_this_gaussian(float64):
+    """Of the level, by dense algebra; and elsewhere they are right on average."""
+    Z = np.linspace(0.0, 1.0, 4)[:, None]
+    K_uf = rbf(Z, X, 0.3, 1.0)
+    precision = np.linalg.inv(K_uf.T @ np.linalg.solve(rbf(Z, Z, 0.3, 1.0), K_uf) + 0.09 * np.eye(12))
+    deviation = (0.25 + np.sum(precision)) ** -0.5
+    mean = deviation**2 * np.sum(precision @ Y)
+    guide = npgp.AutoSparseGP(level_beside)
+
+    @jax.jit
+    def gradients(loc, scale, keys):
+        params = {"joint_loc": jnp.reshape(loc, 1), "joint_scale_tril": jnp.reshape(scale, (1, 1))}
+        loss = lambda params, key: TraceMeanField_ELBO().loss(key, params, level_beside, guide, X, Y)  # noqa: E731
+        found = jax.vmap(jax.grad(loss), (None, 0))(params, keys)
+        return jnp.stack([found[name].reshape(-1) for name in params])
+
+    keys = jax.random.split(jax.random.key(0), 400)
+    # jitter is added to K_uu
+    np.testing.assert_allclose(gradients(mean, deviation, keys), 0.0, atol=1e-3 / deviation)
+    loc, scale = mean + deviation, 0.5 * deviation
+    found = gradients(loc, scale, keys)
+    expected = np.array([(loc - mean) / deviation**2, scale / deviation**2 - 1.0 / scale])
+    error = np.std(found, axis=1) / np.sqrt(400)
+    assert np.all(np.abs(np.mean(found, axis=1) - expected) < 5 * error) and np.all(error < 0.1 * np.abs(expected))
+
+
+def test_other_losses_have_the_whole_gradient(float64):
+    """
+    That of ``RenyiELBO`` by differences: what is left out of an ELBO's averages to zero there alone. Of an ELBO the
+    differences at one key are not the gradient.
+    """
+
+    def drawn(X, y=None):
+        level = numpyro.sample("level", dist.Normal(0.0, 2.0))
+        f = npgp.SparseGP("f", npgp.RBF(0.3), jnp.linspace(0.0, 1.0, 4)[:, None]).draw()
+        with numpyro.plate("rows", len(X)):
+            numpyro.sample("y", dist.Normal(npgp.sample("at_rows", f(X)) + level, 0.3), obs=y)
+
+    guide = npgp.AutoSparseGP(drawn)
+    svi = SVI(drawn, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
+    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, Y)))()
+    ratio = {}
+    for loss in (RenyiELBO(num_particles=3), TraceMeanField_ELBO(num_particles=3)):
+
+        def value(loc, loss=loss):
+            return loss.loss(jax.random.key(1), params | {"joint_loc": loc}, drawn, guide, X, Y)
+
+        loc, far = params["joint_loc"], 1e-5
+        found = jax.jit(jax.value_and_grad(value))
+        ratio[type(loss)] = float((found(loc + far)[0] - found(loc - far)[0]) / (2 * far * found(loc)[1][0]))
+    assert ratio[RenyiELBO] == pytest.approx(1.0, rel=1e-5)
+    assert ratio[TraceMeanField_ELBO] != pytest.approx(1.0, rel=1e-3)

@@ -133,8 +133,8 @@ def test_random_programs_are_exact(first, float64):
             H = np.concatenate(list(factors.values()), axis=1)
             prior = np.concatenate([np.full(F.shape[1], LEVEL if n == "level" else EFFECT) for n, F in factors.items()])
             S = np.eye(H.shape[1]) - H.T @ np.linalg.solve(covariance, H)
-            params["auto_loc"] = prior * (H.T @ np.linalg.solve(covariance, y))
-            params["auto_scale_tril"] = prior[:, None] * np.linalg.cholesky(S)
+            params["joint_loc"] = prior * (H.T @ np.linalg.solve(covariance, y))
+            params["joint_scale_tril"] = prior[:, None] * np.linalg.cholesky(S)
         elbos = compiled(jax.vmap(make_elbo(program.model, guide), (0, None, None)))(
             jax.random.split(jax.random.key(seed), 3), params, Y
         )
@@ -355,7 +355,7 @@ def test_inputs_that_are_sampled_are_in_one_gaussian_that_q_follows(float64):
         guide = npgp.AutoSparseGP(model, dependence=dependence)
         _, losses = train(model, guide, 800, y)
         elbos[dependence] = -np.mean(losses[-100:])
-    assert set(train(model, npgp.AutoSparseGP(model, dependence="sites"), 1, y)[0]) == {"auto_loc", "auto_scale_tril"}
+    assert set(train(model, npgp.AutoSparseGP(model, dependence="sites"), 1, y)[0]) == {"joint_loc", "joint_scale_tril"}
     assert elbos["sites"] > elbos["pseudo-data"] + 0.2
 
 

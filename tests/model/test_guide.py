@@ -928,10 +928,10 @@ def measured(request):
         svi = SVI(model, guide, optax.adam(0.01), TraceMeanField_ELBO())
         params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), X, jnp.asarray(Y))))()
         if request.param is None:  # q(ε) follows x, and is given the rows
-            params["auto_loc"] = jnp.concatenate([jnp.array([0.7]), X[:, 0] + 2.0])
-            params["auto_scale_tril"] = 1e-3 * jnp.eye(9)
+            params["joint_loc"] = jnp.concatenate([jnp.array([0.7]), X[:, 0] + 2.0])
+            params["joint_scale_tril"] = 1e-3 * jnp.eye(9)
             return model, guide, guide.with_rows(params, X, jnp.asarray(Y))
-        params |= {"auto_loc": jnp.array([0.7]), "auto_scale_tril": jnp.array([[0.2]])}
+        params |= {"joint_loc": jnp.array([0.7]), "joint_scale_tril": jnp.array([[0.2]])}
         params |= {"x_auto_loc": jnp.asarray(X + 2.0), "x_auto_scale": jnp.full(X.shape, 1e-3)}
         params["f.u.pseudo_loc"] = jnp.asarray([1.5, -1.0, 2.0])
         return model, guide, params
@@ -1005,7 +1005,7 @@ def test_rows_of_which_some_is_observed_may_be_new(count, float64):
     """Neither the rows trained on nor the prior: the error names the site; f needs none of these values."""
     given = jnp.asarray(X), jnp.asarray(Y)
     guide, params = started(with_a_reading, *given)
-    params["auto_loc"] = given[0][:, 0] + 2.0
+    params["joint_loc"] = given[0][:, 0] + 2.0
     new = jnp.linspace(-1.0, 1.5, count)[:, None]
     message = r"'x' is local.*'data', of which \['reading'\] is observed and \['y'\] is not.*'x' by hand"
     with pytest.raises(ValueError, match=message):

@@ -118,8 +118,8 @@ def test_the_evidence_at_every_hyperparameter(covariances, float64):
     loc, latent = rng.normal(size=5), rng.normal(size=(6, 5))
     # Λ = I/σ², values y − H β; t is β, log lengthscale, log scale and log σ less their centers.
     exact = {
-        "auto_loc": loc,
-        "auto_scale_tril": factor,
+        "joint_loc": loc,
+        "joint_scale_tril": factor,
         "f.u.unit": np.ones(1),
         "f.u.pseudo_loc": Y - H @ loc[:2],
         "f.u.pseudo_scale": np.full(8, np.exp(loc[4])),
@@ -245,7 +245,7 @@ def test_gradients_are_those_of_the_loss(float64):
     elbo = make_elbo(model, guide)
     gradient = compiled(jax.grad(lambda p: elbo(jax.random.key(0), p, X, Y)))(params)
     value, rng, h = compiled(lambda p: elbo(jax.random.key(0), p, X, Y)), np.random.default_rng(0), 1e-5
-    for name in params:
+    for name in params.keys() - {"joint_loc", "joint_scale_tril"}:  # whose gradients are the loss's on average
         direction = (
             np.tril(rng.normal(size=params[name].shape))
             if params[name].ndim == 2
@@ -346,12 +346,12 @@ def test_one_gaussian_for_few_entries(float64):
     params = start(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), X, Y)
     others = {name: value.shape for name, value in params.items() if not name.startswith("f.")}
     ends = ("loc", "scale")
-    assert others == {"auto_loc": (41,), "auto_scale_tril": (41, 41)} | {
+    assert others == {"joint_loc": (41,), "joint_scale_tril": (41, 41)} | {
         f"{name}_auto_{end}": (size,) for name, size in (("large_effect", 60), ("shift", 8)) for end in ends
     }
     assert params["f.u.coupling"].shape == (3, 101)  # all but those of rows
     independent = start(model, npgp.AutoSparseGP(model, dependence="independent"), X, Y)
-    assert "auto_loc" not in independent and "f.u.coupling" not in independent
+    assert "joint_loc" not in independent and "f.u.coupling" not in independent
 
 
 def test_a_scan_over_rows_is_left_out(float64):
@@ -371,7 +371,7 @@ def test_a_scan_over_rows_is_left_out(float64):
     X = jnp.linspace(0.0, 4.0, 60)[:, None]
     params = start(model, npgp.AutoSparseGP(model, dependence="pseudo-data"), X, jnp.sin(X[:, 0]))
     assert params["f.u.coupling"].shape == (3, 1)
-    assert params["auto_loc"].shape == (1,) and params["walk_auto_loc"].shape == (60,)
+    assert params["joint_loc"].shape == (1,) and params["walk_auto_loc"].shape == (60,)
 
 
 def test_medians_quantiles_posterior_and_saving(tmp_path, float64):
@@ -379,7 +379,7 @@ def test_medians_quantiles_posterior_and_saving(tmp_path, float64):
     guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     params = start(model, guide, X, Y) | random_data("odvgp", 3)
     factor = np.tril(0.1 * np.random.default_rng(0).normal(size=(3, 3)), -1) + np.diag([0.3, 0.2, 0.25])
-    params["auto_scale_tril"] = jnp.asarray(factor)
+    params["joint_scale_tril"] = jnp.asarray(factor)
     levels = [0.1, 0.5, 0.9]
     median, quantiles = guide.median(params, X, Y), guide.quantiles(params, levels, X, Y)
     # Where the others have their medians, t is 0.

@@ -314,7 +314,7 @@ def test_ends_at_adams_optimum(float64):
     schedule = optax.cosine_decay_schedule(0.3, 1500)
     args = jnp.asarray(X), jnp.asarray(COUNTS)
     params, elbo = reached(sampled, natural_gradient(schedule, npgp.adam(0.03, 1500)), 1500, *args)
-    deviation = jnp.sqrt(jnp.diag(params["auto_scale_tril"] @ params["auto_scale_tril"].T))
+    deviation = jnp.sqrt(jnp.diag(params["joint_scale_tril"] @ params["joint_scale_tril"].T))
     assert jnp.all(deviation > 0.15)  # so that K varies
     _, further = reached(sampled, npgp.adam(0.01, 1500), 1500, *args, start=params)
     assert abs(further - elbo) < 0.05  # measured: .001
