@@ -114,13 +114,13 @@ def of_observations(
     best = int(np.argmax(gains >= gains.max() - EQUAL))
     gain = float(gains[best])
     divisor = float(DIVISORS[1 + best]) if gain > CLEAR_GAIN else 1.0
-    kernel, X = shortened(kernel, divisor), X[:: -(-X.shape[0] // MOST_ROWS)]
+    X = X[:: -(-X.shape[0] // MOST_ROWS)]
     features = sum(block.size for block in blocks)
-    unexplained = float(_unexplained(kernel, blocks, X, jitter))
+    unexplained = float(_unexplained(kernel, divisor, blocks, X, jitter))
     needed = None
     if unexplained > TOO_MUCH_LEFT:
         most = min(MOST_POINTS, len(np.unique(np.asarray(X), axis=0)))
-        _, left = greedy_variance(kernel, X, most, jitter=jitter, return_trace=True)
+        _, left = greedy_variance(shortened(kernel, divisor), X, most, jitter=jitter, return_trace=True)
         enough = np.flatnonzero(np.asarray(left) <= LITTLE_LEFT * left[0])
         needed = int(enough[0]) if enough.size else None
     return ShorterLengthscales(divisor, gain, rows, approximate, features, unexplained, needed)
@@ -131,7 +131,7 @@ def _evidence(kernel: Kernel, X: jax.Array, target, precision, noises: np.ndarra
     Log evidence of some rows with lengthscales divided by each of ``DIVISORS``, up to a common constant, and the number
     of these rows. In float64, from covariances in JAX's precision.
     """
-    chosen = [np.arange(X.shape[0])]
+    inputs, chosen = np.asarray(X), [np.arange(X.shape[0])]
     if X.shape[0] > GROUP_ROWS:
         groups = median_split(X, GROUP_ROWS)
         some = np.unique(np.linspace(0, groups.count - 1, min(GROUPS, groups.count)).astype(int))
@@ -142,7 +142,7 @@ def _evidence(kernel: Kernel, X: jax.Array, target, precision, noises: np.ndarra
         root = np.sqrt(np.asarray(precision, float)[rows])
         scaled = root * np.asarray(target, float)[rows]
         for i, divisor in enumerate(DIVISORS):
-            K = np.asarray(_gram(shortened(kernel, divisor), X[rows]), float)
+            K = np.asarray(_gram(kernel, float(divisor), inputs[rows]), float)
             # Of n I + v S, S = Λ^½ K Λ^½: its eigenvectors are those of S, whatever the factors n and v are.
             values, vectors = np.linalg.eigh((root[:, None] * K * root)[np.ix_(root > 0, root > 0)])
             square = np.square(vectors.T @ scaled[root > 0])
@@ -151,12 +151,14 @@ def _evidence(kernel: Kernel, X: jax.Array, target, precision, noises: np.ndarra
     return evidence.max(axis=(1, 2)), sum(map(len, chosen))
 
 
-_gram = jax.jit(lambda kernel, X: kernel(X))
+_gram = jax.jit(lambda kernel, divisor, X: shortened(kernel, divisor)(X))
 
 
 @jax.jit
-def _unexplained(kernel: Kernel, blocks: tuple[InducingBlock, ...], X: jax.Array, jitter: float | None) -> jax.Array:
-    projection = factorize(kernel, blocks, jitter)(X)
+def _unexplained(
+    kernel: Kernel, divisor: float, blocks: tuple[InducingBlock, ...], X: jax.Array, jitter: float | None
+) -> jax.Array:
+    projection = factorize(shortened(kernel, divisor), blocks, jitter)(X)
     return jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
 
 

@@ -10,7 +10,9 @@ rows, without any points, tells (:mod:`npgp.collapsed.lengthscales`).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -227,7 +229,7 @@ def _some_rows(X: Rows, target: np.ndarray, precision: np.ndarray) -> _Rows:
     weight = max(1.0, len(rows) / MOST_ROWS)
     if len(rows) > MOST_ROWS:
         rows = np.sort(np.random.default_rng(0).choice(rows, MOST_ROWS, replace=False))
-    chosen = some(apart(X), rows)
+    chosen = jax.tree.map(jnp.asarray, some(jax.device_get(apart(X)), rows))
     return _Rows(chosen, jnp.asarray(target[rows]), jnp.asarray(weight * precision[rows]), jnp.asarray(weight, X.dtype))
 
 
@@ -235,17 +237,17 @@ def _some_rows(X: Rows, target: np.ndarray, precision: np.ndarray) -> _Rows:
 # The bound and its maximum
 
 #: Logarithms of what hyperparameters are multiplied by: kernel parameters by path, and the noise variance.
-_Logs: TypeAlias = dict[str, jax.Array]
+_Logs: TypeAlias = dict[str, Any]
 
 
 def _start(kernel: Kernel, approximate: bool) -> _Logs:
     leaves = jax.tree_util.tree_leaves_with_path(kernel)
     logs = {
-        jax.tree_util.keystr(path): jnp.zeros_like(leaf)
+        jax.tree_util.keystr(path): np.zeros(np.shape(leaf), jnp.result_type(leaf))
         for path, leaf in leaves
         if getattr(path[-1], "name", None) in TRAINED
     }
-    return logs if approximate else logs | {NOISE: jnp.zeros(())}
+    return logs if approximate else logs | {NOISE: np.zeros((), jnp.result_type(float))}
 
 
 def _changed(kernel: Kernel, logs: _Logs) -> Kernel:
@@ -280,17 +282,29 @@ def _left(projection: Projection, rows: _Rows, logs: _Logs) -> jax.Array:
     return projection.residual_variance() * _precision(rows, logs) / rows.weight
 
 
-def _left_by(kernel: Kernel, Z: jax.Array, rows: _Rows, logs: _Logs) -> np.ndarray:
+@jax.jit
+def _best(
+    kernel: Kernel, blocks: tuple[InducingBlock, ...], rows: _Rows, logs: _Logs, divisor: float
+) -> tuple[Kernel, jax.Array, jax.Array]:
+    """The kernel at these hyperparameters, and the share of f's variance that features leave, and of the noise's."""
+    best = shortened(_changed(kernel, logs), divisor)
+    projection = factorize(best, blocks)(rows.X)
+    unexplained = jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
+    return best, unexplained, jnp.mean(_left(projection, rows, logs))
+
+
+@jax.jit
+def _left_by(kernel: Kernel, Z: jax.Array, rows: _Rows, logs: _Logs) -> jax.Array:
     """The same, averaged over rows, with the first i points alone, i = 0 to M; (M + 1,)."""
     projection = factorize(kernel, (Points(Z),))(rows.X)
     precision = _precision(rows, logs) / rows.weight
     explained = jnp.cumsum(linalg.matmul(jnp.square(projection.A[0]), precision[:, None])[:, 0])
-    return np.asarray(jnp.sum(precision * projection.prior_variance) - jnp.append(0.0, explained)) / len(rows.X)
+    return (jnp.sum(precision * projection.prior_variance) - jnp.append(0.0, explained)) / len(rows.X)
 
 
-@jax.jit
-def _value_and_slopes(logs: _Logs, *problem: Any) -> tuple[jax.Array, _Logs]:
-    return jax.value_and_grad(lambda logs: in_double_if(True, _bound, logs, *problem))(logs)
+@partial(jax.jit, static_argnums=0)
+def _value_and_slopes(unravel: Callable, flat: jax.Array, *problem: Any) -> tuple[jax.Array, jax.Array]:
+    return jax.value_and_grad(lambda flat: in_double_if(True, _bound, unravel(flat), *problem))(flat)
 
 
 def _maximum(
@@ -301,8 +315,8 @@ def _maximum(
     dtype = flat.dtype
 
     def loss(x):
-        value, slopes = _value_and_slopes(unravel(jnp.asarray(x, dtype)), kernel, blocks, rows)
-        return -float(value), -np.asarray(ravel_pytree(slopes)[0], float)
+        value, slopes = _value_and_slopes(unravel, np.asarray(x, dtype), kernel, blocks, rows)
+        return -float(value), -np.asarray(slopes, float)
 
     at_hand = -loss(np.zeros(flat.size))[0]
     if not flat.size:
@@ -332,20 +346,18 @@ def _compare(
     most = len(np.unique(np.asarray(candidates), axis=0))
     informed = 1.0 if isinstance(rows.X, Functionals) else rows.precision
     added, _, _ = greedy_rows(kernel, candidates, min(features, most, MOST_POINTS), blocks, None, informed)
-    added = added[~jnp.any(jnp.isnan(added), axis=1)]
+    added = jnp.asarray(np.asarray(added)[~np.any(np.isnan(added), axis=1)])
     start = _start(kernel, approximate)
     at_hand, trained, _ = _maximum(kernel, blocks, rows, start)
     at_hand_more, trained_more, logs = _maximum(kernel, (*blocks, Points(added)), rows, start)
     # What points are counted at: where neighbors see no much shorter lengthscales, one that comes of training with few
     # points is the points', not the data's.
-    lengthscales = [jnp.ravel(log) for name, log in logs.items() if name.endswith("lengthscale")]
-    log = float(jnp.mean(jnp.concatenate(lengthscales))) if lengthscales else 0.0
+    lengthscales = [np.ravel(log) for name, log in logs.items() if name.endswith("lengthscale")]
+    log = float(np.mean(np.concatenate(lengthscales))) if lengthscales else 0.0
     divisor = 1.0 if shorter is None else shorter.divisor
     trusted = divisor == 1 and abs(log) <= math.log(2.0)
     logs = logs if trusted else start
-    best = shortened(_changed(kernel, logs), divisor)
-    projection = factorize(best, blocks)(rows.X)
-    unexplained = jnp.sum(projection.residual_variance()) / jnp.sum(projection.prior_variance)
+    best, unexplained, of_noise = _best(kernel, blocks, rows, logs, divisor)
     found = EnoughPoints(
         features=features,
         added=added,
@@ -355,7 +367,7 @@ def _compare(
         lengthscale=math.exp(log) if lengthscales else None,
         counted_at=(math.exp(log) if trusted else 1.0) / divisor,
         unexplained=float(unexplained),
-        of_noise=float(jnp.mean(_left(projection, rows, logs))),
+        of_noise=float(of_noise),
         points_needed=None,
         tolerance=float(tolerance),
         approximate=approximate,
@@ -364,5 +376,5 @@ def _compare(
     if found.enough:
         return found
     Z, _, _ = greedy_rows(best, candidates, min(most, MOST_POINTS), (), None, informed)
-    within = np.flatnonzero(0.5 * np.log1p(_left_by(best, Z, rows, logs)) <= tolerance)
+    within = np.flatnonzero(0.5 * np.log1p(np.asarray(_left_by(best, Z, rows, logs))) <= tolerance)
     return replace(found, points_needed=int(within[0]) if within.size else None)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.infer import MCMC
 
@@ -32,6 +33,7 @@ from npgp.model.sites import (
     trained,
 )
 from npgp.programs.compiled import STEPS, one_program
+from npgp.programs.later import see_later
 from npgp.programs.operations import Operations
 from npgp.variational.averages import PosteriorMixture
 from npgp.variational.posterior import Posterior
@@ -248,8 +250,15 @@ def statement_about(name: str, model: Callable, guide: Callable, params, rng_key
     :raises KeyError: if the model has no such component.
     :raises ValueError: unless one statement observes it, as a term of the only latent value, without a factor.
     """
-    given, (guide_key, model_key) = trained(params), jax.random.split(rng_key)
+    given = trained(params)
     set_up(guide, args, kwargs)
+    return one_program(lambda: _stated(name, model, guide, given, rng_key, args, kwargs))
+
+
+def _stated(
+    name: str, model: Callable, guide: Callable, given: Mapping[str, Any], rng_key: jax.Array, args: tuple, kwargs: Any
+) -> Stated:
+    guide_key, model_key = jax.random.split(rng_key)
     with Hidden(), under(unseen=True):  # no density is wanted
         drawn = handlers.trace(Trained(AllRows(handlers.seed(guide, guide_key)), given)).get_trace(*args, **kwargs)
         sites = _sites(handlers.replay(AllRows(model), drawn), model_key, given, args, kwargs)
@@ -263,9 +272,17 @@ def statement_about(name: str, model: Callable, guide: Callable, params, rng_key
             f"{name} is a term of {len(found)} observed latent values; it must be of one, the only one of its rows."
         )
     ((msg, part, term),) = found
-    if term.mixing is not None or term.function.batch_shape or not (jnp.ndim(term.scale) == 0 and term.scale == 1.0):
-        raise ValueError(
-            f"{name} has a factor, or is several functions, in {msg['name']!r}; it must be one, f(X) alone."
-        )
+
+    def require_alone(scale: ArrayLike) -> None:
+        if term.mixing is not None or term.function.batch_shape or np.ndim(scale) or scale != 1.0:
+            raise ValueError(
+                f"{name} has a factor, or is several functions, in {msg['name']!r}; it must be one, f(X) alone."
+            )
+
+    if checks.is_traced(term.scale):
+        require_alone(1.0)  # what is known before the factor
+        see_later(require_alone, term.scale)
+    else:
+        require_alone(term.scale)
     offset = part.moments().mean - posterior.mean(term.X)
     return Stated(posterior, term.X, msg["value"], info_of(msg).likelihood, offset, present_rows(msg))

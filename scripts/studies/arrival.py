@@ -342,7 +342,8 @@ minibatches), a GPLVM and a deep GP of two layers. The best ELBO is that of the 
             "arrived": ("arrived", 2),
         },
         {"rows": 120, "particles": 4, "draws": 2000, "window": 100, "most": 200_000},
-        quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]},
+        quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]}
+        | {"rate": [0.1], "seed": [0]},
         note="The sd is of the effect of the dose in the regression, of latents, of the outer layer's lengthscale, and "
         "of the level in the others.",
         x64=False,

@@ -163,35 +163,39 @@ def test_equal_kernels_are_one_kernel(dependence, float64):
 
 def test_draws_and_posteriors_are_those_of_components(float64, tmp_path):
     model, y = together(), jnp.asarray(Y[:Q])
-    guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
     params = some_params(model, "pseudo-data", y)
-    handlers.seed(guide, 0)(X, y)
-    posterior = npgp.posterior("g", model, guide, params, X, y)
+    posterior = npgp.posterior("g", model, npgp.AutoSparseGP(model, dependence="pseudo-data"), params, X, y)
     npgp.save(tmp_path / "g.npz", posterior)
     components = apart()
     other = npgp.AutoSparseGP(components, dependence="pseudo-data")
-    handlers.seed(other, 0)(X, y)
     X_new = RNG.uniform(size=(5, 2))
-    back = npgp.load(tmp_path / "g.npz")
-    for q in range(Q):
-        f = npgp.posterior(f"g{q}", components, other, split(params), X, y)
-        for name in ("mean", "variance", "covariance"):
-            np.testing.assert_allclose(getattr(back, name)(X_new)[q], getattr(f, name)(X_new), rtol=1e-8, atol=1e-10)
-        for one, all_of_them in zip(f.derivative(X_new), posterior.derivative(X_new), strict=True):
-            np.testing.assert_allclose(all_of_them[q], one, rtol=1e-7, atol=1e-10)
-        np.testing.assert_allclose(posterior.decompose(X_new).mean[:, q], f.decompose(X_new).mean, atol=1e-9)
-        np.testing.assert_allclose(posterior.kl()[q], f.kl(), rtol=1e-9)
-    h = posterior.mixed(W)
-    np.testing.assert_allclose(h.mean(X_new), W @ posterior.mean(X_new), rtol=1e-9)
-    np.testing.assert_allclose(
-        np.einsum("pnpn->pn", h.covariance(X_new)), np.square(W) @ posterior.variance(X_new), rtol=1e-7
-    )
     gp = npgp.SparseGP("g", npgp.Matern32(KERNELS["l"], variance=KERNELS["v"]), [Z, OWN], whitened=False)
-    unwhitened = gp.posterior(gp.params(posterior.q))
-    at_start = npgp.sparse.factorize_members(gp.kernel, gp.inducing, (Q, 1))
-    np.testing.assert_allclose(
-        unwhitened.mean(X_new), npgp.variational.Posterior(at_start, posterior.q).mean(X_new), rtol=1e-8, atol=1e-10
-    )
+
+    @compiled
+    def numbers(f):
+        moments = {name: getattr(f, name)(X_new) for name in ("mean", "variance", "covariance")}
+        return moments | {"derivative": f.derivative(X_new), "decompose": f.decompose(X_new).mean, "kl": f.kl()}
+
+    @compiled
+    def of_mixed_and_unwhitened(posterior):
+        h, unwhitened = posterior.mixed(W), gp.posterior(gp.params(posterior.q))
+        at_start = npgp.sparse.factorize_members(gp.kernel, gp.inducing, (Q, 1))
+        means = unwhitened.mean(X_new), npgp.variational.Posterior(at_start, posterior.q).mean(X_new)
+        return h.mean(X_new), h.covariance(X_new), *means
+
+    found = numbers(npgp.load(tmp_path / "g.npz"))
+    for q in range(Q):
+        expected = numbers(npgp.posterior(f"g{q}", components, other, split(params), X, y))
+        for name in ("mean", "variance", "covariance"):
+            np.testing.assert_allclose(found[name][q], expected[name], rtol=1e-8, atol=1e-10)
+        for one, all_of_them in zip(expected["derivative"], found["derivative"], strict=True):
+            np.testing.assert_allclose(all_of_them[q], one, rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(found["decompose"][:, q], expected["decompose"], atol=1e-9)
+        np.testing.assert_allclose(found["kl"][q], expected["kl"], rtol=1e-9)
+    mean, covariance, unwhitened, whitened = of_mixed_and_unwhitened(posterior)
+    np.testing.assert_allclose(mean, W @ found["mean"], rtol=1e-9)
+    np.testing.assert_allclose(np.einsum("pnpn->pn", covariance), np.square(W) @ found["variance"], rtol=1e-7)
+    np.testing.assert_allclose(unwhitened, whitened, rtol=1e-8, atol=1e-10)
 
 
 def test_whole_functions_have_the_posteriors_moments(float64):
