@@ -31,6 +31,7 @@ from npgp.gplvm.start import Start
 from npgp.kernels import RBF, Kernel
 from npgp.model.sites import Hidden
 from npgp.model.sparse_gp import SparseGP
+from npgp.programs.compiled import STEPS, one_program
 from npgp.training import lbfgs
 from npgp.variational.posterior import Posterior
 
@@ -263,7 +264,7 @@ class CollapsedGPLVM:
         def condition(params, Y):
             y, present = self._centered(Y, mask)
             with Hidden(), handlers.substitute(data=params):
-                return self._gp(present).condition(y)
+                return one_program(lambda: self._gp(present).condition(y), options=STEPS)
 
         return _in_double(condition, params, Y)
 

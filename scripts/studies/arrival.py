@@ -278,9 +278,8 @@ def arrive_at_random(args: argparse.Namespace, model: int) -> dict[str, Any]:
         return jax.lax.map(lambda key: loss(key, found) - loss(key, best), keys, batch_size=min(16, len(keys)))
 
     gain = np.asarray(gains(result.params, best))
-    found, at_best = (
-        guide.sample_posterior(key, params, *data, sample_shape=(args.draws,)) for params in (result.params, best)
-    )
+    sample = jax.jit(lambda params: guide.sample_posterior(key, params, *data, sample_shape=(args.draws,)))
+    found, at_best = sample(result.params), sample(best)
     off = {name: np.max(np.abs(np.std(found[name], 0) / np.std(at_best[name], 0) - 1.0)) for name in found}
     moved = {
         name: np.max(np.abs(np.mean(found[name], 0) - np.mean(at_best[name], 0)) / np.std(at_best[name], 0))

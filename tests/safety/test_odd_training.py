@@ -211,11 +211,11 @@ def test_a_loss_that_is_not_done(which: str) -> Any:
     return losses[[0, -1]]
 
 
-@attempt("error", "ELBO, gradient, learning rate", cases={"1e3": 1e3})
-def test_rates_that_are_far_too_large(rate: float) -> Any:
+@attempt("error", "ELBO, gradient, learning rate")
+def test_rates_that_are_far_too_large() -> Any:
     def program(X, y):
         l = numpyro.param("l", 1.0, constraint=constraints.positive)
         npgp.observe("y", npgp.SparseGP("f", npgp.RBF(l), p.x(p.Z)).draw()(X), npgp.Poisson(), obs=y)
 
-    losses = p.fit(program, p.x(), p.x(p.COUNTS), steps=50, svi=p.svi_of(program, rate=rate)).losses
+    losses = p.fit(program, p.x(), p.x(p.COUNTS), steps=50, svi=p.svi_of(program, rate=1e3)).losses
     return losses[[0, -1]]

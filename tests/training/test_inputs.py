@@ -55,9 +55,8 @@ def resident():
     return run(X, y=Y, batch_size=B, indices="rows")
 
 
-@pytest.mark.parametrize("steps_per_call", [4])
-def test_files_and_host_give_the_same_bits(files, resident, steps_per_call):
-    settings = dict(batch_size=B, indices="rows", steps_per_call=steps_per_call)
+def test_files_and_host_give_the_same_bits(files, resident):
+    settings = dict(batch_size=B, indices="rows", steps_per_call=4)
     assert_same(run(files[0], y=files[1], **settings), resident)
     assert_same(run(files[0], y=Y, **settings), resident)  # on disk and on the device
     assert_same(run(X, y=Y, on_host=True, **settings), resident)
