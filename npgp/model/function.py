@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from npgp import checks, functionals, linalg
@@ -18,7 +19,7 @@ from npgp.functionals.rows import Functionals, Rows, RowsLike, apart, covariance
 from npgp.kernels import Kernel
 from npgp.model.draw import Draw, Given, Moments, Points, Sampled
 from npgp.model.latent import Latent, NoArray, Term
-from npgp.programs.tracing import current_trace
+from npgp.programs.tracing import current_trace, is_traced
 from npgp.sparse.groups import Groups, single
 from npgp.sparse.projection import Members, Projection, Projector, factorize_members
 from npgp.sparse.ragged import MemberRows
@@ -58,6 +59,15 @@ class Cache:
         """Factorize now, and not where the projector is first used."""
         _ = self.projector
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is computed yet."""
+        return self._projector is None and not self._projections
+
+    def fill(self, rows: Sequence[Rows], projector: Projector | Members, projections: Sequence[Projection]) -> None:
+        """Take what was computed elsewhere."""
+        self._projector, self._projections = projector, list(zip(rows, projections, strict=True))
+
     def project(self, X: Rows) -> Projection:
         """The projection of rows; that of the very same ones is computed once."""
         for seen, projection in self._projections:
@@ -65,6 +75,54 @@ class Cache:
                 return projection
         self._projections.append((X, self.projector(X)))
         return self._projections[-1][1]
+
+
+def compute_together(wanted: Iterable[tuple[Cache, Sequence[Rows]]]) -> None:
+    """
+    Factorize, and project rows: caches that differ in numbers alone are computed at once, so that a program for many
+    draws has this once.
+
+    :param wanted: of each draw, its cache and the rows.
+    """
+    alike: dict[Any, list[tuple[Cache, list[Rows], list[Any]]]] = {}
+    for cache, rows in wanted:
+        if not cache.is_empty:
+            continue
+        rows = [X for i, X in enumerate(rows) if not any(X is before for before in rows[:i])]
+        leaves, structure = jax.tree.flatten((cache.kernel, tuple(cache.inducing), rows))
+        shapes = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in leaves)
+        alike.setdefault((structure, shapes, cache.plates, cache.jitter), []).append((cache, rows, leaves))
+    for (structure, _, plates, jitter), draws in alike.items():
+        if len(draws) > 1:
+            arrays = list(zip(*(leaves for *_, leaves in draws), strict=True))
+            for (cache, rows, _), made in zip(draws, _computed(structure, arrays, plates, jitter), strict=True):
+                cache.fill(rows, *made)
+
+
+def _computed(
+    structure: Any, arrays: Sequence[Sequence[Any]], plates: tuple[int, ...], jitter: float | None
+) -> list[tuple[Projector | Members, list[Projection]]]:
+    """
+    The factorizations and projections of several draws.
+
+    :param structure: of kernel, inducing blocks and rows.
+    :param arrays: their leaves; of each, one for each draw.
+    """
+    one = [all(x is a[0] for x in a) or not (any(map(is_traced, a)) or np.ptp(a, axis=0).any()) for a in arrays]
+
+    def of_draw(own: Sequence[jax.Array]) -> tuple[Projector | Members, list[Projection]]:
+        left = iter(own)
+        merged = [array[0] if same else next(left) for same, array in zip(one, arrays, strict=True)]
+        kernel, inducing, rows = jax.tree.unflatten(structure, merged)
+        cache = Cache(kernel, inducing, plates, jitter)
+        return cache.projector, [cache.project(X) for X in rows]
+
+    count = len(arrays[0])
+    own = [jnp.stack(array) for same, array in zip(one, arrays, strict=True) if not same]
+    made, returned = jax.tree.flatten(jax.vmap(of_draw, axis_size=count)(own))
+    # Split: of slices each would have a gradient as large as the whole.
+    each = zip(*(lax.split(x, (1,) * count) for x in made), strict=True)
+    return [jax.tree.unflatten(returned, [x[0] for x in leaves]) for leaves in each]
 
 
 class Function(Draw, NoArray):

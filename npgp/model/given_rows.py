@@ -37,7 +37,7 @@ from npgp.contract import (
 )
 from npgp.likelihoods import Gaussian
 from npgp.likelihoods.base import without_missing
-from npgp.model.function import Cache, Function
+from npgp.model.function import Cache, Function, compute_together
 from npgp.model.latent import Latent, Latents, Term
 from npgp.model.sites import Hidden, info_of, is_inducing, is_no_parameter, is_observation, is_scaled
 from npgp.programs.operations import Operations
@@ -451,6 +451,9 @@ class GivenRows:
         self._members = math.prod(self._function(group.own[0]).batch_shape) if group.own else 0
         # A sum that is sampled jointly has several sites.
         stated = {id(latents): name for name, latents in said_of_rows(sites).items()}
+        functions = [self._function(names) for names in (*group.shared, *group.own)]
+        terms = [t for name in stated.values() for part in info_of(sites[name]).latents.parts for t in part.terms]
+        compute_together((f.cache, [t.X for t in terms if t.function is f]) for f in functions)
         rows = [some for name in stated.values() for some in self._rows(name)]
         #: Of the shared ε, and of a member's, the blocks that are independent of all others.
         self._independent = [self._blocks_alone(components) for components in (group.shared, group.own)]
@@ -505,10 +508,14 @@ class GivenRows:
         def stacked(draws: Mapping[int, Sequence[str]], all_members: bool) -> jax.Array:
             """Of several components, (S, K, N); 0 of those that the rows do not see."""
             sets = max((len(x) for draw in draws for x in seen.get(draw, ())), default=1)
-            found = [jnp.zeros((sets, 0, shape[-1]), precision.dtype)]
+            found, unseen = [], 0  # features of components that the rows do not see, one after the other
             for draw, names in draws.items():
-                size = (sets, self._size(names, all_members), shape[-1])
-                found.append(sum((jnp.broadcast_to(x, size) for x in seen.get(draw, ())), jnp.zeros(size)))
+                size = self._size(names, all_members)
+                if draw in seen:
+                    found.append(jnp.zeros((sets, unseen, shape[-1]), precision.dtype))
+                    found.append(sum(jnp.broadcast_to(x, (sets, size, shape[-1])) for x in seen[draw]))
+                unseen = 0 if draw in seen else unseen + size
+            found.append(jnp.zeros((sets, unseen, shape[-1]), precision.dtype))
             return jnp.concatenate(found, axis=1)
 
         shared = stacked(self._shared, True)
@@ -560,8 +567,10 @@ class GivenRows:
                     of_each = draw in self._own
                     earlier = z.reshape(*batch, -1) if of_each else z[0]
                     block = JointBlock(loc, rows, earlier, coupled=bool(batch) and not of_each)
-                    parts[site] = _drawn(site, function.cache, block)
-                    z = jnp.concatenate([z, block.noise(parts[site].value).reshape(len(z), size)], axis=-1)
+                    given = given_by(handlers.substitute, site)
+                    value, noise = block.drawn(random_key(site)) if given is None else (given, block.noise(given))
+                    parts[site] = Part(function.cache, block, value)
+                    z = jnp.concatenate([z, noise.reshape(len(z), size)], axis=-1)
             return z
 
         z = draw_in_turn(self._shared, q.mean[None], q.factor[None], jnp.zeros((1, 0), q.mean.dtype))

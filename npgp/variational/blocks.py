@@ -491,9 +491,14 @@ class JointBlock(BlockNormal):
         left = self._flat_values(value - self.mean)
         return linalg.solve_lower(self.scale_tril, left[..., None])[..., 0].reshape(value.shape)
 
-    def sample(self, key, sample_shape=()):
+    def drawn(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> tuple[jax.Array, jax.Array]:
+        """A draw, and the z_k that it is made of."""
         checks.random_key(key, advice=checks.WITHOUT_SEED)
-        return self.at(jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype))
+        z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)
+        return self.at(z), z
+
+    def sample(self, key, sample_shape=()):
+        return self.drawn(key, sample_shape)[0]
 
     def log_prob(self, value):
         z = self.noise(value)

@@ -142,8 +142,8 @@ def posterior_given(
     :param independent: blocks of the shared ε.
     :param independent_own: blocks of each member's.
     """
-    Lambda = _total(_products(r.shared, r.shared, r.precision) for r in rows)
-    h = _total(_sums(r.shared, r.shift) for r in rows)
+    A, precision, shift = (jnp.concatenate(arrays, axis=-1) for arrays in zip(*map(_as_one_set, rows), strict=True))
+    Lambda, h = linalg.matmul(A * precision, A.T), linalg.matmul(A, shift[:, None])[:, 0]
     arrow: tuple[jax.Array, ...] = (Lambda, h)
     if members:
         seen = [(r.own, r) for r in rows if r.own is not None]
@@ -208,23 +208,12 @@ def _weighted(A: jax.Array, weights: jax.Array) -> jax.Array:
     return A * weights[:, None, :]
 
 
-def _products(A: jax.Array, B: jax.Array, precision: jax.Array) -> jax.Array:
-    """``Σ_sn β_sn A_sn B_snᵀ``, (K, K')."""
-    if A.shape[0] == B.shape[0] == 1:  # the same for all sets
-        precision = jnp.sum(precision, axis=0, keepdims=True)
-
-    def flat(X):
-        return jnp.moveaxis(X, 1, 0).reshape(X.shape[1], X.shape[0] * X.shape[2])
-
-    A, B = A * precision[:, None], jnp.broadcast_to(B, (len(precision), *B.shape[1:]))
-    return linalg.matmul(flat(A), flat(B).T)
-
-
-def _sums(A: jax.Array, shift: jax.Array) -> jax.Array:
-    """``Σ_sn A_sn shift_sn``, (K,)."""
-    if A.shape[0] == 1:
-        shift = jnp.sum(shift, axis=0, keepdims=True)
-    return jnp.sum(linalg.matmul(A, shift[..., None]), axis=0)[..., 0]
+def _as_one_set(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What all sets see of the shared ε, (K, N'); their precisions and shifts, (N',)."""
+    A, precision, shift = rows.shared, rows.precision, rows.shift
+    if len(A) == 1:  # the same for all sets
+        precision, shift = jnp.sum(precision, axis=0), jnp.sum(shift, axis=0)
+    return jnp.moveaxis(A, 1, 0).reshape(A.shape[1], precision.size), precision.ravel(), shift.ravel()
 
 
 def _of_members(A: jax.Array, B: jax.Array | None, members: jax.Array | None, count: int) -> jax.Array:
