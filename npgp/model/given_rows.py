@@ -513,7 +513,8 @@ class GivenRows:
                 size = self._size(names, all_members)
                 if draw in seen:
                     found.append(jnp.zeros((sets, unseen, shape[-1]), precision.dtype))
-                    found.append(sum(jnp.broadcast_to(x, (sets, size, shape[-1])) for x in seen[draw]))
+                    several = [jnp.broadcast_to(x, (sets, size, shape[-1])) for x in seen[draw]]
+                    found.append(sum(several[1:], several[0]))
                 unseen = 0 if draw in seen else unseen + size
             found.append(jnp.zeros((sets, unseen, shape[-1]), precision.dtype))
             return jnp.concatenate(found, axis=1)

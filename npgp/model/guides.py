@@ -104,8 +104,9 @@ class AutoSparseGP:
     these have 200 entries together (50 where no q(ε) is given rows), in the model's order (parameters ``auto_loc`` and
     ``auto_scale_tril``), and a normal distribution for each entry of the rest (``name_auto_loc``, ``name_auto_scale``),
     or of all if q(ε) is independent. These keep no arrays, so the guide may run inside ``jit`` and ``vmap``. They start
-    at medians of the prior, and at the mode of what else is observed where something is, in the same plate: inputs
-    with errors at their measurements. NumPyro's autoguides compute and keep some arrays at their first call, which
+    at medians of the prior (of one without draws, such as ``ImproperUniform``, where ``init_to_uniform`` does), and at
+    the mode of what else is observed where something is, in the same plate: inputs with errors at their measurements.
+    NumPyro's autoguides compute and keep some arrays at their first call, which
     therefore is outside; they start at medians of the prior unless their ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To

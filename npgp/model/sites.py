@@ -22,6 +22,7 @@ import numpy as np
 import numpyro
 from jax.typing import ArrayLike
 from numpyro import handlers
+from numpyro.distributions import Distribution, biject_to
 from numpyro.infer import Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO, TraceMeanField_ELBO
 
 from npgp import checks
@@ -30,6 +31,7 @@ from npgp.context import context
 from npgp.contract import (
     Handler,
     Message,
+    base_of,
     copy_rows,
     frames,
     given_by,
@@ -481,6 +483,11 @@ class Hidden(Handler):
         keyed = msg["type"] in ("sample", "plate", "control_flow")
         if keyed and msg["value"] is None and msg["kwargs"]["rng_key"] is None:
             msg["kwargs"]["rng_key"] = random_key(msg.get("name", "scan"))  # NumPyro's scan has none
+        if msg["type"] == "sample" and msg["value"] is None and type(base_of(msg["fn"])).sample is Distribution.sample:
+            # An ImproperUniform, say, has no draws: it is at 0 in unconstrained space.
+            fn = msg["fn"]
+            to_support = biject_to(fn.support)
+            msg["value"] = to_support(jnp.zeros(to_support.inverse_shape(fn.shape(msg["kwargs"]["sample_shape"]))))
 
 
 class AllRows(Handler):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -491,7 +492,7 @@ class JointBlock(BlockNormal):
         left = self._flat_values(value - self.mean)
         return linalg.solve_lower(self.scale_tril, left[..., None])[..., 0].reshape(value.shape)
 
-    def drawn(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> tuple[jax.Array, jax.Array]:
+    def drawn(self, key: Any, sample_shape: tuple[int, ...] = ()) -> tuple[jax.Array, jax.Array]:
         """A draw, and the z_k that it is made of."""
         checks.random_key(key, advice=checks.WITHOUT_SEED)
         z = jax.random.normal(key, sample_shape + self.batch_shape + self.event_shape, self.loc.dtype)

@@ -23,6 +23,7 @@ TRUTH = {"tau": 0.5, "own_scale": 0.4, "noise": 0.3}
 
 GUIDES: dict[str, dict[str, Any]] = {
     "joint": {},
+    "joint, in a loop": {},
     "each by itself": {"joint": False},
     "independent": {"dependence": "independent"},
 }
@@ -43,7 +44,7 @@ def simulate(groups: int, times: int, seed: int) -> tuple[np.ndarray, np.ndarray
     return x[:, None], y, held_out
 
 
-def model(X, y=None, *, groups, Z, Z_own):
+def priors():
     level = numpyro.sample("level", dist.Normal(0.0, 3.0))
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     scale, own_scale = (numpyro.sample(name, dist.HalfNormal(1.5)) for name in ("scale", "own_scale"))
@@ -51,13 +52,31 @@ def model(X, y=None, *, groups, Z, Z_own):
         numpyro.sample(name, dist.LogNormal(np.log(2.0), 0.4)) for name in ("lengthscale", "own_lengthscale")
     )
     noise = numpyro.sample("noise", dist.HalfNormal(1.0))
-    f = npgp.SparseGP("f", npgp.RBF(lengthscale, variance=scale**2), Z).draw()
+    kernels = npgp.RBF(lengthscale, variance=scale**2), npgp.RBF(own_lengthscale, variance=own_scale**2)
+    return level, tau, noise, *kernels
+
+
+def model(X, y=None, *, groups, Z, Z_own):
+    level, tau, noise, kernel, own_kernel = priors()
+    f = npgp.SparseGP("f", kernel, Z).draw()
     with numpyro.plate("groups", groups, dim=-2):
         of_group = numpyro.sample("of_group", dist.Normal(0.0, tau))
-        own = npgp.SparseGP("own", npgp.RBF(own_lengthscale, variance=own_scale**2), Z_own).draw()
+        own = npgp.SparseGP("own", own_kernel, Z_own).draw()
         with numpyro.plate("times", len(X)):
             mean = level + of_group + f(X) + own(X)
             npgp.observe("y", mean, npgp.Gaussian(scale=noise), obs=y, mask="nan")
+
+
+def in_a_loop(X, y, *, groups, Z, Z_own):
+    """The same, written as a component and a statement for each group."""
+    level, tau, noise, kernel, own_kernel = priors()
+    f = npgp.SparseGP("f", kernel, Z).draw()
+    of_group = numpyro.sample("of_group", dist.Normal(0.0, tau).expand([groups, 1]).to_event(2))
+    for i in range(groups):
+        own = npgp.SparseGP(f"own{i}", own_kernel, Z_own).draw()
+        with numpyro.plate(f"times{i}", len(X)):
+            mean = level + of_group[i] + f(X) + own(X)
+            npgp.observe(f"y{i}", mean, npgp.Gaussian(scale=noise), obs=y[i], mask="nan")
 
 
 def held_out_density(of_panel: Callable, draws: dict, X, y: np.ndarray, held_out: np.ndarray) -> float:
@@ -89,11 +108,14 @@ def panel(args: argparse.Namespace, q: str) -> dict[str, Any]:
         kernel = NUTS(of_panel, init_strategy=init_to_median, target_accept_prob=0.9)
         draws = jax.block_until_ready(mcmc_draws(kernel, jax.random.key(2), args.draws // 2, args.draws, *data))
     else:
-        guide = npgp.AutoSparseGP(of_panel, **GUIDES[q])
-        svi = SVI(of_panel, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
+        trained = partial(in_a_loop, **of_panel.keywords) if q == "joint, in a loop" else of_panel
+        guide = npgp.AutoSparseGP(trained, **GUIDES[q])
+        svi = SVI(trained, guide, npgp.adam(args.learning_rate, args.steps), TraceMeanField_ELBO())
         result = npgp.fit(svi, jax.random.key(args.seed), args.steps, *data, progress=False)
         draws = guide.sample_posterior(jax.random.key(1), result.params, *data, sample_shape=(args.draws,))
         elbo = -float(np.mean(result.losses[-max(args.steps // 20, 1) :]))
+        if trained is not of_panel:
+            draws["own.u"] = jnp.stack([draws[f"own{i}.u"] for i in range(args.groups)], axis=1)[:, :, None]
     seconds = now() - began
     density = held_out_density(of_panel, draws, data[0], y, held_out)
     return {**said(draws), "held_out": density, "elbo": elbo, "seconds": seconds}

@@ -141,6 +141,64 @@ def test_random_programs_are_exact(first, float64):
         np.testing.assert_allclose(elbos, bound, rtol=1e-7, atol=1e-7, err_msg=f"program {seed}, {program.form}")
 
 
+def _primitives(jaxpr):
+    """Names of all operations, those of inner programs too."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            yield from _primitives(inner) if hasattr(inner, "eqns") else ()
+
+
+def test_many_components_are_factorized_at_once(float64):
+    """A loop of components has the bound of dense algebra, and no more factorizations where it is longer."""
+    factorizations = []
+    for count in (2, 3):
+        rng = np.random.default_rng(0)
+        lengthscales, y = np.linspace(0.5, 1.5, count), rng.normal(size=(count, N))
+        inputs = np.sort(rng.uniform(0, 4, N))[:, None]
+
+        def model(y, count=count, lengthscales=lengthscales, inputs=inputs):
+            X = jnp.asarray(inputs)
+            f = npgp.SparseGP("f", npgp.RBF(0.8), inputs).draw()
+            for i in range(count):
+                g = npgp.SparseGP(f"g{i}", npgp.RBF(lengthscales[i]), inputs).draw()
+                with numpyro.plate(f"rows{i}", N):
+                    npgp.observe(f"y{i}", f(X) + g(X), npgp.Gaussian(variance=NOISE), obs=y[i])
+
+        elbo = make_elbo(model, npgp.AutoSparseGP(model))
+        program = jax.jit(lambda key, y, elbo=elbo: elbo(key, {}, y)).trace(jax.random.key(0), y)
+        factorizations.append(list(_primitives(program.jaxpr)).count("cholesky"))
+    assert factorizations[0] == factorizations[1]
+    K = np.kron(np.ones((count, count)), rbf(inputs, inputs, 0.8, 1.0)) + NOISE * np.eye(count * N)
+    for i, lengthscale in enumerate(lengthscales):
+        own = slice(i * N, (i + 1) * N)
+        K[own, own] += rbf(inputs, inputs, lengthscale, 1.0)
+    elbo = program.lower().compile()(jax.random.key(0), jnp.asarray(y))
+    np.testing.assert_allclose(elbo, log_normal(y.ravel(), K), atol=1e-4)
+
+
+def test_a_site_without_draws_of_its_prior_is_covered(float64):
+    """A level of a flat prior: at its posterior by dense algebra each draw's ELBO is the evidence."""
+    y = 2.0 + np.sin(INPUTS[:, 0])
+
+    def model(X, y):
+        level = numpyro.sample("level", dist.ImproperUniform(dist.constraints.real, (), ()))
+        f = npgp.SparseGP("f", npgp.RBF(0.8), X).draw()
+        with numpyro.plate("rows", len(y)):
+            npgp.observe("y", f(X) + level, npgp.Gaussian(variance=NOISE), obs=y)
+
+    K = rbf(INPUTS, INPUTS, 0.8, 1.0) + NOISE * np.eye(len(y))
+    information = np.linalg.inv(K).sum()
+    mean = np.linalg.solve(K, y).sum() / information
+    params = {"auto_loc": jnp.array([mean]), "auto_scale_tril": jnp.array([[information**-0.5]])}
+    guide = npgp.AutoSparseGP(model)
+    keys = jax.random.split(jax.random.key(0), 3)
+    elbos = compiled(jax.vmap(make_elbo(model, guide), (0, None, None, None)))(keys, params, jnp.asarray(INPUTS), y)
+    evidence = log_normal(y - mean, K) + 0.5 * np.log(2 * np.pi / information)
+    np.testing.assert_allclose(elbos, evidence, atol=1e-4)
+
+
 def test_mixed_functions_are_dependent_in_their_posterior(float64):
     """``W @ g(X)``, one output missing on a stretch: the posterior of g, mixed, is dense algebra's."""
     rng = np.random.default_rng(0)
