@@ -237,17 +237,23 @@ class Group(NamedTuple):
     """
     Components that share one q(ε), each as the sites of its blocks.
 
-    :param shared: those that rows of several members see, or of no plate.
-    :param own: those of the members of a plate, of which each row sees one.
+    :param shared: those that rows of several members see.
+    :param own: those of which each row sees one member: functions in a plate; or components that are alike, one for
+        each member.
     """
 
     shared: tuple[tuple[str, ...], ...]
-    own: tuple[tuple[str, ...], ...]
+    own: tuple[tuple[tuple[str, ...], ...], ...]
+
+    @property
+    def components(self) -> list[tuple[str, ...]]:
+        """All of them."""
+        return [*self.shared, *(component for alike in self.own for component in alike)]
 
     @property
     def sites(self) -> list[str]:
         """The sites of all blocks."""
-        return [site for component in (*self.shared, *self.own) for site in component]
+        return [site for component in self.components for site in component]
 
 
 def by_rows(
@@ -316,7 +322,7 @@ def _makes_dependent(group: Group, latents: Latents, blocks: Mapping[int, list[s
     """Whether a group makes different latent values of one observation dependent."""
     if latents.num_latents == 1:
         return False
-    members = {*group.shared, *group.own}
+    members = {*group.components}
     met = [{tuple(blocks.get(id(f.source), ())) for f in part.functions} & members for part in latents.parts]
     return sum(map(bool, met)) > 1 or (len(met) == 1 and bool(met[0]) and bool(group.shared))
 
@@ -364,7 +370,7 @@ def dear(group: Group, sites: Mapping[str, Message]) -> str | None:
     :param sites: this.
     """
     functions, about = _about(group, sites, said_of_rows(sites))
-    own = {id(info_of(sites[names[0]]).function) for names in group.own}
+    own = {id(info_of(sites[names[0]]).function): len(alike) for alike in group.own for names in alike}
     rows = sum(math.prod(x.shape) for x in about.values())
 
     def operations(size: int, count: int = 1, at: int = rows) -> int:
@@ -379,8 +385,8 @@ def dear(group: Group, sites: Mapping[str, Message]) -> str | None:
         for draw, f in functions.items()
     )
     K = sum(counts[draw] * features(f) for draw, f in functions.items() if draw not in own)
-    M = sum(features(f) for draw, f in functions.items() if draw in own)
-    members = max((counts[draw] for draw in own), default=0)
+    M = sum(features(f) // own[draw] for draw, f in functions.items() if draw in own)
+    members = max((counts[draw] * own[draw] for draw in own), default=0)
     together = operations(K) + operations(M, members) + M * K * (rows + members * (M + K))
     if together < max(DEAR, DEARER * alone):
         return None
@@ -413,8 +419,27 @@ def _parted(components: Sequence[list[str]], sites: Mapping[str, Message], state
             places = [{id(t.places) for t in terms if t.places is not None} for terms in chosen]
             if all(len(of_sum) < 2 for of_sum in places):
                 own.append(draw)
-    shared = (names for draw, names in draws.items() if draw not in own)
-    return Group(tuple(shared), tuple(draws[draw] for draw in own))
+    of_members = [[draw] for draw in own] or _members_alike(functions, sums)
+    apart = {draw for alike in of_members for draw in alike}
+    shared = (names for draw, names in draws.items() if draw not in apart)
+    return Group(tuple(shared), tuple(tuple(draws[draw] for draw in alike) for alike in of_members))
+
+
+def _members_alike(functions: Mapping[int, Function], sums: Sequence[Sequence[Term]]) -> list[list[int]]:
+    """The most components of one dense block, of a size, that do not meet each other: none, or a list of them."""
+    met: dict[int, set[int]] = {draw: set() for draw in functions}
+    for of_sum in ({id(term.function.source) for term in terms} for terms in sums):
+        for draw in of_sum:
+            met[draw] |= of_sum - {draw}
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for draw in sorted(functions, key=lambda draw: len(met[draw])):
+        function = functions[draw]
+        one_block = len(function.values) == 1 and function.component.covariances == ("dense",)
+        chosen = alike.setdefault(jnp.shape(function.values[0]), [])
+        if one_block and not function.batch_shape and not met[draw].intersection(chosen):
+            chosen.append(draw)
+    most = max(alike.values(), key=len)
+    return [most] if len(most) > 1 else []
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -447,16 +472,23 @@ class GivenRows:
     def __init__(self, group: Group, sites: Mapping[str, Message]):
         self._sites = sites
         self._shared = {id(self._function(names)): names for names in group.shared}
-        self._own = {id(self._function(names)): names for names in group.own}
-        self._members = math.prod(self._function(group.own[0]).batch_shape) if group.own else 0
+        own = [{id(self._function(names)): names for names in alike} for alike in group.own]
+        self._own = {draw: names for alike in own for draw, names in alike.items()}
+        #: Where a member's functions are components, the member's number.
+        self._member = {draw: i for alike in own if len(alike) > 1 for i, draw in enumerate(alike)}
+        #: Of a member's functions, one after the other, the components.
+        self._alike = [list(alike) for alike in own]
+        counts = [len(alike) * math.prod(self._function(alike[0]).batch_shape) for alike in group.own]
+        self._members = max(counts, default=0)
         # A sum that is sampled jointly has several sites.
         stated = {id(latents): name for name, latents in said_of_rows(sites).items()}
-        functions = [self._function(names) for names in (*group.shared, *group.own)]
+        functions = [self._function(names) for names in group.components]
         terms = [t for name in stated.values() for part in info_of(sites[name]).latents.parts for t in part.terms]
         compute_together((f.cache, [t.X for t in terms if t.function is f]) for f in functions)
         rows = [some for name in stated.values() for some in self._rows(name)]
         #: Of the shared ε, and of a member's, the blocks that are independent of all others.
-        self._independent = [self._blocks_alone(components) for components in (group.shared, group.own)]
+        own_blocks = [alike[0] for alike in group.own]
+        self._independent = [self._blocks_alone(components) for components in (group.shared, own_blocks)]
         self._q = posterior_given(rows, self._members, *(list(blocks.values()) for blocks in self._independent))
 
     def _blocks_alone(self, components: Sequence[Sequence[str]]) -> dict[str, Independent]:
@@ -503,26 +535,28 @@ class GivenRows:
                 found = seen_by_rows(term, shape)
             else:
                 found, members, places = seen_of_members(term, shape)
+                if draw in self._member:
+                    members = jnp.full(math.prod(shape[:-1]), self._member[draw])
             seen.setdefault(draw, []).append(found)
 
-        def stacked(draws: Mapping[int, Sequence[str]], all_members: bool) -> jax.Array:
-            """Of several components, (S, K, N); 0 of those that the rows do not see."""
-            sets = max((len(x) for draw in draws for x in seen.get(draw, ())), default=1)
-            found, unseen = [], 0  # features of components that the rows do not see, one after the other
-            for draw, names in draws.items():
-                size = self._size(names, all_members)
-                if draw in seen:
+        def stacked(draws: Sequence[Sequence[int]], all_members: bool) -> jax.Array:
+            """Of several functions, each of one of some components, (S, K, N); 0 of those that the rows do not see."""
+            sets = max((len(x) for alike in draws for draw in alike for x in seen.get(draw, ())), default=1)
+            found, unseen = [], 0  # features that the rows do not see, one after the other
+            for alike in draws:
+                size = self._size(alike[0], all_members)
+                several = [jnp.broadcast_to(x, (sets, size, shape[-1])) for draw in alike for x in seen.get(draw, ())]
+                if several:
                     found.append(jnp.zeros((sets, unseen, shape[-1]), precision.dtype))
-                    several = [jnp.broadcast_to(x, (sets, size, shape[-1])) for x in seen[draw]]
                     found.append(sum(several[1:], several[0]))
-                unseen = 0 if draw in seen else unseen + size
+                unseen = 0 if several else unseen + size
             found.append(jnp.zeros((sets, unseen, shape[-1]), precision.dtype))
             return jnp.concatenate(found, axis=1)
 
-        shared = stacked(self._shared, True)
+        shared = stacked([[draw] for draw in self._shared], True)
         if not any(draw in seen for draw in self._own):
             return Rows(shared, None, None, precision, shift)
-        own = stacked(self._own, False)
+        own = stacked(self._alike, False)
         if places is None:
             return Rows(shared, own, members, precision, shift)
         of_parts = places.parts
@@ -535,9 +569,9 @@ class GivenRows:
         precision, shift = (jnp.where(of_parts.mask, x, 0.0) for x in (precision, shift))
         return Rows(shared, own, places.members, precision, shift)
 
-    def _size(self, names: Sequence[str], all_members: bool) -> int:
+    def _size(self, draw: int, all_members: bool) -> int:
         """Number of features of a component, of one function or of all."""
-        function = self._function(names)
+        function = self._function((self._shared | self._own)[draw])
         features = sum(jnp.shape(value)[-1] for value in function.values)
         return features * math.prod(function.batch_shape) if all_members else features
 
@@ -546,6 +580,13 @@ class GivenRows:
         q, parts = self._q, dict[str, Part]()
         alone = self._independent[0] | self._independent[1]
         scales = dict(zip(alone, q.scales, strict=True))
+
+        def drawn(site: str, function: Function, block: JointBlock) -> jax.Array:
+            """The noise that a block's value is made of, which is drawn unless it is given."""
+            given = given_by(handlers.substitute, site)
+            value, noise = block.drawn(random_key(site)) if given is None else (given, block.noise(given))
+            parts[site] = Part(function.cache, block, jnp.asarray(value))
+            return noise
 
         def draw_in_turn(components: Mapping[int, Sequence[str]], means: Any, factors: Any, z: jax.Array) -> jax.Array:
             """Of G members, or of all as one member: means (G, M), rows of factors, and z of what is drawn before."""
@@ -568,14 +609,15 @@ class GivenRows:
                     of_each = draw in self._own
                     earlier = z.reshape(*batch, -1) if of_each else z[0]
                     block = JointBlock(loc, rows, earlier, coupled=bool(batch) and not of_each)
-                    given = given_by(handlers.substitute, site)
-                    value, noise = block.drawn(random_key(site)) if given is None else (given, block.noise(given))
-                    parts[site] = Part(function.cache, block, value)
-                    z = jnp.concatenate([z, noise.reshape(len(z), size)], axis=-1)
+                    z = jnp.concatenate([z, drawn(site, function, block).reshape(len(z), size)], axis=-1)
             return z
 
         z = draw_in_turn(self._shared, q.mean[None], q.factor[None], jnp.zeros((1, 0), q.mean.dtype))
-        if self._own:
+        if self._member:  # the only functions of a member, each a component of its own
+            each = (lax.split(cast(jax.Array, x), (1,) * self._members) for x in (q.of_members, q.factors))
+            for (site,), loc, rows in zip(self._own.values(), *each, strict=True):
+                drawn(site, self._function([site]), JointBlock(loc[0], rows[0], z[0]))
+        elif self._own:
             draw_in_turn(self._own, q.of_members, q.factors, jnp.broadcast_to(z, (self._members, z.shape[-1])))
         return parts
 

@@ -146,7 +146,7 @@ def posterior_given(
     Lambda, h = linalg.matmul(A * precision, A.T), linalg.matmul(A, shift[:, None])[:, 0]
     arrow: tuple[jax.Array, ...] = (Lambda, h)
     if members:
-        seen = [(r.own, r) for r in rows if r.own is not None]
+        seen = [(r.own, r) for r in _together(r for r in rows if r.own is not None) if r.own is not None]
         D = _total(_of_members(_weighted(own, r.precision), own, r.members, members) for own, r in seen)
         B = _total(_of_members(_weighted(own, r.precision), r.shared, r.members, members) for own, r in seen)
         h_own = _total(_of_members(_weighted(own, r.shift), None, r.members, members) for own, r in seen)
@@ -206,6 +206,15 @@ def _mean_and_factor(Omega: jax.Array, h: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _weighted(A: jax.Array, weights: jax.Array) -> jax.Array:
     return A * weights[:, None, :]
+
+
+def _together(rows: Iterable[Rows]) -> list[Rows]:
+    """Sets that are stated one by one, of as many rows, side by side."""
+    alike: dict[tuple[int, int], list[Rows]] = {}
+    for i, r in enumerate(rows):
+        one_by_one = len(r.precision) == 1 and r.members is not None
+        alike.setdefault((r.precision.shape[-1], -1 if one_by_one else i), []).append(r)
+    return [jax.tree.map(lambda *sets: jnp.concatenate(sets), *several) for several in alike.values()]
 
 
 def _as_one_set(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
