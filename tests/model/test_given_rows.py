@@ -191,7 +191,7 @@ def test_a_site_without_draws_of_its_prior_is_covered(float64):
     K = rbf(INPUTS, INPUTS, 0.8, 1.0) + NOISE * np.eye(len(y))
     information = np.linalg.inv(K).sum()
     mean = np.linalg.solve(K, y).sum() / information
-    params = {"auto_loc": jnp.array([mean]), "auto_scale_tril": jnp.array([[information**-0.5]])}
+    params = {"joint_loc": jnp.array([mean]), "joint_scale_tril": jnp.array([[information**-0.5]])}
     guide = npgp.AutoSparseGP(model)
     keys = jax.random.split(jax.random.key(0), 3)
     elbos = compiled(jax.vmap(make_elbo(model, guide), (0, None, None, None)))(keys, params, jnp.asarray(INPUTS), y)
