@@ -160,7 +160,7 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 # `AutoSparseGP` makes a guide of the model. Level, effects and hyperparameters, 14 numbers, share one multivariate
 # normal distribution, which starts at the prior medians, and the GP's own posterior follows them: given a draw of them
 # it is the posterior given a pseudo-observation of each area, whose two numbers are trained. Without a number of steps
-# training ends when no posterior moves any more; eight draws a step quiet its gradients. The model without the spatial
+# training ends when no posterior moves any more, with eight draws a step. The model without the spatial
 # term has no GP, and is trained by the same lines.
 
 
@@ -180,8 +180,7 @@ print(f"with f:\n{result.convergence}\n\nwithout f:\n{flat_result.convergence}")
 figure = plots.plot_elbo({"with f": -result.losses, "without f": -flat_result.losses}, rows=num_areas)
 
 # %% [markdown]
-# With $f$ nothing moves any more. Without it, standard deviations of the level and the regions' effects still grew by
-# an eighth at the last fall of the rate, as the two can be told apart only slowly: they are somewhat too small below.
+# Nothing moves any more, with $f$ or without.
 #
 # `to_arviz` collects the draws with all that ArviZ asks for: data, posterior predictive draws, pointwise log
 # likelihood. Plates become named dimensions.

@@ -528,7 +528,7 @@ def _like_rows(sites: dict[str, Message], observations: set[str], names: set[str
 
 class TrainedRows:
     """
-    Arguments of a model that have arrays, by name, as they were in training.
+    Arguments of a model that have arrays, by name, as they were in training, and whole numbers, such as that of all rows.
 
     :param model: the model.
     :param arguments: these; ``None`` where parameters have none.
@@ -541,7 +541,9 @@ class TrainedRows:
     def of_call(cls, model: Callable, args: tuple, kwargs: dict[str, Any]) -> TrainedRows:
         """Those of a call."""
         call = inspect.signature(model).bind(*args, **kwargs).arguments
-        return cls(model, {n: v for n, v in call.items() if any(hasattr(x, "shape") for x in jax.tree.leaves(v))})
+        numbers = {n: np.asarray(v) for n, v in call.items() if isinstance(v, int) and not isinstance(v, bool)}
+        arrays = {n: v for n, v in call.items() if any(hasattr(x, "shape") for x in jax.tree.leaves(v))}
+        return cls(model, arrays | numbers)
 
     @classmethod
     def given(cls, model: Callable) -> TrainedRows:
@@ -549,9 +551,13 @@ class TrainedRows:
         return cls(model, given_by(handlers.substitute, ROWS_TRAINED_ON))
 
     def in_call(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """A call's arguments with these in the place of its own."""
+        """A call's arguments with these in the place of its own; its own number where that of training is traced."""
         call = self._signature.bind_partial(*args, **kwargs)
-        call.arguments |= self.arguments or {}
+        for name, value in (self.arguments or {}).items():
+            if not isinstance(call.arguments.get(name), int):
+                call.arguments[name] = value
+            elif not is_traced(value):
+                call.arguments[name] = int(value)
         return call.args, call.kwargs
 
     def unlike(self, args: tuple, kwargs: dict[str, Any]) -> str | None:

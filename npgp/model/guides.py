@@ -434,7 +434,7 @@ class AutoSparseGP:
         model, stored = self.model, TrainedRows.given(self.model)
         stored = self._rows if stored.arguments is None and self._rows is not None else stored
         if stored.arguments is not None:
-            args, kwargs = stored.in_call(args, kwargs)
+            args, kwargs = stored.in_call(*(self._rows or stored).in_call(args, kwargs))
             by_hand = [n for n in structure.local if n in rest and not isinstance(rest[n]["part"], _AUTOMATIC)]
             if by_hand:  # an encoder has other values for them
                 others = {name: value for name, value in values.items() if name not in by_hand}
@@ -473,7 +473,7 @@ class AutoSparseGP:
 
         :param params: parameters, from ``svi.get_params(state)``.
         :param args: the model's arguments in training, observations included.
-        :return: the parameters, and under ``"auto_rows"`` the arguments that have arrays, by name; the same parameters
+        :return: the parameters, and under ``"auto_rows"`` the arguments that have arrays or are whole numbers, by name; the same parameters
             where q(ε) needs no rows.
         :raises RuntimeError: before the guide's first call.
         """
