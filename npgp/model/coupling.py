@@ -528,7 +528,7 @@ def _like_rows(sites: dict[str, Message], observations: set[str], names: set[str
 
 class TrainedRows:
     """
-    Arguments of a model that have arrays, by name, as they were in training, and whole numbers, such as that of all rows.
+    Arguments of a model that have arrays or are whole numbers (of all rows, say), by name, as they were in training.
 
     :param model: the model.
     :param arguments: these; ``None`` where parameters have none.

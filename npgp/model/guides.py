@@ -473,8 +473,8 @@ class AutoSparseGP:
 
         :param params: parameters, from ``svi.get_params(state)``.
         :param args: the model's arguments in training, observations included.
-        :return: the parameters, and under ``"auto_rows"`` the arguments that have arrays or are whole numbers, by name; the same parameters
-            where q(ε) needs no rows.
+        :return: the parameters, and under ``"auto_rows"`` the arguments that have arrays or are whole numbers, by name;
+            the same parameters where q(ε) needs no rows.
         :raises RuntimeError: before the guide's first call.
         """
         self._known_by_now("with_rows")

@@ -641,3 +641,21 @@ def test_a_block_is_drawn_given_those_before(float64):
     block = JointBlock(*map(jnp.asarray, (loc, rows, before)))
     np.testing.assert_allclose(block.at(jnp.asarray(z)), loc + rows @ np.concatenate([before, z]), rtol=1e-12)
     np.testing.assert_allclose(block.mean, loc + rows[:, :2] @ before, rtol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [None, 6])
+def test_the_number_of_all_rows_is_that_of_training(batch_size):
+    """``size`` of a prediction is that of its own rows, fewer than those trained on; by the guide, or a new one."""
+
+    def model(X, y=None, *, size):
+        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(0.0, 1.0))
+        f = npgp.SparseGP("f", npgp.RBF(lengthscale), jnp.linspace(0.0, 1.0, 3)[:, None]).draw()
+        with npgp.plate("rows", size, rows=len(X)):
+            npgp.observe("y", f(X) + 1.0, npgp.Gaussian(scale=0.1), obs=y)
+
+    X, y = np.linspace(0.0, 1.0, 12, dtype=np.float32)[:, None], np.zeros(12, np.float32)
+    guide = npgp.AutoSparseGP(model)
+    svi = SVI(model, guide, npgp.adam(0.01, 2), TraceMeanField_ELBO(), size=12)
+    params = npgp.fit(svi, jax.random.key(0), 2, X, y, batch_size=batch_size, progress=False).params
+    means = [npgp.posterior("f", model, g, params, X[:4], size=4).mean(X) for g in (guide, npgp.AutoSparseGP(model))]
+    np.testing.assert_array_equal(*means)
