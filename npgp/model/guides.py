@@ -101,12 +101,12 @@ class AutoSparseGP:
         AutoSparseGP(model, [AutoDelta(handlers.block(model, expose=["lengthscale"])), AutoNormal])
 
     By default one Gaussian in unconstrained space is for the smallest of the sites that q(ε) can follow, as long as
-    these have 200 entries together (50 where no q(ε) is given rows), in the model's order (parameters ``auto_loc`` and
-    ``auto_scale_tril``), and a normal distribution for each entry of the rest (``name_auto_loc``, ``name_auto_scale``),
-    or of all if q(ε) is independent. These keep no arrays, so the guide may run inside ``jit`` and ``vmap``. They start
-    at medians of the prior (of one without draws, such as ``ImproperUniform``, where ``init_to_uniform`` does), and at
-    the mode of what else is observed where something is, in the same plate: inputs with errors at their measurements.
-    NumPyro's autoguides compute and keep some arrays at their first call, which
+    these have 200 entries together (50 where no q(ε) is given rows), in the model's order (parameters ``joint_loc`` and
+    ``joint_scale_tril``), and a normal distribution for each entry of the rest (``name_auto_loc``,
+    ``name_auto_scale``), or of all if q(ε) is independent. These keep no arrays, so the guide may run inside ``jit``
+    and ``vmap``. They start at medians of the prior (of one without draws, such as ``ImproperUniform``, where
+    ``init_to_uniform`` does), and at the mode of what else is observed where something is, in the same plate: inputs
+    with errors at their measurements. NumPyro's autoguides compute and keep some arrays at their first call, which
     therefore is outside; they start at medians of the prior unless their ``init_loc_fn`` is given.
 
     Use ``TraceMeanField_ELBO``, which takes KL divergences in closed form; ``Trace_ELBO`` is right too, and noisier. To
@@ -434,6 +434,7 @@ class AutoSparseGP:
         model, stored = self.model, TrainedRows.given(self.model)
         stored = self._rows if stored.arguments is None and self._rows is not None else stored
         if stored.arguments is not None:
+            # Inside jit the guide knows numbers that are traced among the parameters.
             args, kwargs = stored.in_call(*(self._rows or stored).in_call(args, kwargs))
             by_hand = [n for n in structure.local if n in rest and not isinstance(rest[n]["part"], _AUTOMATIC)]
             if by_hand:  # an encoder has other values for them

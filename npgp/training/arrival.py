@@ -47,7 +47,7 @@ FALL = 0.3
 OF_RATE = 1.5
 #: What is no longer less than so much of its median has stopped falling.
 STALLED = 0.7
-#: The share of all steps before that a window at the first rate has, from its least number to that many times it.
+#: A window at the first rate is this share of all steps before, and at most so many times the first window.
 SHARE, LONGER = 1 / 3, 5.0
 #: Windows at one rate.
 MOST_WINDOWS = 60
@@ -191,7 +191,7 @@ class Arrival(Callback):
 
     @property
     def _window(self) -> int:
-        """Longer as steps go on, for what slows down to look as if it stood still no sooner; and at lower rates."""
+        """Longer as steps go on, since what slows down moves less in each window of one length; and at lower rates."""
         longer = min(max(1.0, SHARE * (self._looked - self._first) / self.window), LONGER)
         return math.ceil(longer * self.window * FALL ** (-self._phase / 2))
 

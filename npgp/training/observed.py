@@ -12,7 +12,6 @@ import numpyro.distributions as dist
 from jax import lax
 from numpyro import handlers
 from numpyro.infer import SVI
-from numpyro.infer.initialization import init_to_uniform
 
 from npgp.context import under
 from npgp.contract import Handler, Message, base_of, plates_around
@@ -141,7 +140,7 @@ class Observed:
             at_step, keywords = jax.tree.unflatten(structure, [next(resident) if is_array(x) else x for x in leaves])
             model = handlers.seed(handlers.substitute(statements, data=data), key)
             with Hidden(), under(unseen=True):  # no values have a part in what is asked, nor what guides say of them
-                handlers.substitute(model, substitute_fn=_without_draws)(*at_step, **keywords, **svi.static_kwargs)
+                model(*at_step, **keywords, **svi.static_kwargs)
             results: dict[tuple[str, str], Any] = {}
             for name, (message, _) in statements.found.items():
                 fn, y = message["fn"], message["value"]
@@ -257,12 +256,6 @@ def check_of_rows(svi: SVI, params: dict[str, Any], data: Data, step: int) -> Ca
     chunk = data.all_rows()
     check(chunk, data.place(chunk), 1 if chunk is None else len(chunk[0]), step)
     return None
-
-
-def _without_draws(msg: Message) -> jax.Array | None:
-    """A value of a site that cannot be drawn, such as one that is ``ImproperUniform``."""
-    drawn = msg["type"] != "sample" or type(base_of(msg["fn"])).sample is not dist.Distribution.sample
-    return None if drawn or msg["is_observed"] else init_to_uniform(msg)
 
 
 def likelihood_not_finite(svi: SVI, params: dict[str, Any], args: tuple, kwargs: dict) -> str | None:

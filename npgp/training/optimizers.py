@@ -81,6 +81,7 @@ def _averaged_adam(learning_rate: float, schedule: Callable, lowered: bool) -> o
         rate = jnp.asarray(schedule(state.adam.count), state.rate.dtype)
         rate = rate * state.factor if lowered else rate
         steps = jax.tree.map(lambda step: -rate.astype(step.dtype) * step, steps)
+        # optax.masked has no array where others step.
         if isinstance(params, Mapping) and all(hasattr(params.get(name), "shape") for name in (LOC, SCALE_TRIL)):
             share = rate / learning_rate if learning_rate else 0.0
             steps |= _natural_steps(params, gradient, share)
@@ -106,10 +107,9 @@ def _natural_steps(params: Mapping[str, Any], gradient: Mapping[str, Any], share
     L = transform(params[SCALE_TRIL])
     in_factor = jax.vjp(transform.inv, L)[1](gradient[SCALE_TRIL])[0]
     d = linalg.matmul(gradient[LOC], L)
-    lower = jnp.tril(linalg.matmul(L.T, in_factor))
-    halved = 0.5 * jnp.diagonal(lower)
-    lower = jnp.tril(lower, -1)
-    length = jnp.sqrt(jnp.sum(jnp.square(d)) + jnp.sum(jnp.square(lower)) + jnp.sum(jnp.square(halved)))
+    product = linalg.matmul(L.T, in_factor)
+    halved, lower = 0.5 * jnp.diagonal(product), jnp.tril(product, -1)
+    length = jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in (d, halved, lower)))
     rate = (share * jnp.minimum(NATURAL_RATE, LONGEST / length)).astype(L.dtype)
     new = linalg.matmul(L, jnp.diag(jnp.exp(-rate * halved)) - rate * lower)
     return {LOC: -rate * linalg.matmul(L, d), SCALE_TRIL: transform.inv(new) - params[SCALE_TRIL]}
