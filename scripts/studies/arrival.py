@@ -174,12 +174,15 @@ def arrive(args: argparse.Namespace, of: str, guide: str, rate: float, seed: int
     model, data, site, *others = MODELS[of](args.rows)
     options: dict[str, Any] = dict(*others)
     q = options.pop("guide", None) or npgp.AutoSparseGP(model, **GUIDES[guide])
-    svi = SVI(model, q, npgp.adam(rate), TraceMeanField_ELBO(num_particles=args.particles))
-    arrival, now = npgp.training.Arrival(window=args.window, max_steps=args.most), clock(args.cpu_time)
+    steps = args.given or None
+    svi = SVI(model, q, npgp.adam(rate, steps), TraceMeanField_ELBO(num_particles=args.particles))
+    if steps is None:
+        options["callbacks"] = [npgp.training.Arrival(window=args.window, max_steps=args.most)]
+    now = clock(args.cpu_time)
     began = now()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", npgp.training.TrainingWarning)  # the table says what has not arrived
-        result = npgp.fit(svi, jax.random.key(seed), None, *data, callbacks=[arrival], progress=False, **options)
+        result = npgp.fit(svi, jax.random.key(seed), steps, *data, progress=False, **options)
     seconds = now() - began
     values = jax.lax.map(
         lambda key: svi.loss.loss(key, result.params, model, q, *data), jax.random.split(jax.random.key(9), args.draws)
@@ -340,7 +343,7 @@ minibatches), a GPLVM and a deep GP of two layers. The best ELBO is that of the 
             "seconds": ("seconds", 0),
             "arrived": ("arrived", 2),
         },
-        {"rows": 120, "particles": 4, "draws": 2000, "window": 100, "most": 200_000},
+        {"rows": 120, "particles": 4, "draws": 2000, "window": 100, "most": 200_000, "given": 0},
         quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]}
         | {"rate": [0.1], "seed": [0]},
         note="The sd is of the effect of the dose in the regression, of latents, of the outer layer's lengthscale, and "
