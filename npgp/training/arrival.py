@@ -69,7 +69,8 @@ NATS, NATS_PER_ROW, ERRORS = 0.3, 0.005, 3.0
 #: What is said where steps are many.
 FEWER_STEPS = (
     "Larger batches and several draws a step (num_particles=4) take fewer; where the GP is all that is to be learned, "
-    "npgp.CollapsedGP with npgp.fit_collapsed takes some dozens, with all rows at each."
+    "npgp.CollapsedGP with npgp.fit_collapsed takes some dozens, with all rows at each, as does npgp.gplvm.fit for a "
+    "GPLVM."
 )
 
 

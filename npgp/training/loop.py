@@ -94,9 +94,9 @@ def fit(
     finite. After an interrupt from the keyboard, it returns what was trained so far and warns. After 400 steps of
     :func:`npgp.adam` or more, a :class:`TrainingWarning` says so if the posterior has not arrived, by the ELBO at
     averages of its parameters, and ``result.convergence`` has what moved; after 500 of any optimizer, if the loss ended
-    above where it had been, was falling fast or noise. Not with ``steps``, where the loss may follow a schedule. With
-    ``num_steps=None`` one says so where inducing points are clearly too few: what they leave of functions costs .03
-    nats a row or more.
+    above where it had been, was falling fast or noise. Not with ``steps``, where the loss may follow a schedule. Where
+    the posterior has arrived, or ``num_steps`` is ``None``, one says so if inducing points are clearly too few: what
+    they leave of functions costs .03 nats a row or more.
 
     The observed statements of the model are looked at once: each that is about the rows of a step must scale them up to
     all rows, by its plate or by ``handlers.scale``. What is given to ``numpyro.factor`` outside plates is taken as it
@@ -258,8 +258,8 @@ def fit(
         if words := verdict(training.losses, data.num_rows) or sentence(training.convergence):
             warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
     result = training.result()
-    arrived = num_steps is None and training.convergence is not None and ended is None
-    if arrived and training.is_whole and jax.process_index() == 0:
+    arrived = training.convergence is not None and (num_steps is None or training.convergence.arrived)
+    if arrived and ended is None and training.is_whole and jax.process_index() == 0:
         if words := too_few_points(svi, result.params, *data.first_call(training.step)):
             warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
     return result

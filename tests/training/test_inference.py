@@ -142,6 +142,13 @@ def test_a_training_with_too_few_points_says_so():
         npgp.infer(with_points(Z), KEY, X, y=Y, options=QUICK)
 
 
+def test_a_given_number_of_steps_with_too_few_points_says_so():
+    few = with_points(X[::5])
+    svi = SVI(few, npgp.AutoSparseGP(few), npgp.adam(0.05, 400), TraceMeanField_ELBO())
+    with pytest.warns(npgp.training.TrainingWarning, match=rf"leave of f costs {cost(X[::5]):.2g} nats a row"):
+        npgp.fit(svi, KEY, 400, X, y=Y, progress=False)
+
+
 def test_points_grow_until_they_are_enough(tmp_path):
     fitted = npgp.infer(with_points(4), KEY, X, y=Y, options=QUICK, grow=0.02)
     points = np.asarray(fitted.params["f.u.inducing"])
