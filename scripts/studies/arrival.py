@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from numpyro.infer import NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median
 
 import npgp
 from common import clock, table
 from studies import panel
+from studies.fits import mcmc_draws
 from studies.runner import Records, Study
 
 
@@ -167,11 +168,22 @@ MODELS = {
     "latents": latents,
     "layers": layers,
 }
-GUIDES: dict[str, dict[str, Any]] = {"default": {}, "pseudo-data": {"dependence": "pseudo-data"}}
+GUIDES: dict[str, dict[str, Any]] = {"default": {}, "pseudo-data": {"dependence": "pseudo-data"}, "NUTS": {}}
+
+
+def by_nuts(args: argparse.Namespace, model: Any, data: Any, site: str, seed: int) -> dict[str, Any]:
+    now = clock(args.cpu_time)
+    began = now()
+    kernel = NUTS(model, init_strategy=init_to_median, target_accept_prob=0.9)
+    draws = jax.block_until_ready(mcmc_draws(kernel, jax.random.key(seed), args.draws // 4, args.draws // 2, *data))
+    sd = float(np.mean(np.std(draws[site], axis=0)))
+    return {"elbo": None, "site_sd": sd, "steps": None, "seconds": now() - began, "arrived": None}
 
 
 def arrive(args: argparse.Namespace, of: str, guide: str, rate: float, seed: int) -> dict[str, Any]:
     model, data, site, *others = MODELS[of](args.rows)
+    if guide == "NUTS":
+        return by_nuts(args, model, data, site, seed)
     options: dict[str, Any] = dict(*others)
     q = options.pop("guide", None) or npgp.AutoSparseGP(model, **GUIDES[guide])
     steps = args.given or None
