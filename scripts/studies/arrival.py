@@ -281,6 +281,7 @@ def arrive_at_random(args: argparse.Namespace, model: int) -> dict[str, Any]:
         result = fit(callbacks=[npgp.training.Arrival(window=args.window, max_steps=args.most)])
     seconds = now() - began
     messages = [str(w.message) for w in caught if issubclass(w.category, npgp.training.TrainingWarning)]
+    of_points = [message for message in messages if "what inducing points leave" in message]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", npgp.training.TrainingWarning)
         further = npgp.training.Arrival(tolerance=1e-3, window=args.steps // 2, max_steps=args.steps)
@@ -311,7 +312,8 @@ def arrive_at_random(args: argparse.Namespace, model: int) -> dict[str, Any]:
         "off_all": {name: float(value) for name, value in off.items()},
         "moved": {name: float(value) for name, value in moved.items()},
         "within": int(np.mean(gain) <= max(0.5, 0.005 * len(data[0])) and off[site] <= 0.1),
-        "warned": int(bool(messages)),
+        "warned": int(len(messages) > len(of_points)),
+        "few_points": len(of_points),
         "warnings": messages,
         "rates": result.convergence.rates,
         "steps": result.convergence.steps,
@@ -326,7 +328,7 @@ def _slower(state: Any) -> Any:
 
 
 def outside(records: Records, markdown: bool) -> str:
-    """The models that ended outside the limits, or with a warning."""
+    """The models that ended outside the limits, or with a warning that the posterior still moves."""
     lines = [
         [r["model"], f"{r['likelihood']}, {r['description']}", f"{r['gain']:.2f}", f"{100 * r['off']:.0f}%", r["site"]]
         + ["yes" if r["within"] else "no", "yes" if r["warned"] else "no"]
@@ -372,6 +374,7 @@ deviations of all latent values within a tenth of those. A better optimum elsewh
         {
             "within": ("within", 2),
             "warned": ("warned", 2),
+            "few_points": ("of too few points", 2),
             "gain": ("ELBO below, nats", 2),
             "off": ("sd off by", 3),
             "steps": ("steps", 0),
