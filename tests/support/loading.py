@@ -24,10 +24,10 @@ def path(name: str, folder: str = "") -> Path:
 
 def script(name: str, folder: str = "") -> ModuleType:
     """The script ``NAME.py``, run anew but for what it does as a program."""
-    spec = importlib.util.spec_from_file_location(name, path(name, folder))
+    spec = importlib.util.spec_from_file_location(f"script_{name}", path(name, folder))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
+    sys.modules[spec.name] = module  # where dataclasses look for it; tests have a module costs, too
     spec.loader.exec_module(module)
     return module
 
