@@ -258,8 +258,9 @@ def fit(
         if words := verdict(training.losses, data.num_rows) or sentence(training.convergence):
             warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
     result = training.result()
-    arrived = training.convergence is not None and (num_steps is None or training.convergence.arrived)
-    if arrived and ended is None and training.is_whole and jax.process_index() == 0:
+    # Of hyperparameters that a given number of steps has not learned, what points leave of functions says nothing.
+    learned = training.convergence is not None and (num_steps is None or training.convergence.arrived)
+    if learned and ended is None and training.is_whole and jax.process_index() == 0:
         if words := too_few_points(svi, result.params, *data.first_call(training.step)):
             warnings.warn(f"npgp.fit: {words}", TrainingWarning, stacklevel=2)
     return result

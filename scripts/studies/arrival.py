@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
 from common import clock, table
 from studies import panel
-from studies.fits import mcmc_draws
+from studies.fits import nuts_draws
 from studies.runner import Records, Study
 
 
@@ -168,14 +168,13 @@ MODELS = {
     "latents": latents,
     "layers": layers,
 }
-GUIDES: dict[str, dict[str, Any]] = {"default": {}, "pseudo-data": {"dependence": "pseudo-data"}, "NUTS": {}}
+GUIDES: dict[str, dict[str, Any]] = {"default": {}, "pseudo-data": {"dependence": "pseudo-data"}}
 
 
 def by_nuts(args: argparse.Namespace, model: Any, data: Any, site: str, seed: int) -> dict[str, Any]:
     now = clock(args.cpu_time)
     began = now()
-    kernel = NUTS(model, init_strategy=init_to_median, target_accept_prob=0.9)
-    draws = jax.block_until_ready(mcmc_draws(kernel, jax.random.key(seed), args.draws // 4, args.draws // 2, *data))
+    draws = nuts_draws(model, jax.random.key(seed), args.draws // 4, args.draws // 2, *data)
     sd = float(np.mean(np.std(draws[site], axis=0)))
     return {"elbo": None, "site_sd": sd, "steps": None, "seconds": now() - began, "arrived": None}
 
@@ -360,6 +359,7 @@ minibatches), a GPLVM and a deep GP of two layers. The best ELBO is that of the 
         {"rows": 120, "particles": 4, "draws": 2000, "window": 100, "most": 200_000, "given": 0},
         quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]}
         | {"rate": [0.1], "seed": [0]},
+        choices={"guide": (*GUIDES, "NUTS")},
         note="The sd is of the effect of the dose in the regression, of latents, of the outer layer's lengthscale, and "
         "of the level in the others.",
         x64=False,

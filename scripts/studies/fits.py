@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.distributions import constraints
-from numpyro.infer import MCMC
+from numpyro.infer import MCMC, NUTS, init_to_median
 from scipy.optimize import OptimizeResult, minimize
 
 import common
@@ -94,8 +94,9 @@ def with_neighbors(X: np.ndarray, y: np.ndarray, neighbors: npgp.neighbors.Neigh
     return X, y, X[near], y[near], there
 
 
-def mcmc_draws(kernel: Any, key: jax.Array, warmup: int, draws: int, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Draws of one chain, by one program; the model's arguments last."""
+def nuts_draws(model: Any, key: jax.Array, warmup: int, draws: int, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Draws of one chain of NUTS, by one program; the model's arguments last."""
+    kernel = NUTS(model, init_strategy=init_to_median, target_accept_prob=0.9)
 
     @jax.jit
     def run(key):
@@ -103,7 +104,7 @@ def mcmc_draws(kernel: Any, key: jax.Array, warmup: int, draws: int, *args: Any,
         mcmc.run(key, *args, **kwargs)
         return mcmc.get_samples()
 
-    return run(key)
+    return jax.block_until_ready(run(key))
 
 
 # ---------------------------------------------------------------------------------------------------------------

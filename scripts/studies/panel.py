@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from numpyro.infer import NUTS, SVI, TraceMeanField_ELBO, init_to_median, log_likelihood
+from numpyro.infer import SVI, TraceMeanField_ELBO, log_likelihood
 
 import npgp
 from common import clock
-from studies.fits import mcmc_draws
+from studies.fits import nuts_draws
 from studies.runner import Study
 
 TRUTH = {"tau": 0.5, "own_scale": 0.4, "noise": 0.3}
@@ -105,8 +105,7 @@ def panel(args: argparse.Namespace, q: str) -> dict[str, Any]:
     now = clock(args.cpu_time)
     began, elbo = now(), None
     if q == "NUTS":
-        kernel = NUTS(of_panel, init_strategy=init_to_median, target_accept_prob=0.9)
-        draws = jax.block_until_ready(mcmc_draws(kernel, jax.random.key(2), args.draws // 2, args.draws, *data))
+        draws = nuts_draws(of_panel, jax.random.key(2), args.draws // 2, args.draws, *data)
     else:
         trained = partial(in_a_loop, **of_panel.keywords) if q == "joint, in a loop" else of_panel
         guide = npgp.AutoSparseGP(trained, **GUIDES[q])

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.diagnostics import split_gelman_rubin
-from numpyro.infer import NUTS, SVI, Predictive, TraceMeanField_ELBO, init_to_median
+from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
 
 import npgp
-from studies.fits import mcmc_draws
+from studies.fits import nuts_draws
 from studies.runner import Records, Study
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "tests" / "support"))
@@ -59,8 +59,7 @@ def examples(rows: int, rng: np.random.Generator) -> dict[str, tuple[Callable, d
 
 def by_nuts(model: Callable, data: dict[str, Any], args: argparse.Namespace) -> dict[str, np.ndarray]:
     """Draws of the sites that are compared."""
-    kernel = NUTS(model, init_strategy=init_to_median, target_accept_prob=0.9)
-    drawn = jax.device_get(mcmc_draws(kernel, jax.random.key(args.seed), args.draws, args.draws, **data))
+    drawn = jax.device_get(nuts_draws(model, jax.random.key(args.seed), args.draws, args.draws, **data))
     with handlers.block(), handlers.trace() as sites, handlers.seed(rng_seed=0):
         model(**data)
     inducing = {name for name, site in sites.items() if site["type"] == "deterministic" or name.endswith((".u", ".v"))}
