@@ -277,4 +277,4 @@ _ = axes[0].legend(frameon=False, fontsize=8)
 # - `npgp.SparseGP` with a list of inducing blocks, for the orthogonal decomposition; in a plate at dim −2, for several
 #   functions.
 # - `npgp.BayesianGPLVM`, where the inputs are unknown: `scripts/examples/oil_flow.py`.
-# - `scripts/examples/snelson.py` compares the bounds on a small real data set, collapsed and by SVI.
+# - `scripts/study.py snelson-bounds` compares the bounds on a small real data set, collapsed and by SVI.

@@ -181,6 +181,23 @@ def by_minibatches(data: RegressionSplit, method: str, args: argparse.Namespace)
     return value / rows, steps, noise, lambda: predict(posterior, data.X_test, *near), aside
 
 
+def by_gpboost(data: RegressionSplit, method: str, args: argparse.Namespace) -> tuple:
+    """Inducing points and neighbors by GPBoost (dependency group ``bench``), as it is set: it has no budget."""
+    import gpboost
+
+    options: dict[str, Any] = dict(cov_function="matern_ard", cov_fct_shape=1.5, gp_approx="vif")
+    options |= dict(num_neighbors=args.neighbors, num_ind_points=args.inducing, likelihood="gaussian")
+    model = gpboost.GPModel(gp_coords=data.X_train, **options)
+    model.fit(y=data.y_train)
+    value, noise = -model.get_current_neg_log_likelihood() / len(data.y_train), np.ravel(model.get_cov_pars())[0]
+
+    def predict() -> tuple[np.ndarray, np.ndarray]:
+        found = model.predict(gp_coords_pred=data.X_test, predict_var=True, predict_response=False)
+        return found["mu"], found["var"]
+
+    return float(value), None, float(noise), predict, 0.0
+
+
 def approximation(args: argparse.Namespace, set: str, split: int, method: str) -> dict[str, Any] | list:
     data, now = load(set, split, args.rows, args.lengthscale), clock(args.cpu_time)
     rows = len(data.y_train)
@@ -191,9 +208,8 @@ def approximation(args: argparse.Namespace, set: str, split: int, method: str) -
         print(f"{method} is left out: {rows} rows need no minibatches of {args.batch_size}", flush=True)
         return []
     began = now()
-    value, evaluations, noise, predict, aside = (by_all_rows if method in ALL_ROWS else by_minibatches)(
-        data, method, args
-    )
+    by = by_all_rows if method in ALL_ROWS else by_gpboost if method == "gpboost" else by_minibatches
+    value, evaluations, noise, predict, aside = by(data, method, args)
     seconds = now() - began - aside
     jax.block_until_ready(predict())  # compiles
     began = time.perf_counter()
@@ -216,14 +232,14 @@ sites, short lengthscale), or a name of ``scripts/regression_sets.py``. All meth
 lengthscale for each column, the same start, and ``--budget`` seconds of optimization after the first evaluation: L-BFGS
 on the bound or density of all rows (``exact``; ``sgpr``; ``solve``: the tight conditional with two blocks; ``fitc``;
 ``pep``: structured power EP with α = .8; ``nngp``: an NNGP of the responses;
-``vif``: inducing points and neighbors), or minibatches (``svgp``, ``vnngp``).""",
+``vif``: inducing points and neighbors), or minibatches (``svgp``, ``vnngp``). ``--methods gpboost`` is GPBoost's VIF.""",
         approximation,
         {"set": ("spatial", "kin8nm", "concrete"), "split": (0,), "method": (*ALL_ROWS, "svgp", "vnngp")},
         {"rmse": ("RMSE", 3), "nlpd": ("NLPD", 3), "value": ("per row", 3), "noise": ("noise variance", 3)}
         | {"seconds": ("fit, s", 1), "predict_seconds": ("prediction, s", 3), "evaluations": ("evaluations", 0)},
         {"budget": 30.0, "inducing": 128, "neighbors": 15, "kernel": "matern32", "rows": int, "exact_rows": 2000}
         | {"lengthscale": 0.03, "batch_size": 1024, "learning_rate": 0.03, "iterations": 1000, "seed": 0},
-        choices={"set": ()},
+        choices={"set": (), "method": (*ALL_ROWS, "svgp", "vnngp", "gpboost")},
         quick={"set": ["spatial"], "rows": 60, "inducing": 6, "neighbors": 5, "batch_size": 20, "iterations": 12}
         | {"budget": 1e-3, "method": ["sgpr", "vnngp"]},
         picture=("seconds", ("nlpd", "rmse")),

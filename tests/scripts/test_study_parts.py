@@ -16,6 +16,8 @@ from studies import (  # noqa: E402
     fits,
     latents,
     minibatches,
+    regression,
+    runner,
     trust,
 )
 
@@ -113,6 +115,13 @@ def test_the_share_of_draws_in_an_interval():
     least, middle, most = trust.shares(draws, {"a": rng.normal(size=(4000, 2)), "b": rng.normal(size=4000)})
     assert least[:2] == (0.0, "b") and middle[1] == "a[1]" and most[1] == "a[0]"
     np.testing.assert_allclose([middle[0], middle[2], most[0], most[2]], [0.589, 0.5, 0.9, 1.0], atol=0.05)
+
+
+@pytest.mark.parametrize("conditional, bound", [("prior", -111.7829), ("tight", -105.0634)])
+def test_snelsons_data_have_the_published_optima(conditional, bound, data_dir, float64):
+    """Bui, Ashman & Turner 2025 publish these local optima."""
+    args = runner.parse("snelson-bounds", regression.STUDIES["snelson-bounds"], ["--restarts", "0"])
+    assert regression.snelson_bounds(args, "5", conditional, "L-BFGS")["best"] == pytest.approx(bound, abs=1e-3)
 
 
 def rows(num: int = 30):
