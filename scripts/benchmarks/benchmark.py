@@ -62,7 +62,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 #: The recipe on kin40k, where both libraries start from the same points and hyperparameters.
 KIN40K = dict(inducing=512, batch_size=1024, epochs=30, lengthscale=0.7, variance=1.0, noise=0.1)
 #: npgp's own: natural gradients for q, and Adam with a learning rate that decays along a cosine for the rest.
-RECIPE = dict(epochs=6, conditional="tight", natural=0.1, learning_rate=0.05)
+RECIPE = dict(epochs=6, natural=0.1, learning_rate=0.05)
 QUICK = dict(sizes=[16, 32], repetitions=2, rows=300, new_rows=200, batch_size=64, seconds=0.01)
 
 

@@ -28,17 +28,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoNormal
 
 import npgp
 from npgp.conditionals.base import row_elbo
-from npgp.gplvm import Start
 from npgp.sparse.projection import factorize
-from npgp.training import row_adam
-from npgp.training.data import Data
-from npgp.training.step import Step, Steps
 from npgp.variational import DenseNormal, square_tril, whitened_mean, whitened_variance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -87,37 +84,31 @@ def svgp(size: int, Z: np.ndarray) -> SVI:
     return SVI(model, npgp.AutoSparseGP(model), npgp.adam(0.01), TraceMeanField_ELBO())
 
 
-class Loop:
+class Fit:
     """
-    A training loop, compiled once, that goes on where it was.
+    ``npgp.fit``, that goes on where it was; from the second call on, its program is compiled.
 
     :param svi: model, guide, optimizer and loss.
     :param arrays: the data.
-    :param batch_size: rows per step.
-    :param row_optim: moves row tables lazily; they are moved as wholes if omitted.
-    :param indices: keyword under which the model receives row numbers.
-    :param sharding: devices that share the rows of a step.
+    :param options: of ``npgp.fit``.
     """
 
-    def __init__(self, svi: SVI, arrays, batch_size: int, row_optim=None, indices: str | None = None, sharding=None):
-        self.inputs = Data(arrays, {}, jax.random.key(0), batch_size, indices, sharding=sharding)
-        positional, named = self.inputs.first_call()
-        step = Step(svi, row_optim)
-        state = step.init(jax.random.key(0), *positional, **named)
-        self.taken, self.loss = 0, float("nan")
-        self.steps = Steps(step, self.inputs, state, MOST_STEPS)
+    def __init__(self, svi: SVI, *arrays, init_params: dict[str, Any] | None = None, **options):
+        self.svi, self.arrays = svi, arrays
+        self.options = {"steps_per_call": MOST_STEPS, "progress": False} | options
+        self.begin: dict[str, Any] = {"init_params": init_params}
+        self.result: Any = None
 
     def advance(self, steps: int) -> float:
-        """Take steps: seconds of each, without reading the rows."""
-        chunk = self.inputs.place(self.inputs.read(self.taken, steps, MOST_STEPS))
-        began = time.perf_counter()
-        losses, bad = self.steps.advance(chunk, steps)
-        seconds, self.loss = (time.perf_counter() - began) / steps, float(losses[-1])
-        if bad is not None:
-            raise FloatingPointError(f"The loss became {self.loss}.")
-        self.steps.commit()
-        self.taken += steps
-        return seconds
+        """Take steps: seconds of each."""
+        self.result = npgp.fit(self.svi, jax.random.key(0), steps, *self.arrays, **self.begin, **self.options)
+        self.begin = {"init_state": self.result.state}
+        return self.seconds / steps
+
+    @property
+    def seconds(self) -> float:
+        """Of the last call's steps, without its tracing of them, which each call of ``fit`` does once."""
+        return self.result.seconds.steps
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -294,17 +285,17 @@ def nngp(args: argparse.Namespace) -> Groups:
         )
 
 
-def gplvm_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
-    """A Bayesian GPLVM of so many rows."""
+def gplvm_rows(rows: int, inducing: int, batch_size: int) -> Fit:
+    """A Bayesian GPLVM of so many rows, of whose table a step touches those of its batch."""
     rng = np.random.default_rng(0)
     latents = rng.normal(size=(rows, LATENT_DIM))
     Y = np.tanh(latents @ rng.normal(size=(LATENT_DIM, OUTPUTS))) + 0.1 * rng.normal(size=(rows, OUTPUTS))
-    gplvm = npgp.BayesianGPLVM(Start(latents, latents[:inducing], Y.mean(0)))
+    gplvm = npgp.BayesianGPLVM(npgp.gplvm.Start(latents, latents[:inducing], Y.mean(0)))
     svi = SVI(gplvm.model, gplvm.guide, npgp.adam(1e-3), TraceMeanField_ELBO())
-    return Loop(svi, (Y,), batch_size, row_adam(1e-3) if lazy else None, "rows")
+    return Fit(svi, Y, batch_size=batch_size, row_optim=npgp.training.row_adam(1e-3), indices="rows")
 
 
-def vnngp_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
+def vnngp_rows(rows: int, batch_size: int, lazy: bool = True) -> Fit:
     """A variational nearest-neighbor GP with an inducing point at each of so many sites in the plane."""
     rng = np.random.default_rng(0)
     sites = rng.uniform(size=(rows, 2)).astype(np.float32)
@@ -318,7 +309,7 @@ def vnngp_loop(rows: int, lazy: bool, inducing: int, batch_size: int) -> Loop:
             npgp.observe("y", f(gp.inducing[rows], rows[:, None]), npgp.Gaussian(variance=0.1), obs=y)
 
     svi = SVI(model, npgp.AutoSparseGP(model), npgp.adam(1e-3), TraceMeanField_ELBO())
-    return Loop(svi, (y,), batch_size, row_adam(1e-3) if lazy else None, "rows")
+    return Fit(svi, y, batch_size=batch_size, row_optim=npgp.training.row_adam(1e-3) if lazy else None, indices="rows")
 
 
 def neighbors(args: argparse.Namespace) -> Groups:
@@ -326,7 +317,7 @@ def neighbors(args: argparse.Namespace) -> Groups:
     X, y = data(np.random.default_rng(0), 8 * args.batch_size)
     rows = npgp.neighbors.nearest_before(X, NEIGHBORS).rows
 
-    def loop(inducing: int, beside: bool) -> tuple[Loop, float]:
+    def fit(inducing: int, beside: bool) -> tuple[Fit, float]:
         Z = X[:inducing] + 0.01
 
         def model(X, y, X_near, y_near):
@@ -341,26 +332,23 @@ def neighbors(args: argparse.Namespace) -> Groups:
         arrays = X, y, X[rows], y[rows]
         batch = [x[: args.batch_size] for x in arrays]
         step = jax.jit(svi.update).lower(svi.init(jax.random.key(0), *batch), *batch).compile()
-        return Loop(svi, arrays, args.batch_size), step.memory_analysis().temp_size_in_bytes / 2**20
+        return Fit(svi, *arrays, batch_size=args.batch_size), step.memory_analysis().temp_size_in_bytes / 2**20
 
     for inducing in (args.inducing, 2 * args.inducing, 4 * args.inducing):
-        (svgp, small), (vif, large) = loop(inducing, False), loop(inducing, True)
+        (svgp, small), (vif, large) = fit(inducing, False), fit(inducing, True)
         memory = f"temporary arrays of {small:.0f} and {large:.0f} MiB"
         title = f"{inducing} inducing points, {NEIGHBORS} neighbors, batches of {args.batch_size}, {memory}"
         yield title, {"SVGP": svgp.advance, "VIF": vif.advance}
 
 
-def tables(make: Callable[..., Loop], args: argparse.Namespace) -> Groups:
+def tables(args: argparse.Namespace) -> Groups:
     """
-    A step as row tables grow, of a GPLVM's latents or a VNNGP's inducing values, at a fixed batch size: NumPyro's SVI
-    moves whole tables and looks through them for NaN; with ``row_optim`` a step touches the rows of its batch alone.
+    A step as the row table of a VNNGP's inducing values grows, at a fixed batch size: NumPyro's SVI moves the whole
+    table and looks through it for NaN; with ``row_optim`` a step touches the rows of its batch alone.
     """
     kinds = {"whole tables": False, "rows of the batch": True}
-    cases = {f"{kind}, {rows:,}": (rows, lazy) for kind, lazy in kinds.items() for rows in args.rows}
-    yield (
-        f"batches of {args.batch_size}",
-        {name: make(*case, args.inducing, args.batch_size).advance for name, case in cases.items()},
-    )
+    fits = {f"{kind}, {n:,}": vnngp_rows(n, args.batch_size, lazy) for kind, lazy in kinds.items() for n in args.rows}
+    yield f"batches of {args.batch_size}", {name: fit.advance for name, fit in fits.items()}
 
 
 def files(args: argparse.Namespace) -> Groups:
@@ -378,13 +366,12 @@ def files(args: argparse.Namespace) -> Groups:
         return [np.load(path, mmap_mode="r") for path in paths]
 
     def training(X: np.ndarray, y: np.ndarray) -> Callable[[int], float]:
-        svi, state = svgp(len(X), data(np.random.default_rng(1), args.inducing)[0]), None
-        how: dict[str, Any] = dict(batch_size=args.batch_size, steps_per_call=10, progress=False)
+        svi = svgp(len(X), data(np.random.default_rng(1), args.inducing)[0])
+        fit = Fit(svi, X, y, batch_size=args.batch_size, steps_per_call=10)
 
         def advance(steps: int) -> float:
-            nonlocal state
             began = time.perf_counter()
-            state = npgp.fit(svi, jax.random.key(0), steps, X, y=y, init_state=state, **how).state
+            fit.advance(steps)
             return (time.perf_counter() - began) / steps
 
         return advance
@@ -402,26 +389,25 @@ def devices(args: argparse.Namespace) -> Groups:
     work of each, which the compiler knows. Efficiency is the work on one divided by that on all k together; what all do
     alike, the factorization of K_uu above all, keeps it below one. In float64 on a CPU.
     """
-    rng, loops, work = np.random.default_rng(0), {}, {}
+    rng, fits, work = np.random.default_rng(0), {}, {}
     X, y = data(rng, 4 * args.batch_size)
-    Z = data(rng, args.inducing)[0]
+    svi = svgp(len(X), data(rng, args.inducing)[0])
+    state = jax.jit(svi.init)(jax.random.key(0), X[: args.batch_size], y[: args.batch_size])
     for k in args.devices:
         mesh = jax.make_mesh((k,), ("rows",), devices=jax.devices()[:k])
-        loops[k] = Loop(svgp(len(X), Z), (X, y), args.batch_size, sharding=npgp.training.Sharding(mesh))
-        chunk = loops[k].inputs.place(loops[k].inputs.read(0, 1, MOST_STEPS))
-        work[k] = float(loops[k].steps.prepare(chunk, 1).cost_analysis()["flops"])
+        fits[k] = Fit(svi, X, y, batch_size=args.batch_size, sharding=npgp.training.Sharding(mesh))
+        alike, divided = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("rows",)))
+        batch = jax.device_put((X[: args.batch_size], y[: args.batch_size]), divided)
+        step = jax.jit(svi.update).lower(jax.device_put(state, alike), *batch).compile()
+        work[k] = float(step.cost_analysis()["flops"])
     title = f"M = {args.inducing}, B = {args.batch_size}, {jax.devices()[0].device_kind}"
     # Equally many steps for all, so that parameters can be compared.
-    yield title, {f"{k} devices": lambda _, loop=loop: loop.advance(5) for k, loop in loops.items()}
-
-    def params(loop: Loop) -> list:
-        return jax.tree.leaves(loop.steps.step.get_params(loop.inputs.sharding.fetch(loop.steps.state)))
+    yield title, {f"{k} devices": lambda _, fit=fit: fit.advance(5) for k, fit in fits.items()}
 
     one = args.devices[0]
-    for k, loop in loops.items():
-        pairs = zip(params(loop), params(loops[one]), strict=True)
-        apart = max(float(jnp.max(jnp.abs(a - b), initial=0.0)) for a, b in pairs)
-        share = work[k] / work[one]
+    for k, fit in fits.items():
+        each = jax.tree.map(lambda a, b: np.max(np.abs(a - b), initial=0.0), fit.result.params, fits[one].result.params)
+        apart, share = max(jax.tree.leaves(each)), work[k] / work[one]
         print(f"{k} devices: work {share:.3f}, efficiency {one / (k * share):.2f}, parameters apart {apart:.1e}")
 
 
@@ -442,8 +428,7 @@ COSTS = {
     "dependence": Cost(dependence, {"rows": [200, 1000, 10_000]}, True),
     "nngp": Cost(nngp, {"rows": [4096]}),
     "vif": Cost(neighbors, {"batch_size": 256, "inducing": 128, "seconds": 1.0}, True),
-    "gplvm-rows": Cost(partial(tables, gplvm_loop), {"batch_size": 100, "inducing": 25, "seconds": 1.0}, True),
-    "vnngp-rows": Cost(partial(tables, vnngp_loop), {"batch_size": 256, "seconds": 1.0}, True),
+    "vnngp-rows": Cost(tables, {"batch_size": 256, "seconds": 1.0}, True),
     "files": Cost(files, {"rows": [10_000, 100_000, 1_000_000, 10_000_000]}, True),
     "devices": Cost(devices, {"batch_size": 8192, "repetitions": 7}, True),
 }
@@ -468,8 +453,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     args, records = parse(argv), []
     if args.cost is None:
-        docs = {name: getattr(cost.groups, "func", cost.groups).__doc__ for name, cost in COSTS.items()}
-        print("\n".join(f"{name:13}{' '.join(doc.split())}" for name, doc in docs.items()))
+        print("\n".join(f"{name:13}{' '.join(str(c.groups.__doc__).split())}" for name, c in COSTS.items()))
         return records
     if args.cost == "devices" and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={max(args.devices)}"

@@ -6,7 +6,7 @@ Kill a training again and again, at random moments, and compare what it comes to
 
 A small sparse GP is trained on minibatches with ``npgp.fit(..., checkpoints=..., monitor=...)`` in a process that gets
 SIGKILL: at times while it starts, at times while it trains, and at times while it writes a checkpoint. The next
-process goes on, until all kills are survived, and then to the end. The table says for each kill how far training had
+process goes on, until all kills are survived, and then to the end. A line says for each kill how far training had
 come, what the newest complete checkpoint was and where the next process took it up: at another step, a checkpoint was
 torn or lost. In the end all bits of parameters, optimizer, random key, losses and evaluations must be those of a run
 without kills or checkpoints. The exit status is 1 if something differs.
@@ -17,15 +17,14 @@ Processes are forked from this one, which imports but does not start JAX, and sh
 from __future__ import annotations
 
 import argparse
-import os
-import select
-import signal
+import contextlib
+import multiprocessing
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,31 +42,28 @@ from common import Arguments, keep_programs, whole, write_json
 ROWS, BATCH, INDUCING = 200, 20, 5
 #: Steps between checkpoints, between evaluations and per device call: none a multiple of another.
 CHECKPOINT, EVALUATION, CALL = 40, 25, 16
+#: Steps, on average, of a process that gets to training; the share of kills before the first step.
+STEPS_PER_LIFE, EARLY = 100, 0.3
 PATIENCE = 120.0  # seconds
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("--kills", type=whole, default=20, help="20 if omitted")
-    parser.add_argument(
-        "--steps-per-life", type=whole, default=100, help="on average, of a process that gets to training"
-    )
-    parser.add_argument("--start", type=float, default=0.3, help="share of kills before the first step")
-    steps = dict(help="of the training in all; by default more than is taken between kills")
-    parser.shared("seed", "json", steps=steps)
+    parser.shared("seed", "json")
     return parser.read(argv)
 
 
 class Reported(npgp.training.Checkpoints):
     """Checkpoints that say where training is taken up."""
 
-    def __init__(self, directory: Path, pipe: int):
+    def __init__(self, directory: Path, pipe: Connection):
         super().__init__(directory, steps=CHECKPOINT)
         self.pipe = pipe
 
     def open(self, like, about, programs=("", "")):
         saved = super().open(like, about, programs)
-        os.write(self.pipe, b"resumed %d\n" % (0 if saved is None else len(saved.losses)))
+        self.pipe.send(("resumed", 0 if saved is None else len(saved.losses)))
         return saved
 
 
@@ -86,8 +82,9 @@ def guide(X, y=None):
     sparse_gp(numpyro.sample("lengthscale", dist.LogNormal(numpyro.param("loc", 0.0), 0.1))).guide()
 
 
-def train(out: Path, checkpoints: Path | None, num_steps: int, pipe: int) -> None:
+def train(out: Path, checkpoints: Path | None, num_steps: int, pipe: Connection) -> None:
     """Train to the end, if nobody minds, and write everything that came out to a file."""
+    warnings.filterwarnings("error", ".*checkpoint.*")
     rng = np.random.default_rng(0)
     X = rng.uniform(0.0, 4.0, (ROWS, 1)).astype(np.float32)
     y = np.sin(2.0 * X[:, 0]) + 0.3 * rng.normal(size=ROWS).astype(np.float32)
@@ -96,32 +93,16 @@ def train(out: Path, checkpoints: Path | None, num_steps: int, pipe: int) -> Non
     def metric(params):  # something that goes up and down
         nonlocal evaluations
         evaluations += 1
-        os.write(pipe, b"evaluated %d\n" % evaluations)
+        pipe.send(("evaluated", evaluations))
         return float(np.abs(params["f.u.loc"]).sum())
 
     monitor = npgp.training.Monitor(metric, every=EVALUATION)
     svi = SVI(model, guide, npgp.adam(0.01, num_steps), TraceMeanField_ELBO())
     kept = None if checkpoints is None else Reported(checkpoints, pipe)
-    result = npgp.fit(
-        svi,
-        jax.random.key(1),
-        num_steps,
-        X,
-        y=y,
-        batch_size=BATCH,
-        steps_per_call=CALL,
-        progress=False,
-        monitor=monitor,
-        checkpoints=kept,
-    )
-    assert monitor.best is not None
+    options: dict[str, Any] = dict(batch_size=BATCH, steps_per_call=CALL, monitor=monitor, checkpoints=kept)
+    result = npgp.fit(svi, jax.random.key(1), num_steps, X, y=y, progress=False, **options)
     state = result.state._replace(rng_key=jax.random.key_data(result.state.rng_key))
-    content = {"state": state, "params": result.params, "losses": result.losses}
-    content |= {
-        "history": np.array(monitor.history),
-        "best": np.array(monitor.best.step),
-        "best params": monitor.best[2],
-    }
+    content = {"state": state, "losses": result.losses, "history": np.array(monitor.history), "best": monitor.best}
     leaves = jax.tree_util.tree_leaves_with_path(content)
     np.savez(out, **{jax.tree_util.keystr(path): np.asarray(x) for path, x in leaves})
 
@@ -130,44 +111,26 @@ class Life:
     """A process that trains, and what it says."""
 
     def __init__(self, out: Path, checkpoints: Path | None, num_steps: int):
-        self.began = time.monotonic()
-        reading, writing = os.pipe()
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            status = 1
-            try:
-                warnings.filterwarnings("error", ".*checkpoint.*")
-                train(out, checkpoints, num_steps, writing)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        os.close(writing)
-        self._reading, self._buffer = reading, b""
+        self.began, forked = time.monotonic(), multiprocessing.get_context("fork")
+        self.said, saying = forked.Pipe(duplex=False)
+        self.process = forked.Process(target=train, args=(out, checkpoints, num_steps, saying))
+        self.process.start()
+        saying.close()
 
     def words(self, until: float) -> Iterator[tuple[str, int]]:
         """What it says until that time, or until it ends."""
-        while (left := until - time.monotonic()) > 0:
-            if select.select([self._reading], [], [], left)[0]:
-                some = os.read(self._reading, 4096)
-                if not some:
-                    return
-                *lines, self._buffer = (self._buffer + some).split(b"\n")
-                for line in lines:
-                    word, number = line.decode().split()
-                    yield word, int(number)
+        with contextlib.suppress(EOFError):
+            while self.said.poll(max(until - time.monotonic(), 0.0)):
+                yield self.said.recv()
 
     def end(self, kill: bool = False) -> bool:
         """Wait for its end, or bring it about; whether it came to the end by itself."""
         if kill:
-            os.kill(self.pid, signal.SIGKILL)
-        status = os.waitpid(self.pid, 0)[1]
-        os.close(self._reading)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status):
+            self.process.kill()
+        self.process.join()
+        if self.process.exitcode == 1:
             raise RuntimeError("Training failed; what is printed above says why.")
-        return os.WIFEXITED(status)
+        return self.process.exitcode == 0
 
 
 class Kill(NamedTuple):
@@ -200,8 +163,8 @@ def kills(args: argparse.Namespace, folder: Path, num_steps: int) -> Iterator[Ki
     checkpoints, start = folder / "checkpoints", 0.0  # seconds from start to training, as last seen
     for _ in range(args.kills):
         before, _ = newest(checkpoints)
-        moment = rng.uniform(0.0, start) if rng.random() < args.start and start else None
-        evaluations = rng.integers(1, 2 * args.steps_per_life // EVALUATION)
+        moment = rng.uniform(0.0, start) if rng.random() < EARLY and start else None
+        evaluations = rng.integers(1, 2 * STEPS_PER_LIFE // EVALUATION)
         life, resumed = Life(folder / "killed.npz", checkpoints, num_steps), None
         for word, number in life.words(life.began + (PATIENCE if moment is None else moment)):
             if word == "resumed":
@@ -217,7 +180,7 @@ def kills(args: argparse.Namespace, folder: Path, num_steps: int) -> Iterator[Ki
                 break
         seconds = time.monotonic() - life.began
         if life.end(kill=True):
-            raise RuntimeError("Training came to its end before the last kill: give more --steps.")
+            raise RuntimeError("Training came to its end before the last kill.")
         yield Kill(seconds, resumed, before, *newest(checkpoints))
 
 
@@ -227,19 +190,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         keep_programs(folder / "programs")
-        num_steps = args.steps or args.kills * args.steps_per_life * 5 // 4
+        num_steps = args.kills * STEPS_PER_LIFE * 5 // 4  # more than is taken between kills
         Life(folder / "whole.npz", None, num_steps).end()
 
-        print(f"{'kill':>4}  {'after':>7}  {'taken up at':>11}  {'newest before':>13}  {'newest after':>12}  writing")
         seen = []
         for kill in kills(args, folder, num_steps):
             seen.append(kill)
-            resumed = "-" if kill.resumed is None else kill.resumed
-            print(
-                f"{len(seen):4}  {kill.seconds:5.2f} s  {resumed:>11}  {kill.before:13}  {kill.after:12}  "
-                f"{'yes' if kill.writing else 'no':>7}{'  WRONG' if kill.wrong else ''}",
-                flush=True,
-            )
+            print(f"{len(seen):4}  {kill}{'  WRONG' if kill.wrong else ''}", flush=True)
         last = Life(folder / "killed.npz", folder / "checkpoints", num_steps)
         resumed = dict(last.words(last.began + PATIENCE))["resumed"]
         last.end()
@@ -258,11 +215,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         "seconds": round(time.monotonic() - began, 1),
     }
     print(
-        f"{report['kills']} kills, {report['before_training']} of them before training was taken up and "
+        f"{len(seen)} kills, {report['before_training']} of them before training was taken up and "
         f"{report['while_writing']} while a checkpoint was written: {report['lost_or_torn']} checkpoints lost or torn. "
-        f"The last {num_steps - resumed} of {num_steps} steps were taken in one go. Of the {len(names)} arrays that "
-        f"came out, {len(different)} differ in some bit from those of a run without kills or checkpoints"
-        f"{': ' + ', '.join(different) if different else ''}. {report['seconds']:.0f} s."
+        f"Of the {len(names)} arrays that came out, {len(different)} differ in some bit from those of a run without "
+        f"kills or checkpoints: {', '.join(different) or 'none'}. {report['seconds']:.0f} s."
     )
     write_json(args.json, report)
     return report

@@ -19,7 +19,7 @@ import npgp.inducing
 from common import clock
 from npgp import datasets
 from npgp.neighbors import nearest, nearest_before
-from regression_sets import NAMES, RegressionSplit, split_at, uci
+from regression_sets import RegressionSplit, split_at, uci
 from studies.fits import KERNELS, Kind, condition, fit_collapsed, learned, scores
 from studies.runner import Study
 
@@ -60,7 +60,7 @@ def simulate(rows: int, lengthscale: float, seed: int) -> tuple[np.ndarray, np.n
 def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """X and y of a file: npz, or CSV whose last column is y, with or without a heading."""
     if not path.is_file():
-        raise SystemExit(f"A set is {path}; it must be snelson, spatial, a name of regression_sets.NAMES or a file.")
+        raise SystemExit(f"A set is {path}; it must be snelson, spatial, one of NPGP_DATA or a file.")
     if path.suffix == ".npz":
         with np.load(path) as arrays:
             X, y = (np.asarray(arrays[name], float) if name in arrays else np.zeros(()) for name in ("X", "y"))
@@ -77,7 +77,7 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def load(name: str, split: int, most: int | None, lengthscale: float) -> RegressionSplit:
     """A tenth of the rows kept for testing if the set has no splits of its own; standardized by the training rows."""
     rng = np.random.default_rng(split)
-    if name in NAMES:
+    if name not in ("snelson", "spatial") and not Path(name).suffix:
         data = uci(name, split, standardize=False)
         X, y = np.concatenate([data.X_train, data.X_test]), np.concatenate([data.y_train, data.y_test])
         train, test = np.split(np.arange(len(y)), [len(data.y_train)])
@@ -228,11 +228,11 @@ STUDIES = {
     python scripts/study.py approximations --sets my.csv --budget 60
 
 A set is a file, CSV whose last column is the target, or npz with ``X`` and ``y``; ``snelson``, ``spatial`` (simulated
-sites, short lengthscale), or a name of ``scripts/regression_sets.py``. All methods have the same kernel, with a
+sites, short lengthscale), or one of ``scripts/regression_sets.py``. All methods have the same kernel, with a
 lengthscale for each column, the same start, and ``--budget`` seconds of optimization after the first evaluation: L-BFGS
 on the bound or density of all rows (``exact``; ``sgpr``; ``solve``: the tight conditional with two blocks; ``fitc``;
 ``pep``: structured power EP with α = .8; ``nngp``: an NNGP of the responses;
-``vif``: inducing points and neighbors), or minibatches (``svgp``, ``vnngp``). ``--methods gpboost`` is GPBoost's VIF.""",
+``vif``: inducing points and neighbors), or minibatches (``svgp``, ``vnngp``). ``gpboost`` is GPBoost's VIF.""",
         approximation,
         {"set": ("spatial", "kin8nm", "concrete"), "split": (0,), "method": (*ALL_ROWS, "svgp", "vnngp")},
         {"rmse": ("RMSE", 3), "nlpd": ("NLPD", 3), "value": ("per row", 3), "noise": ("noise variance", 3)}

@@ -47,9 +47,8 @@ def simulated(rows: int, seed: int = 0, columns: int = 3) -> RegressionSplit:
     rng = np.random.default_rng(seed)
     X = rng.normal(size=(rows + rows // 4, columns))
     y = np.sin(2.0 * X[:, 0]) + 0.5 * np.abs(X[:, 1]) + 0.1 * rng.normal(size=len(X))
-    mean, scale = float(np.mean(y[:rows])), float(np.std(y[:rows]))
-    y, unit = (y - mean) / scale, (np.zeros(columns), np.ones(columns))
-    return RegressionSplit(X[:rows], y[:rows], X[rows:], y[rows:], *unit, 20.0 + 7.0 * mean, 7.0 * scale)
+    y = (y - np.mean(y[:rows])) / np.std(y[:rows])
+    return RegressionSplit(X[:rows], y[:rows], X[rows:], y[rows:], 7.0)
 
 
 def uci(name: str, split: int, rows: int | None = None, seed: int = 0) -> RegressionSplit:

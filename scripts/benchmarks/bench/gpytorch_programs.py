@@ -13,9 +13,9 @@ import time
 import gpytorch
 import numpy as np
 import torch
-from gpytorch_training import DEVICE, Minibatches, tensor, wait
 from problems import LEARNING_RATE, Problem
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 #: Rows at a time in prediction.
 CHUNK = 2048
 
@@ -44,6 +44,15 @@ def device_memory() -> int | None:
     return torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else None
 
 
+def wait() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def tensor(values) -> torch.Tensor:
+    return torch.as_tensor(values, dtype=torch.get_default_dtype(), device=DEVICE)
+
+
 class Model(gpytorch.models.ApproximateGP):
     def __init__(self, Z: torch.Tensor, jitter: float | None):
         q = gpytorch.variational.CholeskyVariationalDistribution(len(Z))
@@ -55,17 +64,41 @@ class Model(gpytorch.models.ApproximateGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(X), self.covar_module(X))
 
 
-class Trainer(Minibatches):
-    """The model with Gaussian noise."""
+class Trainer:
+    """The model with Gaussian noise, by Adam on minibatches."""
 
     def __init__(self, X, y, Z, lengthscale, variance, noise, batch_size: int, jitter: float | None = None):
-        model = Model(tensor(Z), jitter).to(DEVICE)
-        likelihood = gpytorch.likelihoods.GaussianLikelihood().to(DEVICE)
-        model.covar_module.base_kernel.lengthscale = tensor(lengthscale)
-        model.covar_module.outputscale = variance
-        likelihood.noise = noise
-        mll = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(y))
-        super().__init__(mll, tensor(X), tensor(y), batch_size, LEARNING_RATE)
+        self.model = Model(tensor(Z), jitter).to(DEVICE)
+        self.likelihood = gpytorch.likelihoods.GaussianLikelihood().to(DEVICE)
+        self.model.covar_module.base_kernel.lengthscale = tensor(lengthscale)
+        self.model.covar_module.outputscale = variance
+        self.likelihood.noise = noise
+        self.mll = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data=len(y))
+        self.X, self.y, self.batch_size = tensor(X), tensor(y), batch_size
+        parameters = [*self.model.parameters(), *self.likelihood.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
+        self.order = torch.empty(0, dtype=torch.long)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def step(self) -> torch.Tensor:
+        if len(self.order) < self.batch_size:
+            self.order = torch.randperm(len(self.y), generator=self.generator)
+        rows, self.order = self.order[: self.batch_size].to(DEVICE), self.order[self.batch_size :]
+        self.optimizer.zero_grad()
+        loss = -self.mll(self.model(self.X[rows]), self.y[rows])
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def advance(self, steps: int) -> None:
+        self.model.train()
+        self.likelihood.train()
+        with gpytorch.settings.linalg_dtypes(torch.get_default_dtype()):
+            for _ in range(steps):
+                loss = self.step()
+        wait()
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f"The loss became {loss.item()}.")
 
     def predictor(self, X_new):
         """A function that gives f's mean and variance; K_uu is factorized at its first call alone."""
@@ -99,7 +132,11 @@ class SVGP(Trainer):
             q.chol_variational_covar.copy_(tensor(p.scale_tril))
 
     def elbo(self) -> float:
-        return super().elbo() + self.problem.jitter_of_rows
+        """Of the first rows, at the start."""
+        self.model.train()
+        with torch.no_grad(), gpytorch.settings.linalg_dtypes(torch.get_default_dtype()):
+            X, y = self.X[: self.batch_size], self.y[: self.batch_size]
+            return len(self.y) * float(self.mll(self.model(X), y)) + self.problem.jitter_of_rows
 
     def predictor(self):
         return super().predictor(self.problem.X_new)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax_process import clear, configure, device_memory  # noqa: F401 (asked for by the worker)
-from npgp_fit import Fit
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from problems import LEARNING_RATE, Problem
@@ -20,7 +19,7 @@ from problems import LEARNING_RATE, Problem
 import npgp
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-from benchmarks.costs import gplvm_loop, vnngp_loop
+from benchmarks.costs import Fit, gplvm_rows, vnngp_rows
 from common import one_blas_thread
 
 #: Blocks and conditional of each structure; a group has so many rows.
@@ -47,7 +46,7 @@ def make(kind: str, problem: Problem | None, **options):
     if kind in STRUCTURES:
         assert problem is not None
         return SVGP(problem, kind)
-    return {"collapsed": Collapsed, "GPLVM": Rows, "VNNGP": Rows}[kind](kind=kind, problem=problem, **options)
+    return Collapsed(problem) if kind == "collapsed" else {"GPLVM": gplvm_rows, "VNNGP": vnngp_rows}[kind](**options)
 
 
 def model_of(start: dict[str, Any], kind: str, rows: int, jitter: float | None = None, group_size: int = GROUP_SIZE):
@@ -127,7 +126,7 @@ class SVGP:
 class Collapsed:
     """The collapsed bound of all rows, with its gradient."""
 
-    def __init__(self, kind: str, problem: Problem):
+    def __init__(self, problem: Problem):
         start, _ = starts(problem, "svgp")
         X, y, jitter = jnp.asarray(problem.X), jnp.asarray(problem.y), problem.jitter
 
@@ -149,17 +148,6 @@ class Collapsed:
             raise FloatingPointError(f"The bound is {value}.")
 
 
-class Rows:
-    """A GPLVM, or a VNNGP, whose row tables are moved at the rows of the batch (``scripts/benchmarks/costs.py``)."""
-
-    def __init__(self, kind: str, problem: None, rows: int, batch_size: int, inducing: int = 0):
-        self.loop = {"GPLVM": gplvm_loop, "VNNGP": vnngp_loop}[kind](rows, True, inducing, batch_size)
-
-    def advance(self, steps: int) -> None:
-        with one_blas_thread():
-            self.loop.advance(steps)
-
-
 def train(
     file: str,
     epochs: int,
@@ -167,17 +155,13 @@ def train(
     lengthscale: float,
     variance: float,
     noise: float,
-    conditional: str = "tight",
-    learning_rate: float = 0.05,
-    natural: float | None = None,
-    every: int = 1,
-    **schedule,
+    natural: float,
+    learning_rate: float,
 ) -> dict[str, Any]:
     """
     npgp's recipe: the bound ``tight``, natural gradients, Adam whose learning rate decays along a cosine.
 
-    :param natural: rate of natural gradients for q, with Adam for the rest; Adam for all if omitted.
-    :param every: epochs between evaluations.
+    :param natural: rate of natural gradients for q, with Adam for the rest.
     :return: ``curve``, a list of seconds of training so far, with compilation, and the mean negative log density of the
         test rows; ``compile_seconds``, those up to the end of the first step.
     """
@@ -191,11 +175,9 @@ def train(
     }
     per_epoch = len(y) // batch_size
     began = time.perf_counter()
-    model = model_of(start, "svgp" if conditional == "prior" else conditional, len(y))
+    model = model_of(start, "tight", len(y))
     guide = npgp.AutoSparseGP(model)
-    optimizer = npgp.adam(learning_rate, epochs * per_epoch, **schedule)
-    if natural is not None:
-        optimizer = npgp.natural_gradient(natural, optimizer)
+    optimizer = npgp.natural_gradient(natural, npgp.adam(learning_rate, epochs * per_epoch))
     fit = Fit(SVI(model, guide, optimizer, TraceMeanField_ELBO()), X, y, batch_size=batch_size)
     fit.advance(1)
     seconds = compile_seconds = time.perf_counter() - began
@@ -207,7 +189,7 @@ def train(
         return 0.5 * jnp.mean(jnp.log(2 * jnp.pi * total) + (y_test - mean) ** 2 / total)
 
     curve, done = [], 1
-    for epoch in range(every, epochs + 1, every):
+    for epoch in range(1, epochs + 1):
         began = time.perf_counter()
         fit.advance(epoch * per_epoch - done)
         done = epoch * per_epoch
