@@ -32,16 +32,8 @@ PATCH_LENGTHSCALE, PATCH_VARIANCE = 1.5, 50.0
 
 
 @lru_cache(maxsize=1)
-def images(simulated: bool, rows: int | None, test_rows: int, seed: int) -> Rows:
-    """Digits as rows of pixels in [0, 1], and their classes; or blurred spots in the place of digits."""
-    if simulated:
-        rng, n = np.random.default_rng(0), (rows or 60) + test_rows
-        labels = rng.integers(0, DIGITS, n)
-        angle = 2 * np.pi * labels / DIGITS + 0.1 * rng.normal(size=n)
-        i, j = np.mgrid[:SIDE, :SIDE]
-        at = 14 + 9 * np.stack([np.sin(angle), np.cos(angle)])[:, :, None, None]
-        X = np.exp(-((i - at[0]) ** 2 + (j - at[1]) ** 2) / 20.0).reshape(n, -1).astype(np.float32)
-        return Rows(X[:-test_rows], labels[:-test_rows], X[-test_rows:], labels[-test_rows:])
+def images(rows: int | None, test_rows: int, seed: int) -> Rows:
+    """Digits as rows of pixels in [0, 1], and their classes."""
     data, parts = datasets.load("mnist"), []
     kept = np.sort(np.random.default_rng(seed).permutation(60_000)[:rows])
     for kind, some in (("train", kept), ("test", np.arange(test_rows))):
@@ -76,7 +68,7 @@ def convolutional_model(X, y=None, *, size: int, patches: np.ndarray, conditiona
 
 
 def convolutional(args: argparse.Namespace, M: int, conditional: str) -> dict[str, Any]:
-    X, y, X_test, y_test = images(args.quick, args.rows, args.test_rows, args.seed)
+    X, y, X_test, y_test = images(args.rows, args.test_rows, args.seed)
     options = {"patches": starting_patches(X, M, args.seed), "conditional": conditional}
     this = partial(convolutional_model, size=len(X), **options)
     guide = npgp.AutoSparseGP(this)

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from numpyro.infer import SVI, TraceMeanField_ELBO
 
 import npgp
 import npgp.inducing
 from common import moments, plus_minus, table
 from npgp.neighbors import nearest_before
-from regression_sets import uci
+from regression_sets import split_at, uci
 from studies.fits import Rows, beside_neighbors, learned, scores, simulated, with_neighbors
 from studies.runner import Records, Study
 
@@ -51,10 +50,9 @@ def random_split(name: str, split: int, most: int | None) -> Rows:
     data = simulated(400) if name == "simulated" else uci(name, 0, standardize=False)
     X, y = np.concatenate([data.X_train, data.X_test]), np.concatenate([data.y_train, data.y_test])
     test, train = np.split(np.random.default_rng(split).permutation(len(y)), [len(y) // 10])
-    train = train[:most]
-    y = (y - y[train].mean()) / y[train].std()
-    X = (X - X[train].mean(0)) / np.where(np.ptp(X[train], axis=0) > 0, X[train].std(0), 1.0)
-    return Rows(*(array.astype(jnp.result_type(float)) for array in (X[train], y[train], X[test], y[test])))
+    data = split_at(X, y, train[:most], test)
+    arrays = data.X_train, data.y_train, data.X_test, data.y_test
+    return Rows(*(array.astype(jnp.result_type(float)) for array in arrays))
 
 
 def start_of(data: Rows, M: int, blocks: int, seed: int) -> dict[str, Any]:
@@ -75,14 +73,14 @@ def component(params: dict[str, Any], blocks: int) -> npgp.SparseGP:
 
 
 def model_of(start: dict[str, Any], method: Method) -> Callable:
-    """A model ``(X, y, mask, *, size)`` with Gaussian noise whose parameters all start at these values."""
+    """A model ``(X, y, *, size)`` with Gaussian noise whose parameters all start at these values."""
 
-    def model(X, y=None, mask=None, *, size):
+    def model(X, y=None, *, size):
         params = learned(start)
         f = component(params, method.blocks).draw()
         with npgp.plate("data", size, rows=X.shape[0]):
             likelihood = npgp.Gaussian(variance=params["noise_variance"])
-            npgp.observe("y", f(X), likelihood, obs=y, conditional=method.conditional, mask=mask)
+            npgp.observe("y", f(X), likelihood, obs=y, conditional=method.conditional)
 
     return model
 
@@ -102,20 +100,10 @@ def best_elbo(params, X, y, method: Method) -> jax.Array:
     return npgp.CollapsedGP(gp.kernel, X, gp.inducing, noise_variance=noise, **options).log_prob(y)
 
 
-def elbo(model: Callable, guide: Callable, params: dict[str, Any], X: np.ndarray, y: np.ndarray, size: int = CHUNK):
-    """The ELBO of all rows, exactly: the mean over chunks, each scaled up to all rows; the last is filled up."""
-    size = min(size, len(y))
-    missing = -len(y) % size
-    filled = [np.concatenate([array, array[:missing]]) for array in (X, y)]
-    mask = np.arange(len(y) + missing) < len(y)
-    chunks = tuple(array.reshape(-1, size, *array.shape[1:]) for array in (*filled, mask))
-
-    @jax.jit
-    def losses(params, chunks):
-        loss = partial(TraceMeanField_ELBO().loss, jax.random.key(0), params, model, guide)
-        return lax.map(lambda chunk: loss(*chunk, size=mask.size), chunks)
-
-    return -float(np.mean(np.asarray(losses(params, chunks), np.float64)))
+def elbo(model: Callable, guide: Callable, params: dict[str, Any], X: np.ndarray, y: np.ndarray) -> float:
+    """The ELBO of all rows at once, exactly."""
+    loss = partial(TraceMeanField_ELBO().loss, jax.random.key(0), size=len(y))
+    return -float(jax.jit(lambda params: loss(params, model, guide, X, y))(params))
 
 
 def four_methods(args: argparse.Namespace, set: str, split: int, M: int, method: str) -> dict[str, Any]:

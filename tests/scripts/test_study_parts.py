@@ -34,7 +34,7 @@ def test_the_right_posterior_passes_and_wrong_ones_fail():
     judge = calibration.judge
     rng = np.random.default_rng(0)
     right = judge(conjugate_ranks(rng), 63)
-    assert right["p_band"] > 0.05 and right["p_chi2"] > 0.05
+    assert right["p_band"] > 0.05
     assert right["mean_rank"] == pytest.approx(0.5, abs=0.05)
     assert right["spread"] == pytest.approx(1.0, abs=0.2)
     shifted = judge(conjugate_ranks(rng, shift=0.5), 63)  # posterior of other data
@@ -82,8 +82,7 @@ def test_splits(float64):
 
 def test_elbo_of_all_rows(float64):
     """
-    In chunks of which the last is filled up it is the collapsed bound where q is the best; and there, as anywhere, the
-    tight conditional's is above the prior's.
+    It is the collapsed bound where q is the best; and there, as anywhere, the tight conditional's is above the prior's.
     """
     rng = np.random.default_rng(0)
     X, y = rng.normal(size=(53, 2)), rng.normal(size=53)
@@ -103,7 +102,7 @@ def test_elbo_of_all_rows(float64):
 
     def elbo(method):
         model = minibatches.model_of(params, method)
-        return minibatches.elbo(model, npgp.AutoSparseGP(model), params, X, y, 16)
+        return minibatches.elbo(model, npgp.AutoSparseGP(model), params, X, y)
 
     assert elbo(prior) == pytest.approx(float(minibatches.best_elbo(params, X, y, prior)), abs=1e-6)
     assert elbo(tight) > elbo(prior) + 1.0
