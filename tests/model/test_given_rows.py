@@ -213,7 +213,15 @@ def test_mixed_functions_are_dependent_in_their_posterior(float64):
         npgp.observe("Y", W @ g(X), npgp.Gaussian(variance=NOISE), obs=Y, mask="nan")
 
     guide = npgp.AutoSparseGP(model, dependence="sites")
-    h = npgp.posterior("g", model, guide, {}, X, Y).mixed(W)
+
+    @compiled
+    def predict(Y):
+        h = npgp.posterior("g", model, guide, {}, X, Y).mixed(W)
+        # Functions are dearer to draw: a quarter of them, and twice the error.
+        draws = h.sample(jax.random.key(0), new, (20_000,)), h.draw_functions(jax.random.key(1), 5_000, 256)(new)
+        return h.mean(new), h.covariance(new), h.variance(new), h.output_covariance(new), draws
+
+    found_mean, found, variance, at_rows_found, (samples, functions) = predict(Y)
     k = lambda a, b: rbf(a, b, 1.0, 1.0)  # noqa: E731
     Kuu = k(Z, Z)
     Q = lambda a, b: k(a, Z) @ np.linalg.solve(Kuu, k(Z, b))  # noqa: E731
@@ -222,17 +230,12 @@ def test_mixed_functions_are_dependent_in_their_posterior(float64):
     across = np.kron(W @ W.T, Q(new, X))[:, present]
     mean = across @ np.linalg.solve(of_y, Y.ravel()[present])
     covariance = np.kron(W @ W.T, k(new, new)) - across @ np.linalg.solve(of_y, across.T)
-    found = h.covariance(new).reshape(10, 10)
-    np.testing.assert_allclose(h.mean(new).ravel(), mean, atol=1e-6)
-    np.testing.assert_allclose(found, covariance, atol=1e-6)
-    np.testing.assert_allclose(h.variance(new).ravel(), np.diag(covariance), atol=1e-6)
+    np.testing.assert_allclose(np.ravel(found_mean), mean, atol=1e-6)
+    np.testing.assert_allclose(np.reshape(found, (10, 10)), covariance, atol=1e-6)
+    np.testing.assert_allclose(np.ravel(variance), np.diag(covariance), atol=1e-6)
     at_rows = np.einsum("pnrn->npr", covariance.reshape(2, 5, 2, 5))
-    np.testing.assert_allclose(h.output_covariance(new), at_rows, atol=1e-6)
-    # Functions are dearer to draw: a quarter of them, and twice the error.
-    for draws, error in (
-        (h.sample(jax.random.key(0), new, (20_000,)), 0.05),
-        (h.draw_functions(jax.random.key(1), 5_000)(new), 0.1),
-    ):
+    np.testing.assert_allclose(at_rows_found, at_rows, atol=1e-6)
+    for draws, error in ((samples, 0.05), (functions, 0.1)):
         np.testing.assert_allclose(np.cov(np.asarray(draws).reshape(-1, 10).T), covariance, atol=error)
 
 
@@ -258,6 +261,12 @@ def started(model, guide, *args, values=None):
 
     params, elbo = compiled(start)()
     return params, float(elbo)
+
+
+def names_of_parameters(model, guide, *args):
+    """Of those at which training starts: traced, not compiled."""
+    svi = SVI(model, guide, npgp.adam(0.05), TraceMeanField_ELBO())
+    return set(jax.eval_shape(lambda: svi.get_params(svi.init(jax.random.key(0), *args))))
 
 
 def test_at_the_sites_of_the_collapsed_optimum_the_elbo_is_the_collapsed_bound(float64):
@@ -304,12 +313,11 @@ def test_latent_values_that_another_statement_mixes_have_pseudo_data(float64):
 
     y = np.sin(INPUTS[:, 0])
     apart = partial(model, mixed=False)
-    params, _ = started(apart, npgp.AutoSparseGP(apart, dependence="sites"), INPUTS, y)
-    assert "y.site_loc" in params
+    assert "y.site_loc" in names_of_parameters(apart, npgp.AutoSparseGP(apart, dependence="sites"), INPUTS, y)
     guide = npgp.AutoSparseGP(model, dependence="sites")
     with pytest.warns(UserWarning, match=r"takes for independent the functions of f"):
-        params, _ = started(model, guide, INPUTS, y)
-    assert not any("site_" in name for name in params)
+        names = names_of_parameters(model, guide, INPUTS, y)
+    assert not any("site_" in name for name in names)
 
 
 @pytest.mark.parametrize("likelihood", [npgp.Gaussian(variance=NOISE), npgp.Poisson()], ids=["Gaussian", "Poisson"])
@@ -367,22 +375,22 @@ def test_new_rows_need_those_trained_on(float64, tmp_path):
     with pytest.raises(ValueError, match=r"'y' is not observed here.*params of npgp.fit's result, or guide.with_rows"):
         Predictive(model, guide=guide, params=bare, num_samples=2)(jax.random.key(0), new)
     npgp.save(tmp_path / "params.npz", result.params)
+    by_hand = guide.with_rows(bare, INPUTS, y=y)
+    jax.tree.map(np.testing.assert_array_equal, by_hand, result.params)
     ways = {
-        "of the result": (guide, result.params),
-        "by hand": (guide, guide.with_rows(bare, INPUTS, y=y)),
+        "by hand": (guide, by_hand),
         "from a file, with another guide": (
             npgp.AutoSparseGP(model, dependence="sites"),
             npgp.load(tmp_path / "params.npz"),
         ),
     }
     draws = {
-        way: Predictive(model, guide=guide, params=params, num_samples=400)(jax.random.key(1), new)["y.latent"]
+        way: compiled(Predictive(model, guide=guide, params=params, num_samples=400))(jax.random.key(1), new)["y.latent"]
         for way, (guide, params) in ways.items()
     }
-    for values in draws.values():
-        np.testing.assert_array_equal(values, draws["of the result"])
+    np.testing.assert_array_equal(*draws.values())
     samples = guide.sample_posterior(jax.random.key(2), bare, INPUTS, y, sample_shape=(400,))
-    others = Predictive(model, samples)(jax.random.key(3), new)["y.latent"]
+    others = compiled(Predictive(model, samples))(jax.random.key(3), new)["y.latent"]
     deviations = np.std(others, axis=0)
     assert np.all(np.abs(np.mean(others, axis=0) - np.mean(draws["by hand"], axis=0)) < 0.3 * deviations)
     np.testing.assert_allclose(np.std(draws["by hand"], axis=0), deviations, rtol=0.2)
@@ -408,12 +416,12 @@ def test_inputs_that_are_sampled_are_in_one_gaussian_that_q_follows(float64):
         with numpyro.plate("outputs", 2, dim=-2), numpyro.plate("data", 8):
             npgp.observe("y", f(x[:, None]), npgp.Gaussian(variance=0.01), obs=y)
 
-    elbos = {}
+    elbos, names = {}, {}
     for dependence in ("sites", "pseudo-data"):
         guide = npgp.AutoSparseGP(model, dependence=dependence)
-        _, losses = train(model, guide, 800, y)
-        elbos[dependence] = -np.mean(losses[-100:])
-    assert set(train(model, npgp.AutoSparseGP(model, dependence="sites"), 1, y)[0]) == {"joint_loc", "joint_scale_tril"}
+        params, losses = train(model, guide, 800, y)
+        elbos[dependence], names[dependence] = -np.mean(losses[-100:]), set(params)
+    assert names["sites"] == {"joint_loc", "joint_scale_tril"}
     assert elbos["sites"] > elbos["pseudo-data"] + 0.2
 
 
@@ -461,7 +469,7 @@ def test_minibatches_have_pseudo_observations_of_the_rows_of_the_first_call(plat
     np.testing.assert_allclose(sites(), mean, rtol=1e-7)
     # Fewer rows than features cannot give q any mean.
     few = npgp.AutoSparseGP(model)
-    assert "f.u.pseudo_loc" in started(model, few, INPUTS[:2], y[:2])[0]
+    assert "f.u.pseudo_loc" in names_of_parameters(model, few, INPUTS[:2], y[:2])
 
 
 def test_all_rows_first_and_a_part_of_them_later_is_an_error():
@@ -473,10 +481,9 @@ def test_all_rows_first_and_a_part_of_them_later_is_an_error():
 
     y = np.sin(INPUTS[:, 0])
     guide = npgp.AutoSparseGP(model)
-    params, _ = started(model, guide, INPUTS, y)
-    some = handlers.seed(handlers.substitute(guide, data=params), 0)
+    names_of_parameters(model, guide, INPUTS, y)  # the guide sees all rows
     with pytest.raises(ValueError, match="'y' has a part of its rows here.*train by npgp.fit"):
-        some(INPUTS[:4], y[:4])
+        jax.eval_shape(lambda: handlers.seed(guide, 0)(INPUTS[:4], y[:4]))
 
 
 def test_a_sum_in_minibatches_has_the_posterior_of_dense_algebra(float64):
@@ -511,17 +518,16 @@ def test_draws_are_those_of_q_and_their_densities_sum_to_its(float64):
         program = Program(seed)
         Y = np.where(program.mask, program.y, np.nan)
         guide = npgp.AutoSparseGP(program.model, dependence="sites")
-        params, _ = started(program.model, guide, Y)
 
-        def traced(key, guide=guide, params=params, Y=Y):
-            trace = handlers.trace(handlers.seed(handlers.substitute(guide, data=params), key)).get_trace(Y)
+        def traced(key, Y, guide=guide):
+            trace = handlers.trace(handlers.seed(guide, key)).get_trace(Y)
             blocks = {n: m for n, m in trace.items() if m["type"] == "sample" and n.rsplit(".")[-1] in ("u", "v")}
             values = jnp.concatenate([jnp.ravel(msg["value"]) for msg in blocks.values()])
             log_q = sum(jnp.sum(msg["fn"].log_prob(msg["value"])) for msg in blocks.values())
             mean = jnp.concatenate([jnp.ravel(msg["fn"].loc) for msg in blocks.values()])
             return values, log_q, mean
 
-        values, log_q, means = compiled(jax.vmap(traced))(jax.random.split(jax.random.key(0), 20_000))
+        values, log_q, means = compiled(jax.vmap(traced, (0, None)))(jax.random.split(jax.random.key(0), 8_000), Y)
         values = np.asarray(values - means)  # of one Gaussian, whatever the effects are that the means follow
         covariance = np.cov(values.T)
         entropy = 0.5 * np.linalg.slogdet(2 * np.pi * np.e * covariance)[1]
@@ -542,14 +548,18 @@ def test_a_structured_q_is_the_best_of_its_structure(structure, float64):
 
     guide = npgp.AutoSparseGP(model, dependence="sites")
     x, y = jnp.asarray(models.X.copy()), jnp.asarray(models.Y.copy())
-    elbo = models.elbo_value(model, {}, x, y, guide=guide)
-    bound = npgp.CollapsedGP(models.kernel(), x, inducing, noise_variance=NOISE, covariances=kinds, jitter=1e-12)
-    np.testing.assert_allclose(elbo, bound.log_prob(y - 0.3), rtol=1e-9)
-    f = npgp.posterior("f", model, guide, {}, x, y)
-    best = bound.condition(y - 0.3)
-    for found, expected in zip(f.mean_and_variance(x + 0.1), best.mean_and_variance(x + 0.1), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
-    found = guide.quantiles({}, [0.1, 0.9], x, y)
+
+    @compiled
+    def both(x, y):
+        elbo = make_elbo(model, guide)(jax.random.key(3), {}, x, y)
+        gp = npgp.CollapsedGP(models.kernel(), x, inducing, noise_variance=NOISE, covariances=kinds, jitter=1e-12)
+        best, f = gp.condition(y - 0.3), npgp.posterior("f", model, guide, {}, x, y)
+        return (elbo, *f.mean_and_variance(x + 0.1)), (gp.log_prob(y - 0.3), *best.mean_and_variance(x + 0.1))
+
+    (elbo, *moments), (bound, *expected) = both(x, y)
+    np.testing.assert_allclose(elbo, bound, rtol=1e-9)
+    np.testing.assert_allclose(moments, expected, rtol=1e-7, atol=1e-9)
+    found = jax.eval_shape(lambda: guide.quantiles({}, [0.1, 0.9], x, y))
     assert {name: value.shape for name, value in found.items()} == {
         f"f.{site}": (2, len(block)) for site, block in zip(("u", "v"), blocks, strict=False)
     }
@@ -626,10 +636,14 @@ def test_many_draws_are_those_of_their_keys_one_by_one(float64):
     """In parts of at most 16, for each has the projections of all rows; in any shape, with keys of either kind."""
     guide = npgp.AutoSparseGP(counts, dependence="sites")
     params = guide.with_rows(started(counts, guide, INPUTS, COUNTS)[0], INPUTS, COUNTS)
-    for key in (jax.random.key(3), jax.random.PRNGKey(3)):
+
+    @compiled
+    def drawn(key):
         draws = guide.sample_posterior(key, params, INPUTS, sample_shape=(3, 7))["f.u"]
-        keys = jax.random.split(key, (3, 7))
-        one = guide.sample_posterior(keys[2, 5], params, INPUTS)["f.u"]
+        return draws, guide.sample_posterior(jax.random.split(key, (3, 7))[2, 5], params, INPUTS)["f.u"]
+
+    for key in (jax.random.key(3), jax.random.PRNGKey(3)):
+        draws, one = drawn(key)
         np.testing.assert_allclose(draws[2, 5], one, rtol=1e-12)
         assert draws.shape == (3, 7, 4)
 
