@@ -43,12 +43,21 @@ def model(X, y=None):
         npgp.observe("y", f(X) + slope[G, 0] * weights[0], npgp.Gaussian(scale=0.1 + box[1]), obs=y)
 
 
-def params_of(guide, key):
-    """Parameters of a guide, moved away from where training starts."""
-    svi = SVI(model, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
-    params = compiled(lambda key: svi.get_params(svi.init(key, X, Y)))(key)
-    rng = np.random.default_rng(0)
-    return {n: x * jnp.asarray(rng.uniform(0.5, 1.5, jnp.shape(x))) for n, x in sorted(params.items())}
+def params_and_draws(guide, key):
+    """Parameters of a guide, moved away from where training starts; and values of the sites that it draws there."""
+
+    @compiled
+    def start(key):
+        with handlers.trace() as sites, handlers.seed(rng_seed=key):
+            guide(X, Y)
+        found = {"param": {}, "sample": {}}
+        for name, site in sites.items():
+            found.get(site["type"], {})[name] = site["value"]
+        return found
+
+    found, rng = start(key), np.random.default_rng(0)
+    params = {n: x * rng.uniform(0.5, 1.5, np.shape(x)) for n, x in sorted(found["param"].items())}
+    return params, {name: x for name, x in found["sample"].items() if not name.startswith("f.")}
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -56,29 +65,36 @@ def test_densities_are_those_of_numpyros_autoguides(together, float64):
     hidden = handlers.block(model, hide=["f.u", "y"])
     if together:
         # One Gaussian, whose entries NumPyro has in the order of its own.
-        own, other = npgp.AutoSparseGP(model), AutoMultivariateNormal(hidden)
+        own, of_numpyro = npgp.AutoSparseGP(model), AutoMultivariateNormal
     else:
-        own, other = npgp.AutoSparseGP(model, dependence="independent"), AutoNormal(hidden)
-    params = params_of(own, jax.random.key(0))
-    with handlers.seed(rng_seed=0), handlers.trace() as sites:
-        other(X, Y)
-    rng = np.random.default_rng(1)
+        own, of_numpyro = npgp.AutoSparseGP(model, dependence="independent"), AutoNormal
+    params, drawn = params_and_draws(own, jax.random.key(0))
     if together:
         size = len(params["joint_loc"])
-        z = jnp.asarray(rng.normal(size=size))
-        order = np.concatenate([np.ravel(v) for v in own._parts[0].joint.unpacked(jnp.arange(size)).values()])
-        names = list(own._parts[0].joint.unpacked(jnp.arange(size)))
-        theirs = other._unpack_latent(jnp.arange(size))
-        to = np.concatenate([np.ravel(theirs[name]) for name in names]).astype(int)
-        assert sorted(to) == sorted(order.astype(int)) == list(range(size))
-        shuffled = jnp.zeros(size).at[to].set
-        L = params["joint_scale_tril"]
-        covariance = jnp.zeros((size, size)).at[np.ix_(to, to)].set(L @ L.T)
-        given = {"auto_loc": shuffled(params["joint_loc"]), "auto_scale_tril": jnp.linalg.cholesky(covariance)}
+
+        @compiled
+        def numbers():
+            other = of_numpyro(hidden)
+            handlers.seed(other, 0)(X, Y)  # which sets it up
+            return other._unpack_latent(jnp.arange(size)), own._parts[0].joint.unpacked(jnp.arange(size))
+
+        theirs, ours = numbers()
+        order, to = (np.concatenate([np.ravel(v[n]) for n in ours]).astype(int) for v in (ours, theirs))
+        assert sorted(to) == sorted(order) == list(range(size))
+        to = to[np.argsort(order)]
+
+        def shuffled(x):
+            found = np.zeros(size)
+            found[to] = x
+            return found
+
+        z, L = np.random.default_rng(1).normal(size=size), params["joint_scale_tril"]
+        covariance = np.zeros((size, size))
+        covariance[np.ix_(to, to)] = L @ L.T
+        given = {"auto_loc": shuffled(params["joint_loc"]), "auto_scale_tril": np.linalg.cholesky(covariance)}
         values = [{"_auto_latent": z}, {"_auto_latent": shuffled(z)}]
     else:
         given = {name: params[name] for name in params if not name.startswith("f.")}
-        drawn = {n: s["value"] for n, s in sites.items() if s["type"] == "sample"}
         values = [drawn, drawn]
 
     def log_q(guide, params, value):
@@ -91,7 +107,8 @@ def test_densities_are_those_of_numpyros_autoguides(together, float64):
         return density - gp, {name: (site["value"], site["fn"].event_dim) for name, site in sites.items()}
 
     mine, found = compiled(functools.partial(log_q, own))(params, values[0])
-    theirs, wanted = compiled(functools.partial(log_q, other))(given, values[1])
+    # A guide of its own for each program: it keeps what it computes when it is set up.
+    theirs, wanted = compiled(lambda *args: log_q(of_numpyro(hidden), *args))(given, values[1])
     for name, (value, event_dim) in wanted.items():
         np.testing.assert_allclose(found[name][0], value, rtol=1e-10)
         assert found[name][1] == event_dim
@@ -105,16 +122,19 @@ def test_members_of_a_subsampled_plate_start_from_the_draws_by_turns():
 
 def test_starts_are_medians_of_the_prior(float64):
     """Of 15 draws, as ``init_to_median`` has them: within four standard errors of a median."""
-    params = {}
     guide = npgp.AutoSparseGP(model, dependence="independent")
     svi = SVI(model, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
-    params = svi.get_params(jax.jit(svi.init)(jax.random.key(2), X, Y))
-    median = guide.median(params, X, Y)
+
+    @compiled
+    def started():
+        params = svi.get_params(svi.init(jax.random.key(2), X, Y))
+        return params, guide.median(params, X, Y), guide.quantiles(params, [0.1, 0.9], X, Y)["box"]
+
+    params, median, (low, high) = started()
     assert abs(median["tau"] - 0.674) < 4 * 1.25 * 0.6 / np.sqrt(15)
     np.testing.assert_array_less(np.abs(median["box"] - np.array([1.0, 2.0])), 4 * 1.25 * np.array([0.58, 1.2]) / 4)
     np.testing.assert_allclose(jnp.sum(median["weights"]), 1.0)
     np.testing.assert_allclose(params["pair_auto_scale"], 0.1 * np.ones((3, 1, 2)))
-    low, high = guide.quantiles(params, [0.1, 0.9], X, Y)["box"]
     assert np.all(low > 0) and np.all(high < np.array([2.0, 4.0])) and np.all(low < median["box"])
     with pytest.raises(TypeError, match="lacks the model's arguments: supports of sites depend on them"):
         guide.median(params)
@@ -136,8 +156,7 @@ def test_sites_with_measurements_start_at_their_mode(float64):
 
     guide = npgp.AutoSparseGP(measured_model)
     svi = SVI(measured_model, guide, npgp.adam(0.1, 10), TraceMeanField_ELBO())
-    params = compiled(lambda: svi.get_params(svi.init(jax.random.key(0), Y)))()
-    starts = guide.median(params, Y)
+    starts = compiled(lambda: guide.median(svi.get_params(svi.init(jax.random.key(0), Y)), Y))()
     level = starts["level"]
     np.testing.assert_allclose(starts["x"], (level / 4.0 + measured / 0.25) / (1.0 / 4.0 + 1.0 / 0.25), rtol=1e-5)
     # log p = −s²/2 + log s − log s − spread²/(2 s²)

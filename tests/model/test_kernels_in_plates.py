@@ -8,9 +8,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from models import compiled
+from models import compiled, train
 from numpyro import handlers
-from numpyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from numpyro.infer import Predictive, TraceMeanField_ELBO
 
 import npgp
 
@@ -201,11 +201,16 @@ def test_draws_and_posteriors_are_those_of_components(float64, tmp_path):
 def test_whole_functions_have_the_posteriors_moments(float64):
     # The linear kernel's features are exact, so that what is left is Monte Carlo error.
     kernel = npgp.kernels.Linear(variance=KERNELS["l"]) + npgp.kernels.Constant(variance=KERNELS["v"])
-    posterior = npgp.CollapsedGP(kernel, X, Z, noise_variance=0.3, outputs=Q).condition(Y[:Q])
-    paths = posterior.draw_functions(jax.random.key(0), 4000, 8)(X)
+
+    @compiled
+    def drawn(y):
+        posterior = npgp.CollapsedGP(kernel, X, Z, noise_variance=0.3, outputs=Q).condition(y)
+        paths = posterior.draw_functions(jax.random.key(0), 4000, 8)(X)
+        return paths, posterior.mean(X), posterior.variance(X), posterior.covariance(X)
+
+    paths, mean, variance, covariance = map(np.asarray, drawn(Y[:Q]))
     assert paths.shape == (4000, Q, N)
-    mean, covariance = posterior.mean(X), posterior.covariance(X)
-    error = (paths.mean(0) - mean) / np.sqrt(posterior.variance(X) / 4000)
+    error = (paths.mean(0) - mean) / np.sqrt(variance / 4000)
     assert np.max(np.abs(error)) < 4.5
     for q in range(Q):
         assert np.max(np.abs(np.cov(paths[:, q].T) - covariance[q])) < 0.1 * np.max(covariance[q])
@@ -214,11 +219,10 @@ def test_whole_functions_have_the_posteriors_moments(float64):
 def test_kernels_sampled_in_the_plate_by_svi_and_predictive():
     model, y = sampled, jnp.asarray(Y[:Q], jnp.float32)
     guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
-    svi = SVI(model, guide, npgp.adam(0.01, 2), TraceMeanField_ELBO())
-    params = npgp.fit(svi, jax.random.key(0), 2, X, y).params
+    params, _ = train(model, guide, 2, X, y)
     f = npgp.posterior("g", model, guide, params, X, y, draws=3)
-    assert f.sites["l"].shape == (3, Q, 1, 2) and f.mean(X).shape == (Q, N)
-    draws = Predictive(model, guide=guide, params=params, num_samples=3)(jax.random.key(1), X)
+    assert f.sites["l"].shape == (3, Q, 1, 2) and jax.eval_shape(lambda: f.mean(X)).shape == (Q, N)
+    draws = compiled(Predictive(model, guide=guide, params=params, num_samples=3))(jax.random.key(1), X)
     assert draws["y"].shape == (3, Q, N)
 
 
