@@ -384,10 +384,10 @@ def test_new_rows_need_those_trained_on(float64, tmp_path):
             npgp.load(tmp_path / "params.npz"),
         ),
     }
-    draws = {
-        way: compiled(Predictive(model, guide=guide, params=params, num_samples=400))(jax.random.key(1), new)["y.latent"]
-        for way, (guide, params) in ways.items()
-    }
+    draws = {}
+    for way, (guide, params) in ways.items():
+        predict = compiled(Predictive(model, guide=guide, params=params, num_samples=400))
+        draws[way] = predict(jax.random.key(1), new)["y.latent"]
     np.testing.assert_array_equal(*draws.values())
     samples = guide.sample_posterior(jax.random.key(2), bare, INPUTS, y, sample_shape=(400,))
     others = compiled(Predictive(model, samples))(jax.random.key(3), new)["y.latent"]

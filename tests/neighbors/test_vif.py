@@ -94,12 +94,17 @@ def test_limits_are_fitc_the_response_nngp_and_the_gp(float64):
 
 def test_draws_have_its_covariance(float64):
     """What colors its noise is a root of its covariance, less what the inducing values explain."""
-    gp = vif()
-    projector, projection = gp._projected()
-    A, (noise, _) = np.asarray(projection.A[0]), gp._noise(projector, projection, NOISE)
-    root = np.asarray(noise.color(jnp.eye(N)))
+
+    @jax.jit
+    def found():
+        gp = vif()
+        projector, projection = gp._projected()
+        noise, _ = gp._noise(projector, projection, NOISE)
+        return projection.A[0], noise.color(jnp.eye(N)), gp.sample(jax.random.key(0), (3,))
+
+    A, root, draws = map(np.asarray, found())
     np.testing.assert_allclose(A.T @ A + root.T @ root, covariance(NEAR), atol=1e-9)
-    assert vif().sample(jax.random.key(0), (3,)).shape == (3, N)
+    assert draws.shape == (3, N)
 
 
 def test_many_projections_are_whitened_neighbor_by_neighbor(float64, monkeypatch):
@@ -183,7 +188,7 @@ def test_counts_with_some_neighbors_are_near_the_gp(float64):
     np.testing.assert_allclose((mean - known) / np.sqrt(variance), 0.0, atol=0.15)
     np.testing.assert_allclose(found, variance, rtol=0.1)
     # Where the search ends, pseudo-observations are those of its moments.
-    mean, variance = posterior.at_points()
+    mean, variance = jax.jit(lambda posterior: posterior.at_points())(posterior)
     rate = np.exp(mean + EFFECT + variance / 2)
     np.testing.assert_allclose(posterior.noise_variance, 1 / rate, rtol=1e-2)
     np.testing.assert_allclose(posterior.y, mean + (COUNTS - rate) / rate, atol=1e-2)
@@ -223,13 +228,19 @@ def dense_posterior(near_new):
 def test_posterior_is_that_of_dense_algebra(float64):
     near = nearest(NEW, X, K)
     mean, cov = dense_posterior(near)
-    posterior = vif().condition(Y)
-    np.testing.assert_allclose(posterior.mean_and_variance(NEW, neighbors=near), (mean, np.diag(cov)), atol=1e-9)
-    np.testing.assert_allclose(posterior.covariance(NEW, neighbors=near), cov, atol=1e-9)
-    draws = posterior.sample(jax.random.key(0), NEW, (4000,), neighbors=near)
+
+    @jax.jit
+    def found(y):
+        posterior, several = vif().condition(y), vif().condition(jnp.stack([y, 2.0 * y]))
+        draws = posterior.sample(jax.random.key(0), NEW, (4000,), neighbors=near)
+        of_one = posterior.mean_and_variance(NEW, neighbors=near), posterior.covariance(NEW, neighbors=near), draws
+        return *of_one, several.mean(NEW, neighbors=near)
+
+    moments, covariances, draws, means = found(Y)
+    np.testing.assert_allclose(moments, (mean, np.diag(cov)), atol=1e-9)
+    np.testing.assert_allclose(covariances, cov, atol=1e-9)
     np.testing.assert_allclose(np.cov(draws.T), cov, atol=6 * np.max(np.diag(cov)) / np.sqrt(4000))
-    several = vif().condition(np.stack([Y, 2.0 * Y]))
-    np.testing.assert_allclose(several.mean(NEW, neighbors=near), np.stack([mean, 2.0 * mean]), atol=1e-9)
+    np.testing.assert_allclose(means, np.stack([mean, 2.0 * mean]), atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["vif", "nngp"])
@@ -342,7 +353,7 @@ def test_batches_add_up_to_the_whole(float64):
 
 def test_without_a_guide_it_is_the_density_given_inducing_values(float64):
     e = {"f.u": RNG.normal(size=6), "g.u": RNG.normal(size=3)}
-    density, _ = log_density(model, (), {}, e)
+    density = jax.jit(lambda e: log_density(model, (), {}, e)[0])(e)
     mean = 0.5 * T
     for (kernel, Z, a), value in zip(PARTS, e.values(), strict=True):
         mean = mean + a * np.linalg.solve(np.linalg.cholesky(kernel(Z, Z)), kernel(Z, X)).T @ value

@@ -1,5 +1,7 @@
 """Posteriors averaged over draws of the other sites: mixtures, against loops over the posteriors of single draws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from models import NOISE, STRUCTURES, VARIANCE, X_NEW, Dense, X, Y, compiled, keys, random_params, worst_z_of_moments
+from numpyro import handlers
 from numpyro.infer.autoguide import AutoNormal
 from scipy import stats
 
@@ -52,7 +55,12 @@ independent_alone = pytest.mark.parametrize("both", ["independent"], indirect=Tr
 @pytest.fixture(params=["independent", "coupled"])
 def both(request, float64):
     """The average, and the posterior of each draw by itself."""
-    guide, params = trained(request.param)
+    return average_and_alone(request.param)
+
+
+@functools.cache
+def average_and_alone(dependence):
+    guide, params = trained(dependence)
     args = jnp.asarray(X), jnp.asarray(Y)
     average = npgp.posterior("f", model, guide, params, *args, draws=DRAWS, rng_key=KEY)
     alone = [npgp.posterior("f", model, guide, params, *args, rng_key=k) for k in jax.random.split(KEY, DRAWS)]
@@ -61,19 +69,30 @@ def both(request, float64):
 
 def test_moments_are_those_of_a_loop(both):
     average, alone = both
-    means, variances = map(np.array, zip(*(p.mean_and_variance(X_NEW) for p in alone), strict=True))
+
+    def of_one(posterior):
+        return posterior.mean_and_variance(X_NEW), posterior.covariance(X_NEW), posterior.derivative(X_NEW)
+
+    @compiled
+    def of_average(average):
+        in_parts = average.mean_and_variance(X_NEW, batch_size=3)
+        return of_one(average), in_parts, average.mean(X_NEW), average.variance(X_NEW)
+
+    moments, covariances, slopes = zip(*map(compiled(of_one), alone), strict=True)
+    means, variances = map(np.array, zip(*moments, strict=True))
     assert means.std(0).min() > 1e-3  # the draws differ
     mean, variance = means.mean(0), variances.mean(0) + means.var(0)
-    np.testing.assert_allclose(average.mean(X_NEW), mean, rtol=1e-10)
-    for found in (average.mean_and_variance(X_NEW), average.mean_and_variance(X_NEW, batch_size=3)):
-        np.testing.assert_allclose(found, (mean, variance), rtol=1e-10)
-    np.testing.assert_allclose(average.variance(X_NEW), variance, rtol=1e-10)
-    covariance = np.mean([p.covariance(X_NEW) for p in alone], 0) + np.cov(means.T, bias=True)
-    np.testing.assert_allclose(average.covariance(X_NEW), covariance, atol=1e-10)
+    (found, found_covariance, found_slopes), in_parts, found_mean, found_variance = of_average(average)
+    np.testing.assert_allclose(found_mean, mean, rtol=1e-10)
+    for pair in (found, in_parts):
+        np.testing.assert_allclose(pair, (mean, variance), rtol=1e-10)
+    np.testing.assert_allclose(found_variance, variance, rtol=1e-10)
+    covariance = np.mean(covariances, 0) + np.cov(means.T, bias=True)
+    np.testing.assert_allclose(found_covariance, covariance, atol=1e-10)
     np.testing.assert_allclose(np.diag(covariance), variance, rtol=1e-9)
-    slopes, spreads = map(np.array, zip(*(p.derivative(X_NEW) for p in alone), strict=True))
+    slopes, spreads = map(np.array, zip(*slopes, strict=True))
     expected = slopes.mean(0), spreads.mean(0) + slopes.var(0)
-    np.testing.assert_allclose(average.derivative(X_NEW), expected, rtol=1e-9)
+    np.testing.assert_allclose(found_slopes, expected, rtol=1e-9)
 
 
 @independent_alone
@@ -97,13 +116,18 @@ def test_draws_have_the_mixtures_moments(both):
     average, _ = both
     points = np.concatenate(STRUCTURES["solve"][0])
     count = 6000
-    mean, covariance = average.mean(points), np.asarray(average.covariance(points))
-    drawn = average.sample(jax.random.key(5), points, (2, count // 2))
+
+    @compiled
+    def found(average):
+        drawn = average.sample(jax.random.key(5), points, (2, count // 2))
+        paths = average.draw_functions(jax.random.key(6), count, 64)
+        return average.mean(points), average.covariance(points), drawn, paths(points), paths(X_NEW[:3])
+
+    mean, covariance, drawn, at_points, elsewhere = map(np.asarray, found(average))
     assert drawn.shape == (2, count // 2, len(points))
     assert worst_z_of_moments(np.reshape(drawn, (count, -1)), mean, covariance) < Z_LIMIT
-    paths = average.draw_functions(jax.random.key(6), count, 64)
-    assert worst_z_of_moments(np.asarray(paths(points)), mean, covariance) < Z_LIMIT
-    assert paths(X_NEW[:3]).shape == (count, 3)
+    assert worst_z_of_moments(at_points, mean, covariance) < Z_LIMIT
+    assert elsewhere.shape == (count, 3)
 
 
 @independent_alone
@@ -170,6 +194,7 @@ def test_outputs_in_a_plate(float64):
     params = {"f.u.loc": rng.normal(size=(3, 1, 3)), "f.u.scale_tril": np.broadcast_to(0.3 * np.eye(3), (3, 1, 3, 3))}
     params |= {"lengthscale_auto_loc": np.zeros(()), "lengthscale_auto_scale": np.full((), 0.3)}
     params = jax.tree.map(jnp.asarray, params)
+    jax.eval_shape(handlers.seed(guide, 0), X)  # looks at the model
     average = npgp.posterior("f", outputs, guide, params, X, draws=4, rng_key=KEY)
     assert average.batch_shape == (3,)
 
@@ -230,10 +255,10 @@ def test_draws_of_the_guide_are_draws_too(float64):
     draws = guide.sample_posterior(KEY, params, *args, sample_shape=(4000,))
     of_draws = npgp.posterior("f", model, draws, params, *args)
     average = npgp.posterior("f", model, guide, params, *args, draws=4000, rng_key=jax.random.key(8))
-    sd = np.sqrt(average.variance(X_NEW))
-    error = np.abs(of_draws.mean(X_NEW) - average.mean(X_NEW)) / sd
+    found, expected = compiled(lambda *both: [p.mean_and_variance(X_NEW) for p in both])(of_draws, average)
+    error = np.abs(found[0] - expected[0]) / np.sqrt(expected[1])
     assert error.max() < Z_LIMIT * np.sqrt(2 / 4000)
-    assert np.abs(of_draws.variance(X_NEW) / sd**2 - 1).max() < 0.15
+    assert np.abs(found[1] / expected[1] - 1).max() < 0.15
 
 
 def test_collapsed_gps_are_conditioned_at_each_draw(float64):
