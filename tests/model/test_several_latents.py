@@ -347,8 +347,10 @@ def test_a_location_whose_density_may_be_narrow(sd):
     w, scale, df = w / w.sum(), np.exp(mean[1] + sd * z)[:, None, None], np.exp(mean[2] + sd * z)[:, None]
     apart = np.minimum(scale, 0.3) * np.sinh(u)  # of f and y: no further than either density is smooth
     log_w = np.log(w)[:, None, None] + np.log(w)[:, None] + np.log(np.minimum(scale, 0.3) * np.cosh(u) * (u[1] - u[0]))
-    log_p = stats.t.logpdf(apart / scale, df) - np.log(scale)
-    log_w = [log_w + stats.norm.logpdf(at + apart, 0, sd) for at in y]
+    # SciPy's densities take twenty times as long.
+    log_p = special.gammaln((df + 1) / 2) - special.gammaln(df / 2) - np.log(np.pi * df) / 2 - np.log(scale)
+    log_p = log_p - (df + 1) / 2 * np.log1p(np.square(apart / scale) / df)
+    log_w = [log_w - np.square((at + apart) / sd) / 2 - np.log(2 * np.pi * sd**2) / 2 for at in y]
     moments = np.tile(mean[:, None], 2).astype("f"), np.full((3, 2), sd**2, "f")
     expected, averaged = jax.jit(averages, static_argnums=0)(likelihood, y.astype("f"), *moments)
     np.testing.assert_allclose(averaged, [special.logsumexp(each + log_p) for each in log_w], atol=1e-4)

@@ -314,16 +314,14 @@ def test_sums_of_unlike_kernels_in_float32_are_as_in_float64():
             )
         ]
         wholes += [projector.group_covariance(rows, projection.A, groups), *projection.A, *projector.cholesky]
-        return wholes, sum(jnp.sum(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in wholes)
+        return sum(jnp.sum(x * jnp.cos(jnp.arange(x.size)).reshape(x.shape)) for x in wholes), wholes
 
     results = {}
     for dtype in (jnp.float32, jnp.float64):
         with jax.enable_x64(dtype == jnp.float64):
             theta = jnp.asarray([1e4, 0.5], dtype)
-            run = jax.jit(
-                lambda theta, dtype=dtype: (found(theta, dtype)[0], jax.grad(lambda t: found(t, dtype)[1])(theta))
-            )
-            results[dtype] = jax.tree.map(np.asarray, run(theta))
+            run = jax.jit(jax.grad(found, has_aux=True), static_argnums=1)
+            results[dtype] = jax.tree.map(np.asarray, run(theta, dtype))
     narrow, wide = results[jnp.float32], results[jnp.float64]
     for a, b in zip(jax.tree.leaves(narrow), jax.tree.leaves(wide), strict=True):
         assert a.dtype == np.float32
