@@ -47,7 +47,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "seed": dict(type=int, default=0),
     "quick": dict(action="store_true", help="few rows, points and steps: a check that it runs"),
     "full": dict(action="store_true", help="the published sizes, for an accelerator"),
-    "float32": dict(action="store_true", help="single precision"),
     "float64": dict(action="store_true", help="double precision"),
     "cpu-time": dict(action="store_true", help="seconds are of the processor: for a busy machine"),
     "repetitions": dict(type=whole, help="rounds in which what is timed takes turns"),
@@ -55,7 +54,6 @@ SHARED: dict[str, dict[str, Any]] = {
     "rows": dict(type=whole, metavar="N", help="so many training rows at most"),
     "steps": dict(type=whole, help="of training"),
     "batch-size": dict(type=whole, metavar="B", help="rows of a step"),
-    "learning-rate": dict(type=float, help="of Adam"),
 }
 
 

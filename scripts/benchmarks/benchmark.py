@@ -31,8 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ class Bench:
         if library in self.args.libraries and library not in self.missing:
             for setting in self.settings(library):
                 if (library, setting) not in self.workers and (process := self.start(library, setting)) is not None:
-                    self.workers[library, setting] = self.stack.enter_context(process)
+                    self.workers[library, setting] = self.stack.enter_context(closing(process))
         return {setting: process for (name, setting), process in self.workers.items() if name == library}
 
     def one(self, library: str) -> Process | None:
@@ -256,7 +256,7 @@ def first_step(bench: Bench) -> Records:
         process = bench.start(library) if library in args.libraries and library not in bench.missing else None
         if process is None:
             continue
-        with process:
+        with closing(process):
             row = {"program": name, "import (s)": process.import_seconds}
             imported = process.ask("peak_memory")
             asked = {"name": "a", "kind": kind, "dtype": args.dtypes[0], "file": bench.problem(size)}
@@ -430,20 +430,21 @@ def by_program(rows: Records, figure: str, scale: float = 1.0, over: str | None 
     return table([*keys, *programs], shown, markdown=True)
 
 
-def markdown(found: dict[str, Any]) -> str:
-    """All that was found: who ran where, and tables."""
+def markdown(found: dict[str, Any], title: str = "Benchmark", said: Sequence[str] = ()) -> str:
+    """All that was found: who ran where, what else is ``said``, and tables."""
     machine, versions = found["machine"], {}
     for of in found["versions"].values():
         versions |= {name: version for name, version in of.items() if name != "threads"}
     parts = [
-        f"# Benchmark\n\n`{found['command']}`",
+        f"# {title}\n\n`{found['command']}`",
         f"{machine['cores']} cores of {machine['cpu']}; Python {machine['python']}, "
         + ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
         + f"; load before the run {machine.get('load_before', '?')}. Milliseconds: medians, and quartiles in brackets, "
         "of rounds in which programs took turns; ratios are of the same rounds.",
         *(f"{name}: {why}" for name, why in found["missing"].items()),
+        *said,
     ]
-    for part, rows in ((part, found[part]) for part in PARTS if found.get(part)):
+    for part, rows in ((part, found[part]) for part in ("right", *PARTS) if found.get(part)):
         rows = [row | ({"elbo": f"{row['elbo']:.9g}"} if "elbo" in row else {}) for row in rows]
         parts.append(f"## {part}")
         if "seconds" not in rows[0] or part == "kin40k":
@@ -454,9 +455,9 @@ def markdown(found: dict[str, Any]) -> str:
         parts.append(by_program(rows, "seconds", 1e3))
         if part == "steps":
             parts += ["npgp's step over the others':", by_program(rows, "seconds", over="npgp")]
-        more = {"prediction": 1e3, "elbo": 1.0, "setting": 1.0, "gflops": 1.0}
-        parts += [f"{name}:\n\n{by_program(rows, name, scale)}" for name, scale in more.items() if name in
-                  {key for row in rows for key in row}]  # fmt: skip
+        more = {"prediction": 1e3, "elbo": 1.0, "setting": 1.0, "gflops": 1.0, "device_bytes": 1.0}
+        measured = {key for row in rows for key, value in row.items() if value is not None}
+        parts += [f"{name}:\n\n{by_program(rows, name, scale)}" for name, scale in more.items() if name in measured]
     return "\n\n".join(parts) + "\n"
 
 

@@ -2,7 +2,7 @@
 """What parts of training cost: variants of a step, or of a bound with its gradient, timed in turn.
 
     python scripts/benchmarks/costs.py                     what can be measured
-    python scripts/benchmarks/costs.py sites               one of them
+    python scripts/benchmarks/costs.py vif                 one of them
     python scripts/benchmarks/costs.py nngp --rows 1000000
 
 Programs to compare take turns in random order; ratios are to the first, of runs of the same turn: median and quartiles.
@@ -27,16 +27,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from numpyro.distributions import constraints
 from numpyro.infer import SVI, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoNormal
 
 import npgp
-from npgp.conditionals.base import row_elbo
-from npgp.sparse.projection import factorize
-from npgp.variational import DenseNormal, square_tril, whitened_mean, whitened_variance
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import (
@@ -113,71 +108,6 @@ class Fit:
 
 # ---------------------------------------------------------------------------------------------------------------
 # The registry
-
-
-def sites(args: argparse.Namespace) -> Groups:
-    """
-    A step of NumPyro's SVI with the automatic guide against the same ELBO as one function of unconstrained parameters
-    that calls the projection and the rows' terms itself, and is updated by the same optimizer. q(ε) is independent.
-    """
-    rng, rows = np.random.default_rng(0), 100_000
-    X, y = map(jnp.asarray, data(rng, args.batch_size))
-    Z = jnp.asarray(data(rng, args.inducing)[0])
-    softplus = dist.biject_to(constraints.softplus_positive)
-    prior: dict[str, Any] = {"lengthscale": (0.0, (COLUMNS,)), "noise": (-2.0, ())}
-
-    def hyperparameters(learned: bool):
-        if learned:
-            return positive("lengthscale", jnp.full(COLUMNS, 2.0)), positive("noise", 0.1)
-        lengthscale = numpyro.sample("lengthscale", dist.LogNormal(jnp.zeros(COLUMNS), 1.0).to_event(1))
-        return lengthscale, numpyro.sample("noise", dist.LogNormal(-2.0, 1.0))
-
-    def bare(learned: bool, params, key):
-        if learned:
-            return softplus(params["lengthscale"]), softplus(params["noise"]), 0.0
-        values, divergence = [], jnp.zeros(())
-        for (name, (mean, shape)), k in zip(prior.items(), jax.random.split(key), strict=True):
-            loc, scale = params[f"{name}_auto_loc"], softplus(params[f"{name}_auto_scale"])
-            values.append(jnp.exp(loc + scale * jax.random.normal(k, shape)))
-            divergence += jnp.sum(0.5 * (scale**2 + (loc - mean) ** 2 - 1.0) - jnp.log(scale))
-        return *values, divergence
-
-    for learned in (True, False):
-
-        def model(X, y, learned=learned):
-            lengthscale, noise = hyperparameters(learned)
-            f = npgp.SparseGP("f", npgp.Matern32(lengthscale), numpyro.param("Z", Z)).draw()
-            with npgp.plate("data", rows, rows=args.batch_size):
-                npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
-
-        def negative_elbo(params, key, X, y, learned=learned):
-            lengthscale, noise, divergence = bare(learned, params, key)
-            q = DenseNormal(params["f.u.loc"], dist.biject_to(square_tril)(params["f.u.scale_tril"]))
-            projection = factorize(npgp.Matern32(lengthscale), (npgp.features.Points(params["Z"]),))(X)
-            mean, variance = whitened_mean(projection, [q.loc]), whitened_variance(projection, [q])
-            noisy, left = npgp.Gaussian(variance=noise), projection.residual_variance()
-            terms = row_elbo(npgp.conditionals.Tight(), noisy, y, mean, variance, left)
-            return q.kl() + divergence - rows / args.batch_size * jnp.sum(terms)
-
-        adam = optax.adam(0.01)
-        guide = npgp.AutoSparseGP(model, AutoNormal, dependence="independent")
-        svi = SVI(model, guide, adam, TraceMeanField_ELBO())
-        state = jax.jit(svi.init)(jax.random.key(0), X, y)
-        params = svi.optim.get_params(state.optim_state)
-
-        @jax.jit
-        def by_hand(params, moments, key, adam=adam, negative_elbo=negative_elbo):
-            key, step_key = jax.random.split(key)
-            value, gradient = jax.value_and_grad(negative_elbo)(params, step_key, X, y)
-            updates, moments = adam.update(gradient, moments, params)
-            return optax.apply_updates(params, updates), moments, key, value
-
-        step, moments, key = jax.jit(svi.update), adam.init(params), jax.random.key(1)
-        calls = {
-            "bare ELBO": lambda f=by_hand, p=params, m=moments, key=key: f(p, m, key)[-1],
-            "with sites": lambda step=step, state=state: step(state, X, y)[-1],
-        }
-        yield f"hyperparameters {'learned' if learned else 'sampled'}, M = {args.inducing}", calls
 
 
 def stepper(svi: SVI, arrays: Sequence[jax.Array], now: Callable[[], float]) -> Callable[[int], float]:
@@ -424,7 +354,6 @@ class Cost(NamedTuple):
 
 
 COSTS = {
-    "sites": Cost(sites),
     "dependence": Cost(dependence, {"rows": [200, 1000, 10_000]}, True),
     "nngp": Cost(nngp, {"rows": [4096]}),
     "vif": Cost(neighbors, {"batch_size": 256, "inducing": 128, "seconds": 1.0}, True),

@@ -1,11 +1,10 @@
 #!/usr/bin/env python
-"""npgp on an accelerator in one command: is it right there, how fast is it, and what does it reach in how long?
+"""npgp on an accelerator in one command: is it right there, and how fast is it?
 
     right       bounds and gradients of all conditionals and structures against the processor's in float64
     steps       SVGP by npgp, by hand in JAX and by GPyTorch, beside products of matrices; memory
-    oil         20,000 steps of a GPLVM of the oil-flow data, with the tight bound and the classical one
 
-    python scripts/benchmarks/gpu.py --data shared/data      8 minutes at most, on a data-center GPU
+    python scripts/benchmarks/gpu.py                         8 minutes at most, on a data-center GPU
     python scripts/benchmarks/gpu.py --quick                 small, and where there is no GPU: does everything run?
 
 Nothing is begun in the last minute, and results are written after each step of the way, to ``scripts/benchmarks/
@@ -29,15 +28,15 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE / "b
 import benchmark
 from processes import Failed, Process
 
-from common import Arguments, command, table, whole, write_json
+from common import Arguments, command, whole, write_json
 
 #: Of the problem on which npgp is compared with the processor.
 RIGHT: dict[str, Any] = dict(rows=240, inducing=64, group_size=16)
 QUICK_RIGHT: dict[str, Any] = dict(rows=60, inducing=18, group_size=8, conditionals=("grouped",))
 CASES = ("SVGP", "SOLVE-GP", "ODVGP", "three blocks", "diagonal", "collapsed", "StudentT", "Poisson", "Bernoulli")
 LIBRARIES = ("npgp", "bare", "gpytorch", "checks")
-#: Seconds at the end in which nothing more is begun; steps of the GPLVM before the clock is looked at.
-RESERVE, CHUNK = 60.0, 1000
+#: Seconds at the end in which nothing more is begun.
+RESERVE = 60.0
 QUICK = dict(sizes=[16], rows=300, batch_size=64, repetitions=2, seconds=0.01, cases=["SVGP", "collapsed"])
 Found = Iterator[dict[str, Any]]
 
@@ -47,17 +46,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     add("--minutes", type=float, default=8.0, help="for everything (8)")
-    add("--data", type=Path, metavar="FOLDER", help="of the data sets; NPGP_DATA says it too")
     add("--sizes", type=whole, nargs="+", default=[256, 512, 1024, 2048, 4096], help="M, inducing points")
     add("--seconds", type=float, default=0.1, help="about this long per turn; at least two steps")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of the part right")
     out = dict(default=None, help="folder of gpu.md and gpu.json (the results' on a GPU, else out)")
     parser.shared("quick", batch_size=1024, rows=20_000, repetitions=7, out=out)
     args = parser.read(argv, QUICK)
-    if args.data is not None:
-        if not args.data.is_dir():
-            parser.error(f"--data {args.data}: there is no such folder.")
-        os.environ["NPGP_DATA"] = str(args.data.resolve())
     args.libraries, args.new_rows, args.command = list(LIBRARIES), 100, command(__file__, argv)
     args.interpreters = dict.fromkeys(LIBRARIES, sys.executable)
     return args
@@ -123,54 +117,20 @@ def steps(run: Run) -> Found:
             yield from benchmark.steps_of(run, size, "float32", predictions=False)
 
 
-def oil(run: Run) -> Found:
-    """In chunks, so that what was reached is known when the time is up."""
-    quick, folder = run.args.quick, os.environ.get("NPGP_DATA")
-    real = not quick and bool(folder) and Path(str(folder), "oil_flow.npz").is_file()
-    options: dict[str, Any] = dict(inducing=5, steps=20) if quick else dict(inducing=25, steps=20_000)
-    for conditional in (("tight",) if quick else ("tight", "prior")) if run.time and (real or quick) else ():
-        asked = dict(name=conditional, kind="oil", dtype="float64", conditional=conditional, real=real)
-        first = run.checks.ask("setup", **asked, **options)["first_step_seconds"]
-        done, seconds = 1, 0.0
-        while done < options["steps"] and (run.time or done == 1):
-            count = min(CHUNK, options["steps"] - done)
-            seconds += count * run.checks.ask("steps", name=conditional, count=count)
-            done += count
-        yield {"bound": conditional, "steps": done, "first step (s)": first, "others (s)": seconds} | run.checks.ask(
-            "figures", name=conditional
-        )
-
-
-PARTS = {"right": right, "steps": steps, "oil": oil}
+PARTS = {"right": right, "steps": steps}
 
 
 def markdown(found: dict[str, Any]) -> str:
     """Who ran where, and tables."""
-    versions: dict[str, str] = {}
-    for of in found["versions"].values():
-        versions |= {name: value for name, value in of.items() if name != "threads"}
-    written = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
-    machine = f"{found['machine']['cores']} cores of {found['machine']['cpu']}"
     title = "On an accelerator" if found["on_gpu"] else "Without an accelerator: does everything run?"
     wrong = [f"{row['case']}, {row['conditional']}" for row in found.get("right", []) if "wrong" in row]
-    parts = [f"# {title}", f"`{found['command']}`", f"{written}; {machine}; {found['seconds']:.0f} seconds."]
-    parts += [f"{name}: {why}" for name, why in found["missing"].items()]
-    parts += [f"Left out or cut short, if anything was: {', '.join(found['left_out'])}."] if found["left_out"] else []
+    said = [f"{found['seconds']:.0f} seconds."]
+    said += [f"Left out or cut short, if anything was: {', '.join(found['left_out'])}."] if found["left_out"] else []
     if "right" in found:
-        parts.append(
+        said.append(
             f"Beyond what rounding explains: {'; '.join(wrong)}." if wrong else "All that was compared is right."
         )
-    for part, rows in ((part, found[part]) for part in PARTS if found.get(part)):
-        if part == "steps":
-            own = benchmark.by_program(rows, "seconds", over="npgp")
-            shown = f"{benchmark.by_program(rows, 'seconds', 1e3)}\n\nnpgp's step over the others':\n\n{own}"
-            shown += f"\n\nMost bytes of the device so far:\n\n{benchmark.by_program(rows, 'device_bytes')}"
-        else:
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            lines = [[benchmark.cell(row.get(name)) for name in names] for row in rows]
-            shown = table(names, lines, markdown=True)
-        parts.append(f"## {part}\n\n{shown}")
-    return "\n\n".join(parts) + "\n"
+    return benchmark.markdown(found, title, said)
 
 
 def is_wrong(found: dict[str, Any]) -> bool:

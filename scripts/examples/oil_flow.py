@@ -35,6 +35,8 @@ from common import Arguments, table, whole, write_json, write_picture
 CLASSICAL, TIGHT = "classical", "tight"
 CLASS_NAMES = ("homogeneous", "annular", "stratified")
 COLUMN_NAMES = [f"beam {beam}, {phase}" for beam in range(1, 7) for phase in ("water", "oil")]
+#: Columns that depend on each other along bent curves.
+PAIRS = ((6, 0), (2, 1), (5, 11))
 #: New rows, and the share of their entries that is hidden.
 NEW_ROWS, HIDDEN = 100, 1 / 3
 #: Rows of an island that has a label in the picture, at least.
@@ -249,28 +251,10 @@ def draw_latents(params: dict[str, Any], posterior: Any, data: datasets.OilFlow)
     return figure
 
 
-def bent_pairs(Y: np.ndarray, count: int = 3) -> list[tuple[int, int]]:
-    """Pairs of columns of which one is a curve over the other, and far from a straight line."""
-    bends = {}
-    for i in range(Y.shape[1]):
-        bins = np.array_split(np.argsort(Y[:, i]), max(len(Y) // 20, 4))
-        for j in range(Y.shape[1]):
-            if i // 2 != j // 2:  # of two beams
-                around_curve = sum(np.sum((Y[rows, j] - Y[rows, j].mean()) ** 2) for rows in bins)
-                around_line = len(Y) * np.var(Y[:, j]) * (1.0 - np.corrcoef(Y[:, i], Y[:, j])[0, 1] ** 2)
-                bends[i, j] = np.log(around_line / around_curve)
-    chosen: list[tuple[int, int]] = []
-    for pair in sorted(bends, key=lambda pair: -bends[pair]):
-        if len(chosen) < count and all(set(pair).isdisjoint(other) for other in chosen):
-            chosen.append(pair)
-    return chosen
-
-
 def draw_reconstruction(data: datasets.OilFlow, mean: np.ndarray, scale: np.ndarray) -> Any:
     """Measured and reconstructed values of columns that depend on each other along bent curves."""
-    pairs = bent_pairs(data.Y[data.labels == 1])
-    figure, axes = npgp.plots.subplots(1, len(pairs), figsize=(3.4 * len(pairs), 3.7))
-    for ax, (i, j) in zip(axes, pairs, strict=True):
+    figure, axes = npgp.plots.subplots(1, len(PAIRS), figsize=(3.4 * len(PAIRS), 3.7))
+    for ax, (i, j) in zip(axes, PAIRS, strict=True):
         for label, (name, color) in enumerate(zip(CLASS_NAMES, npgp.plots.COLORS, strict=False)):
             rows = np.flatnonzero(data.labels == label)[:60]
             bars = dict(xerr=2 * scale[rows, i], yerr=2 * scale[rows, j], fmt="none", ecolor=color, lw=0.8, alpha=0.5)

@@ -50,13 +50,6 @@ def sample_noise() -> jax.Array:
     return numpyro.sample("noise_variance", dist.LogNormal(np.log(0.1), 0.5))
 
 
-def gaussian(X, y=None, Z=X):
-    f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
-    noise = sample_noise()
-    with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Gaussian(variance=noise), obs=y)
-
-
 def effects(X, y=None, Z=X):
     f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
     noise = sample_noise()
@@ -68,20 +61,20 @@ def effects(X, y=None, Z=X):
         npgp.observe("y", f(X) + (level + effect * covariate), npgp.Gaussian(variance=noise), obs=y)
 
 
-def poisson(X, y=None, Z=X):
-    f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
-    with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Poisson(exposure=EXPOSURE), obs=y)
+def uncollapsed(likelihood: Callable[[], npgp.likelihoods.Likelihood]) -> Callable:
+    """A GP observed under a likelihood, which is made in the model."""
 
+    def model(X, y=None, Z=X):
+        f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
+        made = likelihood()
+        with numpyro.plate("data", X.shape[0]):
+            npgp.observe("y", f(X), made, obs=y)
 
-def bernoulli(X, y=None, Z=X):
-    f = npgp.SparseGP("f", priors(), jnp.asarray(Z)).draw()
-    with numpyro.plate("data", X.shape[0]):
-        npgp.observe("y", f(X), npgp.Bernoulli(), obs=y)
+    return model
 
 
 def collapsed(likelihood: Callable[[], npgp.likelihoods.Likelihood]) -> Callable:
-    """The same model with q(ε) collapsed; the likelihood is made in the model."""
+    """The same model with q(ε) collapsed."""
 
     def model(X, y=None, Z=X):
         kernel = priors()
@@ -151,21 +144,24 @@ KERNEL = ("lengthscale", "variance")
 
 WITH_NOISE = (*KERNEL, "noise_variance")
 
+
+def noisy() -> npgp.Gaussian:
+    return npgp.Gaussian(variance=sample_noise())
+
+
+def counts() -> npgp.Poisson:
+    return npgp.Poisson(exposure=EXPOSURE)
+
+
+gaussian, poisson, bernoulli = map(uncollapsed, (noisy, counts, npgp.Bernoulli))
+
 CASES = {
-    "gaussian-nuts": Case(
-        collapsed(lambda: npgp.Gaussian(variance=sample_noise())),
-        npgp.joint(gaussian),
-        by_collapsed_nuts,
-        WITH_NOISE,
-        X,
-    ),
+    "gaussian-nuts": Case(collapsed(noisy), npgp.joint(gaussian), by_collapsed_nuts, WITH_NOISE, X),
     "poisson-nuts": Case(poisson, poisson, by_nuts, KERNEL, FEW),
     "gaussian-svi": Case(gaussian, npgp.joint(gaussian), by_svi, WITH_NOISE, X),
     "poisson-svi": Case(poisson, npgp.joint(poisson), by_svi, KERNEL, X),
     "effects-svi": Case(effects, npgp.joint(effects), by_svi, (*WITH_NOISE, "level", "effect"), X),
-    "poisson-collapsed": Case(
-        collapsed(lambda: npgp.Poisson(exposure=EXPOSURE)), npgp.joint(poisson), by_collapsed_nuts, KERNEL, X
-    ),
+    "poisson-collapsed": Case(collapsed(counts), npgp.joint(poisson), by_collapsed_nuts, KERNEL, X),
     "bernoulli-collapsed": Case(collapsed(npgp.Bernoulli), npgp.joint(bernoulli), by_collapsed_nuts, KERNEL, X),
 }
 

@@ -117,10 +117,6 @@ def von_mises(y, f, k):
     return k * mp.cos(y - f) - log(2 * mp.pi * mp.besseli(0, k))
 
 
-def zero_inflated(y, p0, log_p, zero):
-    return log(zero * (y == 0) + (1 - zero) * exp(log_p))
-
-
 def tweedie(y, f, phi, p):
     def exponent(f):
         return (y * exp((1 - p) * f) / (1 - p) - exp((2 - p) * f) / (2 - p)) / phi

@@ -28,8 +28,10 @@ GUIDES = {"default": None, "independent": "independent"}
 FEW = 20
 
 
-def examples(rows: int, rng: np.random.Generator) -> dict[str, tuple[Callable, dict[str, Any], str]]:
+@lru_cache(maxsize=1)
+def examples(rows: int, seed: int) -> dict[str, tuple[Callable, dict[str, Any], str]]:
     """Of each model: what it is called with, and the name of its observations."""
+    rng = np.random.default_rng(seed)
     x = np.sort(rng.uniform(0.0, 10.0, (rows, 1)), axis=0).astype(np.float32)
     plane = rng.uniform(0.0, 3.0, (rows, 2)).astype(np.float32)
     normal = rng.normal(size=(rows, 2)).astype(np.float32)
@@ -78,14 +80,9 @@ def shares(draws: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> li
     return sorted(found)
 
 
-@lru_cache(maxsize=1)
-def every(rows: int, seed: int) -> dict[str, tuple[Callable, dict[str, Any], str]]:
-    return examples(rows, np.random.default_rng(seed))
-
-
 def trust(args: argparse.Namespace, model: str) -> Records:
     """Of both guides."""
-    of, inputs, observed = every(args.rows, args.seed)[model]
+    of, inputs, observed = examples(args.rows, args.seed)[model]
     drawn = Predictive(of, num_samples=1)(jax.random.key(args.seed), **inputs)
     data = inputs | {observed: np.asarray(drawn[observed][0])}
     reference, found = by_nuts(of, data, args), []
@@ -120,7 +117,7 @@ written, in which rows are independent given ε (FITC's density), the guides aim
 points are few the two differ, whatever the guide. A model that has no other sites than those of rows and inducing
 values is left out, as is one whose posterior has equal modes (coregionalization, classes, deep GPs).""",
         trust,
-        {"model": tuple(every(12, 0))},
+        {"model": tuple(examples(12, 0))},
         {
             "khat": ("k̂", 2),
             "elbo": ("ELBO", 1),

@@ -28,13 +28,6 @@ def test_a_cost_is_measured(costs, name, tmp_path, capsys):
     assert all(r["ratio"] == [1.0, 1.0, 1.0] for r in records if r["variant"] == records[0]["variant"])
 
 
-def test_a_step_with_sites_has_the_loss_of_the_bare_elbo(costs):
-    with jax.enable_x64(False):
-        _, calls = next(costs.sites(costs.parse(["sites", "--quick"])))
-        bare, sites = (float(call()) for call in calls.values())
-    assert bare == pytest.approx(sites, rel=1e-5)
-
-
 def test_the_default_dependence_begins_with_the_best_q_of_functions(costs, monkeypatch):
     """With Gaussian noise the default's q(ε) is the posterior given the draw of all else, before any step."""
     made = []

@@ -17,7 +17,6 @@ import accelerator_programs
 def gpu(monkeypatch, tmp_path):
     (tmp_path / "gpytorch.py").write_text("raise ImportError('none here')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    monkeypatch.delenv("NPGP_DATA", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return script("gpu")
 
@@ -30,8 +29,6 @@ def test_all_parts_run_small_and_write_what_they_find(gpu, tmp_path):
         ("collapsed", "grouped"),
     ]
     assert {row["program"] for row in found["steps"]} == {"npgp", "JAX by hand", "JAX by hand, plain", "limit"}
-    assert [(row["bound"], row["steps"]) for row in found["oil"]] == [("tight", 20)]
-    assert -200 < found["oil"][0]["elbo_per_row"] < 0
     text = (tmp_path / "out" / "gpu.md").read_text()
     assert text.startswith("# Without an accelerator") and "All that was compared is right." in text
     assert "gpytorch: not installed (none here): pip install --group bench" in text and not found["left_out"]

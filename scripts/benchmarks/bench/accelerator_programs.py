@@ -1,4 +1,4 @@
-"""What ``scripts/benchmarks/gpu.py`` asks of npgp beside steps: is it right there, and a GPLVM.
+"""What ``scripts/benchmarks/gpu.py`` asks of npgp beside steps: is it right there?
 
 Right is what a processor of this machine says in double precision; the accelerator computes the same bounds and
 gradients in both precisions. Kernel matrices are well conditioned, so that rounding alone explains little.
@@ -6,12 +6,8 @@ gradients in both precisions. Kernel matrices are well conditioned, so that roun
 
 from __future__ import annotations
 
-import sys
-import time
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,15 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax_process import clear, configure, device_memory  # noqa: F401 (asked for by the worker)
 from npgp_programs import versions  # noqa: F401 (asked for by the worker)
-from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer import TraceMeanField_ELBO
 
 import npgp
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-from studies import latents
-
-#: Steps that a device call of the GPLVM has room for.
-MAX_STEPS = 1000
 COLUMNS, LENGTHSCALE = 3, 0.5
 #: What a gradient may differ by, in units of what a bound may.
 GRADIENT_UNITS = 20.0
@@ -46,14 +37,6 @@ LIKELIHOODS: dict[str, tuple[Callable[[], npgp.Likelihood], Callable[[np.ndarray
     "Bernoulli": (lambda: npgp.Bernoulli(), lambda y: (y > 0).astype(float)),
     "StudentT": (lambda: npgp.StudentT(df=4.0, scale=0.3), lambda y: y),
 }
-
-# ---------------------------------------------------------------------------------------------------------------
-# Right?
-
-
-def cases() -> list[str]:
-    """What :func:`compare` takes."""
-    return [*STRUCTURES, *LIKELIHOODS, "collapsed"]
 
 
 def compare(
@@ -216,52 +199,3 @@ def _lowered(function: Callable, params: dict[str, Any], dtype: str, device) -> 
     with jax.enable_x64(dtype == "float64"), jax.default_device(device):
         arguments = {name: jax.device_put(value.astype(dtype), device) for name, value in params.items()}
         return jax.jit(both).lower(arguments), arguments
-
-
-# ---------------------------------------------------------------------------------------------------------------
-# Programs
-
-
-def make(kind: str, problem: None, **options):
-    return Oil(**options)
-
-
-class Oil:
-    """
-    The GPLVM of the oil-flow data by the recipe of the study ``oil-bounds``, as far as it is told to.
-
-    :param conditional: the bound.
-    :param steps: of the whole recipe, along which the learning rate decays.
-    :param inducing: M.
-    :param real: whether the data are the real ones; else 200 simulated rows.
-    """
-
-    def __init__(self, conditional: str, steps: int, inducing: int, real: bool):
-        settings = {name: None if isinstance(value, type) else value for name, value in latents.BOUNDS.items()}
-        settings |= {"data": "real" if real else "simulated", "steps": steps, "inducing": inducing}
-        self.args = Namespace(**settings)
-        self.data = latents.oil_flow(self.args.data, None)
-        self.Y = jnp.asarray(self.data.Y)
-        model = latents.uncollapsed(self.args, self.data.Y, 0, conditional)
-        self.conditional = conditional
-        self.svi = SVI(model.model, model.guide, npgp.adam(self.args.learning_rate, steps), TraceMeanField_ELBO())
-        self.result: Any = None
-        self.options = {"progress": False, "steps_per_call": MAX_STEPS}
-
-    def advance(self, steps: int) -> None:
-        begin = {} if self.result is None else {"init_state": self.result.state}
-        self.result = npgp.fit(self.svi, jax.random.key(0), steps, self.Y, **begin, **self.options)
-
-    @property
-    def seconds(self) -> float:
-        return self.result.seconds.steps
-
-    def figures(self) -> dict[str, Any]:
-        """The ELBO per row and its error, by draws of x, and nearest-neighbor errors."""
-        began = time.perf_counter()
-        evaluate = latents.evaluator(self.args, self.data.Y, (self.conditional,))
-        values, _, _ = evaluate(self.result.params, jax.random.split(jax.random.key(1), self.args.draws))
-        params = {name: np.asarray(value) for name, value in self.result.params.items()}
-        kept, own = latents.figures_of(params, self.data.labels), np.asarray(values[self.conditional])
-        kept |= {"elbo_per_row": float(own.mean()), "monte_carlo_error": float(own.std(ddof=1) / len(own) ** 0.5)}
-        return kept | {"rows": len(self.Y), "evaluation_seconds": time.perf_counter() - began}

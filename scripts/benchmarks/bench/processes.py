@@ -86,9 +86,3 @@ class Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *exc) -> None:
-        self.close()

@@ -93,10 +93,6 @@ class Worker:
         """What a function of the module returns."""
         return getattr(self.module, function)(**arguments)
 
-    def figures(self, name: str) -> dict[str, Any]:
-        """Of a program that has something to tell."""
-        return self.programs[name].figures()
-
     def peak_memory(self) -> int:
         """Bytes: the most that this process has held since the last ``setup``."""
         return peak_memory()
