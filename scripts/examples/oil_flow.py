@@ -284,17 +284,14 @@ def print_table(bounds: Bounds, rows: int) -> None:
     base, climb = bounds.there[CLASSICAL], bounds.climb
     steps = len(climb.bounds) - 1
     ended = "to its optimum" if climb.converged else f"for {steps} steps"
-    line = lambda name, value, *rest: (  # noqa: E731
-        name,
-        f"{value / rows:.3f}",
-        "" if value is base else f"{value - base:+.1f}",
-        *rest,
-    )
-    lines = [line(f"classical, climbed {ended}", base, steps, f"{bounds.seconds['climb']:.0f}")]
-    lines.append(line("tight, at the same parameters", bounds.there[TIGHT], None, None))
+    lines = [
+        (f"classical, climbed {ended}", base, steps, f"{bounds.seconds['climb']:.0f}"),
+        ("tight, at the same parameters", bounds.there[TIGHT], None, None),
+    ]
     for name, fit in bounds.on.items():
-        lines.append(line(f"{name}, climbed on", float(fit.bounds[-1]), fit.steps, f"{bounds.seconds[name]:.0f}"))
-    print(table(("bound on the log evidence", "nats per row", "nats above the first", "steps", "seconds"), lines))
+        lines.append((f"{name}, climbed on", float(fit.bounds[-1]), fit.steps, f"{bounds.seconds[name]:.0f}"))
+    cells = [(name, f"{value / rows:.3f}", f"{value - base:+.1f}", *rest) for name, value, *rest in lines]
+    print(table(("bound on the log evidence", "nats per row", "nats above the first", "steps", "seconds"), cells))
 
 
 def main(argv: list[str] | None = None) -> dict:

@@ -132,15 +132,6 @@ def count_map(rows: int):
     return model, (S, y), "level", {"batch_size": 500} if rows > 5000 else {}
 
 
-def latents(rows: int):
-    """A GPLVM of twelve columns that are smooth functions of two latent dimensions; it has three."""
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(rows, 2))
-    Y = np.sin(x @ rng.normal(size=(2, 12)) + rng.uniform(0.0, 6.0, 12)) + 0.1 * rng.normal(size=(rows, 12))
-    gplvm = npgp.BayesianGPLVM(npgp.gplvm.pca_start(jax.random.key(0), Y, latent_dim=3, num_inducing=20))
-    return gplvm.model, (Y,), "x", {"guide": gplvm.guide}
-
-
 def layers(rows: int):
     rng = np.random.default_rng(3)
     X = np.sort(rng.uniform(-1.0, 1.0, (rows, 1)), axis=0)
@@ -165,7 +156,6 @@ MODELS = {
     "classes": classes,
     "areas": areas,
     "map": count_map,
-    "latents": latents,
     "layers": layers,
 }
 GUIDES: dict[str, dict[str, Any]] = {"default": {}, "pseudo-data": {"dependence": "pseudo-data"}}
@@ -184,8 +174,7 @@ def arrive(args: argparse.Namespace, of: str, guide: str, rate: float, seed: int
     if guide == "NUTS":
         return by_nuts(args, model, data, site, seed)
     options: dict[str, Any] = dict(*others)
-    q = options.pop("guide", None) or npgp.AutoSparseGP(model, **GUIDES[guide])
-    steps = args.given or None
+    q, steps = npgp.AutoSparseGP(model, **GUIDES[guide]), args.given or None
     svi = SVI(model, q, npgp.adam(rate, steps), TraceMeanField_ELBO(num_particles=args.particles))
     if steps is None:
         options["callbacks"] = [npgp.training.Arrival(window=args.window, max_steps=args.most)]
@@ -198,10 +187,7 @@ def arrive(args: argparse.Namespace, of: str, guide: str, rate: float, seed: int
     values = jax.lax.map(
         lambda key: svi.loss.loss(key, result.params, model, q, *data), jax.random.split(jax.random.key(9), args.draws)
     )
-    if isinstance(q, npgp.AutoSparseGP):
-        draws = q.sample_posterior(jax.random.key(1), result.params, *data, sample_shape=(args.draws,))[site]
-    else:
-        draws = Predictive(q, params=result.params, num_samples=args.draws)(jax.random.key(1), *data)[site]
+    draws = q.sample_posterior(jax.random.key(1), result.params, *data, sample_shape=(args.draws,))[site]
     convergence = result.convergence
     return {
         "elbo": -float(np.mean(values)),
@@ -346,7 +332,7 @@ STUDIES = {
 
 Simulated models, trained with num_steps=None: a regression with a covariate, counts with covariates and groups, a panel
 of functions and levels, two classes with two covariates, a hierarchy of areas, a map of counts (--rows 20000: in
-minibatches), a GPLVM and a deep GP of two layers. The best ELBO is that of the best row of each.""",
+minibatches) and a deep GP of two layers. The best ELBO is that of the best row of each.""",
         arrive,
         {"of": tuple(MODELS), "guide": tuple(GUIDES), "rate": (0.1, 0.03, 0.005), "seed": (0, 1, 2)},
         {
@@ -360,7 +346,7 @@ minibatches), a GPLVM and a deep GP of two layers. The best ELBO is that of the 
         quick={"rows": 24, "draws": 4, "window": 2, "most": 4, "of": ["regression"], "guide": ["default"]}
         | {"rate": [0.1], "seed": [0]},
         choices={"guide": (*GUIDES, "NUTS")},
-        note="The sd is of the effect of the dose in the regression, of latents, of the outer layer's lengthscale, and "
+        note="The sd is of the effect of the dose in the regression, of the outer layer's lengthscale, and "
         "of the level in the others.",
         x64=False,
     ),
