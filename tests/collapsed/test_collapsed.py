@@ -522,7 +522,8 @@ def test_it_is_the_density_of_an_observation(float64):
     prior = stats.lognorm.logpdf(0.8, 1.0) + stats.lognorm.logpdf(0.2, 1.0, scale=np.exp(-2))
     np.testing.assert_allclose(density, prior + bound, rtol=1e-6)
 
-    drawn = handlers.seed(handlers.substitute(model, values), 0)()  # without observations: the model itself
+    # Without observations: the model itself.
+    drawn = jax.jit(lambda values: handlers.seed(handlers.substitute(model, values), 0)())(values)
     assert drawn.shape == (20,)
 
 

@@ -410,27 +410,36 @@ def test_mixtures_averaged_over_draws_are_the_law_of_total_covariance(float64):
             npgp.observe("y", loadings @ g(X), npgp.Gaussian(scale=0.1), obs=y)
 
     rng = np.random.default_rng(3)
-    site = next(n for n in handlers.trace(handlers.seed(model, 0)).get_trace(x) if n.startswith("g."))
+    sites: list[str] = []
+    jax.eval_shape(lambda: sites.extend(handlers.trace(handlers.seed(model, 0)).get_trace(x)))
+    site = next(n for n in sites if n.startswith("g."))
     draws = {"W": rng.normal(size=(5, 3, 2)), site: rng.normal(size=(5, 2, 1, 4))}
     g = npgp.posterior("g", model, draws, {}, x)
+    of_draws = models.compiled(lambda g: [(part.mean(x), part.covariance(x)) for part in g])(g)
+
+    @models.compiled
+    def of_mixed(h):
+        drawn = h.sample(KEY(0), x, (7,)), h.draw_functions(KEY(0), 7, 16)(x)
+        return h.mean(x), h.covariance(x), h.mean_and_variance(x)[1], h.output_covariance(x), drawn
+
     fixed = rng.normal(size=(3, 2))
     for mixing, of_draw in ((g.sites["W"], draws["W"]), (fixed, np.broadcast_to(fixed, (5, 3, 2)))):
         h = g.mixed(mixing)
         means, joint = [], []
         for i in range(5):  # dense algebra of each draw: h = W g, with functions independent given the draw
-            mean, covariance = np.asarray(g[i].mean(x)), np.asarray(g[i].covariance(x))
+            mean, covariance = of_draws[i]
             means.append(of_draw[i] @ mean)
             joint.append(np.einsum("pq,qnm,rq->pnrm", of_draw[i], covariance, of_draw[i]))
         means = np.array(means)
         away = means - means.mean(0)
         expected = np.mean(joint, 0) + np.einsum("ipn,irm->pnrm", away, away) / 5
         close = functools.partial(np.testing.assert_allclose, atol=1e-10)
-        close(h.mean(x), means.mean(0))
-        close(h.covariance(x), expected)
-        close(h.mean_and_variance(x)[1], np.einsum("pnpn->pn", expected))
-        close(h.output_covariance(x), np.einsum("pnrn->npr", expected))
-        assert h.batch_shape == (3,) and h.sample(KEY(0), x, (7,)).shape == (7, 3, 4)
-        assert h.draw_functions(KEY(0), 7, 16)(x).shape == (7, 3, 4)
+        mean, covariance, variance, at_rows, drawn = of_mixed(h)
+        close(mean, means.mean(0))
+        close(covariance, expected)
+        close(variance, np.einsum("pnpn->pn", expected))
+        close(at_rows, np.einsum("pnrn->npr", expected))
+        assert h.batch_shape == (3,) and [values.shape for values in drawn] == [(7, 3, 4)] * 2
     for wrong in (np.ones((4, 3, 2)), np.ones((3, 3))):
         with pytest.raises(ValueError, match=r"W has shape .*; it must be \("):
             g.mixed(wrong)
