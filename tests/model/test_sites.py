@@ -84,7 +84,7 @@ def test_uses_without_q_need_none(lossy_replay):
     """Also where ``replay`` loses what it should not: nothing else is to be refused for it."""
     guide = npgp.AutoSparseGP(model)
     one = svi(model, guide)
-    params = one.get_params(one.init(KEY, X, Y))
+    params = jax.jit(lambda: one.get_params(one.init(KEY, X, Y)))()
     plain = svi(model, AutoNormal(model))
     plain_state = plain.init(KEY, X, Y)  # here, as autoguides keep what they see first
     lossy_replay()
