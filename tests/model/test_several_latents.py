@@ -314,16 +314,17 @@ def dense_of_three(y, mean, variance):
     """Expectation and log-average of :func:`heavy_tailed` in one row, and their slopes in means and deviations."""
     z = np.linspace(-8, 8, 101)
     w = stats.norm.pdf(z) * (z[1] - z[0])
-    w, z = w[:, None, None] * w[:, None] * w, np.stack(np.meshgrid(z, z, z, indexing="ij"))
-    s = np.sqrt(variance)
-    f, g, h = mean[:, None, None, None] + s[:, None, None, None] * z
-    f, scale, df = f[:, :1, :1], np.exp(g[:1, :, :1]), 1 + np.exp(h[:1, :1])
+    w, s = w[:, None, None] * w[:, None] * w, np.sqrt(variance)
+    f, g, h = mean[:, None] + s[:, None] * z
+    f, scale, df = f[:, None, None], np.exp(g)[:, None], 1 + np.exp(h)
     # SciPy's density takes ten times as long.
     log_p = special.gammaln((df + 1) / 2) - special.gammaln(df / 2) - np.log(np.pi * df) / 2 - np.log(scale)
     log_p = log_p - (df + 1) / 2 * np.log1p(np.square((y - f) / scale) / df)
     average = np.log(np.sum(w * np.exp(log_p)))
     slopes = [
-        np.sum(a * b, axis=(1, 2, 3)) / s for a in (w * log_p, w * np.exp(log_p - average)) for b in (z, z**2 - 1)
+        np.array([np.sum(a, axis=others) @ b for others in ((1, 2), (0, 2), (0, 1))]) / s
+        for a in (w * log_p, w * np.exp(log_p - average))
+        for b in (z, z**2 - 1)
     ]
     return np.sum(w * log_p), average, *slopes
 
