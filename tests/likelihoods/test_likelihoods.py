@@ -288,16 +288,23 @@ every = pytest.mark.parametrize("name", CASES)
 INTEGRATED = sorted(CASES.keys() - {"Censored, right", "Factorized, none", "Cauchy", "Ordinal", "Ordinal logit"})
 
 
+INTERVALS = (likelihoods.CensoredGaussian, likelihoods.TruncatedGaussian)
+
+
 @jax.jit
 def integrals(likelihood, y, mean, variance):
-    return (
-        likelihood.expected_log_prob(y, mean, variance),
-        likelihood.log_marginal(y, mean, variance),
-        likelihood.expected_curvature(y, mean, variance),
-        *likelihood.moments(mean, variance),
-    )
+    if isinstance(likelihood, INTERVALS):  # whose expectations are the largest programs: once, for both
+        expected, slope = jax.jvp(
+            lambda v: likelihood.expected_log_prob(y, mean, v), (variance,), (jnp.ones_like(variance),)
+        )
+        curvature = jnp.maximum(-2 * slope, 0.0)  # as `expected_curvature` has it of all that have none of their own
+    else:
+        expected = likelihood.expected_log_prob(y, mean, variance)
+        curvature = likelihood.expected_curvature(y, mean, variance)
+    return expected, likelihood.log_marginal(y, mean, variance), curvature, *likelihood.moments(mean, variance)
 
 
+@jax.jit
 def values_and_gradients(likelihood, y, mean, variance):
     """Expected and averaged likelihood per row, and the gradients of their sums in all the rest."""
 
@@ -305,8 +312,7 @@ def values_and_gradients(likelihood, y, mean, variance):
         value, vjp = jax.vjp(lambda *a: getattr(a[0], method)(y, *a[1:]), likelihood, mean, variance)
         return value, vjp(jnp.ones_like(value))
 
-    with jax.disable_jit():  # compiles each operation once for all likelihoods: half the time
-        return pull("expected_log_prob"), pull("log_marginal")
+    return pull("expected_log_prob"), pull("log_marginal")
 
 
 def dense(case, y, mean, variance):
@@ -451,8 +457,8 @@ def test_limits_of_parameters_and_of_counts(name, x64):
         average = [make(p).log_marginal(y, mean, variance)] if averaged else []
         return [make(p).log_prob(mean, y), value, *pull(jnp.ones_like(y)), *average]
 
-    # The averages of shares are dear, and other tests have them in double precision.
-    averaged = name != "BetaBinomial" and (x64 == jnp.float32 or name != "Beta")
+    # The averages of shares are dear, and other tests have them in double precision; of counts Poisson's are enough.
+    averaged = name != "BetaBinomial" and (x64 == jnp.float32 or name in ("Poisson", "StudentT", "Gamma"))
     found = ours(y, p, mean, variance)
     assert all(a.dtype == x64 for a in found)
     got = np.stack([np.asarray(a, float) for a in found])
@@ -566,6 +572,7 @@ def test_float64_is_exact_to_eight_digits(likelihood, ys, log_density, float64):
 #: of two of the same function of intervals, one.
 IN_LIMITS = {"Beta", "BetaBinomial", "Binomial", "NegativeBinomial"}
 SINGLE_LIKE_ANOTHER = {"Cauchy", "Factorized", "Factorized, none", "Censored, right", "Ordinal"}
+SINGLE_LIKE_ANOTHER |= {"Censored to an interval", "TruncatedGaussian"}  # expectations of intervals, and tails, below
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - SINGLE_LIKE_ANOTHER - IN_LIMITS))
@@ -773,27 +780,35 @@ def test_quadrature_error_finds_what_is_wrong():
 
 
 @pytest.mark.parametrize(
-    "make, y",
+    "make, log_density",
     [
-        (lambda p: likelihoods.Gaussian(variance=p), 0.5),
-        (lambda p: likelihoods.Laplace(scale=p), 0.5),
-        (lambda p: likelihoods.StudentT(df=3 + p, scale=p), 0.5),
-        (lambda p: likelihoods.Factorized(lambda f: dist.Gamma(p, p * jnp.exp(-f))), 0.5),
+        (lambda p: likelihoods.Gaussian(variance=p), lambda f, y, p: stats.norm.logpdf(y, f, np.sqrt(p))),
+        (lambda p: likelihoods.Laplace(scale=p), lambda f, y, p: stats.laplace.logpdf(y, f, p)),
+        (lambda p: likelihoods.StudentT(df=3 + p, scale=p), lambda f, y, p: stats.t.logpdf(y, 3 + p, f, p)),
+        (
+            lambda p: likelihoods.Factorized(lambda f: dist.Gamma(p, p * jnp.exp(-f))),
+            lambda f, y, p: stats.gamma.logpdf(y, p, scale=np.exp(f) / p),
+        ),
     ],
 )
-def test_one_parameter_per_row(make, y):
-    parameters = jnp.asarray(np.resize([0.3, 1.0, 2.0], ROWS), jnp.float32)
-    likelihood = make(parameters)
-    # Rows may share mean and variance, which then have fewer axes than the parameters.
-    shared = np.array([y, 0.2, 0.5], np.float32)
-    with jax.disable_jit():
-        for method in ("expected_log_prob", "log_marginal"):
-            together = getattr(likelihood, method)(*shared)
-            for row in (0, 2):
-                single = make(jnp.full(ROWS, parameters[row]))
-                alone = getattr(single, method)(*(jnp.full(ROWS, a) for a in shared))
-                np.testing.assert_allclose(together[row], alone[row], rtol=1e-5, atol=1e-5)
-    assert likelihood.log_prob(jnp.zeros((4, 1)), y).shape == (4, ROWS)
+def test_one_parameter_per_row(make, log_density):
+    parameters = np.resize([0.3, 1.0, 2.0], ROWS)
+    # Rows may share y, mean and variance, which then have fewer axes than the parameters.
+    y, *moments = shared = np.array([0.5, 0.2, 0.5], np.float32)
+
+    @jax.jit
+    def both(parameters):
+        likelihood = make(parameters)
+        return likelihood.expected_log_prob(*shared), likelihood.log_marginal(*shared)
+
+    together = both(parameters.astype(np.float32))
+    for row in (0, 1, 2):
+        alone = Case(make, (), partial(log_density, p=parameters[row]), lambda f: (f, f))
+        got = [values[row::3] for values in together]
+        truth = np.array(dense(alone, y, *moments)[:2])[:, None]
+        np.testing.assert_allclose(got, np.broadcast_to(truth, np.shape(got)), rtol=1e-5, atol=1e-5)
+    likelihood = make(jnp.asarray(parameters, jnp.float32))
+    assert jax.eval_shape(likelihood.log_prob, jnp.zeros((4, 1)), y).shape == (4, ROWS)
     assert jax.eval_shape(likelihood.sample, jax.random.key(0), jnp.zeros(ROWS)).shape == (ROWS,)
 
 
@@ -969,15 +984,27 @@ def test_slopes_and_curvatures_of_intervals_are_moments(x64):
 
 
 def test_expectations_of_intervals_beside_any_deviation(x64):
-    """By few nodes up to five deviations of the noise, by all and a second look beyond."""
+    """By few nodes up to five deviations of the noise, by all and a second look beyond; with slopes in the variance."""
     sd = np.array([0.1, 2.4, 2.6, 10.0])
     likelihood = likelihoods.CensoredGaussian(scale=0.5, until=np.inf)
-    expected = jax.jit(lambda v: likelihood.expected_log_prob(x64(0.5), x64(1.0), v))
+
+    @jax.jit
+    def expected(variance):
+        def value(variance):
+            return likelihood.expected_log_prob(x64(0.5), x64(1.0), variance)
+
+        return jax.jvp(value, (variance,), (jnp.ones_like(variance),))
+
     z = np.linspace(-12, 12, 24_001)[:, None]
-    truth = np.sum(stats.norm.pdf(z) * special.log_ndtr((1.0 + sd * z - 0.5) / 0.5), axis=0) * 1e-3
+    terms = stats.norm.pdf(z) * special.log_ndtr((1.0 + sd * z - 0.5) / 0.5) * 1e-3
+    truth, slopes = np.sum(terms, axis=0), np.sum((z**2 - 1.0) * terms, axis=0) / (2.0 * sd**2)
     tolerance = 1e-5 if x64 == jnp.float32 else 1e-10
     for chosen in ([0, 1, 0, 1], [0, 1, 2, 3]):
-        np.testing.assert_allclose(expected(x64(sd[chosen] ** 2)), truth[chosen], rtol=tolerance)
+        value, slope = expected(x64(sd[chosen] ** 2))
+        np.testing.assert_allclose(value, truth[chosen], rtol=tolerance)
+        # A derivative in the variance is a difference quotient over the deviation.
+        np.testing.assert_allclose(slope, slopes[chosen], rtol=10 * tolerance)
+    assert np.all(np.isfinite(expected(x64([-1e-9, 0.0, 1e-12, 1e-4]))))
 
 
 def test_averaged_laplace_at_the_seam_of_its_formulas(x64):
@@ -1252,6 +1279,7 @@ def of_parameters(name):
 
 #: Integrated by a rule that another case has too: of these, what is integrated.
 INTEGRATED_ALIKE = ["Beta", "BetaBinomial", "NegativeBinomial", "Ordinal", "TruncatedGaussian", *list(FUNCTIONS)[1:]]
+INTEGRATED_ALIKE += ["Cauchy", "Factorized", "Factorized, none", "Censored, right"]
 
 
 @pytest.mark.parametrize("name", [name for name in (*CASES, *FUNCTIONS) if name not in INTEGRATED_ALIKE])
@@ -1541,7 +1569,7 @@ def test_functions_that_make_a_likelihood_of_npgp_have_its_integrals(fn, own, mo
         return own(c).expected_log_prob(y, moved[0] + moved[1] * c * mean, (moved[1] * c) ** 2 * variance)
 
     if own is not None:
-        both = [jax.jvp(function, (x64(1.25),), (x64(1.0),)) for function in (expected, right)]
+        both = jax.jit(lambda c: [jax.jvp(function, (c,), (x64(1.0),)) for function in (expected, right)])(x64(1.25))
         np.testing.assert_allclose(*both, rtol=4e-6 if x64 is jnp.float32 else 1e-12)
     branches = str(jax.make_jaxpr(expected)(x64(1.0))).count("cond[")
     assert (branches == 0) == (own is not None)
@@ -1577,9 +1605,10 @@ def test_rows_that_are_mapped_are_looked_at_again_in_a_branch(float64):
         return jax.vmap(jax.vmap(jax.value_and_grad(value, 1)))(y, mean)
 
     for likelihood, own in ((laplace, likelihoods.Laplace(scale=0.5)), (normal, npgp.Gaussian(scale=0.5))):
-        program = jax.make_jaxpr(partial(slopes, likelihood))(y, mean)
-        assert sum(equation.primitive.name == "cond" for equation in program.eqns) >= 2
-        np.testing.assert_allclose(jax.jit(partial(slopes, likelihood))(y, mean), slopes(own, y, mean), atol=1e-8)
+        program = jax.jit(partial(slopes, likelihood)).trace(y, mean)
+        assert sum(equation.primitive.name == "cond" for equation in program.jaxpr.eqns) >= 2
+        found, truth = program.lower().compile()(y, mean), jax.jit(slopes)(own, y, mean)
+        np.testing.assert_allclose(found, truth, atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -1663,14 +1692,15 @@ def test_what_is_not_finite_far_out_counts_for_nothing():
 def test_what_overflows_where_it_counts_is_no_number(fn, y, x64):
     """log p falls like e²ᶠ: the expectation is −e⁵⁰ or so, from ten standard deviations out, where float32 ends."""
     likelihood, mean = likelihoods.Factorized(fn), -3.0 if y == 0.5 else 1.0
-    got = jax.jit(likelihood.expected_log_prob)(x64(y), x64(mean), x64(25.0))
+    expected = jax.jit(likelihood.expected_log_prob)
+    got = expected(x64(y), x64(mean), x64(25.0))
     if x64 == jnp.float32:
         assert got == -np.inf
     elif y == 0.5:  # E exp((f - y)/s) is that of a log-normal
         assert got == pytest.approx(-np.exp((mean - y) / 0.5 + 0.5 * 25.0 / 0.25), rel=1e-8)
     else:
         assert got == pytest.approx(-0.5 * y**2 * np.exp(-2 * mean + 2 * 25.0), rel=1e-8)
-    narrower = jax.jit(likelihood.expected_log_prob)(x64(y), x64(mean), x64(1.0))
+    narrower = expected(x64(y), x64(mean), x64(1.0))
     z = np.linspace(-15, 15, 20_001)
     density = {0.5: lambda f: stats.gumbel_r.logpdf(y, f, 0.5), 2.0: lambda f: stats.halfnorm.logpdf(y, 0, np.exp(f))}
     terms = density[y](mean + z) * stats.norm.pdf(z) * (z[1] - z[0])
@@ -1692,15 +1722,15 @@ def test_counts_whose_digits_numpyro_loses(x64):
     function = likelihoods.Factorized(lambda f: dist.Binomial(n, probs=jax.nn.sigmoid(f)))
     if x64 == jnp.float64:
         function.check(y)
-        np.testing.assert_allclose(function.log_prob(x64(f), y), truth, rtol=1e-9)
+        np.testing.assert_allclose(jax.jit(function.log_prob)(x64(f), y), truth, rtol=1e-9)
     else:
         with pytest.warns(UserWarning, match="BinomialProbs are rounded to 0.06 nats.*or take npgp.likelihoods.Binom"):
             function.check(y)
-        assert np.max(np.abs(function.log_prob(x64(f), y) - truth)) > 1e-3
+        assert np.max(np.abs(jax.jit(function.log_prob)(x64(f), y) - truth)) > 1e-3
     same = likelihoods.Factorized(lambda f: dist.Binomial(n, logits=f))
     same.check(y)
     for exact in (likelihoods.Binomial(trials=n), same):
-        np.testing.assert_allclose(exact.log_prob(x64(f), y), truth, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(exact.log_prob)(x64(f), y), truth, rtol=1e-5)
     likelihoods.Factorized(lambda f: dist.Binomial(100, logits=f)).check(np.array([3.0, np.nan]))
 
 
