@@ -67,10 +67,14 @@ def outputs_model(X, y=None, size=N):
 X0 = X[:M].copy()
 
 
-def train(model, y, sharding=None, data=None, **kwargs):
+def svi_of(model):
     # Rows whose pseudo-observations give q(ε) are on all devices.
     guide = npgp.AutoSparseGP(model, dependence="pseudo-data")
-    svi = SVI(model, guide, npgp.adam(0.02, 100), TraceMeanField_ELBO())
+    return SVI(model, guide, npgp.adam(0.02, 100), TraceMeanField_ELBO())
+
+
+def train(model, y, sharding=None, data=None, **kwargs):
+    svi = svi_of(model)
     result = npgp.fit(
         svi, KEY, 12, X if data is None else data, y=y, progress=False, sharding=sharding, steps_per_call=5, **kwargs
     )
@@ -89,15 +93,16 @@ def mesh(*shape):
     return jax.make_mesh(shape, names, devices=jax.devices()[: int(np.prod(shape))])
 
 
-def collectives(svi, result, sharding, y, batch_size):
+def collectives(svi, sharding, y, batch_size):
     """Which operations between devices the compiled steps have, and whether work on rows is divided."""
     from npgp.training.data import Data
     from npgp.training.step import Step, steps_program
 
-    inputs = Data((X,), {"y": y}, KEY, batch_size, None, sharding=sharding)
-    program = steps_program(Step(svi), inputs.layout, 5, (sharding.replicated, sharding.of_state(result.state)))
+    inputs, step = Data((X,), {"y": y}, KEY, batch_size, None, sharding=sharding), Step(svi)
+    state = step.init(KEY, X[:batch_size], y=y[:batch_size])
+    program = steps_program(step, inputs.layout, 5, (sharding.replicated, sharding.of_state(state)))
     chunk = inputs.place(inputs.read(0, 5))
-    text = program.prepare(sharding.place_state(result.state), inputs.arrays, chunk, 5).as_text()
+    text = program.prepare(sharding.place_state(state), inputs.arrays, chunk, 5).as_text()
     names = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
     counts = [len(re.findall(rf" {name}(?:-start)?\(", text)) for name in names]
     rows = (batch_size or N) // sharding.num_parts
@@ -131,12 +136,9 @@ def main():
         keep("outputs", train(outputs_model, Y, spread)[0])
         found["local"] = np.asarray([jax.local_device_count(), npgp.training.Sharding().local_rows(B).start])
     else:
-        keep("batches/0", train(model, Y[:, 0], batch_size=B)[0])
         keep("outputs/0", train(outputs_model, Y)[0])
         elsewhere()
-        result, svi = train(model, Y[:, 0], npgp.training.Sharding(mesh(8)), batch_size=B)
-        keep("batches/8", result)
-        found["collectives"] = collectives(svi, result, npgp.training.Sharding(), Y[:, 0], B)
+        found["collectives"] = collectives(svi_of(model), npgp.training.Sharding(), Y[:, 0], B)
         before, path = np.arange(N)[:, None] - np.arange(4), Path(out).with_name("rows.npy")
         near = np.where(before[:, 1:] >= 0, Y[before[:, 1:], 0], np.nan)
         np.save(path, np.concatenate([X[before].reshape(N, 8), near], axis=1))

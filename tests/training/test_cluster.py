@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 
 import jax.numpy as jnp
 import loading
@@ -17,12 +18,24 @@ import npgp
 SCRIPT = loading.path("train")
 
 
-def start(folder, run, *options):
+def arguments(folder, run, *options):
     settings = ["--inducing", 8, "--batch-size", 40, "--steps", 30, *options]
-    command = [sys.executable, SCRIPT, folder / "X.npy", folder / "y.npy", folder / run, *settings]
+    return list(map(str, [folder / "X.npy", folder / "y.npy", folder / run, *settings]))
+
+
+def start(folder, run, *options):
+    command = [sys.executable, SCRIPT, *arguments(folder, run, *options)]
     environment = os.environ | {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(SCRIPT.parents[2])}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     return subprocess.Popen(list(map(str, command)), env=environment, **pipes)
+
+
+def here(capsys, folder, run):
+    """The program in this process, which has all modules already; and what it says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", npgp.training.TrainingWarning)  # of few steps
+        loading.script("train").main(arguments(folder, run))
+    return capsys.readouterr().out
 
 
 def finish(*processes):
@@ -49,9 +62,9 @@ def start_two(folder, run, *options):
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_trains_and_go_on_from_their_checkpoints(tmp_path, float64):
+def test_two_processes_train_what_one_trains_and_go_on_from_their_checkpoints(tmp_path, float64, capsys):
     X = write_data(tmp_path)
-    (said,) = finish(start(tmp_path, "one"))
+    said = here(capsys, tmp_path, "one")
     first, second = finish(*start_two(tmp_path, "two"))
     assert "30 steps, ELBO per row" in said and "30 steps, ELBO per row" in first and "saved" not in second
     one, together = (npgp.load(tmp_path / run / "model.npz") for run in ("one", "two"))
@@ -66,7 +79,7 @@ def test_two_processes_train_what_one_trains_and_go_on_from_their_checkpoints(tm
 
     # All is trained: the same call has the result from the checkpoint, the same bits, also in one process.
     (tmp_path / "two" / "model.npz").unlink()
-    assert first.splitlines()[-1] == finish(start(tmp_path, "two"))[0].splitlines()[-1]
+    assert first.splitlines()[-1] == here(capsys, tmp_path, "two").splitlines()[-1]
     again = npgp.load(tmp_path / "two" / "model.npz")
     assert (np.asarray(again["posterior"].q[0].loc) == np.asarray(together["posterior"].q[0].loc)).all()
 

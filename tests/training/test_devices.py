@@ -56,16 +56,12 @@ def assert_close(a, b):
     assert np.ptp(a["losses"]) > 1  # training got somewhere
 
 
-def test_batches_shared_among_devices(results):
-    """With noise, whose draws are those of the whole batch however many devices there are."""
-    assert_close(of_case(results[0], "batches/8"), of_case(results[0], "batches/0"))
-
-
 @pytest.mark.parametrize(
     "case, alone",
     [("neighbors/8", "neighbors/0"), ("outputs/8", "outputs/0"), ("gplvm/8", "gplvm/0")],
 )
 def test_neighbors_from_a_file_and_all_rows_of_outputs_and_latents(results, case, alone):
+    """Batches of the first have noise, whose draws are those of the whole batch however many devices there are."""
     assert_close(of_case(results[0], case), of_case(results[0], alone))
 
 
