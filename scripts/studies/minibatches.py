@@ -211,7 +211,7 @@ core, one of them without M = 1024.""",
         | {"log_likelihood": ("test log-likelihood", 4), "step_ms": ("ms per step", 1), "seconds": ("seconds", 0)},
         {"rows": int, "steps": 1500, "batch_size": 1024, "learning_rate": 0.05, "natural": 0.1, "seed": 0},
         choices={"set": (*SETS, "kin8nm", "power", "pumadyn32nm", "simulated")},
-        quick={"set": ["simulated"], "split": [0], "M": [8], "method": ["SVGP", "T-SOLVE-GP"], "rows": 100, "steps": 4}
+        quick={"set": ["simulated"], "split": [0], "M": [8], "method": ["T-SOLVE-GP"], "rows": 100, "steps": 4}
         | {"batch_size": 30},
         full={"split": [0, 1, 2], "M": [256, 512, 1024], "steps": 3000},
         picture=("M", ("elbo", "rmse", "log_likelihood", "step_ms")),
@@ -233,7 +233,8 @@ model at the hyperparameters and inducing inputs found. ``--full``: three splits
         {"rows": int, "steps": 1000, "rounds": 2, "batch_size": 256, "neighbors": 15, "learning_rate": 0.03}
         | {"natural": 0.1, "seed": 0},
         choices={"set": (*SETS, "kin8nm", "power", "pumadyn32nm", "simulated")},
-        quick={"set": ["simulated"], "split": [0], "M": [8], "rows": 60, "steps": 3, "batch_size": 20, "neighbors": 3},
+        quick={"set": ["simulated"], "split": [0], "M": [8], "rows": 60, "steps": 3, "batch_size": 20, "neighbors": 3}
+        | {"rounds": 1},
         full={"split": [0, 1, 2]},
         note="Of the standardized target. Seconds: with compilation, search of neighbors and predictions.",
         x64=False,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 loading.path("study")  # puts the scripts on the path
-from studies import arrival, runner  # noqa: E402
+from studies import arrival, minibatches, runner  # noqa: E402
 
 EVERY = runner.studies()
 COSTS = loading.script("costs", "benchmarks").COSTS
@@ -32,6 +32,19 @@ def test_a_study_runs_and_is_not_run_again(name, data_dir, tmp_path, monkeypatch
     assert (tmp_path / f"{name}.png").exists() == (study.picture is not None)
     monkeypatch.setattr(runner, "write_json", None)  # a cell more would be written
     assert run(name, *options) == report["records"]
+
+
+def test_methods_are_compared_in_pairs():
+    """Of the short configuration there is but one method."""
+    of = {"set": "simulated", "split": 0, "rmse": 0.5, "log_likelihood": -1.0, "best_elbo": -1.0}
+    records = [
+        of | {"M": 8, "method": "SVGP", "elbo": -1.5, "step_ms": 2.0},
+        of | {"M": 16, "method": "SOLVE-GP", "elbo": -1.25, "step_ms": 3.0},
+    ]
+    lines = minibatches.pairs(records, markdown=False).splitlines()
+    assert len(lines) == 2 and "SOLVE-GP over SVGP of M/2" in lines[1]
+    assert "0.2500" in lines[1] and lines[1].split()[-1] == "1.50"
+    assert minibatches.pairs(records[:1], markdown=False) == ""
 
 
 @pytest.mark.parametrize("name", arrival.LIKELIHOODS)
