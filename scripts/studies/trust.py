@@ -96,6 +96,10 @@ def trust(args: argparse.Namespace, model: str) -> Records:
         least, *_ = each = shares(guide.sample_posterior(key, params, sample_shape=(count,), **data), reference)
         figures = {
             "khat": float(check.khat),
+            "effective": check.effective / check.draws,
+            "moved": max(check.moved.values()),
+            "widened": max(check.widened.values(), key=abs),
+            "near": int(check.near),
             "elbo": float(check.elbo),
             "share": least[0],
             "sd": least[2],
@@ -120,6 +124,10 @@ values is left out, as is one whose posterior has equal modes (coregionalization
         {"model": tuple(examples(12, 0))},
         {
             "khat": ("k̂", 2),
+            "effective": ("effective", 2),
+            "moved": ("moved", 2),
+            "widened": ("widened", 2),
+            "near": ("near", 0),
             "elbo": ("ELBO", 1),
             "share": ("least share", 2),
             "sd": ("SD", 2),
@@ -129,9 +137,10 @@ values is left out, as is one whose posterior has equal modes (coregionalization
         {"draws": 500, "rows": 100, "steps": 3000, "learning_rate": 0.02, "seed": 0, "guides": tuple(GUIDES)},
         rows=("model", "guide", "where"),
         quick={"model": ["dose and trend"], "rows": 12, "draws": 25, "steps": 3, "guides": ["independent"]},
-        note="k̂: of the weights of the guide's draws; below .7 it is said to be usable. Share: of NUTS's draws in the "
-        "guide's 90% interval, the least of all sites but those of rows, and where; .9 if right. SD: the guide's there "
-        "over NUTS's.",
+        note="k̂: of the weights of the guide's draws; effective, their number as a share; moved and widened, by which "
+        "means and deviations are off by them, of all sites the most; near: 1 if the check says so. Share: of NUTS's "
+        "draws in the guide's 90% interval, the least of all sites but those of rows, and where; .9 if right. SD: the "
+        "guide's there over NUTS's.",
         x64=False,
     )
 }

@@ -1,5 +1,6 @@
 """Pareto k̂ of the whole model: of exact posteriors, of ones whose tail is known, and of ones too narrow."""
 
+import re
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from models import NOISE, STRUCTURES, Dense, X, Y, elbo_value, kernel, random_pa
 from numpyro import handlers
 from numpyro.infer import TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoDelta, AutoNormal
-from scipy import stats
+from scipy import special, stats
 
 import npgp
 from npgp.training.trust import PosteriorCheck, _judged, _smoothed
@@ -270,18 +271,67 @@ def test_khat_of_a_normal_that_is_too_narrow(narrow, float64):
     np.testing.assert_allclose(np.mean([f.spread for f in found]), shape / np.sqrt(2), rtol=0.05)
 
 
-def test_a_guide_that_is_too_wide_is_good(float64):
+def test_weights_say_by_how_much_a_guide_is_too_wide(float64):
     found = npgp.check_posterior(KEY, mean_model, partial(mean_guide, narrow=1.5), {}, jnp.asarray(Y))
-    assert found.khat < 0.2
-    assert str(found).endswith("good: the guide's posterior is close to the model's.")
+    assert found.khat < 0.2 and not found.near and not found.trusted
+    assert found.widened["mean"] == pytest.approx(-np.log(1.5), abs=0.04) and found.moved["mean"] < 0.1
+    assert re.search(r"not the model's, by .* these by up to (4[4-9]|5\d)% \(mean, too wide\)\. These", str(found))
+
+
+def checked(log_p, log_q, draws):
+    """What is said of a density by draws from another one, (draws, entries)."""
+    return replace(_judged(log_p(draws).sum(1) - log_q(draws).sum(1)), sites={"x": draws})
+
+
+@pytest.mark.parametrize("narrow, shift", [(1.0, 0.05), (0.95, 0.0), (0.8, 0.0), (1.0, 0.5)])
+def test_a_normal_is_near_another_of_its_mean_and_deviation(narrow, shift):
+    z = np.random.default_rng(0).normal(size=(4000, 3))
+    found = checked(stats.norm.logpdf, lambda x: stats.norm.logpdf(x, shift, narrow), narrow * z + shift)
+    # Of three entries the one that is furthest off, where weights leave half of the draws by .03 and more.
+    assert found.moved["x"] == pytest.approx(shift / narrow, abs=0.08)
+    assert found.widened["x"] == pytest.approx(-np.log(narrow), abs=0.04)
+    assert found.khat < 0.7 and found.near == (narrow > 0.9 and shift < 0.1)
+
+
+def test_a_skewed_posterior_is_near_but_for_its_tail():
+    """The logarithm of a gamma variable beside the normal of its mean and deviation."""
+    mean, deviation = special.digamma(30), np.sqrt(special.polygamma(1, 30))
+    z = np.random.default_rng(0).normal(size=(2000, 1))
+    skewed = checked(
+        lambda x: stats.loggamma.logpdf(x, 30), lambda x: stats.norm.logpdf(x, mean, deviation), mean + deviation * z
+    )
+    assert skewed.khat > 0.7 and skewed.near and skewed.trusted
+    assert max(skewed.moved["x"], abs(skewed.widened["x"])) < 0.02
+    assert "usable: all but the tails is near the model's posterior, by the weights means are off by" in str(skewed)
+    # A Student-t of 4 degrees of freedom has 1.41 times the deviation of the normal of its center.
+    heavy = checked(lambda x: stats.t.logpdf(x, 4), stats.norm.logpdf, z)
+    assert not heavy.near and 0.1 < heavy.widened["x"] < np.log(np.sqrt(2))
+
+
+def test_weights_that_leave_few_draws_are_not_trusted():
+    """A normal in 50 dimensions, all of which are a tenth too narrow."""
+    z = 0.9 * np.random.default_rng(0).normal(size=(2000, 50))
+    found = checked(stats.norm.logpdf, lambda x: stats.norm.logpdf(x, scale=0.9), z)
+    assert found.effective < 0.5 * found.draws and not found.near
 
 
 def test_words():
-    words = [str(PosteriorCheck(k, 2000, 100.0, 1.0, -5.0)) for k in (0.3, 0.6, 0.9)]
-    assert ["good" in w for w in words] == [True, False, False]
-    assert ["usable" in w for w in words] == [False, True, False]
-    assert ["NUTS" in w for w in words] == [False, False, True]
-    assert words[1].startswith("Pareto k̂ = 0.60 (weighted, 2000 draws are worth 100)")
+    one = np.linspace(-1.0, 1.0, 2000)
+    even = {"sites": {"x": one, "fixed": np.ones(2000)}, "weights": np.full(2000, 1 / 2000)}
+    outer = {"sites": {"x": one}, "weights": one**2 / np.sum(one**2)}  # which is √(9/5) times as wide
+    checks = {(k, name): PosteriorCheck(k, 2000, 1500.0, 1.0, -5.0, **w) for k in (0.6, 0.9) for name, w in
+              {"even": even, "outer": outer}.items()}  # fmt: skip
+    words = {of: str(check) for of, check in checks.items()}
+    assert {of for of, check in checks.items() if check.near} == {(0.6, "even"), (0.9, "even")}
+    assert checks[0.6, "even"].moved == {"x": pytest.approx(0.0, abs=1e-12)}
+    assert words[0.6, "even"].startswith("Pareto k̂ = 0.60 (weighted, 2000 draws are worth 1500): good: ")
+    assert "usable: all but the tails" in words[0.9, "even"]
+    assert checks[0.6, "outer"].widened["x"] == pytest.approx(0.5 * np.log(9 / 5), abs=1e-3)
+    assert "by up to 34% (x, too narrow). These weights can be relied upon: check.reweight()" in words[0.6, "outer"]
+    assert "see but a part of it" in words[0.9, "outer"] and "NUTS" in words[0.9, "outer"]
+    assert not PosteriorCheck(0.6, 2000, 900.0, 1.0, -5.0, **even).near  # most draws hardly count
+    # Without draws k̂ is all that is known.
+    assert [PosteriorCheck(k, 2000, 1500.0, 1.0, -5.0).near for k in (0.6, 0.9)] == [True, False]
 
 
 def test_impossible_draws_have_no_weight():
