@@ -330,6 +330,10 @@ def test_words():
     assert "by up to 34% (x, too narrow). These weights can be relied upon: check.reweight()" in words[0.6, "outer"]
     assert "see but a part of it" in words[0.9, "outer"] and "NUTS" in words[0.9, "outer"]
     assert not PosteriorCheck(0.6, 2000, 900.0, 1.0, -5.0, **even).near  # most draws hardly count
+    # Of many entries the last one is off, and a site may have none.
+    many = np.where(np.arange(4100) < 4099, np.sign(one)[:, None], one[:, None])
+    odd = replace(checks[0.6, "outer"], sites={"many": many, "none": np.ones((2000, 0))})
+    assert odd.widened == {"many": pytest.approx(0.5 * np.log(9 / 5), abs=1e-3)}
     # Without draws k̂ is all that is known.
     assert [PosteriorCheck(k, 2000, 1500.0, 1.0, -5.0).near for k in (0.6, 0.9)] == [True, False]
 
