@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import Delta
 from numpyro.infer import SVI
@@ -293,7 +294,7 @@ def check_posterior(
     functions: set[str] = set()  # names of their sites
     others = False
 
-    def log_ratio(key: jax.Array, key_of_functions: jax.Array) -> tuple:
+    def log_ratio(key: jax.Array, key_of_functions: jax.Array, first: ArrayLike) -> tuple:
         nonlocal independent, others
         values = traced_inside(given)
         guide_key, model_key = jax.random.split(key)
@@ -322,16 +323,19 @@ def check_posterior(
         values = {n: site["value"] for n, site in drawn.items() if is_latent(site) and n not in unknown}
         functions.update(name for name in values if is_gp_site(drawn[name]))
         others = not values.keys() <= functions
-        return log_p - log_q, _jitter_share(sites), values, (_quadrature_error(sites), _residual_cost(sites))
+        none = jnp.zeros(()), jnp.zeros(())
+        costs = lax.cond(first, lambda: (_quadrature_error(sites), _residual_cost(sites)), lambda: none)
+        return log_p - log_q, _jitter_share(sites), values, costs
 
     def compute() -> tuple:
-        *_, at_one = log_ratio(rng_key, rng_key)  # which names the functions' sites
-        keys = jax.random.split(rng_key, draws)
-        every = jnp.concatenate([keys, keys[:again]]), jax.random.split(jax.random.fold_in(rng_key, 1), draws + again)
-        return *lax.map(lambda pair: log_ratio(*pair)[:3], every), at_one
+        jax.eval_shape(log_ratio, rng_key, rng_key, True)  # which names the functions' sites
+        keys, number = jax.random.split(rng_key, draws), draws + again
+        of_functions = jax.random.split(jax.random.fold_in(rng_key, 1), number)
+        every = jnp.concatenate([keys, keys[:again]]), of_functions, jnp.arange(number) == 0
+        return lax.map(lambda each: log_ratio(*each), every)
 
     set_up(guide, args, kwargs)
-    log_ratios, shares, values, (error, cost) = one_program(compute, options=STEPS)
+    log_ratios, shares, values, (errors, costs) = one_program(compute, options=STEPS)
     jitter = float(np.median(shares))  # at most draws, not at the one with the least noise
     every = np.asarray(log_ratios, np.float64)
     judged = _judged(every[:draws])
@@ -344,8 +348,8 @@ def check_posterior(
         of_functions=float(np.sqrt(np.mean(apart[np.isfinite(apart)] ** 2) / 2.0)) if functions and others else None,
         independent=independent,
         jitter=jitter,
-        quadrature=float(error),
-        points=float(cost),
+        quadrature=float(errors[0]),
+        points=float(costs[0]),
         dtype=dtype,
         follows=follows,
         sites=jax.tree.map(np.asarray, values),
