@@ -133,7 +133,7 @@ class PosteriorCheck:
     @property
     def moved(self) -> dict[str, float]:
         """By how many of the guide's standard deviations means are off by the weights, of each site the most."""
-        return {name: float(np.max(np.abs(moved))) for name, (moved, _) in self._by_weights.items()}
+        return {name: moved for name, (moved, _) in self._by_weights.items()}
 
     @property
     def widened(self) -> dict[str, float]:
@@ -141,19 +141,20 @@ class PosteriorCheck:
         Of each site's entries, the logarithm of the standard deviation by the weights over the guide's that is furthest
         from 0: above where the guide's is too narrow.
         """
-        return {name: float(widened[np.argmax(np.abs(widened))]) for name, (_, widened) in self._by_weights.items()}
+        return {name: widened for name, (_, widened) in self._by_weights.items()}
 
     @cached_property
-    def _by_weights(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    def _by_weights(self) -> dict[str, tuple[float, float]]:
         if self.weights is None:
             return {}
         found = {}
         for name, draws in self.sites.items():
             entries = np.reshape(draws, (len(self.weights), -1))
-            some = range(0, entries.shape[1], ENTRIES)
-            off = [_off(entries[:, i : i + ENTRIES], self.weights) for i in some]
-            if any(moved.size for moved, _ in off):
-                found[name] = np.concatenate([moved for moved, _ in off]), np.concatenate([wide for _, wide in off])
+            starts = range(0, max(entries.shape[1], 1), ENTRIES)
+            pieces = [_off(entries[:, i : i + ENTRIES], self.weights) for i in starts]
+            moved, widened = np.concatenate(pieces, axis=1)
+            if moved.size:
+                found[name] = float(np.max(np.abs(moved))), float(max(widened, key=abs))
         return found
 
     @property
@@ -173,19 +174,19 @@ class PosteriorCheck:
         return self.near and not self.independent and exact
 
     def _differences(self) -> str:
+        """What the weights say, as the end of a sentence."""
         moved, widened = self.moved, self.widened
         if not moved:
             return ""
         mean, deviation = max(moved, key=lambda n: moved[n]), max(widened, key=lambda n: abs(widened[n]))
         off, narrow = 100.0 * np.expm1(abs(widened[deviation])), "narrow" if widened[deviation] > 0.0 else "wide"
         return (
-            f"means are off by up to {moved[mean]:.2f} standard deviations ({mean}), and these by up to {off:.0f}% "
-            f"({deviation}, too {narrow})"
+            f", by the weights means are off by up to {moved[mean]:.2f} standard deviations ({mean}), and these by up "
+            f"to {off:.0f}% ({deviation}, too {narrow})"
         )
 
     def __str__(self) -> str:
-        differences = self._differences()
-        by_weights = f", by the weights {differences}" if differences else ""
+        by_weights = self._differences()
         if self.near and self.khat < USABLE:
             advice = f"good: the guide's posterior is near the model's{by_weights}"
         elif self.near:
@@ -501,12 +502,12 @@ def _judged(log_ratios: np.ndarray) -> PosteriorCheck:
     return PosteriorCheck(khat, draws, float(effective), float(spread), elbo, weights=weights)
 
 
-def _off(draws: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By how much means, in standard deviations, and logarithms of these are off by the weights; of what varies."""
+def _off(draws: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """By how much means, in standard deviations, and logarithms of these are off: (2, entries that vary)."""
     values = draws[:, np.ptp(draws, axis=0) > 0.0].astype(np.float64)
     weighted, deviation = weights @ values, values.std(0)
     widened = 0.5 * np.log(weights @ (values - weighted) ** 2) - np.log(deviation)
-    return (weighted - values.mean(0)) / deviation, widened
+    return np.stack([(weighted - values.mean(0)) / deviation, widened])
 
 
 def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:

@@ -304,6 +304,12 @@ def integrals(likelihood, y, mean, variance):
     return expected, likelihood.log_marginal(y, mean, variance), curvature, *likelihood.moments(mean, variance)
 
 
+def test_intervals_have_the_curvature_that_their_expectations_say():
+    """Else :func:`integrals` would not look at theirs."""
+    for kind in INTERVALS:
+        assert kind.expected_curvature is likelihoods.Likelihood.expected_curvature
+
+
 @jax.jit
 def values_and_gradients(likelihood, y, mean, variance):
     """Expected and averaged likelihood per row, and the gradients of their sums in all the rest."""

@@ -319,8 +319,8 @@ def test_words():
     one = np.linspace(-1.0, 1.0, 2000)
     even = {"sites": {"x": one, "fixed": np.ones(2000)}, "weights": np.full(2000, 1 / 2000)}
     outer = {"sites": {"x": one}, "weights": one**2 / np.sum(one**2)}  # which is √(9/5) times as wide
-    checks = {(k, name): PosteriorCheck(k, 2000, 1500.0, 1.0, -5.0, **w) for k in (0.6, 0.9) for name, w in
-              {"even": even, "outer": outer}.items()}  # fmt: skip
+    of_draws = {"even": even, "outer": outer}
+    checks = {(k, n): PosteriorCheck(k, 2000, 1500.0, 1.0, -5.0, **w) for k in (0.6, 0.9) for n, w in of_draws.items()}
     words = {of: str(check) for of, check in checks.items()}
     assert {of for of, check in checks.items() if check.near} == {(0.6, "even"), (0.9, "even")}
     assert checks[0.6, "even"].moved == {"x": pytest.approx(0.0, abs=1e-12)}
